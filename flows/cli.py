@@ -1,0 +1,43 @@
+"""The command line that all flows share: a configuration, dotted overrides, and the flow's own options."""
+
+import argparse
+import logging
+import os
+import sys
+from typing import Any
+
+from prefect import Flow
+
+from configs import ConfigError, available, to_yaml
+
+
+def main(run: "Flow[..., Any]", **options: int) -> None:
+    """Parse `sys.argv` and run the flow; `options` are integer parameters of it with their defaults.
+
+    A configuration that cannot be used ends with status 2 and a message, before anything starts.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {run.fn.__module__ if run.fn.__module__ != '__main__' else 'flows.' + run.fn.__name__}",
+        description=(run.fn.__doc__ or "").split("\n\n")[0],
+        epilog=f"configurations: {', '.join(available())}; every knob is documented in configs/schema.py",
+    )
+    parser.add_argument("config", help="name of a configuration, or a YAML file's path")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides: ppo.eps_clip=0.3")
+    parser.add_argument("--print-config", action="store_true", help="print the resolved YAML and stop")
+    for option, default in options.items():
+        parser.add_argument(f"--{option}", type=int, default=default, help=f"default {default}")
+    arguments = parser.parse_args()
+    # Threads that spin while they wait make two busy processes on one machine ten times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    from tasks.configuration import resolve
+
+    try:
+        resolved = resolve(arguments.config, arguments.overrides)
+        if arguments.print_config:
+            print(to_yaml(resolved), end="")
+            return
+        run(arguments.config, arguments.overrides, **{option: getattr(arguments, option) for option in options})
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

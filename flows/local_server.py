@@ -1,0 +1,187 @@
+"""`make up` and `make down`: a Prefect server and a worker in the background of this machine.
+
+Process ids and logs lie in `var/prefect`. `up` writes `prefect.toml`, which every Prefect command in this folder
+reads, so that none needs an exported address; `down` removes it. Processes are found by recorded id, never by name.
+"""
+
+import argparse
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).resolve().parent.parent
+STATE = ROOT / "var" / "prefect"
+CLIENT_SETTINGS = ROOT / "prefect.toml"
+HOST = "127.0.0.1"
+POOL = "local"
+CLOCK_SECONDS = 60
+"""How far an adjusted clock may move a process's start past the writing of its id."""
+START_SECONDS = 120
+"""How long a server or a worker may take to start."""
+STOP_SECONDS = 20
+"""How long a flow run has for ending its vLLM server before everything left is killed."""
+
+
+def up(port: int) -> None:
+    """Starts server and worker unless they run, and deploys `prefect.yaml`; safe to repeat."""
+    STATE.mkdir(parents=True, exist_ok=True)
+    if not _session("server"):
+        _start_server(port)
+    _prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
+    _prefect("deploy", "--all")
+    if not _session("worker"):
+        _start("worker", "worker", "start", "--pool", POOL, "--name", "local")
+    _await("worker", lambda: "started" in _log("worker").read_text())
+    address = tomllib.loads(CLIENT_SETTINGS.read_text())["api"]["url"].removesuffix("/api")
+    print(f"Prefect runs on {address} (also in a browser), its logs are in {STATE.relative_to(ROOT)}. Now type:")
+    print("  source .venv/bin/activate")
+    print("  prefect deployment run math-mt-ppo/math-mt-ppo --watch")
+
+
+def down() -> None:
+    """Ends worker, flow runs and server; harmless when nothing runs."""
+    for name in ("worker", "server"):
+        _stop(name)
+    CLIENT_SETTINGS.unlink(missing_ok=True)
+
+
+def _start_server(port: int) -> None:
+    with socket.socket() as probe:
+        if probe.connect_ex((HOST, port)) == 0:
+            raise ValueError(f"port {port} is taken by another program; choose another: make up PORT={port + 1}")
+    CLIENT_SETTINGS.write_text(f'[api]\nurl = "http://{HOST}:{port}/api"\n')
+    _start("server", "server", "start", "--host", HOST, "--port", str(port))
+    _await("server", lambda: _healthy(port))
+
+
+def _prefect(*arguments: str) -> None:
+    """Runs a Prefect command to its end; its output, which advises steps that `up` takes itself, is for failures."""
+    command = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(f"`prefect {' '.join(arguments)}` failed:\n{done.stdout}{done.stderr}")
+
+
+def _start(name: str, *arguments: str) -> None:
+    """Runs a Prefect command in a session of its own, which its flow runs inherit."""
+    with _log(name).open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "prefect", *arguments],
+            cwd=ROOT,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    _pid_file(name).write_text(str(process.pid))
+
+
+def _environment() -> dict[str, str]:
+    """This environment without an address that would win over `prefect.toml`."""
+    return {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"} | {"PREFECT_HOME": str(STATE)}
+
+
+def _await(name: str, ready: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not ready():
+        if not _session(name) or time.monotonic() > deadline:
+            raise ValueError(f"the {name} did not start; its log {_log(name)} ends:\n{_log(name).read_text()[-2000:]}")
+        time.sleep(0.5)
+
+
+def _healthy(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{HOST}:{port}/api/health", timeout=2):
+            return True
+    except (urllib.error.URLError, TimeoutError):
+        return False
+
+
+def _stop(name: str) -> None:
+    """Ends flow runs first, while worker and server still take note of it, then the worker or server itself."""
+    session = _session(name)
+    children = [process for process in session if process.pid != _leader(name)]
+    forced = _end(children) + _end([process for process in session if process not in children])
+    _pid_file(name).unlink(missing_ok=True)
+    if session:
+        print(f"{name} ended" + (f", {forced} processes by force" if forced else ""))
+
+
+def _end(processes: list[psutil.Process]) -> int:
+    """Asks the processes to end; after `STOP_SECONDS` kills them and their descendants. Returns how many it killed."""
+    family = {child for process in processes for child in _children(process)} | set(processes)
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, left = psutil.wait_procs(family, timeout=STOP_SECONDS)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(left)
+    return len(left)
+
+
+def _session(name: str) -> list[psutil.Process]:
+    """The living processes of the session that `_start` opened, also when its first process is gone."""
+    file, leader = _pid_file(name), _leader(name)
+    if leader is None:
+        return []
+    if psutil.pid_exists(leader) and psutil.Process(leader).create_time() > file.stat().st_mtime + CLOCK_SECONDS:
+        return []  # after a reboot, say, somebody else's process has this id
+    return [process for process in psutil.process_iter() if _session_id(process) == leader]
+
+
+def _leader(name: str) -> int | None:
+    """The recorded id of the first process, which is the session's id too; None when nothing was started."""
+    return int(_pid_file(name).read_text()) if _pid_file(name).exists() else None
+
+
+def _session_id(process: psutil.Process) -> int | None:
+    try:
+        return None if process.status() == psutil.STATUS_ZOMBIE else os.getsid(process.pid)
+    except (psutil.NoSuchProcess, ProcessLookupError, PermissionError):
+        return None  # ended while we looked, or not ours to see
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _pid_file(name: str) -> Path:
+    return STATE / f"{name}.pid"
+
+
+def _log(name: str) -> Path:
+    return STATE / f"{name}.log"
+
+
+def main() -> None:
+    """Command line: `up [--port PORT]` or `down`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("command", choices=["up", "down"])
+    parser.add_argument("--port", type=int, default=4200)
+    arguments = parser.parse_args()
+    if arguments.command == "down":
+        return down()
+    try:
+        up(arguments.port)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,59 @@
+"""The main job: a multi-turn math agent, trained end to end with PPO.
+
+    problems ──┐
+    policy 0 ──┴─> [ rollout ──> score ──> train ] x iterations ──> report
+                       └── trajectories ── scores ── policy n+1     (evaluate before, every k-th, after)
+
+Every arrow is a committed version in the store. A stage whose version exists is skipped, so running
+the same run again continues it.
+
+    python -m flows.math_mt_ppo demo run.iterations=2
+"""
+
+from typing import Any
+
+from prefect import flow
+
+from flows.cli import main
+from tasks.configuration import resolve
+from tasks.evaluate import evaluate
+from tasks.first_policy import first_policy
+from tasks.import_problems import import_problems
+from tasks.progress import iteration_progress
+from tasks.report import report
+from tasks.resources import open_engine, open_trainer, open_verifier
+from tasks.rollout import rollout
+from tasks.score import score
+from tasks.start_run import start_run
+from tasks.train import train
+
+
+@flow(name="math-mt-ppo")
+def math_mt_ppo(config: str = "demo", overrides: list[str] | None = None) -> dict[str, Any]:
+    """Train a policy.
+
+    Args:
+        config: name of a configuration in configs/ or a YAML file's path.
+        overrides: dotted, such as ["run.iterations=2"].
+    """
+    workspace = start_run(resolve(config, overrides))
+    run = workspace.config.run
+    problems, held_out = import_problems(workspace)
+    policy = first_policy(workspace)
+    with (
+        open_engine(workspace) as engine,
+        open_verifier(workspace) as verifier,
+        open_trainer(workspace) as trainer,
+    ):
+        evaluate(workspace, engine, verifier, policy, held_out)
+        for iteration in iteration_progress(run.iterations):
+            trajectories = rollout(workspace, engine, verifier, iteration, policy, problems)
+            scores = score(workspace, verifier, iteration, trajectories)
+            policy = train(workspace, trainer, iteration, policy, trajectories, scores)
+            if (iteration + 1) % workspace.config.evaluation.every == 0 or iteration + 1 == run.iterations:
+                evaluate(workspace, engine, verifier, policy, held_out)
+    return report(workspace)
+
+
+if __name__ == "__main__":
+    main(math_mt_ppo)

@@ -1,0 +1,25 @@
+"""The score stage alone, over trajectories that are stored already.
+
+python -m flows.score demo --iteration 0
+"""
+
+from prefect import flow
+
+import tasks.score
+from flows.cli import main
+from storage import layout
+from tasks.configuration import resolve
+from tasks.resources import open_verifier
+from tasks.start_run import start_run
+
+
+@flow(name="score")
+def score(config: str = "demo", overrides: list[str] | None = None, iteration: int = 0) -> str:
+    """Judge one iteration's trajectories."""
+    workspace = start_run(resolve(config, overrides))
+    with open_verifier(workspace) as verifier:
+        return tasks.score.score(workspace, verifier, iteration, layout.trajectories(workspace.name, iteration))
+
+
+if __name__ == "__main__":
+    main(score, iteration=0)

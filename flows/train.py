@@ -1,0 +1,35 @@
+"""The train stage alone, over trajectories and scores that are stored already.
+
+python -m flows.train demo --iteration 0
+"""
+
+from prefect import flow
+
+import tasks.train
+from flows.cli import main
+from storage import layout
+from tasks.configuration import resolve
+from tasks.resources import open_trainer
+from tasks.start_run import start_run
+
+
+@flow(name="train")
+def train(config: str = "demo", overrides: list[str] | None = None, iteration: int = 0) -> str:
+    """Update the policy on one iteration's scored trajectories."""
+    from tasks.rewards.scoring import scorer_fingerprint
+
+    workspace = start_run(resolve(config, overrides))
+    name = workspace.name
+    with open_trainer(workspace) as trainer:
+        return tasks.train.train(
+            workspace,
+            trainer,
+            iteration,
+            policy=layout.checkpoint(name, iteration),
+            trajectories=layout.trajectories(name, iteration),
+            scores=layout.scores(name, iteration, scorer_fingerprint(workspace.config.score)),
+        )
+
+
+if __name__ == "__main__":
+    main(train, iteration=0)

@@ -1,0 +1,80 @@
+"""A checkpoint is a version with two folders and a canary:
+
+model/          a transformers folder: config.json, model.safetensors, tokenizer files
+state/          optimizer and RNG, safetensors and JSON (absent from version 0)
+canary.json     token ids and the logprobs the trainer gives them, by which a server proves what it serves
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from storage.manifests import Draft, Manifest, Provenance, fetch, read
+from storage.store import StorageError, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A fixed sequence and the trainer's logprobs of it at temperature 1.
+
+    Example: Canary(token_ids=[3, 1, 2], logprobs=[-4.1, -3.9])
+    """
+
+    token_ids: list[int]  # N
+    logprobs: list[float]  # N - 1: of token_ids[1:] given what stands before
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A committed policy version as verified local files."""
+
+    version: str  # store key
+    number: int  # policy version: updates committed before it
+    model: Path
+    state: Path | None
+    canary: Canary
+    manifest: Manifest
+
+
+def commit(
+    store: Store,
+    version: str,
+    model: Path,
+    state: Path | None,
+    canary: Canary,
+    provenance: Provenance,
+    parents: list[str],
+    metrics: dict[str, float],
+) -> Manifest:
+    """Store the folders as policy version `version`."""
+    with Draft(store, version, "checkpoint") as draft:
+        draft.add_folder(model, "model")
+        if state:
+            draft.add_folder(state, "state")
+        path = draft.scratch / "canary.json"
+        path.write_text(json.dumps(asdict(canary)))
+        draft.add(path, "canary.json")
+        return draft.commit(provenance, parents, metrics)
+
+
+def open_checkpoint(store: Store, version: str, cache: Path) -> Checkpoint:
+    """Fetch and verify a checkpoint.
+
+    Raises:
+        StorageError: not committed, not a checkpoint, missing or damaged files.
+    """
+    manifest = read(store, version)
+    if manifest.kind != "checkpoint":
+        raise StorageError(f"{store.uri(version)} is a {manifest.kind} version, not a checkpoint")
+    paths = {file.name: fetch(store, manifest, file.name, cache) for file in manifest.files}
+    if "canary.json" not in paths or "model/config.json" not in paths:
+        raise StorageError(f"{store.uri(version)} has no model/config.json or no canary.json: not a whole checkpoint")
+    state = next((path.parent for name, path in paths.items() if name.startswith("state/")), None)
+    return Checkpoint(
+        version=version,
+        number=int(version.rsplit("/", 1)[1]),
+        model=paths["model/config.json"].parent,
+        state=state,
+        canary=Canary(**json.loads(paths["canary.json"].read_text())),
+        manifest=manifest,
+    )

@@ -1,0 +1,193 @@
+"""The records that the stages exchange, and their Arrow schemas.
+
+A problem set, a trajectory data set and a score data set are Parquet files of these rows; any
+reader of Parquet (DuckDB, pandas) understands them without this package.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+
+Status = Literal["completed", "truncated", "rejected", "failed"]
+"""completed: the agent ended it. truncated: cut by the token limit of its last turn or by the context.
+rejected: the agent returned nothing. failed: an error or the deadline; `reason` says which."""
+
+VerdictName = Literal["correct", "wrong", "unparsable", "timeout", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One item of a problem set.
+
+    Example: Problem(problem_id="12+7", prompt="What is 12 + 7?", solutions=["19"], source="arithmetic")
+    """
+
+    problem_id: str
+    prompt: str
+    solutions: list[str]  # 1 or more gold answers, LaTeX or plain; any of them counts
+    source: str = ""
+    metadata: str = "{}"  # JSON object: level, subject, …
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One completion and the environment's reply.
+
+    Example: Turn(start=18, end=25, text="19", verdict="correct", reward=1.0, finish_reason="stop",
+    feedback="", latency_s=0.2, seed=77)
+    """
+
+    start: int  # the completion is token_ids[start:end]
+    end: int
+    text: str
+    verdict: str  # the environment's, heard by the agent; the score stage judges again
+    reward: float  # raw success as the environment said it, 0 or 1
+    finish_reason: str  # stop | length
+    feedback: str  # what the agent told the policy next, empty on the last turn
+    latency_s: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """The turns of one episode as one token sequence: prompt, completion 1, feedback 1, completion 2 …
+
+    T is the length of the sequence. Sampled ids are stored as the engine returned them.
+
+    Example: Trajectory(trajectory_id="demo/3/12+7/0", run="demo", iteration=3, problem_id="12+7", sample=0, …,
+    token_ids=[5, 9, 7], action_mask=[False, False, True], logprobs=[0.0, 0.0, -0.1], versions=[-1, -1, 3])
+    """
+
+    trajectory_id: str
+    run: str
+    iteration: int
+    problem_id: str
+    sample: int  # position in the group
+    status: Status
+    reason: str  # why it is not `completed`
+    token_ids: list[int]  # T
+    action_mask: list[bool]  # T, true on sampled tokens
+    logprobs: list[float]  # T, behaviour logprobs; 0 where the mask is false
+    versions: list[int]  # T, policy version of each sampled token; -1 where the mask is false
+    turns: list[Turn]  # one for each completion
+    turn_discount: float  # return of turn k = reward k + turn_discount * return of turn k+1
+    prompt: str
+    solutions: list[str]
+    problem_set: str  # version (store key) of the problem set
+    policy: str  # version (store key) of the policy asked for
+    policy_version: int
+    sampling: str  # JSON
+    agent: str
+    agent_args: str  # JSON
+    environment: str
+    environment_args: str  # JSON
+    seed: int
+    started_at: float  # seconds since the epoch
+    latency_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """The judge's verdict on one turn, beside the trajectories: re-scoring never rewrites tokens.
+
+    Example: Score(trajectory_id="demo/3/12+7/0", turn=0, verdict="correct", success=1.0, extracted="19",
+    solution="19", reason="")
+    """
+
+    trajectory_id: str
+    turn: int
+    verdict: VerdictName
+    success: float  # 1 or 0
+    extracted: str  # what the judge read out of the answer
+    solution: str  # the gold solution that matched, or the first
+    reason: str  # details of a timeout or an error
+
+
+def _schema(kind: str, *fields: tuple[str, pa.DataType]) -> pa.Schema:
+    metadata: dict[bytes | str, bytes | str] = {"kind": kind, "schema_version": str(SCHEMA_VERSION)}
+    return pa.schema([pa.field(name, type_, nullable=False) for name, type_ in fields], metadata=metadata)
+
+
+PROBLEM_SCHEMA = _schema(
+    "problems",
+    ("problem_id", pa.string()),
+    ("prompt", pa.string()),
+    ("solutions", pa.list_(pa.string())),
+    ("source", pa.string()),
+    ("metadata", pa.string()),
+)
+
+_TURN = pa.struct(
+    [
+        ("start", pa.int32()),
+        ("end", pa.int32()),
+        ("text", pa.string()),
+        ("verdict", pa.string()),
+        ("reward", pa.float32()),
+        ("finish_reason", pa.string()),
+        ("feedback", pa.string()),
+        ("latency_s", pa.float32()),
+        ("seed", pa.int64()),
+    ]
+)
+
+TRAJECTORY_SCHEMA = _schema(
+    "trajectories",
+    ("trajectory_id", pa.string()),
+    ("run", pa.string()),
+    ("iteration", pa.int32()),
+    ("problem_id", pa.string()),
+    ("sample", pa.int32()),
+    ("status", pa.string()),
+    ("reason", pa.string()),
+    ("token_ids", pa.list_(pa.int32())),
+    ("action_mask", pa.list_(pa.bool_())),
+    ("logprobs", pa.list_(pa.float32())),
+    ("versions", pa.list_(pa.int32())),
+    ("turns", pa.list_(_TURN)),
+    ("turn_discount", pa.float32()),
+    ("prompt", pa.string()),
+    ("solutions", pa.list_(pa.string())),
+    ("problem_set", pa.string()),
+    ("policy", pa.string()),
+    ("policy_version", pa.int32()),
+    ("sampling", pa.string()),
+    ("agent", pa.string()),
+    ("agent_args", pa.string()),
+    ("environment", pa.string()),
+    ("environment_args", pa.string()),
+    ("seed", pa.int64()),
+    ("started_at", pa.float64()),
+    ("latency_s", pa.float32()),
+)
+
+SCORE_SCHEMA = _schema(
+    "scores",
+    ("trajectory_id", pa.string()),
+    ("turn", pa.int32()),
+    ("verdict", pa.string()),
+    ("success", pa.float32()),
+    ("extracted", pa.string()),
+    ("solution", pa.string()),
+    ("reason", pa.string()),
+)
+
+
+def to_table(rows: list[Any], schema: pa.Schema) -> pa.Table:
+    """Rows (dataclass instances) as an Arrow table; nested turns become structs."""
+    columns = {}
+    for column in schema:
+        values = [getattr(row, column.name) for row in rows]
+        if column.name == "turns":
+            values = [[dataclasses.asdict(turn) for turn in turns] for turns in values]
+        columns[column.name] = pa.array(values, column.type)
+    return pa.table(columns, schema=schema)
+
+
+def to_trajectory(row: dict[str, Any]) -> Trajectory:
+    """A row of the Parquet file (`Table.to_pylist`) as the record."""
+    return Trajectory(**{**row, "turns": [Turn(**turn) for turn in row["turns"]]})

@@ -1,0 +1,1 @@
+"""The stages: Prefect task shells here, plain Python by subject in the packages below."""

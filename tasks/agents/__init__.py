@@ -1,0 +1,14 @@
+"""Agents, by name. Add one with `register_agent("name", Class)` or name it `package.module:Class`."""
+
+from tasks.agents.interface import Agent
+from tasks.agents.math_multi_turn import MathMultiTurnAgent
+from tasks.agents.math_single_step import MathSingleStepAgent
+from tasks.agents.null import NullAgent
+from tasks.registry import Registry
+
+AGENTS: Registry[Agent] = Registry("agent")
+register_agent = AGENTS.register
+
+register_agent("math-multi-turn", MathMultiTurnAgent)
+register_agent("math-single-step", MathSingleStepAgent)
+register_agent("null", NullAgent)

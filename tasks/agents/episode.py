@@ -1,0 +1,80 @@
+"""The turns of one episode, gathered into one token sequence with its action mask."""
+
+import dataclasses
+
+from storage.records import Status, Trajectory, Turn
+from tasks.agents.interface import Prompt
+from tasks.inference.api import BundledGenerationOutputs
+
+
+class Episode:
+    """Grows a sequence turn by turn: prompt, completion, feedback, completion …
+
+    Args:
+        prompt: the episode's identity.
+        token_ids: ids of the rendered prompt.
+    """
+
+    def __init__(self, prompt: Prompt, token_ids: list[int]) -> None:
+        self._record = prompt.record
+        self.token_ids = list(token_ids)
+        self._mask = [False] * len(token_ids)
+        self._logprobs = [0.0] * len(token_ids)
+        self._versions = [-1] * len(token_ids)
+        self.turns: list[Turn] = []
+
+    def add_completion(self, outputs: BundledGenerationOutputs, text: str, index: int = 0) -> None:
+        """Append completion `index` as a new turn, not yet judged.
+
+        Raises:
+            ValueError: the outputs belong to another prompt than the ids held so far.
+        """
+        if outputs.prompt_ids != self.token_ids:
+            raise ValueError(f"{outputs.qid}: the completion's prompt does not extend this episode's tokens")
+        completion = outputs.completions[index]
+        start, count = len(self.token_ids), len(completion.token_ids)
+        self.token_ids += completion.token_ids
+        self._mask += [True] * count
+        self._logprobs += completion.logprobs
+        self._versions += completion.versions
+        self.turns.append(
+            Turn(
+                start=start,
+                end=start + count,
+                text=text,
+                verdict="",
+                reward=0.0,
+                finish_reason=completion.finish_reason,
+                feedback="",
+                latency_s=outputs.latency_s,
+                seed=outputs.seeds[index],
+            )
+        )
+
+    def judge(self, verdict: str, reward: float) -> None:
+        """What the environment said of the last turn."""
+        self.turns[-1] = dataclasses.replace(self.turns[-1], verdict=verdict, reward=reward)
+
+    def add_feedback(self, text: str, token_ids: list[int]) -> None:
+        """Append what the policy is told after the last turn."""
+        self.turns[-1] = dataclasses.replace(self.turns[-1], feedback=text)
+        self.token_ids += token_ids
+        self._mask += [False] * len(token_ids)
+        self._logprobs += [0.0] * len(token_ids)
+        self._versions += [-1] * len(token_ids)
+
+    def trajectory(self, turn_discount: float = 1.0, status: Status | None = None, reason: str = "") -> Trajectory:
+        """The record; without a status, a last turn cut by the token limit makes it `truncated`."""
+        if status is None and self.turns and self.turns[-1].finish_reason == "length":
+            status, reason = "truncated", "the last turn reached sampling.max_new_tokens"
+        return dataclasses.replace(
+            self._record,
+            status=status or "completed",
+            reason=reason,
+            token_ids=self.token_ids,
+            action_mask=self._mask,
+            logprobs=self._logprobs,
+            versions=self._versions,
+            turns=self.turns,
+            turn_discount=turn_discount,
+        )

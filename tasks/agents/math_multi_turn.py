@@ -1,0 +1,80 @@
+"""The agent of the guide: tries a problem, hears whether it was right, tries again."""
+
+import asyncio
+from typing import Annotated
+
+from pydantic import Field
+
+from storage.records import Trajectory
+from tasks.agents.chat import Message
+from tasks.agents.episode import Episode
+from tasks.agents.interface import AgentContext, Prompt
+from tasks.environments.interface import Environment
+from tasks.inference.api import BundledGenerationOutputs, Observation
+
+WRONG_FEEDBACK = "Your answer is wrong. Try again."
+CORRECT_FEEDBACK = "Your answer is correct."
+
+
+class MathMultiTurnAgent:
+    """Up to `num_turns` completions of one conversation.
+
+    Args:
+        context: what the pipeline gives every agent.
+        num_turns: completions at most.
+        turn_discount: return of turn k = reward k + turn_discount * return of turn k+1.
+        stop_on_success: end at the first right answer; otherwise say so and go on.
+        wrong_feedback: user message after a wrong answer.
+        correct_feedback: user message after a right one.
+        system_prompt: first message, where given.
+        instruction: appended to the problem's text.
+    """
+
+    def __init__(
+        self,
+        context: AgentContext,
+        *,
+        num_turns: Annotated[int, Field(ge=1)] = 5,
+        turn_discount: Annotated[float, Field(ge=0, le=1)] = 1.0,
+        stop_on_success: bool = True,
+        wrong_feedback: str = WRONG_FEEDBACK,
+        correct_feedback: str = CORRECT_FEEDBACK,
+        system_prompt: str = "",
+        instruction: str = "",
+    ) -> None:
+        self.context = context
+        self.num_turns, self.turn_discount, self.stop_on_success = num_turns, turn_discount, stop_on_success
+        self.wrong_feedback, self.correct_feedback = wrong_feedback, correct_feedback
+        self.system_prompt, self.instruction = system_prompt, instruction
+
+    async def collect_trajectory(
+        self,
+        prompt: Prompt,
+        env: Environment,
+        obs_queue: "asyncio.Queue[Observation]",
+        act_queue: "asyncio.Queue[BundledGenerationOutputs]",
+    ) -> list[Trajectory]:
+        chat = self.context.chat
+        question, _ = await env.reset(seed=prompt.seed, options={"problem": prompt.problem})
+        episode = Episode(prompt, chat.prompt(self._opening(question)))
+        for turn in range(self.num_turns):
+            await obs_queue.put((prompt.qid, list(episode.token_ids), self.context.gconfig))
+            outputs = await act_queue.get()
+            answer = chat.decode(outputs.output_ids[0])
+            episode.add_completion(outputs, answer)
+            _, reward, terminated, _, info = await env.step(answer)
+            episode.judge(str(info.get("verdict", "")), reward)
+            if (terminated and self.stop_on_success) or turn == self.num_turns - 1:
+                break
+            feedback = self.correct_feedback if terminated else self.wrong_feedback
+            between = chat.follow_up(feedback, ended=episode.turns[-1].finish_reason == "stop")
+            if len(episode.token_ids) + len(between) >= self.context.max_model_len:
+                reason = f"no room for turn {turn + 2} in inference.max_model_len={self.context.max_model_len}"
+                return [episode.trajectory(self.turn_discount, "truncated", reason)]
+            episode.add_feedback(feedback, between)
+        return [episode.trajectory(self.turn_discount)]
+
+    def _opening(self, question: str) -> list[Message]:
+        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
+        content = f"{question}\n{self.instruction}" if self.instruction else question
+        return [*system, {"role": "user", "content": content}]

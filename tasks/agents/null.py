@@ -1,0 +1,30 @@
+"""Asks once and judges nothing: measures the engine, or stands in for an agent in a test."""
+
+import asyncio
+
+from storage.records import Trajectory
+from tasks.agents.episode import Episode
+from tasks.agents.interface import AgentContext, Prompt
+from tasks.environments.interface import Environment
+from tasks.inference.api import BundledGenerationOutputs, Observation
+
+
+class NullAgent:
+    """One completion of the bare problem; the environment is not stepped."""
+
+    def __init__(self, context: AgentContext) -> None:
+        self.context = context
+
+    async def collect_trajectory(
+        self,
+        prompt: Prompt,
+        env: Environment,
+        obs_queue: "asyncio.Queue[Observation]",
+        act_queue: "asyncio.Queue[BundledGenerationOutputs]",
+    ) -> list[Trajectory]:
+        chat = self.context.chat
+        episode = Episode(prompt, chat.prompt([{"role": "user", "content": prompt.problem.prompt}]))
+        await obs_queue.put((prompt.qid, list(episode.token_ids), self.context.gconfig))
+        outputs = await act_queue.get()
+        episode.add_completion(outputs, chat.decode(outputs.output_ids[0]))
+        return [episode.trajectory()]

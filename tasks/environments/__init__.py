@@ -1,0 +1,12 @@
+"""Environments, by name. Add one with `register_environment("name", Class)` or name it `package.module:Class`."""
+
+from tasks.environments.interface import Environment
+from tasks.environments.math_verify import MathVerifyEnvironment
+from tasks.environments.null import NullEnvironment
+from tasks.registry import Registry
+
+ENVIRONMENTS: Registry[Environment] = Registry("environment")
+register_environment = ENVIRONMENTS.register
+
+register_environment("math-verify", MathVerifyEnvironment)
+register_environment("null", NullEnvironment)

@@ -1,0 +1,25 @@
+"""Says whether an answer equals one of the problem's solutions."""
+
+from typing import Any
+
+from storage.records import Problem
+from tasks.environments.interface import EnvironmentContext
+
+
+class MathVerifyEnvironment:
+    """Reward 1 and the end of the episode for a right answer, 0 and another try for any other."""
+
+    def __init__(self, context: EnvironmentContext) -> None:
+        self._verifier = context.verifier
+        self._problem: Problem | None = None
+
+    async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        problem = (options or {}).get("problem")
+        assert isinstance(problem, Problem), "reset needs options={'problem': Problem}"
+        self._problem = problem
+        return problem.prompt, {}
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        assert self._problem is not None, "reset comes before step"
+        verdict = await self._verifier.judge_async(action, self._problem.solutions)
+        return "", verdict.success, verdict.name == "correct", False, {"verdict": verdict.name}

@@ -1,0 +1,75 @@
+"""Task: policy version 0, made by a warm start or imported."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from storage import layout, manifests
+from tasks.workspace import Workspace
+
+_TOLD_STEPS = 100
+
+
+@task(name="first-policy", cache_policy=NO_CACHE)
+def first_policy(workspace: Workspace) -> str:
+    """The checkpoint version that training starts from.
+
+    Raises:
+        ValueError: the path, URI or hub name holds no usable policy.
+    """
+    version = layout.checkpoint(workspace.name, 0)
+    if manifests.committed(workspace.store, version):
+        return version
+    with TemporaryDirectory(prefix="policy-") as folder:
+        metrics = (
+            _make(workspace, Path(folder)) if workspace.config.policy.warm_start else _import(workspace, Path(folder))
+        )
+        return _commit(workspace, version, Path(folder), metrics)
+
+
+def _make(workspace: Workspace, folder: Path) -> dict[str, float]:
+    from tasks.agents.math_multi_turn import WRONG_FEEDBACK
+    from tasks.warm_start.teach import make_policy
+
+    config, logger = workspace.config, get_run_logger()
+    assert config.policy.warm_start is not None
+    assert config.problems.train.kind == "arithmetic"  # the schema refuses others
+    feedback = str(config.agent.args.get("wrong_feedback", WRONG_FEEDBACK))
+    steps = config.policy.warm_start.steps
+
+    def tell(step: int, loss: float, accuracy: float) -> None:
+        if step % _TOLD_STEPS == 0:
+            logger.info("warm start: step %d of at most %d, loss %.3f, sampled right %.2f", step, steps, loss, accuracy)
+
+    return make_policy(
+        config.policy.warm_start,
+        config.problems.train,
+        feedback,
+        config.run.seed,
+        folder,
+        threads=config.ppo.threads,
+        progress=tell,
+    )
+
+
+def _import(workspace: Workspace, folder: Path) -> dict[str, float]:
+    from tasks.ppo.importing import import_policy
+
+    path = workspace.config.policy.path
+    assert path is not None
+    get_run_logger().info("importing the policy from %s", path)
+    import_policy(path, folder, workspace.cache)
+    return {}
+
+
+def _commit(workspace: Workspace, version: str, model: Path, metrics: dict[str, float]) -> str:
+    from storage import checkpoints
+    from tasks.ppo.policy import load_policy, make_canary
+
+    ppo = workspace.config.ppo
+    canary = make_canary(load_policy(model, ppo), ppo.logprob_chunk_tokens)
+    parents = [layout.run(workspace.name)]
+    checkpoints.commit(workspace.store, version, model, None, canary, workspace.provenance(), parents, metrics)
+    return version

@@ -1,0 +1,1 @@
+"""vLLM as a service: token ids in, token ids out, over HTTP."""

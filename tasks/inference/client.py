@@ -1,0 +1,109 @@
+"""The HTTP side of one vLLM server: generation, weight swaps, and proofs of what it serves."""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import aiohttp
+
+from tasks.inference.api import Completion, ContextLengthError, GenerationConfig, InferenceError
+
+
+class Client:
+    """Requests to the vLLM server at `url`; an asynchronous context manager.
+
+    aiohttp, because httpx is several times slower with hundreds of requests in flight.
+
+    Args:
+        url: base URL.
+        api_key: bearer token, or None.
+        timeout_s: for one request.
+        max_model_len: the server's context, for clear errors.
+    """
+
+    def __init__(self, url: str, api_key: str | None, timeout_s: float, max_model_len: int) -> None:
+        self.url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._max_model_len = max_model_len
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> "Client":
+        connector = aiohttp.TCPConnector(limit=0)  # the collector bounds what is in flight
+        self._session = aiohttp.ClientSession(headers=self._headers, timeout=self._timeout, connector=connector)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._session is not None
+        await self._session.close()
+
+    async def generate(self, token_ids: list[int], gconfig: GenerationConfig, seed: int) -> list[Completion]:
+        """`gconfig.n` completions; the server samples completion i with seed + i."""
+        if len(token_ids) >= self._max_model_len:
+            raise ContextLengthError(
+                f"prompt of {len(token_ids)} tokens leaves no room in inference.max_model_len={self._max_model_len}"
+            )
+        parameters = {
+            "n": gconfig.n,
+            "temperature": gconfig.temperature,
+            "top_p": gconfig.top_p,
+            "top_k": gconfig.top_k,
+            "max_tokens": min(gconfig.max_new_tokens, self._max_model_len - len(token_ids)),
+            "seed": seed,
+            "logprobs": 0,  # of the sampled token only
+            "detokenize": False,
+        }
+        answer = await self._post("/inference/v1/generate", {"token_ids": token_ids, "sampling_params": parameters})
+        return [_completion(choice) for choice in sorted(answer["choices"], key=lambda choice: choice["index"])]
+
+    async def prompt_logprobs(self, token_ids: list[int]) -> list[float]:
+        """Logprobs of token_ids[1:] at temperature 1."""
+        parameters = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "detokenize": False}
+        answer = await self._post("/inference/v1/generate", {"token_ids": token_ids, "sampling_params": parameters})
+        entries = answer["prompt_logprobs"][1:]
+        return [entry[str(token)]["logprob"] for entry, token in zip(entries, token_ids[1:], strict=True)]
+
+    async def weight_version(self) -> str:
+        """What the server says it serves."""
+        assert self._session is not None
+        async with self._session.get(f"{self.url}/weight_info") as response:
+            return str((await _checked(response))["weight_version"])
+
+    async def swap(self, model: Path, version: int) -> None:
+        """Load the weights of `model` (an absolute path) in place and call them `version`."""
+        await self._post("/pause?mode=keep")
+        await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(model)}})
+        await self._post("/reset_prefix_cache")
+        await self.set_weight_version(version)
+        await self._post("/resume")
+
+    async def set_weight_version(self, version: int) -> None:
+        await self._post("/update_weight_version", {"new_version": str(version)})
+
+    async def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        assert self._session is not None, "use the client as a context manager"
+        async with self._session.post(f"{self.url}{path}", json=body) as response:
+            return await _checked(response)
+
+
+async def _checked(response: aiohttp.ClientResponse) -> dict[str, Any]:
+    """The JSON body; a 5xx raises aiohttp's error (worth a retry), a 4xx InferenceError (not)."""
+    if 400 <= response.status < 500:
+        raise InferenceError(f"{response.url.path} answered {response.status}: {(await response.text())[:500]}")
+    response.raise_for_status()
+    body = await response.json()
+    assert isinstance(body, dict)
+    return body
+
+
+def _completion(choice: dict[str, Any]) -> Completion:
+    spans = choice["weight_versions"]
+    versions = [int(span["version"]) for span in spans for _ in range(span["start"], span["end"])]
+    return Completion(
+        token_ids=choice["token_ids"],
+        logprobs=[entry["logprob"] for entry in choice["logprobs"]["content"]],
+        versions=versions,
+        finish_reason=choice["finish_reason"],
+    )

@@ -1,0 +1,194 @@
+"""The engine: one or more vLLM replicas that serve exactly the checkpoint asked for, and prove it."""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import aiohttp
+from tenacity import AsyncRetrying, before_sleep_log, retry_if_exception_type, stop_after_attempt, wait_exponential
+
+from configs.schema import Inference, Rollout
+from storage.checkpoints import Checkpoint
+from tasks.inference.api import Completion, GenerationConfig, InferenceError
+from tasks.inference.client import Client
+from tasks.inference.server import Server
+
+logger = logging.getLogger(__name__)
+
+_TRANSIENT = (aiohttp.ClientError, asyncio.TimeoutError, ConnectionError)
+
+
+@dataclass
+class _Replica:
+    url: str
+    api_key: str | None
+    server: Server | None  # None where the URL was given
+
+
+class Engine:
+    """A context manager that ends the servers it started, however the block is left.
+
+    Args:
+        settings: the configuration's `inference`.
+        rollout: its request limits.
+        logs: folder for the servers' logs.
+    """
+
+    def __init__(self, settings: Inference, rollout: Rollout, logs: Path) -> None:
+        self.settings, self.rollout, self._logs = settings, rollout, logs
+        self._replicas: list[_Replica] = []
+        self._policy: Checkpoint | None = None
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for server in self.servers:
+            server.stop()
+        self._replicas = []
+
+    @property
+    def servers(self) -> list[Server]:
+        """The servers that this engine started itself."""
+        return [replica.server for replica in self._replicas if replica.server]
+
+    def forget(self) -> None:
+        """Somebody else may have swapped the weights: the next `serve` swaps and proves them again."""
+        self._policy = None
+
+    def serve(self, policy: Checkpoint) -> None:
+        """Make every replica serve `policy`, starting servers at the first call.
+
+        Raises:
+            InferenceError: a server does not start, or its logprobs of the canary are not the checkpoint's.
+        """
+        if self._policy is not None and self._policy.version == policy.version:
+            return
+        self._policy = policy
+        if not self._replicas:
+            self._replicas = self._given() if self.settings.urls else self._start(policy)
+        elif self.settings.swap == "restart":
+            self._restart(self._replicas, policy)
+        asyncio.run(self._establish_all(policy))
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator["Connection"]:
+        """Clients of all replicas, for one event loop."""
+        assert self._policy is not None, "serve a policy first"
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(self._client(replica)) for replica in self._replicas]
+            yield Connection(self, clients, self._policy.number)
+
+    async def repair(self, index: int) -> None:
+        """Start a dead server of our own anew with the current policy."""
+        replica = self._replicas[index]
+        if replica.server is None or replica.server.alive:
+            return
+        assert self._policy is not None
+        logger.warning("vLLM at %s has died: starting it anew", replica.url)
+        await asyncio.to_thread(self._restart, [replica], self._policy)
+        await self._establish(replica, self._policy)
+
+    def _given(self) -> list[_Replica]:
+        key = os.environ.get("VLLM_API_KEY")
+        return [_Replica(url, key, None) for url in self.settings.urls]
+
+    def _start(self, policy: Checkpoint) -> list[_Replica]:
+        logger.info("starting %d vLLM server(s); logs in %s", self.settings.replicas, self._logs)
+        servers = [Server(self.settings, self._logs / f"vllm-{i}.log") for i in range(self.settings.replicas)]
+        # Known to __exit__ before the first process exists.
+        self._replicas = [_Replica(server.url, server.api_key, server) for server in servers]
+        self._restart(self._replicas, policy)
+        return self._replicas
+
+    def _restart(self, replicas: list[_Replica], policy: Checkpoint) -> None:
+        servers = [replica.server for replica in replicas if replica.server]
+        for server in servers:
+            server.stop()
+            server.start(policy.model)
+        for server in servers:
+            server.wait_until_healthy()
+
+    def _client(self, replica: _Replica) -> Client:
+        return Client(replica.url, replica.api_key, self.rollout.request_timeout_s, self.settings.max_model_len)
+
+    async def _establish_all(self, policy: Checkpoint) -> None:
+        await asyncio.gather(*(self._establish(replica, policy) for replica in self._replicas))
+
+    async def _establish(self, replica: _Replica, policy: Checkpoint) -> None:
+        """Swap the weights in and prove them by the canary."""
+        try:
+            async with self._client(replica) as client:
+                if self.settings.swap == "restart":
+                    await client.set_weight_version(policy.number)
+                else:
+                    await client.swap(policy.model.absolute(), policy.number)
+                await self._prove(client, policy)
+        except aiohttp.ClientError as error:
+            raise InferenceError(f"vLLM at {replica.url} cannot be reached: {error}") from error
+
+    async def _prove(self, client: Client, policy: Checkpoint) -> None:
+        served = await client.weight_version()
+        if served != str(policy.number):
+            raise InferenceError(f"{client.url} serves weight version {served}, asked for {policy.number}")
+        got = await client.prompt_logprobs(policy.canary.token_ids)
+        expected = policy.canary.logprobs
+        difference = sum(abs(a - b) for a, b in zip(got, expected, strict=True)) / len(expected)
+        if not difference <= self.settings.canary_tolerance:  # also NaN
+            raise InferenceError(
+                f"{client.url} does not serve {policy.version}: its logprobs of the canary differ by {difference:.3g} "
+                f"on average (sum {sum(got):.6f} served, {sum(expected):.6f} expected), more than "
+                f"inference.canary_tolerance={self.settings.canary_tolerance:g}. Tied embeddings are not reloaded "
+                "in place on a CPU: try inference.swap=restart; for half precision raise the tolerance"
+            )
+
+
+class Connection:
+    """The engine within one event loop; the collector's `Generator`."""
+
+    def __init__(self, engine: Engine, clients: list[Client], version: int) -> None:
+        self._engine, self._clients, self._version = engine, clients, version
+        self._repairs = [asyncio.Lock() for _ in clients]  # one caller repairs, the others wait
+        attempts = engine.rollout.request_retries + 1
+        self._retrying = AsyncRetrying(
+            retry=retry_if_exception_type(_TRANSIENT),
+            stop=stop_after_attempt(attempts),
+            wait=wait_exponential(multiplier=0.2, max=10),
+            before_sleep=before_sleep_log(logger, logging.DEBUG),
+            reraise=True,
+        )
+
+    @property
+    def replicas(self) -> int:
+        return len(self._clients)
+
+    async def generate(
+        self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
+    ) -> list[Completion]:
+        """See `Generator`. A failed request is sent again, to a restarted server where it had died.
+
+        Raises:
+            InferenceError: refused, or another weight version answered.
+        """
+        completions: list[Completion] = []
+        async for attempt in self._retrying.copy():
+            with attempt:
+                if attempt.retry_state.attempt_number > 1:
+                    async with self._repairs[replica]:
+                        await self._engine.repair(replica)
+                completions = await self._clients[replica].generate(token_ids, gconfig, seed)
+        self._check_versions(completions, replica)
+        return completions
+
+    def _check_versions(self, completions: list[Completion], replica: int) -> None:
+        others = {version for completion in completions for version in completion.versions} - {self._version}
+        if others:
+            url = self._clients[replica].url
+            raise InferenceError(f"{url} answered with weight version {sorted(others)}, asked for {self._version}")

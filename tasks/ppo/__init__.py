@@ -1,0 +1,1 @@
+"""PPO on stored trajectories: samples, advantages, batches, logprobs, loss and the trainer."""

@@ -1,0 +1,61 @@
+"""The policy: a transformers causal language model in a folder, and a canary that tells its weights from others."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from configs.schema import PPO
+from storage.checkpoints import Canary
+from tasks.ppo.logprobs import action_logprobs
+
+CANARY_TOKENS = 64
+
+
+def load_policy(folder: Path, ppo: PPO) -> PreTrainedModel:
+    """Loads a causal language model with float32 weights from safetensors onto `ppo.device`.
+
+    In evaluation mode: dropout would make the trained policy another than the sampled one. With gradient
+    checkpointing in training mode, for transformers checkpoints only there (current models have no dropout).
+
+    Raises:
+        ValueError: `folder` is none, or lacks some of the weights.
+    """
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"no config.json in {folder}: give the folder of a transformers model")
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, use_safetensors=True, attn_implementation="sdpa", output_loading_info=True
+    )
+    policy: PreTrainedModel = loaded[0].to(_device(ppo.device))
+    report = loaded[1]
+    if report["missing_keys"]:
+        raise ValueError(f"{folder} lacks the weights {sorted(report['missing_keys'])}: save the model completely")
+    for parameter in policy.parameters():
+        parameter.data = parameter.data.clone()  # off the mapped file: alignment there changes the last bits
+    if ppo.gradient_checkpointing:
+        policy.gradient_checkpointing_enable({"use_reentrant": False})
+    policy.train(ppo.gradient_checkpointing)
+    return policy
+
+
+def save_policy(model: PreTrainedModel, folder: Path) -> None:
+    """Writes config.json, generation_config.json and float32 weights in one model.safetensors."""
+    model.save_pretrained(folder, max_shard_size="1TB")
+
+
+def make_canary(model: PreTrainedModel, chunk_tokens: int) -> Canary:
+    """Logprobs of 64 token ids that depend on nothing but the size of the vocabulary, in the caller's precision."""
+    ids = np.random.default_rng(0).integers(model.config.vocab_size, size=CANARY_TOKENS)
+    tokens = torch.from_numpy(ids).to(model.device)[None]
+    columns = torch.arange(1, CANARY_TOKENS, device=model.device)
+    with torch.no_grad():
+        logp, _ = action_logprobs(model, tokens, torch.zeros_like(columns), columns, 1.0, chunk_tokens)
+    return Canary(ids.tolist(), logp.tolist())
+
+
+def _device(name: str) -> torch.device:
+    if name != "auto":
+        return torch.device(name)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")

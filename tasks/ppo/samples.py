@@ -1,0 +1,121 @@
+"""From stored rows to training samples: what of a trajectory and its scores the update needs."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from configs.schema import Reward
+from storage.records import Score, Trajectory
+from tasks.rewards.shaping import turn_returns, turn_rewards
+
+TRAINABLE = ("completed", "truncated")
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Logprobs = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One trajectory, ready for training. T tokens, of them A sampled (the action tokens), K turns.
+
+    What belongs to action tokens is stored for these alone, in their order: nothing that happens on a prompt
+    or on feedback can leak into the loss.
+    """
+
+    trajectory_id: str
+    problem_id: str
+    truncated: bool
+    token_ids: Ints  # T
+    actions: Ints  # A, their positions in token_ids, rising and never 0
+    turn_of_action: Ints  # A, in 0..K-1
+    behaviour: Logprobs  # A, recorded when sampling
+    versions: Ints  # A, policy version that sampled the token
+    successes: Floats  # K
+    rewards: Floats  # K, shaped
+    returns: Floats  # K
+
+
+def build_samples(trajectories: Iterable[Trajectory], scores: Iterable[Score], reward: Reward) -> list[Sample]:
+    """The trainable trajectories with their scores, sorted by id, so that the order of arrival never matters.
+
+    Trainable: status completed or truncated, with at least one action token. Scores of other trajectories
+    are ignored.
+
+    Raises:
+        ValueError: an id occurs twice, a turn has no score or two, a logprob is not finite, or a row contradicts
+            itself; the message names the trajectories.
+    """
+    rows = sorted((row for row in trajectories if _trainable(row)), key=lambda row: row.trajectory_id)
+    _refuse(
+        "occur more than once",
+        [row.trajectory_id for row, after in pairwise(rows) if row.trajectory_id == after.trajectory_id],
+    )
+    _refuse(
+        "have action tokens that are not exactly the spans of their turns",
+        [row.trajectory_id for row in rows if not _consistent(row)],
+    )
+    successes = _successes(scores)
+    samples = [_sample(row, successes, reward) for row in rows]
+    _refuse("have NaN or infinite logprobs", [s.trajectory_id for s in samples if not np.isfinite(s.behaviour).all()])
+    return samples
+
+
+def name_some(ids: Sequence[str], most: int = 5) -> str:
+    """The first few ids and how many more there are, for error messages."""
+    more = f" and {len(ids) - most} more" if len(ids) > most else ""
+    return ", ".join(ids[:most]) + more
+
+
+def _refuse(fault: str, ids: list[str]) -> None:
+    if ids:
+        raise ValueError(f"these trajectories {fault}: {name_some(ids)}. Leave them out, or collect them again")
+
+
+def _trainable(row: Trajectory) -> bool:
+    return row.status in TRAINABLE and bool(row.turns) and any(row.action_mask)
+
+
+def _consistent(row: Trajectory) -> bool:
+    """Whether the arrays have one length and the mask is true on the turns' spans alone, none of them at 0."""
+    lengths = {len(row.token_ids), len(row.action_mask), len(row.logprobs), len(row.versions)}
+    return len(lengths) == 1 and not row.action_mask[0] and np.array_equal(np.flatnonzero(row.action_mask), _spans(row))
+
+
+def _spans(row: Trajectory) -> Ints:
+    return np.concatenate([np.arange(turn.start, turn.end) for turn in row.turns])
+
+
+def _successes(scores: Iterable[Score]) -> dict[tuple[str, int], float]:
+    successes: dict[tuple[str, int], float] = {}
+    for score in scores:
+        key = (score.trajectory_id, score.turn)
+        if key in successes:
+            raise ValueError(f"two scores for turn {score.turn} of {score.trajectory_id}: give the rows of one scorer")
+        successes[key] = score.success
+    return successes
+
+
+def _sample(row: Trajectory, scores: dict[tuple[str, int], float], reward: Reward) -> Sample:
+    missing = [k for k in range(len(row.turns)) if (row.trajectory_id, k) not in scores]
+    if missing:
+        raise ValueError(f"no score for turns {missing} of {row.trajectory_id}: score this data set first")
+    successes = [scores[row.trajectory_id, k] for k in range(len(row.turns))]
+    rewards = turn_rewards(successes, reward)
+    actions = _spans(row)
+    return Sample(
+        trajectory_id=row.trajectory_id,
+        problem_id=row.problem_id,
+        truncated=row.status == "truncated",
+        token_ids=np.asarray(row.token_ids, np.int64),
+        actions=actions,
+        turn_of_action=np.repeat(np.arange(len(row.turns)), [turn.end - turn.start for turn in row.turns]),
+        behaviour=np.asarray(row.logprobs, np.float32)[actions],
+        versions=np.asarray(row.versions, np.int64)[actions],
+        successes=np.asarray(successes, np.float64),
+        rewards=np.asarray(rewards, np.float64),
+        returns=np.asarray(turn_returns(rewards, row.turn_discount), np.float64),
+    )

@@ -1,0 +1,68 @@
+"""Sums, differences and products of two integers: problems that a tiny policy can learn."""
+
+import hashlib
+import random
+from itertools import product
+from operator import add, mul, sub
+
+from configs.schema import ArithmeticSource
+from storage.records import Problem
+from tasks.problems.problem_set import ProblemError
+
+OPERATORS = {"+": add, "-": sub, "*": mul}
+
+
+def render(a: int, operator: str, b: int) -> str:
+    """The prompt.
+
+    >>> render(12, "+", -3)
+    'What is 12 + -3?'
+    """
+    return f"What is {a} {operator} {b}?"
+
+
+def answer(a: int, operator: str, b: int) -> int:
+    """The solution.
+
+    >>> answer(12, "+", -3)
+    9
+    """
+    return int(OPERATORS[operator](a, b))
+
+
+def split_of(prompt: str) -> str:
+    """`held-out` for about a quarter of all prompts, else `train`.
+
+    It depends on the text alone, so the splits share no prompt whatever the seeds and ranges.
+    `a + b` and `b + a` are different prompts and may be on different sides.
+    """
+    return "held-out" if hashlib.sha256(prompt.encode()).digest()[0] % 4 == 0 else "train"
+
+
+def generate(source: ArithmeticSource) -> list[Problem]:
+    """The problems of the split, over all pairs of operands, shuffled by the seed; the first `count`.
+
+    Raises:
+        ProblemError: there are fewer than `count`, or none.
+    """
+    operands = range(source.low, source.high + 1)
+    triples = product(operands, dict.fromkeys(source.operators), operands)  # an operator given twice counts once
+    problems = [
+        _problem(a, operator, b) for a, operator, b in triples if split_of(render(a, operator, b)) == source.split
+    ]
+    if len(problems) < (source.count or 1):
+        raise ProblemError(
+            f"{len(problems)} {source.split} problems lie between low={source.low} and high={source.high} with "
+            f"operators={source.operators}, but count={source.count or 1}: lower count or widen the range"
+        )
+    random.Random(source.seed).shuffle(problems)
+    return problems[: source.count]
+
+
+def _problem(a: int, operator: str, b: int) -> Problem:
+    return Problem(
+        problem_id=f"{a}{operator}{b}",
+        prompt=render(a, operator, b),
+        solutions=[str(answer(a, operator, b))],
+        source="arithmetic",
+    )

@@ -1,0 +1,96 @@
+"""From the columns of a known data set, or of one's own mapping, to a `Problem`.
+
+Each takes a row and its number and raises `RowError` with the reason where the row cannot be used.
+Solutions are kept as they are written; boxing them is the judge's work. A data set without ids
+gets the row number in six digits.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from reprlib import repr as brief
+from typing import Literal
+
+from storage.records import Problem
+from tasks.problems.problem_set import Row, RowError
+
+
+def gsm8k(row: Row, line: int) -> Problem:
+    r"""GSM8K (Cobbe et al., 2021): `question`, and `answer` that ends in `#### n`.
+
+    >>> gsm8k({"question": "500 pairs?", "answer": "2 * 500 = 1,000\n#### 1,000"}, 7)
+    Problem(problem_id='000007', prompt='500 pairs?', solutions=['1000'], source='gsm8k', metadata='{}')
+    """
+    _, mark, tail = _text(row, "answer").rpartition("####")
+    solution = tail.strip().replace(",", "")
+    if not mark or not solution:
+        raise RowError(f"column 'answer' does not end in '#### n': {brief(row['answer'])}")
+    return Problem(_number(line), _text(row, "question"), [solution], source="gsm8k")
+
+
+def math(row: Row, line: int) -> Problem:
+    """MATH (Hendrycks et al., 2021), as in MATH-500: `problem`, `answer`; if there, `unique_id`, `subject`, `level`.
+
+    The original release has no `answer`, only a worked `solution`: such rows are bad.
+    """
+    known = {key: row[key] for key in ("level", "subject") if isinstance(row.get(key), str | int)}
+    return Problem(
+        problem_id=_text(row, "unique_id") if row.get("unique_id") is not None else _number(line),
+        prompt=_text(row, "problem"),
+        solutions=[_text(row, "answer")],
+        source="math",
+        metadata=json.dumps(known),
+    )
+
+
+def areal(row: Row, line: int) -> Problem:
+    """The seed system's format: `query_id`, `prompt`, `task` (only "math"), `solutions` (a list of strings)."""
+    if _text(row, "task") != "math":
+        raise RowError(f"column 'task' is {brief(row['task'])}: only 'math' can be judged")
+    if not isinstance(row.get("solutions"), list):
+        raise RowError(f"column 'solutions' is not a list: {brief(row.get('solutions'))}")
+    return Problem(_text(row, "query_id"), _text(row, "prompt"), _texts(row, "solutions"), source="areal")
+
+
+PRESETS: dict[str, Callable[[Row, int], Problem]] = {"gsm8k": gsm8k, "math": math, "areal": areal}
+
+
+def from_fields(fields: Mapping[Literal["id", "prompt", "solutions"], str]) -> Callable[[Row, int], Problem]:
+    """The conversion of one's own mapping: columns of `prompt`, `solutions` (one or a list) and, optionally, `id`."""
+
+    def convert(row: Row, line: int) -> Problem:
+        problem_id = _text(row, fields["id"]) if "id" in fields else _number(line)
+        return Problem(problem_id, _text(row, fields["prompt"]), _texts(row, fields["solutions"]))
+
+    return convert
+
+
+def _number(line: int) -> str:
+    return f"{line:06d}"
+
+
+def _text(row: Row, column: str) -> str:
+    if column not in row:
+        raise RowError(f"no column {column!r}; there are {', '.join(map(str, row))}")
+    return _checked(row[column], column)
+
+
+def _texts(row: Row, column: str) -> list[str]:
+    value = row.get(column)
+    if not isinstance(value, list):
+        return [_text(row, column)]
+    if not value:
+        raise RowError(f"column {column!r} is an empty list")
+    return [_checked(item, column) for item in value]
+
+
+def _checked(value: object, column: str) -> str:
+    """The value as text. Integers are taken; other types are not, since 0.1 or true can be spelt in many ways."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if not isinstance(value, str):
+        raise RowError(f"column {column!r} is not text: {brief(value)}")
+    if not value.strip():
+        raise RowError(f"column {column!r} is blank")
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        raise RowError(f"column {column!r} holds half a surrogate pair, which UTF-8 cannot store: {brief(value)}")
+    return value

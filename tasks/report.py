@@ -1,0 +1,65 @@
+"""Task: the run's report: table, learning curve, summary.json and Prefect artifacts."""
+
+import json
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from prefect import get_run_logger, task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.cache_policies import NO_CACHE
+
+from storage import layout
+from tasks.workspace import Workspace
+
+_TRANSCRIPTS = 4
+
+
+@task(name="report", cache_policy=NO_CACHE)
+def report(workspace: Workspace) -> dict[str, Any]:
+    """Write the report beside the run's versions and show it; returns the numbers of summary.json."""
+    from rich.console import Console
+
+    from tasks.evaluation.history import read_history
+    from tasks.evaluation.report import accuracy_rows, plot, stage_rows, summary, table
+    from tasks.rewards.scoring import scorer_fingerprint
+
+    config, store = workspace.config, workspace.store
+    scorer = scorer_fingerprint(config.score)
+    history = read_history(store, workspace.name, scorer, config.run.iterations, workspace.cache)
+    numbers = summary(history)
+    accuracy, stages = accuracy_rows(numbers), stage_rows(numbers)
+    with TemporaryDirectory(prefix="report-") as scratch:
+        curve, figures = Path(scratch) / "learning_curve.png", Path(scratch) / "summary.json"
+        plot(history, curve)
+        figures.write_text(json.dumps(numbers, indent=1))
+        for path in (curve, figures):
+            store.put(f"runs/{workspace.name}/report/{path.name}", path)
+    console = Console()
+    console.print(table(f"Run {workspace.name}: {len(history.iterations)} iterations", accuracy))
+    console.print(table("Stages", stages))
+    create_table_artifact(key="accuracy", table=accuracy, description=f"Held-out accuracy of run {workspace.name}")
+    create_table_artifact(key="stages", table=stages, description="Mean seconds and tokens/s of an iteration")
+    if history.evaluations:
+        last = layout.evaluation(workspace.name, history.evaluations[-1].policy_version)
+        create_markdown_artifact(key="transcripts", markdown=_transcripts(workspace, last))
+    get_run_logger().info("report in %s", store.uri(f"runs/{workspace.name}/report"))
+    return numbers
+
+
+def _transcripts(workspace: Workspace, evaluation: str) -> str:
+    """A few episodes as Markdown; text goes into code blocks, where nothing in it is interpreted."""
+    from storage import datasets
+
+    parts = [f"# Transcripts of {evaluation}"]
+    for index, trajectory in enumerate(datasets.trajectories(workspace.store, evaluation, workspace.cache)):
+        if index == _TRANSCRIPTS:
+            break
+        lines = [f"user: {trajectory.prompt}"]
+        for turn in trajectory.turns:
+            lines.append(f"policy ({turn.verdict}): {turn.text}")
+            if turn.feedback:
+                lines.append(f"user: {turn.feedback}")
+        body = "\n".join(f"    {line}" for text in lines for line in text.splitlines())
+        parts.append(f"## {trajectory.problem_id}: {trajectory.status}, gold {trajectory.solutions[0]}\n\n{body}")
+    return "\n\n".join(parts)

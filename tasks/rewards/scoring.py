@@ -1,0 +1,77 @@
+"""Scores of a stored trajectory data set: every turn against the problem's solutions."""
+
+import hashlib
+import importlib.metadata
+import itertools
+import json
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from configs.schema import Score as ScoreSettings
+from storage.datasets import ShardWriter
+from storage.manifests import Draft
+from storage.records import SCORE_SCHEMA, Score
+from tasks.rewards.verifier import Verdict, Verifier
+
+_BATCH_ROWS = 512
+_RULES = 1  # raise when the judge comes to other verdicts by a change of ours
+
+
+def scorer_fingerprint(settings: ScoreSettings) -> str:
+    """Names the judge: library version, our rules and the limits that decide verdicts."""
+    identity = {
+        "math-verify": importlib.metadata.version("math-verify"),
+        "rules": _RULES,
+        "timeout_s": settings.timeout_s,
+        "memory_mb": settings.memory_mb,
+    }
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def score_rows(
+    rows: Iterable[dict[str, Any]], verifier: Verifier, settings: ScoreSettings, draft: Draft, rows_per_shard: int
+) -> dict[str, Any]:
+    """Judge all turns of trajectory `rows` into shards of `draft`, a batch in memory at a time.
+
+    Raises:
+        ValueError: timeouts and errors pass `score.max_failure_share`.
+    """
+    started = time.monotonic()
+    verdicts: Counter[str] = Counter()
+    example = ""
+    with ShardWriter(draft, SCORE_SCHEMA, rows_per_shard) as writer:
+        for score in _scores(rows, verifier):
+            verdicts[score.verdict] += 1
+            if score.reason and not example:
+                example = f"{score.trajectory_id} turn {score.turn}: {score.verdict}, {score.reason}"
+            writer.write(score)
+    total, failures = verdicts.total(), verdicts["timeout"] + verdicts["error"]
+    if total and failures / total > settings.max_failure_share:
+        raise ValueError(
+            f"{failures} of {total} answers ended in a timeout or an error, more than "
+            f"score.max_failure_share={settings.max_failure_share:g}; the first: {example}"
+        )
+    return {"turns": total, "verdicts": dict(verdicts), "seconds": time.monotonic() - started}
+
+
+def _scores(rows: Iterable[dict[str, Any]], verifier: Verifier) -> Iterator[Score]:
+    stream = iter(rows)
+    while batch := list(itertools.islice(stream, _BATCH_ROWS)):
+        turns = [(row, index, turn) for row in batch for index, turn in enumerate(row["turns"])]
+        verdicts = verifier.judge([(turn["text"], row["solutions"]) for row, _, turn in turns])
+        for (row, index, _), verdict in zip(turns, verdicts, strict=True):
+            yield _score(row["trajectory_id"], index, verdict)
+
+
+def _score(trajectory_id: str, turn: int, verdict: Verdict) -> Score:
+    return Score(
+        trajectory_id=trajectory_id,
+        turn=turn,
+        verdict=verdict.name,
+        success=verdict.success,
+        extracted=verdict.extracted,
+        solution=verdict.solution,
+        reason=verdict.reason,
+    )

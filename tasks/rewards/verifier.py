@@ -1,0 +1,169 @@
+r"""Verdicts by math-verify, from processes that can be killed, each distinct pair judged once.
+
+    with Verifier(workers=2) as verifier:
+        verifier.judge([("so it is \\boxed{19}", ["19"]), ("1/2", ["0.5"])])  # two Verdicts, both correct
+        await verifier.judge_async("\\boxed{19}", ["19"])                      # the same, in a rollout
+
+math-verify can run for ever (`9^{9^{9^{9}}}`), and its own timeouts work only in a main thread: so it
+runs in pebble's worker processes, a chunk of answers under one time limit. Where a chunk times out or
+its worker dies, its answers are judged again one by one, and only the guilty one is called `timeout` or `error`.
+"""
+
+import asyncio
+import hashlib
+import math
+import multiprocessing
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from pebble import ProcessExpired, ProcessFuture, ProcessPool
+
+from storage.records import VerdictName
+from tasks.rewards import worker
+
+_LARGEST_CHUNK = 32
+_FAILURES = (TimeoutError, ProcessExpired, MemoryError)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the judge says about one answer.
+
+    Example: Verdict(name="correct", success=1.0, extracted="19", solution="19", reason="")
+    """
+
+    name: VerdictName
+    success: float  # 1 or 0
+    extracted: str  # what the judge read out of the answer, cut to 500 characters
+    solution: str  # the gold solution that matched, or the first
+    reason: str  # details of a timeout or an error
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    key: bytes
+    answer: str
+    solutions: tuple[str, ...]
+    future: "Future[Verdict]"
+
+
+class Verifier:
+    """Judges in `workers` processes. Safe to use from threads and event loops.
+
+    An answer gets `timeout_s` seconds and `memory_mb` MB on top of what an idle judge needs. The verdicts
+    of the last `cache_size` distinct pairs are kept, about 0.5 kB each.
+    """
+
+    def __init__(
+        self, workers: int = 2, timeout_s: float = 5, memory_mb: int = 2048, cache_size: int = 1_000_000
+    ) -> None:
+        # Spawned: forking this process, with its threads and models, would be unsafe.
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPool(workers, initializer=worker.prepare, initargs=[memory_mb], context=context)
+        self._workers, self._timeout_s, self._memory_mb = workers, timeout_s, memory_mb
+        self._lock = threading.Lock()
+        self._cache_size = cache_size
+        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._in_flight: dict[bytes, Future[Verdict]] = {}
+        self.sent = 0
+        """Pairs that went to a process so far; all others were answered from the cache."""
+
+    def __enter__(self) -> Self:
+        self._pool.schedule(worker.judge_all, args=[[]])  # the workers start while others start, too
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes."""
+        self._pool.stop()  # type: ignore[no-untyped-call]
+        self._pool.join()
+
+    def judge(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> list[Verdict]:
+        """Verdicts on (answer, solutions) pairs, in order; any of the solutions counts."""
+        return [future.result() for future in self._submit(pairs)]
+
+    async def judge_async(self, answer: str, solutions: Sequence[str]) -> Verdict:
+        """Verdict on one pair, without blocking the event loop."""
+        return await asyncio.wrap_future(self._submit([(answer, solutions)])[0])
+
+    def _submit(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> "list[Future[Verdict]]":
+        """A future for each pair; new pairs go out in chunks of neighbouring solutions, which are parsed once."""
+        futures, new = [], []
+        with self._lock:
+            for answer, solutions in pairs:
+                request = _request(answer, solutions)
+                known = self._known(request.key)
+                if known is None:
+                    self._in_flight[request.key] = request.future
+                    new.append(request)
+                futures.append(known or request.future)
+            self.sent += len(new)
+        new.sort(key=lambda request: request.solutions)
+        size = max(1, min(_LARGEST_CHUNK, math.ceil(len(new) / self._workers)))
+        for start in range(0, len(new), size):
+            self._send(new[start : start + size])
+        return futures
+
+    def _known(self, key: bytes) -> "Future[Verdict] | None":
+        if key not in self._verdicts:
+            return self._in_flight.get(key)
+        self._verdicts.move_to_end(key)
+        future: Future[Verdict] = Future()
+        future.set_result(self._verdicts[key])
+        return future
+
+    def _send(self, requests: Sequence[_Request]) -> None:
+        pairs = [(request.answer, request.solutions) for request in requests]
+        answer = self._pool.schedule(worker.judge_all, args=[pairs], timeout=self._timeout_s)
+        answer.add_done_callback(partial(self._receive, requests))
+
+    def _receive(self, requests: Sequence[_Request], answer: "ProcessFuture[Any]") -> None:
+        try:
+            outcomes = answer.result()
+        except _FAILURES as failure:
+            if len(requests) > 1:
+                for request in requests:
+                    self._send([request])
+                return
+            outcomes = [self._failure(failure)]
+        except Exception as error:  # noqa: BLE001 - raised again where the verdicts are awaited
+            for request in requests:
+                self._in_flight.pop(request.key, None)
+                request.future.set_exception(RuntimeError(f"the verifier was closed or broke: {error!r}"))
+            return
+        for request, (name, extracted, index, reason) in zip(requests, outcomes, strict=True):
+            solution = request.solutions[index]
+            self._settle(request, Verdict(name, float(name == "correct"), extracted, solution, reason))
+
+    def _failure(self, failure: BaseException) -> "worker.Outcome":
+        if isinstance(failure, TimeoutError):
+            return "timeout", "", 0, f"took longer than {self._timeout_s:g} s"
+        if isinstance(failure, MemoryError):
+            return "error", "", 0, f"needs more than {self._memory_mb} MB"
+        return "error", "", 0, f"the judge's process died: {failure}"
+
+    def _settle(self, request: _Request, verdict: Verdict) -> None:
+        with self._lock:
+            self._in_flight.pop(request.key, None)
+            self._verdicts[request.key] = verdict
+            if len(self._verdicts) > self._cache_size:
+                self._verdicts.popitem(last=False)
+        request.future.set_result(verdict)
+
+
+def _request(answer: str, solutions: Sequence[str]) -> _Request:
+    if isinstance(solutions, str) or not solutions:
+        raise ValueError(f"solutions={solutions!r} must be a list of 1 or more gold answers")
+    pair = (answer, tuple(solutions))
+    key = hashlib.blake2b(repr(pair).encode(), digest_size=16).digest()  # repr escapes lone surrogates
+    future: Future[Verdict] = Future()
+    future.set_running_or_notify_cancel()  # others may wait for it: who is cancelled must not cancel it for all
+    return _Request(key, *pair, future)

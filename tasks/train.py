@@ -1,0 +1,52 @@
+"""Task: one PPO update on stored trajectories and scores, committed as the next policy version."""
+
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from storage import layout, manifests
+from tasks.workspace import Workspace
+
+if TYPE_CHECKING:
+    from storage.checkpoints import Checkpoint
+    from tasks.ppo.trainer import Trainer
+
+
+@task(name="train", task_run_name="train-{iteration}", cache_policy=NO_CACHE)
+def train(workspace: Workspace, trainer: "Trainer", iteration: int, policy: str, trajectories: str, scores: str) -> str:
+    """The checkpoint after an update of `policy` on `trajectories`."""
+    from storage import checkpoints, datasets
+    from storage.records import Score
+
+    store, cache = workspace.store, workspace.cache
+    version = layout.checkpoint(workspace.name, iteration + 1)
+    if manifests.committed(store, version):
+        return version
+    checkpoint = checkpoints.open_checkpoint(store, policy, cache)
+    if trainer.holds != policy:
+        trainer.load(checkpoint.model, checkpoint.state, workspace.config.run.seed)
+    metrics = trainer.update(
+        list(datasets.trajectories(store, trajectories, cache)),
+        [Score(**row) for row in datasets.rows(store, scores, cache)],
+        checkpoint.number,
+        get_run_logger().info,
+    )
+    with TemporaryDirectory(prefix="checkpoint-") as scratch:
+        model, state = Path(scratch) / "model", Path(scratch) / "state"
+        trainer.save(model, state)
+        _copy_tokenizer(checkpoint, model)
+        parents = [policy, trajectories, scores]
+        checkpoints.commit(store, version, model, state, trainer.canary(), workspace.provenance(), parents, metrics)
+    trainer.holds = version
+    return version
+
+
+def _copy_tokenizer(checkpoint: "Checkpoint", model: Path) -> None:
+    """What the trainer does not write comes from the checkpoint before: tokenizer and chat template."""
+    for path in checkpoint.model.iterdir():
+        if not (model / path.name).exists() and path.suffix != ".safetensors":
+            shutil.copyfile(path, model / path.name)

@@ -1,0 +1,52 @@
+"""A small word and character tokenizer with a ChatML template."""
+
+import re
+from collections.abc import Iterable
+
+from tokenizers import Regex, Tokenizer
+from tokenizers.decoders import Fuse
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers import PreTrainedTokenizerFast
+
+IM_START, IM_END, END_OF_TEXT, UNKNOWN = "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<unk>"
+ROLES = ("system", "user", "assistant")
+CHARACTERS = [chr(code) for code in range(ord(" "), ord("~") + 1)] + ["\n"]
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
+    r"""A tokenizer whose tokens are the words of `texts` and all printable ASCII characters.
+
+    A word carries its leading space (` is`) or backslash (`\boxed`); digits and everything else are
+    single characters, and so is a word that `texts` lacks. Hence decoding an encoding gives back any
+    text of printable ASCII characters and newlines; other characters become `<unk>`. The same texts
+    give the same ids, in any order. `<|im_end|>` ends a turn, `<|endoftext|>` pads.
+    """
+    found = {word for text in texts for word in re.findall(r"[ \\]?[A-Za-z]{2,}", text)}
+    words = sorted(found | set(ROLES))
+    tokens = [END_OF_TEXT, IM_START, IM_END, UNKNOWN, *CHARACTERS, *words]
+    backend = Tokenizer(WordLevel({token: number for number, token in enumerate(tokens)}, unk_token=UNKNOWN))
+    backend.pre_tokenizer = Split(Regex(_pattern(words)), behavior="isolated")
+    backend.decoder = Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=IM_END,
+        pad_token=END_OF_TEXT,
+        unk_token=UNKNOWN,
+        additional_special_tokens=[IM_START],
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def _pattern(words: list[str]) -> str:
+    """Matches a whole word of `words`, else one character."""
+    known = "|".join(re.escape(word) for word in words)
+    return rf"(?:{known})(?![A-Za-z])|[\s\S]"

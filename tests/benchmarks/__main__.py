@@ -1,0 +1,69 @@
+"""Prints how fast and how large the pipeline is on this machine, as ratios measured in one run.
+
+python -m tests.benchmarks              all of them, about eight minutes on two cores
+python -m tests.benchmarks scoring      one
+"""
+
+import argparse
+import importlib
+import logging
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from tests.benchmarks.fixtures import Lab
+from tests.benchmarks.result import Row
+
+BENCHMARKS = {
+    "rollout": "the rollout stage against the same requests sent bare to the same vLLM server",
+    "overhead": "what Prefect, storage and all else add to the stages of an iteration",
+    "scoring": "the verifier against math-verify called one by one",
+    "training": "the training pass against a bare forward-backward loop over the same batches",
+    "memory": "peak memory of each stage at 1,000 and 10,000 trajectories",
+}
+WIDTH = 140  # of the table where the output is no terminal
+
+
+def main() -> None:
+    """Command line: names of benchmarks."""
+    listing = "\n".join(f"  {name:10}{what}" for name, what in BENCHMARKS.items())
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.benchmarks",
+        description=(__doc__ or "").splitlines()[0],
+        epilog=f"benchmarks:\n{listing}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run; all where none is named")
+    names = parser.parse_args().names or list(BENCHMARKS)
+    if unknown := set(names) - set(BENCHMARKS):
+        parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+    load = os.getloadavg()[0]
+    print(f"{os.cpu_count()} CPUs, load average {load:.2f}" + (": not idle, so numbers are worse" * (load > 0.5)))
+    with tempfile.TemporaryDirectory(prefix="benchmarks-") as scratch, Lab(Path(scratch)) as lab:
+        os.environ["PREFECT_HOME"] = f"{scratch}/prefect"  # before anything imports Prefect
+        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of each answer it cannot read
+        show([row for name in names for row in _run(name, lab)])
+
+
+def _run(name: str, lab: Lab) -> list[Row]:
+    print(f"{name}: {BENCHMARKS[name]}", flush=True)
+    start = time.monotonic()
+    rows: list[Row] = importlib.import_module(f"tests.benchmarks.{name}").measure(lab)
+    print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
+    return rows
+
+
+def show(rows: list[Row]) -> None:
+    """The table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("benchmark", "measured", "goal", "met", "detail", show_lines=True)
+    for row in rows:
+        table.add_row(row.benchmark, row.measured, row.goal, {None: "", True: "yes", False: "no"}[row.met], row.detail)
+    Console(width=max(Console().width, WIDTH)).print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""What benchmarks share: a scratch folder, a policy taught for a moment, and one vLLM server."""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from configs import Config, load
+from storage.checkpoints import Checkpoint, open_checkpoint
+from storage.store import Store
+
+ROOT = Path(__file__).resolve().parents[2]
+WARM_START_STEPS = 300
+
+
+class Lab:
+    """The demo's configuration in the folder `scratch`; policy and server are made when first asked for.
+
+    A context manager that ends the server.
+    """
+
+    def __init__(self, scratch: Path) -> None:
+        self.scratch = scratch
+        self.store = Store(f"{scratch}/store")
+        self._stack = ExitStack()
+        self._settings = [
+            "run.name=benchmarks",
+            f"storage.root={self.store.root}",
+            f"storage.cache={scratch}/cache",
+            f"policy.warm_start.steps={WARM_START_STEPS}",
+        ]
+
+    def __enter__(self) -> "Lab":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        self._stack.close()
+
+    @cached_property
+    def policy(self) -> Checkpoint:
+        """Policy version 0, made as the demo makes it, with fewer teaching steps."""
+        from prefect.logging import disable_run_logger
+
+        from tasks.first_policy import first_policy
+        from tasks.start_run import start_run
+
+        with disable_run_logger():
+            workspace = start_run.fn(load("demo", self._settings))
+            return open_checkpoint(self.store, first_policy.fn(workspace), workspace.cache)
+
+    @cached_property
+    def overrides(self) -> list[str]:
+        """With these the demo's configuration works in the scratch folder, on a server that is now up.
+
+        All use one server by its URL. Its key goes where a user of such a server puts it: into the environment.
+        """
+        from tasks.inference.server import Server
+
+        server = Server(load("demo", self._settings).inference, self.scratch / "vllm.log")
+        self._stack.callback(server.stop)
+        server.start(self.policy.model)
+        server.wait_until_healthy()
+        os.environ["VLLM_API_KEY"] = server.api_key
+        return [*self._settings, f"inference.urls=[{server.url}]"]
+
+    def config(self, *overrides: str) -> Config:
+        """The demo's configuration in this lab."""
+        return load("demo", [*self.overrides, *overrides])
+
+    def run_module(self, module: str, *arguments: str) -> Any:
+        """Runs `python -m tests.benchmarks.<module>`; returns the JSON in its last line of output.
+
+        In the scratch folder, where Prefect finds no prefect.toml of `make up` and so starts a server of its own.
+        """
+        environment = {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"}
+        environment |= {"PYTHONPATH": str(ROOT), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}
+        command = [sys.executable, "-m", f"tests.benchmarks.{module}", *arguments]
+        done = subprocess.run(command, cwd=self.scratch, env=environment, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(f"`{' '.join(command)}` failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
+        return json.loads(done.stdout.splitlines()[-1])

@@ -1,0 +1,128 @@
+"""What Prefect, storage and all else add to the three stages of an iteration.
+
+`measure` runs the real flow in a process of its own, which is this file with the flow's overrides as arguments:
+it times some calls while the flow runs and prints when each began and how long it took.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from functools import wraps
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from storage import layout, manifests
+from tests.benchmarks.fixtures import Lab
+from tests.benchmarks.result import Row, spread
+
+if TYPE_CHECKING:
+    from tasks.evaluation.history import Iteration
+
+GOAL = 0.05
+RUN = "overhead"
+SKIPPED = 2  # iterations in which caches fill
+ITERATIONS = 12
+STAGES = ("play", "swap", "score", "proximal", "update")
+
+Span = tuple[str, float, float]
+"""What was done, when it began (seconds since the epoch), and how long it took (seconds)."""
+
+
+def measure(lab: Lab) -> list[Row]:
+    """Iterations of the demo, from one checkpoint's manifest to the next, less what the stages themselves take."""
+    from tasks.evaluation.history import read_history
+    from tasks.rewards.scoring import scorer_fingerprint
+
+    overrides = [f"run.name={RUN}", f"run.iterations={ITERATIONS}", f"evaluation.every={ITERATIONS}"]
+    overrides += ["policy.warm_start=null", f"policy.path={lab.store.uri(lab.policy.version)}"]
+    spans = lab.run_module("overhead", *lab.overrides, *overrides)
+    scorer = scorer_fingerprint(lab.config().score)
+    history = read_history(lab.store, RUN, scorer, ITERATIONS, lab.scratch)
+    return [_row([_seconds(lab, iteration, spans) for iteration in history.iterations[SKIPPED:]])]
+
+
+def _row(iterations: list[dict[str, float]]) -> Row:
+    shares = [seconds["overhead"] / seconds["iteration"] for seconds in iterations]
+    typical = {name: f"{median(seconds[name] for seconds in iterations):.3f}" for name in iterations[0]}
+    stages = " + ".join(f"{name} {typical[name]}" for name in STAGES)
+    rest = ", ".join(f"{name} {typical[name]}" for name in ("checkpoint", "Prefect", "other"))
+    detail = f"iteration {typical['iteration']} = {stages} + overhead {typical['overhead']} ({rest})"
+    return Row(
+        benchmark="overhead / iteration",
+        measured=f"{typical['overhead']} s, {spread(shares, '{:.1%}'.format)}",
+        goal=f"{GOAL:.0%} or less",
+        met=median(shares) <= GOAL,
+        detail=f"seconds, medians of {len(iterations)}: {detail}",
+    )
+
+
+def _seconds(lab: Lab, iteration: "Iteration", spans: Sequence[Span]) -> dict[str, float]:
+    """Where the seconds of an iteration went. Swapping weights in and proving them belongs to the rollout stage."""
+    versions = [layout.checkpoint(RUN, number) for number in (iteration.number, iteration.number + 1)]
+    begin, end = (manifests.read(lab.store, version).created_at.timestamp() for version in versions)
+    timed = {
+        what: sum(seconds for name, began, seconds in spans if name == what and begin < began <= end)
+        for what in ("swap", "checkpoint", "Prefect")
+    }
+    stages = {
+        "play": iteration.rollout["seconds"],
+        "swap": timed["swap"],
+        "score": iteration.score["seconds"],
+        "proximal": iteration.train["seconds/proximal"],
+        "update": iteration.train["seconds/update"],
+    }
+    overhead = end - begin - sum(stages.values())
+    other = overhead - timed["checkpoint"] - timed["Prefect"]
+    return stages | timed | {"iteration": end - begin, "overhead": overhead, "other": other}
+
+
+def main(overrides: list[str]) -> None:
+    """Run the flow; the last line of output holds the spans as JSON."""
+    from flows.math_mt_ppo import math_mt_ppo
+    from storage import checkpoints
+    from tasks.inference.engine import Engine
+    from tasks.ppo.trainer import Trainer
+    from tasks.rollout import rollout
+    from tasks.score import score
+    from tasks.train import train
+
+    spans: list[Span] = []
+    left = time.time()  # when the last stage's own code ended
+
+    def time_call(owner: Any, name: str, what: str) -> None:
+        function = getattr(owner, name)
+
+        @wraps(function)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            began = time.time()
+            result = function(*args, **kwargs)
+            spans.append((what, began, time.time() - began))
+            return result
+
+        setattr(owner, name, timed)
+
+    def time_between(task: Any) -> None:
+        function = task.fn
+
+        @wraps(function)
+        def stage(*args: Any, **kwargs: Any) -> Any:
+            nonlocal left
+            spans.append(("Prefect", left, time.time() - left))
+            result = function(*args, **kwargs)
+            left = time.time()
+            return result
+
+        task.fn = stage
+
+    time_call(Engine, "serve", "swap")
+    for owner, name in ((Trainer, "save"), (Trainer, "canary"), (checkpoints, "commit")):
+        time_call(owner, name, "checkpoint")
+    for task in (rollout, score, train):
+        time_between(task)
+    math_mt_ppo("demo", overrides)
+    print(json.dumps(spans))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,113 @@
+"""Episodes a second of the rollout stage, against the same requests sent bare to the same server."""
+
+import asyncio
+import os
+import time
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
+
+from configs import Config
+from configs.schema import Agent
+from storage.manifests import Draft
+from tests.benchmarks.fixtures import Lab
+from tests.benchmarks.result import Row, spread
+
+if TYPE_CHECKING:
+    from tasks.inference.engine import Engine
+    from tasks.rewards.verifier import Verifier
+    from tasks.rollouts.plan import Plan
+
+GOAL = 0.85
+WARM_UP = 2
+PAIRS = 12
+
+Request = tuple[str, dict[str, Any]]
+"""Path and JSON body."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    seconds: float
+    completions: int
+    tokens: int
+
+
+def measure(lab: Lab) -> list[Row]:
+    """The stage plays an iteration, then its requests go out bare, and so on with other problems and seeds."""
+    from tasks.inference.engine import Engine
+    from tasks.rewards.verifier import Verifier
+
+    config = lab.config().model_copy(update={"agent": Agent(type="math-single-step")})
+    pairs = []
+    with Engine(config.inference, config.rollout, lab.scratch) as engine, Verifier() as verifier:
+        engine.serve(lab.policy)
+        for number in range(WARM_UP + PAIRS):
+            stage, requests = _stage(lab, _plan(lab, config, number), engine, verifier)
+            pairs.append((stage, asyncio.run(_bare(config.inference.urls[0], requests))))
+    return [_row(pairs[WARM_UP:])]
+
+
+def _row(pairs: list[tuple[_Measured, _Measured]]) -> Row:
+    ratios = [bare.seconds / stage.seconds for stage, bare in pairs]
+    rates = [median(run.completions / run.seconds for run in runs) for runs in zip(*pairs, strict=True)]
+    assert all(stage.completions == bare.completions for stage, bare in pairs)
+    same = sum(stage.tokens == bare.tokens for stage, bare in pairs)
+    detail = (
+        f"{pairs[0][0].completions} single-turn episodes, judged and in Parquet: {rates[0]:.0f}/s, bare "
+        f"{rates[1]:.0f}/s; {len(pairs)} pairs, {same} of them with the same number of tokens on both sides"
+    )
+    met = median(ratios) >= GOAL
+    return Row("rollout stage / bare requests", spread(ratios, "{:.2f}".format), f"{GOAL} or more", met, detail)
+
+
+def _plan(lab: Lab, config: Config, iteration: int) -> "Plan":
+    from tasks.inference.api import GenerationConfig
+    from tasks.rollouts.plan import Plan
+
+    sampling = config.sampling
+    gconfig = GenerationConfig(1, sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_new_tokens)
+    return Plan(f"rollout/{iteration:06d}", config, iteration, lab.policy, "", gconfig, config.rollout.group_size)
+
+
+def _stage(lab: Lab, plan: "Plan", engine: "Engine", verifier: "Verifier") -> tuple[_Measured, list[Request]]:
+    """Plays the plan's iteration; also the requests that went to the server, for the other side."""
+    from tasks.inference.client import Client
+    from tasks.problems import load_problems
+    from tasks.rollouts.plan import draw
+    from tasks.rollouts.play import play
+
+    config, requests, post = plan.config, [], Client._post
+
+    async def recorded(client: Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        requests.append((path, body))
+        return await post(client, path, body)
+
+    problems = load_problems(config.problems.train, config.problems.max_bad_share).problems
+    drawn = draw(problems, config.rollout.problems_per_iteration, plan.iteration, config.run.seed)
+    with Draft(lab.store, f"runs/{plan.name}", "trajectories") as draft, patch.object(Client, "_post", recorded):
+        start = time.perf_counter()
+        metrics = play(plan, drawn, engine, verifier, draft, lambda _: None)
+        seconds = time.perf_counter() - start
+    return _Measured(seconds, metrics["episodes"], metrics["generated_tokens"]), requests
+
+
+async def _bare(url: str, requests: list[Request]) -> _Measured:
+    """All requests at once; the answers are read as JSON and no more."""
+    import aiohttp
+
+    start = time.perf_counter()
+    headers = {"Authorization": f"Bearer {os.environ['VLLM_API_KEY']}"}
+    async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0)) as session:
+
+        async def ask(request: Request) -> Any:
+            path, body = request
+            async with session.post(f"{url}{path}", json=body) as response:
+                response.raise_for_status()
+                return await response.json()
+
+        answers = await asyncio.gather(*map(ask, requests))
+    seconds = time.perf_counter() - start
+    choices = [choice for answer in answers for choice in answer["choices"]]
+    return _Measured(seconds, len(choices), sum(len(choice["token_ids"]) for choice in choices))

@@ -1,0 +1,157 @@
+"""The verifier against math-verify called one by one, on the answers of rollouts: 32 problems in groups of 16.
+
+A group's rate of success is uniform, and its wrong answers are few: a policy repeats its mistakes. Answers come in
+the order in which episodes end, which is none.
+"""
+
+import random
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from configs import load
+from tests.benchmarks.fixtures import Lab
+from tests.benchmarks.result import Row, spread
+
+if TYPE_CHECKING:
+    from tasks.rewards.verifier import Verifier
+
+GOAL = 5.0
+PROBLEMS, GROUP = 32, 16
+WARM_UP = 1
+MANY, FEW = 20, 4  # batches: LaTeX takes math-verify seconds
+LATEX = (
+    r"\frac{11}{11}",
+    r"11\sqrt{11}",
+    r"\left(11, \frac{1}{11}\right)",
+    "x^2 + 11x - 11",
+    r"\left[11, \infty\right)",
+)
+WORDS = (
+    "so",
+    "then",
+    "we",
+    "add",
+    "both",
+    "sides",
+    "and",
+    "divide",
+    "by",
+    "two",
+    "which",
+    "leaves",
+    "half",
+    "of",
+    "it",
+)
+
+Pair = tuple[str, list[str]]
+"""Answer and solutions."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    theirs: float  # seconds
+    ours: float
+    again: float  # with all verdicts in the cache
+    distinct: int  # pairs that went to a process
+
+
+def measure(_: Lab) -> list[Row]:
+    """Each kind of answers with an empty cache; the workers are warm."""
+    from tasks.rewards.verifier import Verifier
+
+    settings = load("demo").score
+    with Verifier(settings.workers, settings.timeout_s, settings.memory_mb) as verifier:
+        return [
+            _row(verifier, "numbers", MANY, lambda _: "1111", lambda _: "", goal=GOAL),
+            _row(verifier, "LaTeX", FEW, lambda rng: rng.choice(LATEX), lambda _: ""),
+            _row(verifier, "LaTeX after distinct working", FEW, lambda rng: rng.choice(LATEX), _working),
+        ]
+
+
+def _row(
+    verifier: "Verifier",
+    kind: str,
+    count: int,
+    form: Callable[[random.Random], str],
+    working: Callable[[random.Random], str],
+    goal: float | None = None,
+) -> Row:
+    rng, used = random.Random(kind), set[str]()
+    batches = [_batch(rng, used, form, working) for _ in range(WARM_UP + count)]
+    runs = [_measure(verifier, pairs) for pairs in batches][WARM_UP:]
+    ratios = [run.theirs / run.ours for run in runs]
+    ours, again = (median(seconds) for seconds in zip(*[(run.ours, run.again) for run in runs], strict=True))
+    return Row(
+        benchmark=f"one by one / verifier: {kind}",
+        measured=spread(ratios, "{:.1f}".format),
+        goal=f"{goal:g} or more" if goal else "",
+        met=median(ratios) >= goal if goal else None,
+        detail=f"{PROBLEMS * GROUP} answers ({median(run.distinct for run in runs):.0f} distinct) in {ours:.3f} s, "
+        f"again from the cache in {again:.4f} s; verdicts identical in all {len(runs)} batches",
+    )
+
+
+def _measure(verifier: "Verifier", pairs: list[Pair]) -> _Measured:
+    sent = verifier.sent
+    start = time.perf_counter()
+    verdicts = verifier.judge(pairs)
+    ours = time.perf_counter() - start
+    distinct = verifier.sent - sent
+    assert distinct == len({(answer, *solutions) for answer, solutions in pairs}), "the cache was not empty"
+    start = time.perf_counter()
+    verifier.judge(pairs)
+    again = time.perf_counter() - start
+    start = time.perf_counter()
+    expected = _one_by_one(pairs)
+    theirs = time.perf_counter() - start
+    if differing := [pair for pair, a, b in zip(pairs, verdicts, expected, strict=True) if (a.success == 1) != b]:
+        raise AssertionError(f"the verifier and math-verify disagree: {differing[:3]}")
+    return _Measured(theirs, ours, again, distinct)
+
+
+def _one_by_one(pairs: list[Pair]) -> list[bool]:
+    r"""As math-verify's own documentation does it; \boxed{} because bare LaTeX is not read."""
+    from math_verify import parse, verify
+
+    return [
+        any(verify(parse(f"\\boxed{{{solution}}}"), parse(answer)) for solution in solutions)
+        for answer, solutions in pairs
+    ]
+
+
+def _batch(
+    rng: random.Random,
+    used: set[str],
+    form: Callable[[random.Random], str],
+    working: Callable[[random.Random], str],
+) -> list[Pair]:
+    """The answers of one rollout, shuffled; no solution occurs in two batches, so none is answered from the cache."""
+    pairs = []
+    for _ in range(PROBLEMS):
+        shape = form(rng)
+        while (gold := _fill(rng, shape)) in used:
+            pass
+        used.add(gold)
+        wrong, rate = [_fill(rng, shape) for _ in range(4)], rng.random()
+        for _ in range(GROUP):
+            value = gold if rng.random() < rate else rng.choices(wrong, [8, 4, 2, 1])[0]
+            answer = rng.choices([f"\\boxed{{{value}}}", f"The answer is ${value}$."], [9, 1])[0]
+            pairs.append((working(rng) + answer, [gold]))
+    rng.shuffle(pairs)
+    return pairs
+
+
+def _fill(rng: random.Random, shape: str) -> str:
+    """`shape` with other digits."""
+    return re.sub("1", lambda _: str(rng.randint(1, 9)), shape)
+
+
+def _working(rng: random.Random) -> str:
+    """About 150 words, with a formula here and there."""
+    words = rng.choices([*WORDS, f"$x_{{1}} = {rng.randint(2, 99)} + y$"], k=150)
+    return " ".join(words) + f", case {rng.getrandbits(48)}: "

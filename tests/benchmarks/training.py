@@ -1,0 +1,119 @@
+"""The training pass against a bare forward-backward loop over the same batches."""
+
+import time
+from collections.abc import Iterator
+from statistics import median
+from typing import TYPE_CHECKING
+
+from configs import Config
+from storage.records import Score, Trajectory
+from tests.benchmarks.fixtures import Lab
+from tests.benchmarks.result import Row, spread
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from tasks.ppo.batches import Minibatch
+
+GOAL = 0.8
+WARM_UP, ROUNDS = 1, 8
+
+
+def measure(lab: Lab) -> list[Row]:
+    """Updates on a rollout of the demo, and after each the bare loop over the batches that it saw."""
+    import torch
+
+    from tasks.ppo.policy import load_policy
+    from tasks.ppo.trainer import Trainer
+
+    config = lab.config("run.name=training")
+    trajectories, scores = _play(lab, config)
+    trainer = Trainer(config.ppo, config.optimizer, config.reward, config.sampling.temperature)
+    trainer.load(lab.policy.model, None, config.run.seed)
+    model = load_policy(lab.policy.model, config.ppo)
+    adamw = torch.optim.AdamW(model.parameters(), lr=config.optimizer.lr)
+    drawn = _minibatches(config, trajectories, scores)
+    rounds = []
+    for _ in range(WARM_UP + ROUNDS):
+        start = time.perf_counter()
+        metrics = trainer.update(trajectories, scores, version=0)
+        metrics["seconds/all"] = time.perf_counter() - start
+        rounds.append((metrics, _bare(model, adamw, next(drawn), config.optimizer.max_grad_norm)))
+    return [_row(rounds[WARM_UP:], config.ppo.micro_batch_tokens)]
+
+
+def _row(rounds: list[tuple[dict[str, float], float]], budget: int) -> Row:
+    ratios = [seconds / metrics["seconds/update"] for metrics, seconds in rounds]
+    tokens = rounds[0][0]["tokens/all"]
+    names = ("seconds/update", "seconds/proximal", "seconds/all")
+    training, proximal, whole = (median(metrics[name] for metrics, _ in rounds) for name in names)
+    bare = median(seconds for _, seconds in rounds)
+    return Row(
+        benchmark="training pass / bare loop",
+        measured=spread(ratios, "{:.2f}".format),
+        goal=f"{GOAL} or more",
+        met=median(ratios) >= GOAL,
+        detail=f"{tokens / training:.0f} tokens/s, bare {tokens / bare:.0f}; {tokens:.0f} tokens in micro-batches of "
+        f"{budget}; whole update {whole:.2f} s, of which training pass {training:.2f} and proximal logprobs "
+        f"{proximal:.2f}; {len(rounds)} rounds",
+    )
+
+
+def _play(lab: Lab, config: Config) -> tuple[list[Trajectory], list[Score]]:
+    """An iteration of the demo, scored."""
+    from prefect.logging import disable_run_logger
+
+    from storage import datasets
+    from tasks.import_problems import import_problems
+    from tasks.resources import open_engine, open_verifier
+    from tasks.rollout import rollout
+    from tasks.score import score
+    from tasks.workspace import Workspace
+
+    workspace = Workspace(config)
+    with disable_run_logger(), open_engine(workspace) as engine, open_verifier(workspace) as verifier:
+        problems, _ = import_problems.fn(workspace)
+        trajectories = rollout.fn(workspace, engine, verifier, 0, lab.policy.version, problems)
+        scores = score.fn(workspace, verifier, 0, trajectories)
+    rows = datasets.rows(lab.store, scores, workspace.cache)
+    return list(datasets.trajectories(lab.store, trajectories, workspace.cache)), [Score(**row) for row in rows]
+
+
+def _minibatches(config: Config, trajectories: list[Trajectory], scores: list[Score]) -> "Iterator[list[Minibatch]]":
+    """What the trainer draws in each update, for it draws from a generator of the same seed."""
+    import torch
+
+    from tasks.ppo.advantages import turn_advantages
+    from tasks.ppo.batches import make_minibatches
+    from tasks.ppo.samples import build_samples
+
+    samples = build_samples(trajectories, scores, config.reward)
+    advantages = turn_advantages(samples, config.ppo.advantage)
+    generator = torch.Generator().manual_seed(config.run.seed)
+    while True:
+        yield make_minibatches(samples, advantages, config.ppo, generator, torch.device("cpu"))
+
+
+def _bare(
+    model: "PreTrainedModel", adamw: "torch.optim.AdamW", minibatches: "list[Minibatch]", max_grad_norm: float
+) -> float:
+    """Seconds for cross-entropy on the sampled tokens: forward, backward and optimizer, and no more."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    def labels(tokens: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+        empty = torch.full_like(tokens, -100)
+        empty[rows, columns] = tokens[rows, columns]
+        return empty[:, 1:]
+
+    work = [[(batch.tokens, labels(batch.tokens, batch.rows, batch.columns)) for batch in part] for part in minibatches]
+    start = time.perf_counter()
+    for minibatch in work:
+        adamw.zero_grad()
+        for tokens, wanted in minibatch:
+            logits = model(input_ids=tokens[:, :-1], use_cache=False).logits
+            cross_entropy(logits.transpose(1, 2), wanted, reduction="sum").backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+        adamw.step()
+    return time.perf_counter() - start

@@ -1,0 +1,104 @@
+"""What tests share: one tiny policy, one real vLLM server for the whole session, and stores."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Before anything imports Prefect: a home of the tests' own, and no phoning home.
+os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="prefect-test-")
+os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
+os.environ["OMP_WAIT_POLICY"] = "passive"
+os.environ["PREFECT_LOGGING_LEVEL"] = "WARNING"  # its handler outlives the stream that pytest captures
+os.environ["DO_NOT_TRACK"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.pop("PREFECT_API_URL", None)
+
+from configs.schema import ArithmeticSource, Inference, Rollout, WarmStart
+from storage import checkpoints, layout
+from storage.checkpoints import Checkpoint
+from storage.manifests import Provenance
+from storage.store import Store
+from tasks.inference.engine import Engine
+from tasks.rewards.verifier import Verifier
+
+SOURCE = ArithmeticSource(kind="arithmetic", high=9)
+TINY = WarmStart(hidden_size=64, layers=1, heads=2, kv_heads=1, steps=30, batch_size=32)
+
+
+@pytest.fixture(scope="session")
+def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A transformers folder: a tiny Qwen3, hardly taught, and its tokenizer."""
+    from tasks.warm_start.teach import make_policy
+
+    folder = tmp_path_factory.mktemp("policy")
+    make_policy(TINY, SOURCE, "Your answer is wrong. Try again.", seed=1, folder=folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def checkpoint_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return Store(str(tmp_path_factory.mktemp("checkpoints")))
+
+
+def commit_policy(store: Store, version: int, folder: Path, noise: float = 0.0) -> Checkpoint:
+    """Commit the policy, its weights moved by `noise`, as a version; returns it opened."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from configs.schema import PPO
+    from tasks.ppo.policy import load_policy, make_canary
+
+    model = load_policy(folder, PPO())
+    generator = torch.Generator().manual_seed(version)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(noise * torch.randn(parameter.shape, generator=generator))
+    with tempfile.TemporaryDirectory() as scratch:
+        model.save_pretrained(scratch)
+        AutoTokenizer.from_pretrained(folder).save_pretrained(scratch)
+        key = layout.checkpoint("shared", version)
+        canary = make_canary(model, 4096)
+        checkpoints.commit(store, key, Path(scratch), None, canary, Provenance(config={}), [], {})
+    return checkpoints.open_checkpoint(store, key, Path(scratch))
+
+
+@pytest.fixture(scope="session")
+def policies(checkpoint_store: Store, policy_folder: Path) -> list[Checkpoint]:
+    """Three policy versions with different weights."""
+    return [commit_policy(checkpoint_store, version, policy_folder, 0.02 * version) for version in range(3)]
+
+
+@pytest.fixture(scope="session")
+def engine(policies: list[Checkpoint], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """The session's vLLM server; a test that needs a policy calls `serve` first."""
+    settings = Inference(max_model_len=128, enforce_eager=True)
+    with Engine(settings, Rollout(), tmp_path_factory.mktemp("logs")) as engine:
+        engine.serve(policies[0])
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def verifier() -> Iterator[Verifier]:
+    with Verifier(workers=2) as verifier:
+        yield verifier
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "store"))
+
+
+@pytest.fixture
+def overrides(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+    """A store of the test's own, and the session's server by its URL, as production has it."""
+    server = engine.servers[0]
+    monkeypatch.setenv("VLLM_API_KEY", server.api_key)
+    engine.forget()  # the flow will swap the server's weights
+    return [
+        f"storage.root={tmp_path}/var",
+        f"storage.cache={tmp_path}/cache",
+        f"inference.urls=[{server.url}]",
+    ]

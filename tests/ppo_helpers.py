@@ -1,0 +1,109 @@
+"""Hand-made rows and tiny random models for the tests of `tasks.ppo`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen3Config
+
+from storage.records import Score, Status, Trajectory, Turn
+
+VOCABULARY = 50
+
+
+def make_trajectory(
+    name: str,
+    turns: Sequence[Sequence[int]],
+    *,
+    problem: str = "p",
+    logprob: float = -1.0,
+    version: int = 0,
+    status: Status = "completed",
+    turn_discount: float = 1.0,
+) -> Trajectory:
+    """Prompt 1 2 3, then the turns' tokens with feedback 4 5 between them."""
+    ids, mask, spans = [1, 2, 3], [False] * 3, []
+    for number, turn in enumerate(turns):
+        if number:
+            ids, mask = [*ids, 4, 5], [*mask, False, False]
+        spans.append(Turn(len(ids), len(ids) + len(turn), "", "wrong", 0.0, "stop", "", 0.0, 0))
+        ids, mask = [*ids, *turn], [*mask, *[True] * len(turn)]
+    return Trajectory(
+        trajectory_id=name,
+        run="test",
+        iteration=0,
+        problem_id=problem,
+        sample=0,
+        status=status,
+        reason="",
+        token_ids=ids,
+        action_mask=mask,
+        logprobs=[logprob if sampled else 0.0 for sampled in mask],
+        versions=[version if sampled else -1 for sampled in mask],
+        turns=spans,
+        turn_discount=turn_discount,
+        prompt="",
+        solutions=[],
+        problem_set="",
+        policy="",
+        policy_version=version,
+        sampling="{}",
+        agent="",
+        agent_args="{}",
+        environment="",
+        environment_args="{}",
+        seed=0,
+        started_at=0.0,
+        latency_s=0.0,
+    )
+
+
+def make_scores(name: str, *successes: float) -> list[Score]:
+    return [
+        Score(name, turn, "correct" if success else "wrong", success, "", "", "")
+        for turn, success in enumerate(successes)
+    ]
+
+
+def random_rows(
+    problems: int = 4, samples: int = 4, seed: int = 0, vocabulary: int = VOCABULARY, longest: int = 9
+) -> tuple[list[Trajectory], list[Score]]:
+    """Trajectories of one or two turns of random tokens, of random success and random logprobs."""
+    draw = torch.Generator().manual_seed(seed)
+    rows, scores = [], []
+    for number in range(problems * samples):
+        name = f"t{number:03d}"
+        lengths = torch.randint(1, longest, (int(torch.randint(1, 3, (), generator=draw)),), generator=draw).tolist()
+        turns = [torch.randint(6, vocabulary, (length,), generator=draw).tolist() for length in lengths]
+        logprob = -3.5 - float(torch.rand((), generator=draw))
+        rows.append(make_trajectory(name, turns, problem=f"p{number // samples}", logprob=logprob, version=number % 3))
+        scores += make_scores(name, *torch.randint(0, 2, (len(turns),), generator=draw).float().tolist())
+    return rows, scores
+
+
+def tiny_model(kind: str = "qwen3", tied: bool = False, seed: int = 0) -> PreTrainedModel:
+    """Two layers of width 32, with weights large enough to make logits differ."""
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 128,
+        "initializer_range": 0.2,
+        "tie_word_embeddings": tied,
+    }
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(Qwen2Config(**sizes) if kind == "qwen2" else Qwen3Config(**sizes))
+    assert isinstance(model, PreTrainedModel)
+    model.eval()
+    return model
+
+
+def save_tiny(folder: Path, kind: str = "qwen3", tied: bool = False) -> Path:
+    tiny_model(kind, tied).save_pretrained(folder)
+    return folder

@@ -1,0 +1,80 @@
+"""A scripted engine, and what an episode needs, for tests of agents and the collector."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from configs import Config, load
+from configs.schema import Rollout
+from storage.checkpoints import Canary, Checkpoint
+from storage.manifests import Manifest
+from storage.records import Problem, Trajectory
+from tasks.agents.chat import Chat
+from tasks.agents.interface import Agent, AgentContext
+from tasks.environments.interface import Environment, EnvironmentContext
+from tasks.environments.math_verify import MathVerifyEnvironment
+from tasks.inference.api import Completion, GenerationConfig
+from tasks.rewards.verifier import Verifier
+from tasks.rollouts.collector import Collector
+from tasks.rollouts.plan import Plan
+
+PROBLEM = Problem("1+2", "What is 1 + 2?", ["3"])
+GCONFIG = GenerationConfig(max_new_tokens=8)
+
+
+@dataclass
+class ScriptedEngine:
+    """Answers each request with a text chosen by `reply(turn, sample)`; counts requests."""
+
+    chat: Chat
+    reply: Callable[[int, int], str | Exception]
+    replicas: int = 1
+    delay_s: float = 0.0
+    requests: list[tuple[list[int], GenerationConfig, int, int]] = field(default_factory=list)
+
+    async def generate(
+        self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
+    ) -> list[Completion]:
+        self.requests.append((token_ids, gconfig, seed, replica))
+        await asyncio.sleep(self.delay_s)
+        eos = self.chat.encode("<|im_end|>")
+        turn = token_ids.count(eos[0]) // 2
+        return [self._completion(self.reply(turn, sample), eos) for sample in range(gconfig.n)]
+
+    def _completion(self, reply: str | Exception, eos: list[int]) -> Completion:
+        if isinstance(reply, Exception):
+            raise reply
+        ids = self.chat.encode(reply) + eos
+        return Completion(ids, [-0.5] * len(ids), [3] * len(ids), "stop")
+
+
+def make_plan(group_size: int = 4, config: Config | None = None) -> Plan:
+    manifest = Manifest.model_construct(files=[])
+    policy = Checkpoint("runs/r/checkpoints/000003", 3, Path(), None, Canary([], []), manifest)
+    return Plan("r/000003", config or load("smoke"), 3, policy, "problems/x", GCONFIG, group_size)
+
+
+def play(
+    engine: ScriptedEngine,
+    agent: Agent,
+    verifier: Verifier,
+    problems: list[Problem] | None = None,
+    group_size: int = 4,
+    settings: Rollout | None = None,
+    environment: type[MathVerifyEnvironment] = MathVerifyEnvironment,
+) -> list[Trajectory]:
+    """Trajectories of the problems, by id."""
+    played: list[Trajectory] = []
+
+    def make_environment() -> Environment:
+        return environment(EnvironmentContext(verifier))
+
+    collector = Collector(engine, agent, make_environment, engine.chat, settings or Rollout())
+    groups = make_plan(group_size).groups(problems or [PROBLEM])
+    asyncio.run(collector.collect(groups, group_size, played.extend))
+    return sorted(played, key=lambda trajectory: trajectory.trajectory_id)
+
+
+def context(chat: Chat, max_model_len: int = 128) -> AgentContext:
+    return AgentContext(chat, GCONFIG, max_model_len)

@@ -1,0 +1,115 @@
+"""Configuration: every file loads, and what cannot run is refused with key, value and remedy."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from configs import Config, ConfigError, available, differences, load, to_yaml
+from configs.schema import Knobs
+from tasks.configuration import resolve
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("name", available())
+def test_every_file_resolves(name: str) -> None:
+    """A configuration file that people start from must never be broken."""
+    config = resolve(name)
+    assert load_text(to_yaml(config)) == config
+
+
+def load_text(text: str) -> Config:
+    return Config.model_validate(yaml.safe_load(text))
+
+
+def test_overrides_reach_their_knobs() -> None:
+    """Dotted overrides, as on the command line and in deployments."""
+    config = resolve("demo", ["agent.args.num_turns=3", "ppo.eps_clip=0.3", "optimizer.lr=1e-5"])
+    assert config.agent.args["num_turns"] == 3
+    assert config.ppo.eps_clip == 0.3
+    assert config.optimizer.lr == 1e-5
+
+
+def test_a_mapping_replaces_its_section() -> None:
+    """Another kind of source or policy does not inherit keys of the one in the file."""
+    config = load("demo", ["policy={path: p}", "problems.train={kind: jsonl, path: x, preset: gsm8k}"])
+    assert config.policy.warm_start is None
+    assert config.problems.train.kind == "jsonl"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("ppo.eps_clp=0.3", "did you mean 'eps_clip'"),
+        ("agnt.type=null", "did you mean 'agent'"),
+        ("problems.train.hgh=3", "did you mean 'high'"),
+        ("ppo.eps_clip=abc", "ppo.eps_clip='abc'"),
+        ("rollout.group_size=2.5", "rollout.group_size=2.5"),
+        ("run.name=../elsewhere", "run.name"),
+        ("run.iterations", "not key=value"),
+        ("rollout.group_size=1", "group baseline"),
+        ("ppo.minibatches=99", "ppo.minibatches=99"),
+        ("sampling.temperature=0", "greedy"),
+        ("sampling.top_p=0.9", "allow_biased_sampling"),
+        ("sampling.max_new_tokens=4096", "max_model_len"),
+        ("policy.path=somewhere", "exactly one"),
+        ("problems.train.kind=parquets", "parquets"),
+        ("agent.type=math-multiturn", "did you mean 'math-multi-turn'"),
+        ("agent.args.num_turn=3", "did you mean 'num_turns'"),
+        ("agent.args.num_turns=three", "num_turns='three'"),
+        ("agent.args.num_turns=0", "num_turns=0"),
+        ("environment.args.tolerance=1", "takes no such argument"),
+        ("agent.type=no_such_package:Agent", "no_such_package"),
+        ("agent.type=tasks.agents.null:NoAgent", "did you mean 'NullAgent'"),
+    ],
+)
+def test_refused_with_a_remedy(override: str, message: str) -> None:
+    """Each mistake is named before anything starts."""
+    with pytest.raises(ConfigError, match=message):
+        resolve("demo", [override])
+
+
+def test_unknown_file_names_the_nearest() -> None:
+    """A typo in the configuration's name."""
+    with pytest.raises(ConfigError, match="did you mean 'smoke'"):
+        load("smok")
+
+
+def test_malformed_yaml_is_named(tmp_path: Path) -> None:
+    """A file that is no YAML gives a message, not a stack of parser frames."""
+    path = tmp_path / "broken.yaml"
+    path.write_text("run: {name: [")
+    with pytest.raises(ConfigError, match="broken.yaml is not valid YAML"):
+        load(path)
+
+
+def test_differences_name_keys_and_values() -> None:
+    """What a continued run prints when its configuration has changed."""
+    old, new = load("demo"), load("demo", ["ppo.eps_clip=0.3", "agent.args.num_turns=4"])
+    lines = differences(old.model_dump(mode="json"), new.model_dump(mode="json"))
+    assert lines == ["agent.args.num_turns: 2 -> 4", "ppo.eps_clip: 0.2 -> 0.3"]
+
+
+def test_every_knob_is_documented() -> None:
+    """The page of knobs is the documentation: none stands there without a sentence."""
+    bare = [
+        f"{section.__name__}.{name}"
+        for section in Knobs.__subclasses__()
+        for name, field in section.model_fields.items()
+        if not field.description and section is not Config and name not in ("kind", "advantage")
+    ]
+    assert bare == []
+
+
+def test_print_config_and_errors_on_the_command_line() -> None:
+    """`--print-config` prints YAML; a bad key ends with status 2 and one message, no traceback."""
+    command = [sys.executable, "-m", "flows.math_mt_ppo", "demo"]
+    printed = subprocess.run([*command, "ppo.eps_clip=0.3", "--print-config"], capture_output=True, text=True, cwd=ROOT)
+    assert load_text(printed.stdout).ppo.eps_clip == 0.3
+    refused = subprocess.run([*command, "ppo.eps_clp=0.3"], capture_output=True, text=True, cwd=ROOT)
+    assert refused.returncode == 2
+    assert "did you mean 'eps_clip'" in refused.stderr
+    assert "Traceback" not in refused.stderr

@@ -1,0 +1,184 @@
+"""The real vLLM server: swaps, proofs, deaths and ends."""
+
+import asyncio
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import aiohttp
+import psutil
+import pytest
+
+from configs.schema import Inference, Rollout
+from storage.checkpoints import Canary, Checkpoint
+from tasks.inference.api import Completion, ContextLengthError, GenerationConfig, InferenceError
+from tasks.inference.client import Client
+from tasks.inference.engine import Engine
+from tasks.inference.server import Server
+
+PROMPT = [5, 6, 7, 8]
+
+
+def generate(engine: Engine, gconfig: GenerationConfig, token_ids: list[int] = PROMPT) -> list[Completion]:
+    async def ask() -> list[Completion]:
+        async with engine.connect() as connection:
+            return await connection.generate(token_ids, gconfig, seed=7, replica=0)
+
+    return asyncio.run(ask())
+
+
+def test_swapped_weights_are_proven(engine: Engine, policies: list[Checkpoint]) -> None:
+    """Each policy in turn is served in place; tokens say by which version they were sampled."""
+    logprobs = []
+    for policy in (policies[1], policies[2], policies[1]):
+        engine.serve(policy)
+        completions = generate(engine, GenerationConfig(n=3, max_new_tokens=6))
+        assert len(completions) == 3
+        for completion in completions:
+            assert set(completion.versions) == {policy.number}
+            assert len(completion.token_ids) == len(completion.logprobs) == len(completion.versions)
+        logprobs.append([completion.logprobs for completion in completions])
+    assert logprobs[0] == logprobs[2]
+    assert logprobs[0] != logprobs[1]
+
+
+def test_logprobs_are_those_of_the_sampling_temperature(engine: Engine, policies: list[Checkpoint]) -> None:
+    """At another temperature the recorded logprobs are the trainer's at that temperature."""
+    import torch
+
+    from configs.schema import PPO
+    from tasks.ppo.policy import load_policy
+
+    engine.serve(policies[1])
+    completion = generate(engine, GenerationConfig(temperature=0.5, max_new_tokens=6))[0]
+    ids = torch.tensor([PROMPT + completion.token_ids])
+    with torch.no_grad():
+        logits = load_policy(policies[1].model, PPO())(ids).logits[0, len(PROMPT) - 1 : -1]
+    expected = torch.log_softmax(logits / 0.5, -1).gather(1, ids[0, len(PROMPT) :, None])[:, 0]
+    assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_other_weights_than_asked_for_stop_the_run(engine: Engine, policies: list[Checkpoint]) -> None:
+    """The canary finds weights that are not the checkpoint's, and both numbers are told."""
+    lying = dataclasses.replace(
+        policies[2],
+        version="runs/shared/checkpoints/000009",
+        canary=Canary(policies[2].canary.token_ids, policies[1].canary.logprobs),
+    )
+    with pytest.raises(InferenceError, match=r"does not serve runs/shared/checkpoints/000009.*served.*expected"):
+        engine.serve(lying)
+    engine.serve(policies[0])
+
+
+def test_another_version_in_an_answer_stops_the_run(engine: Engine, policies: list[Checkpoint]) -> None:
+    """Somebody swapped the server's weights behind our back."""
+    engine.serve(policies[1])
+    server = engine.servers[0]
+
+    async def relabel() -> None:
+        async with Client(server.url, server.api_key, 10, 128) as client:
+            await client.set_weight_version(42)
+
+    asyncio.run(relabel())
+    with pytest.raises(InferenceError, match=r"weight version \[42\], asked for 1"):
+        generate(engine, GenerationConfig(max_new_tokens=2))
+    engine.serve(policies[0])
+
+
+def test_a_prompt_longer_than_the_context(engine: Engine, policies: list[Checkpoint]) -> None:
+    """Refused on our side with both lengths."""
+    engine.serve(policies[0])
+    with pytest.raises(ContextLengthError, match="prompt of 128 tokens.*max_model_len=128"):
+        generate(engine, GenerationConfig(), [5] * 128)
+
+
+def test_the_server_needs_its_key_and_listens_on_loopback(engine: Engine) -> None:
+    """Nobody else on the machine steers the server; nothing outside of it reaches it."""
+    server = engine.servers[0]
+
+    async def ask() -> int:
+        body = {"token_ids": PROMPT, "sampling_params": {"max_tokens": 1}}
+        url = f"{server.url}/inference/v1/generate"
+        async with aiohttp.ClientSession() as session, session.post(url, json=body) as answer:
+            return answer.status
+
+    assert asyncio.run(ask()) == 401
+    assert server.pid is not None
+    group = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+    listening = {c.laddr.ip for process in group for c in process.net_connections("inet") if c.status == "LISTEN"}
+    assert listening == {"127.0.0.1"}
+    assert all(server.api_key not in " ".join(process.cmdline()) for process in group)
+
+
+def test_a_model_that_is_none_says_so(tmp_path: Path) -> None:
+    """A server that cannot start ends with the end of its log."""
+    (tmp_path / "config.json").write_text("{}")
+    server = Server(Inference(max_model_len=128, enforce_eager=True), tmp_path / "vllm.log")
+    server.start(tmp_path)
+    with pytest.raises(InferenceError, match=r"vLLM ended while starting(.|\n)*config"):
+        server.wait_until_healthy()
+    server.stop()
+
+
+def test_unreachable_servers_are_named(policies: list[Checkpoint], tmp_path: Path) -> None:
+    """A wrong URL."""
+    engine = Engine(Inference(urls=["http://127.0.0.1:9"]), Rollout(), tmp_path)
+    with pytest.raises(InferenceError, match="http://127.0.0.1:9 cannot be reached"):
+        engine.serve(policies[0])
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from configs.schema import Inference
+from tasks.inference.server import Server
+server = Server(Inference(max_model_len=128, enforce_eager=True), Path(sys.argv[2]))
+server.start(Path(sys.argv[1]))
+server.wait_until_healthy()
+print(server.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_dies_in_the_middle_then_with_its_owner(policies: list[Checkpoint], tmp_path: Path) -> None:
+    """A killed server is started anew and the request answered; a killed owner leaves no process behind."""
+    with Engine(Inference(max_model_len=128, enforce_eager=True), Rollout(), tmp_path) as engine:
+        engine.serve(policies[1])
+        supervisor = psutil.Process(engine.servers[0].pid)
+        first = supervisor.children(recursive=True)
+        first[0].kill()
+        completion = generate(engine, GenerationConfig(max_new_tokens=4))[0]
+        assert set(completion.versions) == {1}
+        second = psutil.Process(engine.servers[0].pid).children(recursive=True)
+        assert len(second) >= 2
+    assert_gone(first + second)
+
+
+def test_an_owner_killed_leaves_no_process(policies: list[Checkpoint], tmp_path: Path) -> None:
+    """SIGKILL of the pipeline: the supervisor sees the pipe close and ends the whole group."""
+    command = [sys.executable, "-c", OWNER, str(policies[0].model), str(tmp_path / "log")]
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": "."})
+    assert owner.stdout is not None
+    supervisor = psutil.Process(int(owner.stdout.readline()))
+    family = [supervisor, *supervisor.children(recursive=True)]
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    assert_gone(family)
+
+
+def assert_gone(processes: list[psutil.Process], within_s: float = 20) -> None:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline and any(is_running(process) for process in processes):
+        time.sleep(0.1)
+    assert [process for process in processes if is_running(process)] == []
+
+
+def is_running(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -1,0 +1,231 @@
+"""The real thing, end to end: real Prefect, real vLLM, real files."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import psutil
+import pytest
+
+from configs import ConfigError
+from flows.evaluate import evaluate
+from flows.math_mt_ppo import math_mt_ppo
+from flows.rollout import rollout
+from flows.score import score
+from flows.train import train
+from storage import datasets, layout, manifests
+from storage.store import Store
+
+ROOT = Path(__file__).parent.parent
+
+
+def run_flow(config: str, overrides: list[str]) -> dict[str, Any]:
+    result: dict[str, Any] = math_mt_ppo(config, overrides)
+    return result
+
+
+def manifest_nonces(root: Path) -> dict[str, str]:
+    return {str(path): json.loads(path.read_text())["nonce"] for path in root.rglob("manifest.json")}
+
+
+def test_the_main_job_leaves_a_whole_chain(overrides: list[str], tmp_path: Path) -> None:
+    """Every arrow of the diagram is a version: parents lead from the last checkpoint back to the problems."""
+    numbers = run_flow("smoke", overrides)
+    assert numbers["iterations"] == 2
+    assert [evaluation["policy_version"] for evaluation in numbers["evaluations"]] == [0, 2]
+    assert numbers["training"][1]["trajectories"] == 16
+
+    store = Store(f"{tmp_path}/var")
+    seen, pending = set(), [layout.checkpoint("smoke", 2)]
+    while pending:
+        version = pending.pop()
+        manifest = manifests.read(store, version)
+        assert manifest.prefect_run_id
+        assert manifest.config["run"]["name"] == "smoke"
+        for parent in manifest.parents:
+            assert parent == manifests.as_parent(store, parent.version)
+        seen.add(version)
+        pending += [parent.version for parent in manifest.parents if parent.version not in seen]
+    assert {layout.checkpoint("smoke", 0), layout.trajectories("smoke", 0), layout.trajectories("smoke", 1)} <= seen
+    assert layout.run("smoke") in seen
+    assert any(version.startswith("problems/") for version in seen)
+
+    report = tmp_path / "var/runs/smoke/report"
+    assert json.loads((report / "summary.json").read_text()) == json.loads(json.dumps(numbers))
+    assert (report / "learning_curve.png").stat().st_size > 10_000
+
+
+def test_rows_join_their_scores_in_duckdb(overrides: list[str], tmp_path: Path) -> None:
+    """Anybody can query the data sets: one score for each turn, and the judge agrees with the environment."""
+    run_flow("smoke", [*overrides, "run.iterations=1"])
+    trajectories = f"{tmp_path}/var/runs/smoke/trajectories/*/*/*.parquet"
+    scores = f"{tmp_path}/var/runs/smoke/scores/*/*/*/*.parquet"
+    turns, scored, agreeing = duckdb.execute(f"""
+        with turns as (
+            select trajectory_id, generate_subscripts(turns, 1) - 1 as turn, unnest(turns).reward as reward
+            from '{trajectories}')
+        select count(*), count(s.turn), count(*) filter (t.reward = s.success)
+        from turns t left join '{scores}' s using (trajectory_id, turn)""").fetchall()[0]
+    assert turns == scored == agreeing >= 16
+
+
+def test_run_again_continues(overrides: list[str], tmp_path: Path) -> None:
+    """Nothing committed is done twice; more iterations go on from the last checkpoint."""
+    run_flow("smoke", [*overrides, "run.iterations=1"])
+    before = manifest_nonces(tmp_path)
+    run_flow("smoke", [*overrides, "run.iterations=1"])
+    assert manifest_nonces(tmp_path) == before
+    run_flow("smoke", overrides)
+    after = manifest_nonces(tmp_path)
+    assert before.items() <= after.items()
+    assert str(tmp_path / "var/runs/smoke/checkpoints/000002/manifest.json") in after
+
+
+def test_another_configuration_stops(overrides: list[str]) -> None:
+    """The same run with other settings would be neither run: it says what differs."""
+    run_flow("smoke", [*overrides, "run.iterations=0"])
+    with pytest.raises(ConfigError, match=r"ppo.eps_clip: 0.2 -> 0.3(.|\n)*run.name="):
+        run_flow("smoke", [*overrides, "ppo.eps_clip=0.3"])
+
+
+def test_stages_alone_make_the_same_run(overrides: list[str], tmp_path: Path) -> None:
+    """Deployed apart, the stage flows commit what the main flow then takes up."""
+    trajectories = rollout("smoke", overrides, iteration=0)
+    scores = score("smoke", overrides, iteration=0)
+    policy = train("smoke", overrides, iteration=0)
+    evaluate("smoke", overrides, version=1)
+    assert trajectories == layout.trajectories("smoke", 0)
+    assert scores.startswith("runs/smoke/scores/000000/")
+    assert policy == layout.checkpoint("smoke", 1)
+    before = manifest_nonces(tmp_path)
+    run_flow("smoke", overrides)
+    assert before.items() <= manifest_nonces(tmp_path).items()
+
+
+def test_a_run_in_memory_leaves_nothing(overrides: list[str], tmp_path: Path) -> None:
+    """`memory://` as the root: the same flow, no store on the disk."""
+    numbers = run_flow("smoke", [*overrides, "storage.root=memory://smoke", "run.iterations=1"])
+    assert numbers["iterations"] == 1
+    assert not (tmp_path / "var").exists()
+
+
+AGENT = """
+from tasks.agents.math_multi_turn import MathMultiTurnAgent
+
+class PoliteAgent(MathMultiTurnAgent):
+    def __init__(self, context, *, greeting: str, num_turns: int = 2):
+        super().__init__(context, num_turns=num_turns, wrong_feedback=greeting)
+"""
+
+
+def test_an_agent_of_ones_own(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class in a file of the user's, named `module:Class`, with an argument of its own: no fork."""
+    (tmp_path / "my_agents.py").write_text(AGENT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = ["agent={type: 'my_agents:PoliteAgent', args: {greeting: 'Sorry. Try again.'}}"]
+    version = rollout("smoke", [*overrides, *own], iteration=0)
+    rows = list(datasets.trajectories(Store(f"{tmp_path}/var"), version, tmp_path))
+    assert {row.agent for row in rows} == {"my_agents:PoliteAgent"}
+    assert any(turn.feedback == "Sorry. Try again." for row in rows for turn in row.turns)
+    with pytest.raises(ConfigError, match="did you mean 'greeting'"):
+        rollout("smoke", [*overrides, "agent={type: 'my_agents:PoliteAgent', args: {greetin: x}}"], iteration=0)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("policy={path: ./no-such-folder}", "is not a folder"),
+        ("policy={path: EMPTY}", "holds no usable policy"),
+        ("policy={path: EMPTY/runs/x/checkpoints/000001}", "never committed"),
+        ("problems.train={kind: jsonl, path: EMPTY/no.jsonl, preset: gsm8k}", "no.jsonl"),
+    ],
+)
+def test_bad_inputs_stop_before_anything_is_trained(
+    overrides: list[str], tmp_path: Path, override: str, message: str
+) -> None:
+    """A clear error, and nothing half written."""
+    (tmp_path / "empty").mkdir()
+    bad = override.replace("EMPTY", str(tmp_path / "empty"))
+    base = [f"policy={{path: {tmp_path}}}"]  # a warm start teaches arithmetic only
+    with pytest.raises(ValueError, match=message):
+        run_flow("smoke", [*overrides, *base, bad])
+    assert not list((tmp_path / "var/runs/smoke").glob("checkpoints/*"))
+
+
+def start_job(overrides: list[str], log: Path) -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-m", "flows.math_mt_ppo", "smoke", *overrides]
+    return subprocess.Popen(command, cwd=ROOT, stdout=log.open("ab"), stderr=subprocess.STDOUT, start_new_session=True)
+
+
+def wait_for(pattern: str, folder: Path, job: "subprocess.Popen[bytes]", timeout_s: float = 120) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not list(folder.glob(pattern)):
+        assert job.poll() is None, "the job ended too early"
+        assert time.monotonic() < deadline, pattern
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    "after",
+    ["evaluations/000000/scores/*", "trajectories/000000", "scores/000000/*"],
+    ids=["rollout", "score", "train"],
+)
+def test_ctrl_c_in_each_stage_resumes(overrides: list[str], tmp_path: Path, after: str) -> None:
+    """Interrupted right after the version before a stage: no process is left, and the next run goes on from there."""
+    log, run = tmp_path / "log", tmp_path / "var/runs/smoke"
+    larger = [*overrides, "rollout.problems_per_iteration=60", "rollout.group_size=32", "run.iterations=1"]
+    job = start_job(larger, log)
+    wait_for(f"{after}/manifest.json", run, job)
+    family = psutil.Process(job.pid).children(recursive=True)
+    job.send_signal(signal.SIGINT)
+    assert job.wait(timeout=60) != 0, log.read_text()
+    _, left = psutil.wait_procs(family, timeout=20)
+    assert left == []
+    before = manifest_nonces(tmp_path)
+    assert not (run / "checkpoints/000001/manifest.json").exists()
+    assert start_job(larger, log).wait(timeout=200) == 0, log.read_text()
+    assert before.items() <= manifest_nonces(tmp_path).items()
+    assert (run / "report/summary.json").exists()
+
+
+@pytest.fixture
+def served(overrides: list[str], tmp_path: Path) -> Iterator[Path]:
+    """A copy of the project with `make up`'s server and worker; ended by `make down`'s command."""
+    project = tmp_path / "project"
+    for name in ("flows", "tasks", "storage", "configs"):
+        shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("prefect.yaml", "pyproject.toml"):
+        shutil.copy(ROOT / name, project / name)
+    try:
+        prefect(project, "-m", "flows.local_server", "up", "--port", "4299")
+        yield project
+    finally:
+        prefect(project, "-m", "flows.local_server", "down")
+
+
+def prefect(project: Path, *arguments: str) -> str:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=project, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_deployment_runs_the_job(served: Path, overrides: list[str], tmp_path: Path) -> None:
+    """`prefect deployment run math-mt-ppo/math-mt-ppo` with overrides, by a real server and worker."""
+    parameters = [
+        "-p", 'config="smoke"', "-p", f"overrides={json.dumps([*overrides, 'run.iterations=1'])}"
+    ]  # fmt: skip
+    prefect(served, "-m", "prefect", "deployment", "run", "math-mt-ppo/math-mt-ppo", "--watch", *parameters)
+    store = Store(f"{tmp_path}/var")
+    assert manifests.committed(store, layout.checkpoint("smoke", 1))
+    assert not manifests.committed(store, layout.checkpoint("smoke", 2))

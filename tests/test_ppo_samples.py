@@ -1,0 +1,86 @@
+"""Training samples: what enters training, and what is refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from configs.schema import Reward
+from tasks.ppo.samples import build_samples
+from tests.ppo_helpers import make_scores, make_trajectory
+
+
+def test_arrays_by_hand() -> None:
+    """Positions, turns, returns and logprobs of the action tokens of a two-turn trajectory."""
+    row = make_trajectory("t", [[10, 11], [12]], version=3, turn_discount=0.5)
+    row = replace(row, logprobs=[0, 0, 0, -0.1, -0.2, 0, 0, -0.3])
+    (sample,) = build_samples([row], make_scores("t", 0, 1), Reward())
+    assert sample.token_ids.tolist() == [1, 2, 3, 10, 11, 4, 5, 12]
+    assert sample.actions.tolist() == [3, 4, 7]
+    assert sample.turn_of_action.tolist() == [0, 0, 1]
+    assert sample.behaviour == pytest.approx([-0.1, -0.2, -0.3])
+    assert sample.versions.tolist() == [3, 3, 3]
+    assert (sample.successes.tolist(), sample.rewards.tolist(), sample.returns.tolist()) == ([0, 1], [-1, 1], [-0.5, 1])
+
+
+def test_order_of_arrival_does_not_matter() -> None:
+    """Shards arrive in any order; training must not depend on it."""
+    rows = [make_trajectory(name, [[10]]) for name in ("b", "c", "a")]
+    scores = [score for name in "cab" for score in make_scores(name, 1)]
+    assert [sample.trajectory_id for sample in build_samples(rows, scores, Reward())] == ["a", "b", "c"]
+
+
+def test_only_finished_episodes_with_actions_are_trained_on() -> None:
+    """Rejected and failed episodes and empty ones are left out without asking for their scores."""
+    rows = [
+        make_trajectory("completed", [[10]]),
+        make_trajectory("truncated", [[10]], status="truncated"),
+        make_trajectory("rejected", [[10]], status="rejected"),
+        make_trajectory("failed", [[10]], status="failed"),
+        make_trajectory("no turn", []),
+        make_trajectory("empty turn", [[]]),
+    ]
+    scores = make_scores("completed", 1) + make_scores("truncated", 0) + make_scores("failed", 0)
+    samples = build_samples(rows, scores, Reward())
+    assert [(sample.trajectory_id, sample.truncated) for sample in samples] == [
+        ("completed", False),
+        ("truncated", True),
+    ]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_logprobs_that_are_not_finite_name_the_trajectories(bad: float) -> None:
+    """One NaN would spread over all weights."""
+    rows = [make_trajectory("good", [[10]]), *(make_trajectory(f"bad{i}", [[10, 11]], logprob=bad) for i in range(2))]
+    scores = [score for row in rows for score in make_scores(row.trajectory_id, 1)]
+    with pytest.raises(ValueError, match="NaN or infinite logprobs: bad0, bad1"):
+        build_samples(rows, scores, Reward())
+
+
+def test_missing_score_names_the_trajectory() -> None:
+    """A turn without a verdict is not a wrong turn."""
+    with pytest.raises(ValueError, match=r"turns \[1\] of half"):
+        build_samples([make_trajectory("half", [[10], [11]])], make_scores("half", 0), Reward())
+
+
+def test_two_scores_or_two_rows_are_refused() -> None:
+    """Rows of two scorers or of two runs mixed by mistake are not settled by chance."""
+    row = make_trajectory("t", [[10]])
+    with pytest.raises(ValueError, match="two scores for turn 0 of t"):
+        build_samples([row], make_scores("t", 0) + make_scores("t", 1), Reward())
+    with pytest.raises(ValueError, match="more than once: t"):
+        build_samples([row, row], make_scores("t", 0), Reward())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"action_mask": [False, False, True, True, True]},  # one prompt token too many
+        {"versions": [0]},  # another length
+    ],
+)
+def test_rows_that_contradict_themselves_are_refused(changes: dict[str, list[int]]) -> None:
+    """Mask and spans must tell the same story, or loss falls on tokens that nobody sampled."""
+    row = replace(make_trajectory("t", [[10, 11]]), **changes)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="not exactly the spans of their turns: t"):
+        build_samples([row], make_scores("t", 0), Reward())

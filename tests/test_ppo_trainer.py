@@ -1,0 +1,312 @@
+"""The trainer: the written formula, bit for bit the same again, and no step on broken numbers."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from configs.schema import PPO, Optimizer, Reward
+from tasks.ppo.trainer import Trainer
+from tests.ppo_helpers import make_scores, make_trajectory, random_rows, save_tiny, tiny_model
+
+UNCLIPPED = Optimizer(lr=1e-3, max_grad_norm=1e9)
+
+
+def make_trainer(folder: Path, optimizer: Optimizer = UNCLIPPED, temperature: float = 1.0, **ppo: Any) -> Trainer:
+    knobs = PPO.model_validate({"device": "cpu", "threads": 1, "minibatches": 1, **ppo})
+    trainer = Trainer(knobs, optimizer, Reward(), temperature)
+    trainer.load(folder, None, seed=1)
+    return trainer
+
+
+def weights(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in trainer._training.model.state_dict().items()}
+
+
+def gradients(trainer: Trainer) -> dict[str, Tensor]:
+    """What the last optimizer step saw; the bound of `UNCLIPPED` leaves it as it was."""
+    return {name: p.grad for name, p in trainer._training.model.named_parameters() if p.grad is not None}
+
+
+def naive_gradients(temperature: float, decoupled: bool, cap: float | None) -> dict[str, Tensor]:
+    """The whole loss once more: float64, full logits, one trajectory and one token at a time."""
+    rows, scores = random_rows()
+    success = {(score.trajectory_id, score.turn): score.success for score in scores}
+    returns = {
+        (row.trajectory_id, k): sum(2 * success[row.trajectory_id, j] - 1 for j in range(k, len(row.turns)))
+        for row in rows
+        for k in range(len(row.turns))
+    }
+    model, terms = tiny_model().double(), []
+    for row in rows:
+        logprobs = (model(torch.tensor([row.token_ids])).logits[0] / temperature).log_softmax(-1)
+        for k, turn in enumerate(row.turns):
+            peers = [returns[r.trajectory_id, k] for r in rows if r.problem_id == row.problem_id and len(r.turns) > k]
+            advantage = returns[row.trajectory_id, k] - sum(peers) / len(peers)
+            for t in range(turn.start, turn.end):
+                logp = logprobs[t - 1, row.token_ids[t]]
+                proximal = logp.detach() if decoupled else torch.tensor(row.logprobs[t]).double()
+                weight = torch.exp(proximal - row.logprobs[t]).clamp(max=cap or float("inf"))
+                ratio = torch.exp(logp - proximal)
+                terms.append(-weight * torch.min(ratio * advantage, ratio.clamp(0.8, 1.2) * advantage))
+    torch.stack(terms).mean().backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_near(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float) -> None:
+    """Equal up to `tolerance` of the largest entry."""
+    assert ours.keys() == theirs.keys()
+    scale = max(value.abs().max().item() for value in theirs.values())
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name].double(), value.double(), atol=tolerance * scale, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "decoupled", "cap"), [(1.0, True, None), (0.8, True, 1.2), (1.0, False, None), (1.3, False, None)]
+)
+def test_gradient_is_that_of_the_written_formula(
+    tmp_path: Path, temperature: float, decoupled: bool, cap: float | None
+) -> None:
+    """Temperature, baselines, weight, clip and the mean over all action tokens, against autograd in float64."""
+    trainer = make_trainer(
+        save_tiny(tmp_path),
+        temperature=temperature,
+        use_decoupled_loss=decoupled,
+        behaviour_weight_cap=cap,
+        micro_batch_tokens=50,
+        logprob_chunk_tokens=7,
+    )
+    metrics = trainer.update(*random_rows(), version=2)
+    assert_near(gradients(trainer), naive_gradients(temperature, decoupled, cap), 1e-5)
+    if decoupled:
+        assert metrics["policy/ratio"] == 1.0
+        assert metrics["weight/max"] > 1.19
+    else:
+        assert metrics["policy/clip_fraction"] > 0.1
+
+
+@pytest.mark.parametrize("knobs", [{"micro_batch_tokens": 1}, {"micro_batch_tokens": 60}, {"logprob_chunk_tokens": 5}])
+def test_gradient_does_not_depend_on_the_batching(tmp_path: Path, knobs: dict[str, Any]) -> None:
+    """How much fits into memory must not change what is learned: padding, accumulation and chunks are neutral."""
+    folder = save_tiny(tmp_path)
+    whole, parts = make_trainer(folder), make_trainer(folder, **knobs)
+    rows, scores = random_rows()
+    whole.update(rows, scores, version=2)
+    parts.update(rows[::-1], scores[::-1], version=2)
+    assert_near(gradients(parts), gradients(whole), 1e-6)
+
+
+def test_order_of_rows_changes_no_bit(tmp_path: Path) -> None:
+    """Shards are written as episodes end; training sorts them."""
+    folder = save_tiny(tmp_path)
+    first, second = make_trainer(folder, minibatches=2), make_trainer(folder, minibatches=2)
+    rows, scores = random_rows()
+    first.update(rows, scores, version=2)
+    second.update(rows[::-1], scores[::-1], version=2)
+    assert all(torch.equal(value, weights(second)[name]) for name, value in weights(first).items())
+
+
+def test_another_process_continues_bit_for_bit(tmp_path: Path) -> None:
+    """The promise: from stored state and data the same weights, moments and draws as without the interruption."""
+    folder = save_tiny(tmp_path / "start")
+    trainer = make_trainer(folder, minibatches=2, micro_batch_tokens=60)
+    for number in (1, 2):
+        trainer.update(*random_rows(seed=number), version=number)
+        trainer.save(tmp_path / f"model{number}", tmp_path / f"state{number}")
+    script = f"""
+from pathlib import Path
+from typing import Any
+from tests.ppo_helpers import random_rows
+from tests.test_ppo_trainer import make_trainer
+here = Path({str(tmp_path)!r})
+trainer = make_trainer(here / "start", minibatches=2, micro_batch_tokens=60)
+trainer.update(*random_rows(seed=1), version=1)
+trainer.save(here / "again1", here / "again_state1")
+trainer.load(here / "model1", here / "state1", seed=99)
+trainer.update(*random_rows(seed=2), version=2)
+trainer.save(here / "again2", here / "again_state2")
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).parents[1])
+    for number in (1, 2):
+        for mine, other in (("model", "again"), ("state", "again_state")):
+            ours, theirs = tmp_path / f"{mine}{number}", tmp_path / f"{other}{number}"
+            names = sorted(path.name for path in ours.iterdir())
+            assert names == sorted(path.name for path in theirs.iterdir())
+            assert [name for name in names if (ours / name).read_bytes() != (theirs / name).read_bytes()] == []
+
+
+def test_loaded_weights_are_aligned(tmp_path: Path) -> None:
+    """Vector code may sum in another order where memory is not aligned, as in the mapped file; bits would differ."""
+    trainer = make_trainer(save_tiny(tmp_path))
+    assert {parameter.data_ptr() % 64 for parameter in trainer._training.model.parameters()} == {0}
+
+
+def test_saved_folder_holds_what_the_contract_says(tmp_path: Path) -> None:
+    """A plain transformers folder with float32 weights in one file, and a state without pickles."""
+    trainer = make_trainer(save_tiny(tmp_path / "start"))
+    trainer.update(*random_rows(), version=0)
+    trainer.save(tmp_path / "model", tmp_path / "state")
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    }
+    assert {tensor.dtype for tensor in load_file(tmp_path / "model" / "model.safetensors").values()} == {torch.float32}
+    assert {path.name for path in (tmp_path / "state").iterdir()} == {"optimizer.safetensors", "state.json"}
+    assert json.loads((tmp_path / "state" / "state.json").read_text()) == {"steps": 1}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_canary_tells_weights_apart(tmp_path: Path, tied: bool) -> None:
+    """The same for the same weights, also after save and load and whatever the global RNG; another after a step."""
+    trainer = make_trainer(save_tiny(tmp_path / "start", tied=tied))
+    before = trainer.canary()
+    torch.rand(1)
+    assert trainer.canary() == before
+    trainer.update(*random_rows(), version=0)
+    after = trainer.canary()
+    assert after.token_ids == before.token_ids
+    assert max(abs(a - b) for a, b in zip(after.logprobs, before.logprobs, strict=True)) > 1e-4
+    trainer.save(tmp_path / "model", tmp_path / "state")
+    assert make_trainer(tmp_path / "model").canary() == after
+
+
+def test_canary_is_the_models_own_opinion(tmp_path: Path) -> None:
+    """64 ids and the logprobs of the last 63 at temperature 1, though training is at another."""
+    canary = make_trainer(save_tiny(tmp_path), temperature=0.5).canary()
+    ids = torch.tensor(canary.token_ids)
+    logprobs = tiny_model()(ids[None]).logits[0, :-1].log_softmax(-1)
+    assert (len(canary.token_ids), len(canary.logprobs)) == (64, 63)
+    torch.testing.assert_close(
+        torch.tensor(canary.logprobs), logprobs.gather(-1, ids[1:, None])[:, 0], atol=1e-5, rtol=0
+    )
+
+
+def test_updates_raise_the_probability_of_what_is_rewarded(tmp_path: Path) -> None:
+    """The sign of everything: after the prompt, token 20 wins and 21 loses."""
+    trainer = make_trainer(save_tiny(tmp_path), Optimizer(lr=3e-3), minibatches=2)
+    names = [f"{problem}{sample}" for problem in "pqrs" for sample in range(4)]
+    answers = {name: 20 + int(name[1]) % 2 for name in names}
+    rows = [make_trajectory(name, [[answers[name]]], problem=name[0], logprob=-4.0) for name in names]
+    scores = [score for name in names for score in make_scores(name, float(answers[name] == 20))]
+    prompt = torch.tensor([[1, 2, 3]])
+
+    def chances() -> tuple[float, float]:
+        probabilities = trainer._training.model(prompt).logits[0, -1].softmax(-1)
+        return probabilities[20].item(), probabilities[21].item()
+
+    good, bad = chances()
+    for version in range(5):
+        trainer.update(rows, scores, version)
+    assert chances()[0] > 3 * good
+    assert chances()[1] < bad / 3
+
+
+def test_autocast_and_checkpointing_change_little(tmp_path: Path) -> None:
+    """The set-up for large models learns the same thing, with float32 weights and moments."""
+    folder = save_tiny(tmp_path)
+    plain = make_trainer(folder)
+    large = make_trainer(folder, autocast="bfloat16", gradient_checkpointing=True, logprob_chunk_tokens=7)
+    for trainer in (plain, large):
+        trainer.update(*random_rows(), version=0)
+    ours, theirs = (torch.cat([g.flatten() for g in gradients(t).values()]) for t in (large, plain))
+    assert ours.dtype == torch.float32
+    assert torch.cosine_similarity(ours, theirs, dim=0) > 0.99
+    assert not torch.equal(ours, theirs)
+
+
+def test_learning_rate_warms_up_across_loads(tmp_path: Path) -> None:
+    """It rises by steps, not updates, and a restart does not begin again."""
+    optimizer = Optimizer(lr=1.0e-3, warmup_steps=4)
+    trainer = make_trainer(save_tiny(tmp_path / "start"), optimizer, minibatches=2)
+    assert trainer.update(*random_rows(), version=0)["optimizer/lr"] == pytest.approx(0.5e-3)
+    trainer.save(tmp_path / "model", tmp_path / "state")
+    trainer.load(tmp_path / "model", tmp_path / "state", seed=1)
+    assert [trainer.update(*random_rows(), version=0)["optimizer/lr"] for _ in range(2)] == pytest.approx([1e-3, 1e-3])
+
+
+def test_gradients_are_clipped(tmp_path: Path) -> None:
+    """The step sees the bound, the metrics the norm before it."""
+    trainer = make_trainer(save_tiny(tmp_path), Optimizer(max_grad_norm=1e-3))
+    metrics = trainer.update(*random_rows(), version=0)
+    assert torch.nn.utils.get_total_norm(list(gradients(trainer).values())).item() == pytest.approx(1e-3, rel=1e-2)
+    assert metrics["optimizer/grad_norm"] > 0.01
+
+
+def test_infinite_loss_names_the_trajectory_and_spares_the_weights(tmp_path: Path) -> None:
+    """exp(proximal - behaviour) overflows at a logprob of -200."""
+    trainer = make_trainer(save_tiny(tmp_path))
+    rows, scores = random_rows()
+    broken = replace(rows[5], logprobs=[-200.0 if sampled else 0.0 for sampled in rows[5].action_mask])
+    before = weights(trainer)
+    with pytest.raises(ValueError, match="infinite losses with the trajectories t005: the step was not taken"):
+        trainer.update([*rows[:5], broken, *rows[6:]], scores, version=0)
+    assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())
+
+
+def test_gradient_that_is_not_a_number_spares_the_weights(tmp_path: Path) -> None:
+    """The losses may be fine and the backward pass still fail; then all of the minibatch is suspect."""
+    trainer = make_trainer(save_tiny(tmp_path))
+    before = weights(trainer)
+    next(trainer._training.model.parameters()).register_hook(lambda gradient: gradient * float("nan"))
+    with pytest.raises(ValueError, match=r"infinite gradients with the trajectories t000, t001, .* and 11 more"):
+        trainer.update(*random_rows(), version=0)
+    assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())
+
+
+def test_broken_weights_are_found_before_training(tmp_path: Path) -> None:
+    """A policy that is NaN is reported from the proximal pass."""
+    trainer = make_trainer(save_tiny(tmp_path))
+    with torch.no_grad():
+        next(trainer._training.model.parameters())[10] = float("nan")
+    rows = [make_trajectory("hit", [[10, 11]]), make_trajectory("spared", [[12, 13]])]
+    with pytest.raises(ValueError, match="infinite proximal logprobs with the trajectories hit:"):
+        trainer.update(rows, make_scores("hit", 1) + make_scores("spared", 0), version=0)
+
+
+def test_nothing_to_train_on_is_an_error(tmp_path: Path) -> None:
+    """An iteration whose episodes all failed does not pass for an update."""
+    trainer = make_trainer(save_tiny(tmp_path))
+    with pytest.raises(ValueError, match="none of 1 trajectories"):
+        trainer.update([make_trajectory("t", [[10]], status="failed")], [], version=0)
+
+
+def test_update_before_load_is_an_error() -> None:
+    """There is no default policy."""
+    with pytest.raises(ValueError, match="call load first"):
+        Trainer(PPO(), Optimizer(), Reward()).update(*random_rows(), version=0)
+
+
+def test_folders_that_are_not_what_they_should_be(tmp_path: Path) -> None:
+    """No model, a model with weights missing (which transformers would make up), the state of another model."""
+    with pytest.raises(ValueError, match=r"no config\.json"):
+        make_trainer(tmp_path)
+    trainer = make_trainer(save_tiny(tmp_path / "qwen3"))
+    trainer.update(*random_rows(), version=0)
+    trainer.save(tmp_path / "model", tmp_path / "state")
+    with pytest.raises(ValueError, match="not that of this model"):
+        trainer.load(save_tiny(tmp_path / "qwen2", "qwen2"), tmp_path / "state", seed=1)
+    file = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(file)
+    tensors.pop("lm_head.weight")
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(ValueError, match=r"lacks the weights \['lm_head.weight'\]"):
+        trainer.load(tmp_path / "model", None, seed=1)
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    """One line for the proximal pass and one for each step."""
+    lines: list[str] = []
+    make_trainer(save_tiny(tmp_path), minibatches=2).update(*random_rows(), version=0, progress=lines.append)
+    assert [line.split(":")[0].split(" of ")[0] for line in lines] == [
+        "proximal logprobs",
+        "minibatch 1",
+        "minibatch 2",
+    ]

@@ -1,0 +1,180 @@
+"""The warm start: tokenizer, examples and the teaching itself."""
+
+import json
+import math
+import random
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from configs.schema import ArithmeticSource, WarmStart
+from storage.records import Problem
+from tasks.problems.arithmetic import generate, render
+from tasks.warm_start.examples import one_turn, two_turn, wrong_answer
+from tasks.warm_start.teach import _loss, make_policy
+from tasks.warm_start.tokenizer import CHARACTERS, build_tokenizer
+
+FEEDBACK = "Your answer is wrong. Try again."
+PROBLEM = Problem("12+7", "What is 12 + 7?", ["19"])
+TRAIN = ArithmeticSource(kind="arithmetic", low=0, high=5)
+TINY = WarmStart(hidden_size=32, layers=1, heads=2, kv_heads=1, steps=30, batch_size=16, lr=1e-2, target_accuracy=1.0)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return build_tokenizer([PROBLEM.prompt, r"\boxed", FEEDBACK])
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float], list[float]]:
+    """A taught folder, its metrics and the losses that `progress` heard."""
+    folder, losses = tmp_path_factory.mktemp("policy"), list[float]()
+    metrics = make_policy(TINY, TRAIN, FEEDBACK, 1, folder, progress=lambda step, loss, accuracy: losses.append(loss))
+    return folder, metrics, losses
+
+
+OPERANDS = st.integers(-99, 999)
+
+
+@given(a=OPERANDS, operator=st.sampled_from("+-*"), b=OPERANDS, number=st.integers())
+def test_generated_text_survives_the_round_trip(
+    tokenizer: PreTrainedTokenizerFast, a: int, operator: str, b: int, number: int
+) -> None:
+    """What the environment reads is what the policy wrote."""
+    text = rf"{render(a, operator, b)} \boxed{{{number}}} {FEEDBACK}"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@given(st.text(st.sampled_from(CHARACTERS)))
+def test_any_ascii_text_survives_the_round_trip(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
+    """A prompt with words the generator never wrote is spelled, not lost."""
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_digits_are_single_tokens_and_words_whole(tokenizer: PreTrainedTokenizerFast) -> None:
+    """The lengths that the demo's token limits rest on."""
+    assert tokenizer.tokenize("What is 12 + 7?") == ["What", " is", " ", "1", "2", " ", "+", " ", "7", "?"]
+    assert tokenizer.tokenize(r"\boxed{-3}") == [r"\boxed", "{", "-", "3", "}"]
+    assert tokenizer.tokenize("Whatever") == list("Whatever")
+
+
+def test_same_texts_in_any_order_give_the_same_ids() -> None:
+    """A rebuilt tokenizer fits the old weights."""
+    texts = [PROBLEM.prompt, FEEDBACK, r"\boxed"]
+    assert build_tokenizer(texts).get_vocab() == build_tokenizer(reversed(texts)).get_vocab()
+
+
+def test_template_is_chatml_without_an_injected_system_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
+    """The exact text that an agent sees."""
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 1 + 1?"}]
+    text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    assert text == (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert str(tokenizer.apply_chat_template(messages[1:], tokenize=False)).startswith("<|im_start|>user\n")
+
+
+def test_folder_loads_in_another_process(
+    tokenizer: PreTrainedTokenizerFast, taught: tuple[Path, object, object]
+) -> None:
+    """Agents and vLLM build the tokenizer with AutoTokenizer, beside the model's config.json."""
+    script = (
+        "import json, sys; from transformers import AutoTokenizer; t = AutoTokenizer.from_pretrained(sys.argv[1]);"
+        "ids = t.apply_chat_template([{'role': 'user', 'content': 'What is 12 + 7?'}], return_dict=False);"
+        "print(json.dumps([ids, t.decode(ids), t.eos_token, t.pad_token]))"
+    )
+    run = subprocess.run([sys.executable, "-c", script, str(taught[0])], capture_output=True, text=True, check=True)
+    text = "<|im_start|>user\nWhat is 12 + 7?<|im_end|>\n"
+    ids = AutoTokenizer.from_pretrained(taught[0]).encode(text)
+    assert json.loads(run.stdout.splitlines()[-1]) == [ids, text, "<|im_end|>", "<|endoftext|>"]
+
+
+def test_one_turn_mask_by_hand(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Only the answer and its <|im_end|> are taught; nothing follows them."""
+    example = one_turn(tokenizer, PROBLEM)
+    assert tokenizer.decode(example.token_ids) == (
+        "<|im_start|>user\nWhat is 12 + 7?<|im_end|>\n<|im_start|>assistant\n\\boxed{19}<|im_end|>"
+    )
+    assert example.loss_mask == [False] * 18 + [True] * 6  # \boxed { 1 9 } <|im_end|>
+
+
+def test_two_turn_mask_by_hand(tokenizer: PreTrainedTokenizerFast) -> None:
+    """The wrong first answer is context, never a target, and the ids are those of an agent that appends."""
+    example = two_turn(tokenizer, PROBLEM, "20", FEEDBACK)
+    question = tokenizer.encode("<|im_start|>user\nWhat is 12 + 7?<|im_end|>\n<|im_start|>assistant\n")
+    sampled = tokenizer.encode(r"\boxed{20}<|im_end|>")
+    appended = tokenizer.encode(f"\n<|im_start|>user\n{FEEDBACK}<|im_end|>\n<|im_start|>assistant\n")
+    right = tokenizer.encode(r"\boxed{19}<|im_end|>")
+    assert example.token_ids == question + sampled + appended + right
+    assert example.loss_mask == [False] * (len(example.token_ids) - 6) + [True] * 6
+
+
+@given(number=st.integers(-20, 40), seed=st.integers())
+def test_wrong_answers_are_wrong(number: int, seed: int) -> None:
+    """Feedback that calls the right answer wrong would teach nonsense."""
+    assert wrong_answer(str(number), ["-4", "7", "19"], random.Random(seed)) != str(number)
+
+
+def test_held_out_problems_are_refused_and_never_taught(tmp_path: Path) -> None:
+    """What is taught cannot measure."""
+    held_out = TRAIN.model_copy(update={"split": "held-out"})
+    with pytest.raises(ValueError, match="held-out"):
+        make_policy(TINY, held_out, FEEDBACK, 1, tmp_path)
+    assert not {p.prompt for p in generate(TRAIN)} & {p.prompt for p in generate(held_out)}
+
+
+def test_teaching_lowers_the_loss(taught: tuple[Path, dict[str, float], list[float]]) -> None:
+    """The steps teach, and the metrics tell of the last one."""
+    _, metrics, losses = taught
+    assert len(losses) == metrics["steps"] == TINY.steps
+    assert losses[-1] < 0.8 * losses[0]
+    assert metrics["loss"] == losses[-1]
+    assert metrics["seconds"] > 0
+
+
+def test_teaching_ends_at_the_target(tmp_path: Path) -> None:
+    """The policy is left with something for PPO to teach it: a target of next to nothing is reached at once."""
+    knobs = TINY.model_copy(update={"target_accuracy": 1e-9, "steps": 100})
+    assert make_policy(knobs, TRAIN, FEEDBACK, 1, tmp_path)["steps"] == 1
+
+
+def test_loss_and_accuracy_by_hand() -> None:
+    """A model that gives each of 4 tokens 1/4: log 4 a token, and a two-token answer is right once in 16."""
+
+    def model(input_ids: torch.Tensor, use_cache: bool) -> SimpleNamespace:
+        return SimpleNamespace(logits=torch.zeros(*input_ids.shape, 4))
+
+    ids, mask = torch.tensor([[0, 1, 2, 3], [0, 1, 3, 0]]), torch.tensor([[0, 0, 1, 1], [0, 0, 1, 0]], dtype=torch.bool)
+    loss, right = _loss(cast(Qwen3ForCausalLM, model), [(ids, mask)])
+    assert loss.item() == pytest.approx(math.log(4))
+    assert right.item() == pytest.approx((1 / 16 + 1 / 4) / 2)
+
+
+def test_same_seed_same_weights_other_seed_others(taught: tuple[Path, object, object], tmp_path: Path) -> None:
+    """A warm start can be made again, whatever the state of torch's own generator."""
+    torch.manual_seed(99)
+    make_policy(TINY, TRAIN, FEEDBACK, 1, tmp_path / "again")
+    make_policy(TINY, TRAIN, FEEDBACK, 2, tmp_path / "other")
+    weights = [
+        (folder / "model.safetensors").read_bytes() for folder in (taught[0], tmp_path / "again", tmp_path / "other")
+    ]
+    assert weights[0] == weights[1] != weights[2]
+
+
+def test_saved_model_is_untied_and_knows_where_to_stop(taught: tuple[Path, dict[str, float], object]) -> None:
+    """The server reloads only untied embeddings rightly, and stops at the end of a turn."""
+    folder, metrics, _ = taught
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    assert model.lm_head.weight.data_ptr() != model.model.embed_tokens.weight.data_ptr()
+    generation = json.loads((folder / "generation_config.json").read_text())
+    assert (generation["eos_token_id"], generation["pad_token_id"]) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
+    assert model.config.max_position_embeddings == 512
+    assert model.num_parameters() == metrics["parameters"]
