@@ -14,7 +14,8 @@ from configs import ConfigError, available, to_yaml
 def main(run: "Flow[..., Any]", **options: int) -> None:
     """Parse `sys.argv` and run the flow; `options` are integer parameters of it with their defaults.
 
-    A configuration that cannot be used ends with status 2 and a message, before anything starts.
+    A configuration that cannot be used ends with status 2 and a message, before anything starts; a run that
+    fails ends with 1, an interrupted one with 130.
     """
     parser = argparse.ArgumentParser(
         prog=f"python -m {run.fn.__module__ if run.fn.__module__ != '__main__' else 'flows.' + run.fn.__name__}",
@@ -41,3 +42,9 @@ def main(run: "Flow[..., Any]", **options: int) -> None:
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except (ValueError, RuntimeError, OSError) as error:  # Prefect has logged where it came from
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from what is committed", file=sys.stderr)
+        sys.exit(130)

@@ -10,8 +10,6 @@ the same run again continues it.
     python -m flows.math_mt_ppo demo run.iterations=2
 """
 
-from typing import Any
-
 from prefect import flow
 
 from flows.cli import main
@@ -29,8 +27,8 @@ from tasks.train import train
 
 
 @flow(name="math-mt-ppo")
-def math_mt_ppo(config: str = "demo", overrides: list[str] | None = None) -> dict[str, Any]:
-    """Train a policy.
+def math_mt_ppo(config: str = "demo", overrides: list[str] | None = None) -> str:
+    """Train a policy; returns the URI of the report.
 
     Args:
         config: name of a configuration in configs/ or a YAML file's path.

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
@@ -13,11 +12,12 @@ from storage import layout
 from tasks.workspace import Workspace
 
 _TRANSCRIPTS = 4
+_WIDTH = 110
 
 
 @task(name="report", cache_policy=NO_CACHE)
-def report(workspace: Workspace) -> dict[str, Any]:
-    """Write the report beside the run's versions and show it; returns the numbers of summary.json."""
+def report(workspace: Workspace) -> str:
+    """Write the report beside the run's versions and show it; returns its folder's URI."""
     from rich.console import Console
 
     from tasks.evaluation.history import read_history
@@ -36,6 +36,7 @@ def report(workspace: Workspace) -> dict[str, Any]:
         for path in (curve, figures):
             store.put(f"runs/{workspace.name}/report/{path.name}", path)
     console = Console()
+    console.width = max(console.width, _WIDTH)  # logs and workers have no terminal to measure
     console.print(table(f"Run {workspace.name}: {len(history.iterations)} iterations", accuracy))
     console.print(table("Stages", stages))
     create_table_artifact(key="accuracy", table=accuracy, description=f"Held-out accuracy of run {workspace.name}")
@@ -43,8 +44,9 @@ def report(workspace: Workspace) -> dict[str, Any]:
     if history.evaluations:
         last = layout.evaluation(workspace.name, history.evaluations[-1].policy_version)
         create_markdown_artifact(key="transcripts", markdown=_transcripts(workspace, last))
-    get_run_logger().info("report in %s", store.uri(f"runs/{workspace.name}/report"))
-    return numbers
+    uri = store.uri(f"runs/{workspace.name}/report")
+    get_run_logger().info("report in %s", uri)
+    return uri
 
 
 def _transcripts(workspace: Workspace, evaluation: str) -> str:

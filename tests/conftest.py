@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Before anything imports Prefect: a home of the tests' own, and no phoning home.
 os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="prefect-test-")
@@ -23,6 +24,9 @@ from storage.manifests import Provenance
 from storage.store import Store
 from tasks.inference.engine import Engine
 from tasks.rewards.verifier import Verifier
+
+settings.register_profile("ci", deadline=None)  # shared cores make single examples slow
+settings.load_profile("ci")
 
 SOURCE = ArithmeticSource(kind="arithmetic", high=9)
 TINY = WarmStart(hidden_size=64, layers=1, heads=2, kv_heads=1, steps=30, batch_size=32)
@@ -74,8 +78,8 @@ def policies(checkpoint_store: Store, policy_folder: Path) -> list[Checkpoint]:
 @pytest.fixture(scope="session")
 def engine(policies: list[Checkpoint], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """The session's vLLM server; a test that needs a policy calls `serve` first."""
-    settings = Inference(max_model_len=128, enforce_eager=True)
-    with Engine(settings, Rollout(), tmp_path_factory.mktemp("logs")) as engine:
+    inference = Inference(max_model_len=128, enforce_eager=True)
+    with Engine(inference, Rollout(), tmp_path_factory.mktemp("logs")) as engine:
         engine.serve(policies[0])
         yield engine
 

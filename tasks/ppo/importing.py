@@ -30,13 +30,16 @@ def import_policy(path: str, folder: Path, cache: Path) -> None:
 
 
 def _locate(path: str, cache: Path) -> str:
-    """A local folder for checkpoints of a store; anything else is transformers' to resolve."""
+    """A local folder where `path` is one or a checkpoint of a store; anything else is transformers' to resolve."""
+    folder = Path(path).expanduser()
+    if (folder / "config.json").is_file():
+        return str(folder)
     root, separator, rest = path.rstrip("/").partition("/runs/")
     if separator and "/checkpoints/" in rest:
         try:
             return str(open_checkpoint(Store(root), f"runs/{rest}", cache).model)
         except StorageError as error:
             raise ValueError(f"policy.path={path!r}: {error}") from error
-    if path.startswith((".", "/", "~")) and not Path(path).expanduser().is_dir():
+    if path.startswith((".", "/", "~")) and not folder.is_dir():
         raise ValueError(f"policy.path={path!r} is not a folder")
-    return str(Path(path).expanduser()) if Path(path).expanduser().is_dir() else path
+    return str(folder) if folder.is_dir() else path

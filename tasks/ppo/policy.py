@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from configs.schema import PPO
 from storage.checkpoints import Canary
@@ -23,6 +24,7 @@ def load_policy(folder: Path, ppo: PPO) -> PreTrainedModel:
     Raises:
         ValueError: `folder` is none, or lacks some of the weights.
     """
+    disable_progress_bar()  # one for every iteration would bury the log
     if not (folder / "config.json").is_file():
         raise ValueError(f"no config.json in {folder}: give the folder of a transformers model")
     loaded: Any = AutoModelForCausalLM.from_pretrained(

@@ -17,6 +17,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -63,11 +64,10 @@ class Verifier:
     def __init__(
         self, workers: int = 2, timeout_s: float = 5, memory_mb: int = 2048, cache_size: int = 1_000_000
     ) -> None:
-        # Spawned: forking this process, with its threads and models, would be unsafe.
-        context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPool(workers, initializer=worker.prepare, initargs=[memory_mb], context=context)
         self._workers, self._timeout_s, self._memory_mb = workers, timeout_s, memory_mb
         self._lock = threading.Lock()
+        self._closed = False
+        self._pool = self._make_pool()
         self._cache_size = cache_size
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
         self._in_flight: dict[bytes, Future[Verdict]] = {}
@@ -82,9 +82,27 @@ class Verifier:
         self.close()
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes; whoever still waits for a verdict gets a RuntimeError."""
+        self._closed = True
         self._pool.stop()  # type: ignore[no-untyped-call]
         self._pool.join()
+        with self._lock:
+            waiting, self._in_flight = list(self._in_flight.values()), {}
+        for future in waiting:  # not every one hears from the pool that it has ended
+            if not future.done():
+                future.set_exception(RuntimeError("the verifier was closed"))
+
+    def _make_pool(self) -> ProcessPool:
+        # Spawned: forking this process, with its threads and models, would be unsafe.
+        context = multiprocessing.get_context("spawn")
+        return ProcessPool(self._workers, initializer=worker.prepare, initargs=[self._memory_mb], context=context)
+
+    def _active_pool(self) -> ProcessPool:
+        """The pool; a new one where it broke, as it does when idle workers are killed from outside."""
+        with self._lock:
+            if not self._pool.active and not self._closed:
+                self._pool = self._make_pool()
+            return self._pool
 
     def judge(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> list[Verdict]:
         """Verdicts on (answer, solutions) pairs, in order; any of the solutions counts."""
@@ -120,14 +138,20 @@ class Verifier:
         future.set_result(self._verdicts[key])
         return future
 
-    def _send(self, requests: Sequence[_Request]) -> None:
+    def _send(self, requests: Sequence[_Request], retries: int = 2) -> None:
         pairs = [(request.answer, request.solutions) for request in requests]
-        answer = self._pool.schedule(worker.judge_all, args=[pairs], timeout=self._timeout_s)
-        answer.add_done_callback(partial(self._receive, requests))
+        answer = self._active_pool().schedule(worker.judge_all, args=[pairs], timeout=self._timeout_s)
+        answer.add_done_callback(partial(self._receive, requests, retries))
 
-    def _receive(self, requests: Sequence[_Request], answer: "ProcessFuture[Any]") -> None:
+    def _receive(self, requests: Sequence[_Request], retries: int, answer: "ProcessFuture[Any]") -> None:
         try:
             outcomes = answer.result()
+        except BrokenProcessPool as error:
+            if retries and not self._closed:
+                self._send(requests, retries - 1)
+            else:
+                self._give_up(requests, error)
+            return
         except _FAILURES as failure:
             if len(requests) > 1:
                 for request in requests:
@@ -135,13 +159,16 @@ class Verifier:
                 return
             outcomes = [self._failure(failure)]
         except Exception as error:  # noqa: BLE001 - raised again where the verdicts are awaited
-            for request in requests:
-                self._in_flight.pop(request.key, None)
-                request.future.set_exception(RuntimeError(f"the verifier was closed or broke: {error!r}"))
+            self._give_up(requests, error)
             return
         for request, (name, extracted, index, reason) in zip(requests, outcomes, strict=True):
             solution = request.solutions[index]
             self._settle(request, Verdict(name, float(name == "correct"), extracted, solution, reason))
+
+    def _give_up(self, requests: Sequence[_Request], error: Exception) -> None:
+        for request in requests:
+            if self._in_flight.pop(request.key, None):
+                request.future.set_exception(RuntimeError(f"the verifier was closed or broke: {error!r}"))
 
     def _failure(self, failure: BaseException) -> "worker.Outcome":
         if isinstance(failure, TimeoutError):

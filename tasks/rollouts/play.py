@@ -50,6 +50,7 @@ def play(
             tally.tell()
 
         asyncio.run(_collect(plan, problems, engine, verifier, sink))
+    tally.tell(last=True)
     tally.check(plan.config.rollout.max_failed_share)
     return tally.metrics()
 
@@ -125,15 +126,15 @@ class _Tally:
             self._turns[index] += 1
             self._successes[index] += turn.reward > 0
 
-    def tell(self) -> None:
-        """A line of progress, every few seconds."""
+    def tell(self, *, last: bool = False) -> None:
+        """A line of progress, every few seconds and at the end."""
         now = time.monotonic()
-        if now - self._told < _PROGRESS_S:
+        if now - self._told < _PROGRESS_S and not last:
             return
         self._told = now
         done = self._statuses.total()
-        rate = self._generated / (now - self._started)
-        self._progress(f"{done}/{self._expected} episodes, {rate:.0f} tokens/s, {self._solved / done:.1%} solved")
+        rate, solved = self._generated / (now - self._started), self._solved / max(1, done)
+        self._progress(f"{done}/{self._expected} episodes, {rate:.0f} tokens/s, {solved:.1%} solved")
 
     def check(self, max_failed_share: float) -> None:
         done, failed = self._statuses.total(), self._statuses["failed"]

@@ -8,6 +8,8 @@ import argparse
 import importlib
 import logging
 import os
+import signal
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -38,12 +40,18 @@ def main() -> None:
     names = parser.parse_args().names or list(BENCHMARKS)
     if unknown := set(names) - set(BENCHMARKS):
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # through the context managers, which end what was started
     load = os.getloadavg()[0]
     print(f"{os.cpu_count()} CPUs, load average {load:.2f}" + (": not idle, so numbers are worse" * (load > 0.5)))
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as scratch, Lab(Path(scratch)) as lab:
         os.environ["PREFECT_HOME"] = f"{scratch}/prefect"  # before anything imports Prefect
         logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of each answer it cannot read
-        show([row for name in names for row in _run(name, lab)])
+        rows: list[Row] = []
+        try:
+            for name in names:
+                rows += _run(name, lab)
+        finally:  # what was measured before one fails
+            show(rows)
 
 
 def _run(name: str, lab: Lab) -> list[Row]:

@@ -46,17 +46,18 @@ def measure(lab: Lab) -> list[Row]:
         for number in range(WARM_UP + PAIRS):
             stage, requests = _stage(lab, _plan(lab, config, number), engine, verifier)
             pairs.append((stage, asyncio.run(_bare(config.inference.urls[0], requests))))
-    return [_row(pairs[WARM_UP:])]
+        judged = verifier.sent / len(pairs)
+    return [_row(pairs[WARM_UP:], judged)]
 
 
-def _row(pairs: list[tuple[_Measured, _Measured]]) -> Row:
+def _row(pairs: list[tuple[_Measured, _Measured]], judged: float) -> Row:
     ratios = [bare.seconds / stage.seconds for stage, bare in pairs]
     rates = [median(run.completions / run.seconds for run in runs) for runs in zip(*pairs, strict=True)]
     assert all(stage.completions == bare.completions for stage, bare in pairs)
     same = sum(stage.tokens == bare.tokens for stage, bare in pairs)
     detail = (
-        f"{pairs[0][0].completions} single-turn episodes, judged and in Parquet: {rates[0]:.0f}/s, bare "
-        f"{rates[1]:.0f}/s; {len(pairs)} pairs, {same} of them with the same number of tokens on both sides"
+        f"{pairs[0][0].completions} single-turn episodes, judged ({judged:.0f} distinct answers) and in Parquet: "
+        f"{rates[0]:.0f}/s, bare {rates[1]:.0f}/s; {len(pairs)} pairs, {same} of them with the same number of tokens"
     )
     met = median(ratios) >= GOAL
     return Row("rollout stage / bare requests", spread(ratios, "{:.2f}".format), f"{GOAL} or more", met, detail)
