@@ -125,7 +125,7 @@ class Verifier:
                 futures.append(known or request.future)
             self.sent += len(new)
         new.sort(key=lambda request: request.solutions)
-        size = max(1, min(_LARGEST_CHUNK, math.ceil(len(new) / self._workers)))
+        size = max(1, min(_LARGEST_CHUNK, math.ceil(len(new) / (2 * self._workers))))
         for start in range(0, len(new), size):
             self._send(new[start : start + size])
         return futures
