@@ -1,6 +1,6 @@
 """Data sets: rows in Parquet shards under one manifest, written and read as a stream."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -97,18 +97,10 @@ def trajectories(store: Store, version: str, cache: Path) -> Iterator[Trajectory
     return (to_trajectory(row) for row in rows(store, version, cache))
 
 
-def write_rows(
-    draft: Draft,
-    schema: pa.Schema,
-    items: Iterable[Any],
-    rows_per_shard: int,
-    seen: Callable[[Any], None] | None = None,
-) -> None:
-    """Stream `items` into shards of `draft`, showing each to `seen`."""
+def write_rows(draft: Draft, schema: pa.Schema, items: Iterable[Any], rows_per_shard: int) -> None:
+    """Stream `items` into shards of `draft`."""
     with ShardWriter(draft, schema, rows_per_shard) as writer:
         for item in items:
-            if seen:
-                seen(item)
             writer.write(item)
 
 
