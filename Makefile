@@ -22,10 +22,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Threads that spin while they wait would slow vLLM and trainer ten times on shared cores.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: help setup demo smoke test check format bench lock up down clean
+.PHONY: help setup demo smoke test check format bench experiment-staleness lock up down clean
 
 help: ## List the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' Makefile
 
 # Calls pip ($(1): install or download, with options) for one pinned PyTorch ($(2)). The CPU build is not on PyPI: where
 # pip's own sources lack it, PyTorch's index is asked, and only then.
@@ -78,6 +78,9 @@ format: setup ## Format and repair what ruff can
 
 bench: setup ## Measure throughput
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
+
+experiment-staleness: setup ## Staleness, decoupled objective, critic: 12 runs of the demo, about 40 minutes
+	@$(BIN)/python -m tests.experiments.staleness $(ARGS)
 
 # torchvision, torchaudio and torchcodec exist for CUDA only and break `import transformers` here; triton is for GPUs.
 lock: setup ## Write both lock files again from pyproject.toml (ARGS=--upgrade: newest versions)

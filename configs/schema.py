@@ -29,6 +29,8 @@ class Run(Knobs):
     """All other seeds derive from it, the iteration, the problem, the sample and the turn."""
     iterations: NonNegativeInt
     """Rollout-score-train rounds. Raising it later continues the same run."""
+    overlap: bool = False
+    """Play the next iteration while this one trains; needs `rollout.max_head_offpolicyness` of 1 or more."""
 
 
 class Storage(Knobs):
@@ -188,7 +190,19 @@ class Rollout(Knobs):
     problems_per_iteration: PositiveInt = 32
     """Problems drawn for an iteration, in an order that passes through all before any repeats."""
     group_size: PositiveInt = 16
-    """Episodes of each problem."""
+    """Episodes of each problem that are trained on."""
+    generation_size: PositiveInt | None = None
+    """Episodes of each problem that are played; the best `group_size` of them are trained on. Empty: all."""
+    success_rate_lb: Share = 0.0
+    """A group with a smaller share of right turns is rejected and another problem drawn in its place."""
+    success_rate_ub: Share = 1.0
+    """A group with a larger share of right turns is rejected, too; 0.01 and 0.99 leave out all that agree."""
+    max_resampling_rounds: NonNegativeInt = 2
+    """How often rejected groups are replaced; what is then missing makes a smaller batch."""
+    max_head_offpolicyness: NonNegativeInt = 0
+    """Oldest policy that may be trained on, in versions behind the one in training; older trajectories are left out."""
+    policy_lag: NonNegativeInt = 0
+    """Play with the policy so many versions behind the newest: staleness on purpose, for experiments."""
     concurrency: PositiveInt = 512
     """Episodes in flight at once (whole groups)."""
     episode_deadline_s: PositiveFloat = 600
@@ -246,7 +260,7 @@ class Score(Knobs):
 
 
 class Reward(Knobs):
-    """r = clip(((success - 0.5) * 2 - bias) * scaling, ±max_clip) for each turn."""
+    """r = clip(((success - 0.5) * 2 - bias) * scaling - overlong, ±max_clip) for each turn."""
 
     bias: float = 0.0
     """Subtracted from ±1."""
@@ -254,25 +268,107 @@ class Reward(Knobs):
     """Multiplied after the bias."""
     max_clip: PositiveFloat = 20.0
     """Largest absolute reward."""
+    overlong_tokens: NonNegativeInt = 0
+    """The penalty for length rises from 0 to its full size over the last so many tokens before the limit."""
+    overlong_penalty: NonNegativeFloat = 1.0
+    """Full size of that penalty, at `sampling.max_new_tokens`."""
 
 
 class Advantage(Knobs):
+    """Group baselines by problem and turn (GRPO, RLOO), or GAE with a critic."""
+
     type: str = "group"
-    """Registered advantage estimator."""
+    """Registered advantage estimator: `group` or `gae`."""
     scale_by_std: bool = False
-    """Divide by the group's standard deviation."""
+    """group: divide by the group's standard deviation."""
+    leave_one_out: bool = False
+    """group: compare with the mean of the others (RLOO)."""
+    discount: Share = 1.0
+    """gae: from one token to the next within a turn; `turn_discount` of the agent from turn to turn."""
+    gae_lambda: Share = 1.0
+    """gae: 1 looks at whole returns, 0 at the next value only."""
+    normalisation: Literal["none", "batch", "group"] = "batch"
+    """(A - mean) / (std + 1e-5) over the action tokens of all samples, or of each problem's."""
+
+
+class Critic(Knobs):
+    """Values of action tokens, for `gae`."""
+
+    model: Literal["value-head", "own"] = "value-head"
+    """A head on the policy's last hidden states, or a model of its own that begins as policy version 0."""
+    lr: PositiveFloat | None = None
+    """Learning rate of the head, and of a model of its own; empty is `optimizer.lr`."""
+    value_eps_clip: PositiveFloat = 0.2
+    """A value may move so far in an update, in normalised units."""
+    value_loss_coefficient: PositiveFloat = 0.1
+    """Weight of the value loss beside the policy's; value-head only."""
+    value_norm: Literal["none", "exp", "ma"] = "exp"
+    """Returns are normalised by an exponential or a plain running mean and standard deviation."""
+    value_norm_beta: Annotated[float, Field(gt=0, lt=1)] = 0.99995
+    """Decay of the exponential one, for each update."""
+
+
+class KL(Knobs):
+    """A penalty for leaving the reference policy."""
+
+    place: Literal["none", "reward", "loss"] = "none"
+    """Subtract it from the rewards, add it to the loss, or do without a reference policy."""
+    estimator: Literal["k1", "k2", "k3"] = "k1"
+    """With d = logp - logp_reference: d, d²/2 or exp(-d) - 1 + d."""
+    kl_ctl: NonNegativeFloat = 0.1
+    """Coefficient; where it starts when adaptive."""
+    adaptive: bool = False
+    """Raise and lower kl_ctl to keep the KL of a trajectory near the target (reward only)."""
+    target: PositiveFloat = 6.0
+    """adaptive: nats of a trajectory."""
+    horizon: PositiveFloat = 10000.0
+    """adaptive: trajectories over which kl_ctl follows."""
+    reference: Literal["fixed", "ema"] = "fixed"
+    """Policy version 0, or the moving average of all versions."""
+    ema_decay: Annotated[float, Field(gt=0, lt=1)] = 0.99
+    """ema: weight of the old average in each update."""
+
+
+class BehaviourWeight(Knobs):
+    """w = proximal / behaviour, which corrects for tokens that another policy sampled."""
+
+    cap: PositiveFloat | None = None
+    """Largest w; empty leaves it as it is."""
+    mode: Literal["truncate", "mask"] = "truncate"
+    """What becomes of a larger one: the cap, or 0."""
+    level: Literal["token", "sequence"] = "token"
+    """Of each token, or the geometric mean over a sequence for all of its tokens."""
 
 
 class PPO(Knobs):
     advantage: Advantage = Advantage()
+    """How rewards become advantages."""
+    critic: Critic | None = None
+    """Values for `gae`; `ppo.critic={}` takes the defaults."""
+    kl: KL = KL()
+    """Reference policy."""
     eps_clip: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """The ratio is clipped to [1 - eps_clip, 1 + eps_clip]."""
+    eps_clip_higher: PositiveFloat | None = None
+    """Another upper bound, 1 + eps_clip_higher (asymmetric clip)."""
+    c_clip: Annotated[float, Field(gt=1)] | None = None
+    """Dual clip: where A < 0 the surrogate is never below c_clip * A."""
     use_decoupled_loss: bool = True
     """Clip around the proximal policy and weigh by proximal/behaviour; otherwise plain PPO."""
-    behaviour_weight_cap: PositiveFloat | None = None
-    """Largest proximal/behaviour weight of a token; larger ones are cut to it."""
-    minibatches: PositiveInt = 4
-    """Optimizer steps in an update, each on a random share of the groups."""
+    recompute_logprob: bool = True
+    """Proximal logprobs by the trainer; false takes the behaviour's for them, which is right on-policy only."""
+    behaviour_weight: BehaviourWeight = BehaviourWeight()
+    """The decoupled objective's weight."""
+    entropy_coefficient: NonNegativeFloat = 0.0
+    """Bonus for the entropy of the action tokens' distributions."""
+    early_stop_imp_ratio: Annotated[float, Field(gt=1)] | None = 5.0
+    """A minibatch whose mean ratio is above it does not change the policy, and is counted."""
+    mask_truncated: bool = False
+    """No loss on turns that the token limit cut."""
+    epochs: PositiveInt = 1
+    """How often an update passes over its data (sample reuse)."""
+    ppo_n_minibatches: PositiveInt = 4
+    """Optimizer steps in an epoch, each on a random share of the groups."""
     micro_batch_tokens: PositiveInt = 16384
     """Padded tokens in one forward pass."""
     logprob_chunk_tokens: PositiveInt = 4096
@@ -285,6 +381,26 @@ class PPO(Knobs):
     """Recompute activations: less memory, about a third more time."""
     threads: PositiveInt = 2
     """CPU threads of the trainer."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        advantage, kl = self.advantage, self.kl
+        if advantage.type == "gae" and self.critic is None:
+            raise ValueError("advantage.type='gae' needs values: set ppo.critic={} for a critic with the defaults")
+        if advantage.type == "group" and self.critic is not None:
+            raise ValueError(
+                "advantage.type='group' uses no critic: set ppo.advantage.type=gae, or leave ppo.critic out"
+            )
+        if advantage.type == "gae" and (advantage.scale_by_std or advantage.leave_one_out):
+            raise ValueError("scale_by_std and leave_one_out belong to advantage.type=group: leave them out with gae")
+        if kl.adaptive and kl.place != "reward":
+            raise ValueError(f"kl.adaptive needs kl.place=reward, not {kl.place!r}")
+        if self.behaviour_weight.cap is not None and not (self.use_decoupled_loss and self.recompute_logprob):
+            raise ValueError(
+                f"behaviour_weight.cap={self.behaviour_weight.cap:g} has nothing to cap: proximal and behaviour "
+                "are the same with use_decoupled_loss=false or recompute_logprob=false"
+            )
+        return self
 
 
 class Optimizer(Knobs):
@@ -299,7 +415,7 @@ class Optimizer(Knobs):
     eps: PositiveFloat = 1e-5
     """Added to the root of the second moment."""
     warmup_steps: NonNegativeInt = 0
-    """Steps over which the learning rate rises from zero."""
+    """Steps over which the learning rate rises from zero. Not a share of all steps: `run.iterations` may be raised."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are clipped to this norm."""
 
@@ -346,9 +462,9 @@ class Config(Knobs):
                 f"sampling.top_p={sampling.top_p}, sampling.top_k={sampling.top_k} bias the recorded logprobs: "
                 "use 1.0 and 0, or set rollout.allow_biased_sampling=true"
             )
-        if self.ppo.minibatches > rollout.problems_per_iteration:
+        if self.ppo.ppo_n_minibatches > rollout.problems_per_iteration:
             raise ValueError(
-                f"ppo.minibatches={self.ppo.minibatches} is more than rollout.problems_per_iteration="
+                f"ppo.ppo_n_minibatches={self.ppo.ppo_n_minibatches} is more than rollout.problems_per_iteration="
                 f"{rollout.problems_per_iteration}: a minibatch holds whole groups"
             )
         if self.ppo.advantage.type == "group" and rollout.group_size == 1:
@@ -360,4 +476,43 @@ class Config(Knobs):
             )
         if self.inference.urls and self.inference.swap == "restart":
             raise ValueError("inference.swap=restart needs servers of our own, but inference.urls is set: use reload")
+        self._groups_possible()
+        self._staleness_possible()
         return self
+
+    def _groups_possible(self) -> None:
+        rollout, limit = self.rollout, self.sampling.max_new_tokens
+        if (rollout.generation_size or rollout.group_size) < rollout.group_size:
+            raise ValueError(
+                f"rollout.generation_size={rollout.generation_size} is below rollout.group_size={rollout.group_size}: "
+                "play at least as many episodes as are trained on"
+            )
+        if rollout.success_rate_lb > rollout.success_rate_ub:
+            raise ValueError(
+                f"rollout.success_rate_lb={rollout.success_rate_lb:g} is above success_rate_ub="
+                f"{rollout.success_rate_ub:g}: no group could stay"
+            )
+        if self.reward.overlong_tokens >= limit:
+            raise ValueError(
+                f"reward.overlong_tokens={self.reward.overlong_tokens} must be below sampling.max_new_tokens={limit}"
+            )
+
+    def _staleness_possible(self) -> None:
+        rollout, oldest = self.rollout, self.rollout.max_head_offpolicyness
+        if self.run.overlap and oldest < 1:
+            raise ValueError(
+                "run.overlap trains on trajectories of the policy before: set rollout.max_head_offpolicyness=1 or more"
+            )
+        if self.run.overlap and self.inference.swap == "restart":
+            raise ValueError("run.overlap keeps requests over a swap of weights: inference.swap=restart loses them")
+        if rollout.policy_lag > oldest:
+            raise ValueError(
+                f"rollout.policy_lag={rollout.policy_lag} is more than rollout.max_head_offpolicyness={oldest}: "
+                "all trajectories would be too old to train on"
+            )
+        if rollout.policy_lag and self.run.overlap:
+            raise ValueError("rollout.policy_lag and run.overlap both choose the policy that plays: use one of them")
+        if oldest and self.ppo.use_decoupled_loss and not self.ppo.recompute_logprob:
+            raise ValueError(
+                f"ppo.recompute_logprob=false is right on-policy only, but rollout.max_head_offpolicyness={oldest}"
+            )

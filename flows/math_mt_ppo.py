@@ -20,7 +20,7 @@ from tasks.import_problems import import_problems
 from tasks.progress import iteration_progress
 from tasks.report import report
 from tasks.resources import open_engine, open_trainer, open_verifier
-from tasks.rollout import rollout
+from tasks.rollout import Rollouts
 from tasks.score import score
 from tasks.start_run import start_run
 from tasks.train import train
@@ -43,11 +43,13 @@ def math_mt_ppo(config: str = "demo", overrides: list[str] | None = None) -> str
         open_verifier(workspace) as verifier,
         open_trainer(workspace) as trainer,
     ):
+        rollouts = Rollouts(workspace, engine, verifier, problems)
         evaluate(workspace, engine, verifier, policy, held_out)
         for iteration in iteration_progress(run.iterations):
-            trajectories = rollout(workspace, engine, verifier, iteration, policy, problems)
+            trajectories = rollouts.take(iteration, policy)  # with run.overlap the next are played from here on
             scores = score(workspace, verifier, iteration, trajectories)
             policy = train(workspace, trainer, iteration, policy, trajectories, scores)
+            rollouts.swap(policy)
             if (iteration + 1) % workspace.config.evaluation.every == 0 or iteration + 1 == run.iterations:
                 evaluate(workspace, engine, verifier, policy, held_out)
     return report(workspace)

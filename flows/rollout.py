@@ -21,6 +21,7 @@ def rollout(config: str = "demo", overrides: list[str] | None = None, iteration:
     workspace = start_run(resolve(config, overrides))
     problems, _ = import_problems(workspace)
     policy = layout.checkpoint(workspace.name, iteration) if iteration else first_policy(workspace)
+    policy = tasks.rollout.lagging_policy(workspace, iteration) or policy
     with open_engine(workspace) as engine, open_verifier(workspace) as verifier:
         return tasks.rollout.rollout(workspace, engine, verifier, iteration, policy, problems)
 

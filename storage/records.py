@@ -5,12 +5,12 @@ reader of Parquet (DuckDB, pandas) understands them without this package.
 """
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 2: sequence_starts
 
 Status = Literal["completed", "truncated", "rejected", "failed"]
 """completed: the agent ended it. truncated: cut by the token limit of its last turn or by the context.
@@ -56,7 +56,8 @@ class Turn:
 class Trajectory:
     """The turns of one episode as one token sequence: prompt, completion 1, feedback 1, completion 2 …
 
-    T is the length of the sequence. Sampled ids are stored as the engine returned them.
+    T is the length of the sequence. Sampled ids are stored as the engine returned them. Where the chat template
+    rewrites what was said (thinking models), a turn begins a new sequence; all lie end to end in the same columns.
 
     Example: Trajectory(trajectory_id="demo/3/12+7/0", run="demo", iteration=3, problem_id="12+7", sample=0, …,
     token_ids=[5, 9, 7], action_mask=[False, False, True], logprobs=[0.0, 0.0, -0.1], versions=[-1, -1, 3])
@@ -88,6 +89,7 @@ class Trajectory:
     seed: int
     started_at: float  # seconds since the epoch
     latency_s: float
+    sequence_starts: list[int] = field(default_factory=lambda: [0])  # where each sequence begins in token_ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,7 @@ TRAJECTORY_SCHEMA = _schema(
     ("seed", pa.int64()),
     ("started_at", pa.float64()),
     ("latency_s", pa.float32()),
+    ("sequence_starts", pa.list_(pa.int32())),
 )
 
 SCORE_SCHEMA = _schema(
@@ -189,5 +192,5 @@ def to_table(rows: list[Any], schema: pa.Schema) -> pa.Table:
 
 
 def to_trajectory(row: dict[str, Any]) -> Trajectory:
-    """A row of the Parquet file (`Table.to_pylist`) as the record."""
+    """A row of the Parquet file (`Table.to_pylist`) as the record; files of schema 1 have one sequence a row."""
     return Trajectory(**{**row, "turns": [Turn(**turn) for turn in row["turns"]]})

@@ -13,11 +13,13 @@ def resolve(name: str, overrides: Iterable[str] | None = None) -> Config:
     """
     from tasks.agents import AGENTS
     from tasks.environments import ENVIRONMENTS
+    from tasks.ppo.advantages import check_estimator
 
     config = load(name, overrides or ())
     try:
         AGENTS.check_arguments(config.agent.type, config.agent.args)
         ENVIRONMENTS.check_arguments(config.environment.type, config.environment.args)
+        check_estimator(config.ppo.advantage.type)
     except ValueError as error:
         raise ConfigError(f"configuration {name}: {error}") from None
     return config

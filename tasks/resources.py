@@ -41,4 +41,5 @@ def open_trainer(workspace: Workspace) -> Iterator["Trainer"]:
     from tasks.ppo.trainer import Trainer
 
     config = workspace.config
-    yield Trainer(config.ppo, config.optimizer, config.reward, config.sampling.temperature)
+    oldest = config.rollout.max_head_offpolicyness
+    yield Trainer(config.ppo, config.optimizer, config.reward, config.sampling.temperature, oldest)

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
+from prefect.futures import PrefectFuture
 
 from storage import layout, manifests
 from tasks.workspace import Workspace
@@ -21,7 +22,7 @@ def rollout(
     """The version of iteration's trajectories, sampled from checkpoint `policy`."""
     from storage import checkpoints
     from tasks.inference.api import GenerationConfig
-    from tasks.rollouts.plan import Plan, draw
+    from tasks.rollouts.plan import Plan, draw, spares
     from tasks.rollouts.play import play
 
     config, store = workspace.config, workspace.store
@@ -29,7 +30,7 @@ def rollout(
     if manifests.committed(store, version):
         return version
     checkpoint = checkpoints.open_checkpoint(store, policy, workspace.cache)
-    engine.serve(checkpoint)
+    engine.serve(checkpoint, or_newer=config.run.overlap)
     sampling = config.sampling
     plan = Plan(
         name=f"{workspace.name}/{iteration:06d}",
@@ -38,15 +39,57 @@ def rollout(
         policy=checkpoint,
         problem_set=problem_set,
         gconfig=GenerationConfig(1, sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_new_tokens),
-        group_size=config.rollout.group_size,
+        group_size=config.rollout.generation_size or config.rollout.group_size,
+        selecting=True,
     )
-    problems = draw(
-        read_problems(workspace, problem_set), config.rollout.problems_per_iteration, iteration, config.run.seed
-    )
+    every, seed = read_problems(workspace, problem_set), config.run.seed
+    drawn = draw(every, config.rollout.problems_per_iteration, iteration, seed)
     with manifests.Draft(store, version, "trajectories") as draft:
-        metrics = play(plan, problems, engine, verifier, draft, get_run_logger().info)
-        draft.commit(workspace.provenance(), [policy, problem_set], metrics)
+        spare = spares(every, drawn, iteration, seed)
+        metrics = play(plan, drawn, engine, verifier, draft, get_run_logger().info, spare)
+        # Weights may have been swapped in while episodes were played: the tokens know.
+        played = [layout.checkpoint(workspace.name, number) for number in metrics["policy_versions"]]
+        draft.commit(workspace.provenance(), [*(played or [policy]), problem_set], metrics)
     return version
+
+
+def lagging_policy(workspace: Workspace, iteration: int) -> str | None:
+    """The older checkpoint that `rollout.policy_lag` lets play an iteration; None without a lag."""
+    lag = workspace.config.rollout.policy_lag
+    return layout.checkpoint(workspace.name, max(0, iteration - lag)) if lag else None
+
+
+class Rollouts:
+    """Hands out the trajectories of one iteration after another.
+
+    With `run.overlap` those of the next iteration are played in a thread while this one is scored and trained on:
+    with the policy of then, and from its first request after a `swap` on with the one just trained.
+    """
+
+    def __init__(self, workspace: Workspace, engine: "Engine", verifier: "Verifier", problem_set: str) -> None:
+        self._workspace, self._engine, self._verifier, self._problem_set = workspace, engine, verifier, problem_set
+        self._ahead: PrefectFuture[str] | None = None
+
+    def take(self, iteration: int, policy: str) -> str:
+        """The version of iteration's trajectories; `policy` is the newest checkpoint."""
+        run = self._workspace.config.run
+        playing = lagging_policy(self._workspace, iteration) or policy
+        trajectories = rollout(*self._arguments(iteration, playing)) if self._ahead is None else self._ahead.result()
+        self._ahead = None
+        if run.overlap and iteration + 1 < run.iterations:
+            self._ahead = rollout.submit(*self._arguments(iteration + 1, policy))
+        return trajectories
+
+    def swap(self, policy: str) -> None:
+        """Hand a new checkpoint to the engine that plays ahead; its requests are kept."""
+        from storage import checkpoints
+
+        if self._ahead is not None:
+            workspace = self._workspace
+            self._engine.serve(checkpoints.open_checkpoint(workspace.store, policy, workspace.cache))
+
+    def _arguments(self, iteration: int, policy: str) -> "tuple[Workspace, Engine, Verifier, int, str, str]":
+        return self._workspace, self._engine, self._verifier, iteration, policy, self._problem_set
 
 
 def read_problems(workspace: Workspace, version: str) -> "list[Problem]":

@@ -28,7 +28,9 @@ def train(workspace: Workspace, trainer: "Trainer", iteration: int, policy: str,
         return version
     checkpoint = checkpoints.open_checkpoint(store, policy, cache)
     if trainer.holds != policy:
-        trainer.load(checkpoint.model, checkpoint.state, workspace.config.run.seed)
+        first = layout.checkpoint(workspace.name, 0)
+        begun = checkpoints.open_checkpoint(store, first, cache).model if trainer.needs_first else None
+        trainer.load(checkpoint.model, checkpoint.state, workspace.config.run.seed, begun)
     metrics = trainer.update(
         list(datasets.trajectories(store, trajectories, cache)),
         [Score(**row) for row in datasets.rows(store, scores, cache)],

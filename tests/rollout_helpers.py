@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from configs import Config, load
@@ -38,14 +39,14 @@ class ScriptedEngine:
     ) -> list[Completion]:
         self.requests.append((token_ids, gconfig, seed, replica))
         await asyncio.sleep(self.delay_s)
-        eos = self.chat.encode("<|im_end|>")
-        turn = token_ids.count(eos[0]) // 2
-        return [self._completion(self.reply(turn, sample), eos) for sample in range(gconfig.n)]
+        header = self.chat.encode("<|im_start|>assistant")
+        turn = sum(pair == tuple(header) for pair in pairwise(token_ids)) - 1
+        return [self._completion(self.reply(turn, sample)) for sample in range(gconfig.n)]
 
-    def _completion(self, reply: str | Exception, eos: list[int]) -> Completion:
+    def _completion(self, reply: str | Exception) -> Completion:
         if isinstance(reply, Exception):
             raise reply
-        ids = self.chat.encode(reply) + eos
+        ids = self.chat.encode(reply + "<|im_end|>")
         return Completion(ids, [-0.5] * len(ids), [3] * len(ids), "stop")
 
 

@@ -31,6 +31,20 @@ def generate(engine: Engine, gconfig: GenerationConfig, token_ids: list[int] = P
     return asyncio.run(ask())
 
 
+def own_logprobs(policy: Checkpoint, completion: Completion, temperature: float) -> list[float]:
+    """The trainer's logprobs of a completion of `PROMPT`."""
+    import torch
+
+    from configs.schema import PPO
+    from tasks.ppo.policy import load_policy
+
+    ids = torch.tensor([PROMPT + completion.token_ids])
+    with torch.no_grad():
+        logits = load_policy(policy.model, PPO())(ids).logits[0, len(PROMPT) - 1 : -1]
+    own: list[float] = torch.log_softmax(logits / temperature, -1).gather(1, ids[0, len(PROMPT) :, None])[:, 0].tolist()
+    return own
+
+
 def test_swapped_weights_are_proven(engine: Engine, policies: list[Checkpoint]) -> None:
     """Each policy in turn is served in place; tokens say by which version they were sampled."""
     logprobs = []
@@ -48,18 +62,49 @@ def test_swapped_weights_are_proven(engine: Engine, policies: list[Checkpoint]) 
 
 def test_logprobs_are_those_of_the_sampling_temperature(engine: Engine, policies: list[Checkpoint]) -> None:
     """At another temperature the recorded logprobs are the trainer's at that temperature."""
-    import torch
-
-    from configs.schema import PPO
-    from tasks.ppo.policy import load_policy
-
     engine.serve(policies[1])
     completion = generate(engine, GenerationConfig(temperature=0.5, max_new_tokens=6))[0]
-    ids = torch.tensor([PROMPT + completion.token_ids])
-    with torch.no_grad():
-        logits = load_policy(policies[1].model, PPO())(ids).logits[0, len(PROMPT) - 1 : -1]
-    expected = torch.log_softmax(logits / 0.5, -1).gather(1, ids[0, len(PROMPT) :, None])[:, 0]
-    assert completion.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+    assert completion.logprobs == pytest.approx(own_logprobs(policies[1], completion, 0.5), abs=1e-4)
+
+
+def test_requests_in_flight_are_kept_over_a_swap(engine: Engine, policies: list[Checkpoint]) -> None:
+    """They go on with the new weights: tokens say which, and what was read before is read again by the new ones."""
+    engine.serve(policies[1])
+
+    async def ask() -> list[Completion]:
+        async with engine.connect() as connection:
+            long = GenerationConfig(n=64, max_new_tokens=110, temperature=2.0)
+            asked = asyncio.create_task(connection.generate(PROMPT, long, seed=7, replica=0))
+            await asyncio.sleep(0.15)
+            assert not asked.done()
+            await asyncio.to_thread(engine.serve, policies[2])
+            return await asked
+
+    completions = asyncio.run(ask())
+    mixed = [completion for completion in completions if set(completion.versions) == {1, 2}]
+    assert mixed
+    for completion in mixed[:5]:
+        assert completion.versions == sorted(completion.versions)
+        swap = completion.versions.index(2)
+        before, after = (own_logprobs(policy, completion, 2.0) for policy in policies[1:])
+        assert completion.logprobs[:swap] == pytest.approx(before[:swap], abs=1e-4)
+        assert completion.logprobs[swap:] == pytest.approx(after[swap:], abs=1e-4)
+        assert before[swap:] != pytest.approx(after[swap:], abs=1e-2)
+    engine.serve(policies[1], or_newer=True)
+    assert {v for c in generate(engine, GenerationConfig(max_new_tokens=2)) for v in c.versions} == {2}
+    engine.serve(policies[0])
+
+
+def test_a_closed_engine_ends_a_rollout_at_once(
+    policies: list[Checkpoint], engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the flow fails, a rollout that plays ahead must neither wait for retries nor start servers anew."""
+    monkeypatch.setenv("VLLM_API_KEY", engine.servers[0].api_key)
+    with Engine(Inference(urls=[engine.servers[0].url], max_model_len=128), Rollout(), tmp_path) as other:
+        other.serve(policies[0])
+        engine.forget()
+    with pytest.raises(InferenceError, match="closed while a rollout was playing"):
+        generate(other, GenerationConfig())
 
 
 def test_other_weights_than_asked_for_stop_the_run(engine: Engine, policies: list[Checkpoint]) -> None:

@@ -24,6 +24,7 @@ from flows.score import score
 from flows.train import train
 from storage import checkpoints, datasets, layout, manifests
 from storage.store import Store
+from tests.waiting_engine import WaitingEngine, opens
 
 ROOT = Path(__file__).parent.parent
 
@@ -109,6 +110,85 @@ def test_stages_alone_make_the_same_run(overrides: list[str], tmp_path: Path) ->
     before = manifest_nonces(tmp_path)
     run_flow("smoke", overrides)
     assert before.items() <= manifest_nonces(tmp_path).items()
+
+
+OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=1"]
+
+
+def test_overlap_plays_the_next_iteration_while_this_one_trains(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of iteration i + 1 go out before checkpoint i + 1 exists, and never with a policy older than allowed."""
+    store, seen = Store(f"{tmp_path}/var"), list[tuple[int, int]]()
+
+    def on_request(version: int) -> None:
+        newest = max(n for n in range(6) if manifests.committed(store, layout.checkpoint("smoke", n)))
+        seen.append((version, newest))
+
+    monkeypatch.setattr("flows.math_mt_ppo.open_engine", opens(WaitingEngine(0.05, on_request)))
+    numbers = run_flow("smoke", [*overrides, *OVERLAP, "run.iterations=4", "evaluation.every=4"])
+    assert [metrics["staleness/max"] for metrics in numbers["training"]] == [0, 1, 1, 1]
+    assert [metrics["trajectories/too_old"] for metrics in numbers["training"]] == [0, 0, 0, 0]
+    assert all(newest - version <= 1 for version, newest in seen)
+    assert {version for version, newest in seen if newest == version} >= {0, 1, 2}
+
+
+def test_overlap_on_the_real_engine_goes_on_after_a_stop(overrides: list[str], tmp_path: Path) -> None:
+    """Stopped with the next iteration played but not trained on, the run takes that up; tokens know their versions."""
+    settings = [*overrides, *OVERLAP]
+    run_flow("smoke", [*settings, "run.iterations=2"])
+    trajectories = rollout("smoke", [*settings, "run.iterations=2"], iteration=2)  # ahead of a checkpoint 3
+    before = manifest_nonces(tmp_path)
+    numbers = run_flow("smoke", [*settings, "run.iterations=4"])
+    assert before.items() <= manifest_nonces(tmp_path).items()
+    store = Store(f"{tmp_path}/var")
+    for iteration, metrics in enumerate(numbers["training"]):
+        manifest = manifests.read(store, layout.trajectories("smoke", iteration))
+        rows = list(datasets.trajectories(store, manifest.version, tmp_path))
+        versions = {version for row in rows for version in row.versions} - {-1}
+        assert versions == set(metrics["policy_versions"]) <= {max(0, iteration - 1), iteration}
+        assert {layout.checkpoint("smoke", v) for v in versions} < {parent.version for parent in manifest.parents}
+    assert trajectories == layout.trajectories("smoke", 2)
+
+
+def test_a_failure_ends_the_rollout_that_plays_ahead(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training fails while the next iteration is played: the flow ends soon, with training's error."""
+    monkeypatch.setattr("tasks.ppo.trainer.Trainer.update", broken_update)
+    started = time.monotonic()
+    with pytest.raises(ValueError, match="training broke"):
+        run_flow("smoke", [*overrides, *OVERLAP, "rollout.problems_per_iteration=60"])
+    assert time.monotonic() - started < 60
+    assert not manifests.committed(Store(f"{tmp_path}/var"), layout.checkpoint("smoke", 1))
+
+
+def broken_update(*_: object) -> None:
+    raise ValueError("training broke")
+
+
+def test_staleness_on_purpose_is_bounded_by_what_is_committed(overrides: list[str]) -> None:
+    """With a lag of 2 the third iteration is played by policy 0; were only 1 allowed, nothing would be left."""
+    lagging = [*overrides, "rollout.policy_lag=2", "rollout.max_head_offpolicyness=2", "run.iterations=3"]
+    numbers = run_flow("smoke", lagging)
+    assert [metrics["staleness/mean"] for metrics in numbers["training"]] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["ppo.advantage={type: gae}", "ppo.critic={model: own}", "ppo.kl={place: reward, adaptive: true}"],
+        ["ppo.advantage={type: gae}", "ppo.critic={}", "ppo.kl={place: loss, reference: ema, estimator: k3}"],
+        ["rollout={problems_per_iteration: 4, group_size: 2, generation_size: 4}", "ppo.epochs=2"],
+    ],
+    ids=["own-critic", "value-head", "best-of"],
+)
+def test_options_go_on_from_their_checkpoints(overrides: list[str], tmp_path: Path, options: list[str]) -> None:
+    """What a critic, a reference policy and their controllers know is stored and found again by a new trainer."""
+    run_flow("smoke", [*overrides, *options, "run.iterations=1"])
+    numbers = run_flow("smoke", [*overrides, *options, "run.iterations=2"])
+    assert numbers["iterations"] == 2
+    assert numbers["training"][1]["trajectories"] == (8 if "generation_size" in options[0] else 16)
 
 
 def test_a_policy_of_another_run(overrides: list[str], tmp_path: Path) -> None:

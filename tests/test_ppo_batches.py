@@ -1,15 +1,18 @@
 """Batches: whole groups, random, nothing lost and little padding."""
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.schema import PPO, Reward
-from tasks.ppo.advantages import turn_advantages
-from tasks.ppo.batches import collate, cut_by_length, draw_minibatches, make_minibatches
+from configs.schema import Reward
+from tasks.ppo.batches import Columns, Piece, cut_by_length, draw_minibatches, make_minibatch
 from tasks.ppo.samples import build_samples
 from tests.ppo_helpers import make_scores, make_trajectory, random_rows
+
+CPU = torch.device("cpu")
 
 
 def test_minibatches_hold_whole_groups_and_everything_once() -> None:
@@ -39,31 +42,61 @@ def test_fewer_groups_than_minibatches_give_fewer_steps() -> None:
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 200))
 def test_micro_batches_keep_the_budget(lengths: list[int], budget: int) -> None:
-    """Padded tokens never exceed the budget, but a sample that alone does is kept, alone; none is lost."""
-    parts = cut_by_length(lengths, range(len(lengths)), budget)
-    assert sorted(index for part in parts for index in part) == list(range(len(lengths)))
-    assert all(len(part) == 1 or len(part) * max(lengths[i] for i in part) <= budget for part in parts)
+    """Padded tokens never exceed the budget, but a sequence that alone does is kept, alone; none is lost."""
+    parts = cut_by_length([Piece(index, 0, length, slice(0)) for index, length in enumerate(lengths)], budget)
+    assert sorted(piece.sample for part in parts for piece in part) == list(range(len(lengths)))
+    assert all(len(part) == 1 or len(part) * max(piece.length for piece in part) <= budget for part in parts)
 
 
 def test_collate_by_hand() -> None:
-    """Right padding, coordinates of the action tokens, and each turn's advantage on its own tokens."""
+    """Right padding, coordinates of the action tokens, and what is known of each."""
     rows = [make_trajectory("a", [[10, 11], [12]]), make_trajectory("b", [[13]])]
     samples = build_samples(rows, make_scores("a", 0, 1) + make_scores("b", 1), Reward())
-    batch = collate(samples, [np.array([0.5, -2.0]), np.array([3.0])], torch.device("cpu"))
+    columns = [
+        Columns(np.array([0.5, 0.5, -2.0]), reference=np.array([-1, -2, -3], np.float32)),
+        Columns(np.array([3.0]), reference=np.array([-4], np.float32)),
+    ]
+    (batch,) = make_minibatch(samples, columns, [1, 0], 100, CPU)
+    assert batch.trajectory_ids == ["a", "b"]
     assert batch.tokens.tolist() == [[1, 2, 3, 10, 11, 4, 5, 12], [1, 2, 3, 13, 0, 0, 0, 0]]
     assert list(zip(batch.rows.tolist(), batch.columns.tolist(), strict=True)) == [(0, 3), (0, 4), (0, 7), (1, 3)]
     assert batch.advantages.tolist() == [0.5, 0.5, -2.0, 3.0]
-    assert batch.advantages.dtype == batch.behaviour.dtype == torch.float32
+    assert batch.reference is not None
+    assert batch.reference.tolist() == [-1, -2, -3, -4]
+    assert (batch.proximal, batch.values, batch.returns) == (None, None, None)
+    assert batch.advantages.dtype == batch.behaviour.dtype == batch.reference.dtype == torch.float32
 
 
-def test_make_minibatches_covers_every_action_token() -> None:
-    """What the optimizer sees is what was stored, once."""
+def test_sequences_of_a_trajectory_are_rows_of_their_own() -> None:
+    """Where a template rewrote history, the second turn must not attend to what it never saw."""
+    row = make_trajectory("a", [[10, 11], [12]])
+    row = replace(row, sequence_starts=[0, 5])  # 1 2 3 10 11 | 4 5 12
+    samples = build_samples([row], make_scores("a", 0, 1), Reward())
+    (batch,) = make_minibatch(samples, [Columns(np.array([1.0, 2.0, 3.0]))], [0], 100, CPU)
+    assert batch.tokens.tolist() == [[1, 2, 3, 10, 11], [4, 5, 12, 0, 0]]
+    assert list(zip(batch.rows.tolist(), batch.columns.tolist(), strict=True)) == [(0, 3), (0, 4), (1, 2)]
+    assert batch.advantages.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_masked_turns_are_in_no_batch() -> None:
+    """A turn that the limit cut is left out; a sequence of such turns alone is not even passed through the model."""
+    rows = [make_trajectory("a", [[10, 11], [12]]), make_trajectory("b", [[13]])]
+    cut = [replace(rows[0], turns=[rows[0].turns[0], replace(rows[0].turns[1], finish_reason="length")])]
+    cut.append(replace(rows[1], turns=[replace(rows[1].turns[0], finish_reason="length")]))
+    samples = build_samples(cut, make_scores("a", 0, 1) + make_scores("b", 1), Reward(), mask_truncated=True)
+    columns = [Columns(np.zeros(len(sample.actions))) for sample in samples]
+    (batch,) = make_minibatch(samples, columns, [0, 1], 100, CPU)
+    assert batch.trajectory_ids == ["a"]
+    assert batch.columns.tolist() == [3, 4]
+    assert make_minibatch(samples, columns, [1], 100, CPU) == []
+
+
+def test_a_minibatch_covers_every_action_token() -> None:
+    """What the optimizer sees is what was stored, once, in several micro-batches."""
     samples = build_samples(*random_rows(), Reward())
-    advantages = turn_advantages(samples, PPO().advantage)
-    knobs = PPO(minibatches=2, micro_batch_tokens=40)
-    batches = make_minibatches(samples, advantages, knobs, torch.Generator().manual_seed(0), torch.device("cpu"))
-    tokens = [batch.tokens[batch.rows, batch.columns] for minibatch in batches for batch in minibatch]
+    columns = [Columns(np.zeros(len(sample.actions))) for sample in samples]
+    batches = make_minibatch(samples, columns, range(len(samples)), 40, CPU)
+    tokens = [batch.tokens[batch.rows, batch.columns] for batch in batches]
     stored = np.concatenate([sample.token_ids[sample.actions] for sample in samples])
     assert sorted(torch.cat(tokens).tolist()) == sorted(stored.tolist())
-    assert len(batches) == 2
-    assert len(batches[0]) > 1
+    assert len(batches) > 1

@@ -1,24 +1,27 @@
-"""The loss of PPO, by hand."""
+"""The losses of PPO: by hand, and against autograd through naive float64 versions."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
-from tasks.ppo.losses import TokenLoss, decoupled_ppo_loss
+from tasks.ppo.kl import Estimator, adapted, kl_estimate
+from tasks.ppo.losses import PolicyLoss, behaviour_weights, policy_loss, value_loss
 
 
 def tensor(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def loss_of(ratio: float, weight: float, advantage: float, cap: float | None = None) -> tuple[TokenLoss, float]:
-    """The loss at one token with behaviour probability 0.1, and its gradient by logp."""
-    behaviour = tensor(math.log(0.1))
-    proximal = behaviour + math.log(weight)
+def loss_of(ratio: float, advantage: float, weight: float = 1.0, **knobs: Any) -> tuple[PolicyLoss, float]:
+    """The loss at one token of probability 0.1 before the update, and its gradient by logp."""
+    proximal = tensor(math.log(0.1))
     logp = (proximal + math.log(ratio)).requires_grad_()
-    out = decoupled_ppo_loss(logp, proximal, behaviour, tensor(advantage), 0.2, cap)
+    out = policy_loss(logp, proximal, tensor(weight), tensor(advantage), **{"eps_clip": 0.2, **knobs})
     (gradient,) = torch.autograd.grad(out.loss.sum(), logp)
     return out, gradient.item()
 
@@ -41,29 +44,153 @@ def test_loss_and_gradient_by_hand(
     ratio: float, weight: float, advantage: float, loss: float, gradient: float, clipped: bool
 ) -> None:
     """-w min(ratio A, clip(ratio, .8, 1.2) A): both sides of the clip for both signs of A."""
-    out, slope = loss_of(ratio, weight, advantage)
+    out, slope = loss_of(ratio, advantage, weight)
     assert out.loss.item() == pytest.approx(loss)
     assert slope == pytest.approx(gradient)
     assert bool(out.clipped) is clipped
-    assert (out.ratio.item(), out.weight.item()) == pytest.approx((ratio, weight))
+    assert not out.dual_clipped
+    assert out.ratio.item() == pytest.approx(ratio)
 
 
-def test_the_weight_is_capped() -> None:
-    """A token far likelier than when sampled counts no more than the cap; a smaller weight stays."""
-    assert loss_of(1.0, 3.0, 2.0, cap=1.5)[0].loss.item() == pytest.approx(-3.0)
-    assert loss_of(1.0, 0.5, 2.0, cap=1.5)[0].loss.item() == pytest.approx(-1.0)
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient"),
+    [
+        (1.25, 2.0, -2.5, -2.5),  # between 1.2 and 1.28: symmetric clipping would stop it
+        (1.5, 2.0, -2.56, 0.0),
+        (0.7, -2.0, 1.6, 0.0),  # the lower bound stays
+    ],
+)
+def test_asymmetric_clip_by_hand(ratio: float, advantage: float, loss: float, gradient: float) -> None:
+    """Rare good tokens may rise further than bad ones may fall."""
+    out, slope = loss_of(ratio, advantage, eps_clip_higher=0.28)
+    assert (out.loss.item(), slope) == pytest.approx((loss, gradient))
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient", "dual"),
+    [
+        (5.0, -2.0, 6.0, 0.0, True),  # 10 without: bounded by c |A|
+        (2.0, -2.0, 4.0, 4.0, False),
+        (0.5, -2.0, 1.6, 0.0, False),  # the ordinary clip
+        (5.0, 2.0, -2.4, 0.0, False),  # positive advantages are not concerned
+    ],
+)
+def test_dual_clip_by_hand(ratio: float, advantage: float, loss: float, gradient: float, dual: bool) -> None:
+    """Max(min(r A, clip(r) A), 3 A) for A < 0, times w."""
+    out, slope = loss_of(ratio, advantage, weight=2.0, c_clip=3.0)
+    assert (out.loss.item(), slope) == pytest.approx((2 * loss, 2 * gradient))
+    assert bool(out.dual_clipped) is dual
+
+
+def naive(
+    logp: Tensor, proximal: Tensor, weight: Tensor, advantages: Tensor, low: float, high: float, c: Any
+) -> Tensor:
+    """One token at a time, with Python's min and max."""
+    total = torch.zeros((), dtype=torch.float64)
+    for lp, p, w, a in zip(logp, proximal, weight, advantages, strict=True):
+        ratio = (lp - p).exp()
+        objective = min(ratio * a, ratio.clamp(1 - low, 1 + high) * a)
+        if c and a < 0:
+            objective = max(objective, c * a)
+        total = total - w * objective
+    return total
+
+
+@given(st.integers(0, 10_000), st.sampled_from([None, 0.28, 0.5]), st.sampled_from([None, 1.5, 3.0]))
+def test_gradient_is_autograds_of_the_naive_version(seed: int, higher: float | None, c_clip: float | None) -> None:
+    """Whatever the numbers, all options together."""
+    draw = torch.Generator().manual_seed(seed)
+    logp, proximal, advantages = (torch.randn(12, generator=draw, dtype=torch.float64) for _ in range(3))
+    weight = torch.rand(12, generator=draw, dtype=torch.float64) * 2
+    ours, theirs = logp.clone().requires_grad_(), logp.clone().requires_grad_()
+    policy_loss(ours, proximal, weight, advantages, 0.2, higher, c_clip).loss.sum().backward()
+    naive(theirs, proximal, weight, advantages, 0.2, higher or 0.2, c_clip).backward()
+    torch.testing.assert_close(ours.grad, theirs.grad)
 
 
 def test_on_policy_gradient_is_the_policy_gradient() -> None:
     """Where policy, proximal and behaviour agree, d loss / d logp = -A."""
     logp = tensor(-1.0, -2.0, -0.5).requires_grad_()
-    old, advantages = logp.detach(), tensor(1.0, -2.0, 0.5)
-    (gradient,) = torch.autograd.grad(decoupled_ppo_loss(logp, old, old, advantages, 0.2).loss.sum(), logp)
+    advantages = tensor(1.0, -2.0, 0.5)
+    (gradient,) = torch.autograd.grad(policy_loss(logp, logp.detach(), torch.ones(3), advantages, 0.2).loss.sum(), logp)
     torch.testing.assert_close(gradient, -advantages)
 
 
 def test_only_the_loss_carries_a_gradient() -> None:
     """What goes into the metrics must not hold the graph."""
-    out, _ = loss_of(1.1, 2.0, 1.0)
+    out, _ = loss_of(1.1, 1.0, c_clip=2.0)
     assert out.loss.requires_grad
     assert not any(value.requires_grad for value in out[1:])
+
+
+ROWS = torch.tensor([0, 0, 2])
+LOG_WEIGHTS = tensor(math.log(4), 0.0, math.log(3))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "expected"),
+    [
+        ({}, [4, 1, 3]),
+        ({"cap": 2}, [2, 1, 2]),
+        ({"cap": 3.5, "mode": "mask"}, [0, 1, 3]),
+        ({"level": "sequence"}, [2, 2, 3]),  # the geometric mean of 4 and 1
+        ({"level": "sequence", "cap": 2.5}, [2, 2, 2.5]),
+        ({"level": "sequence", "cap": 2.5, "mode": "mask"}, [2, 2, 0]),
+    ],
+)
+def test_behaviour_weights_by_hand(knobs: dict[str, Any], expected: list[float]) -> None:
+    """Two tokens of one sequence with w 4 and 1, one of another with 3; a sequence in between has none."""
+    behaviour = tensor(-1, -2, -3)
+    assert behaviour_weights(behaviour + LOG_WEIGHTS, behaviour, ROWS, **knobs).tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("value", "old", "expected", "gradient", "clipped"),
+    [
+        (0.5, 0.5, 0.125, -0.5, False),
+        (0.6, 0.5, 0.08, -0.4, False),
+        (0.9, 0.5, 0.045, 0.0, True),  # moved 0.4: the clipped value 0.7 has the larger error
+        (0.1, 0.5, 0.405, -0.9, False),  # moved away: its own error is the larger
+    ],
+)
+def test_value_loss_by_hand(value: float, old: float, expected: float, gradient: float, clipped: bool) -> None:
+    """Max of both squared errors, halved, at a return of 1 and a clip of 0.2."""
+    values = tensor(value).requires_grad_()
+    out = value_loss(values, tensor(old), tensor(1.0), 0.2)
+    (slope,) = torch.autograd.grad(out.loss.sum(), values)
+    assert (out.loss.item(), slope.item()) == pytest.approx((expected, gradient))
+    assert bool(out.clipped) is clipped
+
+
+@pytest.mark.parametrize(("estimator", "at_half"), [("k1", 0.5), ("k2", 0.125), ("k3", math.exp(-0.5) - 0.5)])
+def test_kl_estimators_by_hand(estimator: Estimator, at_half: float) -> None:
+    """d, d²/2 and exp(-d) - 1 + d at d = 0.5; all are 0 where the policies agree."""
+    assert kl_estimate(tensor(-1.0), tensor(-1.5), estimator).item() == pytest.approx(at_half)
+    assert kl_estimate(tensor(-1.0), tensor(-1.0), estimator).item() == 0
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_kl_estimators_are_unbiased(estimator: Estimator) -> None:
+    """Their mean over the policy's own tokens is the divergence, computed over the whole vocabulary."""
+    policy, reference = (torch.tensor(p, dtype=torch.float64).log() for p in ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]))
+    exact = (policy.exp() * (policy - reference)).sum()
+    torch.testing.assert_close((policy.exp() * kl_estimate(policy, reference, estimator)).sum(), exact)
+
+
+def test_k2_has_the_gradient_of_the_divergence() -> None:
+    """On-policy, the mean gradient of k2 through sampled logprobs is that of KL(policy ‖ reference)."""
+    logits, reference = tensor(0.3, -0.2, 0.5).requires_grad_(), tensor(0.2, 0.3, 0.5).log()
+    policy = logits.log_softmax(-1)
+    (exact,) = torch.autograd.grad((policy.exp() * (policy - reference)).sum(), logits, retain_graph=True)
+    sampled = (policy.exp().detach() * kl_estimate(policy, reference, "k2")).sum()
+    (gradient,) = torch.autograd.grad(sampled, logits)
+    torch.testing.assert_close(gradient, exact)
+
+
+@pytest.mark.parametrize(
+    ("kl", "expected"),
+    [(6.0, 0.1), (6.6, 0.1 * 1.005), (60.0, 0.1 * 1.01), (0.0, 0.1 * 0.99)],  # error clipped to ±0.2
+)
+def test_adaptive_coefficient_by_hand(kl: float, expected: float) -> None:
+    """Target 6, horizon 10,000, 500 trajectories."""
+    assert adapted(0.1, kl, 500, 6.0, 10_000) == pytest.approx(expected)

@@ -1,16 +1,17 @@
 """Metrics of an update, by hand."""
 
 import math
-from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from configs.schema import PPO, Reward
-from tasks.ppo.batches import make_minibatches
-from tasks.ppo.losses import decoupled_ppo_loss
-from tasks.ppo.metrics import Outcome, padding_share, sample_metrics, token_metrics
+from tasks.ppo.batches import MicroBatch
+from tasks.ppo.losses import ValueLoss, policy_loss
+from tasks.ppo.metrics import sample_metrics, step_metrics, value_metrics
 from tasks.ppo.samples import build_samples
+from tasks.ppo.step import Outcome, Step
 from tests.ppo_helpers import make_scores, make_trajectory
 
 ROWS = [
@@ -44,6 +45,8 @@ def test_sample_metrics_by_hand() -> None:
         "staleness/max": 2.0,
         "tokens/all": 29.0,
         "tokens/action": 9.0,
+        "tokens/masked": 0.0,
+        "reward/all_minimal": 0.0,
         "trajectories": 4.0,
     }
 
@@ -54,27 +57,27 @@ def test_what_was_not_observed_is_left_out() -> None:
     assert not metrics.keys() & {"success/fix_rate", "success/break_rate", "length/wrong", "success/turn_2"}
 
 
-def test_token_metrics_by_hand() -> None:
-    """Ratios, weights, differences and k3 of two tokens, out of two micro-batches."""
-    samples = build_samples(
-        [make_trajectory(n, [[10]], logprob=-2.0) for n in "ab"], [*SCORES[:1], SCORES[1]], Reward()
-    )
-    (minibatch,) = make_minibatches(
-        samples,
-        [sample.returns for sample in samples],
-        PPO(minibatches=1, micro_batch_tokens=1),
-        torch.Generator(),
-        torch.device("cpu"),
-    )
-    shifts = {"a": (math.log(1.5), math.log(3.0)), "b": (0.0, 0.0)}  # policy / proximal, proximal / behaviour
-    outcomes = []
-    for batch in minibatch:
-        ratio, weight = shifts[batch.trajectory_ids[0]]
-        moved = replace(batch, proximal=batch.behaviour + weight)
-        logp = moved.proximal + ratio
-        tokens = decoupled_ppo_loss(logp, moved.proximal, moved.behaviour, moved.advantages, 0.2)
-        outcomes.append(Outcome(moved, logp, torch.tensor([0.25]), tokens))
-    assert token_metrics(outcomes, decoupled=True) == pytest.approx(
+def outcome(name: str, ratio: float, weight: float, value: ValueLoss | None = None) -> Outcome:
+    """One token of behaviour probability exp(-2), advantage 1 for `a`, -1 for `b`; reference = behaviour."""
+    behaviour = torch.tensor([-2.0])
+    proximal = behaviour + math.log(weight)
+    logp = proximal + math.log(ratio)
+    zero = torch.zeros(1, dtype=torch.int64)
+    advantages = torch.tensor([1.0 if name == "a" else -1.0])
+    batch = MicroBatch([name], zero[None], zero, zero, behaviour, advantages, proximal, reference=behaviour)
+    weights = torch.tensor([weight])
+    loss = policy_loss(logp, proximal, weights, advantages, 0.2)
+    return Outcome(batch, logp, proximal, weights, torch.tensor([0.25]), loss, value)
+
+
+def test_step_metrics_by_hand() -> None:
+    """Ratios, weights, differences, k3 and values of two tokens, out of two minibatches."""
+    value = ValueLoss(torch.tensor([0.5]), torch.tensor([True]))
+    steps = [
+        Step([outcome("a", 1.5, 3.0, value)], grad_norm=1.0, early_stopped=False, padded_tokens=1),
+        Step([outcome("b", 1.0, 1.0, value)], grad_norm=3.0, early_stopped=True, padded_tokens=1),
+    ]
+    assert step_metrics(steps, PPO()) == pytest.approx(
         {
             "policy/loss": (-3.0 * 1.2 * 1 + 1.0) / 2,
             "policy/entropy": 0.25,
@@ -82,19 +85,39 @@ def test_token_metrics_by_hand() -> None:
             "policy/clip_fraction": 0.5,
             "policy/kl_behaviour": (4.5 - 1 - math.log(4.5)) / 2,
             "policy/kl_proximal": (1.5 - 1 - math.log(1.5)) / 2,
+            "policy/kl_reference": (1 / 4.5 - 1 + math.log(4.5)) / 2,
+            "policy/early_stopped": 0.5,
             "proximal/mean_difference": math.log(3) / 2,
             "proximal/max_difference": math.log(3),
             "weight/mean": 2.0,
             "weight/max": 3.0,
             "weight/effective_share": 16 / 10 / 2,
+            "value/loss": 0.5,
+            "value/clip_fraction": 1.0,
+            "optimizer/grad_norm": 2.0,
         },
         rel=1e-5,
     )
-    assert "weight/mean" not in token_metrics(outcomes, decoupled=False)
 
 
-def test_padding_share_by_hand() -> None:
-    """29 tokens in 4 rows of 10."""
-    returns = [sample.returns for sample in SAMPLES]
-    batches = make_minibatches(SAMPLES, returns, PPO(minibatches=1), torch.Generator(), torch.device("cpu"))
-    assert padding_share(SAMPLES, batches) == pytest.approx(1 - 29 / 40)
+def test_without_recomputed_logprobs_the_mismatch_is_that_of_the_first_minibatch() -> None:
+    """Its weights are still those that sampled; there are no weights w to report."""
+    steps = [Step([outcome(name, ratio, 1.0)], 1.0, False, 1) for name, ratio in (("a", 1.1), ("b", 9.0))]
+    metrics = step_metrics(steps, PPO(recompute_logprob=False, c_clip=3.0))
+    assert metrics["proximal/max_difference"] == pytest.approx(math.log(1.1), rel=1e-5)
+    assert metrics["policy/dual_clip_fraction"] == 0
+    assert not metrics.keys() & {"weight/mean", "policy/kl_proximal", "value/loss"}
+
+
+def test_explained_variance_by_hand() -> None:
+    """A critic that says the mean explains nothing, one that knows explains all."""
+    returns = np.array([1.0, 2.0, 3.0])
+    assert value_metrics(np.full(3, 2.0), returns) == {"value/explained_variance": 0.0}
+    assert value_metrics(returns, returns) == {"value/explained_variance": 1.0}
+    assert value_metrics(returns, np.ones(3)) == {}
+
+
+def test_a_batch_without_any_right_turn_is_seen() -> None:
+    """The alarm's number."""
+    samples = build_samples(ROWS[:1], make_scores("a", 0), Reward())
+    assert sample_metrics(samples, version=5)["reward/all_minimal"] == 1.0

@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from configs.schema import Reward
-from tasks.ppo.samples import build_samples
+from tasks.ppo.samples import build_samples, fresh
 from tests.ppo_helpers import make_scores, make_trajectory
 
 
@@ -46,6 +48,41 @@ def test_only_finished_episodes_with_actions_are_trained_on() -> None:
         ("completed", False),
         ("truncated", True),
     ]
+
+
+def test_a_reward_that_is_no_number_names_the_trajectory() -> None:
+    """A private judge may say NaN; no baseline would survive it."""
+    rows = [make_trajectory(name, [[10]]) for name in ("good", "bad")]
+    with pytest.raises(ValueError, match="NaN or infinite rewards: bad"):
+        build_samples(rows, make_scores("good", 1) + make_scores("bad", np.nan), Reward())
+
+
+def test_long_turns_are_punished_by_the_limit_they_were_sampled_with() -> None:
+    """The row says what `sampling.max_new_tokens` was."""
+    row = replace(make_trajectory("t", [[10, 11], [12]]), sampling='{"max_new_tokens": 2}')
+    (sample,) = build_samples([row], make_scores("t", 1, 1), Reward(overlong_tokens=1))
+    assert sample.rewards.tolist() == [0.0, 1.0]
+
+
+def test_turns_cut_by_the_limit_may_be_masked() -> None:
+    """Only these turns, and only when asked for."""
+    row = make_trajectory("t", [[10, 11], [12]], status="truncated")
+    row = replace(row, turns=[row.turns[0], replace(row.turns[1], finish_reason="length")])
+    for masked in (True, False):
+        (sample,) = build_samples([row], make_scores("t", 1, 0), Reward(), mask_truncated=masked)
+        assert sample.in_loss.tolist() == [True, True, not masked]
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=1, max_size=6), st.integers(0, 9))
+def test_fresh_is_what_every_token_allows(versions: list[list[int]], oldest: int) -> None:
+    """One old token makes the trajectory too old, however new the others are."""
+    rows = [
+        replace(make_trajectory(f"t{i}", [[10] * len(mine)]), versions=[-1, -1, -1, *mine])
+        for i, mine in enumerate(versions)
+    ]
+    samples = build_samples(rows, [s for row in rows for s in make_scores(row.trajectory_id, 1)], Reward())
+    kept = {sample.trajectory_id for sample in fresh(samples, 9, oldest)}
+    assert kept == {f"t{i}" for i, mine in enumerate(versions) if all(9 - v <= oldest for v in mine)}
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

@@ -197,27 +197,3 @@ def test_problem_order_passes_through_all(size: int, count: int, seed: int) -> N
     whole = size // count
     seen = [problem.problem_id for batch in drawn[:whole] for problem in batch]
     assert len(seen) == len(set(seen))
-
-
-def test_template_without_a_chat_is_refused(policy_folder: Path) -> None:
-    """A base model's tokenizer is named before anything is sampled."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(policy_folder)
-    tokenizer.chat_template = None
-    with pytest.raises(ValueError, match="no chat template"):
-        Chat(tokenizer)
-
-
-def test_template_that_rewrites_history_is_refused(policy_folder: Path) -> None:
-    """One that drops the assistant's earlier words would train on tokens never sampled."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(policy_folder)
-    tokenizer.chat_template = (
-        "{% for m in messages %}{% if m.role == 'user' or loop.last %}<|im_start|>{{ m.role }}\n"
-        "{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
-        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-    )
-    with pytest.raises(ValueError, match="rewrites earlier turns"):
-        Chat(tokenizer)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Reward
-from tasks.rewards.shaping import turn_returns, turn_rewards
+from tasks.rewards.shaping import overlong, turn_returns, turn_rewards
 
 FINITE = st.floats(-100, 100)
 
@@ -22,6 +22,15 @@ FINITE = st.floats(-100, 100)
 def test_rewards_by_hand(reward: Reward, expected: list[float]) -> None:
     """((success - 0.5) * 2 - bias) * scaling, clipped on both sides, in this order."""
     assert turn_rewards([0.0, 1.0], reward) == expected
+
+
+def test_overlong_penalty_by_hand() -> None:
+    """Limit 100, the last 20 tokens: none up to 80, half at 90, all of it at 100; before the clip."""
+    reward = Reward(overlong_tokens=20, overlong_penalty=0.5)
+    assert [overlong(length, 100, reward) for length in (1, 80, 90, 100)] == [0, 0, 0.25, 0.5]
+    assert turn_rewards([1.0, 0.0], reward, [90, 100], limit=100) == [0.75, -1.5]
+    assert turn_rewards([0.0], Reward(overlong_tokens=20, max_clip=1.2), [100], limit=100) == [-1.2]
+    assert turn_rewards([1.0], reward) == [1.0]
 
 
 def test_returns_by_hand() -> None:

@@ -12,7 +12,7 @@ import pytest
 from storage import checkpoints, datasets, layout, manifests
 from storage.checkpoints import Canary
 from storage.manifests import Draft, Provenance
-from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score, to_table
+from storage.records import SCHEMA_VERSION, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score, to_table
 from storage.store import StorageError, Store
 from tests.ppo_helpers import make_trajectory
 
@@ -180,7 +180,7 @@ def test_trajectories_are_readable_without_this_package(store: Store, tmp_path: 
     _, paths = datasets.shards(store, manifest.version, tmp_path)
     found = duckdb.sql(f"select trajectory_id, len(turns), list_sum(action_mask::int[]) from '{paths[0]}'").fetchall()
     assert found == [("a", 2, 3)]
-    assert pq.read_schema(paths[0]).metadata[b"schema_version"] == b"1"
+    assert pq.read_schema(paths[0]).metadata[b"schema_version"] == str(SCHEMA_VERSION).encode()
     assert list(datasets.trajectories(store, manifest.version, tmp_path)) == [trajectory]
 
 

@@ -1,4 +1,4 @@
-"""The turns of one episode, gathered into one token sequence with its action mask."""
+"""The turns of one episode, gathered into token columns with their action mask."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from tasks.inference.api import BundledGenerationOutputs
 
 
 class Episode:
-    """Grows a sequence turn by turn: prompt, completion, feedback, completion …
+    """Grows a sequence turn by turn: prompt, completion, feedback, completion …; or several, laid end to end.
 
     Args:
         prompt: the episode's identity.
@@ -17,19 +17,25 @@ class Episode:
 
     def __init__(self, prompt: Prompt, token_ids: list[int]) -> None:
         self._record = prompt.record
-        self.token_ids = list(token_ids)
+        self.token_ids = list(token_ids)  # of all sequences
+        self._starts = [0]
         self._mask = [False] * len(token_ids)
         self._logprobs = [0.0] * len(token_ids)
         self._versions = [-1] * len(token_ids)
         self.turns: list[Turn] = []
 
+    @property
+    def prompt_ids(self) -> list[int]:
+        """What the policy is to continue: the ids of the current sequence."""
+        return self.token_ids[self._starts[-1] :]
+
     def add_completion(self, outputs: BundledGenerationOutputs, text: str, index: int = 0) -> None:
         """Append completion `index` as a new turn, not yet judged.
 
         Raises:
-            ValueError: the outputs belong to another prompt than the ids held so far.
+            ValueError: the outputs belong to another prompt than the current sequence's ids.
         """
-        if outputs.prompt_ids != self.token_ids:
+        if outputs.prompt_ids != self.prompt_ids:
             raise ValueError(f"{outputs.qid}: the completion's prompt does not extend this episode's tokens")
         completion = outputs.completions[index]
         start, count = len(self.token_ids), len(completion.token_ids)
@@ -63,6 +69,11 @@ class Episode:
         self._logprobs += [0.0] * len(token_ids)
         self._versions += [-1] * len(token_ids)
 
+    def start_sequence(self, text: str, prompt_ids: list[int]) -> None:
+        """Like `add_feedback`, where the next prompt is not the ids held so far and more: all of it begins anew."""
+        self._starts.append(len(self.token_ids))
+        self.add_feedback(text, prompt_ids)
+
     def trajectory(self, turn_discount: float = 1.0, status: Status | None = None, reason: str = "") -> Trajectory:
         """The record; without a status, a last turn cut by the token limit makes it `truncated`."""
         if status is None and self.turns and self.turns[-1].finish_reason == "length":
@@ -77,4 +88,5 @@ class Episode:
             versions=self._versions,
             turns=self.turns,
             turn_discount=turn_discount,
+            sequence_starts=self._starts,
         )

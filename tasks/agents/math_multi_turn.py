@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from storage.records import Trajectory
-from tasks.agents.chat import Message
+from tasks.agents.chat import Message, NextPrompt
 from tasks.agents.episode import Episode
 from tasks.agents.interface import AgentContext, Prompt
 from tasks.environments.interface import Environment
@@ -56,9 +56,10 @@ class MathMultiTurnAgent:
     ) -> list[Trajectory]:
         chat = self.context.chat
         question, _ = await env.reset(seed=prompt.seed, options={"problem": prompt.problem})
-        episode = Episode(prompt, chat.prompt(self._opening(question)))
+        messages = self._opening(question)
+        episode = Episode(prompt, chat.prompt(messages))
         for turn in range(self.num_turns):
-            await obs_queue.put((prompt.qid, list(episode.token_ids), self.context.gconfig))
+            await obs_queue.put((prompt.qid, episode.prompt_ids, self.context.gconfig))
             outputs = await act_queue.get()
             answer = chat.decode(outputs.output_ids[0])
             episode.add_completion(outputs, answer)
@@ -67,12 +68,21 @@ class MathMultiTurnAgent:
             if (terminated and self.stop_on_success) or turn == self.num_turns - 1:
                 break
             feedback = self.correct_feedback if terminated else self.wrong_feedback
-            between = chat.follow_up(feedback, ended=episode.turns[-1].finish_reason == "stop")
-            if len(episode.token_ids) + len(between) >= self.context.max_model_len:
+            following = chat.next_prompt(messages, outputs.output_ids[0], feedback)
+            if not self._tell(episode, feedback, following):
                 reason = f"no room for turn {turn + 2} in inference.max_model_len={self.context.max_model_len}"
                 return [episode.trajectory(self.turn_discount, "truncated", reason)]
-            episode.add_feedback(feedback, between)
+            messages = following.messages
         return [episode.trajectory(self.turn_discount)]
+
+    def _tell(self, episode: Episode, feedback: str, following: NextPrompt) -> bool:
+        """Add the feedback, in a new sequence where the template asks for one; false if the context has no room."""
+        held = 0 if following.fresh else len(episode.prompt_ids)
+        if held + len(following.token_ids) >= self.context.max_model_len:
+            return False
+        add = episode.start_sequence if following.fresh else episode.add_feedback
+        add(feedback, following.token_ids)
+        return True
 
     def _opening(self, question: str) -> list[Message]:
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []

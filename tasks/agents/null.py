@@ -24,7 +24,7 @@ class NullAgent:
     ) -> list[Trajectory]:
         chat = self.context.chat
         episode = Episode(prompt, chat.prompt([{"role": "user", "content": prompt.problem.prompt}]))
-        await obs_queue.put((prompt.qid, list(episode.token_ids), self.context.gconfig))
+        await obs_queue.put((prompt.qid, episode.prompt_ids, self.context.gconfig))
         outputs = await act_queue.get()
         episode.add_completion(outputs, chat.decode(outputs.output_ids[0]))
         return [episode.trajectory()]

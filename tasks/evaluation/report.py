@@ -51,7 +51,7 @@ def _improvement(before: Evaluation, after: Evaluation) -> dict[str, Any]:
 
 
 def _stages(iterations: Sequence[Iteration]) -> dict[str, dict[str, float]]:
-    """Mean seconds of each stage's own work, and tokens per second."""
+    """Mean seconds of each stage's own work, tokens per second, and the mean staleness of what was trained on."""
     if not iterations:
         return {}
     rollout = [iteration.rollout for iteration in iterations]
@@ -67,6 +67,7 @@ def _stages(iterations: Sequence[Iteration]) -> dict[str, dict[str, float]]:
         "train": {
             "seconds": learning,
             "tokens_per_second": fmean(metrics["tokens/all"] for metrics in train) / learning,
+            "staleness": fmean(metrics["staleness/mean"] for metrics in train),
         },
     }
 
@@ -109,12 +110,13 @@ def _estimate(estimate: dict[str, float] | None, sign: str = "") -> str:
 
 
 def stage_rows(numbers: dict[str, Any]) -> list[Row]:
-    """Mean seconds of an iteration and tokens/s by stage."""
+    """Mean seconds of an iteration, tokens/s and staleness by stage."""
     return [
         {
             "stage": stage,
             "seconds an iteration": f"{values['seconds']:.2f}",
             "tokens/s": f"{values['tokens_per_second']:.0f}" if "tokens_per_second" in values else "",
+            "staleness": f"{values['staleness']:.2f}" if "staleness" in values else "",
         }
         for stage, values in numbers["stages"].items()
     ]

@@ -72,10 +72,14 @@ class Client:
             return str((await _checked(response))["weight_version"])
 
     async def swap(self, model: Path, version: int) -> None:
-        """Load the weights of `model` (an absolute path) in place and call them `version`."""
+        """Load the weights of `model` (an absolute path) in place and call them `version`.
+
+        Requests in flight are kept: they go on with the new weights, their tokens so far read again by these.
+        """
         await self._post("/pause?mode=keep")
         await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(model)}})
-        await self._post("/reset_prefix_cache")
+        if not (await self._post("/reset_prefix_cache?reset_running_requests=true"))["success"]:
+            raise InferenceError(f"{self.url} keeps key-value caches of older weights: restart the server")
         await self.set_weight_version(version)
         await self._post("/resume")
 

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -43,6 +44,10 @@ class Engine:
         self.settings, self.rollout, self._logs = settings, rollout, logs
         self._replicas: list[_Replica] = []
         self._policy: Checkpoint | None = None
+        self._history: list[int] = []
+        """Weight versions in the order in which they were served."""
+        self._serving = threading.RLock()  # a rollout may begin while the trainer hands over new weights
+        self.closed = False
 
     def __enter__(self) -> "Engine":
         return self
@@ -50,9 +55,9 @@ class Engine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.closed = True  # whoever still plays hears of it at the next request
         for server in self.servers:
             server.stop()
-        self._replicas = []
 
     @property
     def servers(self) -> list[Server]:
@@ -63,15 +68,26 @@ class Engine:
         """Somebody else may have swapped the weights: the next `serve` swaps and proves them again."""
         self._policy = None
 
-    def serve(self, policy: Checkpoint) -> None:
+    def serve(self, policy: Checkpoint, *, or_newer: bool = False) -> None:
         """Make every replica serve `policy`, starting servers at the first call.
+
+        Requests in flight are kept and go on with the new weights. With `or_newer` a newer version of the same run
+        that is served already stays.
 
         Raises:
             InferenceError: a server does not start, or its logprobs of the canary are not the checkpoint's.
         """
-        if self._policy is not None and self._policy.version == policy.version:
-            return
+        with self._serving:
+            served = self._policy
+            if served is not None and (
+                served.version == policy.version or (or_newer and served.number > policy.number)
+            ):
+                return
+            self._serve(policy)
+
+    def _serve(self, policy: Checkpoint) -> None:
         self._policy = policy
+        self._history.append(policy.number)
         if not self._replicas:
             self._replicas = self._given() if self.settings.urls else self._start(policy)
         elif self.settings.swap == "restart":
@@ -84,10 +100,20 @@ class Engine:
         assert self._policy is not None, "serve a policy first"
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(self._client(replica)) for replica in self._replicas]
-            yield Connection(self, clients, self._policy.number)
+            yield Connection(self, clients, since=len(self._history) - 1)
+
+    def served(self, since: int) -> set[int]:
+        """Weight versions served from place `since` in the history on; they may be swapped while one plays."""
+        return set(self._history[since:])
 
     async def repair(self, index: int) -> None:
-        """Start a dead server of our own anew with the current policy."""
+        """Start a dead server of our own anew with the current policy.
+
+        Raises:
+            InferenceError: the engine was closed meanwhile.
+        """
+        if self.closed:
+            raise InferenceError("the engine was closed while a rollout was playing")
         replica = self._replicas[index]
         if replica.server is None or replica.server.alive:
             return
@@ -153,8 +179,8 @@ class Engine:
 class Connection:
     """The engine within one event loop; the collector's `Generator`."""
 
-    def __init__(self, engine: Engine, clients: list[Client], version: int) -> None:
-        self._engine, self._clients, self._version = engine, clients, version
+    def __init__(self, engine: Engine, clients: list[Client], since: int) -> None:
+        self._engine, self._clients, self._since = engine, clients, since
         self._repairs = [asyncio.Lock() for _ in clients]  # one caller repairs, the others wait
         attempts = engine.rollout.request_retries + 1
         self._retrying = AsyncRetrying(
@@ -180,7 +206,7 @@ class Connection:
         completions: list[Completion] = []
         async for attempt in self._retrying.copy():
             with attempt:
-                if attempt.retry_state.attempt_number > 1:
+                if attempt.retry_state.attempt_number > 1 or self._engine.closed:
                     async with self._repairs[replica]:
                         await self._engine.repair(replica)
                 completions = await self._clients[replica].generate(token_ids, gconfig, seed)
@@ -188,7 +214,8 @@ class Connection:
         return completions
 
     def _check_versions(self, completions: list[Completion], replica: int) -> None:
-        others = {version for completion in completions for version in completion.versions} - {self._version}
-        if others:
-            url = self._clients[replica].url
-            raise InferenceError(f"{url} answered with weight version {sorted(others)}, asked for {self._version}")
+        answered = {version for completion in completions for version in completion.versions}
+        served = self._engine.served(self._since)
+        if others := answered - served:
+            url, asked = self._clients[replica].url, ", ".join(map(str, sorted(served)))
+            raise InferenceError(f"{url} answered with weight version {sorted(others)}, asked for {asked}")

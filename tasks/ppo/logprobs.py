@@ -11,10 +11,7 @@ def action_logprobs(
 ) -> tuple[Tensor, Tensor]:
     """Logprob of each action token under the model, and the entropy of the distribution it was drawn from.
 
-    Equals `log_softmax(model(tokens).logits / temperature)` at the action tokens, in float32. The output layer
-    sees only the positions that predict an action token, `chunk_tokens` at a time, and each chunk's logits are
-    computed again in the backward pass, so memory never holds those of more than one chunk. Whatever a model
-    does to its logits after the output layer (soft-capping, scaling) is left out; the canary shows it.
+    Equals `log_softmax(model(tokens).logits / temperature)` at the action tokens, in float32.
 
     Args:
         model: with an output layer on top of `base_model`.
@@ -22,31 +19,61 @@ def action_logprobs(
         rows: [A], the sequence of each action token.
         columns: [A], its position there, never 0.
         temperature: divides the logits, as it did when sampling.
-        chunk_tokens: action tokens in a chunk.
+        chunk_tokens: action tokens whose logits exist at one time.
 
     Returns:
         logprobs [A] float32 and entropies [A] float32 in nats, these without gradient.
     """
-    # No attention mask: padding stands to the right of all tokens, where causal attention does not look.
-    hidden = model.base_model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
-    predictors = rows * hidden.shape[1] + columns - 1
-    states = hidden.flatten(0, 1).index_select(0, predictors)  # [A, H]
-    targets = tokens[rows, columns]  # [A]
-    head: nn.Module = model.get_output_embeddings()
+    states = predicting(hidden_states(model, tokens[:, :-1]), rows, columns)
+    return read_out(model.get_output_embeddings(), states, tokens[rows, columns], temperature, chunk_tokens)
+
+
+def hidden_states(model: PreTrainedModel, tokens: Tensor) -> Tensor:
+    """Last hidden states [B, T, H] of `tokens` [B, T], padded at the right.
+
+    No attention mask: padding stands to the right of all tokens, where causal attention does not look.
+    """
+    states: Tensor = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    return states
+
+
+def predicting(hidden: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """States [A, H] of the positions before those at `rows`, `columns`, from states [B, T, H]."""
+    return hidden.flatten(0, 1).index_select(0, rows * hidden.shape[1] + columns - 1)
+
+
+def read_out(
+    head: nn.Module,
+    states: Tensor,
+    targets: Tensor,
+    temperature: float,
+    chunk_tokens: int,
+    *,
+    entropy_gradient: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Logprobs [A] of `targets` [A] and entropies [A] from hidden states [A, H], `chunk_tokens` at a time.
+
+    Each chunk's logits are computed again in the backward pass, so memory never holds those of more than one.
+    Whatever a model does to its logits after the output layer (soft-capping, scaling) is left out; the canary
+    shows it.
+    """
     if len(targets) <= chunk_tokens:
-        return _read_out(head, states, targets, temperature)
+        return _read_chunk(head, states, targets, temperature, entropy_gradient)
     chunks = zip(states.split(chunk_tokens), targets.split(chunk_tokens), strict=True)
     parts = [
-        checkpoint(_read_out, head, *chunk, temperature, use_reentrant=False, preserve_rng_state=False)
+        checkpoint(
+            _read_chunk, head, *chunk, temperature, entropy_gradient, use_reentrant=False, preserve_rng_state=False
+        )
         for chunk in chunks
     ]
     return torch.cat([logp for logp, _ in parts]), torch.cat([entropy for _, entropy in parts])
 
 
-def _read_out(head: nn.Module, states: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Logprobs [A] of `targets` [A] and entropies [A] from hidden states [A, H]."""
+def _read_chunk(
+    head: nn.Module, states: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
     logits = head(states).float() / temperature  # [A, V]
     logprobs = logits.log_softmax(-1)
-    with torch.no_grad():
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = -(logprobs.exp() * logprobs).sum(-1)
     return logprobs.gather(-1, targets[:, None]).squeeze(-1), entropy

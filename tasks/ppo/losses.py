@@ -1,49 +1,115 @@
-"""The loss of PPO, as one pure function."""
+"""The losses of PPO, as pure functions of tensors [A]: one entry for each action token.
 
-from typing import NamedTuple
+Callers sum them and divide by N, the action tokens of the whole minibatch.
+"""
+
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 
-class TokenLoss(NamedTuple):
+class PolicyLoss(NamedTuple):
     """Of each of A action tokens; all but the loss without gradient."""
 
-    loss: Tensor  # [A], to be summed and divided by the action tokens of the whole minibatch
+    loss: Tensor  # [A]
     ratio: Tensor  # [A], policy / proximal
-    weight: Tensor  # [A], proximal / behaviour, after the cap
     clipped: Tensor  # [A] bool, whether the clip took the token's gradient away
+    dual_clipped: Tensor  # [A] bool, whether the dual clip did
 
 
-def decoupled_ppo_loss(
+class ValueLoss(NamedTuple):
+    """Of each of A action tokens; `clipped` without gradient."""
+
+    loss: Tensor  # [A]
+    clipped: Tensor  # [A] bool, whether the clipped value's error was the larger
+
+
+def policy_loss(
     logp: Tensor,
     proximal: Tensor,
-    behaviour: Tensor,
+    weight: Tensor,
     advantages: Tensor,
     eps_clip: float,
-    weight_cap: float | None = None,
-) -> TokenLoss:
-    """Decoupled PPO: `-w * min(ratio * A, clip(ratio, 1 - eps, 1 + eps) * A)` for each action token.
+    eps_clip_higher: float | None = None,
+    c_clip: float | None = None,
+) -> PolicyLoss:
+    """Decoupled PPO: `-w * min(ratio * A, clip(ratio, 1 - eps_clip, 1 + eps_clip_higher) * A)` for each token.
 
-    `ratio = exp(logp - proximal)` and `w = min(exp(proximal - behaviour), weight_cap)`, a constant. The clip
-    centres on the proximal policy (the weights before the update), and w corrects for tokens that an older or
-    otherwise different policy sampled. With proximal = behaviour this is plain PPO.
-    Source: PPO (arXiv 1707.06347, equation 7), AReaL's decoupled objective (2505.24298); the cap is
-    truncated importance sampling.
+    `ratio = exp(logp - proximal)`. The clip centres on the proximal policy (the weights before the update), and w
+    corrects for tokens that an older or otherwise different policy sampled. With proximal = behaviour and w = 1
+    this is plain PPO. With `c_clip` the objective of a token with A < 0 is not below `c_clip * A` (before w):
+    one bad token that became far likelier does not rule the minibatch.
+    Source: PPO (arXiv 1707.06347, equation 7), AReaL's decoupled objective (2505.24298), clip-higher of DAPO
+    (2503.14476), dual clip (1912.09729, equation 5).
 
     Args:
         logp: [A], under the weights in training, with gradient; the others are constants.
         proximal: [A], under the weights before the update.
-        behaviour: [A], recorded when sampling.
+        weight: [A], w, of `behaviour_weights`.
         advantages: [A].
-        eps_clip: half the width of the clip.
-        weight_cap: None leaves w as it is.
+        eps_clip: width of the clip below 1, and above where `eps_clip_higher` is None.
+        eps_clip_higher: width of the clip above 1.
+        c_clip: more than 1; None does without.
     """
-    weight = torch.exp(proximal - behaviour)
-    if weight_cap is not None:
-        weight = weight.clamp(max=weight_cap)
     ratio = torch.exp(logp - proximal)
     surrogate = ratio * advantages
-    clipped = ratio.clamp(1 - eps_clip, 1 + eps_clip) * advantages
-    loss = -weight * torch.minimum(surrogate, clipped)
-    return TokenLoss(loss, ratio.detach(), weight, (clipped < surrogate).detach())
+    upper = 1 + (eps_clip if eps_clip_higher is None else eps_clip_higher)
+    at_clip = ratio.clamp(1 - eps_clip, upper) * advantages
+    objective = torch.minimum(surrogate, at_clip)
+    dual_clipped = torch.zeros_like(objective, dtype=torch.bool)
+    if c_clip is not None:
+        bound = c_clip * advantages
+        dual_clipped = (advantages < 0) & (objective < bound).detach()
+        objective = torch.where(dual_clipped, bound, objective)
+    return PolicyLoss(-weight * objective, ratio.detach(), (at_clip < surrogate).detach(), dual_clipped)
+
+
+def behaviour_weights(
+    proximal: Tensor,
+    behaviour: Tensor,
+    rows: Tensor,
+    cap: float | None = None,
+    mode: Literal["truncate", "mask"] = "truncate",
+    level: Literal["token", "sequence"] = "token",
+) -> Tensor:
+    """`w = exp(proximal - behaviour)`, [A]; of a sequence, the geometric mean over its action tokens.
+
+    Above the cap `truncate` gives the cap, `mask` gives 0; a masked token still counts in N.
+    Source: truncated importance sampling (Ionides 2008), as verl and prime-rl use it for rollouts.
+
+    Args:
+        proximal: [A].
+        behaviour: [A].
+        rows: [A], the sequence of each token.
+        cap: None leaves w as it is.
+        mode: what becomes of a larger w.
+        level: whether tokens or sequences are weighed.
+    """
+    difference = proximal - behaviour
+    if level == "sequence":
+        sums = torch.zeros(int(rows.max()) + 1, dtype=difference.dtype, device=rows.device)
+        counts = torch.zeros_like(sums)
+        sums.index_add_(0, rows, difference)
+        counts.index_add_(0, rows, torch.ones_like(difference))
+        difference = (sums / counts.clamp(min=1))[rows]
+    weight = torch.exp(difference)
+    if cap is None:
+        return weight
+    return weight.clamp(max=cap) if mode == "truncate" else torch.where(weight > cap, 0.0, weight)
+
+
+def value_loss(values: Tensor, old: Tensor, returns: Tensor, value_eps_clip: float) -> ValueLoss:
+    """The larger squared error of the value and of the clipped value, halved.
+
+    `max((V - R)², (old + clip(V - old, ±eps) - R)²) / 2`. Source: PPO's reference implementation (2017).
+
+    Args:
+        values: [A], with gradient.
+        old: [A], before the update.
+        returns: [A].
+        value_eps_clip: how far a value may move from the old one.
+    """
+    near = old + (values - old).clamp(-value_eps_clip, value_eps_clip)
+    error, clipped_error = (values - returns) ** 2, (near - returns) ** 2
+    return ValueLoss(torch.maximum(error, clipped_error) / 2, (clipped_error > error).detach())

@@ -4,28 +4,18 @@ Turns count from 1 in the names (`success/turn_1`). Token metrics are means over
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.ppo.advantages import turn_groups, varied
-from tasks.ppo.batches import MicroBatch
-from tasks.ppo.losses import TokenLoss
-from tasks.ppo.samples import Sample
+from configs.schema import PPO
+from tasks.ppo.advantages.group import turn_groups, varied
+from tasks.ppo.kl import kl_estimate
+from tasks.ppo.samples import Floats, Sample
+from tasks.ppo.step import Outcome, Step
 
 Metrics = dict[str, float]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What the training pass over a micro-batch leaves behind, without gradient."""
-
-    batch: MicroBatch
-    logp: Tensor  # [A]
-    entropy: Tensor  # [A]
-    tokens: TokenLoss  # [A]
 
 
 def sample_metrics(samples: Sequence[Sample], version: int) -> Metrics:
@@ -49,42 +39,50 @@ def sample_metrics(samples: Sequence[Sample], version: int) -> Metrics:
         "staleness/max": float(staleness.max()),
         "tokens/all": float(sum(len(sample.token_ids) for sample in samples)),
         "tokens/action": float(len(staleness)),
+        "tokens/masked": float(sum((~sample.in_loss).sum() for sample in samples)),
+        "reward/all_minimal": float(not any(sample.successes.any() for sample in samples)),
         "trajectories": float(len(samples)),
     }
 
 
-def token_metrics(outcomes: Sequence[Outcome], decoupled: bool) -> Metrics:
-    """How the policy moved on the action tokens, in the passes that trained it.
+def value_metrics(values: Floats, returns: Floats) -> Metrics:
+    """How well the critic foresaw the returns [A] before the update: 1 is perfect, 0 as good as their mean."""
+    variance = float(returns.var())
+    return {"value/explained_variance": 1 - float((returns - values).var()) / variance} if variance else {}
 
-    `kl_*` estimates KL(behaviour ‖ policy) and KL(proximal ‖ policy) by Schulman's k3, `exp(d) - 1 - d` with
-    `d = logp - other` at tokens of the other policy. `weight/effective_share` is the effective sample size
-    `(sum w)² / sum w²` over the number of tokens. What compares proximal and behaviour needs `decoupled`.
+
+def step_metrics(steps: Sequence[Step], ppo: PPO) -> Metrics:
+    """How the models moved on the action tokens, in the passes that trained them.
+
+    `kl_*` estimates KL(other ‖ policy) by Schulman's k3 at tokens of the other policy, and KL(policy ‖ reference)
+    likewise. `weight/effective_share` is the effective sample size `(sum w)² / sum w²` over the number of tokens.
+    `proximal/*_difference` is the mismatch between trainer and engine: over all tokens where proximal logprobs are
+    recomputed, else over those of the first minibatch, whose weights are still those that sampled.
     """
-    logp = _join(outcome.logp for outcome in outcomes)
-    behaviour = _join(outcome.batch.behaviour for outcome in outcomes)
-    proximal = _join(outcome.batch.proximal for outcome in outcomes)
+    outcomes = [outcome for step in steps for outcome in step.outcomes]
+    logp, behaviour = _join(o.logp for o in outcomes), _join(o.batch.behaviour for o in outcomes)
     metrics = {
-        "policy/loss": _join(outcome.tokens.loss for outcome in outcomes).mean(),
-        "policy/entropy": _join(outcome.entropy for outcome in outcomes).mean(),
-        "policy/ratio": _join(outcome.tokens.ratio for outcome in outcomes).mean(),
-        "policy/clip_fraction": _join(outcome.tokens.clipped for outcome in outcomes).mean(),
-        "policy/kl_behaviour": _k3(logp - behaviour),
+        "policy/loss": _join(o.policy.loss for o in outcomes).mean(),
+        "policy/entropy": _join(o.entropy for o in outcomes).mean(),
+        "policy/ratio": _join(o.policy.ratio for o in outcomes).mean(),
+        "policy/clip_fraction": _join(o.policy.clipped for o in outcomes).mean(),
+        "policy/kl_behaviour": _k3(behaviour, logp),
+        **_mismatch(steps, ppo),
     }
-    if decoupled:
-        difference = (behaviour - proximal).abs()
-        metrics |= {
-            "policy/kl_proximal": _k3(logp - proximal),
-            "proximal/mean_difference": difference.mean(),
-            "proximal/max_difference": difference.max(),
-            **_weight(_join(outcome.tokens.weight for outcome in outcomes)),
-        }
-    return {name: value.item() for name, value in metrics.items()}
-
-
-def padding_share(samples: Sequence[Sample], minibatches: Iterable[Sequence[MicroBatch]]) -> float:
-    """Share of the positions in the forward passes that hold no token."""
-    padded = sum(batch.tokens.numel() for minibatch in minibatches for batch in minibatch)
-    return 1 - sum(len(sample.token_ids) for sample in samples) / padded
+    if ppo.c_clip is not None:
+        metrics["policy/dual_clip_fraction"] = _join(o.policy.dual_clipped for o in outcomes).mean()
+    if ppo.use_decoupled_loss and ppo.recompute_logprob:
+        metrics["policy/kl_proximal"] = _k3(_join(o.proximal for o in outcomes), logp)
+        metrics |= _weight(_join(o.weight for o in outcomes))
+    if references := [o.batch.reference for o in outcomes if o.batch.reference is not None]:
+        metrics["policy/kl_reference"] = _k3(logp, _join(references))
+    if values := [o.value for o in outcomes if o.value is not None]:
+        metrics["value/loss"] = _join(value.loss for value in values).mean()
+        metrics["value/clip_fraction"] = _join(value.clipped for value in values).mean()
+    return {name: value.item() for name, value in metrics.items()} | {
+        "policy/early_stopped": float(np.mean([step.early_stopped for step in steps])),
+        "optimizer/grad_norm": float(np.mean([step.grad_norm for step in steps])),
+    }
 
 
 def _by_turn(samples: Sequence[Sample]) -> Metrics:
@@ -112,13 +110,22 @@ def _means(group: str, values: dict[str, np.ndarray]) -> Metrics:
     return {f"{group}/{name}": float(array.mean()) for name, array in values.items() if array.size}
 
 
+def _mismatch(steps: Sequence[Step], ppo: PPO) -> dict[str, Tensor]:
+    recomputed = ppo.use_decoupled_loss and ppo.recompute_logprob
+    outcomes: list[Outcome] = [o for step in (steps if recomputed else steps[:1]) for o in step.outcomes]
+    own = _join((o.proximal if recomputed else o.logp) for o in outcomes)
+    difference = (_join(o.batch.behaviour for o in outcomes) - own).abs()
+    return {"proximal/mean_difference": difference.mean(), "proximal/max_difference": difference.max()}
+
+
 def _weight(weight: Tensor) -> dict[str, Tensor]:
-    share = weight.sum() ** 2 / (weight**2).sum() / len(weight)
+    share = weight.sum() ** 2 / (weight**2).sum().clamp(min=1e-300) / len(weight)  # all may be masked
     return {"weight/mean": weight.mean(), "weight/max": weight.max(), "weight/effective_share": share}
 
 
-def _k3(d: Tensor) -> Tensor:
-    return (torch.expm1(d) - d).mean()
+def _k3(at: Tensor, other: Tensor) -> Tensor:
+    """Mean k3 estimate of KL(at ‖ other), at tokens of `at`."""
+    return kl_estimate(at, other, "k3").mean()
 
 
 def _join(parts: Iterable[Tensor]) -> Tensor:

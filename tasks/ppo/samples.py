@@ -1,5 +1,6 @@
 """From stored rows to training samples: what of a trajectory and its scores the update needs."""
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,11 +17,12 @@ TRAINABLE = ("completed", "truncated")
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Logprobs = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One trajectory, ready for training. T tokens, of them A sampled (the action tokens), K turns.
+    """One trajectory, ready for training. T tokens, of them A sampled (the action tokens), K turns, S sequences.
 
     What belongs to action tokens is stored for these alone, in their order: nothing that happens on a prompt
     or on feedback can leak into the loss.
@@ -30,24 +32,30 @@ class Sample:
     problem_id: str
     truncated: bool
     token_ids: Ints  # T
-    actions: Ints  # A, their positions in token_ids, rising and never 0
+    starts: Ints  # S, where each sequence begins in token_ids; one, 0, unless a template rewrote history
+    actions: Ints  # A, their positions in token_ids, rising and never in starts
     turn_of_action: Ints  # A, in 0..K-1
     behaviour: Logprobs  # A, recorded when sampling
     versions: Ints  # A, policy version that sampled the token
+    in_loss: Bools  # A, false where `mask_truncated` leaves the token out of the loss
     successes: Floats  # K
     rewards: Floats  # K, shaped
     returns: Floats  # K
+    turn_discount: float
 
 
-def build_samples(trajectories: Iterable[Trajectory], scores: Iterable[Score], reward: Reward) -> list[Sample]:
+def build_samples(
+    trajectories: Iterable[Trajectory], scores: Iterable[Score], reward: Reward, *, mask_truncated: bool = False
+) -> list[Sample]:
     """The trainable trajectories with their scores, sorted by id, so that the order of arrival never matters.
 
     Trainable: status completed or truncated, with at least one action token. Scores of other trajectories
-    are ignored.
+    are ignored. With `mask_truncated` turns that the token limit cut are in no loss; in a group's baseline
+    they count.
 
     Raises:
-        ValueError: an id occurs twice, a turn has no score or two, a logprob is not finite, or a row contradicts
-            itself; the message names the trajectories.
+        ValueError: an id occurs twice, a turn has no score or two, a logprob or reward is not finite, or a row
+            contradicts itself; the message names the trajectories.
     """
     rows = sorted((row for row in trajectories if _trainable(row)), key=lambda row: row.trajectory_id)
     _refuse(
@@ -59,9 +67,20 @@ def build_samples(trajectories: Iterable[Trajectory], scores: Iterable[Score], r
         [row.trajectory_id for row in rows if not _consistent(row)],
     )
     successes = _successes(scores)
-    samples = [_sample(row, successes, reward) for row in rows]
-    _refuse("have NaN or infinite logprobs", [s.trajectory_id for s in samples if not np.isfinite(s.behaviour).all()])
+    samples = [_sample(row, successes, reward, mask_truncated) for row in rows]
+    # Successes, not rewards: the clip would make a number of what is none.
+    for what, name in (("behaviour", "logprobs"), ("successes", "rewards")):
+        bad = [sample.trajectory_id for sample in samples if not np.isfinite(getattr(sample, what)).all()]
+        _refuse(f"have NaN or infinite {name}", bad)
     return samples
+
+
+def fresh(samples: Sequence[Sample], version: int, max_head_offpolicyness: int) -> list[Sample]:
+    """Those of which no token was sampled more than `max_head_offpolicyness` versions before `version`.
+
+    What counts is the version stored with each token, not when anything was started.
+    """
+    return [sample for sample in samples if version - int(sample.versions.min()) <= max_head_offpolicyness]
 
 
 def name_some(ids: Sequence[str], most: int = 5) -> str:
@@ -80,9 +99,14 @@ def _trainable(row: Trajectory) -> bool:
 
 
 def _consistent(row: Trajectory) -> bool:
-    """Whether the arrays have one length and the mask is true on the turns' spans alone, none of them at 0."""
+    """Whether the arrays have one length and the mask is true on the turns' spans alone, none at a sequence's start."""
     lengths = {len(row.token_ids), len(row.action_mask), len(row.logprobs), len(row.versions)}
-    return len(lengths) == 1 and not row.action_mask[0] and np.array_equal(np.flatnonzero(row.action_mask), _spans(row))
+    return (
+        len(lengths) == 1
+        and row.sequence_starts[0] == 0
+        and not any(row.action_mask[start] for start in row.sequence_starts)
+        and np.array_equal(np.flatnonzero(row.action_mask), _spans(row))
+    )
 
 
 def _spans(row: Trajectory) -> Ints:
@@ -99,23 +123,33 @@ def _successes(scores: Iterable[Score]) -> dict[tuple[str, int], float]:
     return successes
 
 
-def _sample(row: Trajectory, scores: dict[tuple[str, int], float], reward: Reward) -> Sample:
+def _sample(row: Trajectory, scores: dict[tuple[str, int], float], reward: Reward, mask_truncated: bool) -> Sample:
     missing = [k for k in range(len(row.turns)) if (row.trajectory_id, k) not in scores]
     if missing:
         raise ValueError(f"no score for turns {missing} of {row.trajectory_id}: score this data set first")
     successes = [scores[row.trajectory_id, k] for k in range(len(row.turns))]
-    rewards = turn_rewards(successes, reward)
-    actions = _spans(row)
+    lengths = [turn.end - turn.start for turn in row.turns]
+    rewards = turn_rewards(successes, reward, lengths, _limit(row) if reward.overlong_tokens else None)
+    actions, turn_of_action = _spans(row), np.repeat(np.arange(len(row.turns)), lengths)
+    cut = np.array([turn.finish_reason == "length" for turn in row.turns])
     return Sample(
         trajectory_id=row.trajectory_id,
         problem_id=row.problem_id,
         truncated=row.status == "truncated",
         token_ids=np.asarray(row.token_ids, np.int64),
+        starts=np.asarray(row.sequence_starts, np.int64),
         actions=actions,
-        turn_of_action=np.repeat(np.arange(len(row.turns)), [turn.end - turn.start for turn in row.turns]),
+        turn_of_action=turn_of_action,
         behaviour=np.asarray(row.logprobs, np.float32)[actions],
         versions=np.asarray(row.versions, np.int64)[actions],
+        in_loss=~(cut[turn_of_action] & mask_truncated),
         successes=np.asarray(successes, np.float64),
         rewards=np.asarray(rewards, np.float64),
         returns=np.asarray(turn_returns(rewards, row.turn_discount), np.float64),
+        turn_discount=row.turn_discount,
     )
+
+
+def _limit(row: Trajectory) -> int:
+    """The token limit of a turn when it was sampled."""
+    return int(json.loads(row.sampling)["max_new_tokens"])

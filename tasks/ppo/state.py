@@ -1,11 +1,17 @@
-"""What beside the weights makes training go on bit for bit: AdamW's moments, the step count and the RNG.
+"""What beside the weights makes training go on bit for bit: moments, critic, moving reference, counts and the RNG.
 
-`optimizer.safetensors` holds the moments as `KEY/PARAMETER` and the generator's state as `rng`;
-`state.json` holds the step count. Nothing is pickled.
+    optimizer.safetensors   the policy's AdamW moments as KEY/PARAMETER, and the generator's state as `rng`
+    critic.safetensors      with a critic: its weights as `weight/PARAMETER` and their moments as KEY/PARAMETER
+    reference.safetensors   with a moving reference policy: its weights
+    state.json              steps, the KL coefficient and the value normaliser's sums
+
+Nothing is pickled.
 """
 
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -13,54 +19,79 @@ from torch import Tensor, nn
 
 from configs.schema import Optimizer
 
-TENSORS, COUNTS = "optimizer.safetensors", "state.json"
+OPTIMIZER, CRITIC, REFERENCE = "optimizer.safetensors", "critic.safetensors", "reference.safetensors"
+COUNTS = "state.json"
+
+Named = Mapping[str, nn.Parameter]
 
 
-def make_adamw(model: nn.Module, knobs: Optimizer) -> torch.optim.AdamW:
-    """AdamW over all parameters."""
+def make_adamw(groups: Iterable[dict[str, Any]], knobs: Optimizer) -> torch.optim.AdamW:
+    """AdamW over parameter groups."""
     return torch.optim.AdamW(
-        model.parameters(), lr=knobs.lr, betas=knobs.betas, eps=knobs.eps, weight_decay=knobs.weight_decay, fused=True
+        list(groups), lr=knobs.lr, betas=knobs.betas, eps=knobs.eps, weight_decay=knobs.weight_decay, fused=True
     )
 
 
-def write_state(
-    folder: Path, model: nn.Module, adamw: torch.optim.AdamW, generator: torch.Generator, steps: int
-) -> None:
-    """Writes the state of training after `steps` optimizer steps into `folder`, which is made."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
+def moments(named: Named, adamw: torch.optim.AdamW) -> dict[str, Tensor]:
+    """The state of AdamW for `named` parameters, as KEY/PARAMETER."""
+    return {
         f"{key}/{name}": value.cpu()
-        for name, parameter in model.named_parameters()
+        for name, parameter in named.items()
+        if parameter in adamw.state
         for key, value in adamw.state[parameter].items()
     }
-    save_file({**tensors, "rng": generator.get_state()}, folder / TENSORS)
-    (folder / COUNTS).write_text(json.dumps({"steps": steps}) + "\n")
 
 
-def read_state(folder: Path, model: nn.Module, adamw: torch.optim.AdamW, generator: torch.Generator) -> int:
-    """Restores what `write_state` wrote and returns the step count.
+def restore_moments(named: Named, adamw: torch.optim.AdamW, tensors: Mapping[str, Tensor], path: Path) -> None:
+    """The inverse of `moments`.
 
     Raises:
-        ValueError: the state is that of another model.
+        ValueError: these are the moments of another model.
     """
-    tensors = load_file(folder / TENSORS)
-    generator.set_state(tensors.pop("rng"))
-    steps = int(json.loads((folder / COUNTS).read_text())["steps"])
-    parameters = dict(model.named_parameters())
-    moments = _by_parameter(tensors)
-    if steps and {name: state["exp_avg"].shape for name, state in moments.items()} != {
-        name: parameter.shape for name, parameter in parameters.items()
-    }:
-        raise ValueError(f"the optimizer state in {folder} is not that of this model: give the folder saved with it")
-    for name, state in moments.items():
-        parameter = parameters[name]
+    states = _by_parameter(tensors)
+    strange = {name for name, state in states.items() if _shape(named.get(name)) != state["exp_avg"].shape}
+    if strange or (states and named.keys() - states.keys()):
+        raise ValueError(f"the optimizer state in {path} is not that of this model: give the folder saved with it")
+    for name, state in states.items():
+        parameter = named[name]
         adamw.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}
-    return steps
 
 
-def _by_parameter(tensors: dict[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path)
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file, off the mapped memory.
+
+    Raises:
+        ValueError: there is none, since the state was saved with other settings.
+    """
+    if not path.is_file():
+        raise ValueError(
+            f"no {path.name} in {path.parent}: this state was saved by a trainer with other settings of ppo"
+        )
+    return {name: value.clone() for name, value in load_file(path).items()}
+
+
+def write_counts(folder: Path, counts: dict[str, Any]) -> None:
+    (folder / COUNTS).write_text(json.dumps(counts) + "\n")
+
+
+def read_counts(folder: Path) -> dict[str, Any]:
+    counts = json.loads((folder / COUNTS).read_text())
+    assert isinstance(counts, dict)
+    return counts
+
+
+def _shape(parameter: nn.Parameter | None) -> torch.Size | None:
+    return None if parameter is None else parameter.shape
+
+
+def _by_parameter(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     states: dict[str, dict[str, Tensor]] = {}
     for path, value in tensors.items():
         key, name = path.split("/", 1)
-        states.setdefault(name, {})[key] = value.clone()  # off the mapped file
+        states.setdefault(name, {})[key] = value
     return states

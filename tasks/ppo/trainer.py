@@ -1,34 +1,25 @@
 """The trainer: one PPO update from stored rows, and everything needed to go on from it."""
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from transformers import PreTrainedModel
 
 from configs.schema import PPO, Optimizer, Reward
 from storage.checkpoints import Canary
 from storage.records import Score, Trajectory
-from tasks.ppo.advantages import turn_advantages
-from tasks.ppo.batches import MicroBatch, Minibatch, make_minibatches
-from tasks.ppo.logprobs import action_logprobs
-from tasks.ppo.losses import decoupled_ppo_loss
-from tasks.ppo.metrics import Outcome, padding_share, sample_metrics, token_metrics
-from tasks.ppo.policy import load_policy, make_canary, save_policy
-from tasks.ppo.samples import build_samples, name_some
-from tasks.ppo.state import make_adamw, read_state, write_state
+from tasks.ppo.batches import Columns, draw_minibatches, make_minibatch
+from tasks.ppo.kl import adapted
+from tasks.ppo.learner import Learner, load_learner, save_learner
+from tasks.ppo.metrics import sample_metrics, step_metrics
+from tasks.ppo.policy import make_canary
+from tasks.ppo.prepare import Draws, Preparation
+from tasks.ppo.samples import Sample, build_samples, fresh
+from tasks.ppo.step import Step, Stepper
 
-
-@dataclass(slots=True)
-class _Training:
-    model: PreTrainedModel
-    adamw: torch.optim.AdamW
-    generator: torch.Generator  # its own, so that nobody else's draws change the minibatches
-    steps: int  # optimizer steps so far
+logger = logging.getLogger(__name__)
 
 
 class Trainer:
@@ -38,40 +29,52 @@ class Trainer:
     of threads, the same state and the same rows give the same weights bit for bit, in any process.
 
     Args:
+        ppo: the algorithm.
+        optimizer: AdamW.
+        reward: how verdicts become rewards.
         temperature: the one the trajectories were sampled at.
+        max_head_offpolicyness: trajectories with older tokens are left out; None keeps all.
     """
 
-    def __init__(self, ppo: PPO, optimizer: Optimizer, reward: Reward, temperature: float = 1.0) -> None:
+    def __init__(
+        self,
+        ppo: PPO,
+        optimizer: Optimizer,
+        reward: Reward,
+        temperature: float = 1.0,
+        max_head_offpolicyness: int | None = None,
+    ) -> None:
         self._ppo, self._knobs, self._reward, self._temperature = ppo, optimizer, reward, temperature
-        self._loaded: _Training | None = None
+        self._oldest = max_head_offpolicyness
+        self._loaded: Learner | None = None
         self.holds: str | None = None
         """The committed version whose weights are loaded; the caller names it, an update makes it None."""
 
-    def load(self, model: Path, state: Path | None, seed: int) -> None:
+    @property
+    def needs_first(self) -> bool:
+        """Whether `load` needs policy version 0: for a reference policy or a critic of its own."""
+        return self._ppo.kl.place != "none" or (self._ppo.critic is not None and self._ppo.critic.model == "own")
+
+    def load(self, model: Path, state: Path | None, seed: int, first: Path | None = None) -> None:
         """Loads the weights in `model`, and the state `save` wrote; None starts afresh with an RNG of `seed`.
 
-        Sets the process's number of torch threads.
+        `first` is the folder of policy version 0, where `needs_first`; None: `model`. Sets the process's number
+        of torch threads.
 
         Raises:
             ValueError: a folder is not what it should be.
         """
         torch.set_num_threads(self._ppo.threads)
-        policy = load_policy(model, self._ppo)
-        adamw = make_adamw(policy, self._knobs)
-        generator = torch.Generator().manual_seed(seed)
-        steps = 0 if state is None else read_state(state, policy, adamw, generator)
-        self._loaded = _Training(policy, adamw, generator, steps)
+        self._loaded = load_learner(model, state, first, seed, self._ppo, self._knobs)
 
     def save(self, model: Path, state: Path) -> None:
         """Writes the weights, with their configuration but no tokenizer, into `model` and the rest into `state`."""
-        training = self._training
-        save_policy(training.model, model)
-        write_state(state, training.model, training.adamw, training.generator, training.steps)
+        save_learner(self._learner, model, state)
 
     def canary(self) -> Canary:
         """What the present weights think of a fixed sequence, at temperature 1, in the precision of training."""
-        with self._precision():
-            return make_canary(self._training.model, self._ppo.logprob_chunk_tokens)
+        with self._stepper.precision():
+            return make_canary(self._learner.model, self._ppo.logprob_chunk_tokens)
 
     def update(
         self,
@@ -80,7 +83,7 @@ class Trainer:
         version: int,
         progress: Callable[[str], None] | None = None,
     ) -> dict[str, float]:
-        """One pass over the rows: proximal logprobs, then an optimizer step for each minibatch.
+        """One update: what is needed of all models first, then an optimizer step for each minibatch of each epoch.
 
         Args:
             trajectories: of one data set; those that cannot be trained on are left out.
@@ -92,105 +95,87 @@ class Trainer:
             the metrics (see `tasks.ppo.metrics`).
 
         Raises:
-            ValueError: nothing to train on, broken rows, or a loss or gradient that is not finite (before its
-                step); the message names the trajectories.
+            ValueError: nothing to train on, broken rows, or a number that is not finite (before the step that it
+                would have entered); the message names the trajectories.
         """
         self.holds = None
         torch.set_num_threads(self._ppo.threads)
         say = progress or (lambda _: None)
-        samples = build_samples(trajectories, scores, self._reward)
-        if not samples:
-            raise ValueError(f"none of {len(trajectories)} trajectories can be trained on: see their status and reason")
-        advantages = turn_advantages(samples, self._ppo.advantage)
-        training = self._training
-        minibatches = make_minibatches(samples, advantages, self._ppo, training.generator, training.model.device)
-        start = time.perf_counter()
-        if self._ppo.use_decoupled_loss:
-            minibatches = self._with_proximal(minibatches)
-            say(f"proximal logprobs of {len(samples)} trajectories in {time.perf_counter() - start:.1f} s")
+        samples, too_old = self._samples(trajectories, scores, version)
+        learner, start = self._learner, time.perf_counter()
+        draws = [
+            draw_minibatches(samples, self._ppo.ppo_n_minibatches, learner.generator) for _ in range(self._ppo.epochs)
+        ]
+        stepper = self._stepper
+        prepared = Preparation(learner, self._ppo, self._temperature, stepper.precision()).prepare(samples, draws)
+        for line in prepared.done:
+            say(line)
         middle = time.perf_counter()
-        outcomes, norms = self._train(minibatches, say)
+        steps = self._train(samples, prepared.columns, draws, say)
         seconds = time.perf_counter() - middle
-        metrics = sample_metrics(samples, version) | token_metrics(outcomes, self._ppo.use_decoupled_loss)
+        self._follow(prepared.trajectory_kl, len(samples))
+        metrics = sample_metrics(samples, version) | step_metrics(steps, self._ppo) | prepared.metrics
+        trained = self._ppo.epochs * metrics["tokens/all"]
         return metrics | {
-            "optimizer/grad_norm": sum(norms) / len(norms),
-            "optimizer/lr": self._learning_rate(training.steps),
-            "tokens/padding_share": padding_share(samples, minibatches),
-            "tokens/per_second": metrics["tokens/all"] / seconds,
+            "trajectories/too_old": float(too_old),
+            "optimizer/lr": stepper.learning_rate(learner.steps),
+            "tokens/padding_share": 1 - trained / sum(step.padded_tokens for step in steps),
+            "tokens/per_second": trained / seconds,
             "seconds/proximal": middle - start,
             "seconds/update": seconds,
         }
 
     @property
-    def _training(self) -> _Training:
+    def _learner(self) -> Learner:
         if self._loaded is None:
             raise ValueError("the trainer holds no policy yet: call load first")
         return self._loaded
 
-    def _precision(self) -> torch.autocast:
-        device = self._training.model.device.type
-        return torch.autocast(device, torch.bfloat16, enabled=self._ppo.autocast == "bfloat16")
+    @property
+    def _stepper(self) -> Stepper:
+        return Stepper(self._learner, self._ppo, self._knobs, self._temperature)
 
-    def _logprobs(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        model, chunk = self._training.model, self._ppo.logprob_chunk_tokens
-        with self._precision():
-            return action_logprobs(model, batch.tokens, batch.rows, batch.columns, self._temperature, chunk)
+    def _samples(
+        self, trajectories: Sequence[Trajectory], scores: Iterable[Score], version: int
+    ) -> tuple[list[Sample], int]:
+        """What can be trained on, and how many trajectories are too old for that."""
+        found = build_samples(trajectories, scores, self._reward, mask_truncated=self._ppo.mask_truncated)
+        samples = found if self._oldest is None else fresh(found, version, self._oldest)
+        too_old = len(found) - len(samples)
+        if not any(sample.in_loss.any() for sample in samples):
+            raise ValueError(
+                f"none of {len(trajectories)} trajectories can be trained on: {too_old} were sampled more than "
+                f"rollout.max_head_offpolicyness={self._oldest} versions before {version}; of the others see status "
+                "and reason, and ppo.mask_truncated"
+            )
+        if all(not sample.successes.any() for sample in samples):
+            logger.warning(
+                "ALARM: every reward is minimal: not one of %d trajectories has a right turn. "
+                "Look at their texts: is it the answer's format, the judge, or are the problems too hard?",
+                len(samples),
+            )
+        return samples, too_old
 
-    @torch.no_grad()
-    def _with_proximal(self, minibatches: list[Minibatch]) -> list[Minibatch]:
-        """The same micro-batches, so the ratio is exactly 1 before the first step."""
-        done = [[replace(batch, proximal=self._logprobs(batch)[0]) for batch in part] for part in minibatches]
-        for part in done:
-            _refuse_not_finite("proximal logprobs", [(batch, batch.proximal) for batch in part])
-        return done
+    def _train(
+        self, samples: Sequence[Sample], columns: Sequence[Columns], draws: Draws, say: Callable[[str], None]
+    ) -> list[Step]:
+        steps: list[Step] = []
+        stepper, total = self._stepper, sum(map(len, draws))
+        for indices in (indices for minibatches in draws for indices in minibatches):
+            budget, device = self._ppo.micro_batch_tokens, self._learner.device
+            minibatch = make_minibatch(samples, columns, indices, budget, device)
+            if not minibatch:
+                continue  # all of its turns were cut by the token limit, and are masked
+            step = stepper.take(minibatch)
+            steps.append(step)
+            stopped = ", left out: its ratio is too far from 1" if step.early_stopped else ""
+            say(f"minibatch {len(steps)} of {total}: gradient norm {step.grad_norm:.3g}{stopped}")
+        return steps
 
-    def _train(self, minibatches: list[Minibatch], say: Callable[[str], None]) -> tuple[list[Outcome], list[float]]:
-        outcomes, norms = [], []
-        for number, minibatch in enumerate(minibatches, 1):
-            step, norm = self._step(minibatch)
-            outcomes += step
-            norms.append(norm)
-            say(f"minibatch {number} of {len(minibatches)}: gradient norm {norm:.3g}")
-        return outcomes, norms
-
-    def _step(self, minibatch: Minibatch) -> tuple[list[Outcome], float]:
-        """One optimizer step; returns what to report and the norm of the gradient before clipping."""
-        training = self._training
-        training.adamw.zero_grad(set_to_none=True)
-        actions = sum(len(batch.rows) for batch in minibatch)
-        outcomes = [self._accumulate(batch, actions) for batch in minibatch]
-        _refuse_not_finite("losses", [(outcome.batch, outcome.tokens.loss) for outcome in outcomes])
-        parameters = list(training.model.parameters())
-        norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
-        _refuse_not_finite("gradients", [(batch, norm.expand(len(batch.rows))) for batch in minibatch])
-        clip_grads_with_norm_(parameters, self._knobs.max_grad_norm, norm)
-        training.steps += 1
-        for options in training.adamw.param_groups:
-            options["lr"] = self._learning_rate(training.steps)
-        training.adamw.step()
-        return outcomes, norm.item()
-
-    def _accumulate(self, batch: MicroBatch, actions: int) -> Outcome:
-        """Adds the micro-batch's share of the gradient; `actions` counts the action tokens of the minibatch."""
-        logp, entropy = self._logprobs(batch)
-        tokens = decoupled_ppo_loss(
-            logp, batch.proximal, batch.behaviour, batch.advantages, self._ppo.eps_clip, self._ppo.behaviour_weight_cap
-        )
-        (tokens.loss.sum() / actions).backward()
-        return Outcome(batch, logp.detach(), entropy, tokens._replace(loss=tokens.loss.detach()))
-
-    def _learning_rate(self, step: int) -> float:
-        """Rises linearly to its full value at step `warmup_steps`, counted from 1."""
-        return self._knobs.lr * min(1.0, step / max(1, self._knobs.warmup_steps))
-
-
-def _refuse_not_finite(what: str, values: Sequence[tuple[MicroBatch, Tensor]]) -> None:
-    """Raises ValueError where a value [A] of an action token is NaN or infinite, naming its trajectories."""
-    if torch.stack([torch.isfinite(value).all() for _, value in values]).all():
-        return
-    rows = [(batch, set(batch.rows[~torch.isfinite(value)].tolist())) for batch, value in values]
-    ids = sorted(batch.trajectory_ids[row] for batch, bad in rows for row in bad)
-    raise ValueError(
-        f"NaN or infinite {what} with the trajectories {name_some(ids)}: the step was not taken. "
-        "Look at their logprobs, or go on from the last checkpoint with a lower optimizer.lr"
-    )
+    def _follow(self, trajectory_kl: float | None, trajectories: int) -> None:
+        """What moves once an update: an adaptive KL coefficient and an averaged reference policy."""
+        learner, kl = self._learner, self._ppo.kl
+        if kl.adaptive and trajectory_kl is not None:
+            learner.kl_ctl = adapted(learner.kl_ctl, trajectory_kl, trajectories, kl.target, kl.horizon)
+        if learner.reference:
+            learner.reference.follow(learner.model)

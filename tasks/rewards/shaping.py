@@ -5,17 +5,34 @@ from collections.abc import Sequence
 from configs.schema import Reward
 
 
-def turn_rewards(successes: Sequence[float], reward: Reward) -> list[float]:
-    """Shaped reward of each turn: `r = clip(((success - 0.5) * 2 - bias) * scaling, ±max_clip)`.
+def turn_rewards(
+    successes: Sequence[float], reward: Reward, lengths: Sequence[int] = (), limit: int | None = None
+) -> list[float]:
+    """Shaped reward of each turn: `r = clip(((success - 0.5) * 2 - bias) * scaling - overlong, ±max_clip)`.
 
     Source: the reward of AReaL's math agents (arXiv 2505.24298).
 
     Args:
         successes: [K], 1 for a right answer and 0 for a wrong one.
         reward: the knobs.
+        lengths: [K], tokens of each completion; needed with a limit only.
+        limit: tokens that a completion may have; None: no penalty for length.
     """
-    raw = (((success - 0.5) * 2 - reward.bias) * reward.scaling for success in successes)
+    penalties = [0.0] * len(successes) if limit is None else [overlong(n, limit, reward) for n in lengths]
+    raw = (
+        ((success - 0.5) * 2 - reward.bias) * reward.scaling - penalty
+        for success, penalty in zip(successes, penalties, strict=True)
+    )
     return [max(-reward.max_clip, min(reward.max_clip, value)) for value in raw]
+
+
+def overlong(length: int, limit: int, reward: Reward) -> float:
+    """Penalty for a completion of `length` tokens: rises in a line over the last `overlong_tokens` before `limit`.
+
+    Source: the soft overlong punishment of DAPO (arXiv 2503.14476, equation 13).
+    """
+    excess = length - (limit - reward.overlong_tokens)
+    return reward.overlong_penalty * min(1.0, max(0, excess) / reward.overlong_tokens)
 
 
 def turn_returns(rewards: Sequence[float], turn_discount: float) -> list[float]:

@@ -143,11 +143,11 @@ class Collector:
         """A record of what was sampled before an episode ended without the agent's own."""
         episode = Episode(prompt, exchanges[0].prompt_ids if exchanges else [])
         for outputs in exchanges:
-            held = len(episode.token_ids)
-            if outputs.prompt_ids[:held] != episode.token_ids:
-                episode = Episode(prompt, outputs.prompt_ids)  # the agent began another sequence
-            elif len(outputs.prompt_ids) > held:
-                episode.add_feedback("", outputs.prompt_ids[held:])
+            held = episode.prompt_ids
+            if outputs.prompt_ids[: len(held)] != held:
+                episode.start_sequence("", outputs.prompt_ids)
+            elif len(outputs.prompt_ids) > len(held):
+                episode.add_feedback("", outputs.prompt_ids[len(held) :])
             episode.add_completion(outputs, self.chat.decode(outputs.output_ids[0]))
         return episode.trajectory(status=status, reason=reason)
 

@@ -33,7 +33,8 @@ class Plan:
         policy: the checkpoint that plays.
         problem_set: version of the problem set.
         gconfig: sampling parameters.
-        group_size: episodes of each problem.
+        group_size: episodes of each problem that are played.
+        selecting: whether `tasks.rollouts.selection` chooses among them; not in an evaluation.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Plan:
     problem_set: str
     gconfig: GenerationConfig
     group_size: int
+    selecting: bool = False
 
     def groups(self, problems: Sequence[Problem]) -> Iterator[Group]:
         """One group for each problem."""
@@ -104,6 +106,14 @@ def draw(problems: Sequence[Problem], count: int, iteration: int, seed: int) -> 
         drawn.setdefault(problem.problem_id, problem)
         position += 1
     return list(drawn.values())
+
+
+def spares(problems: Sequence[Problem], drawn: Sequence[Problem], iteration: int, seed: int) -> list[Problem]:
+    """All other problems in a seeded order of this iteration: what takes the place of rejected groups."""
+    taken = {problem.problem_id for problem in drawn}
+    others = [problem for problem in problems if problem.problem_id not in taken]
+    random.Random(derive(seed, "spares", iteration)).shuffle(others)
+    return others
 
 
 def _order(size: int, seed: int, epoch: int) -> list[int]:

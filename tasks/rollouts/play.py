@@ -2,9 +2,10 @@
 
 import asyncio
 import gc
+import itertools
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +24,7 @@ from tasks.inference.engine import Engine
 from tasks.rewards.verifier import Verifier
 from tasks.rollouts.collector import Collector
 from tasks.rollouts.plan import Plan
+from tasks.rollouts.selection import is_rejected, select
 
 _PROGRESS_S = 5.0
 
@@ -34,29 +36,45 @@ def play(
     verifier: Verifier,
     draft: Draft,
     progress: Callable[[str], None],
+    spare: Iterable[Problem] = (),
 ) -> dict[str, Any]:
     """Play all groups of `problems` with the policy that `engine` serves; returns the rollout's metrics.
+
+    Where the plan selects, groups that it rejects are replaced by those of `spare` problems, for
+    `rollout.max_resampling_rounds` rounds; what is missing then stays missing.
 
     Raises:
         InferenceError: the engine refuses, or serves another version.
         ValueError: more than `rollout.max_failed_share` of the episodes failed.
     """
-    tally = _Tally(len(problems) * plan.group_size, progress)
-    with ShardWriter(draft, TRAJECTORY_SCHEMA, plan.config.rollout.rows_per_shard) as writer:
+    tally, settings = _Tally(progress), plan.config.rollout
+    with ShardWriter(draft, TRAJECTORY_SCHEMA, settings.rows_per_shard) as writer:
 
         def sink(trajectories: list[Trajectory]) -> None:
-            for trajectory in trajectories:
+            group = select(trajectories, settings) if plan.selecting else trajectories
+            tally.groups_rejected += is_rejected(group)
+            for trajectory in group:
                 tally.add(trajectory)
                 writer.write(trajectory)
             tally.tell()
 
+        async def rounds() -> None:
+            rest, wanted = iter(spare), list(problems)
+            for _ in range(1 + settings.max_resampling_rounds):
+                tally.expect(len(wanted), plan.group_size)
+                before = tally.groups_rejected
+                await _collect(plan, wanted, engine, verifier, sink)
+                wanted = list(itertools.islice(rest, tally.groups_rejected - before))
+                if not wanted:
+                    break
+
         gc.freeze()  # the half million objects of torch and Prefect need no walking: halves the client's CPU time
         try:
-            asyncio.run(_collect(plan, problems, engine, verifier, sink))
+            asyncio.run(rounds())
         finally:
             gc.unfreeze()
     tally.tell(last=True)
-    tally.check(plan.config.rollout.max_failed_share)
+    tally.check(settings.max_failed_share)
     return tally.metrics()
 
 
@@ -111,20 +129,29 @@ def _load_chat(fingerprint: tuple[str, ...], where: _Unhashed) -> Chat:
 class _Tally:
     """Counts for progress and metrics."""
 
-    def __init__(self, expected: int, progress: Callable[[str], None]) -> None:
-        self._expected, self._progress = expected, progress
+    def __init__(self, progress: Callable[[str], None]) -> None:
+        self._progress = progress
+        self._expected = self._groups = self.groups_rejected = 0
         self._started = self._told = time.monotonic()
         self._statuses: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
         self._successes: Counter[int] = Counter()
         self._turns: Counter[int] = Counter()
-        self._generated = self._tokens = self._solved = 0
+        self._versions: set[int] = set()
+        self._generated = self._tokens = self._solved = self._sequences = 0
+
+    def expect(self, groups: int, size: int) -> None:
+        """More groups begin."""
+        self._groups += groups
+        self._expected += groups * size
 
     def add(self, trajectory: Trajectory) -> None:
         self._statuses[trajectory.status] += 1
         if trajectory.reason:
             self._reasons[trajectory.reason] += 1
         self._tokens += len(trajectory.token_ids)
+        self._sequences += len(trajectory.sequence_starts)
+        self._versions |= set(trajectory.versions) - {-1}
         self._generated += sum(turn.end - turn.start for turn in trajectory.turns)
         self._solved += any(turn.reward > 0 for turn in trajectory.turns)
         for index, turn in enumerate(trajectory.turns):
@@ -155,6 +182,10 @@ class _Tally:
         return {
             "episodes": self._statuses.total(),
             "status": dict(self._statuses),
+            "groups": self._groups,
+            "groups_rejected": self.groups_rejected,
+            "sequences": self._sequences,
+            "policy_versions": sorted(self._versions),
             "tokens": self._tokens,
             "generated_tokens": self._generated,
             "tokens_per_second": self._generated / seconds,

@@ -1,6 +1,6 @@
 """Prints how fast and how large the pipeline is on this machine, as ratios measured in one run.
 
-python -m tests.benchmarks              all of them, about eight minutes on two cores
+python -m tests.benchmarks              all of them, about ten minutes on two cores
 python -m tests.benchmarks scoring      one
 """
 
@@ -21,7 +21,8 @@ BENCHMARKS = {
     "rollout": "the rollout stage against the same requests sent bare to the same vLLM server",
     "overhead": "what Prefect, storage and all else add to the stages of an iteration",
     "scoring": "the verifier against math-verify called one by one",
-    "training": "the training pass against a bare forward-backward loop over the same batches",
+    "training": "the training pass against a bare forward-backward loop, and critic and KL reference against neither",
+    "overlap": "iterations with run.overlap against the longer of rollout and training",
     "memory": "peak memory of each stage at 1,000 and 10,000 trajectories",
 }
 WIDTH = 140  # of the table where the output is no terminal

@@ -1,11 +1,12 @@
-"""The training pass against a bare forward-backward loop over the same batches."""
+"""The training pass against a bare forward-backward loop over the same batches, and what options cost."""
 
 import time
 from collections.abc import Iterator
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from configs import Config
+from configs.schema import PPO
 from storage.records import Score, Trajectory
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row, spread
@@ -15,9 +16,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from tasks.ppo.batches import Minibatch
+    from tasks.ppo.trainer import Trainer
 
 GOAL = 0.8
 WARM_UP, ROUNDS = 1, 8
+CRITIC: dict[str, Any] = {"advantage": {"type": "gae"}, "kl": {"place": "loss"}}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "value head + KL reference": {**CRITIC, "critic": {"model": "value-head"}},
+    "critic of its own + KL reference": {**CRITIC, "critic": {"model": "own"}},
+}
 
 
 def measure(lab: Lab) -> list[Row]:
@@ -25,12 +32,10 @@ def measure(lab: Lab) -> list[Row]:
     import torch
 
     from tasks.ppo.policy import load_policy
-    from tasks.ppo.trainer import Trainer
 
     config = lab.config("run.name=training")
     trajectories, scores = _play(lab, config)
-    trainer = Trainer(config.ppo, config.optimizer, config.reward, config.sampling.temperature)
-    trainer.load(lab.policy.model, None, config.run.seed)
+    trainer = _trainer(lab, config, config.ppo)
     model = load_policy(lab.policy.model, config.ppo)
     adamw = torch.optim.AdamW(model.parameters(), lr=config.optimizer.lr)
     drawn = _minibatches(config, trajectories, scores)
@@ -40,7 +45,37 @@ def measure(lab: Lab) -> list[Row]:
         metrics = trainer.update(trajectories, scores, version=0)
         metrics["seconds/all"] = time.perf_counter() - start
         rounds.append((metrics, _bare(model, adamw, next(drawn), config.optimizer.max_grad_norm)))
-    return [_row(rounds[WARM_UP:], config.ppo.micro_batch_tokens)]
+    return [_row(rounds[WARM_UP:], config.ppo.micro_batch_tokens), *_options(lab, config, trajectories, scores)]
+
+
+def _trainer(lab: Lab, config: Config, ppo: PPO) -> "Trainer":
+    from tasks.ppo.trainer import Trainer
+
+    trainer = Trainer(ppo, config.optimizer, config.reward, config.sampling.temperature)
+    trainer.load(lab.policy.model, None, config.run.seed)
+    return trainer
+
+
+def _options(lab: Lab, config: Config, trajectories: list[Trajectory], scores: list[Score]) -> Iterator[Row]:
+    """Whole updates with each of `VARIANTS` against updates with group baselines only, in pairs."""
+    for name, options in VARIANTS.items():
+        plain = _trainer(lab, config, config.ppo)
+        rich = _trainer(lab, config, PPO.model_validate({**config.ppo.model_dump(), **options}))
+        pairs = []
+        for _ in range(WARM_UP + ROUNDS):
+            seconds = []
+            for trainer in (plain, rich):
+                start = time.perf_counter()
+                trainer.update(trajectories, scores, version=0)
+                seconds.append(time.perf_counter() - start)
+            pairs.append(seconds)
+        pairs = pairs[WARM_UP:]
+        yield Row(
+            benchmark=f"update with {name} / group only",
+            measured=spread([b / a for a, b in pairs], "{:.2f}".format),
+            detail=f"whole updates: {median(b for _, b in pairs):.2f} s against {median(a for a, _ in pairs):.2f} s; "
+            f"{len(pairs)} pairs",
+        )
 
 
 def _row(rounds: list[tuple[dict[str, float], float]], budget: int) -> Row:
@@ -82,17 +117,20 @@ def _play(lab: Lab, config: Config) -> tuple[list[Trajectory], list[Score]]:
 
 def _minibatches(config: Config, trajectories: list[Trajectory], scores: list[Score]) -> "Iterator[list[Minibatch]]":
     """What the trainer draws in each update, for it draws from a generator of the same seed."""
+    import numpy as np
     import torch
 
-    from tasks.ppo.advantages import turn_advantages
-    from tasks.ppo.batches import make_minibatches
+    from tasks.ppo.batches import Columns, draw_minibatches, make_minibatch
     from tasks.ppo.samples import build_samples
 
     samples = build_samples(trajectories, scores, config.reward)
-    advantages = turn_advantages(samples, config.ppo.advantage)
-    generator = torch.Generator().manual_seed(config.run.seed)
+    columns = [Columns(np.zeros(len(sample.actions))) for sample in samples]
+    generator, ppo = torch.Generator().manual_seed(config.run.seed), config.ppo
     while True:
-        yield make_minibatches(samples, advantages, config.ppo, generator, torch.device("cpu"))
+        draw = draw_minibatches(samples, ppo.ppo_n_minibatches, generator)
+        yield [
+            make_minibatch(samples, columns, indices, ppo.micro_batch_tokens, torch.device("cpu")) for indices in draw
+        ]
 
 
 def _bare(

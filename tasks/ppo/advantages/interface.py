@@ -1,0 +1,31 @@
+"""What an advantage estimator is given and what it returns."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from configs.schema import Advantage
+from tasks.ppo.samples import Floats, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What is known of the A action tokens of one sample beside its rewards.
+
+    Example: Observed(penalties=[0.0, -0.1], values=[0.4, 0.5], bootstrap=0.0)
+    """
+
+    penalties: Floats  # A, rewards of single tokens: the KL penalty, 0 without one
+    values: Floats | None = None  # A, the critic's value before each token, in units of returns
+    bootstrap: float = 0.0  # the value after the last token of a truncated sample, 0 of a terminated one
+
+
+@dataclass(frozen=True, slots=True)
+class Estimated:
+    """For each of N samples an array of its A action tokens."""
+
+    advantages: list[Floats]  # N of A
+    returns: list[Floats] | None = None  # N of A, what the critic should have said
+
+
+Estimator = Callable[[Sequence[Sample], Sequence[Observed], Advantage], Estimated]
+"""From N samples, what was observed of each, and the knobs."""

@@ -1,0 +1,39 @@
+"""Estimators of the KL divergence to a reference policy, and the controller of its coefficient."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Estimator = Literal["k1", "k2", "k3"]
+
+
+def kl_estimate(logp: Tensor, reference: Tensor, estimator: Estimator) -> Tensor:
+    """Estimates KL(policy ‖ reference) at tokens of the policy: with d = logp - reference, k1 = d, k2 = d²/2,
+    k3 = exp(-d) - 1 + d, of each token.
+
+    In a loss the gradient of k1 is zero on average, that of k2 is the reverse KL's, that of k3 the forward KL's.
+    Source: J. Schulman, Approximating KL Divergence (2020).
+    """
+    d = logp - reference
+    if estimator == "k1":
+        return d
+    if estimator == "k2":
+        return d**2 / 2
+    return torch.expm1(-d) + d
+
+
+def adapted(kl_ctl: float, kl: float, trajectories: int, target: float, horizon: float) -> float:
+    """The coefficient after an update: `kl_ctl * (1 + clip(kl / target - 1, ±0.2) * trajectories / horizon)`.
+
+    Source: Ziegler et al. (arXiv 1909.08593, section 2.2).
+
+    Args:
+        kl_ctl: the present coefficient.
+        kl: mean KL of a trajectory, in nats.
+        trajectories: how many were observed.
+        target: the KL wished for.
+        horizon: trajectories over which the coefficient follows.
+    """
+    error = max(-0.2, min(0.2, kl / target - 1))
+    return kl_ctl * (1 + error * trajectories / horizon)

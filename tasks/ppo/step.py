@@ -1,0 +1,190 @@
+"""One optimizer step on a minibatch."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from configs.schema import PPO, Optimizer
+from tasks.ppo.batches import MicroBatch, Minibatch
+from tasks.ppo.critic import Critic
+from tasks.ppo.kl import kl_estimate
+from tasks.ppo.learner import Learner
+from tasks.ppo.logprobs import hidden_states, predicting, read_out
+from tasks.ppo.losses import PolicyLoss, ValueLoss, behaviour_weights, policy_loss, value_loss
+from tasks.ppo.samples import name_some
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the training pass over a micro-batch leaves behind, without gradient. [A] everywhere."""
+
+    batch: MicroBatch
+    logp: Tensor
+    proximal: Tensor
+    weight: Tensor
+    entropy: Tensor
+    policy: PolicyLoss
+    value: ValueLoss | None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What became of one minibatch."""
+
+    outcomes: list[Outcome]
+    grad_norm: float  # of the policy, before clipping
+    early_stopped: bool  # the policy was left as it is
+    padded_tokens: int  # in its forward passes
+
+
+class Stepper:
+    """Takes optimizer steps with a learner.
+
+    Args:
+        learner: what is changed.
+        ppo: the loss.
+        optimizer: learning rate and gradient bound.
+        temperature: of the sampled tokens.
+    """
+
+    def __init__(self, learner: Learner, ppo: PPO, optimizer: Optimizer, temperature: float) -> None:
+        self._learner, self._ppo, self._knobs, self._temperature = learner, ppo, optimizer, temperature
+
+    def take(self, minibatch: Minibatch) -> Step:
+        """One step of the policy, and one of the critic.
+
+        Gradients add up over the micro-batches, each token's share being 1 / N with N the action tokens of the
+        whole minibatch: neither padding nor the cut into micro-batches nor the order of rows matters.
+
+        Raises:
+            ValueError: a loss or gradient is not finite; nothing was changed.
+        """
+        learner, critic = self._learner, self._learner.critic
+        for adamw in self._adamws():
+            adamw.zero_grad(set_to_none=True)
+        actions = sum(len(batch.rows) for batch in minibatch)
+        outcomes = [self._accumulate(batch, actions) for batch in minibatch]
+        _refuse_not_finite("losses", [(outcome.batch, outcome.policy.loss) for outcome in outcomes])
+        _refuse_not_finite("value losses", [(o.batch, o.value.loss) for o in outcomes if o.value])
+        stopped = self._too_far(outcomes)
+        shared = [parameter for group in learner.adamw.param_groups for parameter in group["params"]]
+        own = critic.parameters() if critic and critic.own is not None else []
+        norms = [_norm(parameters) for parameters in (shared, own)]
+        for norm in norms:
+            _refuse_not_finite("gradients", [(batch, norm.expand(len(batch.rows))) for batch in minibatch])
+        learner.steps += 1
+        if not stopped:
+            self._apply(learner.adamw, shared, norms[0])
+        if critic and critic.adamw:
+            self._apply(critic.adamw, own, norms[1])
+        return Step(outcomes, norms[0].item(), stopped, sum(batch.tokens.numel() for batch in minibatch))
+
+    def learning_rate(self, step: int) -> float:
+        """Rises linearly to its full value at step `warmup_steps`, counted from 1."""
+        return self._knobs.lr * self._warm(step)
+
+    def precision(self) -> AbstractContextManager[object]:
+        """Autocast, where `ppo.autocast` asks for it."""
+        enabled = self._ppo.autocast == "bfloat16"
+        return torch.autocast(self._learner.device.type, torch.bfloat16, enabled=enabled)
+
+    def _warm(self, step: int) -> float:
+        return min(1.0, step / max(1, self._knobs.warmup_steps))
+
+    def _adamws(self) -> list[torch.optim.AdamW]:
+        critic = self._learner.critic
+        return [self._learner.adamw, *([critic.adamw] if critic and critic.adamw else [])]
+
+    def _apply(self, adamw: torch.optim.AdamW, parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
+        clip_grads_with_norm_(parameters, self._knobs.max_grad_norm, norm)
+        critic, warm = self._learner.critic, self._warm(self._learner.steps)
+        critic_lr = (critic.knobs.lr if critic else None) or self._knobs.lr
+        for number, group in enumerate(adamw.param_groups):
+            of_critic = adamw is not self._learner.adamw or number > 0
+            group["lr"] = warm * (critic_lr if of_critic else self._knobs.lr)
+        adamw.step()
+
+    def _too_far(self, outcomes: Sequence[Outcome]) -> bool:
+        """Whether the mean ratio of the minibatch is above `early_stop_imp_ratio`."""
+        limit = self._ppo.early_stop_imp_ratio
+        return limit is not None and torch.cat([outcome.policy.ratio for outcome in outcomes]).mean().item() > limit
+
+    def _accumulate(self, batch: MicroBatch, actions: int) -> Outcome:
+        """Adds the micro-batch's share of the gradients; `actions` counts the action tokens of the minibatch."""
+        learner, ppo, critic = self._learner, self._ppo, self._learner.critic
+        with self.precision():
+            states = predicting(hidden_states(learner.model, batch.tokens[:, :-1]), batch.rows, batch.columns)
+            logp, entropy = read_out(
+                learner.model.get_output_embeddings(),
+                states,
+                batch.tokens[batch.rows, batch.columns],
+                self._temperature,
+                ppo.logprob_chunk_tokens,
+                entropy_gradient=ppo.entropy_coefficient > 0,
+            )
+        # None: the weights are those from before the update, so this pass is the proximal one.
+        proximal = logp.detach() if batch.proximal is None else batch.proximal
+        weight = self._weight(proximal, batch)
+        of_policy = policy_loss(logp, proximal, weight, batch.advantages, ppo.eps_clip, ppo.eps_clip_higher, ppo.c_clip)
+        loss = self._with_terms(of_policy.loss, logp, entropy, batch)
+        of_value = None
+        if critic is not None and critic.own is None:
+            of_value = self._value_loss(critic, states, batch)
+            ((loss.sum() + critic.knobs.value_loss_coefficient * of_value.loss.sum()) / actions).backward()
+        else:
+            (loss.sum() / actions).backward()
+        if critic is not None and critic.own is not None:  # after the policy's backward pass, which frees its memory
+            with self.precision():
+                states = predicting(hidden_states(critic.own, batch.tokens[:, :-1]), batch.rows, batch.columns)
+            of_value = self._value_loss(critic, states, batch)
+            (of_value.loss.sum() / actions).backward()
+        return Outcome(
+            batch=batch,
+            logp=logp.detach(),
+            proximal=proximal,
+            weight=weight,
+            entropy=entropy.detach(),
+            policy=of_policy._replace(loss=loss.detach()),
+            value=of_value and of_value._replace(loss=of_value.loss.detach()),
+        )
+
+    def _with_terms(self, loss: Tensor, logp: Tensor, entropy: Tensor, batch: MicroBatch) -> Tensor:
+        """The policy's loss with KL penalty and entropy bonus, [A]."""
+        kl, bonus = self._ppo.kl, self._ppo.entropy_coefficient
+        if kl.place == "loss":
+            assert batch.reference is not None
+            loss = loss + kl.kl_ctl * kl_estimate(logp, batch.reference, kl.estimator)
+        return loss - bonus * entropy if bonus else loss
+
+    def _weight(self, proximal: Tensor, batch: MicroBatch) -> Tensor:
+        if not self._ppo.use_decoupled_loss or not len(proximal):
+            return torch.ones_like(proximal)
+        knobs = self._ppo.behaviour_weight
+        return behaviour_weights(proximal, batch.behaviour, batch.rows, knobs.cap, knobs.mode, knobs.level)
+
+    def _value_loss(self, critic: Critic, states: Tensor, batch: MicroBatch) -> ValueLoss:
+        assert batch.values is not None
+        assert batch.returns is not None
+        with self.precision():
+            values = critic.read(states)
+        return value_loss(values, batch.values, batch.returns, critic.knobs.value_eps_clip)
+
+
+def _norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    return get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+
+
+def _refuse_not_finite(what: str, values: Sequence[tuple[MicroBatch, Tensor]]) -> None:
+    """Raises ValueError where a value [A] of an action token is NaN or infinite, naming its trajectories."""
+    if not values or torch.stack([torch.isfinite(value).all() for _, value in values]).all():
+        return
+    rows = [(batch, set(batch.rows[~torch.isfinite(value)].tolist())) for batch, value in values]
+    ids = sorted(batch.trajectory_ids[row] for batch, bad in rows for row in bad)
+    raise ValueError(
+        f"NaN or infinite {what} with the trajectories {name_some(ids)}: the step was not taken. "
+        "Look at their logprobs, or go on from the last checkpoint with a lower optimizer.lr"
+    )

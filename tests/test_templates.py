@@ -1,0 +1,297 @@
+"""Chat templates of several shapes: the policy is given what its template renders, and sampled ids stay."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from storage import datasets
+from storage.manifests import Draft, Provenance
+from storage.records import TRAJECTORY_SCHEMA, Trajectory, to_table
+from storage.store import Store
+from tasks.agents.chat import Chat, Message
+from tasks.agents.interface import Prompt
+from tasks.agents.math_multi_turn import WRONG_FEEDBACK, MathMultiTurnAgent
+from tasks.environments.interface import Environment
+from tasks.inference.api import BundledGenerationOutputs, Observation
+from tasks.rewards.verifier import Verifier
+from tasks.warm_start.tokenizer import CHAT_TEMPLATE, END_OF_TEXT, build_tokenizer
+from tests.rollout_helpers import PROBLEM, ScriptedEngine, context, play
+
+_TURN = "{{ '<|im_start|>' + m.role + '\n' + words + '<|im_end|>\n' }}"
+_HEADER = "{% if add_generation_prompt %}<|im_start|>assistant\n{{ opening }}{% endif %}"
+_BEFORE_LAST_QUESTION = "(messages[loop.index0 + 1:] | selectattr('role', 'equalto', 'user') | list)"
+
+INJECTING = (
+    "{% if messages[0].role != 'system' %}<|im_start|>system\nBe helpful.<|im_end|>\n{% endif %}"
+    "{% for m in messages %}{% set words = m.content %}" + _TURN + "{% endfor %}" + _HEADER
+)
+FORGETTING = (
+    "{% for m in messages %}{% set words = m.content %}"
+    "{% if m.role == 'assistant' and " + _BEFORE_LAST_QUESTION + " %}"
+    "{% set words = words.split('</think>')[-1].lstrip('\n') %}{% endif %}" + _TURN + "{% endfor %}" + _HEADER
+)
+OPENING = (
+    "{% set opening = '<think>\n' %}{% for m in messages %}{% set words = m.content %}"
+    "{% if m.role == 'assistant' %}{% set words = words.split('</think>')[-1] %}{% endif %}"
+    + _TURN
+    + "{% endfor %}"
+    + _HEADER
+)
+KEEPING = (
+    "{% set opening = '<think>\n' %}{% for m in messages %}{% set words = m.content %}"
+    + _TURN
+    + "{% endfor %}"
+    + _HEADER
+)
+APPEND_ONLY = {"chatml": CHAT_TEMPLATE, "injecting": INJECTING, "keeping": KEEPING}
+TEMPLATES = {**APPEND_ONLY, "forgetting": FORGETTING, "opening": OPENING}
+OPENED = {"keeping", "opening"}  # the template itself writes <think> before a completion
+
+QUESTION: Message = {"role": "user", "content": PROBLEM.prompt}
+END = "<|im_end|>"
+RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
+
+
+def make_tokenizer(template: str | None) -> PreTrainedTokenizerFast:
+    tokenizer = build_tokenizer([PROBLEM.prompt, WRONG_FEEDBACK, "think Hmm boxed"])
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def render(tokenizer: PreTrainedTokenizerFast, messages: list[Message], *, prompt: bool = True) -> str:
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+    assert isinstance(text, str)
+    return text
+
+
+def thought(name: str, answer: str) -> str:
+    """A completion with a thought; where the template opened it, without its `<think>`."""
+    return f"{'' if name in OPENED else '<think>' + chr(10)}Hmm\n</think>\n\n{answer}"
+
+
+@pytest.mark.parametrize("thinks", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_prompt_is_what_the_template_renders(name: str, thinks: tuple[bool, bool]) -> None:
+    """Three turns: the ids given decode to the rendered conversation; they extend those held, or begin anew."""
+    tokenizer = make_tokenizer(TEMPLATES[name])
+    chat = Chat(tokenizer)
+    written, messages = [QUESTION], [QUESTION]
+    ids = chat.prompt(messages)
+    for think in thinks:
+        completion = thought(name, WRONG) if think else WRONG
+        held = ids + chat.encode(completion + END)
+        following = chat.next_prompt(messages, chat.encode(completion + END), "Try again.")
+        assert following.fresh == (think and name not in APPEND_ONLY)
+        opened = "<think>\n" if name in OPENED else ""
+        written = [*written, {"role": "assistant", "content": opened + completion}]
+        written = [*written, {"role": "user", "content": "Try again."}]
+        messages = following.messages
+        ids = following.token_ids if following.fresh else held + following.token_ids
+        assert tokenizer.decode(ids) == render(tokenizer, written)
+        assert ids == chat.prompt(messages)
+
+
+def test_feedback_holds_no_second_system_prompt() -> None:
+    """An injected system prompt stands once, at the beginning: feedback is a difference, not a rendered message."""
+    tokenizer = make_tokenizer(INJECTING)
+    chat = Chat(tokenizer)
+    assert tokenizer.decode(chat.prompt([QUESTION])).count("Be helpful.") == 1
+    following = chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.")
+    assert tokenizer.decode(following.token_ids) == "\n<|im_start|>user\nTry again.<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("name", ["forgetting", "opening"])
+def test_a_forgotten_thought_begins_a_sequence(name: str) -> None:
+    """The prompt after a thought lacks it; an answer without one stays in its sequence."""
+    tokenizer = make_tokenizer(TEMPLATES[name])
+    chat = Chat(tokenizer)
+    fresh = chat.next_prompt([QUESTION], chat.encode(thought(name, WRONG) + END), "Try again.")
+    assert fresh.fresh
+    text = tokenizer.decode(fresh.token_ids)
+    assert "Hmm" not in text
+    assert "</think>" not in text
+    assert text.count("<think>") == (name in OPENED)  # the new turn's own
+    assert WRONG in text
+    assert not chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.").fresh
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("cut", [WRONG, "<think>\nHmm"])
+def test_a_truncated_completion_gets_the_rest_of_its_turn(name: str, cut: str) -> None:
+    """Without its end-of-turn token, and in the middle of a thought too, the template's own follows."""
+    tokenizer = make_tokenizer(TEMPLATES[name])
+    chat = Chat(tokenizer)
+    ended, unended = (chat.next_prompt([QUESTION], chat.encode(text), "Try again.") for text in (cut + END, cut))
+    assert not ended.fresh
+    assert not unended.fresh
+    assert unended.token_ids == chat.encode(END) + ended.token_ids
+    assert unended.messages == ended.messages
+
+
+def test_turns_may_end_with_another_token_than_the_tokenizers() -> None:
+    """As in models whose end of turn is not their end of text: what was sampled is not repeated."""
+    tokenizer = make_tokenizer(FORGETTING)
+    tokenizer.eos_token = END_OF_TEXT
+    chat = Chat(tokenizer)
+    following = chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.")
+    assert not following.fresh
+    assert following.token_ids == chat.encode("\n<|im_start|>user\nTry again.<|im_end|>\n<|im_start|>assistant\n")
+    assert following.messages[1]["content"] == WRONG
+
+
+def test_trimmed_whitespace_stays_as_sampled() -> None:
+    """A template that trims contents begins no sequence for the sake of a blank."""
+    chat = Chat(make_tokenizer(CHAT_TEMPLATE.replace("message['content']", "message['content'] | trim")))
+    following = chat.next_prompt([QUESTION], chat.encode(f" {WRONG}\n{END}"), "Try again.")
+    assert not following.fresh
+
+
+def test_a_template_that_drops_answers() -> None:
+    """What the policy is given is the template's to say, even where nothing remains of its answer."""
+    tokenizer = make_tokenizer(CHAT_TEMPLATE.replace("{{ '", "{{ '' if message['role'] == 'assistant' else '", 1))
+    chat = Chat(tokenizer)
+    following = chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.")
+    assert following.fresh
+    assert WRONG not in tokenizer.decode(following.token_ids)
+
+
+def test_prompts_and_feedback_are_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of episodes at a time: on an append-only template none of them renders anything of its own."""
+    tokenizer = make_tokenizer(CHAT_TEMPLATE)
+    chat = Chat(tokenizer)
+    first = chat.prompt([QUESTION]), chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.").token_ids
+    monkeypatch.setattr(tokenizer, "apply_chat_template", None)
+    again = chat.prompt([QUESTION]), chat.next_prompt([QUESTION], chat.encode(RIGHT + END), "Try again.").token_ids
+    assert first == again
+
+
+def test_rewriting_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """At the start, and not of templates that only append."""
+    with caplog.at_level(logging.INFO, "tasks.agents.chat"):
+        for template in APPEND_ONLY.values():
+            Chat(make_tokenizer(template))
+        assert not caplog.messages
+        chat = Chat(make_tokenizer(FORGETTING))
+        chat.next_prompt([QUESTION], chat.encode(thought("forgetting", WRONG) + END), "Try again.")
+    assert len(caplog.messages) == 1
+    assert "rewrites earlier turns" in caplog.text
+
+
+def test_a_tokenizer_without_a_template_is_refused() -> None:
+    """A base model's tokenizer is named before anything is sampled."""
+    with pytest.raises(ValueError, match="no chat template"):
+        Chat(make_tokenizer(None))
+
+
+def two_turns(name: str, verifier: Verifier, *, thinks: bool, max_model_len: int = 256) -> Trajectory:
+    """An episode that is wrong, then right."""
+    chat = Chat(make_tokenizer(TEMPLATES[name]))
+    replies = [thought(name, WRONG) if thinks else WRONG, RIGHT]
+    agent = MathMultiTurnAgent(context(chat, max_model_len), num_turns=2)
+    return play(ScriptedEngine(chat, lambda turn, _: replies[turn]), agent, verifier)[0]
+
+
+@pytest.mark.parametrize("name", ["chatml", "injecting"])
+def test_an_episode_decodes_to_the_rendered_conversation(name: str, verifier: Verifier) -> None:
+    """All tokens of an append-only episode, to the last end of turn."""
+    tokenizer = make_tokenizer(TEMPLATES[name])
+    trajectory = two_turns(name, verifier, thinks=True)
+    conversation = [
+        QUESTION,
+        {"role": "assistant", "content": thought(name, WRONG)},
+        {"role": "user", "content": WRONG_FEEDBACK},
+        {"role": "assistant", "content": RIGHT},
+    ]
+    assert f"{tokenizer.decode(trajectory.token_ids)}\n" == render(tokenizer, conversation, prompt=False)
+    assert trajectory.sequence_starts == [0]
+
+
+@pytest.mark.parametrize("name", ["forgetting", "opening"])
+def test_an_episode_of_two_sequences(name: str, verifier: Verifier) -> None:
+    """One trajectory: both sequences end to end, the mask and the turns' spans on what was sampled."""
+    tokenizer = make_tokenizer(TEMPLATES[name])
+    trajectory = two_turns(name, verifier, thinks=True)
+    first, second = trajectory.turns
+    assert (trajectory.status, first.verdict, second.verdict) == ("completed", "wrong", "correct")
+    assert first.feedback == WRONG_FEEDBACK
+    start = trajectory.sequence_starts[1]
+    assert trajectory.sequence_starts == [0, first.end]
+    texts = tokenizer.decode(trajectory.token_ids[:start]), tokenizer.decode(trajectory.token_ids[start:])
+    assert texts[0] == render(tokenizer, [QUESTION]) + thought(name, WRONG) + END
+    answered = [QUESTION, {"role": "assistant", "content": thought(name, WRONG)}]
+    assert texts[1] == render(tokenizer, [*answered, {"role": "user", "content": WRONG_FEEDBACK}]) + RIGHT + END
+    sampled = {*range(first.start, first.end), *range(second.start, second.end)}
+    assert tokenizer.decode(trajectory.token_ids[second.start : second.end]) == RIGHT + END
+    assert trajectory.action_mask == [place in sampled for place in range(len(trajectory.token_ids))]
+    assert [version == 3 for version in trajectory.versions] == trajectory.action_mask
+    assert [logprob < 0 for logprob in trajectory.logprobs] == trajectory.action_mask
+    assert two_turns(name, verifier, thinks=False).sequence_starts == [0]
+
+
+def test_the_context_holds_one_sequence(verifier: Verifier) -> None:
+    """What an earlier sequence held takes no room from the next."""
+    whole = two_turns("forgetting", verifier, thinks=True)
+    longest = max(whole.sequence_starts[1], len(whole.token_ids) - whole.sequence_starts[1])
+    assert two_turns("forgetting", verifier, thinks=True, max_model_len=longest).status == "completed"
+    prompt = whole.turns[1].start - whole.sequence_starts[1]
+    truncated = two_turns("forgetting", verifier, thinks=True, max_model_len=prompt)
+    assert (truncated.status, truncated.sequence_starts) == ("truncated", [0])
+
+
+class Rejecting(MathMultiTurnAgent):
+    """Plays its episodes and returns none."""
+
+    async def collect_trajectory(
+        self,
+        prompt: Prompt,
+        env: Environment,
+        obs_queue: "asyncio.Queue[Observation]",
+        act_queue: "asyncio.Queue[BundledGenerationOutputs]",
+    ) -> list[Trajectory]:
+        await super().collect_trajectory(prompt, env, obs_queue, act_queue)
+        return []
+
+
+def test_what_is_salvaged_keeps_all_sequences(verifier: Verifier) -> None:
+    """An episode that an agent gives up is recorded from its exchanges as the agent would have."""
+    chat = Chat(make_tokenizer(FORGETTING))
+    engine = ScriptedEngine(chat, lambda turn, _: [thought("forgetting", WRONG), RIGHT][turn])
+    rejected = play(engine, Rejecting(context(chat, 256), num_turns=2), verifier)[0]
+    kept = two_turns("forgetting", verifier, thinks=True)
+    assert rejected.status == "rejected"
+    assert rejected.token_ids == kept.token_ids
+    assert rejected.action_mask == kept.action_mask
+    assert rejected.sequence_starts == kept.sequence_starts
+
+
+def commit(store: Store, table: Any) -> str:
+    """A trajectory data set of one file."""
+    with Draft(store, "runs/r/trajectories/000000", "trajectories") as draft:
+        path = draft.scratch / "part-00000.parquet"
+        datasets.write_parquet(table, path)
+        draft.add(path, path.name, rows=table.num_rows)
+        return draft.commit(Provenance(config={}), []).version
+
+
+def test_sequences_come_back_from_storage(store: Store, verifier: Verifier, tmp_path: Path) -> None:
+    """Where the sequences begin is stored with the tokens."""
+    row = two_turns("forgetting", verifier, thinks=True)
+    version = commit(store, to_table([row], TRAJECTORY_SCHEMA))
+    (back,) = datasets.trajectories(store, version, tmp_path)
+    assert back.sequence_starts == row.sequence_starts
+    assert back.token_ids == row.token_ids
+    assert len(back.sequence_starts) == 2
+
+
+def test_files_of_the_first_schema_hold_one_sequence_a_row(store: Store, verifier: Verifier, tmp_path: Path) -> None:
+    """Data sets written before sequences were told apart stay readable."""
+    row = two_turns("chatml", verifier, thinks=False)
+    table = to_table([row], TRAJECTORY_SCHEMA).drop_columns(["sequence_starts"])
+    old = table.replace_schema_metadata({"kind": "trajectories", "schema_version": "1"})
+    (back,) = datasets.trajectories(store, commit(store, old), tmp_path)
+    assert back.sequence_starts == [0]
+    assert back.token_ids == row.token_ids

@@ -1,0 +1,59 @@
+"""An engine that only waits: what a rollout costs when its machine is another one."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+
+from storage.checkpoints import Checkpoint
+from tasks.inference.api import Completion, GenerationConfig
+
+IM_END = 2  # of the tiny tokenizer
+DIGITS = range(20, 30)
+LENGTH = 4
+
+
+class WaitingEngine:
+    """Answers every request after `seconds` with digits; the same interface as `tasks.inference.engine.Engine`.
+
+    Args:
+        seconds: of a request, whatever its size.
+        on_request: called at each request with the versions of the policy served.
+    """
+
+    replicas = 1
+
+    def __init__(self, seconds: float, on_request: Callable[[int], None] = lambda _: None) -> None:
+        self.seconds, self.on_request = seconds, on_request
+        self.version = 0
+
+    def serve(self, policy: Checkpoint, *, or_newer: bool = False) -> None:
+        """From the next request on."""
+        self.version = max(self.version, policy.number) if or_newer else policy.number
+
+    @asynccontextmanager
+    async def connect(self) -> AsyncIterator["WaitingEngine"]:
+        yield self
+
+    async def generate(
+        self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
+    ) -> list[Completion]:
+        """See `tasks.inference.api.Generator`; a request keeps the version with which it began."""
+        version = self.version
+        self.on_request(version)
+        await asyncio.sleep(self.seconds)
+        draw = random.Random(seed)
+        return [
+            Completion([*draw.choices(DIGITS, k=LENGTH - 1), IM_END], [-2.0] * LENGTH, [version] * LENGTH, "stop")
+            for _ in range(gconfig.n)
+        ]
+
+
+def opens(engine: WaitingEngine) -> Callable[[object], object]:
+    """Takes the place of `open_engine` in a flow."""
+
+    @contextmanager
+    def open_engine(_: object) -> Iterator[WaitingEngine]:
+        yield engine
+
+    return open_engine
