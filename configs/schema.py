@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Column = Literal["id", "prompt", "solutions"]
@@ -20,6 +21,14 @@ class Knobs(BaseModel):
     """Base of all sections: frozen, and an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+def _refuse_idle(section: Knobs, *names: str, why: str) -> None:
+    """Refuses knobs that were changed but do nothing."""
+    for name in names:
+        value = getattr(section, name)
+        if value != type(section).model_fields[name].default:
+            raise ValueError(f"{name}={value!r} has no effect {why}")
 
 
 class Run(Knobs):
@@ -198,7 +207,7 @@ class Rollout(Knobs):
     success_rate_ub: Share = 1.0
     """A group with a larger share of right turns is rejected, too; 0.01 and 0.99 leave out all that agree."""
     max_resampling_rounds: NonNegativeInt = 2
-    """How often rejected groups are replaced; what is then missing makes a smaller batch."""
+    """How often rejected groups are replaced; what is then missing makes a smaller batch, if need be an empty one."""
     max_head_offpolicyness: NonNegativeInt = 0
     """Oldest policy that may be trained on, in versions behind the one in training; older trajectories are left out."""
     policy_lag: NonNegativeInt = 0
@@ -264,7 +273,7 @@ class Reward(Knobs):
 
     bias: float = 0.0
     """Subtracted from ±1."""
-    scaling: float = 1.0
+    scaling: PositiveFloat = 1.0
     """Multiplied after the bias."""
     max_clip: PositiveFloat = 20.0
     """Largest absolute reward."""
@@ -272,6 +281,12 @@ class Reward(Knobs):
     """The penalty for length rises from 0 to its full size over the last so many tokens before the limit."""
     overlong_penalty: NonNegativeFloat = 1.0
     """Full size of that penalty, at `sampling.max_new_tokens`."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.overlong_tokens == 0:
+            _refuse_idle(self, "overlong_penalty", why="without overlong_tokens")
+        return self
 
 
 class Advantage(Knobs):
@@ -288,7 +303,8 @@ class Advantage(Knobs):
     gae_lambda: Share = 1.0
     """gae: 1 looks at whole returns, 0 at the next value only."""
     normalisation: Literal["none", "batch", "group"] = "batch"
-    """(A - mean) / (std + 1e-5) over the action tokens of all samples, or of each problem's."""
+    """(A - mean) / (std + 1e-5) over the action tokens of all samples, or of each problem's. Moves groups that agree
+    a little away from 0."""
 
 
 class Critic(Knobs):
@@ -307,16 +323,25 @@ class Critic(Knobs):
     value_norm_beta: Annotated[float, Field(gt=0, lt=1)] = 0.99995
     """Decay of the exponential one, for each update."""
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.model == "own":
+            _refuse_idle(self, "value_loss_coefficient", why="with model=own, which has an optimizer of its own")
+        if self.value_norm != "exp":
+            _refuse_idle(self, "value_norm_beta", why="without value_norm=exp")
+        return self
+
 
 class KL(Knobs):
-    """A penalty for leaving the reference policy."""
+    """A penalty for leaving the reference policy; without a coefficient there is none."""
 
-    place: Literal["none", "reward", "loss"] = "none"
-    """Subtract it from the rewards, add it to the loss, or do without a reference policy."""
-    estimator: Literal["k1", "k2", "k3"] = "k1"
-    """With d = logp - logp_reference: d, d²/2 or exp(-d) - 1 + d."""
-    kl_ctl: NonNegativeFloat = 0.1
-    """Coefficient; where it starts when adaptive."""
+    kl_ctl: NonNegativeFloat = 0.0
+    """Coefficient, such as 0.1; where it starts when adaptive. 0 does without a reference policy."""
+    place: Literal["reward", "loss"] = "reward"
+    """Subtract the penalty from the rewards of the tokens, or add it to the loss."""
+    estimator: Literal["k1", "k2", "k3"] | None = None
+    """With d = logp - logp_reference: d, d²/2 or exp(-d) - 1 + d. Empty: k1 in the reward, k3 in the loss, where k1
+    would pull nowhere on average."""
     adaptive: bool = False
     """Raise and lower kl_ctl to keep the KL of a trajectory near the target (reward only)."""
     target: PositiveFloat = 6.0
@@ -328,6 +353,30 @@ class KL(Knobs):
     ema_decay: Annotated[float, Field(gt=0, lt=1)] = 0.99
     """ema: weight of the old average in each update."""
 
+    @property
+    def in_reward(self) -> bool:
+        return self.kl_ctl > 0 and self.place == "reward"
+
+    @property
+    def in_loss(self) -> bool:
+        return self.kl_ctl > 0 and self.place == "loss"
+
+    @property
+    def chosen_estimator(self) -> Literal["k1", "k2", "k3"]:
+        return self.estimator or ("k1" if self.place == "reward" else "k3")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.kl_ctl == 0:
+            _refuse_idle(self, "place", "estimator", "adaptive", "reference", why="without kl_ctl: set kl_ctl=0.1")
+        if self.place == "loss":
+            _refuse_idle(self, "adaptive", why="with place=loss: use place=reward")
+        if not self.adaptive:
+            _refuse_idle(self, "target", "horizon", why="without adaptive=true")
+        if self.reference != "ema":
+            _refuse_idle(self, "ema_decay", why="without reference=ema")
+        return self
+
 
 class BehaviourWeight(Knobs):
     """w = proximal / behaviour, which corrects for tokens that another policy sampled."""
@@ -338,6 +387,12 @@ class BehaviourWeight(Knobs):
     """What becomes of a larger one: the cap, or 0."""
     level: Literal["token", "sequence"] = "token"
     """Of each token, or the geometric mean over a sequence for all of its tokens."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.cap is None:
+            _refuse_idle(self, "mode", why="without a cap")
+        return self
 
 
 class PPO(Knobs):
@@ -384,22 +439,20 @@ class PPO(Knobs):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        advantage, kl = self.advantage, self.kl
+        advantage = self.advantage
         if advantage.type == "gae" and self.critic is None:
             raise ValueError("advantage.type='gae' needs values: set ppo.critic={} for a critic with the defaults")
         if advantage.type == "group" and self.critic is not None:
             raise ValueError(
                 "advantage.type='group' uses no critic: set ppo.advantage.type=gae, or leave ppo.critic out"
             )
-        if advantage.type == "gae" and (advantage.scale_by_std or advantage.leave_one_out):
-            raise ValueError("scale_by_std and leave_one_out belong to advantage.type=group: leave them out with gae")
-        if kl.adaptive and kl.place != "reward":
-            raise ValueError(f"kl.adaptive needs kl.place=reward, not {kl.place!r}")
-        if self.behaviour_weight.cap is not None and not (self.use_decoupled_loss and self.recompute_logprob):
-            raise ValueError(
-                f"behaviour_weight.cap={self.behaviour_weight.cap:g} has nothing to cap: proximal and behaviour "
-                "are the same with use_decoupled_loss=false or recompute_logprob=false"
-            )
+        if advantage.type == "gae":
+            _refuse_idle(advantage, "scale_by_std", "leave_one_out", why="with advantage.type=gae")
+        if advantage.type == "group":
+            _refuse_idle(advantage, "discount", "gae_lambda", why="with advantage.type=group")
+        if not (self.use_decoupled_loss and self.recompute_logprob):
+            why = "in behaviour_weight: w is 1 with use_decoupled_loss=false or recompute_logprob=false"
+            _refuse_idle(self.behaviour_weight, "cap", "level", why=why)
         return self
 
 
@@ -410,7 +463,7 @@ class Optimizer(Knobs):
     """Learning rate after warm-up."""
     weight_decay: NonNegativeFloat = 0.05
     """Decoupled weight decay."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Decay rates of the moments."""
     eps: PositiveFloat = 1e-5
     """Added to the root of the second moment."""

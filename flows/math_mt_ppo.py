@@ -39,8 +39,8 @@ def math_mt_ppo(config: str = "demo", overrides: list[str] | None = None) -> str
     problems, held_out = import_problems(workspace)
     policy = first_policy(workspace)
     with (
-        open_engine(workspace) as engine,
         open_verifier(workspace) as verifier,
+        open_engine(workspace) as engine,  # ends first, and with it a rollout that plays ahead
         open_trainer(workspace) as trainer,
     ):
         rollouts = Rollouts(workspace, engine, verifier, problems)

@@ -47,10 +47,11 @@ def _play(
     from storage import checkpoints
     from tasks.inference.api import GenerationConfig
     from tasks.rollouts.plan import Plan
-    from tasks.rollouts.play import play
+    from tasks.rollouts.play import load_chat, play
 
     config, store = workspace.config, workspace.store
     checkpoint = checkpoints.open_checkpoint(store, policy, workspace.cache)
+    load_chat(checkpoint)  # a tokenizer that cannot be used is told before servers start
     engine.serve(checkpoint)
     evaluation = config.evaluation
     plan = Plan(

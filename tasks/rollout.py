@@ -23,13 +23,14 @@ def rollout(
     from storage import checkpoints
     from tasks.inference.api import GenerationConfig
     from tasks.rollouts.plan import Plan, draw, spares
-    from tasks.rollouts.play import play
+    from tasks.rollouts.play import load_chat, play
 
     config, store = workspace.config, workspace.store
     version = layout.trajectories(workspace.name, iteration)
     if manifests.committed(store, version):
         return version
     checkpoint = checkpoints.open_checkpoint(store, policy, workspace.cache)
+    load_chat(checkpoint)  # a tokenizer that cannot be used is told before servers start
     engine.serve(checkpoint, or_newer=config.run.overlap)
     sampling = config.sampling
     plan = Plan(
@@ -76,7 +77,8 @@ class Rollouts:
         playing = lagging_policy(self._workspace, iteration) or policy
         trajectories = rollout(*self._arguments(iteration, playing)) if self._ahead is None else self._ahead.result()
         self._ahead = None
-        if run.overlap and iteration + 1 < run.iterations:
+        following = layout.trajectories(self._workspace.name, iteration + 1)
+        if run.overlap and iteration + 1 < run.iterations and not manifests.committed(self._workspace.store, following):
             self._ahead = rollout.submit(*self._arguments(iteration + 1, policy))
         return trajectories
 

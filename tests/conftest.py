@@ -13,6 +13,7 @@ os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="prefect-test-")
 os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
 os.environ["OMP_WAIT_POLICY"] = "passive"
 os.environ["PREFECT_LOGGING_LEVEL"] = "WARNING"  # its handler outlives the stream that pytest captures
+os.environ["PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW"] = "ignore"  # most tests call what is below the flows
 os.environ["DO_NOT_TRACK"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.pop("PREFECT_API_URL", None)

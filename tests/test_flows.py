@@ -174,11 +174,20 @@ def test_staleness_on_purpose_is_bounded_by_what_is_committed(overrides: list[st
     assert [metrics["staleness/mean"] for metrics in numbers["training"]] == [0, 1, 2]
 
 
+def test_a_filter_that_leaves_nothing_does_not_end_the_run(overrides: list[str]) -> None:
+    """All groups rejected, also those drawn in their place: the policy stays, the run and its report go on."""
+    bounds = "rollout={problems_per_iteration: 4, group_size: 4, success_rate_lb: 1.0, max_resampling_rounds: 1}"
+    numbers = run_flow("smoke", [*overrides, bounds, "run.iterations=2"])
+    assert [metrics["trajectories"] for metrics in numbers["training"]] == [0, 0]
+    assert [metrics["groups_rejected"] for metrics in numbers["training"]] == [8, 8]
+    assert "train" not in numbers["stages"]
+
+
 @pytest.mark.parametrize(
     "options",
     [
-        ["ppo.advantage={type: gae}", "ppo.critic={model: own}", "ppo.kl={place: reward, adaptive: true}"],
-        ["ppo.advantage={type: gae}", "ppo.critic={}", "ppo.kl={place: loss, reference: ema, estimator: k3}"],
+        ["ppo.advantage={type: gae}", "ppo.critic={model: own}", "ppo.kl={kl_ctl: 0.1, adaptive: true}"],
+        ["ppo.advantage={type: gae}", "ppo.critic={}", "ppo.kl={kl_ctl: 0.1, place: loss, reference: ema}"],
         ["rollout={problems_per_iteration: 4, group_size: 2, generation_size: 4}", "ppo.epochs=2"],
     ],
     ids=["own-critic", "value-head", "best-of"],
@@ -256,6 +265,25 @@ def test_bad_inputs_stop_before_anything_is_trained(
     assert not list((tmp_path / "var/runs/smoke").glob("checkpoints/*"))
 
 
+def test_a_policy_without_a_chat_template_is_told_before_servers_start(
+    overrides: list[str], tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU a server takes minutes to start: what can be known before is said before."""
+    from transformers import AutoTokenizer
+
+    engine = WaitingEngine(0)
+    monkeypatch.setattr(engine, "serve", lambda *_, **__: pytest.fail("a server was started"))
+    monkeypatch.setattr("flows.math_mt_ppo.open_engine", opens(engine))
+    folder = tmp_path / "base-model"
+    shutil.copytree(policy_folder, folder)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ValueError, match="has no chat template: use an instruction-tuned model"):
+        run_flow("smoke", [*overrides, f"policy={{path: {folder}}}"])
+
+
 def start_job(overrides: list[str], log: Path) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "flows.math_mt_ppo", "smoke", *overrides]
     return subprocess.Popen(command, cwd=ROOT, stdout=log.open("ab"), stderr=subprocess.STDOUT, start_new_session=True)
@@ -270,14 +298,21 @@ def wait_for(pattern: str, folder: Path, job: "subprocess.Popen[bytes]", timeout
 
 
 @pytest.mark.parametrize(
-    "after",
-    ["evaluations/000000/scores/*", "trajectories/000000", "scores/000000/*"],
-    ids=["rollout", "score", "train"],
+    ("after", "settings"),
+    [
+        ("evaluations/000000/scores/*", ["run.iterations=1"]),
+        ("trajectories/000000", ["run.iterations=1"]),
+        ("scores/000000/*", ["run.iterations=2", *OVERLAP]),
+    ],
+    ids=["rollout", "score", "train-and-rollout"],
 )
-def test_ctrl_c_in_each_stage_resumes(overrides: list[str], tmp_path: Path, after: str) -> None:
-    """Interrupted right after the version before a stage: no process is left, and the next run goes on from there."""
+def test_ctrl_c_in_each_stage_resumes(overrides: list[str], tmp_path: Path, after: str, settings: list[str]) -> None:
+    """Interrupted right after the version before a stage: no process is left, and the next run goes on from there.
+
+    Also while the next iteration is played ahead: what that loses is committed by nobody.
+    """
     log, run = tmp_path / "log", tmp_path / "var/runs/smoke"
-    larger = [*overrides, "rollout.problems_per_iteration=60", "rollout.group_size=32", "run.iterations=1"]
+    larger = [*overrides, "rollout.problems_per_iteration=60", "rollout.group_size=32", *settings]
     job = start_job(larger, log)
     wait_for(f"{after}/manifest.json", run, job)
     family = psutil.Process(job.pid).children(recursive=True)
@@ -287,6 +322,8 @@ def test_ctrl_c_in_each_stage_resumes(overrides: list[str], tmp_path: Path, afte
     assert left == []
     before = manifest_nonces(tmp_path)
     assert not (run / "checkpoints/000001/manifest.json").exists()
+    for path in run.glob("trajectories/*/manifest.json"):
+        assert "failed" not in json.loads(path.read_text())["metrics"]["status"]
     assert start_job(larger, log).wait(timeout=200) == 0, log.read_text()
     assert before.items() <= manifest_nonces(tmp_path).items()
     assert (run / "report/summary.json").exists()

@@ -64,7 +64,7 @@ def outcome(name: str, ratio: float, weight: float, value: ValueLoss | None = No
     logp = proximal + math.log(ratio)
     zero = torch.zeros(1, dtype=torch.int64)
     advantages = torch.tensor([1.0 if name == "a" else -1.0])
-    batch = MicroBatch([name], zero[None], zero, zero, behaviour, advantages, proximal, reference=behaviour)
+    batch = MicroBatch([name], [1], torch.zeros(1, 4), zero, zero, behaviour, advantages, proximal, reference=behaviour)
     weights = torch.tensor([weight])
     loss = policy_loss(logp, proximal, weights, advantages, 0.2)
     return Outcome(batch, logp, proximal, weights, torch.tensor([0.25]), loss, value)
@@ -74,8 +74,8 @@ def test_step_metrics_by_hand() -> None:
     """Ratios, weights, differences, k3 and values of two tokens, out of two minibatches."""
     value = ValueLoss(torch.tensor([0.5]), torch.tensor([True]))
     steps = [
-        Step([outcome("a", 1.5, 3.0, value)], grad_norm=1.0, early_stopped=False, padded_tokens=1),
-        Step([outcome("b", 1.0, 1.0, value)], grad_norm=3.0, early_stopped=True, padded_tokens=1),
+        Step([outcome("a", 1.5, 3.0, value)], grad_norm=1.0, early_stopped=False),
+        Step([outcome("b", 1.0, 1.0, value)], grad_norm=3.0, early_stopped=True),
     ]
     assert step_metrics(steps, PPO()) == pytest.approx(
         {
@@ -87,6 +87,7 @@ def test_step_metrics_by_hand() -> None:
             "policy/kl_proximal": (1.5 - 1 - math.log(1.5)) / 2,
             "policy/kl_reference": (1 / 4.5 - 1 + math.log(4.5)) / 2,
             "policy/early_stopped": 0.5,
+            "tokens/padding_share": 0.75,
             "proximal/mean_difference": math.log(3) / 2,
             "proximal/max_difference": math.log(3),
             "weight/mean": 2.0,
@@ -102,7 +103,7 @@ def test_step_metrics_by_hand() -> None:
 
 def test_without_recomputed_logprobs_the_mismatch_is_that_of_the_first_minibatch() -> None:
     """Its weights are still those that sampled; there are no weights w to report."""
-    steps = [Step([outcome(name, ratio, 1.0)], 1.0, False, 1) for name, ratio in (("a", 1.1), ("b", 9.0))]
+    steps = [Step([outcome(name, ratio, 1.0)], 1.0, False) for name, ratio in (("a", 1.1), ("b", 9.0))]
     metrics = step_metrics(steps, PPO(recompute_logprob=False, c_clip=3.0))
     assert metrics["proximal/max_difference"] == pytest.approx(math.log(1.1), rel=1e-5)
     assert metrics["policy/dual_clip_fraction"] == 0

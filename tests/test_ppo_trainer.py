@@ -16,6 +16,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from configs.schema import PPO, Advantage, Optimizer, Reward
+from tasks.ppo.advantages import register_advantage
+from tasks.ppo.advantages.group import group
 from tasks.ppo.batches import draw_minibatches, make_minibatch
 from tasks.ppo.critic import ValueNorm
 from tasks.ppo.prepare import Preparation
@@ -82,9 +84,12 @@ def naive_loss(model: PreTrainedModel, temperature: float = 1.0, **knobs: Any) -
                 objective = torch.max(objective, torch.tensor(ppo.c_clip * advantage))
             term = -(weight if ppo.use_decoupled_loss else 1.0) * objective
             term = term + ppo.entropy_coefficient * (logprobs[t - 1].exp() * logprobs[t - 1]).sum()
-            if ppo.kl.place == "loss":
+            if ppo.kl.in_loss:
                 d = logp - of_reference[t - 1, row.token_ids[t]]
-                term = term + ppo.kl.kl_ctl * {"k1": d, "k2": d * d / 2, "k3": torch.exp(-d) - 1 + d}[ppo.kl.estimator]
+                term = (
+                    term
+                    + ppo.kl.kl_ctl * {"k1": d, "k2": d * d / 2, "k3": torch.exp(-d) - 1 + d}[ppo.kl.chosen_estimator]
+                )
             terms.append(term)
     return torch.stack(terms).mean()
 
@@ -188,7 +193,7 @@ def test_gradient_with_a_critic_is_that_of_the_written_formula(tmp_path: Path, k
 EVERYTHING: dict[str, Any] = {
     **GAE,
     "critic": {"model": "own"},
-    "kl": {"place": "reward", "adaptive": True, "reference": "ema", "ema_decay": 0.5},
+    "kl": {"kl_ctl": 0.1, "adaptive": True, "reference": "ema", "ema_decay": 0.5},
     "behaviour_weight": {"level": "sequence", "cap": 1.1},
     "entropy_coefficient": 0.1,
     "mask_truncated": True,
@@ -197,7 +202,7 @@ EVERYTHING: dict[str, Any] = {
 
 @pytest.mark.parametrize("knobs", [{"micro_batch_tokens": 1}, {"micro_batch_tokens": 60}, {"logprob_chunk_tokens": 5}])
 @pytest.mark.parametrize(
-    "options", [{}, EVERYTHING, {**GAE, "critic": {}, "kl": {"place": "loss"}}], ids=lambda o: len(o)
+    "options", [{}, EVERYTHING, {**GAE, "critic": {}, "kl": {"kl_ctl": 0.1, "place": "loss"}}], ids=lambda o: len(o)
 )
 def test_gradient_does_not_depend_on_the_batching(
     tmp_path: Path, knobs: dict[str, Any], options: dict[str, Any]
@@ -258,10 +263,10 @@ def test_the_proximal_pass_of_the_first_minibatch_changes_nothing(tmp_path: Path
     rows, scores = random_rows()
     once = make_trainer(folder)
     once.update(rows, scores, version=2, progress=lines.append)
-    assert lines[0].startswith("proximal logprobs of 0 trajectories")
+    assert lines[0].startswith("minibatch 1 of 1")
     all_of_them = make_trainer(folder, epochs=2)  # an epoch more needs the stored ones
     metrics = all_of_them.update(rows, scores, version=2, progress=lines.append)
-    assert lines[2].startswith("proximal logprobs of 16 trajectories")
+    assert lines[1].startswith("proximal logprobs of 16 trajectories")
     assert metrics["policy/ratio"] != 1.0
 
     reference = make_trainer(folder)  # the same update, its proximal logprobs computed before
@@ -309,6 +314,34 @@ def test_early_stop_spares_the_policy_and_counts(tmp_path: Path) -> None:
     assert not torch.equal(before["lm_head.weight"], weights(bold)["lm_head.weight"])
 
 
+@pytest.mark.parametrize("critic", ["value-head", "own"])
+def test_a_ratio_that_overflows_is_left_out_like_any_that_is_too_far(tmp_path: Path, critic: str) -> None:
+    """exp(200) is infinite and its gradient is no number: the minibatch is skipped, the run goes on."""
+    rows, scores = random_rows()
+    far = [replace(row, logprobs=[-200.0 if sampled else 0.0 for sampled in row.action_mask]) for row in rows]
+    trainer = make_trainer(save_tiny(tmp_path), use_decoupled_loss=False, critic={"model": critic}, **GAE)
+    before = weights(trainer)
+    assert trainer.update(far, scores, version=2)["policy/early_stopped"] == 1.0
+    assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())
+
+
+def test_a_fixed_reference_must_be_given(tmp_path: Path) -> None:
+    """Going on from a later checkpoint, the policy would be compared with itself."""
+    trainer = make_trainer(save_tiny(tmp_path / "start"), kl={"kl_ctl": 0.1})
+    trainer.update(*random_rows(), version=0)
+    trainer.save(tmp_path / "model", tmp_path / "state")
+    with pytest.raises(ValueError, match="give its folder as `first`"):
+        trainer.load(tmp_path / "model", tmp_path / "state", seed=1)
+
+
+def test_an_estimator_that_gives_a_critic_nothing_to_learn(tmp_path: Path) -> None:
+    """One's own estimator may use a critic; then it says what the critic should have said."""
+    register_advantage("no-returns", group)
+    trainer = make_trainer(save_tiny(tmp_path), advantage={"type": "no-returns"}, critic={})
+    with pytest.raises(ValueError, match="no-returns gives no returns"):
+        trainer.update(*random_rows(), version=0)
+
+
 def test_kl_in_the_reward_pulls_towards_the_reference(tmp_path: Path) -> None:
     """Without any other signal, the policy moves to the reference policy; the coefficient adapts."""
     first = tmp_path / "first"
@@ -326,10 +359,10 @@ def test_kl_in_the_reward_pulls_towards_the_reference(tmp_path: Path) -> None:
 
 
 def test_a_moving_reference_follows(tmp_path: Path) -> None:
-    """After an update it is the mean of itself and the policy, with a decay of one half; a fixed one stays."""
+    """After an update it is the mean of itself and the policy, with a decay of 0.99; a fixed one stays."""
     folder = save_tiny(tmp_path)
-    for reference, share in (("ema", 0.5), ("fixed", 0.0)):
-        options: dict[str, Any] = {"kl": {"place": "loss", "reference": reference, "ema_decay": 0.5}}
+    for reference, share in (("ema", 0.01), ("fixed", 0.0)):
+        options: dict[str, Any] = {"kl": {"kl_ctl": 0.1, "place": "loss", "reference": reference}}
         trainer = make_trainer(folder, **options)
         before = weights(trainer)["lm_head.weight"]
         trainer.update(*random_rows(), version=2)
@@ -373,9 +406,7 @@ def test_stale_trajectories_are_left_out_and_counted(tmp_path: Path) -> None:
     assert metrics["trajectories/too_old"] == sum(row.policy_version == 0 for row in rows) == 6
     assert metrics["trajectories"] == 10
     assert metrics["staleness/max"] == 1
-    with pytest.raises(
-        ValueError, match=r"16 were sampled more than rollout.max_head_offpolicyness=1 versions before 9"
-    ):
+    with pytest.raises(ValueError, match=r"16 of 16 .* rollout.max_head_offpolicyness=1 versions before 9"):
         trainer.update(rows, scores, version=9)
 
 
@@ -391,7 +422,7 @@ def test_all_wrong_raises_the_alarm(tmp_path: Path, caplog: pytest.LogCaptureFix
 @pytest.mark.parametrize("part", ["reference", "critic"])
 def test_other_models_that_are_broken_name_the_trajectories(tmp_path: Path, part: str) -> None:
     """A NaN in the reference policy or the critic is found before the weights are touched."""
-    options = {"kl": {"place": "loss"}} if part == "reference" else {**GAE, "critic": {"model": "own"}}
+    options = {"kl": {"kl_ctl": 0.1, "place": "loss"}} if part == "reference" else {**GAE, "critic": {"model": "own"}}
     trainer = make_trainer(save_tiny(tmp_path), **options)
     learner, before = trainer._learner, weights(trainer)
     model = learner.reference.model if learner.reference else learner.critic.own if learner.critic else None
@@ -411,7 +442,7 @@ def test_state_of_other_settings_is_refused(tmp_path: Path) -> None:
     trainer = make_trainer(folder)
     trainer.update(*random_rows(), version=0)
     trainer.save(tmp_path / "model", tmp_path / "state")
-    with pytest.raises(ValueError, match=r"no critic.safetensors in .*other settings of ppo"):
+    with pytest.raises(ValueError, match=r"no critic.safetensors in .*other settings of ppo.*policy.path"):
         make_trainer(folder, **GAE, critic={}).load(tmp_path / "model", tmp_path / "state", seed=1)
 
 
@@ -433,7 +464,7 @@ def test_saved_folder_holds_what_the_contract_says(tmp_path: Path) -> None:
     }
     assert {tensor.dtype for tensor in load_file(tmp_path / "model" / "model.safetensors").values()} == {torch.float32}
     assert {path.name for path in (tmp_path / "state").iterdir()} == {"optimizer.safetensors", "state.json"}
-    assert json.loads((tmp_path / "state" / "state.json").read_text()) == {"steps": 1, "kl_ctl": 0.1}
+    assert json.loads((tmp_path / "state" / "state.json").read_text()) == {"steps": 1, "kl_ctl": 0.0}
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -536,7 +567,7 @@ def test_gradient_that_is_not_a_number_spares_the_weights(tmp_path: Path) -> Non
 
 def test_broken_weights_are_found_before_training(tmp_path: Path) -> None:
     """A policy that is NaN is reported from the proximal pass, here with a KL reward that needs it of all."""
-    trainer = make_trainer(save_tiny(tmp_path), kl={"place": "reward"})
+    trainer = make_trainer(save_tiny(tmp_path), kl={"kl_ctl": 0.1})
     with torch.no_grad():
         next(trainer._learner.model.parameters())[10] = float("nan")
     rows = [make_trajectory("hit", [[10, 11]]), make_trajectory("spared", [[12, 13]])]
@@ -547,8 +578,20 @@ def test_broken_weights_are_found_before_training(tmp_path: Path) -> None:
 def test_nothing_to_train_on_is_an_error(tmp_path: Path) -> None:
     """An iteration whose episodes all failed does not pass for an update."""
     trainer = make_trainer(save_tiny(tmp_path))
-    with pytest.raises(ValueError, match="none of 1 trajectories"):
+    with pytest.raises(ValueError, match="none of 1 trajectories can be trained on: all failed"):
         trainer.update([make_trajectory("t", [[10]], status="failed")], [], version=0)
+
+
+def test_what_options_leave_out_leaves_the_policy_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A filter that rejects every group must not bring the run to an end; it is told loudly."""
+    trainer = make_trainer(save_tiny(tmp_path), mask_truncated=True)
+    before = weights(trainer)
+    cut = make_trajectory("cut", [[10]], status="truncated")
+    cut = replace(cut, turns=[replace(cut.turns[0], finish_reason="length")])
+    metrics = trainer.update([make_trajectory("t", [[10]], status="rejected"), cut], make_scores("cut", 1), version=0)
+    assert set(metrics.values()) == {0.0}
+    assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())
+    assert "nothing to train on" in caplog.text
 
 
 def test_update_before_load_is_an_error() -> None:

@@ -181,7 +181,7 @@ def test_close_ends_the_processes_and_the_waiting() -> None:
     for future in waiting:
         with pytest.raises(RuntimeError, match="closed"):
             future.result()
-    with pytest.raises(RuntimeError, match="not active"):
+    with pytest.raises(RuntimeError, match="closed"):
         verifier.judge([("3", ["3"])])
 
 
@@ -232,3 +232,12 @@ def test_math_500_golds_are_correct() -> None:
     }
     assert len(golds) == 500
     assert failed == {}
+
+
+def test_a_closed_verifier_answers_everybody() -> None:
+    """Two who ask for the same pair after its end both hear of it: none waits for an answer that cannot come."""
+    verifier = Verifier(workers=1)
+    verifier.close()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="closed"):
+            verifier.judge([("1", ["1"])])

@@ -22,6 +22,7 @@ class WaitingEngine:
     """
 
     replicas = 1
+    closed = False
 
     def __init__(self, seconds: float, on_request: Callable[[int], None] = lambda _: None) -> None:
         self.seconds, self.on_request = seconds, on_request

@@ -40,11 +40,11 @@ class NextPrompt:
 class Chat:
     """A tokenizer and its template.
 
-    Two toy histories, one with a thought, show whether the template is append-only: whether what it renders begins
-    with what the policy was given and said. If so, the ids between two completions depend on the next message alone
-    and are rendered once. A template that trims the whitespace around real contents counts as append-only all the
-    same: the sequence keeps it as it was sampled. If not, the real contents of each turn decide whether its sequence
-    goes on.
+    Toy histories of one and two turns, with and without a thought, show whether the template is append-only: whether
+    what it renders begins with what the policy was given and said. If so, the ids between two completions depend on
+    the next message alone and are rendered once. A template that trims the whitespace around real contents counts as
+    append-only all the same: the sequence keeps it as it was sampled. If not, the real contents of each turn decide
+    whether its sequence goes on.
 
     Raises:
         ValueError: the tokenizer has no chat template.
@@ -57,7 +57,8 @@ class Chat:
             )
         self._tokenizer = tokenizer
         self._lead = self._find_lead()
-        toys = [self._rest(self._extend([_QUESTION], completion, "?")) for completion in (_PLAIN, _THINKING)]
+        histories = [[_QUESTION], self._extend([_QUESTION], _THINKING, "?")]
+        toys = [self._rest(self._extend(past, said, "?")) for past in histories for said in (_PLAIN, _THINKING)]
         self._append_only = None not in toys
         # What ends a turn: in some models the template's token is another than the tokenizer's.
         self._ends = {tokenizer.eos_token_id, *(toys[0] or [])[:1]}

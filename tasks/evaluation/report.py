@@ -55,21 +55,23 @@ def _stages(iterations: Sequence[Iteration]) -> dict[str, dict[str, float]]:
     if not iterations:
         return {}
     rollout = [iteration.rollout for iteration in iterations]
-    train = [iteration.train for iteration in iterations]
     seconds = fmean(metrics["seconds"] for metrics in rollout)
-    learning = fmean(metrics["seconds/proximal"] + metrics["seconds/update"] for metrics in train)
-    return {
+    stages = {
         "rollout": {
             "seconds": seconds,
             "tokens_per_second": fmean(metrics["generated_tokens"] for metrics in rollout) / seconds,
         },
         "score": {"seconds": fmean(iteration.score["seconds"] for iteration in iterations)},
-        "train": {
+    }
+    train = [iteration.train for iteration in iterations if iteration.train["trajectories"]]
+    if train:
+        learning = fmean(metrics["seconds/prepare"] + metrics["seconds/update"] for metrics in train)
+        stages["train"] = {
             "seconds": learning,
             "tokens_per_second": fmean(metrics["tokens/all"] for metrics in train) / learning,
             "staleness": fmean(metrics["staleness/mean"] for metrics in train),
-        },
-    }
+        }
+    return stages
 
 
 def accuracy_rows(numbers: dict[str, Any]) -> list[Row]:

@@ -1,5 +1,6 @@
 """The HTTP side of one vLLM server: generation, weight swaps, and proofs of what it serves."""
 
+import contextlib
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -77,11 +78,20 @@ class Client:
         Requests in flight are kept: they go on with the new weights, their tokens so far read again by these.
         """
         await self._post("/pause?mode=keep")
+        try:
+            await self._reload(model, version)
+        except BaseException:
+            # The weights may be half of each: nothing may go on with them, and nobody shall wait.
+            with contextlib.suppress(aiohttp.ClientError, InferenceError):
+                await self._post("/pause?mode=abort")
+            raise
+        await self._post("/resume")
+
+    async def _reload(self, model: Path, version: int) -> None:
         await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(model)}})
         if not (await self._post("/reset_prefix_cache?reset_running_requests=true"))["success"]:
             raise InferenceError(f"{self.url} keeps key-value caches of older weights: restart the server")
         await self.set_weight_version(version)
-        await self._post("/resume")
 
     async def set_weight_version(self, version: int) -> None:
         await self._post("/update_weight_version", {"new_version": str(version)})

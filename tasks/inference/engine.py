@@ -46,6 +46,7 @@ class Engine:
         self._policy: Checkpoint | None = None
         self._history: list[int] = []
         """Weight versions in the order in which they were served."""
+        self._settled = 0  # place in the history from which on answers may come
         self._serving = threading.RLock()  # a rollout may begin while the trainer hands over new weights
         self.closed = False
 
@@ -66,7 +67,8 @@ class Engine:
 
     def forget(self) -> None:
         """Somebody else may have swapped the weights: the next `serve` swaps and proves them again."""
-        self._policy = None
+        with self._serving:
+            self._policy = None
 
     def serve(self, policy: Checkpoint, *, or_newer: bool = False) -> None:
         """Make every replica serve `policy`, starting servers at the first call.
@@ -88,6 +90,14 @@ class Engine:
     def _serve(self, policy: Checkpoint) -> None:
         self._policy = policy
         self._history.append(policy.number)
+        try:
+            self._bring_in(policy)
+        except BaseException:
+            self._policy = None  # not proven: nobody may take it for served
+            raise
+        self._settled = len(self._history) - 1
+
+    def _bring_in(self, policy: Checkpoint) -> None:
         if not self._replicas:
             self._replicas = self._given() if self.settings.urls else self._start(policy)
         elif self.settings.swap == "restart":
@@ -100,7 +110,7 @@ class Engine:
         assert self._policy is not None, "serve a policy first"
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(self._client(replica)) for replica in self._replicas]
-            yield Connection(self, clients, since=len(self._history) - 1)
+            yield Connection(self, clients, since=self._settled)
 
     def served(self, since: int) -> set[int]:
         """Weight versions served from place `since` in the history on; they may be swapped while one plays."""
@@ -112,15 +122,17 @@ class Engine:
         Raises:
             InferenceError: the engine was closed meanwhile.
         """
-        if self.closed:
-            raise InferenceError("the engine was closed while a rollout was playing")
-        replica = self._replicas[index]
-        if replica.server is None or replica.server.alive:
-            return
-        assert self._policy is not None
-        logger.warning("vLLM at %s has died: starting it anew", replica.url)
-        await asyncio.to_thread(self._restart, [replica], self._policy)
-        await self._establish(replica, self._policy)
+        await asyncio.to_thread(self._repair, self._replicas[index])
+
+    def _repair(self, replica: _Replica) -> None:
+        with self._serving:
+            if self.closed:
+                raise InferenceError("the engine was closed while a rollout was playing")
+            if self._policy is None or replica.server is None or replica.server.alive:
+                return
+            logger.warning("vLLM at %s has died: starting it anew", replica.url)
+            self._restart([replica], self._policy)
+            asyncio.run(self._establish(replica, self._policy))
 
     def _given(self) -> list[_Replica]:
         key = os.environ.get("VLLM_API_KEY")
@@ -139,6 +151,9 @@ class Engine:
         for server in servers:
             server.stop()
             server.start(policy.model)
+            if self.closed:  # by another thread, which did not see this server
+                server.stop()
+                raise InferenceError("the engine was closed while a server was starting")
         for server in servers:
             server.wait_until_healthy()
 

@@ -40,6 +40,7 @@ class MicroBatch:
     """What one forward pass sees: B sequences of up to T tokens, A action tokens in all of them together."""
 
     trajectory_ids: list[str]  # B
+    lengths: list[int]  # B, tokens without padding
     tokens: Tensor  # [B, T] int64, padded with 0 at the right
     rows: Tensor  # [A] int64, the sequence of each action token
     columns: Tensor  # [A] int64, its position in the sequence, never 0
@@ -126,6 +127,7 @@ def collate(
     rows = np.repeat(np.arange(len(part)), [len(mine) for mine in positions])
     return MicroBatch(
         trajectory_ids=[samples[piece.sample].trajectory_id for piece in part],
+        lengths=[piece.length for piece in part],
         tokens=stack_tokens(samples, part, device),
         rows=torch.from_numpy(rows).to(device),
         columns=torch.from_numpy(np.concatenate(positions)).to(device),

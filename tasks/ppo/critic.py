@@ -73,7 +73,7 @@ class Critic:
     """
 
     def __init__(
-        self, knobs: CriticKnobs, policy: PreTrainedModel, first: Path | None, ppo: PPO, optimizer: Optimizer
+        self, knobs: CriticKnobs, policy: PreTrainedModel, first: Path, ppo: PPO, optimizer: Optimizer
     ) -> None:
         self.knobs = knobs
         self.own: PreTrainedModel | None = None
@@ -85,8 +85,6 @@ class Critic:
         nn.init.zeros_(self.head.bias)
         self.head.to(policy.device)
         if knobs.model == "own":
-            if first is None:
-                raise ValueError("ppo.critic.model=own begins as policy version 0: give its folder to load")
             self.own = load_policy(first, ppo)
             self.adamw = make_adamw([{"params": self.parameters()}], optimizer)
 

@@ -62,8 +62,10 @@ def load_learner(
         optimizer: AdamW's.
 
     Raises:
-        ValueError: a folder is not what it should be.
+        ValueError: a folder is not what it should be, or `first` is missing.
     """
+    if state is not None and first is None and ppo.kl.kl_ctl and ppo.kl.reference == "fixed":
+        raise ValueError("a fixed reference policy (ppo.kl) is policy version 0: give its folder as `first`")
     policy = load_policy(model, ppo)
     critic = Critic(ppo.critic, policy, first or model, ppo, optimizer) if ppo.critic else None
     groups: list[dict[str, object]] = [{"params": list(policy.parameters())}]
@@ -72,7 +74,7 @@ def load_learner(
     learner = Learner(
         model=policy,
         critic=critic,
-        reference=Reference(first or model, ppo) if ppo.kl.place != "none" else None,
+        reference=Reference(first or model, ppo) if ppo.kl.kl_ctl else None,
         adamw=make_adamw(groups, optimizer),
         generator=torch.Generator().manual_seed(seed),
         steps=0,

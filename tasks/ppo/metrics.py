@@ -80,6 +80,7 @@ def step_metrics(steps: Sequence[Step], ppo: PPO) -> Metrics:
         metrics["value/loss"] = _join(value.loss for value in values).mean()
         metrics["value/clip_fraction"] = _join(value.clipped for value in values).mean()
     return {name: value.item() for name, value in metrics.items()} | {
+        "tokens/padding_share": 1 - sum(step.tokens for step in steps) / sum(step.padded_tokens for step in steps),
         "policy/early_stopped": float(np.mean([step.early_stopped for step in steps])),
         "optimizer/grad_norm": float(np.mean([step.grad_norm for step in steps])),
     }

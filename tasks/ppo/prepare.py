@@ -55,10 +55,10 @@ class Preparation:
         Raises:
             ValueError: a number that is not finite; names the trajectories.
         """
-        everyone, kl = range(len(samples)), self._ppo.kl
+        everyone = range(len(samples))
         proximal = self._proximal(samples, draws)
         reference: dict[int, Logprobs] = {}
-        if kl.place != "none":
+        if self._learner.reference:
             reference = self._look("reference logprobs", self._reference_logprobs, samples, everyone)
         values = self._look("values", self._learner.values, samples, everyone) if self._learner.critic else {}
         prepared = Prepared([], done=self._done)
@@ -66,6 +66,11 @@ class Preparation:
         observed = self._observed(samples, penalties, values)
         estimated = estimate(samples, observed, self._ppo.advantage)
         refuse_not_finite("advantages", samples, enumerate(estimated.advantages))
+        if self._learner.critic and estimated.returns is None:
+            raise ValueError(
+                f"ppo.advantage.type={self._ppo.advantage.type} gives no returns for the critic to learn: "
+                "return them in `Estimated`, or leave ppo.critic out"
+            )
         for index, advantages in enumerate(estimated.advantages):
             prepared.columns.append(Columns(advantages, proximal.get(index), reference.get(index), values.get(index)))
         if estimated.returns is not None:
@@ -81,11 +86,13 @@ class Preparation:
         ppo = self._ppo
         if not (ppo.use_decoupled_loss and ppo.recompute_logprob):
             return {index: sample.behaviour for index, sample in enumerate(samples)}
-        first = set(draws[0][0]) if len(draws) == 1 and ppo.kl.place != "reward" else set()
+        first = set(draws[0][0]) if len(draws) == 1 and not ppo.kl.in_reward else set()
         return self._look("proximal logprobs", self._logprobs, samples, sorted(set(range(len(samples))) - first))
 
     def _look(self, what: str, look: Look, samples: Sequence[Sample], indices: Iterable[int]) -> dict[int, Logprobs]:
         start, chosen = time.perf_counter(), list(indices)
+        if not chosen:
+            return {}
         with self._precision:
             found = look_at_actions(look, samples, chosen, self._ppo.micro_batch_tokens, self._learner.device)
         refuse_not_finite(what, samples, found.items())
@@ -110,10 +117,10 @@ class Preparation:
     ) -> list[Floats]:
         """Rewards [A] of single tokens: `-kl_ctl * KL` where it goes into the reward, else 0."""
         kl = self._ppo.kl
-        if kl.place != "reward":
+        if not kl.in_reward:
             return [np.zeros(len(sample.actions)) for sample in samples]
         estimates = [
-            kl_estimate(_tensor(proximal[index]), _tensor(reference[index]), kl.estimator).numpy()
+            kl_estimate(_tensor(proximal[index]), _tensor(reference[index]), kl.chosen_estimator).numpy()
             for index in range(len(samples))
         ]
         prepared.trajectory_kl = float(np.mean([estimate.sum() for estimate in estimates]))

@@ -70,7 +70,8 @@ def load_tensors(path: Path) -> dict[str, Tensor]:
     """
     if not path.is_file():
         raise ValueError(
-            f"no {path.name} in {path.parent}: this state was saved by a trainer with other settings of ppo"
+            f"no {path.name} in {path.parent}: this state was saved with other settings of ppo. Load it with those, or "
+            "begin another run from its model with policy.path"
         )
     return {name: value.clone() for name, value in load_file(path).items()}
 

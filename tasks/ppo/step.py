@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from transformers import PreTrainedModel
 
 from configs.schema import PPO, Optimizer
 from tasks.ppo.batches import MicroBatch, Minibatch
@@ -36,9 +37,18 @@ class Step:
     """What became of one minibatch."""
 
     outcomes: list[Outcome]
-    grad_norm: float  # of the policy, before clipping
+    grad_norm: float  # of the policy and a value head on it, before clipping
     early_stopped: bool  # the policy was left as it is
-    padded_tokens: int  # in its forward passes
+
+    @property
+    def tokens(self) -> int:
+        """In its forward passes, without padding."""
+        return sum(sum(outcome.batch.lengths) for outcome in self.outcomes)
+
+    @property
+    def padded_tokens(self) -> int:
+        """The same with padding."""
+        return sum(outcome.batch.tokens.numel() for outcome in self.outcomes)
 
 
 class Stepper:
@@ -55,7 +65,7 @@ class Stepper:
         self._learner, self._ppo, self._knobs, self._temperature = learner, ppo, optimizer, temperature
 
     def take(self, minibatch: Minibatch) -> Step:
-        """One step of the policy, and one of the critic.
+        """One step of the policy, and one of the critic; a value head is left out where the policy is.
 
         Gradients add up over the micro-batches, each token's share being 1 / N with N the action tokens of the
         whole minibatch: neither padding nor the cut into micro-batches nor the order of rows matters.
@@ -68,20 +78,21 @@ class Stepper:
             adamw.zero_grad(set_to_none=True)
         actions = sum(len(batch.rows) for batch in minibatch)
         outcomes = [self._accumulate(batch, actions) for batch in minibatch]
-        _refuse_not_finite("losses", [(outcome.batch, outcome.policy.loss) for outcome in outcomes])
+        stopped = self._too_far(outcomes)  # an overflowing ratio is no reason to end the run
+        if not stopped:
+            _refuse_not_finite("losses", [(outcome.batch, outcome.policy.loss) for outcome in outcomes])
         _refuse_not_finite("value losses", [(o.batch, o.value.loss) for o in outcomes if o.value])
-        stopped = self._too_far(outcomes)
         shared = [parameter for group in learner.adamw.param_groups for parameter in group["params"]]
         own = critic.parameters() if critic and critic.own is not None else []
-        norms = [_norm(parameters) for parameters in (shared, own)]
-        for norm in norms:
-            _refuse_not_finite("gradients", [(batch, norm.expand(len(batch.rows))) for batch in minibatch])
+        norm, own_norm = _norm(shared), _norm(own)
+        for checked in (own_norm,) if stopped else (norm, own_norm):
+            _refuse_not_finite("gradients", [(batch, checked.expand(len(batch.rows))) for batch in minibatch])
         learner.steps += 1
         if not stopped:
-            self._apply(learner.adamw, shared, norms[0])
+            self._apply(learner.adamw, shared, norm)
         if critic and critic.adamw:
-            self._apply(critic.adamw, own, norms[1])
-        return Step(outcomes, norms[0].item(), stopped, sum(batch.tokens.numel() for batch in minibatch))
+            self._apply(critic.adamw, own, own_norm)
+        return Step(outcomes, norm.item(), stopped)
 
     def learning_rate(self, step: int) -> float:
         """Rises linearly to its full value at step `warmup_steps`, counted from 1."""
@@ -115,32 +126,21 @@ class Stepper:
 
     def _accumulate(self, batch: MicroBatch, actions: int) -> Outcome:
         """Adds the micro-batch's share of the gradients; `actions` counts the action tokens of the minibatch."""
-        learner, ppo, critic = self._learner, self._ppo, self._learner.critic
-        with self.precision():
-            states = predicting(hidden_states(learner.model, batch.tokens[:, :-1]), batch.rows, batch.columns)
-            logp, entropy = read_out(
-                learner.model.get_output_embeddings(),
-                states,
-                batch.tokens[batch.rows, batch.columns],
-                self._temperature,
-                ppo.logprob_chunk_tokens,
-                entropy_gradient=ppo.entropy_coefficient > 0,
-            )
+        critic = self._learner.critic
+        states = self._states(self._learner.model, batch)
+        logp, entropy = self._read_out(states, batch)
         # None: the weights are those from before the update, so this pass is the proximal one.
         proximal = logp.detach() if batch.proximal is None else batch.proximal
-        weight = self._weight(proximal, batch)
+        weight, ppo = self._weight(proximal, batch), self._ppo
         of_policy = policy_loss(logp, proximal, weight, batch.advantages, ppo.eps_clip, ppo.eps_clip_higher, ppo.c_clip)
         loss = self._with_terms(of_policy.loss, logp, entropy, batch)
-        of_value = None
+        total, of_value = loss.sum(), None
         if critic is not None and critic.own is None:
             of_value = self._value_loss(critic, states, batch)
-            ((loss.sum() + critic.knobs.value_loss_coefficient * of_value.loss.sum()) / actions).backward()
-        else:
-            (loss.sum() / actions).backward()
+            total = total + critic.knobs.value_loss_coefficient * of_value.loss.sum()
+        (total / actions).backward()
         if critic is not None and critic.own is not None:  # after the policy's backward pass, which frees its memory
-            with self.precision():
-                states = predicting(hidden_states(critic.own, batch.tokens[:, :-1]), batch.rows, batch.columns)
-            of_value = self._value_loss(critic, states, batch)
+            of_value = self._value_loss(critic, self._states(critic.own, batch), batch)
             (of_value.loss.sum() / actions).backward()
         return Outcome(
             batch=batch,
@@ -152,12 +152,24 @@ class Stepper:
             value=of_value and of_value._replace(loss=of_value.loss.detach()),
         )
 
+    def _states(self, model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+        """Hidden states [A, H] that predict the action tokens."""
+        with self.precision():
+            return predicting(hidden_states(model, batch.tokens[:, :-1]), batch.rows, batch.columns)
+
+    def _read_out(self, states: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Logprobs [A], and entropies [A] with a gradient where there is a bonus for them."""
+        head, bonus = self._learner.model.get_output_embeddings(), self._ppo.entropy_coefficient > 0
+        targets, chunk = batch.tokens[batch.rows, batch.columns], self._ppo.logprob_chunk_tokens
+        with self.precision():
+            return read_out(head, states, targets, self._temperature, chunk, entropy_gradient=bonus)
+
     def _with_terms(self, loss: Tensor, logp: Tensor, entropy: Tensor, batch: MicroBatch) -> Tensor:
         """The policy's loss with KL penalty and entropy bonus, [A]."""
         kl, bonus = self._ppo.kl, self._ppo.entropy_coefficient
-        if kl.place == "loss":
+        if kl.in_loss:
             assert batch.reference is not None
-            loss = loss + kl.kl_ctl * kl_estimate(logp, batch.reference, kl.estimator)
+            loss = loss + kl.kl_ctl * kl_estimate(logp, batch.reference, kl.chosen_estimator)
         return loss - bonus * entropy if bonus else loss
 
     def _weight(self, proximal: Tensor, batch: MicroBatch) -> Tensor:

@@ -21,6 +21,9 @@ from tasks.ppo.step import Step, Stepper
 
 logger = logging.getLogger(__name__)
 
+NO_UPDATE = ("trajectories", "trajectories/too_old", "tokens/all", "seconds/prepare", "seconds/update")
+"""Metrics, all 0, of an update that had nothing to train on."""
+
 
 class Trainer:
     """Holds a policy and its optimizer between updates. `load` comes first.
@@ -53,7 +56,7 @@ class Trainer:
     @property
     def needs_first(self) -> bool:
         """Whether `load` needs policy version 0: for a reference policy or a critic of its own."""
-        return self._ppo.kl.place != "none" or (self._ppo.critic is not None and self._ppo.critic.model == "own")
+        return self._ppo.kl.kl_ctl > 0 or (self._ppo.critic is not None and self._ppo.critic.model == "own")
 
     def load(self, model: Path, state: Path | None, seed: int, first: Path | None = None) -> None:
         """Loads the weights in `model`, and the state `save` wrote; None starts afresh with an RNG of `seed`.
@@ -102,6 +105,10 @@ class Trainer:
         torch.set_num_threads(self._ppo.threads)
         say = progress or (lambda _: None)
         samples, too_old = self._samples(trajectories, scores, version)
+        if not samples:
+            return dict.fromkeys(NO_UPDATE, 0.0)
+        if too_old:
+            say(f"{too_old} trajectories left out: older than rollout.max_head_offpolicyness={self._oldest} allows")
         learner, start = self._learner, time.perf_counter()
         draws = [
             draw_minibatches(samples, self._ppo.ppo_n_minibatches, learner.generator) for _ in range(self._ppo.epochs)
@@ -115,13 +122,11 @@ class Trainer:
         seconds = time.perf_counter() - middle
         self._follow(prepared.trajectory_kl, len(samples))
         metrics = sample_metrics(samples, version) | step_metrics(steps, self._ppo) | prepared.metrics
-        trained = self._ppo.epochs * metrics["tokens/all"]
         return metrics | {
             "trajectories/too_old": float(too_old),
             "optimizer/lr": stepper.learning_rate(learner.steps),
-            "tokens/padding_share": 1 - trained / sum(step.padded_tokens for step in steps),
-            "tokens/per_second": trained / seconds,
-            "seconds/proximal": middle - start,
+            "tokens/per_second": sum(step.tokens for step in steps) / seconds,
+            "seconds/prepare": middle - start,
             "seconds/update": seconds,
         }
 
@@ -138,16 +143,16 @@ class Trainer:
     def _samples(
         self, trajectories: Sequence[Trajectory], scores: Iterable[Score], version: int
     ) -> tuple[list[Sample], int]:
-        """What can be trained on, and how many trajectories are too old for that."""
+        """What can be trained on, and how many trajectories are too old for that.
+
+        Nothing where the options left nothing, which is no error: a policy may have become too good for its filter.
+        """
         found = build_samples(trajectories, scores, self._reward, mask_truncated=self._ppo.mask_truncated)
         samples = found if self._oldest is None else fresh(found, version, self._oldest)
         too_old = len(found) - len(samples)
         if not any(sample.in_loss.any() for sample in samples):
-            raise ValueError(
-                f"none of {len(trajectories)} trajectories can be trained on: {too_old} were sampled more than "
-                f"rollout.max_head_offpolicyness={self._oldest} versions before {version}; of the others see status "
-                "and reason, and ppo.mask_truncated"
-            )
+            self._nothing_left(trajectories, too_old, version)
+            return [], too_old
         if all(not sample.successes.any() for sample in samples):
             logger.warning(
                 "ALARM: every reward is minimal: not one of %d trajectories has a right turn. "
@@ -155,6 +160,23 @@ class Trainer:
                 len(samples),
             )
         return samples, too_old
+
+    def _nothing_left(self, trajectories: Sequence[Trajectory], too_old: int, version: int) -> None:
+        """Raises ValueError, unless options left the trajectories out; then raises the alarm only."""
+        if too_old:
+            raise ValueError(
+                f"{too_old} of {len(trajectories)} trajectories were sampled more than rollout.max_head_offpolicyness="
+                f"{self._oldest} versions before {version}, and no other can be trained on: collect them again"
+            )
+        if all(row.status == "failed" for row in trajectories):
+            raise ValueError(
+                f"none of {len(trajectories)} trajectories can be trained on: all failed, see their reasons"
+            )
+        logger.warning(
+            "ALARM: nothing to train on: all of %d trajectories are rejected or masked, and the policy stays as it is. "
+            "See rollout.success_rate_lb and success_rate_ub, rollout.max_resampling_rounds and ppo.mask_truncated",
+            len(trajectories),
+        )
 
     def _train(
         self, samples: Sequence[Sample], columns: Sequence[Columns], draws: Draws, say: Callable[[str], None]

@@ -140,7 +140,11 @@ class Verifier:
 
     def _send(self, requests: Sequence[_Request], retries: int = 2) -> None:
         pairs = [(request.answer, request.solutions) for request in requests]
-        answer = self._active_pool().schedule(worker.judge_all, args=[pairs], timeout=self._timeout_s)
+        try:
+            answer = self._active_pool().schedule(worker.judge_all, args=[pairs], timeout=self._timeout_s)
+        except RuntimeError as error:  # closed
+            self._give_up(requests, error)
+            return
         answer.add_done_callback(partial(self._receive, requests, retries))
 
     def _receive(self, requests: Sequence[_Request], retries: int, answer: "ProcessFuture[Any]") -> None:

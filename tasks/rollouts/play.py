@@ -20,6 +20,7 @@ from tasks.agents.chat import Chat
 from tasks.agents.interface import Agent, AgentContext
 from tasks.environments import ENVIRONMENTS
 from tasks.environments.interface import Environment, EnvironmentContext
+from tasks.inference.api import InferenceError
 from tasks.inference.engine import Engine
 from tasks.rewards.verifier import Verifier
 from tasks.rollouts.collector import Collector
@@ -73,6 +74,8 @@ def play(
             asyncio.run(rounds())
         finally:
             gc.unfreeze()
+    if engine.closed:  # the flow ends: what failed for want of a judge or an engine is no data
+        raise InferenceError("the engine was closed while a rollout was playing")
     tally.tell(last=True)
     tally.check(settings.max_failed_share)
     return tally.metrics()
@@ -147,7 +150,7 @@ class _Tally:
 
     def add(self, trajectory: Trajectory) -> None:
         self._statuses[trajectory.status] += 1
-        if trajectory.reason:
+        if trajectory.status == "failed":
             self._reasons[trajectory.reason] += 1
         self._tokens += len(trajectory.token_ids)
         self._sequences += len(trajectory.sequence_starts)

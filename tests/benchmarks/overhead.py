@@ -23,7 +23,7 @@ GOAL = 0.05
 RUN = "overhead"
 SKIPPED = 2  # iterations in which caches fill
 ITERATIONS = 12
-STAGES = ("play", "swap", "score", "proximal", "update")
+STAGES = ("play", "swap", "score", "prepare", "update")
 
 Span = tuple[str, float, float]
 """What was done, when it began (seconds since the epoch), and how long it took (seconds)."""
@@ -69,7 +69,7 @@ def _seconds(lab: Lab, iteration: "Iteration", spans: Sequence[Span]) -> dict[st
         "play": iteration.rollout["seconds"],
         "swap": timed["swap"],
         "score": iteration.score["seconds"],
-        "proximal": iteration.train["seconds/proximal"],
+        "prepare": iteration.train["seconds/prepare"],
         "update": iteration.train["seconds/update"],
     }
     overhead = end - begin - sum(stages.values())

@@ -54,7 +54,7 @@ def _run(lab: Lab, name: str, seconds: float, overlap: bool, iterations: int = I
     begin, end = (manifests.read(lab.store, version).created_at for version in (first, last))
     training = [manifests.read(lab.store, layout.checkpoint(name, i + 1)).metrics for i in range(iterations)]
     return (end - begin).total_seconds(), fmean(
-        metrics["seconds/proximal"] + metrics["seconds/update"] for metrics in training[1:]
+        metrics["seconds/prepare"] + metrics["seconds/update"] for metrics in training[1:]
     )
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 GOAL = 0.8
 WARM_UP, ROUNDS = 1, 8
-CRITIC: dict[str, Any] = {"advantage": {"type": "gae"}, "kl": {"place": "loss"}}
+CRITIC: dict[str, Any] = {"advantage": {"type": "gae"}, "kl": {"kl_ctl": 0.1, "place": "loss"}}
 VARIANTS: dict[str, dict[str, Any]] = {
     "value head + KL reference": {**CRITIC, "critic": {"model": "value-head"}},
     "critic of its own + KL reference": {**CRITIC, "critic": {"model": "own"}},
@@ -81,7 +81,7 @@ def _options(lab: Lab, config: Config, trajectories: list[Trajectory], scores: l
 def _row(rounds: list[tuple[dict[str, float], float]], budget: int) -> Row:
     ratios = [seconds / metrics["seconds/update"] for metrics, seconds in rounds]
     tokens = rounds[0][0]["tokens/all"]
-    names = ("seconds/update", "seconds/proximal", "seconds/all")
+    names = ("seconds/update", "seconds/prepare", "seconds/all")
     training, proximal, whole = (median(metrics[name] for metrics, _ in rounds) for name in names)
     bare = median(seconds for _, seconds in rounds)
     return Row(

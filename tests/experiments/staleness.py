@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tasks.evaluation.history import Evaluation, History
+    from tasks.evaluation.history import History
 
 STALENESS = 4
 _STALE = [f"rollout.policy_lag={STALENESS}", f"rollout.max_head_offpolicyness={STALENESS}"]
@@ -26,7 +26,7 @@ ARMS: dict[str, list[str]] = {
     f"staleness {STALENESS}, decoupled": _STALE,
     f"staleness {STALENESS}, plain PPO": [*_STALE, "ppo.use_decoupled_loss=false"],
     "synchronous, critic + GAE": [
-        "ppo.advantage={type: gae, normalisation: batch}",
+        "ppo.advantage={type: gae, normalisation: none}",
         "ppo.critic={model: own, lr: 1.0e-3}",
     ],
 }
@@ -41,9 +41,10 @@ class Result:
     seed: int
     history: "History"
 
-    def first_turn(self, evaluation: "Evaluation") -> float:
-        """Share of the held-out problems that were right at the first turn."""
-        return fmean(outcome.first for outcome in evaluation.outcomes)
+    def first_turns(self, place: int) -> list[float]:
+        """Success at the first turn of each held-out problem, in the evaluation at `place`."""
+        outcomes = sorted(self.history.evaluations[place].outcomes, key=lambda outcome: outcome.problem_id)
+        return [outcome.first for outcome in outcomes]
 
 
 def main() -> None:
@@ -55,85 +56,95 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     logging.getLogger("httpx").setLevel(logging.WARNING)
-    results = [run(arm, seed, arguments.iterations, arguments.root) for seed in arguments.seeds for arm in ARMS]
-    folder = Path(arguments.root)
-    text = report(results, arguments.iterations)
+    from flows.math_mt_ppo import math_mt_ppo
+
+    runs = [(arm, seed) for seed in arguments.seeds for arm in ARMS]
+    for arm, seed in runs:
+        math_mt_ppo("demo", settings(arm, seed, arguments.iterations, arguments.root))
+    results = [read(arm, seed, arguments.iterations, arguments.root) for arm, seed in runs]
+    folder, text = Path(arguments.root), report(results)
     (folder / "staleness.md").write_text(text)
     plot(results, folder / "staleness.png")
     print(text)
     print(f"in {folder}: staleness.md, staleness.png")
 
 
-def run(arm: str, seed: int, iterations: int, root: str) -> Result:
-    """Run the flow, or continue it, and read back what it committed."""
-    from configs import load
-    from flows.math_mt_ppo import math_mt_ppo
+def settings(arm: str, seed: int, iterations: int, root: str) -> list[str]:
+    """Overrides of the demo; every arm of a seed begins with the policy of its first."""
     from storage import layout
-    from storage.store import Store
-    from tasks.evaluation.history import read_history
-    from tasks.rewards.scoring import scorer_fingerprint
 
-    name = f"{list(ARMS).index(arm)}-seed{seed}"
-    settings = [
-        f"run.name={name}",
+    first = f"{root}/{layout.checkpoint(name_of(next(iter(ARMS)), seed), 0)}"
+    return [
+        f"run.name={name_of(arm, seed)}",
         f"run.seed={seed}",
         f"run.iterations={iterations}",
         f"storage.root={root}",
         f"storage.cache={root}/cache",
+        *([] if arm == next(iter(ARMS)) else [f"policy={{path: {first}}}"]),
         *ARMS[arm],
     ]
-    if name[0] != "0":  # begin as the first arm did
-        settings.append(f"policy={{path: {root}/{layout.checkpoint(f'0-seed{seed}', 0)}}}")
-    math_mt_ppo("demo", settings)
-    config = load("demo", settings)
-    scorer = scorer_fingerprint(config.score)
-    return Result(arm, seed, read_history(Store(root), name, scorer, iterations, Path(config.storage.cache)))
 
 
-def report(results: Sequence[Result], iterations: int) -> str:
-    """A Markdown table: held-out first-turn accuracy after the last update, and what explains it."""
-    seeds = sorted({result.seed for result in results})
-    titles = ["arm", *(f"seed {seed}" for seed in seeds), "mean", "mean minus synchronous", *_EXPLAINING.values()]
+def name_of(arm: str, seed: int) -> str:
+    return f"{list(ARMS).index(arm)}-seed{seed}"
+
+
+def read(arm: str, seed: int, iterations: int, root: str) -> Result:
+    """What a run has committed."""
+    from configs import load
+    from storage.store import Store
+    from tasks.evaluation.history import read_history
+    from tasks.rewards.scoring import scorer_fingerprint
+
+    config = load("demo", settings(arm, seed, iterations, root))
+    scorer, cache = scorer_fingerprint(config.score), Path(config.storage.cache)
+    return Result(arm, seed, read_history(Store(root), name_of(arm, seed), scorer, iterations, cache))
+
+
+def report(results: Sequence[Result]) -> str:
+    """A Markdown table: held-out first-turn accuracy after the last update, and what may explain it."""
+    seeds, first = sorted({result.seed for result in results}), next(iter(ARMS))
+    updates = len(results[0].history.iterations)
+    titles = ["arm", *(f"seed {seed}" for seed in seeds), "mean", f"difference to {first}", *EXPLAINING.values()]
     lines = [
-        f"Held-out accuracy, first turn, greedy, after {iterations} updates",
+        f"Held-out accuracy, first turn, greedy, after {updates} updates; differences paired by problem and seed.",
         "",
-        _line(titles),
-        _line(["---"] * len(titles)),
     ]
-    before = [_mean([r.first_turn(r.history.evaluations[0]) for r in results if r.seed == seed]) for seed in seeds]
-    lines.append(_line(["before", *map(_number, before), _number(_mean(before)), "", *[""] * len(_EXPLAINING)]))
-    base: float | None = None
+    lines += [_line(titles), _line(["---"] * len(titles))]
+    base = [result for result in results if result.arm == first]
+    lines.append(_row("before", base, 0, ""))
     for arm in ARMS:
-        mine = sorted((result for result in results if result.arm == arm), key=lambda result: result.seed)
-        values = [result.first_turn(result.history.evaluations[-1]) for result in mine]
-        mean = _mean(values)
-        base = mean if base is None else base
-        explained = [_number(_metric(mine, name)) for name in _EXPLAINING]
-        lines.append(_line([arm, *map(_number, values), _number(mean), f"{mean - base:+.3f}", *explained]))
+        mine = [result for result in results if result.arm == arm]
+        lines.append(_row(arm, mine, -1, "" if arm == first else _difference(base, mine)))
     return "\n".join(lines) + "\n"
 
 
-_EXPLAINING = {
+EXPLAINING = {
     "staleness/mean": "staleness",
-    "proximal/mean_difference": "mean abs(proximal - behaviour)",
+    "proximal/mean_difference": "mean of abs(proximal - behaviour)",
     "policy/clip_fraction": "clipped",
     "value/explained_variance": "explained variance",
 }
-"""Metrics of training, averaged over iterations and seeds, and their titles."""
+"""Metrics of training, averaged over updates and seeds, and their titles."""
 
 
-def _metric(results: Sequence[Result], name: str) -> float | None:
-    found: list[Any] = [i.train.get(name) for result in results for i in result.history.iterations]
-    known = [value for value in found if value is not None]
-    return fmean(known) if known else None
+def _row(title: str, results: Sequence[Result], place: int, difference: str) -> str:
+    values = [fmean(result.first_turns(place)) for result in results]
+    explaining = [_metric(results, name) if place else "" for name in EXPLAINING]
+    return _line([title, *(f"{value:.3f}" for value in values), f"{fmean(values):.3f}", difference, *explaining])
 
 
-def _mean(values: Sequence[float]) -> float:
-    return fmean(values)
+def _difference(base: Sequence[Result], results: Sequence[Result]) -> str:
+    from tasks.evaluation.statistics import paired_difference
+
+    before, after = ([v for result in some for v in result.first_turns(-1)] for some in (base, results))
+    estimate = paired_difference(before, after)
+    return f"{estimate.value:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+def _metric(results: Sequence[Result], name: str) -> str:
+    values = [i.train[name] for result in results for i in result.history.iterations if name in i.train]
+    return f"{fmean(values):.3f}" if values else ""
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -150,7 +161,7 @@ def plot(results: Sequence[Result], path: Path) -> None:
     axes = figure.subplots()
     for arm, color in zip(ARMS, _COLORS, strict=True):
         curves = [
-            {e.policy_version: result.first_turn(e) for e in result.history.evaluations}
+            {e.policy_version: fmean(result.first_turns(n)) for n, e in enumerate(result.history.evaluations)}
             for result in results
             if result.arm == arm
         ]

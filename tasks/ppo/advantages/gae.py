@@ -63,8 +63,8 @@ def _values(sample: Sample, observed: Observed) -> Floats:
 
 def _discounts(sample: Sample, discount: float) -> Floats:
     """Discount [A] of the step that follows each token."""
-    crosses = np.append(np.diff(sample.turn_of_action) > 0, False)
-    return np.where(crosses, sample.turn_discount, discount)
+    turns = np.append(np.diff(sample.turn_of_action), 0)  # a turn without tokens is discounted, too
+    return np.where(turns > 0, sample.turn_discount**turns, discount)
 
 
 def _stack(arrays: Sequence[Floats]) -> Floats:

@@ -15,7 +15,9 @@ def normalise(
 ) -> list[Floats]:
     """`(A - mean) / (std + 1e-5)` in float64, the population's std.
 
-    Mean and std are over the action tokens that the loss will see: of all samples, or of each problem's.
+    A mean over tokens is not that over turns: episodes whose group agreed, with advantages of 0, are moved away from
+    it a little, as in all systems that normalise so. Mean and std are over the action tokens that the loss will see:
+    of all samples, or of each problem's.
     Source: PPO as in AReaL (arXiv 2505.24298).
     """
     if over == "none":
