@@ -48,9 +48,10 @@ def rollout(
     with manifests.Draft(store, version, "trajectories") as draft:
         spare = spares(every, drawn, iteration, seed)
         metrics = play(plan, drawn, engine, verifier, draft, get_run_logger().info, spare)
-        # Weights may have been swapped in while episodes were played: the tokens know.
-        played = [layout.checkpoint(workspace.name, number) for number in metrics["policy_versions"]]
-        draft.commit(workspace.provenance(), [*(played or [policy]), problem_set], metrics)
+        # This run's newer weights may have been swapped in while episodes were played: the tokens know.
+        swapped_in = [n for n in metrics["policy_versions"] if n != checkpoint.number]
+        parents = [policy, *(layout.checkpoint(workspace.name, number) for number in swapped_in), problem_set]
+        draft.commit(workspace.provenance(), parents, metrics)
     return version
 
 

@@ -9,6 +9,9 @@ import aiohttp
 
 from tasks.inference.api import Completion, ContextLengthError, GenerationConfig, InferenceError
 
+NO_VERSION = -1
+"""Weight version of a server whose swap failed; whoever gets tokens of it refuses them."""
+
 
 class Client:
     """Requests to the vLLM server at `url`; an asynchronous context manager.
@@ -81,9 +84,10 @@ class Client:
         try:
             await self._reload(model, version)
         except BaseException:
-            # The weights may be half of each: nothing may go on with them, and nobody shall wait.
+            # The weights may be half of each: nobody shall wait for ever, nor take what they sample for a policy's.
             with contextlib.suppress(aiohttp.ClientError, InferenceError):
-                await self._post("/pause?mode=abort")
+                await self.set_weight_version(NO_VERSION)
+                await self._post("/resume")
             raise
         await self._post("/resume")
 

@@ -94,6 +94,8 @@ class Engine:
             self._bring_in(policy)
         except BaseException:
             self._policy = None  # not proven: nobody may take it for served
+            for server in self.servers:  # its weights may be half of each; the next call starts it anew
+                server.stop()
             raise
         self._settled = len(self._history) - 1
 
@@ -102,6 +104,10 @@ class Engine:
             self._replicas = self._given() if self.settings.urls else self._start(policy)
         elif self.settings.swap == "restart":
             self._restart(self._replicas, policy)
+        else:
+            self._restart(
+                [replica for replica in self._replicas if replica.server and not replica.server.alive], policy
+            )
         asyncio.run(self._establish_all(policy))
 
     @asynccontextmanager
@@ -128,7 +134,9 @@ class Engine:
         with self._serving:
             if self.closed:
                 raise InferenceError("the engine was closed while a rollout was playing")
-            if self._policy is None or replica.server is None or replica.server.alive:
+            if self._policy is None:
+                raise InferenceError(f"{replica.url} serves no policy any more: new weights could not be swapped in")
+            if replica.server is None or replica.server.alive:
                 return
             logger.warning("vLLM at %s has died: starting it anew", replica.url)
             self._restart([replica], self._policy)
