@@ -14,6 +14,7 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Column = Literal["id", "prompt", "solutions"]
+KLEstimator = Literal["k1", "k2", "k3"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 
 
@@ -339,7 +340,7 @@ class KL(Knobs):
     """Coefficient, such as 0.1; where it starts when adaptive. 0 does without a reference policy."""
     place: Literal["reward", "loss"] = "reward"
     """Subtract the penalty from the rewards of the tokens, or add it to the loss."""
-    estimator: Literal["k1", "k2", "k3"] | None = None
+    estimator: KLEstimator | None = None
     """With d = logp - logp_reference: d, d²/2 or exp(-d) - 1 + d. Empty: k1 in the reward, k3 in the loss, where k1
     would pull nowhere on average."""
     adaptive: bool = False
@@ -362,7 +363,7 @@ class KL(Knobs):
         return self.kl_ctl > 0 and self.place == "loss"
 
     @property
-    def chosen_estimator(self) -> Literal["k1", "k2", "k3"]:
+    def chosen_estimator(self) -> KLEstimator:
         return self.estimator or ("k1" if self.place == "reward" else "k3")
 
     @model_validator(mode="after")

@@ -5,11 +5,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen3Config
 
+from configs.schema import PPO, Optimizer, Reward
 from storage.records import Score, Status, Trajectory, Turn
+from tasks.ppo.trainer import Trainer
 
 VOCABULARY = 50
+UNCLIPPED = Optimizer(lr=1e-3, max_grad_norm=1e9)
+GAE: dict[str, Any] = {"advantage": {"type": "gae", "gae_lambda": 0.9, "discount": 0.95, "normalisation": "none"}}
+EVERYTHING: dict[str, Any] = {
+    **GAE,
+    "critic": {"model": "own"},
+    "kl": {"kl_ctl": 0.1, "adaptive": True, "reference": "ema", "ema_decay": 0.5},
+    "behaviour_weight": {"level": "sequence", "cap": 1.1},
+    "entropy_coefficient": 0.1,
+    "mask_truncated": True,
+}
 
 
 def make_trajectory(
@@ -107,3 +120,35 @@ def tiny_model(kind: str = "qwen3", tied: bool = False, seed: int = 0) -> PreTra
 def save_tiny(folder: Path, kind: str = "qwen3", tied: bool = False) -> Path:
     tiny_model(kind, tied).save_pretrained(folder)
     return folder
+
+
+def make_trainer(
+    folder: Path,
+    optimizer: Optimizer = UNCLIPPED,
+    temperature: float = 1.0,
+    first: Path | None = None,
+    **ppo: Any,
+) -> Trainer:
+    knobs = PPO.model_validate(
+        {"device": "cpu", "threads": 1, "ppo_n_minibatches": 1, "advantage": {"normalisation": "none"}, **ppo}
+    )
+    trainer = Trainer(knobs, optimizer, Reward(), temperature)
+    trainer.load(folder, None, seed=1, first=first)
+    return trainer
+
+
+def weights(trainer: Trainer) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in trainer._learner.model.state_dict().items()}
+
+
+def gradients(trainer: Trainer) -> dict[str, Tensor]:
+    """What the last optimizer step saw; the bound of `UNCLIPPED` leaves it as it was."""
+    return {name: p.grad for name, p in trainer._learner.model.named_parameters() if p.grad is not None}
+
+
+def assert_near(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float) -> None:
+    """Equal up to `tolerance` of the largest entry."""
+    assert ours.keys() == theirs.keys()
+    scale = max(value.abs().max().item() for value in theirs.values())
+    for name, value in theirs.items():
+        torch.testing.assert_close(ours[name].double(), value.double(), atol=tolerance * scale, rtol=0)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tasks.ppo.kl import Estimator, adapted, kl_estimate
+from configs.schema import KLEstimator
+from tasks.ppo.kl import adapted, kl_estimate
 from tasks.ppo.losses import PolicyLoss, behaviour_weights, policy_loss, value_loss
 
 
@@ -163,14 +164,14 @@ def test_value_loss_by_hand(value: float, old: float, expected: float, gradient:
 
 
 @pytest.mark.parametrize(("estimator", "at_half"), [("k1", 0.5), ("k2", 0.125), ("k3", math.exp(-0.5) - 0.5)])
-def test_kl_estimators_by_hand(estimator: Estimator, at_half: float) -> None:
+def test_kl_estimators_by_hand(estimator: KLEstimator, at_half: float) -> None:
     """d, d²/2 and exp(-d) - 1 + d at d = 0.5; all are 0 where the policies agree."""
     assert kl_estimate(tensor(-1.0), tensor(-1.5), estimator).item() == pytest.approx(at_half)
     assert kl_estimate(tensor(-1.0), tensor(-1.0), estimator).item() == 0
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
-def test_kl_estimators_are_unbiased(estimator: Estimator) -> None:
+def test_kl_estimators_are_unbiased(estimator: KLEstimator) -> None:
     """Their mean over the policy's own tokens is the divergence, computed over the whole vocabulary."""
     policy, reference = (torch.tensor(p, dtype=torch.float64).log() for p in ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]))
     exact = (policy.exp() * (policy - reference)).sum()

@@ -1,10 +1,8 @@
 """The trainer: the written formula, bit for bit the same again, and no step on broken numbers."""
 
 import json
-import math
 import subprocess
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,208 +10,21 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
-from transformers import PreTrainedModel
 
-from configs.schema import PPO, Advantage, Optimizer, Reward
-from tasks.ppo.advantages import register_advantage
-from tasks.ppo.advantages.group import group
-from tasks.ppo.batches import draw_minibatches, make_minibatch
-from tasks.ppo.critic import ValueNorm
-from tasks.ppo.prepare import Preparation
-from tasks.ppo.samples import build_samples
+from configs.schema import PPO, Optimizer, Reward
 from tasks.ppo.trainer import Trainer
-from tests.ppo_helpers import make_scores, make_trajectory, random_rows, save_tiny, tiny_model
-
-UNCLIPPED = Optimizer(lr=1e-3, max_grad_norm=1e9)
-
-
-def make_trainer(
-    folder: Path,
-    optimizer: Optimizer = UNCLIPPED,
-    temperature: float = 1.0,
-    first: Path | None = None,
-    **ppo: Any,
-) -> Trainer:
-    knobs = PPO.model_validate(
-        {"device": "cpu", "threads": 1, "ppo_n_minibatches": 1, "advantage": {"normalisation": "none"}, **ppo}
-    )
-    trainer = Trainer(knobs, optimizer, Reward(), temperature)
-    trainer.load(folder, None, seed=1, first=first)
-    return trainer
-
-
-def weights(trainer: Trainer) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in trainer._learner.model.state_dict().items()}
-
-
-def gradients(trainer: Trainer) -> dict[str, Tensor]:
-    """What the last optimizer step saw; the bound of `UNCLIPPED` leaves it as it was."""
-    return {name: p.grad for name, p in trainer._learner.model.named_parameters() if p.grad is not None}
-
-
-def naive_loss(model: PreTrainedModel, temperature: float = 1.0, **knobs: Any) -> Tensor:
-    """The policy's whole loss once more: float64, full logits, one trajectory and one token at a time."""
-    ppo = PPO.model_validate({"advantage": {"normalisation": "none"}, **knobs})
-    rows, scores = random_rows()
-    success = {(score.trajectory_id, score.turn): score.success for score in scores}
-    returns = {
-        (row.trajectory_id, k): sum(2 * success[row.trajectory_id, j] - 1 for j in range(k, len(row.turns)))
-        for row in rows
-        for k in range(len(row.turns))
-    }
-    reference, cap = tiny_model(seed=7).double(), ppo.behaviour_weight
-    terms = []
-    for row in rows:
-        logprobs = (model(torch.tensor([row.token_ids])).logits[0] / temperature).log_softmax(-1)
-        of_reference = (reference(torch.tensor([row.token_ids])).logits[0] / temperature).log_softmax(-1).detach()
-        actions = [(t, k) for k, turn in enumerate(row.turns) for t in range(turn.start, turn.end)]
-        gaps = {t: logprobs[t - 1, row.token_ids[t]].item() - row.logprobs[t] for t, _ in actions}
-        for t, k in actions:
-            peers = [returns[r.trajectory_id, k] for r in rows if r.problem_id == row.problem_id and len(r.turns) > k]
-            advantage = returns[row.trajectory_id, k] - sum(peers) / len(peers)
-            logp = logprobs[t - 1, row.token_ids[t]]
-            proximal = logp.detach() if ppo.use_decoupled_loss else torch.tensor(row.logprobs[t]).double()
-            weight = math.exp(gaps[t] if cap.level == "token" else sum(gaps.values()) / len(gaps))
-            if cap.cap and weight > cap.cap:
-                weight = cap.cap if cap.mode == "truncate" else 0.0
-            ratio = torch.exp(logp - proximal)
-            clipped = ratio.clamp(1 - ppo.eps_clip, 1 + (ppo.eps_clip_higher or ppo.eps_clip))
-            objective = torch.min(ratio * advantage, clipped * advantage)
-            if ppo.c_clip and advantage < 0:
-                objective = torch.max(objective, torch.tensor(ppo.c_clip * advantage))
-            term = -(weight if ppo.use_decoupled_loss else 1.0) * objective
-            term = term + ppo.entropy_coefficient * (logprobs[t - 1].exp() * logprobs[t - 1]).sum()
-            if ppo.kl.in_loss:
-                d = logp - of_reference[t - 1, row.token_ids[t]]
-                term = (
-                    term
-                    + ppo.kl.kl_ctl * {"k1": d, "k2": d * d / 2, "k3": torch.exp(-d) - 1 + d}[ppo.kl.chosen_estimator]
-                )
-            terms.append(term)
-    return torch.stack(terms).mean()
-
-
-def naive_gradients(**knobs: Any) -> dict[str, Tensor]:
-    model = tiny_model().double()
-    naive_loss(model, **knobs).backward()
-    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-
-
-def assert_near(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float) -> None:
-    """Equal up to `tolerance` of the largest entry."""
-    assert ours.keys() == theirs.keys()
-    scale = max(value.abs().max().item() for value in theirs.values())
-    for name, value in theirs.items():
-        torch.testing.assert_close(ours[name].double(), value.double(), atol=tolerance * scale, rtol=0)
-
-
-@pytest.mark.parametrize(
-    "knobs",
-    [
-        {},
-        {"temperature": 0.8, "behaviour_weight": {"cap": 1.2}},
-        {"behaviour_weight": {"cap": 1.2, "mode": "mask"}},
-        {"behaviour_weight": {"level": "sequence"}},
-        {"behaviour_weight": {"level": "sequence", "cap": 1.1, "mode": "mask"}},
-        {"use_decoupled_loss": False},
-        {"use_decoupled_loss": False, "temperature": 1.3, "eps_clip_higher": 0.4, "c_clip": 1.1},
-        {"entropy_coefficient": 0.3},
-        {"kl": {"place": "loss", "estimator": "k1", "kl_ctl": 0.7}},
-        {"kl": {"place": "loss", "estimator": "k2", "kl_ctl": 0.7}},
-        {"kl": {"place": "loss", "estimator": "k3", "kl_ctl": 0.7}, "entropy_coefficient": 0.1},
-    ],
-    ids=str,
+from tests.ppo_helpers import (
+    EVERYTHING,
+    GAE,
+    gradients,
+    make_scores,
+    make_trainer,
+    make_trajectory,
+    random_rows,
+    save_tiny,
+    tiny_model,
+    weights,
 )
-def test_gradient_is_that_of_the_written_formula(tmp_path: Path, knobs: dict[str, Any]) -> None:
-    """Each option, with baselines and the mean over all action tokens, against autograd in float64."""
-    first = tmp_path / "first"
-    tiny_model(seed=7).save_pretrained(first)
-    trainer = make_trainer(
-        save_tiny(tmp_path / "now"), first=first, micro_batch_tokens=50, logprob_chunk_tokens=7, **knobs
-    )
-    metrics = trainer.update(*random_rows(), version=2)
-    assert_near(gradients(trainer), naive_gradients(**knobs), 1e-5)
-    if knobs.get("use_decoupled_loss", True):
-        assert metrics["policy/ratio"] == 1.0
-    else:
-        assert metrics["policy/clip_fraction"] > 0.1
-    if knobs.get("c_clip"):
-        assert metrics["policy/dual_clip_fraction"] > 0.1
-
-
-GAE: dict[str, Any] = {"advantage": {"type": "gae", "gae_lambda": 0.9, "discount": 0.95, "normalisation": "none"}}
-
-
-@pytest.mark.parametrize("kind", ["value-head", "own"])
-def test_gradient_with_a_critic_is_that_of_the_written_formula(tmp_path: Path, kind: str) -> None:
-    """Values of action tokens, GAE, value loss and what of it reaches the trunk, against autograd in float64."""
-    trainer = make_trainer(
-        save_tiny(tmp_path), micro_batch_tokens=50, critic={"model": kind, "value_norm": "none"}, **GAE
-    )
-    critic = trainer._learner.critic
-    assert critic is not None
-    with torch.no_grad():
-        critic.head.weight.copy_(torch.linspace(-0.1, 0.1, 32))
-    head = torch.linspace(-0.1, 0.1, 32, dtype=torch.float32).double().requires_grad_()
-    trainer.update(*random_rows(), version=2)
-
-    rows, scores = random_rows()
-    policy, other = tiny_model().double(), tiny_model().double()
-    success = {(score.trajectory_id, score.turn): score.success for score in scores}
-    of_policy, of_value = [], []
-    for row in rows:
-        ids = torch.tensor([row.token_ids])
-        logprobs = policy(ids).logits[0].log_softmax(-1)
-        hidden = (policy if kind == "value-head" else other).base_model(ids).last_hidden_state[0]
-        actions = [(t, k) for k, turn in enumerate(row.turns) for t in range(turn.start, turn.end)]
-        values = torch.stack([hidden[t - 1] @ head for t, _ in actions])
-        carried, after = 0.0, 0.0
-        for (t, k), value in reversed(list(zip(actions, values, strict=True))):
-            last = t == row.turns[k].end - 1
-            reward = 2 * success[row.trajectory_id, k] - 1 if last else 0.0
-            discount = 1.0 if last else 0.95
-            carried = reward + discount * after - value.item() + discount * 0.9 * carried
-            after = value.item()
-            logp = logprobs[t - 1, row.token_ids[t]]
-            weight = math.exp(logp.item() - row.logprobs[t])
-            of_policy.append(-weight * torch.exp(logp - logp.detach()) * carried)
-            of_value.append((value - (carried + after)) ** 2 / 2)
-    coefficient = 0.1 if kind == "value-head" else 1.0
-    (torch.stack(of_policy).mean() + coefficient * torch.stack(of_value).mean()).backward()
-    assert_near(gradients(trainer), {n: p.grad for n, p in policy.named_parameters() if p.grad is not None}, 1e-5)
-    assert head.grad is not None
-    assert critic.head.weight.grad is not None
-    torch.testing.assert_close(critic.head.weight.grad[0].double(), head.grad, atol=1e-5, rtol=1e-4)
-    if critic.own is not None:
-        mine = {n: p.grad for n, p in critic.own.base_model.named_parameters() if p.grad is not None}
-        assert_near(mine, {n: p.grad for n, p in other.base_model.named_parameters() if p.grad is not None}, 1e-5)
-
-
-EVERYTHING: dict[str, Any] = {
-    **GAE,
-    "critic": {"model": "own"},
-    "kl": {"kl_ctl": 0.1, "adaptive": True, "reference": "ema", "ema_decay": 0.5},
-    "behaviour_weight": {"level": "sequence", "cap": 1.1},
-    "entropy_coefficient": 0.1,
-    "mask_truncated": True,
-}
-
-
-@pytest.mark.parametrize("knobs", [{"micro_batch_tokens": 1}, {"micro_batch_tokens": 60}, {"logprob_chunk_tokens": 5}])
-@pytest.mark.parametrize(
-    "options", [{}, EVERYTHING, {**GAE, "critic": {}, "kl": {"kl_ctl": 0.1, "place": "loss"}}], ids=lambda o: len(o)
-)
-def test_gradient_does_not_depend_on_the_batching(
-    tmp_path: Path, knobs: dict[str, Any], options: dict[str, Any]
-) -> None:
-    """How much fits into memory must not change what is learned: padding, accumulation and chunks are neutral."""
-    folder = save_tiny(tmp_path)
-    whole, parts = make_trainer(folder, **options), make_trainer(folder, **options, **knobs)
-    rows, scores = random_rows()
-    whole.update(rows, scores, version=2)
-    parts.update(rows[::-1], scores[::-1], version=2)
-    assert_near(gradients(parts), gradients(whole), 1e-6)
 
 
 def test_order_of_rows_changes_no_bit(tmp_path: Path) -> None:
@@ -237,7 +48,7 @@ def test_another_process_continues_bit_for_bit(tmp_path: Path, options: dict[str
     script = f"""
 from pathlib import Path
 from tests.ppo_helpers import random_rows
-from tests.test_ppo_trainer import make_trainer
+from tests.ppo_helpers import make_trainer
 here = Path({str(tmp_path)!r})
 trainer = make_trainer(here / "start", **{knobs!r})
 trainer.update(*random_rows(seed=1), version=1)
@@ -255,195 +66,6 @@ trainer.save(here / "again2", here / "again_state2")
             assert [name for name in names if (ours / name).read_bytes() != (theirs / name).read_bytes()] == []
     files = {path.name for path in (tmp_path / "state2").iterdir()}
     assert ("critic.safetensors" in files, "reference.safetensors" in files) == ("critic" in options, "kl" in options)
-
-
-def test_the_proximal_pass_of_the_first_minibatch_changes_nothing(tmp_path: Path) -> None:
-    """It is skipped: with one minibatch there is none at all, with two half of one, and w and ratio are the same."""
-    folder, lines = save_tiny(tmp_path), list[str]()
-    rows, scores = random_rows()
-    once = make_trainer(folder)
-    once.update(rows, scores, version=2, progress=lines.append)
-    assert lines[0].startswith("minibatch 1 of 1")
-    all_of_them = make_trainer(folder, epochs=2)  # an epoch more needs the stored ones
-    metrics = all_of_them.update(rows, scores, version=2, progress=lines.append)
-    assert lines[1].startswith("proximal logprobs of 16 trajectories")
-    assert metrics["policy/ratio"] != 1.0
-
-    reference = make_trainer(folder)  # the same update, its proximal logprobs computed before
-    learner, samples = reference._learner, build_samples(rows, scores, Reward())
-    indices = draw_minibatches(samples, 1, learner.generator)[0]
-    prepared = Preparation(learner, PPO(advantage=Advantage(normalisation="none"), epochs=2), 1.0, nullcontext())
-    columns = prepared.prepare(samples, [[indices], [indices]]).columns
-    assert all(column.proximal is not None for column in columns)
-    reference._stepper.take(make_minibatch(samples, columns, indices, 16384, learner.device))
-    assert_near(gradients(once), gradients(reference), 1e-6)
-
-
-def test_plain_ppo_needs_no_proximal_pass(tmp_path: Path) -> None:
-    """Nor does the option for data that are exactly on-policy; the mismatch is reported all the same."""
-    options: list[dict[str, Any]] = [{"use_decoupled_loss": False}, {"recompute_logprob": False}]
-    for knobs in options:
-        lines: list[str] = []
-        metrics = make_trainer(save_tiny(tmp_path), **knobs).update(*random_rows(), version=2, progress=lines.append)
-        assert lines[0].startswith("minibatch 1 of 1")
-        assert metrics["proximal/mean_difference"] > 0.1
-
-
-def test_epochs_pass_over_the_data_again(tmp_path: Path) -> None:
-    """Sample reuse: other minibatches, the same proximal logprobs; the ratio leaves 1."""
-    trainer = make_trainer(save_tiny(tmp_path), ppo_n_minibatches=2, epochs=3)
-    metrics = trainer.update(*random_rows(), version=2)
-    assert trainer._learner.steps == 6
-    assert metrics["policy/kl_proximal"] > 0
-    assert metrics["tokens/padding_share"] < 0.5
-
-
-def test_early_stop_spares_the_policy_and_counts(tmp_path: Path) -> None:
-    """Plain PPO on rows whose behaviour logprobs are far too low: the mean ratio is above 5."""
-    rows, scores = random_rows()
-    far = [replace(row, logprobs=[-20.0 if sampled else 0.0 for sampled in row.action_mask]) for row in rows]
-    trainer = make_trainer(save_tiny(tmp_path), use_decoupled_loss=False, critic={"model": "own"}, **GAE)
-    before, critic = weights(trainer), trainer._learner.critic
-    metrics = trainer.update(far, scores, version=2)
-    assert metrics["policy/early_stopped"] == 1.0
-    assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())
-    assert critic is not None
-    assert critic.head.weight.any()  # values have no ratio: a critic of its own learns
-    bold = make_trainer(save_tiny(tmp_path), use_decoupled_loss=False, early_stop_imp_ratio=None)
-    assert bold.update(far, scores, version=2)["policy/early_stopped"] == 0.0
-    assert not torch.equal(before["lm_head.weight"], weights(bold)["lm_head.weight"])
-
-
-@pytest.mark.parametrize("critic", ["value-head", "own"])
-def test_a_ratio_that_overflows_is_left_out_like_any_that_is_too_far(tmp_path: Path, critic: str) -> None:
-    """exp(200) is infinite and its gradient is no number: the minibatch is skipped, the run goes on."""
-    rows, scores = random_rows()
-    far = [replace(row, logprobs=[-200.0 if sampled else 0.0 for sampled in row.action_mask]) for row in rows]
-    trainer = make_trainer(save_tiny(tmp_path), use_decoupled_loss=False, critic={"model": critic}, **GAE)
-    before = weights(trainer)
-    assert trainer.update(far, scores, version=2)["policy/early_stopped"] == 1.0
-    assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())
-
-
-def test_a_fixed_reference_must_be_given(tmp_path: Path) -> None:
-    """Going on from a later checkpoint, the policy would be compared with itself."""
-    trainer = make_trainer(save_tiny(tmp_path / "start"), kl={"kl_ctl": 0.1})
-    trainer.update(*random_rows(), version=0)
-    trainer.save(tmp_path / "model", tmp_path / "state")
-    with pytest.raises(ValueError, match="give its folder as `first`"):
-        trainer.load(tmp_path / "model", tmp_path / "state", seed=1)
-
-
-def test_an_estimator_that_gives_a_critic_nothing_to_learn(tmp_path: Path) -> None:
-    """One's own estimator may use a critic; then it says what the critic should have said."""
-    register_advantage("no-returns", group)
-    trainer = make_trainer(save_tiny(tmp_path), advantage={"type": "no-returns"}, critic={})
-    with pytest.raises(ValueError, match="no-returns gives no returns"):
-        trainer.update(*random_rows(), version=0)
-
-
-def test_kl_in_the_reward_pulls_towards_the_reference(tmp_path: Path) -> None:
-    """Without any other signal, the policy moves to the reference policy; the coefficient adapts."""
-    first = tmp_path / "first"
-    tiny_model(seed=7).save_pretrained(first)
-    options: dict[str, Any] = {
-        "kl": {"place": "reward", "kl_ctl": 1.0, "adaptive": True, "target": 1.0, "horizon": 100.0}
-    }
-    trainer = make_trainer(save_tiny(tmp_path / "now"), Optimizer(lr=3e-3), first=first, **options)
-    rows, _ = random_rows()
-    scores = [score for row in rows for score in make_scores(row.trajectory_id, *[1.0] * len(row.turns))]
-    history = [trainer.update(rows, scores, version=2) for _ in range(6)]
-    assert history[0]["kl/kl_ctl"] == 1.0
-    assert history[1]["kl/kl_ctl"] == pytest.approx(1 + 0.2 * len(rows) / 100)
-    assert history[-1]["policy/kl_reference"] < history[0]["policy/kl_reference"]
-
-
-def test_a_moving_reference_follows(tmp_path: Path) -> None:
-    """After an update it is the mean of itself and the policy, with a decay of 0.99; a fixed one stays."""
-    folder = save_tiny(tmp_path)
-    for reference, share in (("ema", 0.01), ("fixed", 0.0)):
-        options: dict[str, Any] = {"kl": {"kl_ctl": 0.1, "place": "loss", "reference": reference}}
-        trainer = make_trainer(folder, **options)
-        before = weights(trainer)["lm_head.weight"]
-        trainer.update(*random_rows(), version=2)
-        held, after = trainer._learner.reference, weights(trainer)["lm_head.weight"]
-        assert held is not None
-        torch.testing.assert_close(held.model.state_dict()["lm_head.weight"], before + share * (after - before))
-
-
-@pytest.mark.parametrize("kind", ["value-head", "own"])
-def test_a_critic_learns_to_foresee_returns(tmp_path: Path, kind: str) -> None:
-    """The same data again and again: it explains ever more, so normalised values come back to units of returns."""
-    critic = {"model": kind, "lr": 1e-2 if kind == "value-head" else 3e-3, "value_eps_clip": 10.0}
-    trainer = make_trainer(save_tiny(tmp_path), Optimizer(lr=1e-5), critic=critic, **GAE)
-    explained = [trainer.update(*random_rows(), version=2)["value/explained_variance"] for _ in range(25)]
-    assert explained[-1] > 0.25 > 0.01 > abs(explained[0])  # a head alone, on random features, explains a third
-
-
-@pytest.mark.parametrize(("kind", "mean", "std"), [("exp", 0.0, None), ("ma", 7 / 3, None), ("none", 0.0, 1.0)])
-def test_value_norm_by_hand(kind: str, mean: float, std: float | None) -> None:
-    """Batches 1, 1 and 5 with beta 0.6: (0.4 * 0.6 * 1 + 0.4 * 5) / 0.64 … debiased; ma counts returns."""
-    norm = ValueNorm(kind, 0.6)
-    norm.update(torch.tensor([1.0, 1.0]))
-    norm.update(torch.tensor([5.0]))
-    if kind == "exp":
-        mean = (0.4 * 0.6 * 1 + 0.4 * 5) / (0.4 * 0.6 + 0.4)
-        std = math.sqrt((0.4 * 0.6 * 1 + 0.4 * 25) / 0.64 - mean**2)
-    if kind == "ma":
-        std = math.sqrt(27 / 3 - mean**2)
-    assert std is not None
-    assert (norm.mean, norm.std) == pytest.approx((mean, std))
-    assert norm.denormalise(norm.normalise(3.0)) == pytest.approx(3.0)
-
-
-def test_stale_trajectories_are_left_out_and_counted(tmp_path: Path) -> None:
-    """What counts is the oldest token's version in the rows, against the version in training."""
-    rows, scores = random_rows()  # versions 0, 1, 2 in turn
-    knobs = PPO(device="cpu", threads=1, ppo_n_minibatches=1)
-    trainer = Trainer(knobs, UNCLIPPED, Reward(), max_head_offpolicyness=1)
-    trainer.load(save_tiny(tmp_path), None, seed=1)
-    metrics = trainer.update(rows, scores, version=2)
-    assert metrics["trajectories/too_old"] == sum(row.policy_version == 0 for row in rows) == 6
-    assert metrics["trajectories"] == 10
-    assert metrics["staleness/max"] == 1
-    with pytest.raises(ValueError, match=r"16 of 16 .* rollout.max_head_offpolicyness=1 versions before 9"):
-        trainer.update(rows, scores, version=9)
-
-
-def test_all_wrong_raises_the_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A broken judge or prompt looks just so: it must not pass in silence."""
-    rows, _ = random_rows()
-    scores = [score for row in rows for score in make_scores(row.trajectory_id, *[0.0] * len(row.turns))]
-    metrics = make_trainer(save_tiny(tmp_path)).update(rows, scores, version=2)
-    assert metrics["reward/all_minimal"] == 1.0
-    assert "every reward is minimal" in caplog.text
-
-
-@pytest.mark.parametrize("part", ["reference", "critic"])
-def test_other_models_that_are_broken_name_the_trajectories(tmp_path: Path, part: str) -> None:
-    """A NaN in the reference policy or the critic is found before the weights are touched."""
-    options = {"kl": {"kl_ctl": 0.1, "place": "loss"}} if part == "reference" else {**GAE, "critic": {"model": "own"}}
-    trainer = make_trainer(save_tiny(tmp_path), **options)
-    learner, before = trainer._learner, weights(trainer)
-    model = learner.reference.model if learner.reference else learner.critic.own if learner.critic else None
-    assert model is not None
-    with torch.no_grad():
-        next(model.parameters())[10] = float("nan")
-    rows = [make_trajectory("hit", [[10, 11]]), make_trajectory("spared", [[12, 13]])]
-    what = "reference logprobs" if part == "reference" else "values"
-    with pytest.raises(ValueError, match=f"infinite {what} with the trajectories hit: nothing was trained"):
-        trainer.update(rows, make_scores("hit", 1) + make_scores("spared", 0), version=0)
-    assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())
-
-
-def test_state_of_other_settings_is_refused(tmp_path: Path) -> None:
-    """A critic cannot go on from a state saved without one."""
-    folder = save_tiny(tmp_path / "start")
-    trainer = make_trainer(folder)
-    trainer.update(*random_rows(), version=0)
-    trainer.save(tmp_path / "model", tmp_path / "state")
-    with pytest.raises(ValueError, match=r"no critic.safetensors in .*other settings of ppo.*policy.path"):
-        make_trainer(folder, **GAE, critic={}).load(tmp_path / "model", tmp_path / "state", seed=1)
 
 
 def test_loaded_weights_are_aligned(tmp_path: Path) -> None:

@@ -1,14 +1,12 @@
 """Estimators of the KL divergence to a reference policy, and the controller of its coefficient."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-Estimator = Literal["k1", "k2", "k3"]
+from configs.schema import KLEstimator
 
 
-def kl_estimate(logp: Tensor, reference: Tensor, estimator: Estimator) -> Tensor:
+def kl_estimate(logp: Tensor, reference: Tensor, estimator: KLEstimator) -> Tensor:
     """Estimates KL(policy ‖ reference) at tokens of the policy: with d = logp - reference, k1 = d, k2 = d²/2,
     k3 = exp(-d) - 1 + d, of each token.
 

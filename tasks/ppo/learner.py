@@ -1,5 +1,6 @@
 """Everything that training changes, and how it is stored between updates."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,9 +123,7 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 @torch.no_grad()
-def _overwrite(
-    named: dict[str, nn.Parameter], values: dict[str, Tensor | None] | dict[str, Tensor], path: Path
-) -> None:
+def _overwrite(named: dict[str, nn.Parameter], values: Mapping[str, Tensor | None], path: Path) -> None:
     for name, parameter in named.items():
         value = values.get(name)
         if value is None or value.shape != parameter.shape:

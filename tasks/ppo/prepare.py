@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from configs.schema import PPO
 from tasks.ppo.advantages import Observed, estimate
@@ -59,7 +60,8 @@ class Preparation:
         proximal = self._proximal(samples, draws)
         reference: dict[int, Logprobs] = {}
         if self._learner.reference:
-            reference = self._look("reference logprobs", self._reference_logprobs, samples, everyone)
+            look = self._logprobs(self._learner.reference.model)
+            reference = self._look("reference logprobs", look, samples, everyone)
         values = self._look("values", self._learner.values, samples, everyone) if self._learner.critic else {}
         prepared = Prepared([], done=self._done)
         penalties = self._penalties(samples, proximal, reference, prepared)
@@ -87,7 +89,8 @@ class Preparation:
         if not (ppo.use_decoupled_loss and ppo.recompute_logprob):
             return {index: sample.behaviour for index, sample in enumerate(samples)}
         first = set(draws[0][0]) if len(draws) == 1 and not ppo.kl.in_reward else set()
-        return self._look("proximal logprobs", self._logprobs, samples, sorted(set(range(len(samples))) - first))
+        look, rest = self._logprobs(self._learner.model), sorted(set(range(len(samples))) - first)
+        return self._look("proximal logprobs", look, samples, rest)
 
     def _look(self, what: str, look: Look, samples: Sequence[Sample], indices: Iterable[int]) -> dict[int, Logprobs]:
         start, chosen = time.perf_counter(), list(indices)
@@ -99,14 +102,14 @@ class Preparation:
         self._done.append(f"{what} of {len(chosen)} trajectories in {time.perf_counter() - start:.1f} s")
         return found
 
-    def _logprobs(self, tokens: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    def _logprobs(self, model: PreTrainedModel) -> Look:
+        """Looks at the logprobs under `model`."""
         chunk = self._ppo.logprob_chunk_tokens
-        return action_logprobs(self._learner.model, tokens, rows, columns, self._temperature, chunk)[0]
 
-    def _reference_logprobs(self, tokens: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        assert self._learner.reference is not None
-        model, chunk = self._learner.reference.model, self._ppo.logprob_chunk_tokens
-        return action_logprobs(model, tokens, rows, columns, self._temperature, chunk)[0]
+        def look(tokens: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+            return action_logprobs(model, tokens, rows, columns, self._temperature, chunk)[0]
+
+        return look
 
     def _penalties(
         self,

@@ -53,7 +53,7 @@ def play(
 
         def sink(trajectories: list[Trajectory]) -> None:
             group = select(trajectories, settings) if plan.selecting else trajectories
-            tally.groups_rejected += is_rejected(group)
+            tally.groups_rejected += is_rejected(trajectories, group)
             for trajectory in group:
                 tally.add(trajectory)
                 writer.write(trajectory)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from configs.schema import Rollout
 from storage.records import Trajectory
 
-_OUTSIDE = "success rate of its group outside"
 _PLAYED = ("completed", "truncated")
 
 
@@ -19,7 +18,7 @@ def select(group: Sequence[Trajectory], settings: Rollout) -> list[Trajectory]:
     rate = success_rate(group)
     low, high = settings.success_rate_lb, settings.success_rate_ub
     if rate is not None and not low <= rate <= high:
-        return [_reject(row, f"{_OUTSIDE} [{low:g}, {high:g}]: {rate:.2f}") for row in group]
+        return [_reject(row, f"success rate of its group outside [{low:g}, {high:g}]: {rate:.2f}") for row in group]
     if settings.generation_size in (None, settings.group_size):
         return list(group)
     kept = {row.trajectory_id for row in sorted(group, key=_goodness)[: settings.group_size]}
@@ -37,9 +36,9 @@ def success_rate(group: Sequence[Trajectory]) -> float | None:
     return sum(reward > 0 for reward in rewards) / len(rewards) if rewards else None
 
 
-def is_rejected(group: Sequence[Trajectory]) -> bool:
-    """Whether `select` left nothing of the group."""
-    return any(row.reason.startswith(_OUTSIDE) for row in group)
+def is_rejected(group: Sequence[Trajectory], selected: Sequence[Trajectory]) -> bool:
+    """Whether `select` left nothing of a group that was played."""
+    return success_rate(group) is not None and success_rate(selected) is None
 
 
 def _goodness(row: Trajectory) -> tuple[bool, float, int, int]:
