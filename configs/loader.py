@@ -55,7 +55,7 @@ def to_yaml(config: Config) -> str:
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Keys whose values differ between two resolved configurations, as `key: old -> new`."""
-    left, right = dict(_flatten(old)), dict(_flatten(new))
+    left, right = dict(flatten(old)), dict(flatten(new))
     missing = "(absent)"
     return [
         f"{key}: {left.get(key, missing)!r} -> {right.get(key, missing)!r}"
@@ -64,10 +64,11 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     ]
 
 
-def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Nested dictionaries as dotted keys and values."""
     for key, value in values.items():
         if isinstance(value, dict) and value:
-            yield from _flatten(value, f"{prefix}{key}.")
+            yield from flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 

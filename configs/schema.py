@@ -7,7 +7,7 @@ checkpoint says how it was made. Unknown keys are refused.
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -16,6 +16,16 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 Column = Literal["id", "prompt", "solutions"]
 KLEstimator = Literal["k1", "k2", "k3"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+
+
+def _without_credentials(uri: str) -> str:
+    signed = any(mark in uri for mark in ("X-Amz-", "Signature=", "sig="))
+    if "@" in uri.partition("://")[2].partition("/")[0] or signed:
+        raise ValueError("credentials in a URI would stand in every manifest: give them to the environment instead")
+    return uri
+
+
+URI = Annotated[str, AfterValidator(_without_credentials)]
 
 
 class Knobs(BaseModel):
@@ -41,13 +51,23 @@ class Run(Knobs):
     """Rollout-score-train rounds. Raising it later continues the same run."""
     overlap: bool = False
     """Play the next iteration while this one trains; needs `rollout.max_head_offpolicyness` of 1 or more."""
+    when_held: Literal["stop", "wait"] = "stop"
+    """What to do while another flow run writes the same run: stop and say who, or wait for its end."""
+    lease_s: PositiveFloat = 60.0
+    """A flow run on another machine counts as dead after so many seconds without a sign of life."""
 
 
 class Storage(Knobs):
-    root: str = "./var"
+    root: URI = "./var"
     """Where versions live: a local folder, `memory://name` or `s3://bucket/prefix`."""
     cache: str = "./var/cache"
-    """Local folder for checkpoints downloaded from a remote root."""
+    """Local folder for versions of a remote root, and for logs of servers."""
+    cache_gib: PositiveFloat = 100.0
+    """Of a remote root so much is kept there; what was not used for longest goes first."""
+    request_timeout_s: PositiveFloat = 30.0
+    """S3: an answer that takes longer is given up, and the request sent again."""
+    patience_s: PositiveFloat = 600.0
+    """S3: how long an operation is tried before the run fails."""
 
 
 class ArithmeticSource(Knobs):
@@ -78,7 +98,7 @@ class FileSource(Knobs):
     """Rows of a JSONL or Parquet file."""
 
     kind: Literal["jsonl", "parquet"]
-    path: str
+    path: URI
     """Path or URI of the file."""
     preset: Literal["gsm8k", "math", "areal"] | None = None
     """Field mapping of a known data set; or give `fields`."""
@@ -159,7 +179,7 @@ class WarmStart(Knobs):
 
 
 class Policy(Knobs):
-    path: str | None = None
+    path: URI | None = None
     """A transformers folder, a committed checkpoint's URI, or a hub name."""
     warm_start: WarmStart | None = None
     """Make a tiny policy instead."""
@@ -230,7 +250,7 @@ class Rollout(Knobs):
 
 
 class Inference(Knobs):
-    urls: list[str] = []
+    urls: list[URI] = []
     """vLLM servers to use, such as http://127.0.0.1:8000; empty starts `replicas` of our own.
     They need --enable-scale-out, VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs and
     a view of the checkpoint files; their API key is read from the environment (VLLM_API_KEY)."""

@@ -9,6 +9,7 @@ from typing import Any
 from prefect import Flow
 
 from configs import ConfigError, available, to_yaml
+from flows.temporary_server import temporary_server
 
 
 def main(run: "Flow[..., Any]", **options: int) -> None:
@@ -38,7 +39,8 @@ def main(run: "Flow[..., Any]", **options: int) -> None:
         if arguments.print_config:
             print(to_yaml(resolved), end="")
             return
-        run(arguments.config, arguments.overrides, **{option: getattr(arguments, option) for option in options})
+        with temporary_server():
+            run(arguments.config, arguments.overrides, **{option: getattr(arguments, option) for option in options})
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

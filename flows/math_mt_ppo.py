@@ -5,7 +5,7 @@
                        └── trajectories ── scores ── policy n+1     (evaluate before, every k-th, after)
 
 Every arrow is a committed version in the store. A stage whose version exists is skipped, so running
-the same run again continues it.
+the same run again continues it, wherever it was stopped or killed.
 
     python -m flows.math_mt_ppo demo run.iterations=2
 """
@@ -17,12 +17,12 @@ from tasks.configuration import resolve
 from tasks.evaluate import evaluate
 from tasks.first_policy import first_policy
 from tasks.import_problems import import_problems
-from tasks.progress import iteration_progress
+from tasks.open_run import open_run
+from tasks.progress import iterations, newest_policy
 from tasks.report import report
 from tasks.resources import open_engine, open_trainer, open_verifier
 from tasks.rollout import Rollouts
 from tasks.score import score
-from tasks.start_run import start_run
 from tasks.train import train
 
 
@@ -34,25 +34,24 @@ def math_mt_ppo(config: str = "demo", overrides: list[str] | None = None) -> str
         config: name of a configuration in configs/ or a YAML file's path.
         overrides: dotted, such as ["run.iterations=2"].
     """
-    workspace = start_run(resolve(config, overrides))
-    run = workspace.config.run
-    problems, held_out = import_problems(workspace)
-    policy = first_policy(workspace)
-    with (
-        open_verifier(workspace) as verifier,
-        open_engine(workspace) as engine,  # ends first, and with it a rollout that plays ahead
-        open_trainer(workspace) as trainer,
-    ):
-        rollouts = Rollouts(workspace, engine, verifier, problems)
-        evaluate(workspace, engine, verifier, policy, held_out)
-        for iteration in iteration_progress(run.iterations):
-            trajectories = rollouts.take(iteration, policy)  # with run.overlap the next are played from here on
-            scores = score(workspace, verifier, iteration, trajectories)
-            policy = train(workspace, trainer, iteration, policy, trajectories, scores)
-            rollouts.swap(policy)
-            if (iteration + 1) % workspace.config.evaluation.every == 0 or iteration + 1 == run.iterations:
-                evaluate(workspace, engine, verifier, policy, held_out)
-    return report(workspace)
+    with open_run(resolve(config, overrides)) as workspace:  # by one flow run at a time
+        problems, held_out = import_problems(workspace)
+        policy = newest_policy(workspace) or first_policy(workspace)
+        with (
+            open_verifier(workspace) as verifier,
+            open_engine(workspace) as engine,  # ends first, and with it a rollout that plays ahead
+            open_trainer(workspace) as trainer,
+        ):
+            rollouts = Rollouts(workspace, engine, verifier, problems)
+            for iteration in iterations(workspace):  # those not yet committed
+                if iteration % workspace.config.evaluation.every == 0:
+                    evaluate(workspace, engine, verifier, policy, held_out)
+                trajectories = rollouts.take(iteration, policy)  # with run.overlap the next are played from here on
+                scores = score(workspace, verifier, iteration, trajectories)
+                policy = train(workspace, trainer, iteration, policy, trajectories, scores)
+                rollouts.swap(policy)
+            evaluate(workspace, engine, verifier, policy, held_out)
+        return report(workspace)
 
 
 if __name__ == "__main__":

@@ -9,15 +9,14 @@ import tasks.score
 from flows.cli import main
 from storage import layout
 from tasks.configuration import resolve
+from tasks.open_run import open_run
 from tasks.resources import open_verifier
-from tasks.start_run import start_run
 
 
 @flow(name="score")
 def score(config: str = "demo", overrides: list[str] | None = None, iteration: int = 0) -> str:
     """Judge one iteration's trajectories."""
-    workspace = start_run(resolve(config, overrides))
-    with open_verifier(workspace) as verifier:
+    with open_run(resolve(config, overrides)) as workspace, open_verifier(workspace) as verifier:
         return tasks.score.score(workspace, verifier, iteration, layout.trajectories(workspace.name, iteration))
 
 

@@ -9,8 +9,8 @@ import tasks.train
 from flows.cli import main
 from storage import layout
 from tasks.configuration import resolve
+from tasks.open_run import open_run
 from tasks.resources import open_trainer
-from tasks.start_run import start_run
 
 
 @flow(name="train")
@@ -18,9 +18,8 @@ def train(config: str = "demo", overrides: list[str] | None = None, iteration: i
     """Update the policy on one iteration's scored trajectories."""
     from tasks.rewards.scoring import scorer_fingerprint
 
-    workspace = start_run(resolve(config, overrides))
-    name = workspace.name
-    with open_trainer(workspace) as trainer:
+    with open_run(resolve(config, overrides)) as workspace, open_trainer(workspace) as trainer:
+        name = workspace.name
         return tasks.train.train(
             workspace,
             trainer,

@@ -9,7 +9,9 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from storage.manifests import Draft, Manifest, Provenance, fetch, read
+from storage.drafts import Draft, Provenance
+from storage.fetch import fetch
+from storage.manifests import Manifest, read
 from storage.store import StorageError, Store
 
 
@@ -31,7 +33,7 @@ class Checkpoint:
     version: str  # store key
     number: int  # policy version: updates committed before it
     model: Path
-    state: Path | None
+    state: Path | None  # None where there is none, or it was not asked for
     canary: Canary
     manifest: Manifest
 
@@ -45,8 +47,9 @@ def commit(
     provenance: Provenance,
     parents: list[str],
     metrics: dict[str, float],
+    cache: Path | None = None,
 ) -> Manifest:
-    """Store the folders as policy version `version`."""
+    """Store the folders as policy version `version`; with `cache` the files move there."""
     with Draft(store, version, "checkpoint") as draft:
         draft.add_folder(model, "model")
         if state:
@@ -54,11 +57,14 @@ def commit(
         path = draft.scratch / "canary.json"
         path.write_text(json.dumps(asdict(canary)))
         draft.add(path, "canary.json")
-        return draft.commit(provenance, parents, metrics)
+        manifest = draft.commit(provenance, parents, metrics)
+        if cache:
+            draft.hand_over(cache)
+        return manifest
 
 
-def open_checkpoint(store: Store, version: str, cache: Path) -> Checkpoint:
-    """Fetch and verify a checkpoint.
+def open_checkpoint(store: Store, version: str, cache: Path, *, state: bool = False) -> Checkpoint:
+    """Fetch and verify a checkpoint; the optimizer's part, which is most of it, only with `state`.
 
     Raises:
         StorageError: not committed, not a checkpoint, missing or damaged files.
@@ -66,15 +72,23 @@ def open_checkpoint(store: Store, version: str, cache: Path) -> Checkpoint:
     manifest = read(store, version)
     if manifest.kind != "checkpoint":
         raise StorageError(f"{store.uri(version)} is a {manifest.kind} version, not a checkpoint")
-    paths = {file.name: fetch(store, manifest, file.name, cache) for file in manifest.files}
+    names = [file.name for file in manifest.files if state or not file.name.startswith("state/")]
+    paths = {name: fetch(store, manifest, name, cache) for name in names}
     if "canary.json" not in paths or "model/config.json" not in paths:
         raise StorageError(f"{store.uri(version)} has no model/config.json or no canary.json: not a whole checkpoint")
-    state = next((path.parent for name, path in paths.items() if name.startswith("state/")), None)
+    folder = next((path.parent for name, path in paths.items() if name.startswith("state/")), None)
     return Checkpoint(
         version=version,
         number=int(version.rsplit("/", 1)[1]),
         model=paths["model/config.json"].parent,
-        state=state,
-        canary=Canary(**json.loads(paths["canary.json"].read_text())),
+        state=folder,
+        canary=_canary(store, version, paths["canary.json"]),
         manifest=manifest,
     )
+
+
+def _canary(store: Store, version: str, path: Path) -> Canary:
+    try:
+        return Canary(**json.loads(path.read_text()))
+    except (TypeError, ValueError) as error:
+        raise StorageError(f"{store.uri(version)}: its canary.json is none: {error}") from error

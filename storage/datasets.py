@@ -1,6 +1,8 @@
 """Data sets: rows in Parquet shards under one manifest, written and read as a stream."""
 
+import itertools
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -8,11 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage.manifests import Draft, Manifest, fetch, read
+from storage.drafts import Draft
+from storage.fetch import fetch, fetch_file
+from storage.manifests import Manifest, read
 from storage.records import SCHEMA_VERSION, Trajectory, to_table, to_trajectory
 from storage.store import StorageError, Store
 
 _BATCH_ROWS = 256
+_FETCHED_AT_ONCE = 4
 
 
 class ShardWriter:
@@ -24,7 +29,8 @@ class ShardWriter:
     def __init__(self, draft: Draft, schema: pa.Schema, rows_per_shard: int) -> None:
         self._draft, self._schema, self._rows_per_shard = draft, schema, rows_per_shard
         self._rows: list[Any] = []
-        self._shards = 0
+        self._notes: list[Any] = []
+        self._taken = {file.name for file in draft.files}
 
     def __enter__(self) -> "ShardWriter":
         return self
@@ -34,7 +40,13 @@ class ShardWriter:
             self.flush()
 
     def write(self, row: Any) -> None:
-        self._rows.append(row)
+        self.write_group([row])
+
+    def write_group(self, rows: Iterable[Any], note: Any = None) -> None:
+        """Rows that stay in one shard; `note` is kept beside it for those who continue a killed attempt."""
+        self._rows += rows
+        if note is not None:
+            self._notes.append(note)
         if len(self._rows) >= self._rows_per_shard:
             self.flush()
 
@@ -42,13 +54,13 @@ class ShardWriter:
         """Write what has gathered as a shard."""
         if not self._rows:
             return
-        name = f"part-{self._shards:05d}.parquet"
+        name = next(name for name in map("part-{:05d}.parquet".format, itertools.count()) if name not in self._taken)
         path = self._draft.scratch / name
         write_parquet(to_table(self._rows, self._schema), path)
-        self._draft.add(path, name, rows=len(self._rows))
+        self._draft.add_shard(path, name, len(self._rows), self._notes)
         path.unlink()
-        self._shards += 1
-        self._rows = []
+        self._taken.add(name)
+        self._rows, self._notes = [], []
 
 
 def write_parquet(table: pa.Table, path: Path) -> None:
@@ -75,7 +87,8 @@ def shards(store: Store, version: str, cache: Path) -> tuple[Manifest, list[Path
     """The manifest and local, verified Parquet files of a data set version."""
     manifest = read(store, version)
     names = [file.name for file in manifest.files if file.name.endswith(".parquet")]
-    return manifest, [fetch(store, manifest, name, cache) for name in names]
+    with ThreadPoolExecutor(_FETCHED_AT_ONCE) as fetching:
+        return manifest, list(fetching.map(lambda name: fetch(store, manifest, name, cache), names))
 
 
 def rows(store: Store, version: str, cache: Path, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
@@ -86,15 +99,34 @@ def rows(store: Store, version: str, cache: Path, columns: list[str] | None = No
     """
     _, paths = shards(store, version, cache)
     for path in paths:
+        yield from read_parquet(path, columns)
+
+
+def read_parquet(path: Path, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Rows of one local shard, page checksums verified.
+
+    Raises:
+        StorageError: no Parquet, damaged, or written by a newer schema.
+    """
+    try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            _check_schema(file.schema_arrow, path)
+            check_schema(file.schema_arrow, path)
             for batch in file.iter_batches(_BATCH_ROWS, columns=columns):
                 yield from batch.to_pylist()
+    except (pa.ArrowException, OSError) as error:
+        raise StorageError(f"{path} cannot be read as Parquet: {error}") from error
 
 
 def trajectories(store: Store, version: str, cache: Path) -> Iterator[Trajectory]:
     """The trajectories of a version, streamed."""
     return (to_trajectory(row) for row in rows(store, version, cache))
+
+
+def adopted(draft: Draft) -> Iterator[Trajectory]:
+    """The trajectories in shards that a draft took over, streamed and verified."""
+    for file in draft.adopted:
+        path = fetch_file(draft.store, file, draft.scratch)
+        yield from (to_trajectory(row) for row in read_parquet(path))
 
 
 def write_rows(draft: Draft, schema: pa.Schema, items: Iterable[Any], rows_per_shard: int) -> None:
@@ -104,7 +136,8 @@ def write_rows(draft: Draft, schema: pa.Schema, items: Iterable[Any], rows_per_s
             writer.write(item)
 
 
-def _check_schema(schema: pa.Schema, path: Path) -> None:
+def check_schema(schema: pa.Schema, path: Path) -> None:
+    """Raises StorageError where the file was written by a newer schema."""
     found = int((schema.metadata or {}).get(b"schema_version", b"0"))
     if found > SCHEMA_VERSION:
         raise StorageError(f"{path} was written with schema {found}; this code knows {SCHEMA_VERSION}: upgrade")

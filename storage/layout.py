@@ -6,7 +6,20 @@ runs/<run>/checkpoints/<policy version>     weights, tokenizer, optimizer, RNG, 
 runs/<run>/trajectories/<iteration>         rolled out with the checkpoint of the same number
 runs/<run>/scores/<iteration>/<scorer>      verdicts on those trajectories
 runs/<run>/evaluations/<policy version>     trajectories on the held-out problems; `…/scores/<scorer>` beside them
+
+Within a version:
+manifest.json                               the commit
+<nonce>/…                                   data objects of the attempt with that nonce
+journal/<number>.json                       shards that a rollout has finished, so that it can be continued
+collected.json                              gc took the data away; the manifest stays
+
+And beside versions, logs of numbered entries that are created once (see `storage.logs`):
+catalog/<number>.json                       every attempt to commit, in order
+aliases/<name>/<number>.json                where an alias pointed
+leases/<run>/<number>.json                  who may write a run; `beats/<number>.json` are his signs of life
 """
+
+import re
 
 
 def problems(fingerprint: str) -> str:
@@ -35,3 +48,64 @@ def evaluation(name: str, version: int) -> str:
 
 def evaluation_scores(name: str, version: int, scorer: str) -> str:
     return f"runs/{name}/evaluations/{version:06d}/scores/{scorer}"
+
+
+def manifest(version: str) -> str:
+    return f"{version}/manifest.json"
+
+
+def collected(version: str) -> str:
+    return f"{version}/collected.json"
+
+
+def journal(version: str) -> str:
+    return f"{version}/journal"
+
+
+CATALOG = "catalog"
+
+
+def alias(name: str) -> str:
+    return f"aliases/{name}"
+
+
+def latest(run: str) -> str:
+    """The alias that the pipeline moves to the newest checkpoint of a run."""
+    return f"{run}/latest"
+
+
+def lease(run: str) -> str:
+    return f"leases/{run}"
+
+
+def beat(run: str, token: int) -> str:
+    return f"leases/{run}/beats/{token:08d}.json"
+
+
+_VERSION = re.compile(
+    r"(?P<version>problems/[0-9a-f]+|runs/[^/]+/(run|(checkpoints|trajectories)/\d{6}|scores/\d{6}/[0-9a-f]+"
+    r"|evaluations/\d{6}(/scores/[0-9a-f]+)?))/(?P<nonce>[0-9a-f]{12})/.+"
+)
+
+
+def data_of(key: str) -> tuple[str, str] | None:
+    """Version and nonce of the attempt that wrote `key`; None where it is no data object of a version."""
+    match = _VERSION.fullmatch(key)
+    return (match["version"], match["nonce"]) if match else None
+
+
+def number_of(version: str) -> int | None:
+    """Iteration or policy version of a version of a run; None for others."""
+    parts = version.split("/")
+    return int(parts[3]) if parts[0] == "runs" and len(parts) > 3 else None
+
+
+def series_of(version: str) -> str:
+    """What versions of one kind of one run have in common: `runs/<run>/<kind>`."""
+    return "/".join(version.split("/")[:3])
+
+
+def run_of(version: str) -> str | None:
+    """Name of the run that `version` belongs to, None for problem sets."""
+    parts = version.split("/")
+    return parts[1] if parts[0] == "runs" and len(parts) > 2 else None

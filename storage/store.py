@@ -1,21 +1,14 @@
 """Objects under one root: a local folder, `memory://` or `s3://`, with an atomic put-if-absent."""
 
 import hashlib
-import os
-import shutil
-import threading
-import uuid
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
-from typing import Any
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
+from storage.backends.interface import Backend, Found, StorageError, StorageUnavailableError, Upload
+from storage.backends.local import LocalBackend
 
-_MEMORY_LOCK = threading.Lock()
-
-
-class StorageError(ValueError):
-    """Something stored is missing, damaged or not what it should be; the message names the object."""
+__all__ = ["Found", "StorageError", "StorageUnavailableError", "Store", "Upload", "check_key", "sha256"]
 
 
 class Store:
@@ -24,56 +17,76 @@ class Store:
     Args:
         root: local folder, `memory://name` or `s3://bucket/prefix` (credentials and endpoint come from
             the ordinary AWS chain).
+        request_timeout_s: S3 only: an answer that takes longer is given up, and the request sent again.
+        patience_s: S3 only: how long an operation is tried before it fails.
     """
 
-    def __init__(self, root: str) -> None:
-        options: dict[str, Any] = {}
-        if root.startswith("s3://"):
-            # Listings cached for ever would hide other writers; the default retries give up early.
-            options = {
-                "use_listings_cache": False,
-                "config_kwargs": {"retries": {"mode": "standard", "max_attempts": 8}},
-            }
-        self.root = root
-        self.fs, base = fsspec.url_to_fs(root, **options)
-        self._base = base.rstrip("/")
+    def __init__(self, root: str, request_timeout_s: float = 30, patience_s: float = 600) -> None:
+        scheme, separator, rest = root.partition("://")
+        self.root = root if separator else root.rstrip("/") or root
+        self._request_timeout_s = request_timeout_s
+        self.positions: dict[str, int] = {}
+        """Lengths of logs as far as they are known, for `storage.logs`."""
+        self.backend: Backend
+        if not separator:
+            self.backend, self._base = LocalBackend(), str(Path(root).expanduser().absolute())
+        elif scheme == "memory":
+            from storage.backends.memory import MemoryBackend
+
+            self.backend, self._base = MemoryBackend(), f"/{rest.strip('/')}"
+        elif scheme == "s3" and rest.strip("/"):
+            from storage.backends.s3 import S3Backend
+
+            self.backend, self._base = S3Backend(request_timeout_s, patience_s), rest.strip("/")
+        else:
+            raise StorageError(f"root {root!r}: give a local folder, memory://name or s3://bucket/prefix")
+
+    def with_patience(self, patience_s: float) -> "Store":
+        """The same place, tried for no longer than `patience_s`."""
+        return Store(self.root, self._request_timeout_s, patience_s)
 
     @property
     def is_local(self) -> bool:
-        return isinstance(self.fs, LocalFileSystem)
+        return isinstance(self.backend, LocalBackend)
 
     def path(self, key: str) -> str:
-        """Where fsspec finds `key`. Keys cannot climb out of the root."""
-        parts = PurePosixPath(key).parts
-        if not parts or key.startswith("/") or ".." in parts:
-            raise StorageError(f"object key {key!r} is empty, absolute or climbs out of the root {self.root}")
+        """Where the backend finds `key`. Keys cannot climb out of the root."""
+        check_key(key)
         return f"{self._base}/{key}"
 
     def uri(self, key: str) -> str:
         """`key` as a URI (a plain path for local roots)."""
-        return str(self.fs.unstrip_protocol(self.path(key))) if not self.is_local else self.path(key)
+        return self.backend.uri(self.path(key))
 
     def exists(self, key: str) -> bool:
-        return bool(self.fs.exists(self.path(key)))
+        try:
+            self.size(key)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def size(self, key: str) -> int:
+        """Bytes. Raises FileNotFoundError."""
+        return self.backend.size(self.path(key))
 
     def read(self, key: str) -> bytes:
         """The whole object. Raises FileNotFoundError."""
-        data = self.fs.cat_file(self.path(key))
-        assert isinstance(data, bytes)
-        return data
+        return self.backend.read(self.path(key))
+
+    def write(self, key: str, data: bytes) -> None:
+        """Replace a small object that only one writer owns; a reader sees the old or the new one."""
+        self.backend.write(self.path(key), data)
 
     def put(self, key: str, source: Path) -> None:
         """Upload a file; a reader sees all of it or nothing."""
-        if not self.is_local:
-            self.fs.put_file(str(source), self.path(key))
-            return
-        target, temporary = self._local(key)
-        try:
-            shutil.copyfile(source, temporary)
-            _sync(temporary)
-            os.replace(temporary, target)
-        finally:
-            temporary.unlink(missing_ok=True)
+        self.backend.upload(self.path(key), source)
+
+    def get(self, key: str, target: Path) -> str:
+        """Download to a file; returns the sha256 of what came. Raises FileNotFoundError."""
+        return self.backend.download(self.path(key), target)
+
+    def delete(self, key: str) -> None:
+        self.backend.delete(self.path(key))
 
     def create(self, key: str, data: bytes) -> bool:
         """Put-if-absent: True where this call's `data` is what now stands at `key`.
@@ -81,56 +94,38 @@ class Store:
         `data` must be unique to the caller (hold a nonce): where the answer to a successful create was
         lost, the client's second try is told "exists", and reading back tells whose object it is.
         """
-        created = self._create_local(key, data) if self.is_local else self._create_remote(key, data)
-        return created or self.read(key) == data
+        return self.backend.create(self.path(key), data) or self.read(key) == data
 
-    def _create_local(self, key: str, data: bytes) -> bool:
-        # fsspec's own exclusive mode is not atomic on local files; a hard link is.
-        target, temporary = self._local(key)
-        try:
-            temporary.write_bytes(data)
-            _sync(temporary)
-            os.link(temporary, target)
-        except FileExistsError:
-            return False
-        finally:
-            temporary.unlink(missing_ok=True)
-        _sync(target.parent)
-        return True
+    def walk(self, folder: str = "") -> Iterator[Found]:
+        """All objects under `folder`, their paths as keys: for those who look for what no manifest names."""
+        for found in self.backend.walk(self._folder(folder)):
+            yield replace(found, path=found.path.removeprefix(f"{self._base}/"))
 
-    def _create_remote(self, key: str, data: bytes) -> bool:
-        path = self.path(key)
-        try:
-            if self.fs.protocol == "memory":
-                with _MEMORY_LOCK:
-                    self.fs.pipe_file(path, data, mode="create")
-            else:
-                self.fs.pipe_file(path, data, mode="create")
-        except FileExistsError:
-            return False
-        except OSError as error:
-            response = getattr(error.__cause__, "response", None) or {}
-            if response.get("Error", {}).get("Code") not in ("PreconditionFailed", "412"):
-                raise
-            return False
-        return True
+    def uploads(self, folder: str = "") -> list[Upload]:
+        """Multipart uploads under `folder` that have not been ended, their paths as keys."""
+        found = self.backend.uploads(self._folder(folder))
+        return [replace(upload, path=upload.path.removeprefix(f"{self._base}/")) for upload in found]
 
-    def _local(self, key: str) -> tuple[Path, Path]:
-        """Target of `key` and a temporary name beside it; its folder is made."""
-        target = Path(self.path(key))
-        target.parent.mkdir(parents=True, exist_ok=True)
-        return target, target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+    def abort_upload(self, upload: Upload) -> None:
+        self.backend.abort_upload(replace(upload, path=self.path(upload.path)))
+
+    def _folder(self, folder: str) -> str:
+        return f"{self.path(folder)}/" if folder else f"{self._base}/"
+
+
+def check_key(key: str) -> str:
+    """`key`, if it stays inside of a root.
+
+    Raises:
+        StorageError: it is empty, absolute, climbs, or holds what no object of ours is called.
+    """
+    parts = PurePosixPath(key).parts
+    if not parts or key.startswith("/") or ".." in parts or "\\" in key or not key.isprintable():
+        raise StorageError(f"object key {key!r} is empty, absolute, unprintable or climbs out of the root")
+    return key
 
 
 def sha256(path: Path) -> str:
     """Hex digest of a local file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -45,6 +45,7 @@ def _play(
     workspace: Workspace, engine: "Engine", verifier: "Verifier", policy: str, problem_set: str, version: str
 ) -> None:
     from storage import checkpoints
+    from storage.journal import JournaledDraft
     from tasks.inference.api import GenerationConfig
     from tasks.rollouts.plan import Plan
     from tasks.rollouts.play import load_chat, play
@@ -63,7 +64,7 @@ def _play(
         gconfig=GenerationConfig(temperature=evaluation.temperature, max_new_tokens=config.sampling.max_new_tokens),
         group_size=evaluation.samples,
     )
-    with manifests.Draft(store, version, "evaluation") as draft:
+    with JournaledDraft(store, version, "evaluation", workspace.lease) as draft:
         problems = read_problems(workspace, problem_set)
         metrics = play(plan, problems, engine, verifier, draft, get_run_logger().info)
         draft.commit(workspace.provenance(), [policy, problem_set], metrics)

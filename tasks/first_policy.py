@@ -22,11 +22,13 @@ def first_policy(workspace: Workspace) -> str:
     version = layout.checkpoint(workspace.name, 0)
     if manifests.committed(workspace.store, version):
         return version
-    with TemporaryDirectory(prefix="policy-") as folder:
-        metrics = (
-            _make(workspace, Path(folder)) if workspace.config.policy.warm_start else _import(workspace, Path(folder))
-        )
-        return _commit(workspace, version, Path(folder), metrics)
+    with TemporaryDirectory(prefix="policy-", dir=workspace.scratch) as scratch:
+        folder, metrics, origin = Path(scratch), dict[str, float](), None
+        if workspace.config.policy.warm_start:
+            metrics = _make(workspace, folder)
+        else:
+            origin = _import(workspace, folder)
+        return _commit(workspace, version, folder, metrics, origin)
 
 
 def _make(workspace: Workspace, folder: Path) -> dict[str, float]:
@@ -54,22 +56,22 @@ def _make(workspace: Workspace, folder: Path) -> dict[str, float]:
     )
 
 
-def _import(workspace: Workspace, folder: Path) -> dict[str, float]:
+def _import(workspace: Workspace, folder: Path) -> str | None:
+    """The version that the policy comes from, if it is one of this store."""
     from tasks.ppo.importing import import_policy
 
     path = workspace.config.policy.path
     assert path is not None
     get_run_logger().info("importing the policy from %s", path)
-    import_policy(path, folder, workspace.cache)
-    return {}
+    return import_policy(path, folder, workspace.cache, workspace.store)
 
 
-def _commit(workspace: Workspace, version: str, model: Path, metrics: dict[str, float]) -> str:
+def _commit(workspace: Workspace, version: str, model: Path, metrics: dict[str, float], origin: str | None) -> str:
     from storage import checkpoints
     from tasks.ppo.policy import load_policy, make_canary
 
     ppo = workspace.config.ppo
     canary = make_canary(load_policy(model, ppo), ppo.logprob_chunk_tokens)
-    parents = [layout.run(workspace.name)]
+    parents = [layout.run(workspace.name), *([origin] if origin else [])]
     checkpoints.commit(workspace.store, version, model, None, canary, workspace.provenance(), parents, metrics)
     return version

@@ -5,7 +5,7 @@ from prefect.cache_policies import NO_CACHE
 
 from configs.schema import Source
 from storage import layout, manifests
-from storage.manifests import Draft
+from storage.drafts import Draft
 from tasks.workspace import Workspace
 
 _ROWS_PER_SHARD = 50_000

@@ -21,6 +21,7 @@ def rollout(
 ) -> str:
     """The version of iteration's trajectories, sampled from checkpoint `policy`."""
     from storage import checkpoints
+    from storage.journal import JournaledDraft
     from tasks.inference.api import GenerationConfig
     from tasks.rollouts.plan import Plan, draw, spares
     from tasks.rollouts.play import load_chat, play
@@ -45,7 +46,7 @@ def rollout(
     )
     every, seed = read_problems(workspace, problem_set), config.run.seed
     drawn = draw(every, config.rollout.problems_per_iteration, iteration, seed)
-    with manifests.Draft(store, version, "trajectories") as draft:
+    with JournaledDraft(store, version, "trajectories", workspace.lease) as draft:
         spare = spares(every, drawn, iteration, seed)
         metrics = play(plan, drawn, engine, verifier, draft, get_run_logger().info, spare)
         # This run's newer weights may have been swapped in while episodes were played: the tokens know.

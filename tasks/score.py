@@ -6,6 +6,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from storage import layout, manifests
+from storage.drafts import Draft
 from tasks.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -33,6 +34,6 @@ def score_version(workspace: Workspace, verifier: "Verifier", trajectories: str,
     if manifests.committed(store, version):
         return
     rows = datasets.rows(store, trajectories, workspace.cache, _COLUMNS)
-    with manifests.Draft(store, version, "scores") as draft:
+    with Draft(store, version, "scores") as draft:
         metrics = score_rows(rows, verifier, settings.score, draft, settings.rollout.rows_per_shard)
         draft.commit(workspace.provenance(), [trajectories], metrics)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from storage import layout, manifests
+from storage import aliases, layout, manifests
 from tasks.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -25,9 +25,11 @@ def train(workspace: Workspace, trainer: "Trainer", iteration: int, policy: str,
     store, cache = workspace.store, workspace.cache
     version = layout.checkpoint(workspace.name, iteration + 1)
     if manifests.committed(store, version):
+        aliases.advance(store, layout.latest(workspace.name), version, workspace.label)
         return version
-    checkpoint = checkpoints.open_checkpoint(store, policy, cache)
-    if trainer.holds != policy:
+    loading = trainer.holds != policy
+    checkpoint = checkpoints.open_checkpoint(store, policy, cache, state=loading)
+    if loading:
         first = layout.checkpoint(workspace.name, 0)
         begun = checkpoints.open_checkpoint(store, first, cache).model if trainer.needs_first else None
         trainer.load(checkpoint.model, checkpoint.state, workspace.config.run.seed, begun)
@@ -37,13 +39,16 @@ def train(workspace: Workspace, trainer: "Trainer", iteration: int, policy: str,
         checkpoint.number,
         get_run_logger().info,
     )
-    with TemporaryDirectory(prefix="checkpoint-") as scratch:
+    with TemporaryDirectory(prefix="checkpoint-", dir=workspace.scratch) as scratch:
         model, state = Path(scratch) / "model", Path(scratch) / "state"
         trainer.save(model, state)
         _copy_tokenizer(checkpoint, model)
         parents = [policy, trajectories, scores]
-        checkpoints.commit(store, version, model, state, trainer.canary(), workspace.provenance(), parents, metrics)
+        provenance = workspace.provenance()
+        checkpoints.commit(store, version, model, state, trainer.canary(), provenance, parents, metrics, cache)
+    workspace.trim_cache(layout.checkpoint(workspace.name, 0), policy, version)
     trainer.holds = version
+    aliases.advance(store, layout.latest(workspace.name), version, workspace.label)
     return version
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 from prefect import runtime
 
 from configs import Config
-from storage.manifests import Provenance
+from storage.cache import trim
+from storage.drafts import Provenance
+from storage.leases import Lease
 from storage.store import Store
 
 
@@ -13,9 +15,12 @@ class Workspace:
     """One run's configuration and store. A plain class, so that Prefect does not walk through it."""
 
     def __init__(self, config: Config) -> None:
+        storage = config.storage
         self.config = config
-        self.store = Store(config.storage.root)
-        self.cache = Path(config.storage.cache)
+        self.store = Store(storage.root, storage.request_timeout_s, storage.patience_s)
+        self.cache = Path(storage.cache)
+        self.lease: Lease | None = None
+        """The right to write the run; a flow holds it while it works."""
 
     @property
     def name(self) -> str:
@@ -24,4 +29,26 @@ class Workspace:
     def provenance(self) -> Provenance:
         """The configuration and the flow run, for a manifest."""
         run_id = runtime.flow_run.id
-        return Provenance(config=self.config.model_dump(mode="json"), prefect_run_id=str(run_id) if run_id else None)
+        return Provenance(
+            config=self.config.model_dump(mode="json"),
+            prefect_run_id=str(run_id) if run_id else None,
+            fence=self.lease,
+        )
+
+    def trim_cache(self, *in_use: str) -> None:
+        """Keep the cache of a remote root within its size; the versions `in_use` stay."""
+        if not self.store.is_local:
+            trim(self.cache, int(self.config.storage.cache_gib * 2**30), in_use)
+
+    @property
+    def scratch(self) -> Path:
+        """For files on their way to the store; emptied when the run is opened, so a killed flow leaves nothing."""
+        folder = self.cache / "scratch" / self.name
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    @property
+    def label(self) -> str:
+        """Who is doing the work, for people to read."""
+        name = runtime.flow_run.name
+        return f"flow run {name}" if name else ""

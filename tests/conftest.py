@@ -1,6 +1,7 @@
 """What tests share: one tiny policy, one real vLLM server for the whole session, and stores."""
 
 import os
+import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,10 +22,11 @@ os.environ.pop("PREFECT_API_URL", None)
 from configs.schema import ArithmeticSource, Inference, Rollout, WarmStart
 from storage import checkpoints, layout
 from storage.checkpoints import Checkpoint
-from storage.manifests import Provenance
+from storage.drafts import Provenance
 from storage.store import Store
 from tasks.inference.engine import Engine
 from tasks.rewards.verifier import Verifier
+from tests import s3_server as s3
 
 settings.register_profile("ci", deadline=None)  # shared cores make single examples slow
 settings.load_profile("ci")
@@ -94,6 +96,44 @@ def verifier() -> Iterator[Verifier]:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(str(tmp_path / "store"))
+
+
+@pytest.fixture(params=["local", "memory", "s3"])
+def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """A store of the test's own in each kind of place."""
+    if request.param == "s3":
+        return Store(f"s3://{request.getfixturevalue('bucket')}/root")
+    return Store(str(tmp_path / "root") if request.param == "local" else f"memory://{tmp_path.name}")
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.Rgw | s3.Elsewhere]:
+    """The session's S3 server: its own, or the one that S3_TEST_ENDPOINT names."""
+    if endpoint := os.environ.get("S3_TEST_ENDPOINT"):
+        yield s3.Elsewhere(endpoint)
+    elif reason := s3.available():
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    else:
+        with s3.Rgw(tmp_path_factory.mktemp("s3") / "server") as server:
+            yield server
+
+
+@pytest.fixture
+def bucket(s3_server: s3.Rgw | s3.Elsewhere, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A new bucket's name; the ordinary AWS variables lead to its server. Nobody deletes it."""
+    from s3fs import S3FileSystem
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.endpoint)
+    if isinstance(s3_server, s3.Rgw):
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.KEY)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.SECRET)
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    S3FileSystem.clear_instance_cache()  # fsspec keeps file systems by their arguments, whatever the environment says
+    name = f"test-{secrets.token_hex(8)}"
+    S3FileSystem().call_s3("create_bucket", Bucket=name)
+    return name
 
 
 @pytest.fixture

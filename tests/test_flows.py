@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,8 @@ from flows.rollout import rollout
 from flows.score import score
 from flows.train import train
 from storage import checkpoints, datasets, layout, manifests
-from storage.store import Store
+from storage.leases import Lease, LeaseHeldError
+from storage.store import StorageError, Store
 from tests.waiting_engine import WaitingEngine, opens
 
 ROOT = Path(__file__).parent.parent
@@ -110,6 +112,57 @@ def test_stages_alone_make_the_same_run(overrides: list[str], tmp_path: Path) ->
     before = manifest_nonces(tmp_path)
     run_flow("smoke", overrides)
     assert before.items() <= manifest_nonces(tmp_path).items()
+
+
+@pytest.mark.parametrize("victim", ["trajectories/000000", "scores/000000/*", "checkpoints/000000"])
+def test_damaged_data_are_not_trained_on(overrides: list[str], tmp_path: Path, victim: str) -> None:
+    """One flipped bit: the object is named, and no checkpoint is made of it."""
+    rollout("smoke", overrides, iteration=0)
+    score("smoke", overrides, iteration=0)
+    (folder,) = (tmp_path / "var/runs/smoke").glob(victim)
+    path = max(folder.glob("*/**/*.*"), key=lambda file: file.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StorageError, match=f"{path.name} does not match the sha256 in its manifest: it is damaged"):
+        train("smoke", overrides, iteration=0)
+    assert not manifests.committed(Store(f"{tmp_path}/var"), layout.checkpoint("smoke", 1))
+
+
+def test_a_rollout_that_failed_can_be_tried_again(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many failed episodes end it; what was stored of them is not gone on with."""
+    settings = [*overrides, "rollout.rows_per_shard=4"]
+    with monkeypatch.context() as patch:
+        patch.setattr("tasks.environments.math_verify.MathVerifyEnvironment.step", broken_step)
+        with pytest.raises(ValueError, match="max_failed_share"):
+            rollout("smoke", settings, iteration=0)
+    version = rollout("smoke", settings, iteration=0)
+    rows = list(datasets.trajectories(Store(f"{tmp_path}/var"), version, tmp_path))
+    assert len(rows) == 16
+    assert "failed" not in {row.status for row in rows}
+
+
+async def broken_step(*_: object) -> None:
+    raise RuntimeError("the judge is away")
+
+
+def test_two_flow_runs_of_one_run(overrides: list[str], tmp_path: Path) -> None:
+    """The second stops and says who holds the run, or waits, as asked; it never forks it."""
+    settings = [*overrides, "run.iterations=0"]
+    held = Lease(Store(f"{tmp_path}/var"), "smoke", label="flow run early-eagle")
+    with held, pytest.raises(LeaseHeldError, match="'smoke' is being written by flow run early-eagle"):
+        math_mt_ppo("smoke", settings)
+    assert not (tmp_path / "var/runs").exists()
+    with held:
+        ending = threading.Timer(2.0, held.__exit__, (None, None, None))
+        ending.start()
+        started = time.monotonic()
+        math_mt_ppo("smoke", [*settings, "run.when_held=wait"])
+        assert time.monotonic() - started >= 2.0
+    manifest = manifests.read(Store(f"{tmp_path}/var"), layout.checkpoint("smoke", 0))
+    assert manifest.fence == 2
 
 
 OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=1"]
@@ -213,6 +266,8 @@ def test_a_policy_of_another_run(overrides: list[str], tmp_path: Path) -> None:
             for version in (trained, layout.checkpoint(name, 0))
         ]
         assert canaries[0].logprobs == pytest.approx(canaries[1].logprobs, abs=1e-5)
+        parents = {parent.version for parent in manifests.read(store, layout.checkpoint(name, 0)).parents}
+        assert (trained in parents) == (name == "by-uri")  # lineage goes on into the run it came from
 
 
 def test_a_run_in_memory_leaves_nothing(overrides: list[str], tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from configs import load
 from configs.schema import Rollout
 from storage import datasets
 from storage.checkpoints import Checkpoint
-from storage.manifests import Draft, Provenance
+from storage.drafts import Draft, Provenance
 from storage.records import Problem, Status, Trajectory
 from storage.store import Store
 from tasks.inference.engine import Engine

@@ -2,7 +2,9 @@
 
 import json
 import multiprocessing
+import os
 import threading
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,18 +12,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage import checkpoints, datasets, layout, manifests
+from storage.cache import RECENT_S, touch, trim
 from storage.checkpoints import Canary
-from storage.manifests import Draft, Provenance
+from storage.drafts import Draft, Provenance
 from storage.records import SCHEMA_VERSION, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score, to_table
 from storage.store import StorageError, Store
 from tests.ppo_helpers import make_trajectory
 
 PROVENANCE = Provenance(config={"run": {"name": "test"}})
-
-
-@pytest.fixture(params=["local", "memory"])
-def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    return Store(str(tmp_path / "root") if request.param == "local" else f"memory://{tmp_path.name}")
 
 
 def score(number: int) -> Score:
@@ -193,11 +191,45 @@ def test_a_checkpoint_comes_back_whole(any_store: Store, tmp_path: Path) -> None
     canary = Canary([1, 2], [-0.5])
     version = layout.checkpoint("r", 7)
     checkpoints.commit(any_store, version, model, state, canary, PROVENANCE, [], {})
-    opened = checkpoints.open_checkpoint(any_store, version, tmp_path / "cache")
+    opened = checkpoints.open_checkpoint(any_store, version, tmp_path / "cache", state=True)
     assert (opened.number, opened.canary) == (7, canary)
     assert (opened.model / "model.safetensors").read_text() == "model.safetensors"
     assert opened.state is not None
     assert (opened.state / "optimizer.safetensors").read_text() == "optimizer.safetensors"
+
+
+def test_what_was_just_written_is_not_fetched_again(tmp_path: Path) -> None:
+    """Weights go into the cache of a remote store when they are committed: the next rollout finds them there."""
+    store, cache = Store(f"memory://{tmp_path.name}"), tmp_path / "cache"
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (model / name).write_text(name)
+    version = layout.checkpoint("r", 1)
+    manifest = checkpoints.commit(store, version, model, None, Canary([1, 2], [-0.5]), PROVENANCE, [], {}, cache)
+    weights = next(file for file in manifest.files if file.name == "model/model.safetensors")
+    store.delete(weights.path)
+    opened = checkpoints.open_checkpoint(store, version, cache)
+    assert (opened.model / "model.safetensors").read_text() == "model.safetensors"
+    (cache / weights.path).write_text("MODEL.safetensors")  # damaged there: asked for again
+    with pytest.raises(StorageError, match="is missing"):
+        checkpoints.open_checkpoint(store, version, cache)
+
+
+def test_the_cache_forgets_what_was_not_used_for_longest(tmp_path: Path) -> None:
+    """Until it fits; never what may be in use, nor logs beside it."""
+    long_ago = time.time() - 2 * RECENT_S
+    for age, name in enumerate(("runs/new", "runs/middle", "problems/old", "logs/oldest")):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(100))
+        os.utime(path, (long_ago - age, long_ago - age))
+    assert trim(tmp_path, 150) == 200
+    left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {"new", "oldest"}
+    assert trim(tmp_path, 0, keep=["runs"]) == 0
+    touch(tmp_path / "runs/new")
+    assert trim(tmp_path, 0) == 0
 
 
 def test_a_data_set_is_no_checkpoint(store: Store, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from storage import datasets
-from storage.manifests import Draft, Provenance
+from storage.drafts import Draft, Provenance
 from storage.records import TRAJECTORY_SCHEMA, Trajectory, to_table
 from storage.store import Store
 from tasks.agents.chat import Chat, Message

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from storage import datasets, layout, manifests
-from storage.store import StorageError, Store
+from storage.store import Store
 from tasks.evaluation.outcomes import Outcome, read_outcomes
 
 
@@ -40,10 +40,9 @@ def read_history(store: Store, name: str, scorer: str, iterations: int, cache: P
     """The committed iterations and evaluations of a run, up to `iterations`; found by name, never by listing."""
     done = []
     for number in range(iterations):
-        try:
-            done.append(_iteration(store, name, scorer, number))
-        except StorageError:
-            break  # not committed yet: the run goes on from here
+        if not manifests.committed(store, layout.checkpoint(name, number + 1)):
+            break  # the run goes on from here
+        done.append(_iteration(store, name, scorer, number))
     evaluations = [
         _evaluation(store, name, scorer, version, cache)
         for version in range(len(done) + 1)

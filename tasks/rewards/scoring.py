@@ -11,7 +11,7 @@ from typing import Any
 
 from configs.schema import Score as ScoreSettings
 from storage.datasets import ShardWriter
-from storage.manifests import Draft
+from storage.drafts import Draft
 from storage.records import SCORE_SCHEMA, Score
 from tasks.rewards.verifier import Verdict, Verifier
 

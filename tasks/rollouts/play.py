@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from storage.checkpoints import Checkpoint
-from storage.datasets import ShardWriter
-from storage.manifests import Draft
+from storage.datasets import ShardWriter, adopted
+from storage.drafts import Draft
 from storage.records import TRAJECTORY_SCHEMA, Problem, Trajectory
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat
@@ -41,6 +41,8 @@ def play(
 ) -> dict[str, Any]:
     """Play all groups of `problems` with the policy that `engine` serves; returns the rollout's metrics.
 
+    Groups in shards that the draft took over from a killed attempt are not played again.
+
     Where the plan selects, groups that it rejects are replaced by those of `spare` problems, for
     `rollout.max_resampling_rounds` rounds; what is missing then stays missing.
 
@@ -49,23 +51,29 @@ def play(
         ValueError: more than `rollout.max_failed_share` of the episodes failed.
     """
     tally, settings = _Tally(progress), plan.config.rollout
+    tally.resume(adopted(draft))
+    rejected = {note["problem_id"]: bool(note["rejected"]) for note in draft.notes}  # of each group played
     with ShardWriter(draft, TRAJECTORY_SCHEMA, settings.rows_per_shard) as writer:
 
         def sink(trajectories: list[Trajectory]) -> None:
+            if engine.closed:  # the flow ends: what failed for want of a judge or an engine is no data
+                raise InferenceError("the engine was closed while a rollout was playing")
             group = select(trajectories, settings) if plan.selecting else trajectories
-            tally.groups_rejected += is_rejected(trajectories, group)
+            problem = group[0].problem_id
+            rejected[problem] = is_rejected(trajectories, group)
             for trajectory in group:
                 tally.add(trajectory)
-                writer.write(trajectory)
+            writer.write_group(group, {"problem_id": problem, "rejected": rejected[problem]})
             tally.tell()
 
         async def rounds() -> None:
             rest, wanted = iter(spare), list(problems)
             for _ in range(1 + settings.max_resampling_rounds):
                 tally.expect(len(wanted), plan.group_size)
-                before = tally.groups_rejected
-                await _collect(plan, wanted, engine, verifier, sink)
-                wanted = list(itertools.islice(rest, tally.groups_rejected - before))
+                open_ = [problem for problem in wanted if problem.problem_id not in rejected]
+                if open_:
+                    await _collect(plan, open_, engine, verifier, sink)
+                wanted = list(itertools.islice(rest, sum(rejected[problem.problem_id] for problem in wanted)))
                 if not wanted:
                     break
 
@@ -74,11 +82,13 @@ def play(
             asyncio.run(rounds())
         finally:
             gc.unfreeze()
-    if engine.closed:  # the flow ends: what failed for want of a judge or an engine is no data
-        raise InferenceError("the engine was closed while a rollout was playing")
     tally.tell(last=True)
-    tally.check(settings.max_failed_share)
-    return tally.metrics()
+    try:
+        tally.check(settings.max_failed_share)
+    except ValueError:
+        draft.discard()  # started again, the rollout is played again
+        raise
+    return tally.metrics(groups_rejected=sum(rejected.values()))
 
 
 async def _collect(
@@ -134,7 +144,7 @@ class _Tally:
 
     def __init__(self, progress: Callable[[str], None]) -> None:
         self._progress = progress
-        self._expected = self._groups = self.groups_rejected = 0
+        self._expected = self._groups = self._resumed = self._resumed_tokens = 0
         self._started = self._told = time.monotonic()
         self._statuses: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
@@ -147,6 +157,15 @@ class _Tally:
         """More groups begin."""
         self._groups += groups
         self._expected += groups * size
+
+    def resume(self, trajectories: Iterable[Trajectory]) -> None:
+        """What was played before a kill counts, but not into this attempt's speed."""
+        for trajectory in trajectories:
+            self.add(trajectory)
+        self._resumed, self._resumed_tokens = self._statuses.total(), self._generated
+        if self._resumed:
+            self._progress(f"{self._resumed} episodes were stored already: going on from there")
+        self._started = self._told = time.monotonic()
 
     def add(self, trajectory: Trajectory) -> None:
         self._statuses[trajectory.status] += 1
@@ -168,7 +187,7 @@ class _Tally:
             return
         self._told = now
         done = self._statuses.total()
-        rate, solved = self._generated / (now - self._started), self._solved / max(1, done)
+        rate, solved = self._rate(now), self._solved / max(1, done)
         self._progress(f"{done}/{self._expected} episodes, {rate:.0f} tokens/s, {solved:.1%} solved")
 
     def check(self, max_failed_share: float) -> None:
@@ -180,19 +199,24 @@ class _Tally:
                 f"{listing}"
             )
 
-    def metrics(self) -> dict[str, Any]:
-        seconds = time.monotonic() - self._started
+    def _rate(self, now: float) -> float:
+        return (self._generated - self._resumed_tokens) / (now - self._started)
+
+    def metrics(self, groups_rejected: int) -> dict[str, Any]:
+        """What the manifest says; `seconds` and the speed are of the last attempt."""
+        now = time.monotonic()
         return {
             "episodes": self._statuses.total(),
+            "episodes_resumed": self._resumed,
             "status": dict(self._statuses),
             "groups": self._groups,
-            "groups_rejected": self.groups_rejected,
+            "groups_rejected": groups_rejected,
             "sequences": self._sequences,
             "policy_versions": sorted(self._versions),
             "tokens": self._tokens,
             "generated_tokens": self._generated,
-            "tokens_per_second": self._generated / seconds,
+            "tokens_per_second": self._rate(now),
             "solved": self._solved / max(1, self._statuses.total()),
             "success": [self._successes[turn] / self._turns[turn] for turn in sorted(self._turns)],
-            "seconds": seconds,
+            "seconds": now - self._started,
         }

@@ -23,6 +23,7 @@ BENCHMARKS = {
     "scoring": "the verifier against math-verify called one by one",
     "training": "the training pass against a bare forward-backward loop, and critic and KL reference against neither",
     "overlap": "iterations with run.overlap against the longer of rollout and training",
+    "storage": "the store on a real S3 server against plain s3fs and pyarrow, and its requests",
     "memory": "peak memory of each stage at 1,000 and 10,000 trajectories",
 }
 WIDTH = 140  # of the table where the output is no terminal

@@ -47,10 +47,12 @@ class Lab:
         from prefect.logging import disable_run_logger
 
         from tasks.first_policy import first_policy
-        from tasks.start_run import start_run
+        from tasks.open_run import start_run
+        from tasks.workspace import Workspace
 
         with disable_run_logger():
-            workspace = start_run.fn(load("demo", self._settings))
+            workspace = Workspace(load("demo", self._settings))
+            start_run.fn(workspace)
             return open_checkpoint(self.store, first_policy.fn(workspace), workspace.cache)
 
     @cached_property

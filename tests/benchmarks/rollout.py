@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 from configs import Config
 from configs.schema import Agent
-from storage.manifests import Draft
+from storage.drafts import Draft
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row, spread
 

@@ -1,0 +1,65 @@
+"""Looks after a store: its versions, where they come from, whether they are whole, and what may go.
+
+python -m storage ls
+python -m storage --root s3://bucket/prefix verify demo/latest --deep
+"""
+
+import argparse
+import importlib
+import logging
+import signal
+import sys
+
+COMMANDS = {
+    "ls": "the newest versions",
+    "show": "one version: files, parents, metrics, configuration",
+    "lineage": "what a version was made from, all the way down, or what came of it",
+    "verify": "whether versions and all they were made from are whole",
+    "diff": "how configuration and metrics of two versions differ",
+    "alias": "names that point at versions: list, set, history, back",
+    "gc": "what nobody needs any more; deletes it with --delete",
+    "doctor": "whether a place can be trusted with versions: races, permissions, clocks, multipart",
+}
+
+_DOCTORS_PATIENCE = {"request_timeout_s": 10, "patience_s": 20}
+"""Who asks what is wrong does not want to wait for it to come right."""
+
+
+def main() -> None:
+    """Command line. Status 0, 1 for an error or a problem found, 2 for a wrong command."""
+    parser = argparse.ArgumentParser(
+        prog="python -m storage",
+        description=(__doc__ or "").splitlines()[0],
+        epilog="VERSION is a version's name (runs/demo/checkpoints/000100), its URI, or an alias (demo/latest).",
+    )
+    parser.add_argument("--root", default="./var", help="local folder or s3://bucket/prefix; default ./var")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, what in COMMANDS.items():
+        command = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
+        importlib.import_module(f"storage.commands.{name}").add_arguments(command)
+    arguments = parser.parse_args()
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` is no error
+    sys.exit(_run(arguments))
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from storage.store import StorageError, Store
+
+    patience = _DOCTORS_PATIENCE if arguments.command == "doctor" else {}
+    try:
+        store = Store(arguments.root, **patience)
+        output = importlib.import_module(f"storage.commands.{arguments.command}").run(store, arguments)
+    except (StorageError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    output.print(as_json=arguments.json)
+    return int(output.status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Names that move: `champion`, `demo/latest`, names of the user's own.
+
+An alias is a numbered log. Each entry names the version it points at and replaces the one before, so moving it is a
+compare-and-swap, and its history is kept.
+"""
+
+import getpass
+import os
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from storage import catalog, layout
+from storage.logs import Log
+from storage.manifests import Parent, as_parent, read_bytes
+from storage.store import StorageError, Store, check_key
+
+_NAME = re.compile(r"(?!runs/[^/]+/|problems/)[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*(?<!\.json)")
+"""Never that of a version or of a log's entry."""
+
+
+class AliasMovedError(StorageError):
+    """The alias does not stand where the caller thought it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One entry of an alias's history.
+
+    Example: Move(number=2, version="runs/demo/checkpoints/000100", sha256="9a…", reason="", by="ada", at="2026-…")
+    """
+
+    number: int
+    version: str
+    sha256: str  # of the version's manifest
+    reason: str
+    by: str
+    at: str
+
+
+def current(store: Store, name: str) -> Move | None:
+    """Where `name` points; None where there is no such alias."""
+    log = _log(store, name)
+    found = log.last()
+    return _move(*found) if found else None
+
+
+def history(store: Store, name: str) -> list[Move]:
+    """All moves of `name`, oldest first."""
+    log = _log(store, name)
+    return [_move(number, log.read(number)) for number in range(log.length())]
+
+
+def move(store: Store, name: str, version: str, expected: int | None, reason: str = "", by: str = "") -> Move:
+    """Point `name` at `version`, if the newest move of it is `expected` (None: there is no such alias yet).
+
+    Raises:
+        AliasMovedError: somebody else has moved it.
+        StorageError: no such version, or not a name for an alias.
+    """
+    log, entry = _log(store, name), _entry(as_parent(store, version), reason, by)
+    _refuse_collected(store, version)
+    number = 0 if expected is None else expected + 1
+    free = log.length() == number
+    if free and number == 0:  # so that it is found by those who ask for all aliases
+        catalog.enter(store, name, "alias", [version], "")
+    if not free or not log.put(number, entry):
+        standing = current(store, name)
+        where = f"at {standing.version} by move {standing.number} of {standing.by}" if standing else "nowhere"
+        raise AliasMovedError(f"alias {name!r} was moved by somebody else: it points {where}. Look again, then move it")
+    try:
+        _refuse_collected(store, version)  # once more: gc marks what it takes, and then looks at the aliases
+    except StorageError:
+        if number:  # back to where it pointed
+            log.put(number + 1, {**log.read(number - 1), "reason": f"move {number} was to a version that gc took"})
+        raise
+    return _move(number, entry)
+
+
+def _refuse_collected(store: Store, version: str) -> None:
+    if store.exists(layout.collected(version)):
+        raise StorageError(f"{store.uri(version)} was collected by gc: its data are gone, and no alias may point at it")
+
+
+def advance(store: Store, name: str, version: str, by: str = "") -> None:
+    """Point `name` at `version` unless it points there or at a later one of the same kind and run."""
+    series = layout.series_of(version)
+    while (standing := current(store, name)) is None or (
+        layout.series_of(standing.version) != series or standing.version < version
+    ):
+        try:
+            move(store, name, version, standing.number if standing else None, "newest of its run", by)
+        except AliasMovedError:
+            continue
+
+
+def roll_back(store: Store, name: str, to: int | None = None, reason: str = "", by: str = "") -> Move:
+    """Point `name` where it pointed before its newest move, or at its move `to`; itself a move.
+
+    Raises:
+        StorageError: there is no such alias or move, or the version is not what it was then.
+    """
+    moves = history(store, name)
+    if not 0 <= (len(moves) - 2 if to is None else to) < len(moves):
+        raise StorageError(f"alias {name!r} has {len(moves)} moves in its history: there is none to go back to")
+    target = moves[-2 if to is None else to]
+    if as_parent(store, target.version).sha256 != target.sha256:
+        raise StorageError(
+            f"{store.uri(target.version)} is not the version that alias {name!r} pointed at: it was changed"
+        )
+    reason = reason or f"roll back to move {target.number}"
+    return move(store, name, target.version, moves[-1].number, reason, by)
+
+
+def names(store: Store) -> list[str]:
+    """All aliases."""
+    entered = {entry.version for entry in catalog.everything(store) if entry.kind == "alias"}
+    return sorted(name for name in entered if current(store, name))
+
+
+def resolve(store: Store, reference: str) -> str:
+    """The version that `reference` means: an alias, a version, or a version's URI in this store.
+
+    Raises:
+        StorageError: none of them.
+    """
+    root = store.uri("x").removesuffix("x")
+    reference = reference.removeprefix(root).rstrip("/")
+    if _NAME.fullmatch(reference) and (found := current(store, reference)):
+        return found.version
+    check_key(reference)
+    read_bytes(store, reference)
+    return reference
+
+
+def _log(store: Store, name: str) -> Log:
+    if not _NAME.fullmatch(name):
+        raise StorageError(f"alias name {name!r}: use letters, digits, '.', '_', '-' and '/', and not a version's name")
+    return Log(store, layout.alias(name))
+
+
+def _entry(target: Parent, reason: str, by: str) -> dict[str, Any]:
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"version": target.version, "sha256": target.sha256, "reason": reason, "by": by or _user(), "at": at}
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return f"user {os.getuid()}"
+
+
+def _move(number: int, entry: dict[str, Any]) -> Move:
+    fields = ("version", "sha256", "reason", "by", "at")
+    return Move(number, **{field: entry[field] for field in fields})

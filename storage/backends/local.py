@@ -1,0 +1,100 @@
+"""Objects as files of a local folder, on the disk before a call returns."""
+
+import contextlib
+import hashlib
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from storage.backends.interface import Found, Upload
+
+
+class LocalBackend:
+    """Files appear whole, by rename or by hard link, under a temporary name before (`.NAME.*.tmp`)."""
+
+    def size(self, path: str) -> int:
+        return _file(path).stat().st_size
+
+    def read(self, path: str) -> bytes:
+        return _file(path).read_bytes()
+
+    def write(self, path: str, data: bytes) -> None:
+        self._appear(path, lambda temporary: _write(temporary, data), os.replace)
+
+    def create(self, path: str, data: bytes) -> bool:
+        try:  # fsspec's own exclusive mode is not atomic on local files; a hard link is
+            self._appear(path, lambda temporary: _write(temporary, data), os.link)
+        except FileExistsError:
+            return False
+        return True
+
+    def upload(self, path: str, source: Path) -> None:
+        self._appear(path, lambda temporary: shutil.copyfile(source, temporary), os.replace)
+
+    def download(self, path: str, target: Path) -> str:
+        shutil.copyfile(path, target)
+        with target.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def delete(self, path: str) -> None:
+        Path(path).unlink(missing_ok=True)
+
+    def walk(self, prefix: str) -> Iterator[Found]:
+        for folder, _, names in os.walk(prefix):
+            for name in sorted(names):
+                path = os.path.join(folder, name)
+                with contextlib.suppress(FileNotFoundError):  # gone since the folder was read
+                    status = os.stat(path, follow_symlinks=False)
+                    yield Found(path, status.st_size, status.st_mtime)
+
+    def uploads(self, prefix: str) -> list[Upload]:
+        return []
+
+    def abort_upload(self, upload: Upload) -> None:
+        raise NotImplementedError(f"no multipart uploads here: {upload}")
+
+    def uri(self, path: str) -> str:
+        return path
+
+    def _appear(self, path: str, write: Callable[[Path], object], place: Callable[[Path, Path], object]) -> None:
+        target = Path(path)
+        _make_folder(target.parent)
+        temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+        try:
+            write(temporary)
+            _sync(temporary)
+            place(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync(target.parent)
+
+
+def _file(path: str) -> Path:
+    """`path`, if it is a file: folders are no objects. Raises what `os.stat` does."""
+    if stat.S_ISDIR(os.stat(path).st_mode):
+        raise FileNotFoundError(f"{path} is a folder")
+    return Path(path)
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def _make_folder(folder: Path) -> None:
+    """With its parents, each of them entered on the disk into the one above."""
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    _sync(folder.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,51 @@
+"""The catalog: every attempt to commit, in order, so that what exists is found without listing the store.
+
+An attempt is entered before its manifest is created. So each committed version has an entry; an entry whose version
+has no manifest is an attempt that died, or has not come to its end.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from storage import layout
+from storage.logs import Log
+from storage.store import Store
+
+_READERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One attempt.
+
+    Example: Entry(number=7, kind="scores", version="runs/demo/scores/000003/1f0c", parents=["runs/demo/…"])
+    """
+
+    number: int
+    kind: str  # a manifest's kind, or `alias`
+    version: str  # or the alias's name
+    parents: list[str]
+
+
+def enter(store: Store, version: str, kind: str, parents: list[str], attempt: str) -> None:
+    """Add an entry; returns when it stands."""
+    Log(store, layout.CATALOG).append({"kind": kind, "version": version, "parents": parents, "attempt": attempt})
+
+
+def newest_first(store: Store) -> Iterator[Entry]:
+    """All entries, each read when it is asked for."""
+    log = Log(store, layout.CATALOG)
+    return (_entry(log, number) for number in range(log.length() - 1, -1, -1))
+
+
+def everything(store: Store) -> list[Entry]:
+    """All entries, oldest first, read many at a time."""
+    log = Log(store, layout.CATALOG)
+    with ThreadPoolExecutor(_READERS) as readers:
+        return list(readers.map(lambda number: _entry(log, number), range(log.length())))
+
+
+def _entry(log: Log, number: int) -> Entry:
+    values = log.read(number)
+    return Entry(number, values["kind"], values["version"], values["parents"])

@@ -1,0 +1,60 @@
+"""`alias`: names that point at versions."""
+
+import argparse
+from dataclasses import asdict
+
+from storage import aliases
+from storage.aliases import Move
+from storage.commands.output import Output, table
+from storage.store import StorageError, Store
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    actions.add_parser("ls", help="all of them (also without an ACTION)")
+    point = actions.add_parser("set", help="point NAME at VERSION")
+    point.add_argument("name", metavar="NAME")
+    point.add_argument("version", metavar="VERSION")
+    point.add_argument(
+        "--expect", type=int, metavar="MOVE", help="only if this is its newest move: -1 where there must be none yet"
+    )
+    past = actions.add_parser("history", help="where NAME pointed, and who moved it why")
+    past.add_argument("name", metavar="NAME")
+    back = actions.add_parser("back", help="point NAME where it pointed before")
+    back.add_argument("name", metavar="NAME")
+    back.add_argument("--to", type=int, metavar="MOVE", help="or where it pointed after this move")
+    for action in (point, back):
+        action.add_argument("--reason", default="", help="kept in the history")
+
+
+def run(store: Store, arguments: argparse.Namespace) -> Output:
+    """What stands after it."""
+    if arguments.action == "set":
+        return _output(arguments.name, [_set(store, arguments)])
+    if arguments.action == "back":
+        return _output(arguments.name, [aliases.roll_back(store, arguments.name, arguments.to, arguments.reason)])
+    if arguments.action == "history":
+        moves = aliases.history(store, arguments.name)
+        if not moves:
+            raise StorageError(f"there is no alias {arguments.name!r}; there are: {', '.join(aliases.names(store))}")
+        return _output(arguments.name, moves)
+    standing = {name: aliases.current(store, name) for name in aliases.names(store)}
+    found = {name: move for name, move in standing.items() if move}
+    rows = [(name, move.version, move.number, move.at, move.by, move.reason) for name, move in found.items()]
+    parts = [table(["alias", "version", "move", "at", "by", "reason"], rows) if rows else "no aliases yet"]
+    return Output({name: asdict(move) for name, move in found.items()}, parts)
+
+
+def _set(store: Store, arguments: argparse.Namespace) -> Move:
+    name, version = arguments.name, aliases.resolve(store, arguments.version)
+    standing = aliases.current(store, name)
+    expected = standing.number if standing else None
+    if arguments.expect is not None:
+        expected = None if arguments.expect < 0 else arguments.expect
+    return aliases.move(store, name, version, expected, arguments.reason)
+
+
+def _output(name: str, moves: list[Move]) -> Output:
+    rows = [(move.number, move.version, move.at, move.by, move.reason) for move in moves]
+    shown = table(["move", "version", "at", "by", "reason"], rows, title=f"alias {name}")
+    return Output([asdict(move) for move in moves], [shown])

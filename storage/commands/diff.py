@@ -1,0 +1,35 @@
+"""`diff`: configuration and metrics of two versions."""
+
+import argparse
+from typing import Any
+
+from storage import aliases, manifests
+from storage.commands.output import Output, short, table
+from storage.store import Store
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("left", metavar="VERSION")
+    parser.add_argument("right", metavar="VERSION")
+
+
+def run(store: Store, arguments: argparse.Namespace) -> Output:
+    """What is the same is left out."""
+    left, right = (manifests.read(store, aliases.resolve(store, name)) for name in (arguments.left, arguments.right))
+    config, metrics = _changed(left.config, right.config), _changed(left.metrics, right.metrics)
+    columns = ["", left.version, right.version]
+    parts: list[Any] = [f"code: {left.code_version} -> {right.code_version}"]
+    for name, rows in (("setting", config), ("metric", metrics)):
+        if rows:
+            parts.append(table([name, *columns[1:]], [(key, short(a), short(b)) for key, a, b in rows]))
+    if not config:
+        parts.append("the same configuration")
+    data = {name: {key: [a, b] for key, a, b in rows} for name, rows in (("config", config), ("metrics", metrics))}
+    return Output(data, parts)
+
+
+def _changed(left: dict[str, Any], right: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    from configs import flatten
+
+    a, b = dict(flatten(left)), dict(flatten(right))
+    return [(key, a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)]

@@ -1,0 +1,25 @@
+"""`doctor`: can this place be trusted?"""
+
+import argparse
+from dataclasses import asdict
+
+from storage.commands.output import Output, table
+from storage.store import Store
+
+_VERDICTS = {True: "ok", False: "PROBLEM", None: "-"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """None beside the root."""
+
+
+def run(store: Store, arguments: argparse.Namespace) -> Output:
+    """Status 1 where anything would go wrong."""
+    from storage.doctor import examine
+
+    checks = examine(store)
+    rows = [(check.name, _VERDICTS[check.ok], check.found, check.consequence) for check in checks]
+    bad = sum(check.ok is False for check in checks)
+    verdict = f"{bad} problems" if bad else f"{store.root} can be trusted with versions"
+    shown = table(["check", "", "found", "what would go wrong"], rows)
+    return Output([asdict(check) for check in checks], [shown, verdict], int(bool(bad)))

@@ -1,0 +1,92 @@
+"""`gc`: what nobody needs."""
+
+import argparse
+from dataclasses import asdict
+
+from storage import garbage
+from storage.commands.output import Output, say, size, table
+from storage.retention import KINDS, Rules
+from storage.store import Store
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    rules = Rules()
+    parser.add_argument("--delete", action="store_true", help="do it; otherwise only say what would be deleted")
+    parser.add_argument(
+        "--keep-last",
+        type=int,
+        default=rules.keep_last,
+        metavar="N",
+        help=f"newest of a run; default {rules.keep_last}",
+    )
+    parser.add_argument(
+        "--keep-every", type=int, default=0, metavar="M", help="also versions 0, M, 2M …; default: only version 0"
+    )
+    parser.add_argument(
+        "--kind",
+        action="append",
+        choices=KINDS,
+        help="what is collected: checkpoints, unless given; may be repeated",
+    )
+    parser.add_argument(
+        "--older-than-hours",
+        type=_hours,
+        default=rules.older_than_s / 3600,
+        metavar="H",
+        help="age of what killed attempts and unfinished uploads left; default 24",
+    )
+    parser.add_argument(
+        "--shallow", action="store_true", help="of an alias keep its version only, not all that it was made from"
+    )
+
+
+def _hours(text: str) -> float:
+    """For argparse: not negative."""
+    if (hours := float(text)) < 0:
+        raise ValueError(text)
+    return hours
+
+
+def run(store: Store, arguments: argparse.Namespace) -> Output:
+    """One line for each run."""
+    rules = Rules(
+        keep_last=max(1, arguments.keep_last),
+        keep_every=arguments.keep_every,
+        kinds=tuple(arguments.kind or Rules().kinds),
+        older_than_s=arguments.older_than_hours * 3600,
+        with_ancestors=not arguments.shallow,
+    )
+    plans = garbage.collect(store, rules, say) if arguments.delete else garbage.plan(store, rules)
+    data = [_data(plan) for plan in plans]
+    if not plans:
+        return Output(data, ["nothing to collect"])
+    rows = [
+        (
+            plan.run or "(no run)",
+            len(plan.versions),
+            len(plan.leftovers),
+            len(plan.uploads),
+            size(plan.bytes),
+            plan.held_by,
+        )
+        for plan in plans
+    ]
+    columns = ["run", "versions", "leftover objects", "unfinished uploads", "size", "left alone: written by"]
+    hint = "deleted" if arguments.delete else "nothing was deleted: --delete does it"
+    return Output(data, [table(columns, rows), *_names(plans, deleted=arguments.delete), hint])
+
+
+def _names(plans: list[garbage.Plan], *, deleted: bool) -> list[str]:
+    """Which versions, where they were not told one by one already."""
+    return [] if deleted else [f"  {manifest.version}" for plan in plans for manifest in plan.versions]
+
+
+def _data(plan: garbage.Plan) -> dict[str, object]:
+    return {
+        "run": plan.run,
+        "held_by": plan.held_by,
+        "versions": [manifest.version for manifest in plan.versions],
+        "leftovers": [found.path for found in plan.leftovers],
+        "uploads": [asdict(upload) for upload in plan.uploads],
+        "bytes": plan.bytes,
+    }

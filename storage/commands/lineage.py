@@ -1,0 +1,32 @@
+"""`lineage`: down to what a version was made from, or up to what came of it."""
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from storage import aliases
+from storage.commands.output import Output, size, table
+from storage.store import Store
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("version", metavar="VERSION")
+    parser.add_argument("--up", action="store_true", help="what came of it, instead of what it was made from")
+
+
+def run(store: Store, arguments: argparse.Namespace) -> Output:
+    """Nearest first; `distance` counts the steps between."""
+    from storage.lineage import ancestors, descendants
+
+    version = aliases.resolve(store, arguments.version)
+    nodes = descendants(store, version) if arguments.up else ancestors(store, version)
+    rows = [
+        (node.depth, node.kind, node.version, node.rows or "", size(node.bytes), ", ".join(node.parents))
+        for node in nodes
+    ]
+    parts: list[Table | str] = [table(["distance", "kind", "version", "rows", "size", "made from"], rows)]
+    parts += [f"PROBLEM: {node.version}: {node.problem}" for node in nodes if node.problem]
+    return Output([asdict(node) for node in nodes], parts, int(len(parts) > 1))

@@ -1,0 +1,77 @@
+"""What commands print: tables for people, JSON for scripts."""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_WIDTH = 140
+"""Of tables where the output is no terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The result of a command.
+
+    Args:
+        data: what `--json` prints.
+        parts: tables and lines, in order.
+        status: exit status; 1 where a problem was found.
+    """
+
+    data: Any
+    parts: Sequence["Table | str"] = field(default_factory=list)
+    status: int = 0
+
+    def print(self, *, as_json: bool) -> None:
+        if as_json:
+            json.dump(self.data, sys.stdout, indent=1, default=str)
+            print()
+            return
+        from rich.console import Console
+
+        console = Console(highlight=False)
+        console.width = max(console.width, _WIDTH) if not console.is_terminal else console.width
+        for part in self.parts:
+            console.print(part, markup=False)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> "Table":
+    """A table; texts in it are shown as they are, names are never cut."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD)
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    for row in rows:
+        made.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    return made
+
+
+def short(value: Any) -> Any:
+    """A number of a metric for people; anything else as it is."""
+    return f"{value:.5g}" if isinstance(value, float) else value
+
+
+def size(count: float) -> str:
+    """A number of bytes for people.
+
+    >>> size(1_500_000)
+    '1.5 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.4g} TB"
+
+
+def say(line: str) -> None:
+    """Progress, beside the output."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,40 @@
+"""Small JSON objects that say themselves whether they are whole: their last field is a digest of the rest."""
+
+import hashlib
+import json
+import re
+from typing import Any
+
+from storage.backends.interface import StorageError
+
+_DIGEST = re.compile(rb',\n "digest": "([0-9a-f]{64})"\n\}\n\Z')
+
+
+def seal(values: dict[str, Any]) -> bytes:
+    """`values` as JSON with their digest.
+
+    >>> print(seal({"a": 1}).decode()[:20])
+    {
+     "a": 1,
+     "digest
+    """
+    assert values, "an empty object has no end to seal"
+    body = json.dumps(values, indent=1, ensure_ascii=False).encode()
+    return body.removesuffix(b"\n}") + f',\n "digest": "{hashlib.sha256(body).hexdigest()}"\n}}\n'.encode()
+
+
+def unseal(data: bytes, where: str) -> dict[str, Any]:
+    """The values, without the digest.
+
+    Raises:
+        StorageError: not what `seal` wrote; `where` is named.
+    """
+    match = _DIGEST.search(data)
+    if not match:
+        raise StorageError(f"{where} does not end with its digest: it is damaged, or not ours")
+    body = data[: match.start()] + b"\n}"
+    if hashlib.sha256(body).hexdigest() != match[1].decode():
+        raise StorageError(f"{where} does not match its own digest: it is damaged")
+    values = json.loads(body)
+    assert isinstance(values, dict)
+    return values

@@ -1,0 +1,65 @@
+"""Task: begin a run, or continue it with the same configuration."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from configs import Config, ConfigError, differences
+from storage import layout, manifests
+from storage.drafts import Draft
+from storage.leases import Lease
+from tasks.workspace import Workspace
+
+MAY_CHANGE = (
+    "run.iterations",
+    "run.when_held",
+    "run.lease_s",
+    "storage.",
+    "inference.",
+    "score.workers",
+    "rollout.concurrency",
+    "rollout.request_",
+)
+"""Where and how long a run works may change while it lasts; what it computes may not."""
+
+
+@contextmanager
+def open_run(config: Config) -> Iterator[Workspace]:
+    """The workspace of a run that this flow run alone may write, for the length of the block.
+
+    Raises:
+        ConfigError: the run was begun with another configuration; says what differs.
+        LeaseHeldError: another flow run writes it, and `run.when_held` is `stop`; says who.
+    """
+    workspace = Workspace(config)
+    run = config.run
+    with Lease(workspace.store, run.name, run.lease_s, run.when_held, workspace.label) as workspace.lease:
+        shutil.rmtree(workspace.scratch, ignore_errors=True)  # of a flow that was killed
+        start_run(workspace)
+        yield workspace
+        workspace.trim_cache()
+
+
+@task(name="start-run", cache_policy=NO_CACHE)
+def start_run(workspace: Workspace) -> None:
+    """Commit the run's configuration; where the run exists already, refuse another one."""
+    config, version = workspace.config, layout.run(workspace.name)
+    begins = not manifests.committed(workspace.store, version)
+    if begins:
+        with Draft(workspace.store, version, "run") as draft:
+            draft.commit(workspace.provenance(), parents=[])
+    begun = manifests.read(workspace.store, version)
+    changed = [
+        line for line in differences(begun.config, config.model_dump(mode="json")) if not line.startswith(MAY_CHANGE)
+    ]
+    if changed:
+        listing = "\n".join(f"  {line}" for line in changed)
+        raise ConfigError(
+            f"run {workspace.name!r} was begun with another configuration:\n{listing}\n"
+            "Give it back, or begin another run with run.name=…"
+        )
+    state = "begins" if begins else "continues"
+    get_run_logger().info("run %s %s in %s", workspace.name, state, workspace.store.uri(f"runs/{workspace.name}"))

@@ -1,0 +1,158 @@
+"""A proxy before an S3 server that spoils a share of the requests, as a bad network or an overloaded server would."""
+
+import asyncio
+import random
+import socket
+import struct
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+from http import HTTPStatus
+from types import TracebackType
+from typing import Self
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+# What is answered, where the fault is an answer.
+_ERRORS = {
+    "500": (HTTPStatus.INTERNAL_SERVER_ERROR, "InternalError"),
+    "503": (HTTPStatus.SERVICE_UNAVAILABLE, "ServiceUnavailable"),
+    "slow-down": (HTTPStatus.SERVICE_UNAVAILABLE, "SlowDown"),
+    "late-500": (HTTPStatus.INTERNAL_SERVER_ERROR, "InternalError"),
+}
+_SILENT = ("reset", "hang")  # before the request is even read
+_DONE = ("lost", "late-500")  # by the server, only the client is not told
+ALL = ("500", "503", "slow-down", *_SILENT, *_DONE)
+
+# They belong to a connection, not to the request; none of them is signed.
+_HOP_BY_HOP = ("Connection", "Expect", "Keep-Alive", "Transfer-Encoding")
+
+
+class FaultProxy:
+    """Passes requests on unchanged to `target`, but for a share of them. A context manager; its thread is its own.
+
+    Faults: `500`, `503` and `slow-down` are answered and not passed on. `reset` resets the connection at once, `hang`
+    closes it after `hang_s` of silence. `lost` passes the request on and closes the connection in place of an answer;
+    `late-500` passes it on and answers 500. Where the target is dead, the connection is closed as well.
+
+    Attributes:
+        endpoint: the URL for clients.
+        share: of the requests that are spoilt, 0 to 1; may be set while it runs.
+        counts: requests by fault, `passed` or `dead`.
+        requests: requests by method.
+    """
+
+    def __init__(self, target: str, share: float, seed: int, hang_s: float, faults: Sequence[str] = ALL) -> None:
+        unknown = set(faults) - set(ALL)
+        if unknown or not faults:
+            raise ValueError(f"faults must be some of {ALL}, but are {list(faults)}")
+        self.endpoint = ""
+        self.share = share
+        self.counts: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
+        self._target, self._hang_s, self._faults = target.rstrip("/"), hang_s, list(faults)
+        self._random = random.Random(seed)
+        self._started: Future[str] = Future()
+        self._thread = threading.Thread(target=self._run, name="fault-proxy", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.endpoint = self._started.result()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            if self._started.done():
+                raise
+            self._started.set_exception(error)
+
+    async def _serve(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)  # a kept connection may have died meanwhile
+        async with aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
+        ) as self._session:
+            # aiohttp sends a PUT again where the target dies over it, and there is no public switch.
+            self._session._retry_connection = False
+            server = web.Server(self._answer, auto_decompress=False, access_log=None)
+            runner = web.ServerRunner(server, shutdown_timeout=0.1)
+            await runner.setup()
+            try:
+                await web.TCPSite(runner, "127.0.0.1", 0).start()
+                self._started.set_result(f"http://127.0.0.1:{runner.addresses[0][1]}")
+                await self._stop.wait()
+            finally:
+                await runner.cleanup()
+
+    async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
+        self.requests[request.method] += 1
+        fault = self._random.choice(self._faults) if self._random.random() < self.share else "passed"
+        if fault in _SILENT:
+            self.counts[fault] += 1
+            await asyncio.sleep(self._hang_s if fault == "hang" else 0)
+            return _hang_up(request, reset=fault == "reset")
+        body = await _read(request)
+        answer = None
+        if fault in ("passed", *_DONE):
+            try:
+                answer = await self._pass_on(request, body)
+            except (aiohttp.ClientError, OSError):
+                fault = "dead"
+        self.counts[fault] += 1
+        if fault == "passed" and answer is not None:
+            return answer
+        return _error(*_ERRORS[fault]) if fault in _ERRORS else _hang_up(request)
+
+    async def _pass_on(self, request: web.BaseRequest, body: bytes) -> web.Response:
+        url = URL(self._target + request.raw_path, encoded=True)
+        headers = request.headers.copy()
+        for name in _HOP_BY_HOP:
+            headers.popall(name, None)
+        chunked = True if "Transfer-Encoding" in request.headers else None
+        async with self._session.request(
+            request.method, url, headers=headers, data=body or None, chunked=chunked, allow_redirects=False
+        ) as answer:
+            headers = answer.headers.copy()
+            for name in _HOP_BY_HOP:
+                headers.popall(name, None)
+            # No body is no body: what answers HEAD says how long it would be.
+            return web.Response(
+                status=answer.status, reason=answer.reason, headers=headers, body=await answer.read() or None
+            )
+
+
+async def _read(request: web.BaseRequest) -> bytes:
+    """The body, encoded as it came. Clients may wait for leave to send it."""
+    if request.headers.get("Expect", "").lower() == "100-continue":
+        await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    return await request.content.read()
+
+
+def _error(status: HTTPStatus, code: str) -> web.Response:
+    xml = (
+        f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>made up by a test</Message></Error>'
+    )
+    return web.Response(status=status, text=xml, content_type="application/xml")
+
+
+def _hang_up(request: web.BaseRequest, reset: bool = False) -> web.Response:
+    """Close the connection, so that the response returned has nowhere to go."""
+    transport = request.transport
+    if transport is not None:
+        if reset:
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        transport.abort()
+    return web.Response()

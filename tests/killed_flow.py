@@ -1,0 +1,117 @@
+"""The main flow in a process of its own that kills itself (SIGKILL) at a chosen point, for tests/test_killed.py.
+
+Processes come from a fork server that has imported Prefect and torch already, so that fifty of them are affordable.
+"""
+
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any, Literal
+
+MARK = "KILLED_FLOW_TEST"
+"""Environment variable by which the descendants of a killed flow are found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Where to die: before or after the `nth` call of a function.
+
+    Example: Point("train", "tasks.ppo.step:Stepper.take", 2, "before")
+    """
+
+    stage: str
+    function: str  # module:name or module:Class.name
+    nth: int = 1
+    when: Literal["before", "after"] = "before"
+
+    def __str__(self) -> str:
+        return f"{self.when} {self.function.rpartition(':')[2]} {self.nth}"
+
+
+def start(overrides: list[str], point: Point | None, log: Path, environment: dict[str, str]) -> ForkServerProcess:
+    """Run the flow `smoke`; its exit code is -9 where it died at `point`, 0 where it came to its end."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["flows.math_mt_ppo", "torch", "transformers", "tasks.ppo.trainer", "tasks.rewards"])
+    process = context.Process(target=_run, args=(overrides, point, log, environment))
+    process.start()
+    return process
+
+
+def _run(overrides: list[str], point: Point | None, log: Path, environment: dict[str, str]) -> None:
+    output = log.open("ab", buffering=0)
+    os.dup2(output.fileno(), sys.stdout.fileno())
+    os.dup2(output.fileno(), sys.stderr.fileno())
+    os.environ |= environment
+    from flows.math_mt_ppo import math_mt_ppo
+
+    _refuse_work_that_is_done()
+    if point:
+        _kill_at(point)
+    math_mt_ppo("smoke", overrides)
+
+
+def _refuse_work_that_is_done() -> None:
+    """Each stage's work fails the flow where its version is committed already."""
+    from storage import layout, manifests
+    from storage.drafts import Draft
+    from storage.store import StorageError
+
+    def check(store: Any, version: str) -> None:
+        if manifests.committed(store, version):
+            raise StorageError(f"{version} is being made again")
+
+    def fill(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        (draft,) = (argument for argument in arguments if isinstance(argument, Draft))
+        check(draft.store, draft.version)
+        return call(*arguments, **keywords)
+
+    _wrap("tasks.rollouts.play:play", fill)
+    _wrap("tasks.rewards.scoring:score_rows", fill)
+    trains: list[Any] = []
+
+    def open_run(call: Callable[..., Any], config: Any) -> Any:
+        trains.append(config)
+        return call(config)
+
+    def update(call: Callable[..., Any], *arguments: Any) -> Any:
+        from tasks.workspace import Workspace
+
+        workspace = Workspace(trains[0])
+        check(workspace.store, layout.checkpoint(workspace.name, arguments[3] + 1))
+        return call(*arguments)
+
+    _wrap("flows.math_mt_ppo:open_run", open_run)
+    _wrap("tasks.ppo.trainer:Trainer.update", update)
+
+
+def _kill_at(point: Point) -> None:
+    calls = 0
+
+    def count(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == point.nth and point.when == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = call(*arguments, **keywords)
+        if calls == point.nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    _wrap(point.function, count)
+
+
+def _wrap(function: str, wrapper: Callable[..., Any]) -> None:
+    """Replace a function by `wrapper(function, *arguments)`."""
+    module, _, path = function.partition(":")
+    owner: Any = importlib.import_module(module)
+    *outer, name = path.split(".")
+    for part in outer:
+        owner = getattr(owner, part)
+    original = getattr(owner, name)
+    setattr(owner, name, lambda *arguments, **keywords: wrapper(original, *arguments, **keywords))

@@ -1,0 +1,247 @@
+"""A real S3 server for tests: Ceph's object gateway (RGW), one monitor and one disk, on loopback and in one folder."""
+
+import configparser
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+KEY = "testkey"
+SECRET = "testsecret"
+
+_TIMEOUT_S = 60
+_MONITOR, _DISK, _GATEWAY = "ceph-mon", "ceph-osd", "radosgw"
+_DAEMONS = {_MONITOR: ["-i", "a"], _DISK: ["-i", "0"], _GATEWAY: ["-n", "client.rgw"]}
+
+# The kernel ends a daemon with the thread that started it (PR_SET_PDEATHSIG, see `setpriv`), so that none outlives a
+# test run that was killed. Hence a thread that lives as long as the process, whichever thread starts a server.
+_STARTER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="s3-server")
+
+# Without the cache, because gateways tell each other what they cached, and a new one waits 30 s for a killed one.
+# The second paragraph cuts the start from 16 s to under 2 s: by default the monitor gathers changes for a second before
+# it commits them (a pool is several changes), closing the block device waits for a poll of 250 ms, a new disk is
+# checked, and who finds the disk down asks again after 5 s. The third bounds memory and threads.
+_CONFIG = """\
+[global]
+fsid = {fsid}
+mon host = {monitor}
+public addr = 127.0.0.1
+cluster addr = 127.0.0.1
+auth cluster required = none
+auth service required = none
+auth client required = none
+ms mon client mode = crc
+mon data = {folder}/mon
+mon data avail crit = 0
+mon allow pool size one = true
+osd pool default size = 1
+osd pool default min size = 1
+osd crush chooseleaf type = 0
+osd data = {folder}/osd
+osd objectstore = bluestore
+bluestore block size = 42949672960
+rgw data = {folder}/rgw
+rgw frontends = beast tcp_nodelay=1 endpoint={gateway}
+rgw enable apis = s3
+rgw cache enabled = false
+run dir = {folder}
+crash dir = {folder}
+admin socket =
+log file =
+log to stderr = true
+mon cluster log to file = false
+
+paxos propose interval = 0.02
+paxos min wait = 0.01
+osd pool default pg num = 1
+osd pool default pg autoscale mode = off
+bdev aio poll ms = 10
+bluestore fsck on mkfs = false
+objecter tick interval = 0.1
+
+bluestore cache autotune = false
+bluestore cache size = 67108864
+rgw thread pool size = 64
+"""
+
+
+def available() -> str | None:
+    """None where `Rgw` can be started; otherwise what to do about it."""
+    missing = [name for name in _DAEMONS if shutil.which(name) is None]
+    if not missing:
+        return None
+    return (
+        f"no S3 server to test against, {', '.join(missing)} not found: apt-get install radosgw ceph-mon ceph-osd, "
+        "or set S3_TEST_ENDPOINT and the ordinary AWS credentials"
+    )
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """An S3 server that somebody else runs."""
+
+    endpoint: str
+
+
+class Rgw:
+    """Ceph RGW at `endpoint`, for `KEY` and `SECRET`. A context manager: started on entry, stopped on exit.
+
+    The folder holds everything: data, the ports (chosen once, at the first start) and `<daemon>.log`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.absolute()
+        self._config = self.folder / "ceph.conf"
+        self._made = self.folder / "made"
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def endpoint(self) -> str:
+        """URL of the gateway, known from the first start on and the same after every other one."""
+        config = configparser.ConfigParser(interpolation=None)
+        config.read_string(self._config.read_text())
+        return "http://" + config["global"]["rgw frontends"].partition("endpoint=")[2]
+
+    def start(self) -> None:
+        """Make the server where the folder has none, or start it again with its data; returns when it answers."""
+        try:
+            if self._made.exists():
+                self._spawn(_MONITOR)
+                self._ceph("osd", "down", "0")  # a killed disk is still up in the map, and the gateway would ask it
+                self._spawn(_DISK)
+            else:
+                self._make()
+            self.start_gateway()
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """End the daemons in order, as an administrator would."""
+        for name in (_GATEWAY, _DISK, _MONITOR):
+            if name in self._running:
+                self._running[name].terminate()
+                try:
+                    self._running[name].wait(10)
+                except subprocess.TimeoutExpired:
+                    self._running[name].kill()
+                self._running.pop(name).wait()
+
+    def kill(self) -> None:
+        """SIGKILL for all daemons."""
+        for name in list(self._running):
+            self._kill(name)
+
+    def kill_gateway(self) -> None:
+        """SIGKILL for the gateway alone."""
+        self._kill(_GATEWAY)
+
+    def start_gateway(self) -> None:
+        """Start the gateway, again at the same port; returns when it answers."""
+        self._spawn(_GATEWAY)
+        self._wait(_GATEWAY, self._answers)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def _make(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        for name in ("mon", "osd", "rgw"):
+            (self.folder / name).mkdir(parents=True)
+        monitor, gateway = f"[v2:127.0.0.1:{_free_port()}]", f"127.0.0.1:{_free_port()}"
+        fsid, disk = str(uuid.uuid4()), str(uuid.uuid4())
+        self._config.write_text(_CONFIG.format(fsid=fsid, monitor=monitor, gateway=gateway, folder=self.folder))
+        members = str(self.folder / "monmap")
+        self._run("monmaptool", "--create", "--addv", "a", monitor, "--fsid", fsid, members)
+        self._run(_MONITOR, *_DAEMONS[_MONITOR], "--mkfs", "--monmap", members)
+        self._spawn(_MONITOR)
+        self._ceph("osd", "new", disk, "0")
+        self._run(_DISK, *_DAEMONS[_DISK], "--mkfs", "--osd-uuid", disk)
+        self._spawn(_DISK)
+        user = ["--uid", "test", "--display-name", "test", "--access-key", KEY, "--secret", SECRET]
+        self._run("radosgw-admin", *_DAEMONS[_GATEWAY], "user", "create", *user)
+        self._made.touch()
+
+    def _ceph(self, *command: str) -> None:
+        """Tell the monitor; waits for it."""
+        self._run("ceph", "--connect-timeout", "30", *command)
+
+    def _run(self, *command: str) -> None:
+        """Run one of Ceph's tools to its end."""
+        line = [command[0], "-c", str(self._config), *command[1:]]
+        done = subprocess.run(
+            line,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_TIMEOUT_S,
+            text=True,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{' '.join(line)} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{self._logs()}")
+
+    def _spawn(self, name: str) -> None:
+        if name in self._running:
+            raise RuntimeError(f"{name} is running already")
+        line = ["setpriv", "--pdeathsig", "KILL", name, "-c", str(self._config), "-f", *_DAEMONS[name]]
+        with self._log(name).open("ab") as log:
+            self._running[name] = _STARTER.submit(_popen, line, log.fileno()).result()
+
+    def _kill(self, name: str) -> None:
+        self._running[name].kill()
+        self._running.pop(name).wait()
+
+    def _wait(self, name: str, ready: Callable[[], bool]) -> None:
+        limit = time.monotonic() + _TIMEOUT_S
+        while not ready():
+            code = self._running[name].poll()
+            if code is not None or time.monotonic() > limit:
+                state = "is silent" if code is None else f"ended with {code}"
+                raise RuntimeError(f"{name} {state}; its logs are in {self.folder}\n{self._logs()}")
+            time.sleep(0.02)
+
+    def _answers(self) -> bool:
+        try:
+            urllib.request.urlopen(self.endpoint, timeout=10).close()
+        except (urllib.error.URLError, OSError):
+            return False
+        return True
+
+    def _log(self, name: str) -> Path:
+        return self.folder / f"{name}.log"
+
+    def _logs(self) -> str:
+        """The ends of all logs there are."""
+        logs = [log for log in map(self._log, _DAEMONS) if log.exists()]
+        return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs)
+
+
+def _popen(line: list[str], output: int) -> subprocess.Popen[bytes]:
+    # A session of its own: Ctrl-C is for pytest, which then stops the daemons in order.
+    return subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
+
+
+def _free_port() -> int:
+    """Below the ports that the kernel gives to outgoing connections: none takes it while the server is down."""
+    while True:
+        port = secrets.choice(range(15000, 32768))
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port

@@ -1,0 +1,240 @@
+"""Garbage collection takes what nobody needs, and nothing else."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from storage import aliases, garbage, layout, leases, manifests
+from storage.drafts import Draft, Provenance
+from storage.fetch import fetch
+from storage.journal import JournaledDraft
+from storage.leases import Lease, LeaseLostError
+from storage.logs import Log
+from storage.manifests import read
+from storage.processes import own_identity
+from storage.retention import Rules
+from storage.seal import seal
+from storage.store import StorageError, Store
+from storage.verify import verify
+
+NOW = Rules(older_than_s=0)
+
+
+def commit(store: Store, version: str, kind: manifests.Kind, parents: list[str], config: dict[str, object]) -> str:
+    with Draft(store, version, kind) as draft:
+        path = draft.scratch / "data"
+        path.write_text(version)
+        draft.add(path, "data")
+        if kind == "checkpoint":
+            path.write_text('{"token_ids": [1, 2], "logprobs": [-1.0]}')
+            for name in ("canary.json", "model/config.json"):
+                draft.add(path, name)
+            save_file({"weight": np.zeros(3, dtype=np.float32)}, path)
+            draft.add(path, "model/model.safetensors")
+        draft.commit(Provenance(config=config), parents)
+    return version
+
+
+def chain(store: Store, name: str, checkpoints: int, config: dict[str, object] | None = None) -> list[str]:
+    """A run: checkpoint after checkpoint, each from the one before and a data set."""
+    settings = config or {}
+    run = commit(store, layout.run(name), "run", [], settings)
+    versions = [commit(store, layout.checkpoint(name, 0), "checkpoint", [run], settings)]
+    for number in range(1, checkpoints):
+        rows = commit(store, layout.trajectories(name, number - 1), "trajectories", [versions[-1]], settings)
+        versions.append(commit(store, layout.checkpoint(name, number), "checkpoint", [versions[-1], rows], settings))
+    return versions
+
+
+def has_data(store: Store, version: str) -> bool:
+    return all(store.exists(file.path) for file in read(store, version).files)
+
+
+def left(store: Store, versions: list[str]) -> list[int]:
+    return [number for number, version in enumerate(versions) if has_data(store, version)]
+
+
+def test_the_last_and_every_mth_stay(any_store: Store, tmp_path: Path) -> None:
+    """Of ten checkpoints the last two, every fourth and the first; manifests of all, so the chain is still whole."""
+    versions = chain(any_store, "r", 10)
+    rules = Rules(keep_last=2, keep_every=4)
+    planned = garbage.plan(any_store, rules)
+    assert [plan.run for plan in planned] == ["r"]
+    assert left(any_store, versions) == list(range(10))  # a plan does nothing
+    assert [len(plan.versions) for plan in garbage.collect(any_store, rules)] == [6]
+    assert left(any_store, versions) == [0, 4, 8, 9]
+    with pytest.raises(StorageError, match="was collected by gc"):
+        fetch(any_store, read(any_store, versions[5]), "data", tmp_path)
+    assert verify(any_store, [versions[9]]).findings == []
+    assert garbage.plan(any_store, rules) == []
+
+
+def test_what_an_alias_needs_stays(any_store: Store) -> None:
+    """The version, and all it was made from; with `shallow` the version alone."""
+    versions = chain(any_store, "r", 8)
+    aliases.move(any_store, "champion", versions[4], None)
+    aliases.advance(any_store, "r/latest", versions[7])  # the pipeline's own keeps its version only
+    garbage.collect(any_store, Rules(keep_last=1))
+    assert left(any_store, versions) == [0, 1, 2, 3, 4, 7]
+    garbage.collect(any_store, Rules(keep_last=1, with_ancestors=False))
+    assert left(any_store, versions) == [0, 4, 7]
+
+
+def test_data_sets_go_where_asked(store: Store) -> None:
+    """By default checkpoints only: data sets are small, and what audits need."""
+    chain(store, "r", 6)
+    rows = [layout.trajectories("r", number) for number in range(5)]
+    garbage.collect(store, Rules(keep_last=1))
+    assert left(store, rows) == list(range(5))
+    garbage.collect(store, Rules(keep_last=1, kinds=("trajectories",)))
+    assert left(store, rows) == [0, 4]
+
+
+def test_policies_that_may_still_play_stay(store: Store) -> None:
+    """A run with a policy lag asks for older checkpoints, whatever `keep_last` says."""
+    versions = chain(store, "r", 8, {"rollout": {"policy_lag": 3}})
+    garbage.collect(store, Rules(keep_last=1))
+    assert left(store, versions) == [0, 4, 5, 6, 7]
+
+
+def test_a_live_run_is_not_touched(any_store: Store) -> None:
+    """Neither its versions nor what it may be writing; afterwards they go, and other runs' meanwhile."""
+    versions, others = chain(any_store, "r", 6), chain(any_store, "other", 6)
+    with Lease(Store(any_store.root), "r", label="flow run quick-quail"):
+        draft = Draft(any_store, layout.checkpoint("r", 6), "checkpoint")
+        path = draft.scratch / "data"
+        path.write_text("half")
+        draft.add(path, "data")
+        time.sleep(1.1)  # S3 tells time in seconds
+        held = {plan.run: plan.held_by for plan in garbage.plan(any_store, Rules(keep_last=1, older_than_s=0))}
+        assert "quick-quail" in (held["r"] or "")
+        assert held["other"] is None
+        garbage.collect(any_store, Rules(keep_last=1, older_than_s=0))
+        assert left(any_store, versions) == list(range(6))
+        assert any_store.exists(draft.files[0].path)
+    assert left(any_store, others) == [0, 5]
+    garbage.collect(any_store, Rules(keep_last=1, older_than_s=0))
+    assert left(any_store, versions) == [0, 5]
+    assert not any_store.exists(draft.files[0].path)
+    assert leases.is_held(any_store, "r") is None
+
+
+def test_leftovers_go_when_old(store: Store) -> None:
+    """Objects of killed attempts and temporary files, after their time; committed data never."""
+    versions = chain(store, "r", 2)
+    with JournaledDraft(store, layout.trajectories("r", 1), "trajectories") as killed:
+        path = killed.scratch / "part"
+        path.write_text("rows")
+        killed.add_shard(path, "part-00000.parquet", 1, [])
+    with Draft(store, versions[1], "checkpoint") as loser:  # lost the race for a committed version
+        loser.add(Path(__file__), "data")
+    temporary = Path(store.path("runs/r/run/.manifest.json.0123abcd.tmp"))
+    temporary.write_text("")
+    stranger = Path(store.path("runs/r/notes.txt"))
+    stranger.write_text("somebody's own")
+    old = time.time() - 3 * 86400
+    for found in store.walk():
+        os.utime(store.path(found.path), (old, old))
+    before = {found.path for found in store.walk()}
+    (plan,) = garbage.plan(store, Rules())
+    assert {found.path for found in plan.leftovers} == {loser.files[0].path, "runs/r/run/.manifest.json.0123abcd.tmp"}
+    garbage.collect(store, Rules())
+    gone = before - {found.path for found in store.walk()}
+    assert gone == {loser.files[0].path, "runs/r/run/.manifest.json.0123abcd.tmp"}
+    assert verify(store, versions).findings == []
+
+
+def test_a_killed_collection_is_finished_by_the_next(store: Store) -> None:
+    """Marked but not deleted yet: the data go, unless an alias was moved there meanwhile; then the mark goes."""
+    versions = chain(store, "r", 8)
+    aliases.move(store, "champion", versions[1], None)
+    for number in (1, 2):
+        store.write(layout.collected(versions[number]), b"{}")
+    garbage.collect(store, Rules(keep_last=5, with_ancestors=False))
+    assert left(store, versions) == [0, 1, 3, 4, 5, 6, 7]
+    assert not store.exists(layout.collected(versions[1]))
+
+
+def test_data_that_are_still_to_be_trained_on_stay(store: Store) -> None:
+    """A killed run that had played ahead goes on with the older of two rollouts."""
+    chain(store, "r", 3)
+    for number in (2, 3):
+        commit(store, layout.trajectories("r", number), "trajectories", [], {})
+    garbage.collect(store, Rules(keep_last=1, kinds=("trajectories",)))
+    assert [has_data(store, layout.trajectories("r", number)) for number in range(4)] == [True, False, True, True]
+
+
+def test_what_a_killed_rollout_had_finished_stays(store: Store) -> None:
+    """However old: the run is continued from there."""
+    chain(store, "r", 2)
+    with JournaledDraft(store, layout.trajectories("r", 1), "trajectories") as killed:
+        path = killed.scratch / "part"
+        path.write_text("rows")
+        killed.add_shard(path, "part-00000.parquet", 1, [])
+    assert garbage.collect(store, NOW) == []
+    assert store.exists(killed.files[0].path)
+
+
+def test_who_was_taken_over_deletes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collection that slept finds its successor before it deletes."""
+    versions = chain(store, "r", 6)
+    plan = garbage._plan
+
+    def taken_over(store: Store, rules: Rules, run: str | None) -> list[garbage.Plan]:
+        found = plan(store, rules, run)
+        if run:
+            log = Log(Store(store.root), layout.lease(run))
+            log.put(log.length(), {"holder": own_identity(), "label": "", "at": "later", "ttl_s": 60})
+        return found
+
+    monkeypatch.setattr(garbage, "_plan", taken_over)
+    with pytest.raises(LeaseLostError):
+        garbage.collect(store, Rules(keep_last=1))
+    assert left(store, versions) == list(range(6))
+
+
+def test_an_alias_that_moves_while_gc_marks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever is second sees the other: the alias goes back, and its old target is still kept."""
+    versions = chain(store, "r", 6)
+    aliases.move(store, "champion", versions[1], None)
+    put = Log.put
+
+    def marked_meanwhile(log: Log, number: int, values: dict[str, Any]) -> bool:
+        store.write(layout.collected(versions[2]), seal({"at": 0}))
+        return put(log, number, values)
+
+    monkeypatch.setattr(Log, "put", marked_meanwhile)
+    with pytest.raises(StorageError, match="was collected by gc"):
+        aliases.move(store, "champion", versions[2], 0)
+    standing = aliases.current(store, "champion")
+    assert standing
+    assert standing.version == versions[1]
+
+
+def test_unfinished_uploads_are_aborted(bucket: str) -> None:
+    """What a killed multipart upload left costs money and is seen by nobody; a live run's is let be."""
+    store = Store(f"s3://{bucket}/root")
+    for run in ("dead", "live"):
+        key = f"root/{layout.checkpoint(run, 0)}/0123456789ab/model/model.safetensors"
+        store.backend._fs.call_s3("create_multipart_upload", Bucket=bucket, Key=key)  # type: ignore[attr-defined]
+    time.sleep(1.1)
+    assert garbage.plan(store, Rules()) == []  # too young
+    with Lease(Store(store.root), "live"):
+        garbage.collect(store, NOW)
+        assert [layout.run_of(upload.path) for upload in store.uploads()] == ["live"]
+    garbage.collect(store, NOW)
+    assert store.uploads() == []
+
+
+def test_an_alias_is_not_moved_to_what_is_gone(store: Store) -> None:
+    """Nobody promotes a checkpoint without weights."""
+    versions = chain(store, "r", 6)
+    garbage.collect(store, Rules(keep_last=1))
+    with pytest.raises(StorageError, match="was collected by gc"):
+        aliases.move(store, "champion", versions[2], None)
+    assert aliases.current(store, "champion") is None

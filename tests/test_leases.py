@@ -1,0 +1,211 @@
+"""One writer for each run: taken, kept, given back, taken over from the dead, and fenced."""
+
+import multiprocessing
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from storage import layout, leases
+from storage.drafts import Draft, Provenance
+from storage.leases import Lease, LeaseHeldError, LeaseLostError
+from storage.logs import Log
+from storage.manifests import committed
+from storage.processes import is_alive, own_identity
+from storage.seal import seal
+from storage.store import StorageError, Store
+
+
+def test_the_second_stops_and_says_who_holds_it(any_store: Store) -> None:
+    """Both name and process are told; afterwards the run is free."""
+    with Lease(any_store, "r", label="flow run happy-hare") as held:
+        assert held.token == 0
+        assert "happy-hare" in (leases.is_held(any_store, "r") or "")
+        with (
+            pytest.raises(
+                LeaseHeldError, match=rf"flow run happy-hare \(process {os.getpid()} on .*run.when_held=wait"
+            ),
+            Lease(Store(any_store.root), "r"),
+        ):
+            pass
+    assert leases.is_held(any_store, "r") is None
+    with Lease(any_store, "r") as after:
+        assert after.token == 1
+
+
+def test_the_second_waits_as_asked(any_store: Store) -> None:
+    """Until the holder is done."""
+    got = []
+
+    def second() -> None:
+        with Lease(Store(any_store.root), "r", ttl_s=1, when_held="wait") as lease:
+            got.append((lease.token, time.monotonic()))
+
+    with Lease(any_store, "r", ttl_s=1):
+        thread = threading.Thread(target=second)
+        thread.start()
+        time.sleep(1.5)  # longer than the time to live: signs of life keep it
+        assert got == []
+        released = time.monotonic()
+    thread.join(timeout=20)
+    assert got[0][0] == 1
+    assert got[0][1] >= released
+
+
+def _hold(root: str, ready: "multiprocessing.synchronize.Event") -> None:
+    with Lease(Store(root), "r", ttl_s=600):
+        ready.set()
+        time.sleep(600)
+
+
+def test_a_dead_holder_is_replaced_at_once(store: Store) -> None:
+    """Killed on the same machine: no need to wait for its time to live."""
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    holder = context.Process(target=_hold, args=(store.root, ready))
+    holder.start()
+    assert ready.wait(60)
+    with pytest.raises(LeaseHeldError, match=f"process {holder.pid}"), Lease(store, "r"):
+        pass
+    holder.kill()
+    holder.join()
+    started = time.monotonic()
+    with Lease(store, "r") as lease:
+        assert lease.token == 1
+    assert time.monotonic() - started < 5
+
+
+def elsewhere(store: Store, ttl_s: float) -> None:
+    """A lease of a process on a machine of which nothing can be known but its signs of life."""
+    holder = own_identity() | {"machine": "another", "host": "far"}
+    Log(store, layout.lease("r")).put(0, {"holder": holder, "label": "", "at": "2026", "ttl_s": ttl_s})
+
+
+def test_a_silent_holder_elsewhere_is_replaced_after_its_time(any_store: Store) -> None:
+    """By one's own watch; the clock of the other machine is never read."""
+    elsewhere(any_store, ttl_s=1.0)
+    started = time.monotonic()
+    with Lease(any_store, "r", ttl_s=1.0) as lease:
+        assert lease.token == 1
+    assert time.monotonic() - started >= 1.0
+
+
+def test_a_living_holder_elsewhere_is_respected(store: Store) -> None:
+    """A sign of life seen: whoever should stop stops, long before the time to live is over."""
+    elsewhere(store, ttl_s=600)
+    done = threading.Event()
+
+    def live() -> None:
+        beats = 0
+        while not done.wait(0.2):
+            beats += 1
+            store.write(layout.beat("r", 0), seal({"at": str(beats), "released": False}))
+
+    thread = threading.Thread(target=live)
+    thread.start()
+    try:
+        with pytest.raises(LeaseHeldError, match="on far"), Lease(store, "r", ttl_s=600):
+            pass
+    finally:
+        done.set()
+        thread.join()
+
+
+def test_who_was_taken_over_cannot_commit(any_store: Store) -> None:
+    """The fencing token: a holder that slept finds its successor before the commit, and nothing is committed."""
+    with Lease(any_store, "r", label="sleeper", ttl_s=600) as sleeper:
+        successor = {"holder": own_identity(), "label": "flow run new-newt", "at": "later", "ttl_s": 600}
+        assert Log(Store(any_store.root), layout.lease("r")).put(1, successor)
+        with (
+            Draft(any_store, "runs/r/scores/000000/a", "scores") as draft,
+            pytest.raises(LeaseLostError, match="taken over by flow run new-newt"),
+        ):
+            draft.commit(Provenance(config={}, fence=sleeper), [])
+    assert not committed(any_store, draft.version)
+    assert leases.is_held(any_store, "r")  # the old holder has not given back what is not his
+
+
+def test_a_damaged_sign_of_life_is_none(store: Store) -> None:
+    """A run is not shut for ever by one bad object."""
+    elsewhere(store, ttl_s=0.5)
+    store.write(layout.beat("r", 0), b"{")
+    with Lease(store, "r") as lease:
+        assert lease.token == 1
+
+
+def test_a_missed_sign_of_life_is_not_the_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store is away for a moment: the holder goes on, and what it commits then stands."""
+    write, failing = Store.write, threading.Event()
+
+    def broken(self: Store, key: str, data: bytes) -> None:
+        if failing.is_set():
+            raise RuntimeError("expired token")
+        write(self, key, data)
+
+    monkeypatch.setattr(Store, "write", broken)
+    with Lease(store, "r", ttl_s=0.4) as lease:
+        failing.set()
+        time.sleep(0.5)
+        lease.check()
+        failing.clear()
+        time.sleep(0.3)
+        assert leases.is_held(store, "r")
+    assert leases.is_held(store, "r") is None
+
+
+def test_a_lease_that_was_not_given_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store was away when the flow ended: its process, which lives on, knows that it holds nothing any more."""
+
+    def fail(*_: object) -> None:
+        raise OSError("away")
+
+    with monkeypatch.context() as patch, Lease(store, "r"):
+        patch.setattr(Store, "write", fail)
+    assert leases.is_held(store, "r") is None
+    with Lease(store, "r") as again:
+        assert again.token == 1
+
+
+def test_a_lost_race_stops_the_flow(store: Store) -> None:
+    """Should two commit one version all the same, the second does not go on with weights that are not stored."""
+    with Lease(store, "r") as lease:
+        provenance = Provenance(config={}, fence=lease)
+        for expected in (None, "committed by another writer"):
+            with Draft(store, "runs/r/scores/000000/a", "scores") as draft:
+                if expected is None:
+                    assert draft.commit(provenance, []).fence == 0
+                else:
+                    with pytest.raises(StorageError, match=expected):
+                        draft.commit(provenance, [])
+
+
+def test_many_takers_of_a_free_lease_take_it_in_turn(any_store: Store) -> None:
+    """Six at once: never two at the same time, each with a token of its own."""
+    inside, tokens, overlaps = [], [], []
+
+    def take() -> None:
+        with Lease(Store(any_store.root), "r", ttl_s=5, when_held="wait") as lease:
+            inside.append(lease.token)
+            overlaps.append(len(inside))
+            time.sleep(0.05)
+            inside.remove(lease.token)
+            tokens.append(lease.token)
+
+    threads = [threading.Thread(target=take) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(tokens) == list(range(6))
+    assert set(overlaps) == {1}
+
+
+def test_a_process_knows_itself(tmp_path: Path) -> None:
+    """Number and start: the same number used again is another process."""
+    mine = own_identity()
+    assert is_alive(mine)
+    assert is_alive(mine | {"started": 1}) is False
+    assert is_alive(mine | {"pid": 2**22 + 1}) is False
+    assert is_alive(mine | {"machine": "another"}) is None

@@ -1,0 +1,173 @@
+"""What comes from outside cannot run, climb or listen; what is secret stays so."""
+
+import ast
+import logging
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from s3fs import S3FileSystem
+
+from configs import ConfigError, load
+from flows.math_mt_ppo import math_mt_ppo
+from storage import manifests
+from storage.drafts import Draft, Provenance
+from storage.fetch import fetch
+from storage.seal import seal, unseal
+from storage.store import StorageError, StorageUnavailableError, Store
+from tasks.inference.engine import Engine
+from tasks.ppo.importing import import_policy
+
+ROOT = Path(__file__).parent.parent
+PICKLES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+
+REQUIRED = {"trust_remote_code": "False", "allow_pickle": "False", "use_safetensors": "True"}
+
+
+def sources() -> list[Path]:
+    return sorted(path for layer in ("configs", "storage", "tasks", "flows") for path in (ROOT / layer).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_unpickles(path: Path) -> None:
+    """Neither a module that loads pickles, nor torch.load, nor code of a downloaded model."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            assert not {alias.name.split(".")[0] for alias in node.names} & PICKLES
+        if isinstance(node, ast.ImportFrom):
+            assert (node.module or "").split(".")[0] not in PICKLES
+        if isinstance(node, ast.Call):
+            assert ast.unparse(node.func) not in ("torch.load", "np.load", "numpy.load", "pd.read_pickle")
+            for keyword in node.keywords:
+                if keyword.arg in REQUIRED:
+                    assert ast.unparse(keyword.value) == REQUIRED[keyword.arg]
+
+
+def test_pickled_weights_are_refused(policy_folder: Path, tmp_path: Path, store: Store) -> None:
+    """A folder with pytorch_model.bin alone: nothing in it is run, and the message says what to give."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((policy_folder / name).read_bytes())
+    ran = tmp_path / "ran"
+    (folder / "pytorch_model.bin").write_bytes(f"cos\nsystem\n(S'touch {ran}'\ntR.".encode())
+    with pytest.raises(ValueError, match=r"holds no usable policy.*model\.safetensors"):
+        import_policy(str(folder), tmp_path / "out", tmp_path / "cache", store)
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("field", ["name", "path"])
+@pytest.mark.parametrize("value", ["../../outside", "/etc/passwd", "a/../../b", "a\nb", ""])
+def test_manifests_cannot_name_what_lies_outside(store: Store, tmp_path: Path, field: str, value: str) -> None:
+    """A manifest from somebody else, sealed as ours are: nothing outside of root and cache is read or written."""
+    version = "runs/r/scores/000000/a"
+    with Draft(store, version, "scores") as draft:
+        draft.add(Path(__file__), "data")
+        draft.commit(Provenance(config={}), [])
+    key = f"{version}/manifest.json"
+    values = unseal(store.read(key), key)
+    values["files"][0][field] = value
+    store.write(key, seal(values))
+    with pytest.raises(StorageError, match="manifest.json is not a manifest, or is damaged"):
+        fetch(store, manifests.read(store, version), "data", tmp_path / "cache")
+
+
+def test_a_manifest_cannot_name_another_versions_objects(store: Store) -> None:
+    """Nor one of another run under the same root."""
+    version = "runs/r/scores/000000/a"
+    with Draft(store, version, "scores") as draft:
+        draft.add(Path(__file__), "data")
+        draft.commit(Provenance(config={}), [])
+    values = unseal(store.read(f"{version}/manifest.json"), "")
+    values["files"][0]["path"] = "runs/secret/scores/000000/a/0123456789ab/data"
+    store.write(f"{version}/manifest.json", seal(values))
+    with pytest.raises(StorageError, match="names objects of other versions"):
+        manifests.read(store, version)
+
+
+@pytest.mark.parametrize("key", ["storage.root", "policy.path", "problems.train.path"])
+def test_credentials_in_a_uri_are_refused(key: str) -> None:
+    """They would stand in every manifest. The message does not repeat them."""
+    values = {
+        "storage.root": "storage.root=s3://key:topsecret@bucket/x",
+        "policy.path": "policy={path: 's3://key:topsecret@bucket/runs/x/checkpoints/000001'}",
+        "problems.train.path": "problems.train={kind: jsonl, path: 's3://key:topsecret@bucket/x.jsonl'}",
+    }
+    with pytest.raises(ConfigError, match="credentials in a URI") as error:
+        load("smoke", ["policy={path: x}", values[key]])
+    assert "topsecret" not in str(error.value)
+
+
+def everything_written(folder: Path) -> bytes:
+    return b"\n".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def test_secrets_are_written_nowhere(
+    bucket: str,
+    overrides: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A whole run on S3: neither key is in logs, output, Prefect's database and artifacts, cache or any object."""
+    asked = list[str]()
+    call = S3FileSystem._call_s3
+
+    async def record(self: Any, method: str, *arguments: Any, **keywords: Any) -> Any:
+        asked.append(method)
+        return await call(self, method, *arguments, **keywords)
+
+    monkeypatch.setattr(S3FileSystem, "_call_s3", record)
+    secrets = [os.environ[name] for name in ("AWS_SECRET_ACCESS_KEY", "VLLM_API_KEY")]
+    with caplog.at_level(logging.INFO):
+        math_mt_ppo("smoke", [*overrides, f"storage.root=s3://{bucket}/x", "run.iterations=1"])
+    assert {"put_object", "get_object"} < set(asked)
+    assert not [method for method in asked if method.startswith("list")]  # nothing is found by listing
+    output = capfd.readouterr()
+    store = Store(f"s3://{bucket}/x")
+    objects = b"\n".join(store.read(found.path) for found in store.walk())
+    assert b"smoke" in objects
+    prefect = everything_written(Path(os.environ["PREFECT_HOME"]))
+    assert b"math-mt-ppo" in prefect
+    told = (caplog.text + output.out + output.err).encode()
+    for place in (told, objects, prefect, everything_written(tmp_path)):
+        assert not [secret for secret in secrets if secret.encode() in place]
+
+
+def test_refused_credentials_are_not_repeated(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says where they come from, and not what they are."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "topsecret")
+    with pytest.raises(StorageUnavailableError, match="ordinary AWS chain") as error:
+        Store(f"s3://{bucket}/x").read("a")
+    assert "topsecret" not in repr(error.value) + repr(error.value.__cause__)
+
+
+def test_servers_listen_on_loopback_only(engine: Engine) -> None:
+    """vLLM and all its processes, whatever they use among themselves; Prefect's own server is asked for 127.0.0.1."""
+    pid = engine.servers[0].pid
+    assert pid
+    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    listening = [
+        connection.laddr.ip
+        for process in family
+        for connection in process.net_connections("inet")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    assert listening
+    assert set(listening) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+
+
+def test_vllm_wants_the_key_made_for_it(engine: Engine) -> None:
+    """Another user of the machine cannot ask it; the key is new for each server and in no command line."""
+    server = engine.servers[0]
+    assert len(server.api_key) >= 32
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        urllib.request.urlopen(f"{server.url}/v1/models")
+    assert server.pid
+    for process in psutil.Process(server.pid).children(recursive=True):
+        assert server.api_key not in " ".join(process.cmdline())

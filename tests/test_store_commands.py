@@ -1,0 +1,159 @@
+"""`python -m storage`: what people and scripts read about a store."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage import aliases, layout
+from storage.drafts import Draft, Provenance
+from storage.store import Store
+
+ROOT = Path(__file__).parent.parent
+
+
+def call(root: str, *arguments: str, status: int = 0) -> str:
+    """Output of a command, which must end with `status`; with 0 the standard output alone."""
+    command = [sys.executable, "-m", "storage", "--root", root, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + (done.stderr if status else "")
+
+
+def data(root: str, *arguments: str, status: int = 0) -> Any:
+    """What a command prints for scripts; progress is beside it, in standard error."""
+    printed = call(root, "--json", *arguments, status=status)
+    return json.JSONDecoder().raw_decode(printed)[0]
+
+
+@pytest.fixture
+def filled(store: Store) -> Store:
+    """A run of two checkpoints and the data set between."""
+
+    def commit(version: str, kind: Any, parents: list[str], eps: float, metrics: dict[str, Any]) -> None:
+        with Draft(store, version, kind) as draft:
+            path = draft.scratch / "data"
+            path.write_text(version)
+            draft.add(path, "notes/data", rows=3 if kind == "trajectories" else None)
+            draft.commit(Provenance(config={"ppo": {"eps_clip": eps}}), parents, metrics)
+
+    commit(layout.run("r"), "run", [], 0.2, {})
+    commit(layout.checkpoint("r", 0), "checkpoint", [layout.run("r")], 0.2, {})
+    commit(layout.trajectories("r", 0), "trajectories", [layout.checkpoint("r", 0)], 0.2, {"solved": 0.5})
+    commit(
+        layout.checkpoint("r", 1),
+        "checkpoint",
+        [layout.checkpoint("r", 0), layout.trajectories("r", 0)],
+        0.3,
+        {"loss": 0.25, "[x]": 1},
+    )
+    aliases.advance(store, "r/latest", layout.checkpoint("r", 1))
+    return store
+
+
+def test_ls(filled: Store) -> None:
+    """Newest first, filtered by run and kind; the last N only."""
+    assert [row["version"] for row in data(filled.root, "ls")] == [
+        layout.checkpoint("r", 1),
+        layout.trajectories("r", 0),
+        layout.checkpoint("r", 0),
+        layout.run("r"),
+    ]
+    assert len(data(filled.root, "ls", "-n", "2")) == 2
+    assert [row["rows"] for row in data(filled.root, "ls", "--kind", "trajectories")] == [3]
+    assert data(filled.root, "ls", "--run", "other") == []
+    assert "runs/r/trajectories/000000" in call(filled.root, "ls")
+
+
+def test_show_and_diff(filled: Store) -> None:
+    """One version, and what differs between two, by name or alias."""
+    shown = data(filled.root, "show", "r/latest")
+    assert shown["version"] == layout.checkpoint("r", 1)
+    assert "config" not in shown
+    assert data(filled.root, "show", "r/latest", "--config")["config"] == {"ppo": {"eps_clip": 0.3}}
+    printed = call(filled.root, "show", filled.uri(layout.checkpoint("r", 1)))
+    assert "notes/data" in printed
+    assert "[x]" in printed  # shown as it is, not taken for markup
+    difference = data(filled.root, "diff", layout.checkpoint("r", 0), "r/latest")
+    assert difference == {"config": {"ppo.eps_clip": [0.2, 0.3]}, "metrics": {"[x]": [None, 1], "loss": [None, 0.25]}}
+
+
+def test_lineage_both_ways(filled: Store) -> None:
+    """Down to the run's beginning, and up to what came of a data set."""
+    down = [row["version"] for row in data(filled.root, "lineage", "r/latest")]
+    assert set(down) == {
+        layout.checkpoint("r", 1),
+        layout.checkpoint("r", 0),
+        layout.trajectories("r", 0),
+        layout.run("r"),
+    }
+    up = [row["version"] for row in data(filled.root, "lineage", layout.trajectories("r", 0), "--up")]
+    assert layout.checkpoint("r", 1) in up
+    assert layout.checkpoint("r", 0) not in up
+
+
+def test_verify_ends_with_1_where_something_is_wrong(filled: Store) -> None:
+    """For scripts; the damaged object is named, whether it is the version's own or an ancestor's."""
+    sound = ["verify", layout.trajectories("r", 0), "--alone"]
+    assert data(filled.root, *sound)["findings"] == []
+    path = next(Path(filled.root).glob("runs/r/trajectories/000000/*/notes/data"))
+    path.write_text("x" * path.stat().st_size)
+    assert [finding["object"] for finding in data(filled.root, *sound, status=1)["findings"]] == [
+        str(path.relative_to(filled.root))
+    ]
+    assert "notes/data" in call(filled.root, "verify", "r/latest", status=1)
+
+
+def test_alias_commands(filled: Store) -> None:
+    """Set, expect, history and back in one command each."""
+    root = filled.root
+    call(root, "alias", "set", "champion", layout.checkpoint("r", 0), "--reason", "first")
+    call(root, "alias", "set", "champion", "r/latest", "--expect", "0")
+    assert "moved by somebody else" in call(root, "alias", "set", "champion", "r/latest", "--expect", "0", status=1)
+    assert data(root, "alias", "back", "champion")[0]["version"] == layout.checkpoint("r", 0)
+    assert [move["reason"] for move in data(root, "alias", "history", "champion")] == [
+        "first",
+        "",
+        "roll back to move 0",
+    ]
+    assert set(data(root, "alias")) == {"champion", "r/latest"}
+    assert "there is no alias 'nobody'" in call(root, "alias", "history", "nobody", status=1)
+
+
+def test_gc_does_nothing_unasked(filled: Store) -> None:
+    """A dry run by default; with --delete it is done and told."""
+    arguments = ["gc", "--keep-last", "1", "--kind", "trajectories", "--kind", "checkpoint"]
+    before = {found.path for found in filled.walk()}
+    assert "nothing to collect" in call(filled.root, *arguments)  # numbers 0 stay
+    assert {found.path for found in filled.walk()} == before
+
+
+def test_doctor(tmp_path: Path) -> None:
+    """Says that a sound place is sound, and leaves nothing behind."""
+    root = str(tmp_path / "new")
+    assert all(check["ok"] is not False for check in data(root, "doctor"))
+    assert [path for path in Path(root).rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["show", "runs/r/checkpoints/000007"], "was never committed"),
+        (["show", "../../etc/passwd"], "climbs out of the root"),
+        (["lineage", "nobody"], "was never committed"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(filled: Store, arguments: list[str], message: str) -> None:
+    """What is wrong, and no traceback."""
+    printed = call(filled.root, *arguments, status=1)
+    assert message in printed
+    assert "Traceback" not in printed
+
+
+def test_help() -> None:
+    """Every command explains itself."""
+    for command in ("ls", "show", "lineage", "verify", "diff", "alias", "gc", "doctor"):
+        assert "usage: python -m storage" in call(".", command, "--help")
