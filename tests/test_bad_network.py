@@ -152,7 +152,7 @@ def test_silence_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
             started = time.monotonic()
             with pytest.raises(StorageUnavailableError):
                 call()
-            assert time.monotonic() - started < 10
+            assert time.monotonic() - started < 30  # botocore by itself: 60 s, five times
 
 
 def test_a_bucket_that_is_not_there(bucket: str) -> None:

@@ -128,7 +128,7 @@ def test_a_fault_does_what_its_name_says(
         else:
             with pytest.raises(outcome):
                 send(proxy.endpoint, "PUT", "/b/k", {}, b"1")
-        assert (time.monotonic() - began >= 0.2) == (fault == "hang")
+        assert fault != "hang" or time.monotonic() - began >= 0.2
         assert proxy.counts == {fault: 1}
     assert len(target.seen) == reaches_target
 

@@ -367,7 +367,7 @@ def test_ctrl_c_in_each_stage_resumes(overrides: list[str], tmp_path: Path, afte
     Also while the next iteration is played ahead: what that loses is committed by nobody.
     """
     log, run = tmp_path / "log", tmp_path / "var/runs/smoke"
-    larger = [*overrides, "rollout.problems_per_iteration=60", "rollout.group_size=32", *settings]
+    larger = [*overrides, "rollout.problems_per_iteration=60", "rollout.group_size=8", "ppo.epochs=10", *settings]
     job = start_job(larger, log)
     wait_for(f"{after}/manifest.json", run, job)
     family = psutil.Process(job.pid).children(recursive=True)

@@ -105,7 +105,7 @@ def test_a_timeout_hits_only_the_guilty() -> None:
         assert verdicts[3].reason == "took longer than 2 s"
         start = time.monotonic()
         assert verifier.judge([(ENDLESS, ["7"])]) == [verdicts[3]]
-        assert time.monotonic() - start < 1, "a timeout is cached like any verdict"
+        assert time.monotonic() - start < 2, "a timeout is cached like any verdict"
 
 
 def test_memory_limit() -> None:
