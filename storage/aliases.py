@@ -101,22 +101,31 @@ def roll_back(store: Store, name: str, to: int | None = None, reason: str = "", 
     Raises:
         StorageError: there is no such alias or move, or the version is not what it was then.
     """
-    moves = history(store, name)
-    if not 0 <= (len(moves) - 2 if to is None else to) < len(moves):
-        raise StorageError(f"alias {name!r} has {len(moves)} moves in its history: there is none to go back to")
-    target = moves[-2 if to is None else to]
+    log = _log(store, name)
+    moves = log.length()
+    number = moves - 2 if to is None else to
+    if not 0 <= number < moves:
+        raise StorageError(f"alias {name!r} has {moves} moves in its history: there is none to go back to")
+    target = _move(number, log.read(number))
     if as_parent(store, target.version).sha256 != target.sha256:
         raise StorageError(
             f"{store.uri(target.version)} is not the version that alias {name!r} pointed at: it was changed"
         )
     reason = reason or f"roll back to move {target.number}"
-    return move(store, name, target.version, moves[-1].number, reason, by)
+    return move(store, name, target.version, moves - 1, reason, by)
 
 
 def names(store: Store) -> list[str]:
     """All aliases."""
     entered = {entry.version for entry in catalog.everything(store) if entry.kind == "alias"}
     return sorted(name for name in entered if current(store, name))
+
+
+def listed(store: Store) -> set[str]:
+    """All aliases, also those that the catalog has lost; lists the store, for those who delete from it."""
+    prefix = layout.alias("")
+    found = {item.path.removeprefix(prefix).rpartition("/")[0] for item in store.walk(prefix.rstrip("/"))}
+    return {name for name in found if _NAME.fullmatch(name)}
 
 
 def resolve(store: Store, reference: str) -> str:

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 from storage import layout
 from storage.logs import Log
-from storage.store import Store
+from storage.store import StorageError, StorageUnavailableError, Store
 
 _READERS = 16
+LOST = "lost"
+"""Kind of an entry that stands where one was damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +36,35 @@ def enter(store: Store, version: str, kind: str, parents: list[str], attempt: st
 
 
 def newest_first(store: Store) -> Iterator[Entry]:
-    """All entries, each read when it is asked for."""
+    """All entries, each read when it is asked for.
+
+    Raises:
+        StorageError: one is damaged; `storage.mending` can replace it.
+    """
     log = Log(store, layout.CATALOG)
-    return (_entry(log, number) for number in range(log.length() - 1, -1, -1))
+    found = (_entry(log, number) for number in range(log.length() - 1, -1, -1))
+    return (entry for entry in found if entry)
 
 
 def everything(store: Store) -> list[Entry]:
-    """All entries, oldest first, read many at a time."""
+    """All entries, oldest first, read many at a time.
+
+    Raises:
+        StorageError: one is damaged; `storage.mending` can replace it.
+    """
     log = Log(store, layout.CATALOG)
     with ThreadPoolExecutor(_READERS) as readers:
-        return list(readers.map(lambda number: _entry(log, number), range(log.length())))
+        found = readers.map(lambda number: _entry(log, number), range(log.length()))
+        return [entry for entry in found if entry]
 
 
-def _entry(log: Log, number: int) -> Entry:
-    values = log.read(number)
-    return Entry(number, values["kind"], values["version"], values["parents"])
+def _entry(log: Log, number: int) -> Entry | None:
+    try:
+        values = log.read(number)
+    except StorageUnavailableError:
+        raise
+    except (StorageError, FileNotFoundError) as error:
+        raise StorageError(
+            f"the catalog has lost an entry, `python -m storage mend` makes it whole: {error}"
+        ) from error
+    return None if values["kind"] == LOST else Entry(number, values["kind"], values["version"], values["parents"])

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from storage import catalog, journal, layout, leases, manifests
+from storage import catalog, holders, journal, layout, leases, manifests
 from storage.manifests import File, Manifest
 from storage.retention import Rules, is_gone, kept, superfluous
 from storage.seal import seal
@@ -87,7 +87,7 @@ def _plan(store: Store, rules: Rules, run: str | None) -> list[Plan]:
         of(upload.path).uploads.append(upload)
     if run is None:
         for name, found_plan in plans.items():
-            found_plan.held_by = leases.is_held(store, name) if name else None
+            found_plan.held_by = holders.is_held(store, name) if name else None
     return list(plans.values())
 
 

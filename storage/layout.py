@@ -84,14 +84,20 @@ def beat(run: str, token: int) -> str:
 
 _VERSION = re.compile(
     r"(?P<version>problems/[0-9a-f]+|runs/[^/]+/(run|(checkpoints|trajectories)/\d{6}|scores/\d{6}/[0-9a-f]+"
-    r"|evaluations/\d{6}(/scores/[0-9a-f]+)?))/(?P<nonce>[0-9a-f]{12})/.+"
+    r"|evaluations/\d{6}(/scores/[0-9a-f]+)?))/(manifest\.json|(?P<nonce>[0-9a-f]{12})/.+)"
 )
 
 
 def data_of(key: str) -> tuple[str, str] | None:
     """Version and nonce of the attempt that wrote `key`; None where it is no data object of a version."""
     match = _VERSION.fullmatch(key)
-    return (match["version"], match["nonce"]) if match else None
+    return (match["version"], match["nonce"]) if match and match["nonce"] else None
+
+
+def manifest_of(key: str) -> str | None:
+    """The version whose manifest `key` is; None where it is none."""
+    match = _VERSION.fullmatch(key)
+    return None if match is None or match["nonce"] else match["version"]
 
 
 def number_of(version: str) -> int | None:

@@ -11,7 +11,6 @@ the version is then his or his successor's, never both, its parents are committe
 """
 
 import logging
-import os
 import threading
 import time
 import uuid
@@ -20,16 +19,14 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Literal
 
-from storage import layout
+from storage import holders, layout
 from storage.logs import Log
-from storage.processes import is_alive, own_identity
-from storage.seal import seal, unseal
-from storage.store import StorageError, StorageUnavailableError, Store
+from storage.processes import own_identity
+from storage.seal import seal
+from storage.store import StorageError, Store
 
 logger = logging.getLogger(__name__)
 
-_OWN: set[str] = set()
-"""Leases that this process holds or is after: its own word on those that it could not give back."""
 BEATS = 4
 """Signs of life within `ttl_s`."""
 
@@ -69,7 +66,7 @@ class Lease:
 
     def __enter__(self) -> "Lease":
         self._brisk = self.store.with_patience(self.ttl_s)
-        _OWN.add(self._id)
+        holders.OWN.add(self._id)
         self._acquire()
         self._thread = threading.Thread(target=self._stay_alive, name=f"lease of {self.run}", daemon=True)
         self._thread.start()
@@ -77,7 +74,7 @@ class Lease:
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         self._done.set()
-        _OWN.discard(self._id)
+        holders.OWN.discard(self._id)
         assert self._thread
         self._thread.join(self.ttl_s)
         if self._thread.is_alive():  # a sign of life that is still on its way would undo the release
@@ -104,18 +101,20 @@ class Lease:
     def _acquire(self) -> None:
         watched: _Watched | None = None
         while True:
-            newest = self._log.last()
+            newest = holders.newest(self.store, self.run)
             if newest is None or (free := self._why_free(*newest, watched)):
                 number = newest[0] + 1 if newest else 0
                 if self._log.put(number, self._entry()):
                     if newest and free != "released":
-                        logger.warning("run %s: taken over from %s (%s)", self.run, _name(newest[1]), free)
+                        logger.warning("run %s: taken over from %s (%s)", self.run, holders.name(newest[1]), free)
                     self.token = number
                     return
                 continue
             if watched is None or watched.token != newest[0]:
-                watched = _Watched(newest[0], self._sign(newest[0]), time.monotonic())
-                logger.warning("run %s is written by %s; %s", self.run, _name(newest[1]), self._intention(newest[1]))
+                watched = _Watched(newest[0], holders.sign(self.store, self.run, newest[0]), time.monotonic())
+                logger.warning(
+                    "run %s is written by %s; %s", self.run, holders.name(newest[1]), self._intention(newest[1])
+                )
             self._stop_if_alive(*newest, watched)
             time.sleep(min(1.0, self.ttl_s / BEATS / 2))
 
@@ -125,10 +124,10 @@ class Lease:
 
     def _why_free(self, token: int, entry: dict[str, Any], watched: "_Watched | None") -> str:
         """Why the lease may be taken over; empty where it may not."""
-        sign = self._sign(token)
+        sign = holders.sign(self.store, self.run, token)
         if sign.get("released"):
             return "released"
-        if _lives(entry) is False:
+        if holders.lives(entry) is False:
             return "its process has ended, or holds it no more"
         if watched and watched.token == token:
             if sign != watched.sign:
@@ -140,20 +139,16 @@ class Lease:
         return ""
 
     def _stop_if_alive(self, token: int, entry: dict[str, Any], watched: "_Watched") -> None:
-        if self.when_held == "stop" and (watched.moved or _lives(entry)):
+        if self.when_held == "stop" and (watched.moved or holders.lives(entry)):
             raise LeaseHeldError(
-                f"run {self.run!r} is being written by {_name(entry)}. Wait for it with run.when_held=wait, end it, or "
-                "begin another run with run.name=…"
+                f"run {self.run!r} is being written by {holders.name(entry)}. Wait for it with run.when_held=wait, end "
+                "it, or begin another run with run.name=…"
             )
 
     def _intention(self, entry: dict[str, Any]) -> str:
         if self.when_held == "wait":
             return "waiting for its end"
-        return "looking whether it lives" if _lives(entry) is None else "stopping"
-
-    def _sign(self, token: int) -> dict[str, Any]:
-        """The holder's last sign of life; one that cannot be read is none."""
-        return _sign(self.store, self.run, token)
+        return "looking whether it lives" if holders.lives(entry) is None else "stopping"
 
     def _beat(self, *, released: bool = False) -> None:
         self._brisk.write(layout.beat(self.run, self.token), seal({"at": _now(), "released": released}))
@@ -171,9 +166,10 @@ class Lease:
                 logger.warning("run %s: a sign of life was not written: %r", self.run, error)
 
     def _lose(self) -> None:
-        _, successor = self._log.last() or (0, {})
+        newest = holders.newest(self.store, self.run)
+        assert newest
         self._lost = (
-            f"run {self.run!r} was taken over by {_name(successor)}: this flow run was thought dead, and stops. "
+            f"run {self.run!r} was taken over by {holders.name(newest[1])}: this flow run was thought dead, and stops. "
             "What it has committed stands"
         )
 
@@ -186,40 +182,6 @@ class _Watched:
     sign: dict[str, Any]
     since: float
     moved: bool = False
-
-
-def is_held(store: Store, run: str) -> str | None:
-    """Who writes `run` as far as can be seen at one look; None where nobody does."""
-    newest = Log(store, layout.lease(run)).last()
-    if newest is None or _lives(newest[1]) is False:
-        return None
-    return None if _sign(store, run, newest[0]).get("released") else _name(newest[1])
-
-
-def _lives(entry: dict[str, Any]) -> bool | None:
-    """Whether the holder still holds it, as far as that can be seen from here; None where it cannot."""
-    alive, lease = is_alive(entry["holder"]), entry["holder"].get("lease")
-    if alive and entry["holder"]["pid"] == os.getpid() and lease:
-        return lease in _OWN
-    return alive
-
-
-def _sign(store: Store, run: str, token: int) -> dict[str, Any]:
-    key = layout.beat(run, token)
-    try:
-        return unseal(store.read(key), store.uri(key))
-    except FileNotFoundError:
-        return {}
-    except StorageUnavailableError:
-        raise
-    except StorageError as error:
-        logger.warning("%s", error)
-        return {}
-
-
-def _name(entry: dict[str, Any]) -> str:
-    holder, label = entry["holder"], entry["label"]
-    return f"{label or 'a process'} (process {holder['pid']} on {holder['host']}) since {entry['at']}"
 
 
 def _now() -> str:

@@ -26,7 +26,7 @@ class Log:
 
     def read(self, number: int) -> dict[str, Any]:
         """An entry. Raises FileNotFoundError where there is none, StorageError where it is damaged."""
-        key = self._key(number)
+        key = self.key(number)
         return unseal(self._store.read(key), self._store.uri(key))
 
     def last(self) -> tuple[int, dict[str, Any]] | None:
@@ -37,7 +37,7 @@ class Log:
     def put(self, number: int, values: dict[str, Any]) -> bool:
         """Append as entry `number`, which must be the next; False where another was faster."""
         data = seal({**values, "nonce": uuid.uuid4().hex})
-        created = self._store.create(self._key(number), data)
+        created = self._store.create(self.key(number), data)
         self._remember(number + 1)
         return created
 
@@ -52,9 +52,9 @@ class Log:
         positions[self._prefix] = max(positions.get(self._prefix, 0), length)
 
     def _has(self, number: int) -> bool:
-        return self._store.exists(self._key(number))
+        return self._store.exists(self.key(number))
 
-    def _key(self, number: int) -> str:
+    def key(self, number: int) -> str:
         return f"{self._prefix}/{number:08d}.json"
 
 

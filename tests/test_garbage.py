@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from storage import aliases, garbage, layout, leases, manifests
+from storage import aliases, garbage, holders, layout, manifests
 from storage.drafts import Draft, Provenance
 from storage.fetch import fetch
 from storage.journal import JournaledDraft
@@ -121,7 +121,7 @@ def test_a_live_run_is_not_touched(any_store: Store) -> None:
     garbage.collect(any_store, Rules(keep_last=1, older_than_s=0))
     assert left(any_store, versions) == [0, 5]
     assert not any_store.exists(draft.files[0].path)
-    assert leases.is_held(any_store, "r") is None
+    assert holders.is_held(any_store, "r") is None
 
 
 def test_leftovers_go_when_old(store: Store) -> None:

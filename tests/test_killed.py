@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 from configs import load
 from flows.temporary_server import temporary_server
-from storage import aliases, checkpoints, datasets, layout, leases, manifests
+from storage import aliases, checkpoints, datasets, holders, layout, manifests
 from storage.logs import Log
 from storage.records import Score
 from storage.store import Store
@@ -24,9 +25,10 @@ from storage.verify import verify
 from tasks.inference.engine import Engine
 from tests.killed_flow import MARK, Point, start
 
-ITERATIONS, ON_S3 = 60, 20
+ITERATIONS, ON_S3, OVERLAPPING = 60, 20, 20
 """Enough for a kill or more in most of them."""
 PROBLEMS, SAMPLES = 4, 4
+JOURNAL_ENTRY = re.compile(r"(?P<log>.*/journal)/(?P<number>\d{8})\.json")
 SETTINGS = [f"rollout.rows_per_shard={SAMPLES}", "evaluation.every=10"]
 
 BOTH: tuple[Literal["before"], Literal["after"]] = ("before", "after")
@@ -119,8 +121,8 @@ class Witness:
             if item.path.endswith("/manifest.json"):
                 version = item.path.removesuffix("/manifest.json")
                 found[version] = manifests.read(self.store, version).nonce
-            elif "/journal/" in item.path:
-                entry = Log(self.store, item.path.rpartition("/")[0]).read(int(item.path[-13:-5]))
+            elif entered := JOURNAL_ENTRY.fullmatch(item.path):  # and not a killed writer's temporary file
+                entry = Log(self.store, entered["log"]).read(int(entered["number"]))
                 self.journaled |= {entry["file"]["path"]} if "file" in entry else set()
         assert self.committed.items() <= found.items()
         self.committed = found
@@ -145,22 +147,36 @@ def assert_whole(witness: Witness, tmp_path: Path) -> None:
     latest = aliases.current(store, "smoke/latest")
     assert latest
     assert latest.version == last
-    assert leases.is_held(store, "smoke") is None
+    assert holders.is_held(store, "smoke") is None
     tokens = [
         manifests.read(store, layout.checkpoint("smoke", number)).fence for number in range(witness.iterations + 1)
     ]
     assert tokens == sorted(token for token in tokens if token is not None)
 
 
-def train_undisturbed(store: Store, folder: Path) -> Path:
-    """The weights and state that one trainer reaches on the stored rollouts, without ever being stopped."""
+def assert_undisturbed(witness: Witness, tmp_path: Path) -> None:
+    """Weights and state are those that one trainer reaches on the stored rollouts, without ever being stopped."""
+    last = checkpoints.open_checkpoint(
+        witness.store, layout.checkpoint("smoke", witness.iterations), tmp_path, state=True
+    )
+    assert last.state
+    undisturbed = train_undisturbed(witness, tmp_path / "undisturbed")
+    assert contents(undisturbed / "model/model.safetensors") == contents(last.model / "model.safetensors")
+    for name in ("optimizer.safetensors", "state.json"):
+        assert contents(undisturbed / "state" / name) == contents(last.state / name)
+    first = checkpoints.open_checkpoint(witness.store, layout.checkpoint("smoke", 0), tmp_path)
+    assert contents(first.model / "model.safetensors") != contents(last.model / "model.safetensors")
+
+
+def train_undisturbed(witness: Witness, folder: Path) -> Path:
     from tasks.ppo.trainer import Trainer
 
-    config = load("smoke", SETTINGS)
-    trainer = Trainer(config.ppo, config.optimizer, config.reward, config.sampling.temperature, 0)
+    config, store = load("smoke", witness.overrides), witness.store
+    oldest = config.rollout.max_head_offpolicyness
+    trainer = Trainer(config.ppo, config.optimizer, config.reward, config.sampling.temperature, oldest)
     first = checkpoints.open_checkpoint(store, layout.checkpoint("smoke", 0), folder)
     trainer.load(first.model, None, config.run.seed)
-    for iteration in range(ITERATIONS):
+    for iteration in range(witness.iterations):
         scores = manifests.read(store, layout.checkpoint("smoke", iteration + 1)).parents[2].version
         trainer.update(
             list(datasets.trajectories(store, layout.trajectories("smoke", iteration), folder)),
@@ -198,14 +214,19 @@ def test_killed_anywhere(overrides: list[str], tmp_path: Path, environment: dict
     kill_and_finish(witness, [*((point, None) for point in POINTS), *((None, moment) for moment in moments)])
     assert witness.kills.total() >= 50
     assert_whole(witness, tmp_path / "cache")
-    last = checkpoints.open_checkpoint(witness.store, layout.checkpoint("smoke", ITERATIONS), tmp_path, state=True)
-    assert last.state
-    undisturbed = train_undisturbed(witness.store, tmp_path / "undisturbed")
-    assert contents(undisturbed / "model/model.safetensors") == contents(last.model / "model.safetensors")
-    for name in ("optimizer.safetensors", "state.json"):
-        assert contents(undisturbed / "state" / name) == contents(last.state / name)
-    first = checkpoints.open_checkpoint(witness.store, layout.checkpoint("smoke", 0), tmp_path)
-    assert contents(first.model / "model.safetensors") != contents(last.model / "model.safetensors")
+    assert_undisturbed(witness, tmp_path)
+
+
+@pytest.mark.timeout(600)
+def test_killed_while_stages_overlap(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
+    """The same while the next iteration is played beside the training of this one."""
+    overlap = ["run.overlap=true", "rollout.max_head_offpolicyness=1"]
+    witness = Witness(f"{tmp_path}/var", OVERLAPPING, [*overrides, *overlap], tmp_path / "log", environment)
+    points = [point for point in STAGE_POINTS if point.stage == "train" or point.function == SHARD]
+    kill_and_finish(witness, [(point, None) for point in points])
+    assert witness.kills.total() >= 10
+    assert_whole(witness, tmp_path / "cache")
+    assert_undisturbed(witness, tmp_path)
 
 
 @pytest.mark.timeout(600)

@@ -157,3 +157,14 @@ def test_help() -> None:
     """Every command explains itself."""
     for command in ("ls", "show", "lineage", "verify", "diff", "alias", "gc", "doctor"):
         assert "usage: python -m storage" in call(".", command, "--help")
+
+
+def test_mend(filled: Store) -> None:
+    """A damaged catalog stops who reads it with the command that helps, and after that command all is seen again."""
+    filled.write(f"{layout.CATALOG}/00000001.json", b"{")
+    assert "`python -m storage mend` makes it whole" in call(filled.root, "ls", "-n", "9", status=1)
+    found = data(filled.root, "verify", status=1)["findings"]  # beside these: contents that are none
+    assert [finding["object"] for finding in found[:2]] == [f"{layout.CATALOG}/00000001.json", layout.CATALOG]
+    assert data(filled.root, "mend") == {"replaced": [1], "entered": [layout.checkpoint("r", 0)]}
+    assert not [finding for finding in data(filled.root, "verify", status=1)["findings"] if "catalog" in str(finding)]
+    assert len(data(filled.root, "ls")) == 4

@@ -47,9 +47,10 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
 
 def _set(store: Store, arguments: argparse.Namespace) -> Move:
     name, version = arguments.name, aliases.resolve(store, arguments.version)
-    standing = aliases.current(store, name)
-    expected = standing.number if standing else None
-    if arguments.expect is not None:
+    if arguments.expect is None:
+        standing = aliases.current(store, name)
+        expected = standing.number if standing else None
+    else:  # nor read then: so that an alias whose newest move is damaged can be set
         expected = None if arguments.expect < 0 else arguments.expect
     return aliases.move(store, name, version, expected, arguments.reason)
 

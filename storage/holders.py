@@ -1,0 +1,70 @@
+"""Who holds the lease of a run, as far as its newest entry, his process and his signs of life tell."""
+
+import logging
+import os
+from typing import Any
+
+from storage import layout
+from storage.logs import Log
+from storage.processes import is_alive
+from storage.seal import unseal
+from storage.store import StorageError, StorageUnavailableError, Store
+
+logger = logging.getLogger(__name__)
+
+OWN: set[str] = set()
+"""Leases that this process holds or is after: its own word on those that it could not give back."""
+_UNKNOWN_TTL_S = 60.0
+"""So long an unknown holder may be silent."""
+
+
+def is_held(store: Store, run: str) -> str | None:
+    """Who writes `run` as far as can be seen at one look; None where nobody does."""
+    found = newest(store, run)
+    if found is None or lives(found[1]) is False:
+        return None
+    return None if sign(store, run, found[0]).get("released") else name(found[1])
+
+
+def newest(store: Store, run: str) -> tuple[int, dict[str, Any]] | None:
+    """Token and entry of the newest holder. Of a damaged entry the token counts, and its holder is unknown."""
+    log = Log(store, layout.lease(run))
+    try:
+        return log.last()
+    except StorageUnavailableError:
+        raise
+    except StorageError as error:
+        return log.length() - 1, _unknown(error)
+
+
+def _unknown(error: StorageError) -> dict[str, Any]:
+    holder = {"machine": "", "host": "?", "pid": "?"}
+    return {"holder": holder, "label": f"somebody ({error})", "at": "?", "ttl_s": _UNKNOWN_TTL_S}
+
+
+def lives(entry: dict[str, Any]) -> bool | None:
+    """Whether the holder still holds it, as far as that can be seen from here; None where it cannot."""
+    alive, lease = is_alive(entry["holder"]), entry["holder"].get("lease")
+    if alive and entry["holder"]["pid"] == os.getpid() and lease:
+        return lease in OWN
+    return alive
+
+
+def sign(store: Store, run: str, token: int) -> dict[str, Any]:
+    """The holder's last sign of life; one that cannot be read is none."""
+    key = layout.beat(run, token)
+    try:
+        return unseal(store.read(key), store.uri(key))
+    except FileNotFoundError:
+        return {}
+    except StorageUnavailableError:
+        raise
+    except StorageError as error:
+        logger.warning("%s", error)
+        return {}
+
+
+def name(entry: dict[str, Any]) -> str:
+    """A holder, for people to read."""
+    holder, label = entry["holder"], entry["label"]
+    return f"{label or 'a process'} (process {holder['pid']} on {holder['host']}) since {entry['at']}"
