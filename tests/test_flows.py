@@ -341,6 +341,7 @@ def test_a_policy_without_a_chat_template_is_told_before_servers_start(
 
 def start_job(overrides: list[str], log: Path) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-m", "flows.math_mt_ppo", "smoke", *overrides]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background it is ignored
     return subprocess.Popen(command, cwd=ROOT, stdout=log.open("ab"), stderr=subprocess.STDOUT, start_new_session=True)
 
 
