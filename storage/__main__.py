@@ -18,7 +18,7 @@ COMMANDS = {
     "diff": "how configuration and metrics of two versions differ",
     "alias": "names that point at versions: list, set, history, back",
     "gc": "what nobody needs any more; deletes it with --delete",
-    "mend": "the catalog made whole again, where an entry was lost or damaged",
+    "mend": "make catalog and other logs whole again, where entries were lost or damaged",
     "doctor": "whether a place can be trusted with versions: races, permissions, clocks, multipart",
 }
 

@@ -14,7 +14,7 @@ from typing import Any
 from storage import catalog, layout
 from storage.logs import Log
 from storage.manifests import Parent, as_parent, read_bytes
-from storage.store import StorageError, Store, check_key
+from storage.store import StorageError, StorageUnavailableError, Store, check_key
 
 _NAME = re.compile(r"(?!runs/[^/]+/|problems/)[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*(?<!\.json)")
 """Never that of a version or of a log's entry."""
@@ -39,11 +39,28 @@ class Move:
     at: str
 
 
-def current(store: Store, name: str) -> Move | None:
-    """Where `name` points; None where there is no such alias."""
+def current(store: Store, name: str, at_least: int = 0) -> Move | None:
+    """Where `name` points; None where there is no such alias. `at_least` so many moves are known to have been made.
+
+    Raises:
+        StorageError: its newest move is damaged.
+    """
     log = _log(store, name)
-    found = log.last()
-    return _move(*found) if found else None
+    if not (length := log.length(at_least)):
+        return None
+    try:
+        return _move(length - 1, log.read(length - 1))
+    except StorageUnavailableError:
+        raise
+    except StorageError as error:
+        raise StorageError(
+            f"where alias {name!r} points cannot be read: {error}; {remedy(name, length - 1)}"
+        ) from error
+
+
+def remedy(name: str, damaged: int) -> str:
+    """What to do where the newest move of an alias is damaged."""
+    return f"`python -m storage alias set {name} VERSION --expect {damaged}` points it somewhere again"
 
 
 def history(store: Store, name: str) -> list[Move]:
@@ -121,11 +138,19 @@ def names(store: Store) -> list[str]:
     return sorted(name for name in entered if current(store, name))
 
 
-def listed(store: Store) -> set[str]:
-    """All aliases, also those that the catalog has lost; lists the store, for those who delete from it."""
-    prefix = layout.alias("")
-    found = {item.path.removeprefix(prefix).rpartition("/")[0] for item in store.walk(prefix.rstrip("/"))}
-    return {name for name in found if _NAME.fullmatch(name)}
+def listed(store: Store) -> dict[str, int]:
+    """All aliases and how many moves each has, also where entries were lost: for those who delete versions."""
+    moves: dict[str, int] = {}
+    for item in store.walk(layout.alias("").rstrip("/")):
+        name, _, file = item.path.removeprefix(layout.alias("")).rpartition("/")
+        if is_name(name) and re.fullmatch(r"\d{8}\.json", file):
+            moves[name] = max(moves.get(name, 0), int(file[:8]) + 1)
+    return moves
+
+
+def is_name(name: str) -> bool:
+    """Whether an alias may be called so."""
+    return bool(_NAME.fullmatch(name))
 
 
 def resolve(store: Store, reference: str) -> str:
@@ -136,7 +161,7 @@ def resolve(store: Store, reference: str) -> str:
     """
     root = store.uri("x").removesuffix("x")
     reference = reference.removeprefix(root).rstrip("/")
-    if _NAME.fullmatch(reference) and (found := current(store, reference)):
+    if is_name(reference) and (found := current(store, reference)):
         return found.version
     check_key(reference)
     read_bytes(store, reference)
@@ -144,7 +169,7 @@ def resolve(store: Store, reference: str) -> str:
 
 
 def _log(store: Store, name: str) -> Log:
-    if not _NAME.fullmatch(name):
+    if not is_name(name):
         raise StorageError(f"alias name {name!r}: use letters, digits, '.', '_', '-' and '/', and not a version's name")
     return Log(store, layout.alias(name))
 

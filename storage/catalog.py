@@ -7,6 +7,7 @@ has no manifest is an attempt that died, or has not come to its end.
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from storage import layout
 from storage.logs import Log
@@ -32,14 +33,19 @@ class Entry:
 
 def enter(store: Store, version: str, kind: str, parents: list[str], attempt: str) -> None:
     """Add an entry; returns when it stands."""
-    Log(store, layout.CATALOG).append({"kind": kind, "version": version, "parents": parents, "attempt": attempt})
+    Log(store, layout.CATALOG).append(values(version, kind, parents, attempt))
+
+
+def values(version: str, kind: str, parents: list[str], attempt: str) -> dict[str, Any]:
+    """An entry as it is stored."""
+    return {"kind": kind, "version": version, "parents": parents, "attempt": attempt}
 
 
 def newest_first(store: Store) -> Iterator[Entry]:
     """All entries, each read when it is asked for.
 
     Raises:
-        StorageError: one is damaged; `storage.mending` can replace it.
+        StorageError: one is damaged. One that was deleted may go unnoticed here; `storage.survey` finds both.
     """
     log = Log(store, layout.CATALOG)
     found = (_entry(log, number) for number in range(log.length() - 1, -1, -1))
@@ -50,7 +56,7 @@ def everything(store: Store) -> list[Entry]:
     """All entries, oldest first, read many at a time.
 
     Raises:
-        StorageError: one is damaged; `storage.mending` can replace it.
+        StorageError: one is damaged. One that was deleted may go unnoticed here; `storage.survey` finds both.
     """
     log = Log(store, layout.CATALOG)
     with ThreadPoolExecutor(_READERS) as readers:
@@ -60,11 +66,11 @@ def everything(store: Store) -> list[Entry]:
 
 def _entry(log: Log, number: int) -> Entry | None:
     try:
-        values = log.read(number)
+        found = log.read(number)
     except StorageUnavailableError:
         raise
     except (StorageError, FileNotFoundError) as error:
         raise StorageError(
             f"the catalog has lost an entry, `python -m storage mend` makes it whole: {error}"
         ) from error
-    return None if values["kind"] == LOST else Entry(number, values["kind"], values["version"], values["parents"])
+    return None if found["kind"] == LOST else Entry(number, found["kind"], found["version"], found["parents"])

@@ -134,6 +134,7 @@ def _uploads(store: Store, rules: Rules, folder: str) -> list[Upload]:
 
 def _take(store: Store, rules: Rules, planned: Plan, tell: Tell, lease: leases.Lease | None = None) -> Plan:
     """Marks first, then a second look at the aliases, then the data: who moves an alias looks for the mark."""
+    _check(lease)
     for manifest in planned.versions:
         mark = {"version": manifest.version, "at": time.time(), "bytes": manifest.bytes}
         store.write(layout.collected(manifest.version), seal(mark))

@@ -14,8 +14,6 @@ logger = logging.getLogger(__name__)
 
 OWN: set[str] = set()
 """Leases that this process holds or is after: its own word on those that it could not give back."""
-_UNKNOWN_TTL_S = 60.0
-"""So long an unknown holder may be silent."""
 
 
 def is_held(store: Store, run: str) -> str | None:
@@ -34,12 +32,10 @@ def newest(store: Store, run: str) -> tuple[int, dict[str, Any]] | None:
     except StorageUnavailableError:
         raise
     except StorageError as error:
-        return log.length() - 1, _unknown(error)
-
-
-def _unknown(error: StorageError) -> dict[str, Any]:
-    holder = {"machine": "", "host": "?", "pid": "?"}
-    return {"holder": holder, "label": f"somebody ({error})", "at": "?", "ttl_s": _UNKNOWN_TTL_S}
+        token = log.length() - 1
+        holder = {"machine": "", "host": "?", "pid": "?"}
+        ttl_s = sign(store, run, token).get("ttl_s")  # None where there is no sign of life either
+        return token, {"holder": holder, "label": f"somebody ({error})", "at": "?", "ttl_s": ttl_s}
 
 
 def lives(entry: dict[str, Any]) -> bool | None:

@@ -104,7 +104,8 @@ class Lease:
             newest = holders.newest(self.store, self.run)
             if newest is None or (free := self._why_free(*newest, watched)):
                 number = newest[0] + 1 if newest else 0
-                if self._log.put(number, self._entry()):
+                # where somebody has deleted an entry, that gap looks like the end
+                if self._log.put(number, self._entry()) and self._log.length() == number + 1:
                     if newest and free != "released":
                         logger.warning("run %s: taken over from %s (%s)", self.run, holders.name(newest[1]), free)
                     self.token = number
@@ -133,7 +134,7 @@ class Lease:
             if sign != watched.sign:
                 watched.sign, watched.since = sign, time.monotonic()
                 watched.moved = True
-            ttl = float(entry["ttl_s"])
+            ttl = float(entry["ttl_s"] or self.ttl_s)
             if time.monotonic() - watched.since > ttl:
                 return f"no sign of life for {ttl:g} s"
         return ""
@@ -151,7 +152,8 @@ class Lease:
         return "looking whether it lives" if holders.lives(entry) is None else "stopping"
 
     def _beat(self, *, released: bool = False) -> None:
-        self._brisk.write(layout.beat(self.run, self.token), seal({"at": _now(), "released": released}))
+        sign = {"at": _now(), "released": released, "ttl_s": self.ttl_s}
+        self._brisk.write(layout.beat(self.run, self.token), seal(sign))
 
     def _stay_alive(self) -> None:
         """The thread: signs of life, and a look for a successor."""

@@ -18,9 +18,12 @@ class Log:
     def __init__(self, store: Store, prefix: str) -> None:
         self._store, self._prefix = store, prefix
 
-    def length(self) -> int:
-        """How many entries there are: one request where none is new, about 1.5 log2(new entries) otherwise."""
-        length = first_free(self._has, self._store.positions.get(self._prefix, 0))
+    def length(self, at_least: int = 0) -> int:
+        """How many entries there are, where `at_least` so many are known from elsewhere.
+
+        One request where none is new, about 1.5 log2(new entries) otherwise.
+        """
+        length = first_free(self._has, max(at_least, self._store.positions.get(self._prefix, 0)))
         self._remember(length)
         return length
 

@@ -36,8 +36,9 @@ class Rules:
 def kept(store: Store, entries: Iterable[catalog.Entry], rules: Rules) -> set[str]:
     """Versions that an alias keeps."""
     versions: set[str] = set()
-    for name in {entry.version for entry in entries if entry.kind == "alias"}.union(aliases.listed(store)):
-        if standing := aliases.current(store, name):
+    moves = aliases.listed(store)
+    for name in {entry.version for entry in entries if entry.kind == "alias"}.union(moves):
+        if standing := aliases.current(store, name, moves.get(name, 0)):
             alone = name.endswith("/latest") or not rules.with_ancestors
             versions |= {standing.version} if alone else {node.version for node in ancestors(store, standing.version)}
     return versions

@@ -1,4 +1,4 @@
-"""A catalog that lost entries is noticed, and made whole from what is there; aliases and leases are looked at, too."""
+"""A log that lost entries is noticed, and made whole from what is there; gc takes nothing on its word."""
 
 from pathlib import Path
 
@@ -7,11 +7,15 @@ import pytest
 from storage import aliases, catalog, garbage, layout
 from storage.drafts import Draft, Provenance
 from storage.logs import Log
-from storage.mending import mend, survey
+from storage.mending import mend
 from storage.retention import Rules
 from storage.store import StorageError, Store
+from storage.survey import survey
 
-VERSIONS = [layout.run("r"), layout.checkpoint("r", 0), layout.checkpoint("r", 1), layout.checkpoint("r", 2)]
+VERSIONS = [layout.run("r"), *(layout.checkpoint("r", number) for number in range(5))]
+MOVES = [VERSIONS[number] for number in (5, 4, 3, 1, 5, 2)]
+"""Of the alias `champion`: more than a search for its end looks at one by one."""
+STANDING = MOVES[-1]
 ENTRIES = [*VERSIONS, "champion"]
 """Of the catalog."""
 
@@ -20,13 +24,8 @@ def entry(log: str, number: int) -> str:
     return f"{log}/{number:08d}.json"
 
 
-@pytest.fixture
-def filled(store: Store) -> Store:
-    """Three checkpoints, and an alias of two moves."""
-    return fill(store)
-
-
 def fill(store: Store) -> Store:
+    """Five checkpoints, each made from the one before, and an alias; returned as one who knows no log's length."""
     parents: list[str] = []
     for version in VERSIONS:
         with Draft(store, version, "run" if version == layout.run("r") else "checkpoint") as draft:
@@ -35,56 +34,79 @@ def fill(store: Store) -> Store:
             draft.add(path, "data")
             draft.commit(Provenance(config={}), parents)
             parents = [version]
-    aliases.move(store, "champion", VERSIONS[1], None)
-    aliases.move(store, "champion", VERSIONS[2], 0)
-    return Store(store.root)  # which knows no log's length
+    for number, version in enumerate(MOVES):
+        aliases.move(store, "champion", version, number - 1 if number else None)
+    return Store(store.root)
+
+
+@pytest.fixture
+def filled(store: Store) -> Store:
+    return fill(store)
 
 
 def listed(store: Store) -> list[str]:
-    return [found.version for found in catalog.everything(store)]
+    return [found.version for found in catalog.everything(Store(store.root))]
 
 
-def what_gc_would_take(store: Store) -> list[garbage.Plan]:
-    """Nothing where it refuses to work. It should take nothing: 0 always stays, 1 is the champion, 2 the last."""
+def problems(store: Store) -> set[tuple[str, str]]:
+    return {(finding.version, finding.object) for finding in survey(Store(store.root)).findings}
+
+
+def taken_by_gc(store: Store) -> set[str]:
+    """0 always stays, and the last; with ancestors the alias keeps 1. Nothing where gc refuses to work."""
     try:
-        return garbage.plan(store, Rules(keep_last=1))
+        plans = garbage.plan(Store(store.root), Rules(keep_last=1))
     except StorageError as error:
-        if "python -m storage mend" not in str(error):
+        if "`python -m storage " not in str(error):
             raise
-        return []
+        return set()
+    return {manifest.version for plan in plans for manifest in plan.versions}
 
 
 def test_a_whole_store(any_store: Store) -> None:
-    """Nothing is found, and mending changes nothing. A cache in the same folder is no part of it."""
+    """Nothing is found, and mending changes nothing. A cache or a copy in the same folder is no part of it."""
     filled = fill(any_store)
     filled.write("cache/manifest.json", b"{")
     filled.write(f"cache/scratch/{layout.manifest(VERSIONS[0])}", b"{")
-    found = survey(filled)
-    assert (sorted(found.versions), found.findings) == (sorted(VERSIONS), [])
+    filled.write("aliases/champion (old)/00000000.json", b"{")
+    filled.write("aliases/note", b"{")
+    assert sorted(survey(filled).versions) == sorted(VERSIONS)
+    assert survey(filled).findings == []
     assert mend(filled) == ([], [])
     assert listed(filled) == ENTRIES
+    assert taken_by_gc(filled) == {VERSIONS[3], VERSIONS[4]}
 
 
 @pytest.mark.parametrize("number", range(len(ENTRIES)))
 @pytest.mark.parametrize("damage", ["changed", "deleted"])
 def test_a_lost_entry_of_the_catalog(filled: Store, number: int, damage: str) -> None:
-    """Whichever it is, and an alias's most of all: gc goes by it. Until it is mended, nobody works with less."""
+    """Whichever it is; gc takes nothing that it would keep otherwise, and afterwards all is known again."""
     key = entry(layout.CATALOG, number)
     if damage == "changed":
         filled.write(key, filled.read(key).replace(b"kind", b"Kind"))
+        with pytest.raises(StorageError, match="python -m storage mend"):
+            listed(filled)
     else:
         filled.delete(key)
-    assert what_gc_would_take(Store(filled.root)) == []
-    problems = {(finding.version, finding.object) for finding in survey(filled).findings}
+    assert taken_by_gc(filled) <= {VERSIONS[3], VERSIONS[4]}
     is_last = number == len(ENTRIES) - 1 and damage == "deleted"  # then the log is one shorter, and looks whole
-    assert problems == {(ENTRIES[number], layout.CATALOG)} | (set() if is_last else {(layout.CATALOG, key)})
+    name = layout.alias("champion") if ENTRIES[number] == "champion" else ENTRIES[number]
+    assert problems(filled) == {(name, layout.CATALOG)} | (set() if is_last else {(layout.CATALOG, key)})
+    assert mend(filled) == ([] if is_last else [key], [ENTRIES[number]])
+    assert listed(filled) == ENTRIES  # in its old place
+    assert problems(filled) == set()
+    assert taken_by_gc(filled) == {VERSIONS[3], VERSIONS[4]}
+
+
+def test_attempts_that_died_are_not_mourned(filled: Store) -> None:
+    """What a lost entry said of one is not to be found out: an empty entry stands in its place."""
+    catalog.enter(filled, "runs/r/scores/000000/dead", "scores", [], "")
+    filled.write(entry(layout.CATALOG, len(ENTRIES)), b"{")
     told: list[str] = []
-    assert mend(filled, told.append) == ([] if is_last else [number], [ENTRIES[number]])
-    assert len(told) == (1 if is_last else 2)
-    assert sorted(listed(Store(filled.root))) == sorted(ENTRIES)
-    assert survey(Store(filled.root)).findings == []
-    assert aliases.names(Store(filled.root)) == ["champion"]
-    assert garbage.plan(Store(filled.root), Rules(keep_last=1)) == []
+    assert mend(Store(filled.root), told.append) == ([entry(layout.CATALOG, len(ENTRIES))], [])
+    assert told == [f"filled {entry(layout.CATALOG, len(ENTRIES))}"]
+    assert listed(filled) == ENTRIES
+    assert problems(filled) == set()
 
 
 def test_a_store_that_never_had_a_catalog(any_store: Store) -> None:
@@ -92,54 +114,100 @@ def test_a_store_that_never_had_a_catalog(any_store: Store) -> None:
     filled = fill(any_store)
     for found in list(filled.walk(layout.CATALOG)):
         filled.delete(found.path)
-    store = Store(filled.root)
-    assert listed(store) == []
-    assert mend(store) == ([], ENTRIES)
-    assert listed(store) == ENTRIES
-    assert [found.parents for found in catalog.everything(store)][:3] == [[], [VERSIONS[0]], [VERSIONS[1]]]
+    assert listed(filled) == []
+    assert mend(filled) == ([], ENTRIES)
+    assert listed(filled) == ENTRIES
+    assert [found.parents for found in catalog.everything(filled)][:3] == [[], [VERSIONS[0]], [VERSIONS[1]]]
+
+
+def test_a_run_that_was_moved_and_linked(filled: Store, tmp_path: Path) -> None:
+    """Links are not followed when the store is listed; what the catalog knows is looked at all the same."""
+    runs = Path(filled.root) / "runs"
+    runs.rename(tmp_path / "elsewhere")
+    runs.symlink_to(tmp_path / "elsewhere")
+    assert sorted(survey(filled).versions) == sorted(VERSIONS)
+    assert problems(filled) == set()
+
+
+def test_commits_while_the_store_is_listed(filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes between the listing of the catalog and that of its run is not thought absent."""
+    walk = Store.walk
+
+    def slow(self: Store, folder: str = "") -> list[object]:
+        found = [item for item in walk(self, folder) if item.path.startswith(layout.CATALOG)]
+        late = layout.checkpoint("r", 5)
+        with Draft(Store(self.root), late, "checkpoint") as draft:
+            draft.commit(Provenance(config={}), [VERSIONS[-1]])
+        return [*found, *(item for item in walk(self, folder) if not item.path.startswith(layout.CATALOG))]
+
+    monkeypatch.setattr(Store, "walk", slow)
+    found = survey(filled)
+    assert found.findings == []
+    assert layout.checkpoint("r", 5) in found.versions
 
 
 def test_a_damaged_manifest_is_not_entered(store: Store) -> None:
     """What it is cannot be told; `verify` names it."""
     store.write(layout.manifest(VERSIONS[0]), b"{")
-    assert survey(store).versions == [VERSIONS[0]]
+    found = survey(store)
+    assert (found.versions, found.findings) == ([VERSIONS[0]], [])
     assert mend(store) == ([], [])
+
+
+@pytest.mark.parametrize("number", range(len(MOVES) - 1))
+def test_a_deleted_move_of_an_alias(filled: Store, number: int) -> None:
+    """It may hide where the alias points, but not from gc; a copy of the next one in its place helps."""
+    key = entry(layout.alias("champion"), number)
+    filled.delete(key)
+    assert taken_by_gc(filled) == {VERSIONS[3], VERSIONS[4]}
+    assert problems(filled) == {(layout.alias("champion"), key)}
+    assert mend(filled) == ([key], [])
+    store = Store(filled.root)
+    moves = aliases.history(store, "champion")
+    assert [move.version for move in moves] == [*MOVES[:number], MOVES[number + 1], *MOVES[number + 1 :]]
+    assert moves[number].reason == "lost; copied from its neighbour"
+    assert problems(filled) == set()
 
 
 def test_an_alias_whose_newest_move_is_damaged(filled: Store) -> None:
     """Where it pointed nobody knows; the command that is named points it somewhere again."""
-    filled.write(entry(layout.alias("champion"), 1), b"{")
-    with pytest.raises(StorageError, match="does not end with its digest"):
+    last = len(MOVES) - 1
+    filled.write(entry(layout.alias("champion"), last), b"{")
+    remedy = f"`python -m storage alias set champion VERSION --expect {last}`"
+    with pytest.raises(StorageError, match="does not end with its digest") as raised:
         aliases.current(filled, "champion")
+    assert remedy in str(raised.value)
     (finding,) = survey(filled).findings
-    assert "`python -m storage alias set champion VERSION --expect 1`" in finding.problem
-    aliases.move(filled, "champion", VERSIONS[3], 1)
+    assert remedy in finding.problem
+    assert taken_by_gc(filled) == set()
+    assert mend(filled) == ([], [])
+    aliases.move(filled, "champion", VERSIONS[3], last)
     standing = aliases.current(filled, "champion")
     assert standing
     assert standing.version == VERSIONS[3]
     with pytest.raises(StorageError, match="does not end"):
         aliases.roll_back(filled, "champion")
-    assert aliases.roll_back(filled, "champion", to=0).version == VERSIONS[1]  # reads that move alone
+    assert aliases.roll_back(filled, "champion", to=0).version == MOVES[0]  # reads that move alone
 
 
 @pytest.mark.parametrize(("change", "problem"), [("deleted", "was never committed"), ("another", "was changed since")])
 def test_an_alias_that_points_at_nothing(filled: Store, change: str, problem: str) -> None:
     """Its version was deleted, or is not the one that it was."""
-    filled.delete(layout.manifest(VERSIONS[2]))
+    filled.delete(layout.manifest(STANDING))
     if change == "another":
-        with Draft(filled, VERSIONS[2], "checkpoint") as draft:
+        with Draft(filled, STANDING, "checkpoint") as draft:
             draft.commit(Provenance(config={}), [])
     (finding,) = survey(filled).findings
-    assert finding.object == layout.manifest(VERSIONS[2])
+    assert finding.object == layout.manifest(STANDING)
     assert problem in finding.problem
 
 
-def test_a_lease_that_lost_an_entry(store: Store, tmp_path: Path) -> None:
-    """Is told; the run itself goes on with the next number."""
+def test_a_deleted_entry_of_a_lease(store: Store) -> None:
+    """Is told, and filled."""
     log = Log(store, layout.lease("r"))
-    for _ in range(3):
-        log.append({"holder": {}})
+    for number in range(3):
+        log.append({"holder": {}, "label": str(number)})
     store.delete(log.key(1))
-    (finding,) = survey(store).findings
-    assert (finding.version, finding.object) == (layout.lease("r"), log.key(1))
-    assert "is missing" in finding.problem
+    assert problems(store) == {(layout.lease("r"), log.key(1))}
+    assert mend(store) == ([log.key(1)], [])
+    assert [log.read(number)["label"] for number in range(3)] == ["0", "2", "2"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from storage import aliases, layout
+from storage.__main__ import COMMANDS
 from storage.drafts import Draft, Provenance
 from storage.store import Store
 
@@ -155,7 +156,7 @@ def test_mistakes_are_told_in_one_line(filled: Store, arguments: list[str], mess
 
 def test_help() -> None:
     """Every command explains itself."""
-    for command in ("ls", "show", "lineage", "verify", "diff", "alias", "gc", "doctor"):
+    for command in COMMANDS:
         assert "usage: python -m storage" in call(".", command, "--help")
 
 
@@ -165,6 +166,9 @@ def test_mend(filled: Store) -> None:
     assert "`python -m storage mend` makes it whole" in call(filled.root, "ls", "-n", "9", status=1)
     found = data(filled.root, "verify", status=1)["findings"]  # beside these: contents that are none
     assert [finding["object"] for finding in found[:2]] == [f"{layout.CATALOG}/00000001.json", layout.CATALOG]
-    assert data(filled.root, "mend") == {"replaced": [1], "entered": [layout.checkpoint("r", 0)]}
+    assert data(filled.root, "mend") == {
+        "filled": [f"{layout.CATALOG}/00000001.json"],
+        "entered": [layout.checkpoint("r", 0)],
+    }
     assert not [finding for finding in data(filled.root, "verify", status=1)["findings"] if "catalog" in str(finding)]
     assert len(data(filled.root, "ls")) == 4

@@ -1,4 +1,4 @@
-"""`mend`: the catalog made whole again."""
+"""`mend`: the logs made whole again."""
 
 import argparse
 
@@ -14,6 +14,6 @@ def run(store: Store, _: argparse.Namespace) -> Output:
     """What was done; what else is wrong is for `verify` to tell."""
     from storage.mending import mend
 
-    replaced, entered = mend(store, say)
-    found = f"{len(replaced)} lost entries replaced, {len(entered)} versions and aliases entered"
-    return Output({"replaced": replaced, "entered": entered}, [f"the catalog: {found}"])
+    filled, entered = mend(store, say)
+    what = f"{len(filled)} lost entries filled, {len(entered)} versions and aliases entered into the catalog"
+    return Output({"filled": filled, "entered": entered}, [what])

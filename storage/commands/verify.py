@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
     """Status 1 where anything is wrong."""
-    from storage.mending import Survey, survey
+    from storage.survey import Survey, survey
     from storage.verify import verify
 
     versions = [aliases.resolve(store, version) for version in arguments.versions]
