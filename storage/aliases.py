@@ -142,10 +142,16 @@ def listed(store: Store) -> dict[str, int]:
     """All aliases and how many moves each has, also where entries were lost: for those who delete versions."""
     moves: dict[str, int] = {}
     for item in store.walk(layout.alias("").rstrip("/")):
-        name, _, file = item.path.removeprefix(layout.alias("")).rpartition("/")
-        if is_name(name) and re.fullmatch(r"\d{8}\.json", file):
-            moves[name] = max(moves.get(name, 0), int(file[:8]) + 1)
+        if (entry := layout.entry_of(item.path)) and (name := name_of(entry[0])):
+            moves[name] = max(moves.get(name, 0), entry[1] + 1)
     return moves
+
+
+def name_of(log: str) -> str | None:
+    """The alias whose log has the prefix `log`; None where it is no alias's."""
+    prefix = layout.alias("")
+    name = log.removeprefix(prefix)
+    return name if log.startswith(prefix) and is_name(name) else None
 
 
 def is_name(name: str) -> bool:

@@ -100,6 +100,15 @@ def manifest_of(key: str) -> str | None:
     return None if match is None or match["nonce"] else match["version"]
 
 
+_ENTRY = re.compile(r"(?P<log>.+)/(?P<number>\d{8})\.json")
+
+
+def entry_of(key: str) -> tuple[str, int] | None:
+    """Prefix of the log and number of the entry whose key this is; None where it is none."""
+    match = _ENTRY.fullmatch(key)
+    return (match["log"], int(match["number"])) if match else None
+
+
 def number_of(version: str) -> int | None:
     """Iteration or policy version of a version of a run; None for others."""
     parts = version.split("/")

@@ -21,9 +21,7 @@ from storage.verify import Finding
 
 Entry = dict[str, Any]
 _READERS = 16
-_ALIASES = layout.alias("")
-_LOGS = rf"{layout.CATALOG}|{layout.alias('(?P<alias>.+)')}|{layout.lease('[^/]+')}"
-_ENTRY = re.compile(rf"(?P<log>{_LOGS})/(?P<number>\d{{8}})\.json")
+_LEASE = re.compile(layout.lease("[^/]+"))
 _MEND = "`python -m storage mend`"
 
 
@@ -57,8 +55,7 @@ def survey(store: Store) -> Survey:
     _miss_versions(store, listed - entered, found)
     for log, numbers in logs.items():
         last = _entries(store, log, numbers, found)[-1]
-        if log.startswith(_ALIASES):
-            name = log.removeprefix(_ALIASES)
+        if name := aliases.name_of(log):
             _look_at_alias(store, name, last, name in entered, found)
     return found
 
@@ -67,12 +64,15 @@ def _listed(store: Store, found: Survey) -> dict[str, list[int]]:
     """By log the numbers of its entries; the versions go to `found`."""
     logs = defaultdict[str, list[int]](list)
     for item in store.walk():
-        if match := _ENTRY.fullmatch(item.path):
-            if match["alias"] is None or aliases.is_name(match["alias"]):
-                logs[match["log"]].append(int(match["number"]))
+        if (entry := layout.entry_of(item.path)) and _is_log(entry[0]):
+            logs[entry[0]].append(entry[1])
         elif version := layout.manifest_of(item.path):
             found.versions.append(version)
     return logs
+
+
+def _is_log(prefix: str) -> bool:
+    return prefix == layout.CATALOG or bool(aliases.name_of(prefix) or _LEASE.fullmatch(prefix))
 
 
 def _entries(store: Store, prefix: str, numbers: Iterable[int], found: Survey) -> list[Entry | None]:
@@ -105,12 +105,11 @@ def _remedy(prefix: str, number: int, problem: str, entries: list[Entry | None],
     if prefix == layout.CATALOG:
         found.lost.append(number)
         return f"; {_MEND} replaces it"
-    if prefix.startswith(_ALIASES) and problem and number == len(entries) - 1:
-        return f"; {aliases.remedy(prefix.removeprefix(_ALIASES), number)}"
+    if (name := aliases.name_of(prefix)) and problem and number == len(entries) - 1:
+        return f"; {aliases.remedy(name, number)}"
     neighbours = [entry for entry in (*entries[number + 1 :], *reversed(entries[:number])) if entry]
     if not problem and neighbours:
-        is_move = "reason" in neighbours[0]
-        found.gaps[prefix, number] = neighbours[0] | ({"reason": "lost; copied from its neighbour"} if is_move else {})
+        found.gaps[prefix, number] = neighbours[0] | ({"reason": "lost; copied from its neighbour"} if name else {})
         return f"; {_MEND} puts a copy of its neighbour there"
     return ""
 

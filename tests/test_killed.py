@@ -2,7 +2,6 @@
 
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -28,7 +27,6 @@ from tests.killed_flow import MARK, Point, start
 ITERATIONS, ON_S3, OVERLAPPING = 60, 14, 20
 """Enough for a kill or more in most of them."""
 PROBLEMS, SAMPLES = 4, 4
-JOURNAL_ENTRY = re.compile(r"(?P<log>.*/journal)/(?P<number>\d{8})\.json")
 SETTINGS = [f"rollout.rows_per_shard={SAMPLES}", "evaluation.every=10"]
 
 BOTH: tuple[Literal["before"], Literal["after"]] = ("before", "after")
@@ -121,8 +119,8 @@ class Witness:
             if item.path.endswith("/manifest.json"):
                 version = item.path.removesuffix("/manifest.json")
                 found[version] = manifests.read(self.store, version).nonce
-            elif entered := JOURNAL_ENTRY.fullmatch(item.path):  # and not a killed writer's temporary file
-                entry = Log(self.store, entered["log"]).read(int(entered["number"]))
+            elif (place := layout.entry_of(item.path)) and place[0].endswith("/journal"):
+                entry = Log(self.store, place[0]).read(place[1])
                 self.journaled |= {entry["file"]["path"]} if "file" in entry else set()
         assert self.committed.items() <= found.items()
         self.committed = found
