@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Threads that spin while they wait would slow vLLM and trainer ten times on shared cores.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: help setup demo smoke test check format bench experiment-staleness lock up down clean
+.PHONY: help setup demo smoke retrain-demo test check format bench experiment-staleness lock up down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' Makefile
@@ -64,8 +64,14 @@ demo: setup ## Train a tiny model on this machine's CPU, from nothing to a bette
 smoke: setup ## The same pipeline, as small as it gets: does it run at all?
 	@$(BIN)/python -m flows.math_mt_ppo smoke $(ARGS)
 
+retrain-demo: setup ## Three nights of retraining and a roll-back on the tiny model, in minutes
+	@$(BIN)/python -m flows.retrain_demo $(ARGS)
+
+# Tests mostly wait. Those of a file stay together and share its servers.
+TWO_AT_ONCE := -n 2 --dist loadfile --no-loadscope-reorder
+
 test: setup ## Run the tests (ARGS="-k name" selects)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest $(or $(ARGS),$(TWO_AT_ONCE))
 
 check: setup ## Lint, format check and types, over everything
 	@$(BIN)/ruff check .

@@ -28,6 +28,10 @@ def _without_credentials(uri: str) -> str:
 URI = Annotated[str, AfterValidator(_without_credentials)]
 
 
+HELD_OUT = "held-out"
+"""Name of `problems.held_out` among the evaluation sets."""
+
+
 class Knobs(BaseModel):
     """Base of all sections: frozen, and an unknown key is an error."""
 
@@ -49,6 +53,10 @@ class Run(Knobs):
     """All other seeds derive from it, the iteration, the problem, the sample and the turn."""
     iterations: NonNegativeInt
     """Rollout-score-train rounds. Raising it later continues the same run."""
+    max_tokens: PositiveInt | None = None
+    """End early after so many sampled tokens, with what is committed; empty: no bound."""
+    max_minutes: PositiveFloat | None = None
+    """End early after so many minutes of one flow run; raising either bound later continues the same run."""
     overlap: bool = False
     """Play the next iteration while this one trains; needs `rollout.max_head_offpolicyness` of 1 or more."""
     when_held: Literal["stop", "wait"] = "stop"
@@ -99,7 +107,7 @@ class FileSource(Knobs):
 
     kind: Literal["jsonl", "parquet"]
     path: URI
-    """Path or URI of the file."""
+    """Path or URI of the file, or a pattern for several (`new/*.jsonl`); their ids then begin with the file's name."""
     preset: Literal["gsm8k", "math", "areal"] | None = None
     """Field mapping of a known data set; or give `fields`."""
     fields: dict[Column, str] = {}
@@ -136,6 +144,14 @@ class HubSource(Knobs):
         return self
 
 
+class StoredSource(Knobs):
+    """A problem set that the store holds already."""
+
+    kind: Literal["stored"]
+    version: Annotated[str, Field(pattern=r"^problems/[0-9a-f]+$")]
+    """Its version, such as `problems/1f0c4a7be23d5566`."""
+
+
 def _check_mapping(preset: str | None, fields: dict[Column, str]) -> None:
     if bool(preset) == bool(fields):
         raise ValueError("give either preset (gsm8k, math, areal) or fields (prompt and solutions), not both")
@@ -143,7 +159,36 @@ def _check_mapping(preset: str | None, fields: dict[Column, str]) -> None:
         raise ValueError(f"fields={fields} must name the columns of prompt and of solutions")
 
 
-Source = Annotated[ArithmeticSource | FileSource | HubSource, Field(discriminator="kind")]
+Source = Annotated[ArithmeticSource | FileSource | HubSource | StoredSource, Field(discriminator="kind")]
+
+
+class ProblemSampling(Knobs):
+    """Which problems a run draws, by what became of them in the runs before it (`python -m flows.history`)."""
+
+    prefer: Literal["all", "middle"] = "all"
+    """`all` passes through all problems before any repeats; `middle` draws those more often that are neither always
+    nor never solved."""
+    retire_at: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Leave out problems that are solved so often; 0.95 is usual."""
+    leave_out_suspects: bool = False
+    """Leave out problems that were never solved: their gold answers may be wrong."""
+    least_episodes: PositiveInt = 16
+    """Of a problem with fewer episodes nothing is known yet: it is drawn like one of the middle."""
+    last_episodes: PositiveInt = 64
+    """The success rate is that of about so many newest episodes of a problem."""
+
+    @property
+    def active(self) -> bool:
+        return self.prefer != "all" or self.retire_at is not None or self.leave_out_suspects
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.last_episodes < self.least_episodes:
+            raise ValueError(
+                f"last_episodes={self.last_episodes} is below least_episodes={self.least_episodes}: "
+                "of no problem would enough be known"
+            )
+        return self
 
 
 class Problems(Knobs):
@@ -151,6 +196,8 @@ class Problems(Knobs):
     """What the policy is trained on."""
     held_out: Source
     """What it is evaluated on."""
+    sampling: ProblemSampling = ProblemSampling()
+    """Which of `train` are drawn how often."""
     max_bad_share: Share = 0.01
     """Bad rows are dropped and reported; a larger share of them is an error."""
 
@@ -158,6 +205,8 @@ class Problems(Knobs):
 class WarmStart(Knobs):
     """A tiny Qwen3 and its tokenizer, made and taught from nothing on the arithmetic generator."""
 
+    teaches: ArithmeticSource | None = None
+    """What it is taught; empty: `problems.train`, which is then arithmetic."""
     hidden_size: PositiveInt = 128
     """Width of the model."""
     layers: PositiveInt = 3
@@ -496,11 +545,67 @@ class Optimizer(Knobs):
 
 class Evaluation(Knobs):
     every: PositiveInt = 10
-    """Evaluate before the first, after every k-th and after the last iteration."""
-    samples: PositiveInt = 1
-    """Episodes of each held-out problem."""
-    temperature: NonNegativeFloat = 0.0
-    """0 is greedy."""
+    """Evaluate on the held-out problems before the first, after every k-th and after the last iteration."""
+    sets: dict[Name, Source] = {}
+    """More evaluation sets, by name, beside `held-out`: for `evaluate` and `retrain`."""
+    samples: NonNegativeInt = 0
+    """evaluate, retrain: sampled episodes of each problem beside the greedy one, for pass@k; 0: none."""
+    temperature: PositiveFloat = 1.0
+    """Of the sampled ones."""
+    max_failed_share: Share = 0.01
+    """With a larger share of failed episodes or verdicts an evaluation is none: it is an error, and is played again."""
+    contamination: Literal["stop", "drop", "report"] = "stop"
+    """retrain: what to do about training problems that stand in an evaluation set, too."""
+    fingerprints: dict[Name, str] = {}
+    """retrain: versions (`problems/…`) that the sets must have, or `removed`; empty: those of the nights before."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if HELD_OUT in self.sets:
+            raise ValueError(f"sets: {HELD_OUT!r} is the name of problems.held_out: choose another")
+        if self.samples == 0:
+            _refuse_idle(self, "temperature", why="without samples")
+        return self
+
+
+class Gate(Knobs):
+    """When a challenger replaces the champion. Intervals are 95 %, paired over the problems of a set."""
+
+    measure: Literal["first_turn", "any_turn"] = "first_turn"
+    """Accuracy of the first answer, or of any of an episode's answers; both greedy."""
+    target: Name = "held-out"
+    """On this set the challenger must be better: the whole interval of the difference lies above `least_gain`, and
+    McNemar's p is 0.05 at most (not asked where `least_gain` is negative)."""
+    least_gain: Annotated[float, Field(ge=-1, le=1)] = 0.0
+    """0 asks for any gain that is certain."""
+    guarded: list[Name] | None = None
+    """On these sets it must not be worse; empty: on all."""
+    margin: Share = 0.05
+    """The whole interval of the difference lies above minus this. Small sets have wide intervals: about
+    ±0.06 with 200 problems, ±0.03 with 1,000."""
+    max_failed_verdicts: Share = 0.02
+    """Alarm: a larger share of the verdicts in training are timeouts or errors."""
+    max_kl: PositiveFloat = 1.0
+    """Alarm: the challenger's sampled tokens are further from the champion, in nats a token."""
+    max_length_ratio: Annotated[float, Field(gt=1)] = 2.0
+    """Alarm: its answers are so many times longer."""
+    max_truncated_gain: Share = 0.1
+    """Alarm: the share of episodes that a token limit cut rose by more."""
+    hacking_gain: Share = 0.02
+    """Alarm: success on what was trained on rose by more than this, while the accuracy on the target fell by more."""
+
+
+class Retrain(Knobs):
+    """Scheduled retraining: `run.name` names the series, its nights are the runs `<name>-0001`, `<name>-0002` …"""
+
+    champion: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")] = "champion"
+    """Alias of the promoted policy. Where there is none yet, `policy` becomes the first champion."""
+    min_new: PositiveInt = 1
+    """Fewer new problems than these wait for more."""
+    replay: Decay = 0.5
+    """Share of a night's problems that nights before were promoted with; keeps the policy from forgetting them."""
+    gate: Gate = Gate()
+    """Challenger against champion."""
 
 
 class Config(Knobs):
@@ -520,16 +625,18 @@ class Config(Knobs):
     ppo: PPO = PPO()
     optimizer: Optimizer = Optimizer()
     evaluation: Evaluation = Evaluation()
+    retrain: Retrain = Retrain()
 
     @model_validator(mode="after")
     def _possible(self) -> Self:
         sampling, rollout = self.sampling, self.rollout
         if sampling.temperature == 0:
             raise ValueError("sampling.temperature=0 is greedy and cannot be trained on: use 1.0")
-        if self.policy.warm_start and self.problems.train.kind != "arithmetic":
+        warm_start = self.policy.warm_start
+        if warm_start and not warm_start.teaches and self.problems.train.kind != "arithmetic":
             raise ValueError(
                 f"policy.warm_start teaches arithmetic, but problems.train.kind={self.problems.train.kind!r}: "
-                "give policy.path"
+                "give policy.path, or policy.warm_start.teaches={kind: arithmetic}"
             )
         if (sampling.top_p < 1 or sampling.top_k > 0) and not rollout.allow_biased_sampling:
             raise ValueError(
@@ -552,7 +659,16 @@ class Config(Knobs):
             raise ValueError("inference.swap=restart needs servers of our own, but inference.urls is set: use reload")
         self._groups_possible()
         self._staleness_possible()
+        self._gate_possible()
         return self
+
+    def _gate_possible(self) -> None:
+        sets, gate = [HELD_OUT, *self.evaluation.sets], self.retrain.gate
+        for knob, names in (("target", [gate.target]), ("guarded", gate.guarded or [])):
+            if strange := [name for name in names if name not in sets]:
+                raise ValueError(
+                    f"retrain.gate.{knob}={strange[0]!r} is no evaluation set; there are {', '.join(sets)}"
+                )
 
     def _groups_possible(self) -> None:
         rollout, limit = self.rollout, self.sampling.max_new_tokens

@@ -1,19 +1,24 @@
 """The command line that all flows share: a configuration, dotted overrides, and the flow's own options."""
 
 import argparse
+import inspect
 import logging
 import os
 import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from prefect import Flow
 
-from configs import ConfigError, available, to_yaml
+from configs import Config, ConfigError, available, to_yaml
 from flows.temporary_server import temporary_server
 
+Command = Callable[[Config], str]
+"""What a flow's command line can do instead of running the flow; returns what to print."""
 
-def main(run: "Flow[..., Any]", **options: int) -> None:
-    """Parse `sys.argv` and run the flow; `options` are integer parameters of it with their defaults.
+
+def main(run: "Flow[..., Any]", commands: Mapping[str, Command] | None = None, **options: int | str) -> None:
+    """Parse `sys.argv` and run the flow, or one of its `commands`; `options` are parameters of it with their defaults.
 
     A configuration that cannot be used ends with status 2 and a message, before anything starts; a run that
     fails ends with 1, an interrupted one with 130.
@@ -23,11 +28,24 @@ def main(run: "Flow[..., Any]", **options: int) -> None:
         description=(run.fn.__doc__ or "").split("\n\n")[0],
         epilog=f"configurations: {', '.join(available())}; every knob is documented in configs/schema.py",
     )
-    parser.add_argument("config", help="name of a configuration, or a YAML file's path")
+    default = inspect.signature(run.fn).parameters["config"].default
+    parser.add_argument(
+        "config", nargs="?", default=default, help=f"name of a configuration, or a YAML file's path; default {default}"
+    )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides: ppo.eps_clip=0.3")
     parser.add_argument("--print-config", action="store_true", help="print the resolved YAML and stop")
-    for option, default in options.items():
-        parser.add_argument(f"--{option}", type=int, default=default, help=f"default {default}")
+    for option, value in options.items():
+        parser.add_argument(f"--{option}", type=type(value), default=value, help=f"default {value!r}")
+    parser.set_defaults(command=None)
+    instead = parser.add_mutually_exclusive_group()
+    for name, command in (commands or {}).items():
+        instead.add_argument(
+            f"--{name}",
+            dest="command",
+            action="store_const",
+            const=command,
+            help=(command.__doc__ or "").split("\n")[0],
+        )
     arguments = parser.parse_args()
     # Threads that spin while they wait make two busy processes on one machine ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -38,6 +56,9 @@ def main(run: "Flow[..., Any]", **options: int) -> None:
         resolved = resolve(arguments.config, arguments.overrides)
         if arguments.print_config:
             print(to_yaml(resolved), end="")
+            return
+        if arguments.command:
+            print(arguments.command(resolved))
             return
         with temporary_server():
             run(arguments.config, arguments.overrides, **{option: getattr(arguments, option) for option in options})

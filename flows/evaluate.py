@@ -1,28 +1,45 @@
-"""The evaluation alone: one policy version on the held-out problems.
+"""Evaluation alone: a policy version, or two of them on the same problems.
 
-python -m flows.evaluate demo --version 90
+python -m flows.evaluate demo --policy demo/latest --against runs/demo/checkpoints/000000
 """
+
+from typing import Any
 
 from prefect import flow
 
-import tasks.evaluate
 from flows.cli import main
-from storage import layout
+from storage import checkpoints, layout
 from tasks.configuration import resolve
-from tasks.import_problems import import_problems
-from tasks.open_run import open_run
+from tasks.evaluate import evaluate_sets
+from tasks.import_problems import import_sets
+from tasks.open_run import open_store
+from tasks.report import report_evaluations
 from tasks.resources import open_engine, open_verifier
 
 
 @flow(name="evaluate")
-def evaluate(config: str = "demo", overrides: list[str] | None = None, version: int = 0) -> str:
-    """Play and judge the held-out problems with one policy version."""
-    with open_run(resolve(config, overrides)) as workspace:
-        _, held_out = import_problems(workspace)
-        policy = layout.checkpoint(workspace.name, version)
-        with open_engine(workspace) as engine, open_verifier(workspace) as verifier:
-            return tasks.evaluate.evaluate(workspace, engine, verifier, policy, held_out)
+def evaluate(
+    config: str = "demo", overrides: list[str] | None = None, policy: str = "", against: str = "", sets: str = ""
+) -> dict[str, Any]:
+    """Play and judge the evaluation sets with a policy; returns what it can do, set by set.
+
+    Args:
+        config: see `math_mt_ppo`; its problems, agent, sampling and `evaluation` count.
+        overrides: see `math_mt_ppo`.
+        policy: a checkpoint's version, its URI or an alias; empty: the newest of `run.name`.
+        against: another one, to compare with.
+        sets: names of evaluation sets, separated by commas; empty: all.
+    """
+    with open_store(resolve(config, overrides)) as workspace:
+        problem_sets = import_sets(workspace, [name for name in sets.split(",") if name])
+        references = [policy or layout.latest(workspace.name), *([against] if against else [])]
+        policies = [checkpoints.resolve(workspace.store, reference) for reference in references]
+        if len(set(policies)) < len(policies):
+            raise ValueError(f"{policy!r} and {against!r} are the same policy, {policies[0]}: nothing to compare")
+        with open_verifier(workspace) as verifier, open_engine(workspace) as engine:
+            found = {each: evaluate_sets(workspace, engine, verifier, each, problem_sets) for each in policies}
+        return report_evaluations(workspace, found)
 
 
 if __name__ == "__main__":
-    main(evaluate, version=0)
+    main(evaluate, policy="", against="", sets="")

@@ -50,8 +50,9 @@ def math_mt_ppo(config: str = "demo", overrides: list[str] | None = None) -> str
                 scores = score(workspace, verifier, iteration, trajectories)
                 policy = train(workspace, trainer, iteration, policy, trajectories, scores)
                 rollouts.swap(policy)
+            rollouts.finish()
             evaluate(workspace, engine, verifier, policy, held_out)
-        return report(workspace)
+        return report(workspace, held_out)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from storage import aliases, layout
 from storage.drafts import Draft, Provenance
 from storage.fetch import fetch
 from storage.manifests import Manifest, read
@@ -61,6 +62,20 @@ def commit(
         if cache:
             draft.hand_over(cache)
         return manifest
+
+
+def resolve(store: Store, reference: str) -> str:
+    """The checkpoint that an alias, a version or a URI in this store means; its data are there.
+
+    Raises:
+        StorageError: there is none, it is no checkpoint, or gc has taken its data.
+    """
+    version = aliases.resolve(store, reference)
+    if (kind := read(store, version).kind) != "checkpoint":
+        raise StorageError(f"{store.uri(version)} is a {kind} version, not a checkpoint")
+    if store.exists(layout.collected(version)):
+        raise StorageError(f"{store.uri(version)} was collected by gc: its data are gone")
+    return version
 
 
 def open_checkpoint(store: Store, version: str, cache: Path, *, state: bool = False) -> Checkpoint:

@@ -11,8 +11,11 @@ _PLACES = {
     "run": r"runs/[^/]+/run",
     "checkpoint": r"runs/[^/]+/checkpoints/\d+",
     "trajectories": r"runs/[^/]+/trajectories/\d+",
-    "scores": r"runs/[^/]+/(scores|evaluations/\d+/scores)(/[^/]+)+",
-    "evaluation": r"runs/[^/]+/evaluations/\d+",
+    "scores": r"runs/[^/]+/(scores/\d+|evaluations/\d+(/[^/]+/[^/]+)?/scores)/[^/]+",
+    "evaluation": r"runs/[^/]+/evaluations/\d+(/[^/]+/[^/]+)?",
+    "history": r"runs/[^/]+/history/\d+",
+    "curriculum": r"runs/[^/]+/curriculum",
+    "decision": r"runs/[^/]+/decision",
 }
 """Where `storage.layout` puts the kinds."""
 _PICKLES = (".bin", ".pt", ".pkl", ".pth", ".pickle")

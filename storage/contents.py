@@ -12,13 +12,22 @@ import pyarrow.parquet as pq
 
 from storage.checkpoints import Canary
 from storage.datasets import read_parquet
-from storage.records import PROBLEM_SCHEMA, SCHEMA_VERSION, SCORE_SCHEMA, TRAJECTORY_SCHEMA
+from storage.records import (
+    CURRICULUM_SCHEMA,
+    HISTORY_SCHEMA,
+    PROBLEM_SCHEMA,
+    SCHEMA_VERSION,
+    SCORE_SCHEMA,
+    TRAJECTORY_SCHEMA,
+)
 
 SCHEMAS = {
     "problems": PROBLEM_SCHEMA,
     "trajectories": TRAJECTORY_SCHEMA,
     "evaluation": TRAJECTORY_SCHEMA,
     "scores": SCORE_SCHEMA,
+    "history": HISTORY_SCHEMA,
+    "curriculum": CURRICULUM_SCHEMA,
 }
 """By kind of version, of each of its Parquet files."""
 _KEYS = {
@@ -26,6 +35,8 @@ _KEYS = {
     "trajectories": ("trajectory_id",),
     "evaluation": ("trajectory_id",),
     "scores": ("trajectory_id", "turn"),
+    "history": ("problem_key", "iteration"),
+    "curriculum": ("problem_id",),
 }
 """What no two rows of a version have in common."""
 _NEW_IN_2 = {"sequence_starts"}

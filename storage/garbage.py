@@ -98,7 +98,8 @@ def _leftovers(store: Store, rules: Rules, folder: str) -> list[Found]:
     attempts: dict[str, list[Found]] = defaultdict(list)
     found: list[Found] = []
     for item in store.walk(folder):
-        if item.modified >= (before if layout.run_of(item.path) else before_elsewhere):
+        leased = layout.run_of(item.path) and not layout.is_anybodys(item.path)
+        if item.modified >= (before if leased else before_elsewhere):
             continue
         if place := layout.data_of(item.path):
             attempts[place[0]].append(item)

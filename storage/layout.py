@@ -5,7 +5,10 @@ runs/<run>/run                              the run itself: its configuration
 runs/<run>/checkpoints/<policy version>     weights, tokenizer, optimizer, RNG, canary
 runs/<run>/trajectories/<iteration>         rolled out with the checkpoint of the same number
 runs/<run>/scores/<iteration>/<scorer>      verdicts on those trajectories
-runs/<run>/evaluations/<policy version>     trajectories on the held-out problems; `…/scores/<scorer>` beside them
+runs/<run>/evaluations/<policy version>/<set>/<protocol>   trajectories on a set; `…/scores/<scorer>` beside them
+runs/<run>/history/<iterations>             what became of each problem in so many iterations
+runs/<run>/curriculum                       which problems it draws how often, where the runs before it say so
+runs/<run>/decision                         retraining: champion or challenger, and why
 
 Within a version:
 manifest.json                               the commit
@@ -17,6 +20,7 @@ And beside versions, logs of numbered entries that are created once (see `storag
 catalog/<number>.json                       every attempt to commit, in order
 aliases/<name>/<number>.json                where an alias pointed
 leases/<run>/<number>.json                  who may write a run; `beats/<number>.json` are his signs of life
+retraining/<name>/<number>.json             nights that began and ended (see `storage.nights`)
 """
 
 import re
@@ -42,12 +46,42 @@ def scores(name: str, iteration: int, scorer: str) -> str:
     return f"runs/{name}/scores/{iteration:06d}/{scorer}"
 
 
-def evaluation(name: str, version: int) -> str:
-    return f"runs/{name}/evaluations/{version:06d}"
+def evaluation(policy: str, problem_set: str, protocol: str) -> str:
+    """Of checkpoint `policy`, on the set of that name; the protocol says how it was played."""
+    run, _, number = policy.rpartition("/checkpoints/")
+    return f"{run}/evaluations/{number}/{problem_set}/{protocol}"
 
 
-def evaluation_scores(name: str, version: int, scorer: str) -> str:
-    return f"runs/{name}/evaluations/{version:06d}/scores/{scorer}"
+def policy_of(version: str) -> str | None:
+    """The checkpoint that an evaluation, or its scores, are about; None for other versions."""
+    run, mark, rest = version.partition("/evaluations/")
+    return f"{run}/checkpoints/{rest.split('/')[0]}" if mark else None
+
+
+def is_anybodys(key: str) -> bool:
+    """Whether `key` lies in a run, but may be written by who does not hold its lease: evaluations and histories."""
+    return key.split("/")[2:3] in (["evaluations"], ["history"])
+
+
+def evaluation_scores(evaluation: str, scorer: str) -> str:
+    return f"{evaluation}/scores/{scorer}"
+
+
+def judged(scores: str) -> str:
+    """The trajectories that an evaluation's scores are about."""
+    return scores.rpartition("/scores/")[0]
+
+
+def history(name: str, iterations: int) -> str:
+    return f"runs/{name}/history/{iterations:06d}"
+
+
+def curriculum(name: str) -> str:
+    return f"runs/{name}/curriculum"
+
+
+def decision(name: str) -> str:
+    return f"runs/{name}/decision"
 
 
 def manifest(version: str) -> str:
@@ -78,13 +112,19 @@ def lease(run: str) -> str:
     return f"leases/{run}"
 
 
+def retraining(name: str) -> str:
+    return f"retraining/{name}"
+
+
 def beat(run: str, token: int) -> str:
     return f"leases/{run}/beats/{token:08d}.json"
 
 
+# Evaluations without a set and a protocol are those of older stores.
 _VERSION = re.compile(
-    r"(?P<version>problems/[0-9a-f]+|runs/[^/]+/(run|(checkpoints|trajectories)/\d{6}|scores/\d{6}/[0-9a-f]+"
-    r"|evaluations/\d{6}(/scores/[0-9a-f]+)?))/(manifest\.json|(?P<nonce>[0-9a-f]{12})/.+)"
+    r"(?P<version>problems/[0-9a-f]+|runs/[^/]+/(run|curriculum|decision|(checkpoints|trajectories|history)/\d{6}"
+    r"|scores/\d{6}/[0-9a-f]+|evaluations/\d{6}(/[^/]+/(greedy|sampled)-[0-9a-f]+)?(/scores/[0-9a-f]+)?))"
+    r"/(manifest\.json|(?P<nonce>[0-9a-f]{12})/.+)"
 )
 
 

@@ -13,7 +13,9 @@ from storage.store import StorageError, Store, check_key
 
 MANIFEST_VERSION = 2  # 2: fencing token, digest
 
-Kind = Literal["run", "problems", "checkpoint", "trajectories", "scores", "evaluation"]
+Kind = Literal[
+    "run", "problems", "checkpoint", "trajectories", "scores", "evaluation", "history", "curriculum", "decision"
+]
 
 Key = Annotated[str, AfterValidator(check_key)]
 """Stays inside of a root, whoever wrote it."""

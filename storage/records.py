@@ -1,6 +1,6 @@
 """The records that the stages exchange, and their Arrow schemas.
 
-A problem set, a trajectory data set and a score data set are Parquet files of these rows; any
+Problem sets, trajectories, scores, histories and curricula are Parquet files of these rows; any
 reader of Parquet (DuckDB, pandas) understands them without this package.
 """
 
@@ -17,6 +17,10 @@ Status = Literal["completed", "truncated", "rejected", "failed"]
 rejected: the agent returned nothing. failed: an error or the deadline; `reason` says which."""
 
 VerdictName = Literal["correct", "wrong", "unparsable", "timeout", "error"]
+
+Standing = Literal["unknown", "middle", "retired", "suspect"]
+"""unknown: too few episodes. retired: solved nearly always. suspect: never solved, its gold answers may be wrong.
+middle: all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,42 @@ class Score:
     reason: str  # details of a timeout or an error
 
 
+@dataclass(frozen=True, slots=True)
+class ProblemHistory:
+    """What became of one problem in one iteration of a run, over the episodes that did not fail.
+
+    Example: ProblemHistory(problem_key="9f3a", problem_id="12+7", prompt="What is 12 + 7?", solutions=["19"],
+    run="demo", iteration=3, policy_version=3, episodes=8, first_turn=2, any_turn=5)
+    """
+
+    problem_key: str  # hash of prompt and solutions: ids may be row numbers, which a new file gives to others
+    problem_id: str
+    prompt: str
+    solutions: list[str]
+    run: str
+    iteration: int
+    policy_version: int  # that played
+    episodes: int  # 1 or more
+    first_turn: int  # episodes whose first turn the score stage found right
+    any_turn: int  # episodes of which it found any turn right
+
+
+@dataclass(frozen=True, slots=True)
+class CurriculumEntry:
+    """How often a run draws a problem, and why.
+
+    Example: CurriculumEntry(problem_id="12+7", problem_key="9f3a", episodes=64, success_rate=0.25,
+    standing="middle", weight=0.75)
+    """
+
+    problem_id: str
+    problem_key: str
+    episodes: int  # newest ones, that the rate is made of
+    success_rate: float  # share of them with any turn right; 0 without episodes
+    standing: Standing
+    weight: float  # chances are proportional to it; 0: never drawn
+
+
 def _schema(kind: str, *fields: tuple[str, pa.DataType]) -> pa.Schema:
     metadata: dict[bytes | str, bytes | str] = {"kind": kind, "schema_version": str(SCHEMA_VERSION)}
     return pa.schema([pa.field(name, type_, nullable=False) for name, type_ in fields], metadata=metadata)
@@ -177,6 +217,30 @@ SCORE_SCHEMA = _schema(
     ("extracted", pa.string()),
     ("solution", pa.string()),
     ("reason", pa.string()),
+)
+
+HISTORY_SCHEMA = _schema(
+    "history",
+    ("problem_key", pa.string()),
+    ("problem_id", pa.string()),
+    ("prompt", pa.string()),
+    ("solutions", pa.list_(pa.string())),
+    ("run", pa.string()),
+    ("iteration", pa.int32()),
+    ("policy_version", pa.int32()),
+    ("episodes", pa.int32()),
+    ("first_turn", pa.int32()),
+    ("any_turn", pa.int32()),
+)
+
+CURRICULUM_SCHEMA = _schema(
+    "curriculum",
+    ("problem_id", pa.string()),
+    ("problem_key", pa.string()),
+    ("episodes", pa.int32()),
+    ("success_rate", pa.float64()),
+    ("standing", pa.string()),
+    ("weight", pa.float64()),
 )
 
 

@@ -34,14 +34,15 @@ class Rules:
 
 
 def kept(store: Store, entries: Iterable[catalog.Entry], rules: Rules) -> set[str]:
-    """Versions that an alias keeps."""
-    versions: set[str] = set()
+    """Versions that an alias keeps: what it points at, what that was made from, and the evaluations of it."""
+    versions, pointed, entries = set[str](), set[str](), list(entries)
     moves = aliases.listed(store)
     for name in {entry.version for entry in entries if entry.kind == "alias"}.union(moves):
         if standing := aliases.current(store, name, moves.get(name, 0)):
             alone = name.endswith("/latest") or not rules.with_ancestors
             versions |= {standing.version} if alone else {node.version for node in ancestors(store, standing.version)}
-    return versions
+            pointed.add(standing.version)
+    return versions | {entry.version for entry in entries if layout.policy_of(entry.version) in pointed}
 
 
 def superfluous(

@@ -1,4 +1,4 @@
-"""Whether the store's logs are whole: catalog, aliases and leases.
+"""Whether the store's logs are whole: catalog, aliases, leases and nights.
 
 Elsewhere versions are found by the catalog, and the end of a log by probing, so that an entry which was deleted can
 hide those after it. Here the store is listed: what a log has lost, or never had (stores from before there was a
@@ -21,7 +21,8 @@ from storage.verify import Finding
 
 Entry = dict[str, Any]
 _READERS = 16
-_LEASE = re.compile(layout.lease("[^/]+"))
+_OTHERS = re.compile("|".join(log("[^/]+") for log in (layout.lease, layout.retraining)))
+_NIGHTS = re.compile(layout.retraining("[^/]+"))
 _MEND = "`python -m storage mend`"
 
 
@@ -72,7 +73,7 @@ def _listed(store: Store, found: Survey) -> dict[str, list[int]]:
 
 
 def _is_log(prefix: str) -> bool:
-    return prefix == layout.CATALOG or bool(aliases.name_of(prefix) or _LEASE.fullmatch(prefix))
+    return prefix == layout.CATALOG or bool(aliases.name_of(prefix) or _OTHERS.fullmatch(prefix))
 
 
 def _entries(store: Store, prefix: str, numbers: Iterable[int], found: Survey) -> list[Entry | None]:
@@ -107,6 +108,8 @@ def _remedy(prefix: str, number: int, problem: str, entries: list[Entry | None],
         return f"; {_MEND} replaces it"
     if (name := aliases.name_of(prefix)) and problem and number == len(entries) - 1:
         return f"; {aliases.remedy(name, number)}"
+    if _NIGHTS.fullmatch(prefix):  # a copy would be another night; flows.retrain stops with the same finding
+        return ""
     neighbours = [entry for entry in (*entries[number + 1 :], *reversed(entries[:number])) if entry]
     if not problem and neighbours:
         found.gaps[prefix, number] = neighbours[0] | ({"reason": "lost; copied from its neighbour"} if name else {})

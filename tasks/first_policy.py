@@ -37,7 +37,8 @@ def _make(workspace: Workspace, folder: Path) -> dict[str, float]:
 
     config, logger = workspace.config, get_run_logger()
     assert config.policy.warm_start is not None
-    assert config.problems.train.kind == "arithmetic"  # the schema refuses others
+    taught = config.policy.warm_start.teaches or config.problems.train
+    assert taught.kind == "arithmetic"  # the schema refuses others
     feedback = str(config.agent.args.get("wrong_feedback", WRONG_FEEDBACK))
     steps = config.policy.warm_start.steps
 
@@ -47,7 +48,7 @@ def _make(workspace: Workspace, folder: Path) -> dict[str, float]:
 
     return make_policy(
         config.policy.warm_start,
-        config.problems.train,
+        taught,
         feedback,
         config.run.seed,
         folder,

@@ -15,10 +15,12 @@ from tasks.workspace import Workspace
 
 MAY_CHANGE = (
     "run.iterations",
+    "run.max_",
     "run.when_held",
     "run.lease_s",
     "storage.",
     "inference.",
+    "retrain.",
     "score.workers",
     "rollout.concurrency",
     "rollout.request_",
@@ -41,6 +43,14 @@ def open_run(config: Config) -> Iterator[Workspace]:
         start_run(workspace)
         yield workspace
         workspace.trim_cache()
+
+
+@contextmanager
+def open_store(config: Config) -> Iterator[Workspace]:
+    """The workspace of a flow that writes no run: what it commits, another may commit beside it, and it is the same."""
+    workspace = Workspace(config)
+    yield workspace
+    workspace.trim_cache()
 
 
 @task(name="start-run", cache_policy=NO_CACHE)

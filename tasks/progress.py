@@ -1,8 +1,11 @@
 """How far a run has come: what is committed, and a Prefect artifact that shows it while the run lasts."""
 
-from collections.abc import Iterator
+import itertools
+import time
+from collections.abc import Callable, Iterator
 from uuid import UUID
 
+from prefect import get_run_logger
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
 from storage import aliases, layout, manifests
@@ -24,13 +27,41 @@ def newest_policy(workspace: Workspace) -> str | None:
 
 
 def iterations(workspace: Workspace) -> Iterator[int]:
-    """The iterations that have no checkpoint yet; each number handed out moves the progress artifact."""
+    """The iterations that have no checkpoint yet, within the run's budget; each moves the progress artifact."""
     total, first = workspace.config.run.iterations, _finished(workspace)
     artifact = create_progress_artifact(progress=0.0, key="iterations", description=f"{total} iterations")
     assert isinstance(artifact, UUID)
-    for iteration in range(first, total):
+    may_begin = _within_budget(workspace, first, time.monotonic())
+    for iteration in itertools.takewhile(may_begin, range(first, total)):
         yield iteration
         update_progress_artifact(artifact_id=artifact, progress=100 * (iteration + 1) / total)
+
+
+def _within_budget(workspace: Workspace, first: int, started: float) -> Callable[[int], bool]:
+    """Whether the run may go on with an iteration; tells once why not.
+
+    Tokens count over the whole run, minutes of this flow run alone, by a clock that nobody sets.
+    """
+    run, logger = workspace.config.run, get_run_logger()
+
+    def tokens(iteration: int) -> int:
+        rollout = manifests.read(workspace.store, layout.trajectories(workspace.name, iteration))
+        return int(rollout.metrics["generated_tokens"])
+
+    spent = sum(map(tokens, range(first))) if run.max_tokens else 0
+
+    def may_begin(iteration: int) -> bool:
+        nonlocal spent
+        if run.max_tokens and iteration > first:
+            spent += tokens(iteration - 1)
+        minutes = (time.monotonic() - started) / 60
+        for name, limit, used in (("max_tokens", run.max_tokens, spent), ("max_minutes", run.max_minutes, minutes)):
+            if limit and used >= limit:
+                logger.info("run.%s=%g is spent: the run ends with %d iterations", name, limit, iteration)
+                return False
+        return True
+
+    return may_begin
 
 
 def _finished(workspace: Workspace) -> int:

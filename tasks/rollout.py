@@ -7,10 +7,11 @@ from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture
 
 from storage import layout, manifests
+from tasks.curriculum import weights
+from tasks.import_problems import read_problems
 from tasks.workspace import Workspace
 
 if TYPE_CHECKING:
-    from storage.records import Problem
     from tasks.inference.engine import Engine
     from tasks.rewards.verifier import Verifier
 
@@ -44,10 +45,10 @@ def rollout(
         group_size=config.rollout.generation_size or config.rollout.group_size,
         selecting=True,
     )
-    every, seed = read_problems(workspace, problem_set), config.run.seed
-    drawn = draw(every, config.rollout.problems_per_iteration, iteration, seed)
+    every, seed, weigh = read_problems(workspace, problem_set), config.run.seed, weights(workspace)
+    drawn = draw(every, config.rollout.problems_per_iteration, iteration, seed, weigh)
     with JournaledDraft(store, version, "trajectories", workspace.lease) as draft:
-        spare = spares(every, drawn, iteration, seed)
+        spare = spares(every, drawn, iteration, seed, weigh)
         metrics = play(plan, drawn, engine, verifier, draft, get_run_logger().info, spare)
         # This run's newer weights may have been swapped in while episodes were played: the tokens know.
         swapped_in = [n for n in metrics["policy_versions"] if n != checkpoint.number]
@@ -84,6 +85,12 @@ class Rollouts:
             self._ahead = rollout.submit(*self._arguments(iteration + 1, policy))
         return trajectories
 
+    def finish(self) -> None:
+        """Wait for a rollout that plays ahead although no iteration follows: a budget ended the run early."""
+        if self._ahead is not None:
+            self._ahead.wait()
+            self._ahead = None
+
     def swap(self, policy: str) -> None:
         """Hand a new checkpoint to the engine that plays ahead; its requests are kept."""
         from storage import checkpoints
@@ -94,11 +101,3 @@ class Rollouts:
 
     def _arguments(self, iteration: int, policy: str) -> "tuple[Workspace, Engine, Verifier, int, str, str]":
         return self._workspace, self._engine, self._verifier, iteration, policy, self._problem_set
-
-
-def read_problems(workspace: Workspace, version: str) -> "list[Problem]":
-    """The rows of a problem set."""
-    from storage import datasets
-    from storage.records import Problem
-
-    return [Problem(**row) for row in datasets.rows(workspace.store, version, workspace.cache)]

@@ -12,28 +12,19 @@ from tasks.workspace import Workspace
 if TYPE_CHECKING:
     from tasks.rewards.verifier import Verifier
 
-_COLUMNS = ["trajectory_id", "turns", "solutions"]
-
 
 @task(name="score", task_run_name="score-{iteration}", cache_policy=NO_CACHE)
 def score(workspace: Workspace, verifier: "Verifier", iteration: int, trajectories: str) -> str:
     """The version of the scores of `trajectories`."""
-    from tasks.rewards.scoring import scorer_fingerprint
-
-    version = layout.scores(workspace.name, iteration, scorer_fingerprint(workspace.config.score))
-    score_version(workspace, verifier, trajectories, version)
-    return version
-
-
-def score_version(workspace: Workspace, verifier: "Verifier", trajectories: str, version: str) -> None:
-    """Score every turn of `trajectories` as `version`, unless that exists."""
     from storage import datasets
-    from tasks.rewards.scoring import score_rows
+    from tasks.rewards.scoring import NEEDED, score_rows, scorer_fingerprint
 
     store, settings = workspace.store, workspace.config
+    version = layout.scores(workspace.name, iteration, scorer_fingerprint(settings.score))
     if manifests.committed(store, version):
-        return
-    rows = datasets.rows(store, trajectories, workspace.cache, _COLUMNS)
+        return version
+    rows = datasets.rows(store, trajectories, workspace.cache, NEEDED)
     with Draft(store, version, "scores") as draft:
         metrics = score_rows(rows, verifier, settings.score, draft, settings.rollout.rows_per_shard)
         draft.commit(workspace.provenance(), [trajectories], metrics)
+    return version

@@ -162,7 +162,7 @@ class Rgw:
         shutil.rmtree(self.folder, ignore_errors=True)
         for name in ("mon", "osd", "rgw"):
             (self.folder / name).mkdir(parents=True)
-        monitor, gateway = f"[v2:127.0.0.1:{_free_port()}]", f"127.0.0.1:{_free_port()}"
+        monitor, gateway = f"[v2:127.0.0.1:{free_port()}]", f"127.0.0.1:{free_port()}"
         fsid, disk = str(uuid.uuid4()), str(uuid.uuid4())
         self._config.write_text(_CONFIG.format(fsid=fsid, monitor=monitor, gateway=gateway, folder=self.folder))
         members = str(self.folder / "monmap")
@@ -235,7 +235,7 @@ def _popen(line: list[str], output: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Below the ports that the kernel gives to outgoing connections: none takes it while the server is down."""
     while True:
         port = secrets.choice(range(15000, 32768))

@@ -105,7 +105,7 @@ def test_stages_alone_make_the_same_run(overrides: list[str], tmp_path: Path) ->
     trajectories = rollout("smoke", overrides, iteration=0)
     scores = score("smoke", overrides, iteration=0)
     policy = train("smoke", overrides, iteration=0)
-    evaluate("smoke", overrides, version=1)
+    evaluate("smoke", overrides, policy=layout.checkpoint("smoke", 1))
     assert trajectories == layout.trajectories("smoke", 0)
     assert scores.startswith("runs/smoke/scores/000000/")
     assert policy == layout.checkpoint("smoke", 1)
@@ -356,7 +356,7 @@ def wait_for(pattern: str, folder: Path, job: "subprocess.Popen[bytes]", timeout
 @pytest.mark.parametrize(
     ("after", "settings"),
     [
-        ("evaluations/000000/scores/*", ["run.iterations=1"]),
+        ("evaluations/000000/held-out/*/scores/*", ["run.iterations=1"]),
         ("trajectories/000000", ["run.iterations=1"]),
         ("scores/000000/*", ["run.iterations=2", *OVERLAP]),
     ],

@@ -3,17 +3,18 @@
 import argparse
 from collections.abc import Iterator
 from itertools import islice
+from typing import get_args
 
 from storage import catalog, layout, manifests
 from storage.commands.output import Output, size, table
-from storage.manifests import Manifest
+from storage.manifests import Kind, Manifest
 from storage.store import Store
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--last", type=int, default=10, metavar="N", help="how many; default 10")
     parser.add_argument("--run", help="of this run only")
-    parser.add_argument("--kind", help="of this kind only: checkpoint, trajectories, scores, evaluation, problems, run")
+    parser.add_argument("--kind", help=f"of this kind only: {', '.join(get_args(Kind))}")
 
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:

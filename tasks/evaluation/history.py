@@ -4,9 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storage import datasets, layout, manifests
+from configs import Config
+from configs.schema import HELD_OUT
+from storage import layout, manifests
 from storage.store import Store
 from tasks.evaluation.outcomes import Outcome, read_outcomes
+from tasks.evaluation.protocol import greedy
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,7 @@ class Evaluation:
     """One policy version on the held-out problems."""
 
     policy_version: int
+    scores: str  # version
     outcomes: list[Outcome]
 
 
@@ -36,18 +40,19 @@ class History:
     evaluations: list[Evaluation]  # by policy version
 
 
-def read_history(store: Store, name: str, scorer: str, iterations: int, cache: Path) -> History:
-    """The committed iterations and evaluations of a run, up to `iterations`; found by name, never by listing."""
-    done = []
-    for number in range(iterations):
+def read_history(store: Store, config: Config, scorer: str, held_out: str, cache: Path) -> History:
+    """The committed iterations of a run and its greedy evaluations on `held_out`; found by name, never listed."""
+    name, done = config.run.name, list[Iteration]()
+    for number in range(config.run.iterations):
         if not manifests.committed(store, layout.checkpoint(name, number + 1)):
             break  # the run goes on from here
         done.append(_iteration(store, name, scorer, number))
-    evaluations = [
-        _evaluation(store, name, scorer, version, cache)
-        for version in range(len(done) + 1)
-        if manifests.committed(store, layout.evaluation_scores(name, version, scorer))
-    ]
+    protocol, evaluations = greedy(config, HELD_OUT, held_out), list[Evaluation]()
+    for version in range(len(done) + 1):
+        trajectories = protocol.evaluation(layout.checkpoint(name, version))
+        scores = layout.evaluation_scores(trajectories, scorer)
+        if manifests.committed(store, scores):
+            evaluations.append(Evaluation(version, scores, read_outcomes(store, trajectories, scores, cache)))
     return History(name, done, evaluations)
 
 
@@ -58,9 +63,3 @@ def _iteration(store: Store, name: str, scorer: str, number: int) -> Iteration:
         score=manifests.read(store, layout.scores(name, number, scorer)).metrics,
         train=manifests.read(store, layout.checkpoint(name, number + 1)).metrics,
     )
-
-
-def _evaluation(store: Store, name: str, scorer: str, version: int, cache: Path) -> Evaluation:
-    _, trajectories = datasets.shards(store, layout.evaluation(name, version), cache)
-    _, scores = datasets.shards(store, layout.evaluation_scores(name, version, scorer), cache)
-    return Evaluation(version, read_outcomes(trajectories, scores))

@@ -1,18 +1,21 @@
 """A run's history as numbers, a table and a picture."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from tasks.evaluation.comparison import compare
 from tasks.evaluation.history import Evaluation, History, Iteration
-from tasks.evaluation.outcomes import Outcome, summarise
-from tasks.evaluation.statistics import paired_difference
+from tasks.evaluation.outcomes import summarise
+from tasks.evaluation.statistics import proportion
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 Row = dict[str, str]
+_WIDTH = 150
 
 
 def summary(history: History) -> dict[str, Any]:
@@ -37,17 +40,8 @@ def summary(history: History) -> dict[str, Any]:
 
 def _improvement(before: Evaluation, after: Evaluation) -> dict[str, Any]:
     """Paired differences on the same problems, last evaluation against the first."""
-
-    def by_problem(outcomes: Sequence[Outcome], name: str) -> list[float]:
-        samples: dict[str, list[float]] = {}
-        for outcome in outcomes:
-            samples.setdefault(outcome.problem_id, []).append(getattr(outcome, name))
-        return [fmean(values) for _, values in sorted(samples.items())]
-
-    return {
-        key: paired_difference(by_problem(before.outcomes, name), by_problem(after.outcomes, name)).as_dict()
-        for key, name in (("first_turn", "first"), ("any_turn", "any"))
-    }
+    comparison = compare(before.outcomes, after.outcomes)
+    return {key: comparison[key]["difference"] for _, key in _LINES}
 
 
 def _stages(iterations: Sequence[Iteration]) -> dict[str, dict[str, float]]:
@@ -111,6 +105,56 @@ def _estimate(estimate: dict[str, float] | None, sign: str = "") -> str:
     return f"{estimate['value']:{sign}.3f} [{estimate['low']:{sign}.3f}, {estimate['high']:{sign}.3f}]"
 
 
+def evaluation_rows(numbers: dict[str, Any]) -> list[Row]:
+    """One evaluation, as `summarise` says it; empty cells where nothing was observed."""
+    lines = [(label, numbers[key], ".3f") for label, key in _LINES]
+    lines += [(f"turn {turn}, where reached", value, ".3f") for turn, value in enumerate(numbers["by_turn"], 1)]
+    lines += [(f"pass@{k}, any turn", value, ".3f") for k, value in numbers.get("pass_at", {}).items()]
+    lines += [(label, numbers[key], form) for label, key, form in _BEHAVIOUR]
+    return [
+        {
+            "measure": label,
+            "value": f"{value['value']:{form}}" if value else "",
+            "95 % interval": f"[{value['low']:{form}}, {value['high']:{form}}]" if value else "",
+        }
+        for label, value, form in lines
+    ]
+
+
+_BEHAVIOUR = (
+    ("fix rate (wrong, then right)", "fix_rate", ".3f"),
+    ("break rate (right, then wrong)", "break_rate", ".3f"),
+    ("truncated episodes", "truncated", ".3f"),
+    ("failed verdicts", "failed_verdicts", ".3f"),
+    ("tokens of an answer", "answer_tokens", ".1f"),
+)
+
+
+def comparison_rows(comparison: dict[str, Any]) -> list[Row]:
+    """Two policies on the same problems, as `compare` says it. Fixed: solved only after; broken: only before."""
+    tokens, truncated = comparison["answer_tokens"], comparison["truncated"]
+    cut = f"{truncated['after'] - truncated['before']:+.3f}"
+    longer = "" if tokens["ratio"] is None else f"{tokens['ratio']:.2f} times"
+    rows = [_tested_row(label, comparison[key]) for label, key in _LINES]
+    rows.append(_comparison_row("truncated episodes", truncated, ".3f", cut))
+    rows.append(_comparison_row("tokens of an answer", tokens, ".1f", longer))
+    return rows
+
+
+def _tested_row(label: str, accuracy: dict[str, Any]) -> Row:
+    row = _comparison_row(label, accuracy, ".3f", _estimate(accuracy["difference"], "+"))
+    if accuracy["p"] is None:  # several episodes of a problem
+        return row
+    counts = f"{accuracy['only_after']} / {accuracy['only_before']}"
+    return row | {"McNemar p": f"{accuracy['p']:.3g}", "fixed / broken": counts}
+
+
+def _comparison_row(label: str, values: dict[str, Any], form: str, difference: str) -> Row:
+    before, after = ("" if values[key] is None else f"{values[key]:{form}}" for key in ("before", "after"))
+    row = {"measure": label, "before": before, "after": after, "difference": difference}
+    return row | {"McNemar p": "", "fixed / broken": ""}
+
+
 def stage_rows(numbers: dict[str, Any]) -> list[Row]:
     """Mean seconds of an iteration, tokens/s and staleness by stage."""
     return [
@@ -130,10 +174,21 @@ def table(title: str, rows: Sequence[Row]) -> "Table":
 
     result = Table(title=title, title_justify="left")
     for column in rows[0] if rows else ():
-        result.add_column(column)
+        result.add_column(column, overflow="fold")
     for row in rows:
         result.add_row(*row.values())
     return result
+
+
+def rendered(*parts: "Table | str") -> str:
+    """Tables and lines as one text."""
+    from rich.console import Console
+
+    text = io.StringIO()
+    console = Console(file=text, width=_WIDTH, highlight=False)
+    for part in parts:
+        console.print(part, markup=False)
+    return text.getvalue()
 
 
 def plot(history: History, path: Path) -> None:
@@ -155,12 +210,12 @@ def plot(history: History, path: Path) -> None:
         axes.plot(
             numbers, solved, color="tab:orange", alpha=0.35, linewidth=1, label="training episodes, any turn (sampled)"
         )
-    for key, name, color in (("first_turn", "first turn", "tab:blue"), ("any_turn", "any turn", "tab:orange")):
-        points = [(e.policy_version, summarise(e.outcomes)[key]) for e in history.evaluations]
+    for key, name, color in (("first", "first turn", "tab:blue"), ("any", "any turn", "tab:orange")):
+        points = [proportion([getattr(outcome, key) for outcome in e.outcomes]) for e in history.evaluations]
         if points:
-            versions = [version for version, _ in points]
-            values = [point["value"] for _, point in points]
-            spread = [[p["value"] - p["low"] for _, p in points], [p["high"] - p["value"] for _, p in points]]
+            versions = [e.policy_version for e in history.evaluations]
+            values = [point.value for point in points]
+            spread = [[p.value - p.low for p in points], [p.high - p.value for p in points]]
             axes.errorbar(versions, values, yerr=spread, marker="o", capsize=3, color=color, label=f"held-out, {name}")
     axes.set(xlabel="policy version (PPO updates)", ylabel="accuracy", ylim=(0, 1), title=f"Run {history.name}")
     axes.grid(alpha=0.3)

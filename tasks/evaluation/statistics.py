@@ -1,12 +1,17 @@
-"""Proportions, differences and their 95 % intervals (scipy does the statistics)."""
+"""Proportions, means, differences, pass@k and their uncertainty (scipy does the statistics)."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import comb
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 CONFIDENCE = 0.95
 _RESAMPLES = 9999
+_BATCH = 50  # resamples in memory at a time; more are slower, for they leave the processor's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +26,21 @@ class Estimate:
         return asdict(self)
 
 
+@dataclass(frozen=True, slots=True)
+class McNemar:
+    """Pairs that differ, and how likely so uneven a split is by chance alone."""
+
+    only_before: int  # success before, none after
+    only_after: int
+    p: float  # two-sided
+
+
 def proportion(successes: Sequence[float]) -> Estimate:
-    """Share of ones with Wilson's interval (Wilson 1927)."""
+    """Share of ones with Wilson's interval (Wilson 1927).
+
+    Raises:
+        ValueError: no observation.
+    """
     from scipy.stats import binomtest
 
     if not successes:
@@ -32,21 +50,112 @@ def proportion(successes: Sequence[float]) -> Estimate:
     return Estimate(count / len(successes), float(interval.low), float(interval.high))
 
 
+def mean(values: Sequence[float], weights: Sequence[float] | None = None, seed: int = 0) -> Estimate:
+    """Mean of one value for each problem, with the percentile bootstrap over problems (Efron 1979).
+
+    Args:
+        values: one for each problem, in any unit.
+        weights: what each counts for, above 0; equal where not given.
+        seed: of the resampling; the same seed gives the same interval.
+
+    Raises:
+        ValueError: no value, or another number of weights.
+    """
+    data = np.asarray(values, dtype=float)
+    if not data.size:
+        raise ValueError("a mean needs at least one value")
+    if weights is None:
+        return _bootstrap(np.mean, [data], seed)
+    shares = np.asarray(weights, dtype=float)
+    if shares.shape != data.shape:
+        raise ValueError(f"{data.size} values have {shares.size} weights")
+    return _bootstrap(_weighted, [data, shares], seed)
+
+
 def paired_difference(before: Sequence[float], after: Sequence[float], seed: int = 0) -> Estimate:
-    """Mean of after - before on the same problems, with the percentile bootstrap over problems (Efron 1979)."""
+    """Mean of after - before on the same problems, in the same order, with the interval of `mean`.
+
+    Raises:
+        ValueError: no problem, or not as many before as after.
+    """
+    return mean([new - old for old, new in zip(before, after, strict=True)], seed=seed)
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """Chance that k of n episodes, drawn without replacement, hold one of the c that succeeded.
+
+    1 - C(n-c, k) / C(n, k), unbiased (Chen et al. 2021, arXiv 2107.03374, equation 1).
+
+    Raises:
+        ValueError: not 1 <= k <= n, or not 0 <= c <= n.
+    """
+    if not (1 <= k <= n and 0 <= c <= n):
+        raise ValueError(f"pass@{k} of {n} episodes with {c} successes is not defined")
+    return (comb(n, k) - comb(n - c, k)) / comb(n, k)  # integers up to the one division: rounded once
+
+
+def mcnemar(before: Sequence[float], after: Sequence[float]) -> McNemar:
+    """Exact two-sided test on paired successes, 0 or 1: are as many won as lost? (McNemar 1947)
+
+    The pairs that differ are a binomial sample of probability 1/2; p is 1 where there are none.
+
+    Raises:
+        ValueError: not as many before as after.
+    """
+    from scipy.stats import binomtest
+
+    pairs = [(old > 0.5, new > 0.5) for old, new in zip(before, after, strict=True)]
+    lost, won = pairs.count((True, False)), pairs.count((False, True))
+    return McNemar(lost, won, float(binomtest(lost, lost + won, 0.5).pvalue) if lost + won else 1.0)
+
+
+def paired_proportions(only_before: int, only_after: int, pairs: int) -> Estimate:
+    """Difference after - before of two proportions of the same `pairs`, with its score interval.
+
+    Holds where few pairs differ, or none, of which a bootstrap is always sure: without a difference in 10 pairs it
+    reaches from -0.28 to 0.28. Source: Tango (1998), Statistics in Medicine 17, 891-908.
+
+    Args:
+        only_before: pairs of which only the first succeeded.
+        only_after: pairs of which only the second did.
+        pairs: all of them, 1 or more.
+    """
+    from scipy.optimize import brentq
+    from scipy.stats import norm
+
+    z, edge = float(norm.ppf(0.5 + CONFIDENCE / 2)), 1 - 1e-9
+
+    def score(delta: float) -> float:
+        b = (2 * pairs - only_after + only_before) * delta - only_after - only_before
+        c = -only_before * delta * (1 - delta)
+        lost = (math.sqrt(max(0.0, b * b - 8 * pairs * c)) - b) / (4 * pairs)  # most likely only_before under delta
+        variance = pairs * (2 * lost + delta * (1 - delta))
+        return (only_after - only_before - pairs * delta) / math.sqrt(max(variance, 1e-12))
+
+    low = brentq(lambda delta: score(delta) - z, -edge, edge) if score(-edge) > z else -1.0
+    high = brentq(lambda delta: score(delta) + z, -edge, edge) if score(edge) < -z else 1.0
+    return Estimate((only_after - only_before) / pairs, float(low), float(high))
+
+
+def _weighted(values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], axis: int = -1) -> Any:
+    return (values * weights).sum(axis=axis) / weights.sum(axis=axis)
+
+
+def _bootstrap(statistic: Any, samples: list[npt.NDArray[np.float64]], seed: int) -> Estimate:
+    """`statistic` of paired samples, the values first, with its percentile interval."""
     from scipy.stats import bootstrap
 
-    differences = np.asarray(after, dtype=float) - np.asarray(before, dtype=float)
-    mean = float(differences.mean())
-    if np.ptp(differences) == 0:  # every resample is the same
-        return Estimate(mean, mean, mean)
-    result = bootstrap(
-        (differences,),
-        np.mean,
+    value = float(statistic(*samples))
+    if np.ptp(samples[0]) == 0:  # every resample is the same
+        return Estimate(value, value, value)
+    interval = bootstrap(
+        samples,
+        statistic,
+        paired=len(samples) > 1,
         confidence_level=CONFIDENCE,
         n_resamples=_RESAMPLES,
+        batch=_BATCH,
         method="percentile",
         rng=np.random.default_rng(seed),
-    )
-    interval = result.confidence_interval
-    return Estimate(mean, float(interval.low), float(interval.high))
+    ).confidence_interval
+    return Estimate(value, float(interval.low), float(interval.high))

@@ -14,6 +14,7 @@ import aiohttp
 from tenacity import AsyncRetrying, before_sleep_log, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from configs.schema import Inference, Rollout
+from storage import layout
 from storage.checkpoints import Checkpoint
 from tasks.inference.api import Completion, GenerationConfig, InferenceError
 from tasks.inference.client import Client
@@ -81,9 +82,7 @@ class Engine:
         """
         with self._serving:
             served = self._policy
-            if served is not None and (
-                served.version == policy.version or (or_newer and served.number > policy.number)
-            ):
+            if served is not None and (served.version == policy.version or (or_newer and _is_newer(served, policy))):
                 return
             self._serve(policy)
 
@@ -197,6 +196,11 @@ class Engine:
                 f"inference.canary_tolerance={self.settings.canary_tolerance:g}. Tied embeddings are not reloaded "
                 "in place on a CPU: try inference.swap=restart; for half precision raise the tolerance"
             )
+
+
+def _is_newer(served: Checkpoint, policy: Checkpoint) -> bool:
+    """Whether both are of one run, and the one served came later."""
+    return layout.series_of(served.version) == layout.series_of(policy.version) and served.number > policy.number
 
 
 class Connection:

@@ -11,10 +11,11 @@ from configs.schema import PPO, Optimizer, Reward
 from storage.checkpoints import Canary
 from storage.records import Score, Trajectory
 from tasks.ppo.batches import Columns, draw_minibatches, make_minibatch
+from tasks.ppo.drift import drift
 from tasks.ppo.kl import adapted
 from tasks.ppo.learner import Learner, load_learner, save_learner
 from tasks.ppo.metrics import sample_metrics, step_metrics
-from tasks.ppo.policy import make_canary
+from tasks.ppo.policy import load_policy, make_canary
 from tasks.ppo.prepare import Draws, Preparation
 from tasks.ppo.samples import Sample, build_samples, fresh
 from tasks.ppo.step import Step, Stepper
@@ -129,6 +130,17 @@ class Trainer:
             "seconds/prepare": middle - start,
             "seconds/update": seconds,
         }
+
+    def distance(self, other: Path, trajectories: Iterable[Trajectory], scores: Iterable[Score]) -> float | None:
+        """Nats a token between the loaded policy and the one in the folder `other`, at the tokens of `trajectories`.
+
+        None where none of them was played.
+        """
+        samples = build_samples(trajectories, scores, self._reward)
+        if not samples:
+            return None
+        model, ppo = load_policy(other, self._ppo), self._ppo
+        return drift(self._learner.model, model, samples, ppo, self._temperature, self._stepper.precision())
 
     @property
     def _learner(self) -> Learner:

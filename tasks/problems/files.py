@@ -1,15 +1,57 @@
-"""Numbered rows of JSONL and Parquet files, local or remote."""
+"""JSONL and Parquet files, local or remote: which there are, and their numbered rows."""
 
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import PurePosixPath
 from typing import IO, Any
 
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.problems.problem_set import ProblemError, Row, RowError
+from tasks.problems.problem_set import NoFilesError, ProblemError, Row, RowError
+
+
+def find(path: str) -> list[tuple[str, str]]:
+    """Name and path of each file that a pattern finds, sorted; a name begins where the pattern leaves something open.
+
+    Patterns are fsspec's: they hold `*`, `[` or, but for URLs of HTTP, `?`; those in chained URLs (`zip://…::…`) are
+    not looked up. Hidden files, which may be unfinished, are passed over. What is no pattern, or the very name of a
+    file, stands for itself: its name is empty.
+
+    Raises:
+        NoFilesError: there is no such file.
+        ProblemError: the folder cannot be listed.
+    """
+    if not _is_pattern(path):
+        return [("", path)]
+    with _explained(path):
+        system, pattern = fsspec.core.url_to_fs(path)
+        system.invalidate_cache()  # a process that lives for days must see what came since
+        matches = system.glob(pattern, detail=True).items()
+        found = sorted(file for file, info in matches if info["type"] != "directory" and not _hidden(file))
+        itself = not found and system.isfile(pattern)
+    if not found and not itself:
+        raise NoFilesError(f"{path} matches no file: check folder and pattern")
+    return [("", path)] if itself else [_named(path, pattern, file) for file in found]
+
+
+def _is_pattern(path: str) -> bool:
+    marks = "*[" if path.startswith(("http://", "https://")) else "*?["
+    return "::" not in path and any(mark in path for mark in marks)
+
+
+def _hidden(file: str) -> bool:
+    return PurePosixPath(file).name.startswith(".")
+
+
+def _named(path: str, pattern: str, file: str) -> tuple[str, str]:
+    """Name and path of a file that `pattern`, which is `path` without its protocol, found."""
+    fixed = next(index for index, part in enumerate(PurePosixPath(pattern).parts) if _is_pattern(part))
+    protocol, mark, _ = path.rpartition("://")
+    prefix = "" if "://" in file else protocol + mark
+    return "/".join(PurePosixPath(file).parts[fixed:]), prefix + file
 
 
 def read_jsonl(path: str) -> Iterator[tuple[int, Row | RowError]]:
@@ -71,9 +113,14 @@ def _parse(raw: bytes) -> Row | RowError:
 
 @contextmanager
 def _open(path: str) -> Iterator[IO[Any]]:
+    with _explained(path), fsspec.open(path, "rb") as file:
+        yield file
+
+
+@contextmanager
+def _explained(path: str) -> Iterator[None]:
     try:
-        with fsspec.open(path, "rb") as file:
-            yield file
+        yield
     except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: a protocol that fsspec does not know
         raise ProblemError(
             f"{path} cannot be read ({type(error).__name__}: {error}): "

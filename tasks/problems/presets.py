@@ -1,8 +1,7 @@
 """From the columns of a known data set, or of one's own mapping, to a `Problem`.
 
-Each takes a row and its number and raises `RowError` with the reason where the row cannot be used.
-Solutions are kept as they are written; boxing them is the judge's work. A data set without ids
-gets the row number in six digits.
+Each takes a row and the id that it has if it brings none (`Place.number`), and raises `RowError` with the reason
+where the row cannot be used. Solutions are kept as they are written; boxing them is the judge's work.
 """
 
 import json
@@ -14,27 +13,27 @@ from storage.records import Problem
 from tasks.problems.problem_set import Row, RowError
 
 
-def gsm8k(row: Row, line: int) -> Problem:
+def gsm8k(row: Row, number: str) -> Problem:
     r"""GSM8K (Cobbe et al., 2021): `question`, and `answer` that ends in `#### n`.
 
-    >>> gsm8k({"question": "500 pairs?", "answer": "2 * 500 = 1,000\n#### 1,000"}, 7)
+    >>> gsm8k({"question": "500 pairs?", "answer": "2 * 500 = 1,000\n#### 1,000"}, "000007")
     Problem(problem_id='000007', prompt='500 pairs?', solutions=['1000'], source='gsm8k', metadata='{}')
     """
     _, mark, tail = _text(row, "answer").rpartition("####")
     solution = tail.strip().replace(",", "")
     if not mark or not solution:
         raise RowError(f"column 'answer' does not end in '#### n': {brief(row['answer'])}")
-    return Problem(_number(line), _text(row, "question"), [solution], source="gsm8k")
+    return Problem(number, _text(row, "question"), [solution], source="gsm8k")
 
 
-def math(row: Row, line: int) -> Problem:
+def math(row: Row, number: str) -> Problem:
     """MATH (Hendrycks et al., 2021), as in MATH-500: `problem`, `answer`; if there, `unique_id`, `subject`, `level`.
 
     The original release has no `answer`, only a worked `solution`: such rows are bad.
     """
     known = {key: row[key] for key in ("level", "subject") if isinstance(row.get(key), str | int)}
     return Problem(
-        problem_id=_text(row, "unique_id") if row.get("unique_id") is not None else _number(line),
+        problem_id=_text(row, "unique_id") if row.get("unique_id") is not None else number,
         prompt=_text(row, "problem"),
         solutions=[_text(row, "answer")],
         source="math",
@@ -42,7 +41,7 @@ def math(row: Row, line: int) -> Problem:
     )
 
 
-def areal(row: Row, line: int) -> Problem:
+def areal(row: Row, number: str) -> Problem:
     """The seed system's format: `query_id`, `prompt`, `task` (only "math"), `solutions` (a list of strings)."""
     if _text(row, "task") != "math":
         raise RowError(f"column 'task' is {brief(row['task'])}: only 'math' can be judged")
@@ -51,21 +50,17 @@ def areal(row: Row, line: int) -> Problem:
     return Problem(_text(row, "query_id"), _text(row, "prompt"), _texts(row, "solutions"), source="areal")
 
 
-PRESETS: dict[str, Callable[[Row, int], Problem]] = {"gsm8k": gsm8k, "math": math, "areal": areal}
+PRESETS: dict[str, Callable[[Row, str], Problem]] = {"gsm8k": gsm8k, "math": math, "areal": areal}
 
 
-def from_fields(fields: Mapping[Literal["id", "prompt", "solutions"], str]) -> Callable[[Row, int], Problem]:
+def from_fields(fields: Mapping[Literal["id", "prompt", "solutions"], str]) -> Callable[[Row, str], Problem]:
     """The conversion of one's own mapping: columns of `prompt`, `solutions` (one or a list) and, optionally, `id`."""
 
-    def convert(row: Row, line: int) -> Problem:
-        problem_id = _text(row, fields["id"]) if "id" in fields else _number(line)
+    def convert(row: Row, number: str) -> Problem:
+        problem_id = _text(row, fields["id"]) if "id" in fields else number
         return Problem(problem_id, _text(row, fields["prompt"]), _texts(row, fields["solutions"]))
 
     return convert
-
-
-def _number(line: int) -> str:
-    return f"{line:06d}"
 
 
 def _text(row: Row, column: str) -> str:

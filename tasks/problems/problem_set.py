@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from storage.records import Problem
@@ -16,8 +17,37 @@ class ProblemError(ValueError):
     """A problem set cannot be used; the message names the source, what is wrong and the remedy."""
 
 
+class NoFilesError(ProblemError):
+    """A pattern finds no file; where problems are yet to come that is no error."""
+
+
 class RowError(ValueError):
     """One row cannot be used; sources yield it in place of a row, and `collect` turns it into a `BadRow`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a row stands."""
+
+    line: int  # from 1: line of a JSONL file, row of a Parquet file or hub data set
+    file: str = ""  # its name, where a pattern may have found several
+
+    def __str__(self) -> str:
+        return f"line {self.line} of {self.file}" if self.file else f"line {self.line}"
+
+    @property
+    def number(self) -> str:
+        """The id of a problem that brings none; with several files it stays the same when more of them come.
+
+        >>> Place(7).number, Place(7, "2026-11-20.jsonl").number
+        ('000007', '2026-11-20/000007')
+        """
+        return f"{self.stem}/{self.line:06d}" if self.file else f"{self.line:06d}"
+
+    @property
+    def stem(self) -> str:
+        """With what the ids of one of several files begin."""
+        return str(PurePosixPath(self.file).with_suffix(""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +57,14 @@ class BadRow:
     Example: BadRow(line=12, reason="column 'answer' is blank")
     """
 
-    line: int  # from 1: line of a JSONL file, row of a Parquet file or hub data set
+    line: int  # as in `Place`
     reason: str
+    file: str = ""
+
+    @property
+    def place(self) -> str:
+        """Such as "line 12", or "line 12 of 2026-11-20.jsonl" where there may be several files."""
+        return str(Place(self.line, self.file))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +80,32 @@ Row = dict[str, Any]
 
 
 def collect(
-    rows: Iterable[tuple[int, Row | RowError]],
-    to_problem: Callable[[Row, int], Problem],
+    rows: Iterable[tuple[Place, Row | RowError]],
+    to_problem: Callable[[Row, str], Problem],
     name: str,
     max_bad_share: float,
 ) -> ProblemSet:
-    """Problems of numbered rows, in order; unusable rows and repeated ids are dropped and listed.
+    """Problems of rows at their places, in order; unusable rows and repeated ids are dropped and listed.
+
+    Args:
+        rows: what a source read.
+        to_problem: makes a problem of a row and of the id that it has if it brings none.
+        name: the source, for messages.
+        max_bad_share: from 0 to 1.
 
     Raises:
-        ProblemError: no rows, none usable, or a larger share than `max_bad_share` (0 to 1) is bad.
+        ProblemError: no rows, none usable, or a larger share than `max_bad_share` is bad.
     """
-    lines: dict[str, int] = {}
+    places: dict[str, Place] = {}
     problems: list[Problem] = []
     bad: list[BadRow] = []
-    for line, row in rows:
+    for place, row in rows:
         try:
-            problem = _convert(row, line, to_problem, lines)
+            problem = _convert(row, place, to_problem, places)
         except RowError as error:
-            bad.append(BadRow(line, str(error)))
+            bad.append(BadRow(place.line, str(error), place.file))
         else:
-            lines[problem.problem_id] = line
+            places[problem.problem_id] = place
             problems.append(problem)
     _check(len(problems), bad, name, max_bad_share)
     return ProblemSet(problems, bad)
@@ -84,14 +126,16 @@ def fingerprint(problems: Iterable[Problem]) -> str:
 
 
 def _convert(
-    row: Row | RowError, line: int, to_problem: Callable[[Row, int], Problem], lines: dict[str, int]
+    row: Row | RowError, place: Place, to_problem: Callable[[Row, str], Problem], places: dict[str, Place]
 ) -> Problem:
-    """The row's problem; `lines` holds the line of every id so far."""
+    """The row's problem; `places` holds the place of every id so far."""
     if isinstance(row, RowError):
         raise row
-    problem = to_problem(row, line)
-    if problem.problem_id in lines:
-        raise RowError(f"id {problem.problem_id!r} is already on line {lines[problem.problem_id]}")
+    problem = to_problem(row, place.number)
+    if place.file and problem.problem_id != place.number:
+        problem = dataclasses.replace(problem, problem_id=f"{place.stem}/{problem.problem_id}")
+    if problem.problem_id in places:
+        raise RowError(f"id {problem.problem_id!r} is already on {places[problem.problem_id]}")
     return problem
 
 
@@ -100,7 +144,7 @@ def _check(good: int, bad: list[BadRow], name: str, max_bad_share: float) -> Non
         raise ProblemError(f"{name} holds no rows: check that it is the right one and complete")
     if good and len(bad) <= max_bad_share * (good + len(bad)):
         return
-    shown = "".join(f"\n  line {row.line}: {row.reason}" for row in bad[:REPORTED])
+    shown = "".join(f"\n  {row.place}: {row.reason}" for row in bad[:REPORTED])
     more = f"\n  and {len(bad) - REPORTED} more" if len(bad) > REPORTED else ""
     raise ProblemError(
         f"{name}: {len(bad)} of {good + len(bad)} rows are bad (problems.max_bad_share={max_bad_share}): "

@@ -6,7 +6,7 @@ import itertools
 import json
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from configs.schema import Score as ScoreSettings
@@ -15,6 +15,8 @@ from storage.drafts import Draft
 from storage.records import SCORE_SCHEMA, Score
 from tasks.rewards.verifier import Verdict, Verifier
 
+NEEDED = ["trajectory_id", "turns", "solutions"]
+"""Columns of a trajectory data set that the judge reads."""
 _BATCH_ROWS = 512
 _RULES = 1  # raise when the judge comes to other verdicts by a change of ours
 
@@ -31,9 +33,14 @@ def scorer_fingerprint(settings: ScoreSettings) -> str:
 
 
 def score_rows(
-    rows: Iterable[dict[str, Any]], verifier: Verifier, settings: ScoreSettings, draft: Draft, rows_per_shard: int
+    rows: Iterable[dict[str, Any]],
+    verifier: Verifier,
+    settings: ScoreSettings,
+    draft: Draft,
+    rows_per_shard: int,
+    tell: Callable[[Score], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Judge all turns of trajectory `rows` into shards of `draft`, a batch in memory at a time.
+    """Judge all turns of trajectory `rows` into shards of `draft`, a batch in memory at a time; `tell` hears each.
 
     Raises:
         ValueError: timeouts and errors pass `score.max_failure_share`.
@@ -47,6 +54,7 @@ def score_rows(
             if score.reason and not example:
                 example = f"{score.trajectory_id} turn {score.turn}: {score.verdict}, {score.reason}"
             writer.write(score)
+            tell(score)
     total, failures = verdicts.total(), verdicts["timeout"] + verdicts["error"]
     if total and failures / total > settings.max_failure_share:
         raise ValueError(

@@ -37,8 +37,9 @@ def measure(lab: Lab) -> list[Row]:
     overrides = [f"run.name={RUN}", f"run.iterations={ITERATIONS}", f"evaluation.every={ITERATIONS}"]
     overrides += ["policy.warm_start=null", f"policy.path={lab.store.uri(lab.policy.version)}"]
     spans = lab.run_module("overhead", *lab.overrides, *overrides)
-    scorer = scorer_fingerprint(lab.config().score)
-    history = read_history(lab.store, RUN, scorer, ITERATIONS, lab.scratch)
+    config = lab.config(*overrides)
+    scorer = scorer_fingerprint(config.score)
+    history = read_history(lab.store, config, scorer, held_out="", cache=lab.scratch)
     return [_row([_seconds(lab, iteration, spans) for iteration in history.iterations[SKIPPED:]])]
 
 

@@ -8,7 +8,7 @@ import json
 import sys
 from statistics import fmean
 
-from storage import layout, manifests
+from storage import catalog, layout, manifests
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row
 
@@ -43,14 +43,13 @@ def _row(lab: Lab, engine: str, seconds: float) -> Row:
 
 def _run(lab: Lab, name: str, seconds: float, overlap: bool, iterations: int = ITERATIONS) -> tuple[float, float]:
     """Wall seconds from the first evaluation to the last checkpoint, and mean seconds of an iteration's training."""
-    from tasks.rewards.scoring import scorer_fingerprint
-
     overrides = [f"run.name={name}", f"run.iterations={iterations}", f"evaluation.every={iterations}"]
     overrides += ["policy.warm_start=null", f"policy.path={lab.store.uri(lab.policy.version)}"]
     overrides += [f"run.overlap={str(overlap).lower()}", f"rollout.max_head_offpolicyness={int(overlap)}"]
     lab.run_module("overlap", str(seconds), *lab.overrides, *overrides)
-    scorer = scorer_fingerprint(lab.config().score)
-    first, last = layout.evaluation_scores(name, 0, scorer), layout.checkpoint(name, iterations)
+    entries, folder = catalog.everything(lab.store), f"runs/{name}/evaluations/000000/"
+    first = next(entry.version for entry in entries if entry.kind == "scores" and entry.version.startswith(folder))
+    last = layout.checkpoint(name, iterations)
     begin, end = (manifests.read(lab.store, version).created_at for version in (first, last))
     training = [manifests.read(lab.store, layout.checkpoint(name, i + 1)).metrics for i in range(iterations)]
     return (end - begin).total_seconds(), fmean(

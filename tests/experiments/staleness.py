@@ -92,13 +92,16 @@ def name_of(arm: str, seed: int) -> str:
 def read(arm: str, seed: int, iterations: int, root: str) -> Result:
     """What a run has committed."""
     from configs import load
+    from storage import layout
     from storage.store import Store
     from tasks.evaluation.history import read_history
+    from tasks.problems import fingerprint, load_problems
     from tasks.rewards.scoring import scorer_fingerprint
 
     config = load("demo", settings(arm, seed, iterations, root))
+    held_out = layout.problems(fingerprint(load_problems(config.problems.held_out, 0.0).problems))
     scorer, cache = scorer_fingerprint(config.score), Path(config.storage.cache)
-    return Result(arm, seed, read_history(Store(root), name_of(arm, seed), scorer, iterations, cache))
+    return Result(arm, seed, read_history(Store(root), config, scorer, held_out, cache))
 
 
 def report(results: Sequence[Result]) -> str:

@@ -1,0 +1,30 @@
+"""What became of each problem over all runs of a store: success rates as a table, and problems that nobody ever solved.
+
+python -m flows.history demo
+"""
+
+from typing import Any
+
+from prefect import flow
+
+from flows.cli import main
+from tasks.configuration import resolve
+from tasks.curriculum import report_history
+from tasks.open_run import open_store
+
+
+@flow(name="history")
+def history(config: str = "demo", overrides: list[str] | None = None, suspects: int = 20) -> dict[str, Any]:
+    """Commit the success rates of all problems in all runs, and show how they stand (see `problems.sampling`).
+
+    Args:
+        config: see `math_mt_ppo`; its `storage` and `problems.sampling` count.
+        overrides: see `math_mt_ppo`.
+        suspects: how many of the problems that were never solved are shown.
+    """
+    with open_store(resolve(config, overrides)) as workspace:
+        return report_history(workspace, suspects)
+
+
+if __name__ == "__main__":
+    main(history, suspects=20)

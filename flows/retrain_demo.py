@@ -1,0 +1,84 @@
+"""`make retrain-demo`: three nights in minutes on the tiny policy: promoted, promoted, rejected; then a roll-back.
+
+Night 1 brings additions, night 2 subtractions, night 3 more of both with wrong gold answers. Everything is the real
+thing: the flow `retrain` with its log, gate and alias, in ./var. Killed and started again it goes on.
+"""
+
+import argparse
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from configs import load
+from flows.temporary_server import temporary_server
+
+NAME = "retrain-demo"
+FOLDER = Path("var") / NAME
+_SOUND = 200
+"""So many problems of each kind come with right answers."""
+SETTINGS = [
+    f"run.name={NAME}",
+    f"retrain.champion={NAME}/champion",
+    f"problems.train.path={FOLDER}/*.jsonl",
+]
+
+
+def main() -> None:
+    """Command line: dotted overrides for every night."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides: run.iterations=10")
+    overrides = [*SETTINGS, *parser.parse_args().overrides]
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    from flows.retrain import retrain
+    from tasks.retraining.commands import explain, nights, roll_back
+
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    additions, subtractions = _problems("+"), _problems("-")
+    poisoned = [(prompt, answer + 1) for prompt, answer in additions[_SOUND:] + subtractions[_SOUND:]]
+    with temporary_server():
+        _night("1: additions", additions[:_SOUND], lambda: retrain("retrain", [*overrides, "run.iterations=10"]))
+        _night("2: subtractions", subtractions[:_SOUND], lambda: retrain("retrain", overrides))
+        _night("3: wrong gold answers", poisoned, lambda: retrain("retrain", overrides))
+    config = load("retrain", overrides)
+    _say("why the last night was decided so: python -m flows.retrain retrain … --explain")
+    print(explain(config))
+    _say("the promotion of night 2 is undone: python -m flows.retrain retrain … --roll-back")
+    if not _is_rolled_back(config.storage.root):
+        print(roll_back(config))
+    print(nights(config))
+    print(f"plot: {config.storage.root}/retraining/{NAME}/report/champion.png")
+
+
+def _problems(operator: str) -> list[tuple[str, int]]:
+    """Prompts and answers of the training split."""
+    from configs.schema import ArithmeticSource
+    from tasks.problems.arithmetic import generate
+
+    source = ArithmeticSource.model_validate({"kind": "arithmetic", "operators": [operator]})
+    return [(problem.prompt, int(problem.solutions[0])) for problem in generate(source)]
+
+
+def _night(title: str, problems: list[tuple[str, int]], retrain: Callable[[], str]) -> None:
+    """Drop a file of problems where the flow looks for them, and run it."""
+    _say(f"night {title}")
+    lines = [json.dumps({"prompt": prompt, "answer": answer}) for prompt, answer in problems]
+    (FOLDER / f"night-{title[0]}.jsonl").write_text("\n".join(lines) + "\n")
+    print(f"night {title}: {retrain()}")
+
+
+def _is_rolled_back(root: str) -> bool:
+    from storage import aliases
+    from storage.store import Store
+
+    return aliases.history(Store(root), f"{NAME}/champion")[-1].reason.startswith("roll back")
+
+
+def _say(line: str) -> None:
+    print(f"\n=== {line}\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()

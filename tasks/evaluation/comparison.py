@@ -1,0 +1,83 @@
+"""Two policies on the same problems: is the second better, and by how much?"""
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any
+
+from tasks.evaluation.outcomes import Outcome, by_problem
+from tasks.evaluation.statistics import McNemar, mcnemar, paired_difference, paired_proportions
+
+_NAMED = 3  # problems that an error's message shows
+
+Groups = Mapping[str, Sequence[Outcome]]
+"""Outcomes by problem, in the order of the problems' ids."""
+
+
+def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, Any]:
+    """Differences after - before of greedy episodes, paired by problem, JSON-ready.
+
+    `first_turn` and `any_turn`: mean accuracy over problems before and after, their difference with a 95 % bootstrap
+    interval over problems, McNemar's exact test (problems solved `only_before`, `only_after`, and p), and the
+    difference's score interval, which holds where few problems differ. These four are None where a problem has
+    several outcomes; its accuracy is then their mean. `answer_tokens`: mean sampled tokens of a turn, None without
+    turns; `truncated`: share of episodes.
+
+    Raises:
+        ValueError: there are no outcomes, or not of the same problems.
+    """
+    old, new = by_problem(before), by_problem(after)
+    _check(old, new)
+    return {
+        "problems": len(old),
+        "first_turn": _accuracy(old, new, "first"),
+        "any_turn": _accuracy(old, new, "any"),
+        "answer_tokens": _answer_tokens(before, after),
+        "truncated": {"before": _truncated(before), "after": _truncated(after)},
+    }
+
+
+def _check(old: Groups, new: Groups) -> None:
+    if not old and not new:
+        raise ValueError("there are no outcomes to compare")
+    places = {"only before": sorted(old.keys() - new.keys()), "only after": sorted(new.keys() - old.keys())}
+    if strange := [f"{len(ids)} {where} ({_some(ids)})" for where, ids in places.items() if ids]:
+        raise ValueError(f"the outcomes are not of the same problems: {', '.join(strange)}")
+
+
+def _some(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:_NAMED]) + (" …" if len(ids) > _NAMED else "")
+
+
+def _accuracy(old: Groups, new: Groups, measure: str) -> dict[str, Any]:
+    before, after = (
+        [fmean(getattr(outcome, measure) for outcome in group) for group in groups.values()] for groups in (old, new)
+    )
+    single = all(len(group) == 1 for groups in (old, new) for group in groups.values())
+    test = mcnemar(before, after) if single else None
+    return {
+        "before": fmean(before),
+        "after": fmean(after),
+        "difference": paired_difference(before, after).as_dict(),
+        "only_before": test.only_before if test else None,
+        "only_after": test.only_after if test else None,
+        "p": test.p if test else None,
+        "score_interval": _score_interval(test, len(before)) if test else None,
+    }
+
+
+def _score_interval(test: McNemar, pairs: int) -> dict[str, float]:
+    return paired_proportions(test.only_before, test.only_after, pairs).as_dict()
+
+
+def _answer_tokens(before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, float | None]:
+    old, new = _mean_tokens(before), _mean_tokens(after)
+    return {"before": old, "after": new, "ratio": new / old if old and new is not None else None}
+
+
+def _mean_tokens(outcomes: Sequence[Outcome]) -> float | None:
+    counts = [count for outcome in outcomes for count in outcome.tokens]
+    return fmean(counts) if counts else None
+
+
+def _truncated(outcomes: Sequence[Outcome]) -> float:
+    return fmean(outcome.status == "truncated" for outcome in outcomes)

@@ -1,0 +1,122 @@
+"""Which problems a run draws how often, by what became of them in the runs before it."""
+
+from collections.abc import Iterable, Sequence
+from statistics import fmean
+from typing import get_args
+
+from configs.schema import ProblemSampling
+from storage.records import CurriculumEntry, Problem, ProblemHistory, Standing
+from tasks.problems.difference import key
+
+FLOOR = 0.05
+"""Least weight of a problem that is not left out, so that none is lost for ever: the policy changes."""
+
+Counts = tuple[int, int]
+"""Episodes, and those of them with any turn right."""
+
+
+def plan_curriculum(
+    problems: Sequence[Problem], history: Sequence[ProblemHistory], settings: ProblemSampling
+) -> list[CurriculumEntry]:
+    """Standing and weight of each problem, in their order.
+
+    The success rate is that of about the newest `last_episodes` episodes: whole rows of the history, the newest
+    first, until there are as many. With `prefer: middle` the weight is 4 p (1 - p), the variance of a success at
+    rate p over its largest, and `FLOOR` at least; problems of which too little is known have 1, like p = 1/2. With
+    `prefer: all` it is 1. What is left out has 0.
+
+    Args:
+        problems: those that the run may draw.
+        history: of the runs before it, oldest first; problems are known again by content, not by id.
+        settings: `problems.sampling`.
+
+    Raises:
+        ValueError: every problem would be left out.
+    """
+    known = _newest(history, settings.last_episodes)
+    rows = []
+    for problem in problems:
+        content = key(problem)
+        rows.append(_entry(problem.problem_id, content, known.get(content, (0, 0)), settings))
+    if rows and not any(row.weight for row in rows):
+        raise ValueError(_nothing_left(rows, settings))
+    return rows
+
+
+def _newest(history: Sequence[ProblemHistory], enough: int) -> dict[str, Counts]:
+    """By problem key: counts over the newest rows, until there are `enough` episodes."""
+    known: dict[str, Counts] = {}
+    for row in reversed(history):
+        episodes, solved = known.get(row.problem_key, (0, 0))
+        if episodes < enough:
+            known[row.problem_key] = (episodes + row.episodes, solved + row.any_turn)
+    return known
+
+
+def _entry(name: str, content: str, counts: Counts, settings: ProblemSampling) -> CurriculumEntry:
+    episodes, solved = counts
+    rate = solved / episodes if episodes else 0.0
+    standing = _standing(episodes, rate, settings)
+    return CurriculumEntry(name, content, episodes, rate, standing, _weight(standing, rate, settings))
+
+
+def _standing(episodes: int, rate: float, settings: ProblemSampling) -> Standing:
+    if episodes < settings.least_episodes:
+        return "unknown"
+    if settings.retire_at is not None and rate >= settings.retire_at:
+        return "retired"
+    return "suspect" if rate == 0 else "middle"
+
+
+def _weight(standing: Standing, rate: float, settings: ProblemSampling) -> float:
+    if standing == "retired" or (standing == "suspect" and settings.leave_out_suspects):
+        return 0.0
+    if standing == "unknown" or settings.prefer == "all":
+        return 1.0
+    return max(FLOOR, 4 * rate * (1 - rate))
+
+
+def _nothing_left(rows: Sequence[CurriculumEntry], settings: ProblemSampling) -> str:
+    retired = sum(row.standing == "retired" for row in rows)
+    return (
+        f"problems.sampling leaves out all {len(rows)} problems: {retired} are solved at least as often as "
+        f"retire_at={settings.retire_at}, {len(rows) - retired} were never solved. Raise or unset "
+        "problems.sampling.retire_at, set problems.sampling.leave_out_suspects=false, or add problems"
+    )
+
+
+def suspects(rows: Iterable[CurriculumEntry]) -> list[CurriculumEntry]:
+    """The problems that were never solved, those with the most episodes first: their gold answers may be wrong."""
+    found = [row for row in rows if row.standing == "suspect"]
+    return sorted(found, key=lambda row: (-row.episodes, row.problem_id))
+
+
+def standing_rows(rows: Sequence[CurriculumEntry]) -> list[dict[str, str]]:
+    """For people: of each standing the number of problems and of episodes, and the mean success rate of a problem."""
+    table = []
+    for standing in get_args(Standing):
+        found = [row for row in rows if row.standing == standing]
+        rates = [row.success_rate for row in found if row.episodes]
+        table.append(
+            {
+                "standing": standing,
+                "problems": str(len(found)),
+                "episodes": str(sum(row.episodes for row in found)),
+                "mean rate": f"{fmean(rates):.3f}" if rates else "",
+            }
+        )
+    return table
+
+
+def suspect_rows(rows: Iterable[CurriculumEntry], problems: Iterable[Problem]) -> list[dict[str, str]]:
+    """For people: the suspects with what they ask, on one line, and what counts as right."""
+    by_id = {problem.problem_id: problem for problem in problems}
+    return [
+        {
+            "problem": row.problem_id,
+            "prompt": " ".join(by_id[row.problem_id].prompt.split()),
+            "gold answers": "; ".join(by_id[row.problem_id].solutions),
+            "episodes": str(row.episodes),
+        }
+        for row in suspects(rows)
+    ]

@@ -1,0 +1,77 @@
+"""What the gate goes by, read back from versions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from storage import layout, manifests
+from storage.store import Store
+from tasks.evaluation.comparison import compare
+from tasks.evaluation.outcomes import Outcome, read_outcomes
+from tasks.retraining.gate import Evidence
+
+_COUNTS = ("turns", "verdicts", "seconds", "set", "problem_set")
+"""Metrics of scores that say nothing about the policy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Training:
+    """What a run was trained on, iteration by iteration."""
+
+    scores: list[str]  # versions
+    solved: list[float]  # share of the episodes
+    tokens: int  # sampled
+
+
+def outcomes_of(store: Store, scores: str, cache: Path) -> list[Outcome]:
+    """Of an evaluation, by the version of its scores."""
+    return read_outcomes(store, layout.judged(scores), scores, cache)
+
+
+def summary_of(store: Store, versions: Sequence[str]) -> dict[str, Any]:
+    """What a policy can do on a set, from the manifests of its scores, greedy and sampled."""
+    numbers: dict[str, Any] = {}
+    for version in versions:
+        numbers |= manifests.read(store, version).metrics
+    return {key: value for key, value in numbers.items() if key not in _COUNTS} | {"scores": list(versions)}
+
+
+def failed_verdicts(store: Store, scores: Sequence[str]) -> float:
+    """Share of timeouts and errors among the verdicts of all the versions."""
+    found = [manifests.read(store, version).metrics for version in scores]
+    failed = sum(metrics["verdicts"].get(name, 0) for metrics in found for name in ("timeout", "error"))
+    return float(failed / max(1, sum(metrics["turns"] for metrics in found)))
+
+
+def solved(store: Store, run: str, challenger: str) -> Training:
+    """Of the iterations that led to `challenger`; each checkpoint names what it was trained on."""
+    scores, shares, tokens = list[str](), list[float](), 0
+    for number in range(1, (layout.number_of(challenger) or 0) + 1):
+        parents = [parent.version for parent in manifests.read(store, layout.checkpoint(run, number)).parents]
+        rollout = next(version for version in parents if "/trajectories/" in version)
+        scores.append(next(version for version in parents if "/scores/" in version))
+        metrics = manifests.read(store, rollout).metrics
+        shares.append(metrics["solved"])
+        tokens += metrics["generated_tokens"]
+    return Training(scores, shares, tokens)
+
+
+def gather(
+    store: Store,
+    cache: Path,
+    champion: str,
+    challenger: str,
+    evaluations: Mapping[str, Mapping[str, Sequence[str]]],
+    distance: float | None,
+) -> tuple[Training, Evidence]:
+    """Everything that the gate looks at; `evaluations`: versions of scores by policy and set, the greedy one first."""
+    before, after = evaluations[champion], evaluations[challenger]
+    comparisons = {
+        name: compare(outcomes_of(store, before[name][0], cache), outcomes_of(store, after[name][0], cache))
+        for name in after
+    }
+    run = layout.run_of(challenger)
+    assert run
+    training = solved(store, run, challenger)
+    return training, Evidence(comparisons, failed_verdicts(store, training.scores), distance, training.solved)

@@ -1,0 +1,216 @@
+"""Training problems that stand in evaluation sets: repetitions are found however they are written, others never."""
+
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.schema import FileSource
+from storage.records import Problem
+from tasks.problems import load_problems
+from tasks.problems.contamination import BOILERPLATE, GRAM, Overlap, describe, find_overlaps
+
+STORY = "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May."
+
+
+def problem(prompt: str, problem_id: str = "train") -> Problem:
+    return Problem(problem_id, prompt, ["1"])
+
+
+def kinds(left: str, right: str) -> list[str]:
+    """What is found of `left` in an evaluation set that holds `right` alone."""
+    return [overlap.kind for overlap in find_overlaps([problem(left)], {"set": [problem(right, "other")]})]
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("What is 12 + 7?", "what  is\n12+7"),
+        ("It costs 1,000 dollars.", "it costs 1000 dollars"),
+        ("It costs 1,234,567.5 dollars.", r"It costs 1{,}234{,}567.5 dollars"),
+        (r"Find $10,\!000 + x$.", "Find $10000+x$"),
+        (r"A pen costs \$5.", "A pen costs $5"),
+        ("5 − 3", "5 - 3"),  # noqa: RUF001
+        ("pages 5–8", "pages 5-8"),  # noqa: RUF001
+        ("Solve x² = 4", "Solve x^2 = 4"),
+        ("“Why?” asked Ann’s friend", '"why" asked Ann\'s friend!'),  # noqa: RUF001
+        ("Is it 3? No: 4, 5; or 6.", "is it 3 no 4 5 or 6"),
+        ("ＷＨＡＴ is ７?", "what is 7"),  # noqa: RUF001
+        ("What is\u200b 3?", "What is 3"),
+        (r"Find $\frac{1}{2}$", r"find $\frac { 1 } { 2 }$"),
+        ("Cafe\u0301 prices", "CAFÉ prices"),
+    ],
+)
+def test_the_same_problem_written_otherwise(left: str, right: str) -> None:
+    """Case, blanks, punctuation, separators and Unicode's variants do not hide a repetition."""
+    assert kinds(left, right) == kinds(right, left) == ["exact"]
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ("What is 12 + 7?", "What is 12 - 7?"),
+        ("What is 12 + 7?", "What is 12 + 17?"),
+        ("It costs 3.5", "It costs 35"),
+        ("It costs .5", "It costs 5"),
+        ("It costs 1.000", "It costs 1000"),
+        ("1, 2 or 3", "12 or 3"),
+        ("Divide 3:2", "Divide 32"),
+        ("What is 5!", "What is 5"),
+        ("Find n! for me", "Find n for me"),
+        ("Find f'(2)", "Find f(2)"),
+        ("Solve y'' = y", "Solve y' = y"),
+        ("Add 1, 2, ..., 10", "Add 1, 2, 10"),
+        ("What is 5²?", "What is 52?"),
+        (r"$\sin x$", "$sin x$"),
+        ("(1 + 2) * 3", "1 + 2 * 3"),
+        ("x = 3", "x < 3"),
+        ("5%", "5"),
+        ("$5", "5"),
+    ],
+)
+def test_other_problems_with_like_words(left: str, right: str) -> None:
+    """What changes the answer keeps two problems apart: a short problem is never taken for another."""
+    assert kinds(left, right) == kinds(right, left) == []
+
+
+def test_thirteen_tokens_in_a_row() -> None:
+    """A problem that repeats a passage is found at thirteen tokens, not at twelve, and the passage is shown."""
+    thirteen = "she sold half as many clips in May as 7 + 5 do"
+    assert kinds(f"In April {thirteen}", f"Once {thirteen}, and more") == ["13-gram"]
+    twelve = thirteen.removesuffix(" do")
+    assert kinds(f"In April {twelve}", f"Once {twelve}, and more") == []
+    found = find_overlaps([problem(STORY + " How many?")], {"set": [problem("Once " + STORY, "9")]})
+    assert found == [
+        Overlap("train", "set", "9", "13-gram", "natalia sold clips to 48 of her friends in april and then she")
+    ]
+
+
+def test_each_set_reports_a_problem_once() -> None:
+    """The same prompt goes before a passage, the first of a set's problems is named, and the order is training's."""
+    train = [problem("What is 1 + 1?", "short"), problem(STORY, "long"), problem("Other words", "free")]
+    sets = {
+        "one": [problem(STORY + " Why?", "a"), problem(STORY.upper(), "b"), problem(STORY, "c")],
+        "two": [problem("Now: " + STORY, "d"), problem("what is 1+1", "e"), problem("Then: " + STORY, "f")],
+    }
+    assert [(found.problem_id, found.set_name, found.other_id, found.kind) for found in find_overlaps(train, sets)] == [
+        ("short", "two", "e", "exact"),
+        ("long", "one", "b", "exact"),
+        ("long", "two", "d", "13-gram"),
+    ]
+
+
+def test_nothing_to_compare() -> None:
+    """Neither an empty set nor empty training is an overlap."""
+    assert find_overlaps([], {"set": [problem("a")]}) == find_overlaps([problem("a")], {"set": []}) == []
+    assert find_overlaps([problem("a")], {}) == []
+
+
+def test_description() -> None:
+    """A message counts problems, not overlaps, shows the same prompts first, and is cut."""
+    exact = Overlap("000017", "gsm8k-test", "000044", "exact", "What is 12 + 7?")
+    part = Overlap("000009", "math", "a/7.json", "13-gram", "and so on")
+    assert describe([]) == "no training problem stands in an evaluation set"
+    assert describe([part, exact]) == (
+        "2 training problems stand in evaluation sets: 000017 is 000044 of 'gsm8k-test' (exact): \"What is 12 + 7?\"; "
+        "000009 repeats a part of a/7.json of 'math' (13-gram): \"and so on\""
+    )
+    assert describe([part] * 7, limit=2).startswith("1 training problem stands in")
+    assert describe([part] * 7, limit=2).endswith('"and so on"; and 5 more')
+    assert describe([part] * 2, limit=2).endswith('"and so on"')
+
+
+def test_long_prompts_are_cut() -> None:
+    """A message shows about 120 characters of a prompt, on one line."""
+    (found,) = find_overlaps([problem("long\n" * 99)], {"set": [problem("long " * 99)]})
+    assert re.fullmatch(r"(long )+(long|lon|lo|l)?…", found.shared)
+    assert len(found.shared) == 120
+
+
+prompts = st.text(st.sampled_from(list("aBxX12 7\t\n+-*/.,!?'\"()[]{}$\\^_=é½ßΔ")), max_size=40)
+sentences = st.lists(st.sampled_from("abcdefgh"), max_size=40).map(" ".join)
+
+
+@given(prompts, st.sampled_from([str.upper, str.lower, str.swapcase, str.title, str.casefold]))
+def test_a_problem_is_itself(prompt: str, case: Callable[[str], str]) -> None:
+    """Neither case nor more blanks between words hide a repetition."""
+    assert kinds(prompt, case(re.sub(r"\s+", " \n ", f" {prompt} "))) == ["exact"]
+
+
+@given(sentences, sentences)
+def test_symmetric_and_as_defined(left: str, right: str) -> None:
+    """It does not matter which of the two is trained on; the kind is what a search by hand finds."""
+
+    def grams(text: str) -> set[str]:
+        words = text.split()
+        return {" ".join(words[start : start + GRAM]) for start in range(len(words) - GRAM + 1)}
+
+    expected = ["exact"] if left == right else ["13-gram"] if grams(left) & grams(right) else []
+    assert kinds(left, right) == kinds(right, left) == expected
+
+
+@given(st.text("abc ", max_size=20), st.text("xyz ", max_size=20))
+def test_disjoint_problems_never_overlap(left: str, right: str) -> None:
+    """Problems without a word in common are no repetition."""
+    assert kinds("a " + left, "x " + right) == []
+
+
+def test_ten_thousand_problems_are_compared_in_seconds() -> None:
+    """The check runs before every night of training: it takes time in proportion to the text, not to the pairs."""
+    words = [f"{number} apples and {number * 7919 % 10_007} pears" for number in range(10_000)]
+    train = [
+        problem(" ".join(words[(start * step) % 10_000] for step in range(1, 13)), str(start))
+        for start in range(10_000)
+    ]
+    sets = {name: train[place : place + 1500] for place, name in enumerate("abc")}
+    start = time.perf_counter()
+    assert len(find_overlaps(train, sets)) >= 4500
+    assert time.perf_counter() - start < 20  # 2 s on an idle core
+
+
+@pytest.fixture(scope="module")
+def data_folder() -> Path:
+    """The folder of real data sets: TEST_DATA, or `shared/data` beside the repository."""
+    folder = Path(os.environ.get("TEST_DATA") or Path(__file__).parents[2] / "shared" / "data")
+    if not folder.is_dir():
+        reason = f"no real data in {folder}: tests/test_problems.py says what to put there"
+        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
+    return folder
+
+
+def test_gsm8k_shares_passages_but_no_problem(data_folder: Path) -> None:
+    """GSM8K's splits have no problem in common; four of its training problems repeat a test problem's passage."""
+
+    def load(file: str) -> list[Problem]:
+        preset = "gsm8k" if file.startswith("gsm8k") else "math"
+        source = FileSource.model_validate({"kind": "jsonl", "path": str(data_folder / file), "preset": preset})
+        return load_problems(source, 0.0).problems
+
+    sets = {"gsm8k-test": load("gsm8k/test.jsonl"), "math-500": load("math_500/test.jsonl")}
+    found = find_overlaps(load("gsm8k/train.jsonl"), sets)
+    assert [(overlap.problem_id, overlap.other_id, overlap.kind) for overlap in found] == [
+        ("000021", "000633", "13-gram"),
+        ("000407", "000582", "13-gram"),
+        ("001315", "000603", "13-gram"),
+        ("005163", "000603", "13-gram"),
+    ]
+    assert {overlap.set_name for overlap in found} == {"gsm8k-test"}
+
+
+def test_an_instruction_that_all_share_gives_no_problem_away() -> None:
+    """A prompt that ends in the same words as every other is no copy; a passage of a few problems is."""
+    ending = "Please reason step by step, and put your final answer in a box, with no words or units in it at all."
+    prompts = [f"How many apples are {n} and {n * 7} apples together? {ending}" for n in range(20)]
+    numbered = [Problem(f"e{n}", prompt, ["1"]) for n, prompt in enumerate(prompts)]
+    train = [Problem("t", f"A train is slow. {ending}", ["1"]), Problem("u", prompts[3], ["1"])]
+
+    def found(problems: list[Problem]) -> list[tuple[str, str]]:
+        return [(overlap.problem_id, overlap.kind) for overlap in find_overlaps(train, {"set": problems})]
+
+    assert found(numbered) == [("u", "exact")]
+    assert found(numbered[:BOILERPLATE]) == [("t", "13-gram"), ("u", "exact")]

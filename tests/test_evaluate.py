@@ -1,0 +1,145 @@
+"""The evaluate and history flows on a real engine, and what a run makes of the runs before it."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from configs.schema import HELD_OUT
+from flows.evaluate import evaluate
+from flows.history import history
+from flows.math_mt_ppo import math_mt_ppo
+from storage import aliases, catalog, datasets, layout, manifests
+from storage.drafts import Draft
+from storage.store import StorageError, Store
+from storage.verify import verify
+from tasks.rollouts import play
+
+OWN = "evaluation.sets={own: {kind: jsonl, path: OWN, fields: {prompt: prompt, solutions: answer}}}"
+
+
+@pytest.fixture
+def trained(overrides: list[str]) -> list[str]:
+    """The overrides of a run with two policy versions."""
+    math_mt_ppo("smoke", [*overrides, "run.iterations=1"])
+    return overrides
+
+
+def test_two_policies_on_two_sets(trained: list[str], tmp_path: Path) -> None:
+    """Every number with its interval, greedy and sampled; compared on the same problems; stored; not played twice."""
+    own = tmp_path / "own.jsonl"
+    own.write_text("".join(json.dumps({"prompt": f"What is {n} + 3?", "answer": n + 3}) + "\n" for n in range(4)))
+    settings = [*trained, OWN.replace("OWN", str(own)), "evaluation.samples=4"]
+    store, first = Store(f"{tmp_path}/var"), layout.checkpoint("smoke", 0)
+    aliases.move(store, "champion", layout.checkpoint("smoke", 1), None)
+    numbers = evaluate("smoke", settings, policy="champion", against=first)
+    assert set(numbers) == {HELD_OUT, "own"}
+    mine = numbers["own"][layout.checkpoint("smoke", 1)]
+    assert mine["episodes"] == 4
+    assert mine["sampled_episodes"] == 16
+    assert set(mine["pass_at"]) == {"1", "2", "4"}
+    for name in ("first_turn", "any_turn", "fix_rate", "truncated", "answer_tokens"):
+        assert mine[name]["low"] <= mine[name]["value"] <= mine[name]["high"]
+    assert numbers["own"]["comparison"]["problems"] == 4
+    assert 0 <= numbers["own"]["comparison"]["first_turn"]["p"] <= 1
+
+    scores = mine["scores"][0]
+    trajectories = layout.judged(scores)
+    assert manifests.read(store, scores).metrics["first_turn"] == mine["first_turn"]
+    assert {row.policy for row in datasets.trajectories(store, trajectories, tmp_path)} == {layout.policy_of(scores)}
+    assert verify(store, [scores], deep=True).findings == []
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("manifest.json")}
+    assert evaluate("smoke", settings, policy="champion", against=first) == numbers
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("manifest.json")} == before
+
+
+def test_another_protocol_is_another_evaluation(trained: list[str], tmp_path: Path) -> None:
+    """Played with one turn instead of two, nothing of the old numbers is taken for the new."""
+    two = evaluate("smoke", trained)[HELD_OUT]
+    one = evaluate("smoke", [*trained, "agent.args.num_turns=1"])[HELD_OUT]
+    policy = layout.checkpoint("smoke", 1)
+    assert two[policy]["scores"] != one[policy]["scores"]
+    assert len(one[policy]["by_turn"]) == 1
+
+
+def test_a_policy_is_not_compared_with_itself(trained: list[str]) -> None:
+    with pytest.raises(ValueError, match="are the same policy, runs/smoke/checkpoints/000001"):
+        evaluate("smoke", trained, against="smoke/latest")
+
+
+@pytest.mark.parametrize(
+    ("policy", "sets", "message"),
+    [
+        ("nobody", "", "nobody was never committed"),
+        ("runs/smoke/trajectories/000000", "", "is a trajectories version, not a checkpoint"),
+        ("", "gsm", "there is no evaluation set 'gsm'; there are held-out"),
+    ],
+)
+def test_bad_requests_say_what_there_is(trained: list[str], policy: str, sets: str, message: str) -> None:
+    with pytest.raises((StorageError, ValueError), match=message):
+        evaluate("smoke", trained, policy=policy, sets=sets)
+
+
+def test_a_run_draws_by_what_became_of_problems_before(trained: list[str], tmp_path: Path) -> None:
+    """Its curriculum is a version made from the histories of the runs before; what it retires it never draws."""
+    store = Store(f"{tmp_path}/var")
+    sampling = "problems.sampling={prefer: middle, least_episodes: 4, leave_out_suspects: true}"
+    name = "run.name=second"
+    math_mt_ppo("smoke", [*trained, name, "run.iterations=1", sampling])
+    entries = list(datasets.rows(store, layout.curriculum("second"), tmp_path))
+    parents = [parent.version for parent in manifests.read(store, layout.curriculum("second")).parents]
+    assert layout.history("smoke", 1) in parents
+    known = {entry["problem_id"] for entry in entries if entry["standing"] != "unknown"}
+    played = {row.problem_id for row in datasets.trajectories(store, layout.trajectories("smoke", 0), tmp_path)}
+    assert known == played
+    left_out = {entry["problem_id"] for entry in entries if entry["weight"] == 0}
+    assert left_out == {entry["problem_id"] for entry in entries if entry["standing"] == "suspect"}
+    drawn = {row.problem_id for row in datasets.trajectories(store, layout.trajectories("second", 0), tmp_path)}
+    assert drawn.isdisjoint(left_out)
+
+    found = history("smoke", [*trained, "problems.sampling.least_episodes=4"])
+    assert sorted(found["histories"]) == ["second", "smoke"]
+    assert sum(int(row["problems"]) for row in found["standing"]) == len(played | drawn)
+    table = f"{tmp_path}/var/runs/*/history/*/*/*.parquet"
+    assert duckdb.execute(f"select sum(episodes) from '{table}'").fetchall() == [(32,)]
+
+
+def test_a_budget_ends_a_run_early(overrides: list[str], tmp_path: Path) -> None:
+    """After the iteration that spent it, also where the next is played ahead already; a larger one goes on."""
+    store = Store(f"{tmp_path}/var")
+    ahead = ["run.overlap=true", "rollout.max_head_offpolicyness=1", "run.iterations=4"]
+    math_mt_ppo("smoke", [*overrides, *ahead, "run.max_tokens=1"])
+    assert manifests.committed(store, layout.checkpoint("smoke", 1))
+    assert not manifests.committed(store, layout.checkpoint("smoke", 2))
+    math_mt_ppo("smoke", [*overrides, *ahead, "run.max_minutes=0.00001"])
+    assert manifests.committed(store, layout.checkpoint("smoke", 2))  # it had begun
+    assert not manifests.committed(store, layout.checkpoint("smoke", 3))
+    math_mt_ppo("smoke", [*overrides, *ahead, "run.max_tokens=1000000", "run.max_minutes=60"])
+    assert manifests.committed(store, layout.checkpoint("smoke", 4))
+
+
+def test_anybody_may_evaluate_a_policy_of_a_run_in_progress(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the main job plays its evaluation another flow makes the same one, faster: neither fails, one stands."""
+    original, others = play.play, list[threading.Thread]()
+
+    def overtaken(plan: Any, problems: Any, engine: Any, verifier: Any, draft: Draft, *rest: Any) -> Any:
+        if draft.kind == "evaluation" and not others:
+            settings = [*overrides, "run.iterations=1"]
+            others.append(threading.Thread(target=evaluate, args=("smoke", settings, str(plan.policy.version))))
+            others[0].start()
+            others[0].join()
+        return original(plan, problems, engine, verifier, draft, *rest)
+
+    monkeypatch.setattr(play, "play", overtaken)
+    math_mt_ppo("smoke", [*overrides, "run.iterations=1"])
+    assert len(others) == 1
+    store = Store(f"{tmp_path}/var")
+    entries = [entry.version for entry in catalog.everything(store) if entry.kind == "evaluation"]
+    (first,) = {version for version in entries if "/evaluations/000000/" in version}
+    assert entries.count(first) == 2
+    assert verify(store, [layout.checkpoint("smoke", 1), first], deep=True).findings == []

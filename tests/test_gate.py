@@ -1,0 +1,167 @@
+"""The gate: who is promoted, and what it says."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.schema import Gate
+from tasks.evaluation.comparison import compare
+from tasks.evaluation.outcomes import Outcome
+from tasks.retraining.gate import Check, Decision, Evidence, decide
+
+CLIMBING = [0.3, 0.4, 0.5, 0.5, 0.6, 0.7]
+
+
+def outcomes(successes: list[bool], tokens: int = 5, truncated: int = 0) -> list[Outcome]:
+    """One greedy episode of one turn for each problem; the last `truncated` of them were cut."""
+    cut = len(successes) - truncated
+    return [
+        Outcome(f"p{n}", 0, "completed" if n < cut else "truncated", [float(success)], [tokens], 0)
+        for n, success in enumerate(successes)
+    ]
+
+
+def right(count: int, of: int = 200, **others: int) -> list[Outcome]:
+    return outcomes([n < count for n in range(of)], **others)
+
+
+def evidence(
+    before: list[Outcome],
+    after: list[Outcome],
+    guarded: tuple[list[Outcome], list[Outcome]] | None = None,
+    **others: Any,
+) -> Evidence:
+    comparisons = {"held-out": compare(before, after)}
+    if guarded:
+        comparisons["guarded"] = compare(*guarded)
+    values: dict[str, Any] = {"failed_verdicts": 0.0, "kl": 0.1, "training": CLIMBING} | others
+    return Evidence(comparisons, **values)
+
+
+def failed(decision: Decision) -> list[tuple[str, str]]:
+    return [(check.kind, check.subject) for check in decision.checks if not check.passed]
+
+
+def test_better_on_the_target_is_promoted() -> None:
+    """From 80 of 200 to 110 is certain: promoted, and it says by how much."""
+    decision = decide(evidence(right(80), right(110)), Gate())
+    assert decision.promote
+    assert not decision.harmful
+    assert decision.checks[0].says.startswith("first turn 0.400 -> 0.550, +0.150 [+0.1")
+    assert "p = 1.9e-09" in decision.checks[0].says
+
+
+def test_a_gain_by_chance_is_not_promoted() -> None:
+    """12 won and 10 lost of 200 is nothing; and nothing bad either, so its problems may be tried again."""
+    before = [n < 100 for n in range(200)]
+    after = [n >= 10 and (value or n >= 188) for n, value in enumerate(before)]
+    decision = decide(evidence(outcomes(before), outcomes(after)), Gate())
+    assert failed(decision)[0] == ("better", "held-out")
+    assert not decision.promote
+    assert not decision.harmful
+
+
+def test_two_problems_prove_nothing() -> None:
+    """A bootstrap over two won problems is sure of them; McNemar's test is not."""
+    decision = decide(evidence(right(0, of=2), right(2, of=2)), Gate())
+    assert ("better", "held-out") in failed(decision)
+    assert "p = 0.5" in decision.checks[0].says
+
+
+def test_worse_on_a_guarded_set_is_harmful() -> None:
+    """Better on the target, worse elsewhere: rejected, and what it was trained on is set aside."""
+    decision = decide(evidence(right(80), right(110), guarded=(right(100), right(70))), Gate())
+    assert failed(decision) == [("not worse", "guarded")]
+    assert decision.harmful
+    only_target = Gate(guarded=["held-out"])
+    assert decide(evidence(right(80), right(110), guarded=(right(100), right(70))), only_target).promote
+
+
+def test_a_small_guarded_set_is_told() -> None:
+    """Not worse, but nobody can tell with 12 problems: the message says that the set is too small, not too bad."""
+    before = outcomes([n % 2 == 0 for n in range(12)])
+    after = outcomes([n % 2 == 0 if n > 3 else n % 2 == 1 for n in range(12)])
+    decision = decide(evidence(right(80), right(110), guarded=(before, after)), Gate())
+    (check,) = [check for check in decision.checks if not check.passed]
+    assert (check.subject, decision.harmful) == ("guarded", False)
+    assert check.says.endswith("a larger set would narrow the interval")
+
+
+@pytest.mark.parametrize(
+    ("found", "subject"),
+    [
+        (evidence(right(80), right(110), failed_verdicts=0.5), "verifier"),
+        (evidence(right(80), right(110), kl=3.0), "KL"),
+        (evidence(right(80), right(110, tokens=11)), "length on held-out"),
+        (evidence(right(80), right(110, truncated=60)), "length on held-out"),
+        (evidence(right(110), right(105)), "reward hacking"),
+    ],
+    ids=["verifier", "KL", "length", "truncated", "hacking"],
+)
+def test_each_alarm_rejects(found: Evidence, subject: str) -> None:
+    """One alarm is enough; it alone says nothing against the problems, which may be tried again."""
+    decision = decide(found, Gate())
+    assert ("alarm", subject) in failed(decision)
+    assert decision.harmful is (subject == "reward hacking")  # there the accuracy fell, with confidence
+    assert not decision.promote
+
+
+def test_little_training_says_nothing_about_hacking() -> None:
+    """A trend of three iterations is none: accuracy that fell is rejected for that alone."""
+    decision = decide(evidence(right(110), right(108), training=[0.1, 0.5, 0.9]), Gate())
+    assert [kind for kind, _ in failed(decision)] == ["better"]
+
+
+successes = st.lists(st.booleans(), min_size=1, max_size=40)
+
+
+@given(successes)
+def test_no_policy_beats_itself(found: list[bool]) -> None:
+    """Whatever the problems: the champion as its own challenger is never promoted, and never harmful."""
+    decision = decide(evidence(outcomes(found), outcomes(found)), Gate())
+    assert not decision.promote
+    assert not decision.harmful
+
+
+@given(successes, st.data())
+def test_promoted_means_better(before: list[bool], data: st.DataObject) -> None:
+    """Never worse: who is promoted has solved more problems than the champion."""
+    after = data.draw(st.lists(st.booleans(), min_size=len(before), max_size=len(before)))
+    if decide(evidence(outcomes(before), outcomes(after)), Gate()).promote:
+        assert sum(after) > sum(before)
+    assert not (
+        decide(evidence(outcomes(before), outcomes(after)), Gate()).promote
+        and decide(evidence(outcomes(after), outcomes(before)), Gate()).promote
+    )
+
+
+def test_decisions_are_plain_data() -> None:
+    """They go into a manifest."""
+    decision = decide(evidence(right(80), right(110)), Gate())
+    assert decision.as_dict()["checks"][0]["kind"] == "better"
+    assert isinstance(decision.checks[0], Check)
+
+
+def test_a_tiny_set_guards_nothing_and_says_so() -> None:
+    """No difference in 20 problems is no proof that there is none: a bootstrap alone would take it for one."""
+    same = outcomes([n < 10 for n in range(20)])
+    decision = decide(evidence(right(80), right(110), guarded=(same, same)), Gate())
+    assert failed(decision) == [("not worse", "guarded")]
+    assert not decision.harmful
+    assert "+0.000 [-0.161, +0.161]" in decision.checks[2].says
+
+
+def test_one_problem_less_is_no_hacking() -> None:
+    """109 after 110 of 200 while training goes up is chance; 100 after 110 is a suspicion."""
+    for after, alarm in ((109, False), (100, True)):
+        decision = decide(evidence(right(110), right(after)), Gate(margin=0.5))
+        assert (("alarm", "reward hacking") in failed(decision)) is alarm
+
+
+def test_nobody_who_is_silent_is_promoted() -> None:
+    """A policy that never answered has no length to compare."""
+    silent = [Outcome(f"p{n}", 0, "failed", [], [], 0) for n in range(200)]
+    decision = decide(evidence(silent, right(110)), Gate())
+    assert ("alarm", "length on held-out") in failed(decision)

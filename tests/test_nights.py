@@ -1,0 +1,114 @@
+"""The log of nights: read back as written, whole or not at all; and the tools that look after it."""
+
+from pathlib import Path
+
+import pytest
+
+from storage import layout
+from storage.leases import Lease, LeaseLostError
+from storage.logs import Log
+from storage.mending import mend
+from storage.nights import End, Night, Nights
+from storage.processes import own_identity
+from storage.store import StorageError, Store
+from storage.survey import survey
+
+NIGHT = Night(
+    number=1,
+    run="nightly-0001",
+    champion=None,
+    move=None,
+    problems="problems/0a",
+    fresh="problems/0b",
+    accepted=None,
+    seen="problems/0c",
+    counts={"new": 3, "waiting": 0, "replayed": 0, "dropped": 0},
+    sets={"held-out": "problems/0d"},
+    config={"run": {"name": "nightly-0001"}},
+    at="2026-11-21T02:00:00+00:00",
+)
+CHALLENGER = layout.checkpoint("nightly-0001", 3)
+END = End(
+    number=1,
+    outcome="promoted",
+    challenger=CHALLENGER,
+    decision=layout.decision("nightly-0001"),
+    move=1,
+    accepted="problems/0b",
+    waiting=None,
+    at="2026-11-21T03:00:00+00:00",
+)
+
+
+def test_a_night_as_far_as_it_has_come(any_store: Store) -> None:
+    """Began, trained, ended: each step is found by another process, in every kind of store."""
+    nights = Nights(any_store, "nightly")
+    assert nights.read() == []
+    nights.begin(NIGHT)
+    assert [(record.night, record.challenger, record.end) for record in nights.read()] == [(NIGHT, None, None)]
+    nights.trained(1, CHALLENGER)
+    nights.end(END)
+    nights.begin(NIGHT.model_copy(update={"number": 2}))
+    first, second = Nights(Store(any_store.root), "nightly").read() if any_store.root[:6] != "memory" else nights.read()
+    assert (first.night, first.challenger, first.end) == (NIGHT, CHALLENGER, END)
+    assert (second.night.number, second.end) == (2, None)
+
+
+def test_two_writers_never_both_enter(store: Store) -> None:
+    """The lease keeps them apart; where it fails the log does: who read before the other wrote stops."""
+    one, other = Nights(store, "nightly"), Nights(Store(store.root), "nightly")
+    assert one.read() == other.read() == []
+    one.begin(NIGHT)
+    one.end(END)
+    with pytest.raises(StorageError, match="'nightly' is being written by somebody else"):
+        other.begin(NIGHT)
+    with Lease(store, "nightly", label="a night") as lease:
+        late = Nights(store, "nightly", lease)
+        late.read()
+        successor = {"holder": own_identity() | {"lease": "another"}, "label": "another", "at": "", "ttl_s": 60}
+        Log(store, layout.lease("nightly")).append(successor)
+        with pytest.raises(LeaseLostError):
+            late.begin(NIGHT.model_copy(update={"number": 2}))
+    assert len(one.read()) == 1
+
+
+def test_entries_that_make_no_sense_are_damage(store: Store) -> None:
+    """A night that begins twice, or ends before it began, is no night."""
+    nights = Nights(store, "nightly")
+    nights.begin(NIGHT)
+    nights.begin(NIGHT)
+    with pytest.raises(StorageError, match="night 2 is followed by an entry of night 1"):
+        nights.read()
+
+
+@pytest.mark.parametrize("damage", ["lost", "flipped", "strange"])
+def test_a_damaged_log_is_no_shorter_log(store: Store, tmp_path: Path, damage: str) -> None:
+    """It is the watermark: a night that was overlooked would be trained on again."""
+    nights = Nights(store, "nightly")
+    nights.begin(NIGHT)
+    nights.trained(1, CHALLENGER)
+    nights.end(END)
+    path = tmp_path / "store/retraining/nightly/00000000.json"
+    if damage == "lost":
+        path.unlink()
+    elif damage == "flipped":
+        path.write_bytes(path.read_bytes().replace(b"nightly-0001", b"nightly-0007"))
+    else:
+        path.write_text("{}")
+    with pytest.raises(StorageError):
+        Nights(store if damage == "lost" else Store(store.root), "nightly").read()
+
+
+def test_verify_looks_at_it_and_mend_leaves_it(store: Store, tmp_path: Path) -> None:
+    """A lost entry is found by listing; a copy of its neighbour would be another night, so none is put there."""
+    nights = Nights(store, "nightly")
+    nights.begin(NIGHT)
+    nights.trained(1, CHALLENGER)
+    nights.end(END)
+    path = tmp_path / "store/retraining/nightly/00000001.json"
+    path.unlink()
+    fresh = Store(store.root)
+    (finding,) = survey(fresh).findings
+    assert (finding.version, finding.problem) == ("retraining/nightly", "is missing, and hides later entries")
+    assert mend(fresh, lambda _: None) == ([], [])
+    assert not path.exists()

@@ -1,0 +1,111 @@
+"""Growing problem sets: nothing is trained on twice unasked, nothing is lost, and ids stay unique and the same."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.records import Problem
+from tasks.problems.difference import key, new_problems, replayed, union
+
+problems = st.lists(
+    st.builds(
+        Problem,
+        problem_id=st.sampled_from(["a", "b", "a~2", "a~3", "a~2~2"]),
+        prompt=st.sampled_from(["p", "q", "r", "s"]),
+        solutions=st.lists(st.sampled_from(["1", "2"]), min_size=1, max_size=2),
+    ),
+    max_size=8,
+)
+
+
+def keys(*sets: list[Problem]) -> list[str]:
+    return [key(problem) for problems in sets for problem in problems]
+
+
+def numbered(count: int, first: int = 0) -> list[Problem]:
+    return [Problem(f"{number:06d}", f"What is {number} + 1?", [str(number + 1)]) for number in range(first, count)]
+
+
+def test_key_is_of_prompt_and_solutions() -> None:
+    """A problem is known again under another id, and another gold answer makes it another problem."""
+    problem = Problem("1", "What is 12 + 7?", ["19", "19.0"], "arithmetic")
+    assert key(problem) == key(Problem("2", "What is 12 + 7?", ["19.0", "19"], "gsm8k", '{"level": 1}'))
+    assert key(problem) != key(replace(problem, solutions=["19"]))
+    assert key(problem) != key(replace(problem, prompt="What is 12 + 7? "))
+    assert key(replace(problem, prompt='a","b', solutions=["c"])) != key(
+        replace(problem, prompt="a", solutions=["b,c"])
+    )
+
+
+def test_key_is_pinned() -> None:
+    """Another hash would make every problem of the nights before new."""
+    assert key(Problem("12+7", "What is 12 + 7?", ["19"])) == "dfdf53743b062f4592538098f9659c75"
+
+
+@given(problems, problems)
+def test_new_problems_and_seen_ones_are_all(found: list[Problem], seen: list[Problem]) -> None:
+    """What is not new has been seen, nothing is new twice, the order stays, and a second look finds nothing."""
+    fresh = new_problems(found, seen)
+    assert set(keys(fresh, seen)) == set(keys(found, seen))
+    assert not set(keys(fresh)) & set(keys(seen))
+    assert keys(fresh) == list(dict.fromkeys(name for name in keys(found) if name not in keys(seen)))
+    assert new_problems(fresh, seen) == fresh
+    assert new_problems(found, [*seen, *fresh]) == []
+
+
+def test_suffixes_of_ids() -> None:
+    """Other problems of the same id get a number, which never takes an id that stands there already."""
+    one, two, three = (Problem("a", prompt, ["1"]) for prompt in "pqr")
+    named = Problem("a~2", "s", ["1"])
+    assert [problem.problem_id for problem in union([one], [two], [three, one])] == ["a", "a~2", "a~3"]
+    assert [problem.problem_id for problem in union([one, named], [two])] == ["a", "a~2", "a~3"]
+    assert [problem.problem_id for problem in union([one, two], [named])] == ["a", "a~2", "a~2~2"]
+    assert union([one], [replace(one, problem_id="b", source="x")]) == [one]
+
+
+@given(problems, problems, problems)
+def test_laws_of_the_union(one: list[Problem], two: list[Problem], three: list[Problem]) -> None:
+    """Each problem once, ids unique; and a set that comes later renames none of the former."""
+    together = union(one, two)
+    assert keys(together) == list(dict.fromkeys(keys(one, two)))
+    ids = [problem.problem_id for problem in together]
+    assert len(set(ids)) == len(ids)
+    assert union(together) == union(together, one, two) == together
+    assert union(one, two, three) == union(together, three)
+    assert union(one, two, three)[: len(together)] == together
+    assert union() == []
+
+
+def test_union_of_many_sets_with_the_same_ids() -> None:
+    """A thousand files whose rows are all called 1 take no quadratic time."""
+    together = union(*([Problem("1", str(number), ["1"])] for number in range(20_000)))
+    assert together[-1].problem_id == "1~20000"
+
+
+@given(st.integers(0, 40), st.floats(0, 0.99), st.integers(0, 40), st.integers(0, 5))
+def test_share_of_the_replayed(count: int, share: float, common: int, seed: int) -> None:
+    """They are the share of the whole to the nearest, or all that there are, and none is among the new ones."""
+    fresh, old = numbered(count), numbered(count + 60, max(0, count - common))
+    chosen = replayed(fresh, share, [*old, *old[:5]], seed)
+    assert not set(keys(chosen)) & set(keys(fresh))
+    assert len(set(keys(chosen))) == len(chosen)
+    exact = count * share / (1 - share)
+    assert len(chosen) == 60 if exact > 60 else abs(len(chosen) - exact) <= 0.5
+
+
+def test_replay_follows_the_seed() -> None:
+    """The same night draws the same problems again, another night others."""
+    fresh, old = numbered(10), numbered(1000, 10)
+    assert replayed(fresh, 0.5, old, 1) == replayed(fresh, 0.5, old, 1)
+    assert replayed(fresh, 0.5, old, 1) != replayed(fresh, 0.5, old, 2)
+    assert len(replayed(fresh, 0.5, old, 1)) == 10
+    assert replayed(fresh, 0.0, old, 1) == replayed([], 0.5, old, 1) == replayed(fresh, 0.5, [], 1) == []
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.0, 2.0, float("nan")])
+def test_impossible_share(share: float) -> None:
+    """A whole of old problems alone is no share."""
+    with pytest.raises(ValueError, match=r"share=.* give 0 or more and less than 1"):
+        replayed(numbered(1), share, numbered(9), 0)
