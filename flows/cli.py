@@ -1,6 +1,7 @@
 """The command line that all flows share: a configuration, dotted overrides, and the flow's own options."""
 
 import argparse
+import functools
 import inspect
 import logging
 import os
@@ -14,10 +15,10 @@ from configs import Config, ConfigError, available, to_yaml
 from flows.temporary_server import temporary_server
 
 Command = Callable[[Config], str]
-"""What a flow's command line can do instead of running the flow; returns what to print."""
+"""What a flow's command line does instead of running the flow; returns what to print."""
 
 
-def main(run: "Flow[..., Any]", commands: Mapping[str, Command] | None = None, **options: int | str) -> None:
+def main(run: "Flow[..., Any]", commands: Mapping[str, Callable[..., str]] | None = None, **options: int | str) -> None:
     """Parse `sys.argv` and run the flow, or one of its `commands`; `options` are parameters of it with their defaults.
 
     A configuration that cannot be used ends with status 2 and a message, before anything starts; a run that
@@ -39,13 +40,7 @@ def main(run: "Flow[..., Any]", commands: Mapping[str, Command] | None = None, *
     parser.set_defaults(command=None)
     instead = parser.add_mutually_exclusive_group()
     for name, command in (commands or {}).items():
-        instead.add_argument(
-            f"--{name}",
-            dest="command",
-            action="store_const",
-            const=command,
-            help=(command.__doc__ or "").split("\n")[0],
-        )
+        _add_command(instead, name, command)
     arguments = parser.parse_args()
     # Threads that spin while they wait make two busy processes on one machine ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -71,3 +66,17 @@ def main(run: "Flow[..., Any]", commands: Mapping[str, Command] | None = None, *
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from what is committed", file=sys.stderr)
         sys.exit(130)
+
+
+def _add_command(group: "argparse._MutuallyExclusiveGroup", name: str, command: Callable[..., str]) -> None:
+    """As an option; one that takes a number beside the configuration is named after what it numbers."""
+    about = (command.__doc__ or "").split("\n")[0]
+    _, *numbers = inspect.signature(command).parameters
+    if not numbers:
+        group.add_argument(f"--{name}", dest="command", action="store_const", const=command, help=about)
+        return
+
+    def numbered(text: str) -> Command:
+        return functools.partial(command, **{numbers[0]: int(text)})
+
+    group.add_argument(f"--{name}", dest="command", type=numbered, metavar=numbers[0].upper(), help=about)

@@ -1,7 +1,8 @@
 """`make retrain-demo`: three nights in minutes on the tiny policy: promoted, promoted, rejected; then a roll-back.
 
-Night 1 brings additions, night 2 subtractions, night 3 more of both with wrong gold answers. Everything is the real
-thing: the flow `retrain` with its log, gate and alias, in ./var. Killed and started again it goes on.
+Night 1 brings a few additions, night 2 more of them and subtractions, night 3 more of both with wrong gold answers.
+Everything is the real thing: the flow `retrain` with its log, gate and alias, in ./var. Killed and started again it
+goes on.
 """
 
 import argparse
@@ -16,8 +17,10 @@ from flows.temporary_server import temporary_server
 
 NAME = "retrain-demo"
 FOLDER = Path("var") / NAME
-_SOUND = 200
-"""So many problems of each kind come with right answers."""
+Problems = list[tuple[str, int]]
+"""Prompts and answers."""
+_FEW, _POISONED = 120, 100
+"""Additions of night 1; problems of each kind that come in night 3."""
 SETTINGS = [
     f"run.name={NAME}",
     f"retrain.champion={NAME}/champion",
@@ -36,24 +39,30 @@ def main() -> None:
     from tasks.retraining.commands import explain, nights, roll_back
 
     FOLDER.mkdir(parents=True, exist_ok=True)
-    additions, subtractions = _problems("+"), _problems("-")
-    poisoned = [(prompt, answer + 1) for prompt, answer in additions[_SOUND:] + subtractions[_SOUND:]]
+    few, more, poisoned = _problems()
     with temporary_server():
-        _night("1: additions", additions[:_SOUND], lambda: retrain("retrain", [*overrides, "run.iterations=10"]))
-        _night("2: subtractions", subtractions[:_SOUND], lambda: retrain("retrain", overrides))
+        _night("1: a few additions", few, lambda: retrain("retrain", [*overrides, "run.iterations=10"]))
+        _night("2: more, and subtractions", more, lambda: retrain("retrain", [*overrides, "run.iterations=90"]))
         _night("3: wrong gold answers", poisoned, lambda: retrain("retrain", overrides))
     config = load("retrain", overrides)
     _say("why the last night was decided so: python -m flows.retrain retrain … --explain")
     print(explain(config))
-    _say("the promotion of night 2 is undone: python -m flows.retrain retrain … --roll-back")
+    _say("the last promotion is undone: python -m flows.retrain retrain … --roll-back")
     if not _is_rolled_back(config.storage.root):
         print(roll_back(config))
     print(nights(config))
     print(f"plot: {config.storage.root}/retraining/{NAME}/report/champion.png")
 
 
-def _problems(operator: str) -> list[tuple[str, int]]:
-    """Prompts and answers of the training split."""
+def _problems() -> tuple[Problems, Problems, Problems]:
+    """What comes in each night, of the training split."""
+    additions, subtractions = _generated("+"), _generated("-")
+    held_back = additions[-_POISONED:] + subtractions[-_POISONED:]
+    poisoned = [(prompt, answer + 1) for prompt, answer in held_back]
+    return additions[:_FEW], additions[_FEW:-_POISONED] + subtractions[:-_POISONED], poisoned
+
+
+def _generated(operator: str) -> Problems:
     from configs.schema import ArithmeticSource
     from tasks.problems.arithmetic import generate
 
@@ -61,7 +70,7 @@ def _problems(operator: str) -> list[tuple[str, int]]:
     return [(problem.prompt, int(problem.solutions[0])) for problem in generate(source)]
 
 
-def _night(title: str, problems: list[tuple[str, int]], retrain: Callable[[], str]) -> None:
+def _night(title: str, problems: Problems, retrain: Callable[[], str]) -> None:
     """Drop a file of problems where the flow looks for them, and run it."""
     _say(f"night {title}")
     lines = [json.dumps({"prompt": prompt, "answer": answer}) for prompt, answer in problems]

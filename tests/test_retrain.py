@@ -1,6 +1,7 @@
 """Nights of retraining, end to end on a real engine: what is promoted, what is kept, and what a failure leaves."""
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from configs import Config, load
+from flows.cli import main
 from flows.retrain import retrain
 from storage import aliases, datasets, layout, manifests
 from storage.aliases import Move
@@ -182,7 +184,9 @@ def test_what_did_harm_is_set_aside(place: Place, monkeypatch: pytest.MonkeyPatc
     place.arrive("d", range(20, 24))
     assert place.night(*PROMOTE) == "promoted"
     assert place.records[-1].night.counts == {"new": 4, "waiting": 0, "replayed": 4, "dropped": 0}
-    assert retry(place.config()) == "the 12 problems of night 3 wait for the next night"
+    assert retry(place.config(), 3) == "the 12 problems of night 3 wait for the next night"
+    with pytest.raises(StorageError, match="has had 4 nights, but no night 9"):
+        retry(place.config(), 9)
     assert place.night(*PROMOTE) == "promoted"  # though nothing is new
     assert place.records[-1].night.counts == {"new": 0, "waiting": 12, "replayed": 12, "dropped": 0}
 
@@ -403,3 +407,16 @@ def test_a_clock_that_jumps(place: Place, monkeypatch: pytest.MonkeyPatch) -> No
     assert [event.label for event in read_timeline(place.store, place.config())] == ["first", "night 1", "night 2"]
     monkeypatch.undo()
     assert place.night(*PROMOTE) == "nothing new"
+
+
+def test_the_command_line(place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The commands take the place of a night; what cannot be done ends with status 1 and one line."""
+    commands: dict[str, Callable[..., str]] = {"explain": explain, "retry": retry}
+    monkeypatch.setattr(sys, "argv", ["retrain", "smoke", *place.overrides, "--explain"])
+    main(retrain, commands)
+    assert capsys.readouterr().out.startswith("retraining 'nightly' has had no night yet")
+    monkeypatch.setattr(sys, "argv", ["retrain", "smoke", *place.overrides, "--retry", "1"])
+    with pytest.raises(SystemExit) as ended:
+        main(retrain, commands)
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "error: retraining 'nightly' has had 0 nights, but no night 1\n"

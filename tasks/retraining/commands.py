@@ -55,22 +55,19 @@ def roll_back(config: Config) -> str:
     )
 
 
-def retry(config: Config) -> str:
-    """let the problems of the last night that was rejected or rolled back wait for the next one, though set aside"""
+def retry(config: Config, night: int) -> str:
+    """let the problems of a night that was rejected or rolled back wait for the next one, though they were set aside"""
     store, name = _store(config), config.run.name
     with Lease(store, name, config.run.lease_s, label="retry") as lease:
         log = Nights(store, name, lease)
-        records, champion = log.read(), aliases.current(store, config.retrain.champion)
-        if not records or records[-1].end is None:
-            return f"retraining {name!r} has no night that ended: nothing can be tried again"
-        aside = [each for each in records if each.end and champion and each.end.challenger != champion.version]
-        if not aside:
-            return "the champion is what the last night made: there is nothing to try again"
-        night = aside[-1].night
-        log.retry(night.fresh)
-    return (
-        f"the {night.counts['new'] + night.counts['waiting']} problems of night {night.number} wait for the next night"
-    )
+        records = log.read()
+        if not 1 <= night <= len(records):
+            raise StorageError(f"retraining {name!r} has had {len(records)} nights, but no night {night}")
+        if records[-1].end is None:
+            raise StorageError(f"night {records[-1].night.number} has not ended: let it, and ask again")
+        found = records[night - 1].night
+        log.retry(found.fresh)
+    return f"the {found.counts['new'] + found.counts['waiting']} problems of night {night} wait for the next night"
 
 
 def give_up(config: Config) -> str:
@@ -141,7 +138,7 @@ def _undone(store: Store, config: Config, present: Move) -> list[str]:
     better = next(check["says"] for check in decision["checks"] if check["kind"] == "better")
     return [
         f"it was promoted by night {number} for: {better}",
-        f"the problems of night {number} are set aside: python -m flows.retrain … --retry tries them again",
+        f"the problems of night {number} are set aside: python -m flows.retrain … --retry {number} tries them again",
     ]
 
 
