@@ -22,9 +22,9 @@ from tasks.evaluate import evaluate_sets
 from tasks.first_policy import first_policy
 from tasks.gate import crown_first, decide, measure_distance, promote
 from tasks.import_problems import import_problems
-from tasks.night import end_night, end_training, open_night, open_retraining
+from tasks.night import end_night, end_training, open_night
 from tasks.night_report import report_last, report_night, tell_nothing_new
-from tasks.open_run import open_run
+from tasks.open_run import hold, open_run
 from tasks.progress import iterations, newest_policy
 from tasks.resources import open_engine, open_trainer, open_verifier
 from tasks.retraining.commands import explain, give_up, nights, retry, roll_back
@@ -48,7 +48,7 @@ def retrain(config: str = "retrain", overrides: list[str] | None = None) -> str:
         config: see `math_mt_ppo`; `run.name` is the retraining's, `problems.train` where new problems appear.
         overrides: see `math_mt_ppo`.
     """
-    with open_retraining(resolve(config, overrides)) as retraining:  # by one flow run at a time
+    with hold(resolve(config, overrides)) as retraining:  # by one flow run at a time
         report_last(retraining)  # should it have been killed before it was told
         record = open_night(retraining)  # the one that was killed, or a new one
         if record is None:
@@ -66,8 +66,8 @@ def retrain(config: str = "retrain", overrides: list[str] | None = None) -> str:
                 end_training(retraining, record, challenger)
                 distance = measure_distance(workspace, trainer, champion, challenger)
                 evaluations = {
-                    policy: evaluate_sets(workspace, engine, verifier, policy, night.sets)
-                    for policy in (champion, challenger)
+                    each: evaluate_sets(workspace, engine, verifier, each, night.sets)
+                    for each in (champion, challenger)
                 }
             decision = decide(workspace, champion, challenger, evaluations, distance)
             outcome = promote(workspace, night, decision)

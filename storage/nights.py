@@ -6,7 +6,7 @@ clock has a part in it, and a night that was killed is found as one that has not
 
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -81,7 +81,7 @@ class Record:
     night: Night
     challenger: str | None = None
     end: End | None = None
-    retried: str | None = None  # what waits by hand since its end
+    retried: list[str] = field(default_factory=list)  # what waits by hand since its end
 
 
 class Nights:
@@ -145,7 +145,7 @@ def _records(entries: Iterable[dict[str, Any]]) -> list[Record]:
             _expect(trained.number, len(records))
             records[-1].challenger = trained.challenger
         elif "retried" in entry:
-            records[-1].retried = Retry.model_validate(entry["retried"]).waiting
+            records[-1].retried.append(Retry.model_validate(entry["retried"]).waiting)
         else:
             records[-1].end = End.model_validate(entry["ended"])
             _expect(records[-1].end.number, len(records))

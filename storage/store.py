@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from configs.schema import Storage
 from storage.backends.interface import Backend, Found, StorageError, StorageUnavailableError, Upload
 from storage.backends.local import LocalBackend
 
@@ -40,6 +41,11 @@ class Store:
             self.backend, self._base = S3Backend(request_timeout_s, patience_s), rest.strip("/")
         else:
             raise StorageError(f"root {root!r}: give a local folder, memory://name or s3://bucket/prefix")
+
+    @classmethod
+    def of(cls, settings: Storage) -> "Store":
+        """The store that a configuration names."""
+        return cls(settings.root, settings.request_timeout_s, settings.patience_s)
 
     def with_patience(self, patience_s: float) -> "Store":
         """The same place, tried for no longer than `patience_s`."""

@@ -1,16 +1,13 @@
 """Tasks: a night of retraining is opened, and ended."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from configs import Config
 from storage import aliases, layout, manifests
 from storage.aliases import Move
-from storage.leases import Lease
 from storage.nights import End, Ending, Night, Nights, Record, now
 from storage.store import StorageError, StorageUnavailableError
 from tasks.import_problems import commit_problems, import_sets, load_source, read_problems
@@ -19,19 +16,6 @@ from tasks.workspace import Workspace
 if TYPE_CHECKING:
     from storage.records import Problem
     from tasks.retraining.planning import Chosen, Memory
-
-
-@contextmanager
-def open_retraining(config: Config) -> Iterator[Workspace]:
-    """The workspace of a retraining that this flow run alone carries on, for the length of the block.
-
-    Raises:
-        LeaseHeldError: another flow run does, and `run.when_held` is `stop`; says who.
-    """
-    workspace, run = Workspace(config), config.run
-    with Lease(workspace.store, run.name, run.lease_s, run.when_held, workspace.label) as workspace.lease:
-        yield workspace
-        workspace.trim_cache()
 
 
 def nights_of(workspace: Workspace) -> Nights:
@@ -107,11 +91,8 @@ def _night(
     from tasks.problems.difference import union
     from tasks.retraining.planning import night_config, night_run
 
-    config = workspace.config
-    version, begins = (
-        commit_problems(workspace, chosen.problems, {"night": number}),
-        champion.version if champion else None,
-    )
+    config, begins = workspace.config, champion.version if champion else None
+    version = commit_problems(workspace, chosen.problems, {"night": number})
     return Night(
         number=number,
         run=night_run(config, number),

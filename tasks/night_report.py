@@ -20,15 +20,14 @@ def report_night(workspace: Workspace, record: Record) -> str:
     """Write the night's report beside the log of nights, show it, and emit its events; returns the outcome."""
     from tasks.evaluation.report import rendered, table
     from tasks.retraining.report import alarms, check_rows, night_markdown
-    from tasks.retraining.timeline import read_timeline, timeline_rows, write_timeline
+    from tasks.retraining.timeline import timeline_rows, write_timeline
 
     store, config, night, end = workspace.store, workspace.config, record.night, record.end
     assert end
     assert end.decision
     decision = manifests.read(store, end.decision).metrics
     text = night_markdown(store, config, record, decision)
-    events = read_timeline(store, config)
-    write_timeline(store, config)
+    events = write_timeline(store, config)
     print(rendered(table(f"Night {night.number}: {end.outcome}", check_rows(decision))))
     create_markdown_artifact(key="night", markdown=text, description=f"Night {night.number} of {workspace.name}")
     create_table_artifact(key="nights", table=timeline_rows(events), description=f"Champions of {workspace.name}")

@@ -29,20 +29,30 @@ MAY_CHANGE = (
 
 
 @contextmanager
+def hold(config: Config) -> Iterator[Workspace]:
+    """The workspace of a run, or of a retraining, that this flow run alone may write, for the length of the block.
+
+    Raises:
+        LeaseHeldError: another flow run writes it, and `run.when_held` is `stop`; says who.
+    """
+    workspace, run = Workspace(config), config.run
+    with Lease(workspace.store, run.name, run.lease_s, run.when_held, workspace.label) as workspace.lease:
+        yield workspace
+        workspace.trim_cache()
+
+
+@contextmanager
 def open_run(config: Config) -> Iterator[Workspace]:
-    """The workspace of a run that this flow run alone may write, for the length of the block.
+    """The workspace of a run that begins, or goes on, and that is held.
 
     Raises:
         ConfigError: the run was begun with another configuration; says what differs.
-        LeaseHeldError: another flow run writes it, and `run.when_held` is `stop`; says who.
+        LeaseHeldError: see `hold`.
     """
-    workspace = Workspace(config)
-    run = config.run
-    with Lease(workspace.store, run.name, run.lease_s, run.when_held, workspace.label) as workspace.lease:
+    with hold(config) as workspace:
         shutil.rmtree(workspace.scratch, ignore_errors=True)  # of a flow that was killed
         start_run(workspace)
         yield workspace
-        workspace.trim_cache()
 
 
 @contextmanager

@@ -88,10 +88,10 @@ def _show(console: "Console", name: str, about: str, rows: "list[dict[str, str]]
     from tasks.evaluation.report import table
 
     console.print(table(f"{name}: {about}", rows))
-    create_table_artifact(key=f"evaluation-{slug(name)}", table=rows, description=f"{name}: {about}")
+    create_table_artifact(key=f"evaluation-{_slug(name)}", table=rows, description=f"{name}: {about}")
 
 
-def slug(name: str) -> str:
+def _slug(name: str) -> str:
     """`name` as a part of an artifact's key."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 

@@ -15,10 +15,9 @@ class Workspace:
     """One run's configuration and store. A plain class, so that Prefect does not walk through it."""
 
     def __init__(self, config: Config) -> None:
-        storage = config.storage
         self.config = config
-        self.store = Store(storage.root, storage.request_timeout_s, storage.patience_s)
-        self.cache = Path(storage.cache)
+        self.store = Store.of(config.storage)
+        self.cache = Path(config.storage.cache)
         self.lease: Lease | None = None
         """The right to write the run; a flow holds it while it works."""
 

@@ -12,6 +12,7 @@ from storage.nights import End, Night, Nights
 from storage.processes import own_identity
 from storage.store import StorageError, Store
 from storage.survey import survey
+from tasks.retraining.planning import Memory, remembered
 
 NIGHT = Night(
     number=1,
@@ -79,6 +80,18 @@ def test_entries_that_make_no_sense_are_damage(store: Store) -> None:
     nights.begin(NIGHT)
     with pytest.raises(StorageError, match="night 2 is followed by an entry of night 1"):
         nights.read()
+
+
+def test_what_is_retried_adds_up(store: Store) -> None:
+    """Two nights that somebody asks for again wait both, beside what waits by itself; and the next night begins."""
+    nights = Nights(store, "nightly")
+    nights.begin(NIGHT)
+    nights.end(END.model_copy(update={"outcome": "rejected", "waiting": "problems/0e"}))
+    assert remembered(nights.read(), None) == Memory(["problems/0e"], "problems/0b", retried=False)
+    nights.retry("problems/1a")
+    nights.retry("problems/1b")
+    waiting = ["problems/0e", "problems/1a", "problems/1b"]
+    assert remembered(nights.read(), None) == Memory(waiting, "problems/0b", retried=True)
 
 
 @pytest.mark.parametrize("damage", ["lost", "flipped", "strange"])

@@ -19,15 +19,17 @@ if TYPE_CHECKING:
 
 def explain(config: Config) -> str:
     """print why the last gate decided as it did"""
-    records = Nights(_store(config), config.run.name).read()
+    records = Nights(Store.of(config.storage), config.run.name).read()
     if not records:
         return f"retraining {config.run.name!r} has had no night yet in {config.storage.root}"
-    return "\n".join(_explained(_store(config), config, record) for record in records[-1:] + _last_ended(records))
+    return "\n".join(
+        _explained(Store.of(config.storage), config, record) for record in records[-1:] + _last_ended(records)
+    )
 
 
 def nights(config: Config) -> str:
     """print all nights and moves of the champion"""
-    events = read_timeline(_store(config), config)
+    events = read_timeline(Store.of(config.storage), config)
     if not events:
         return f"there is no champion yet: no alias {config.retrain.champion!r} in {config.storage.root}"
     return rendered(table(f"Retraining {config.run.name}", timeline_rows(events)))
@@ -35,7 +37,7 @@ def nights(config: Config) -> str:
 
 def roll_back(config: Config) -> str:
     """put the champion before this one back, and say what that undoes"""
-    store, alias = _store(config), config.retrain.champion
+    store, alias = Store.of(config.storage), config.retrain.champion
     moves = aliases.history(store, alias)
     standing = _standing(moves)
     if len(standing) < 2:
@@ -57,7 +59,7 @@ def roll_back(config: Config) -> str:
 
 def retry(config: Config, night: int) -> str:
     """let the problems of a night that was rejected or rolled back wait for the next one, though they were set aside"""
-    store, name = _store(config), config.run.name
+    store, name = Store.of(config.storage), config.run.name
     with Lease(store, name, config.run.lease_s, label="retry") as lease:
         log = Nights(store, name, lease)
         records = log.read()
@@ -72,7 +74,7 @@ def retry(config: Config, night: int) -> str:
 
 def give_up(config: Config) -> str:
     """end a night that cannot come to its end, so that the next one begins anew; its problems wait for that"""
-    store, name = _store(config), config.run.name
+    store, name = Store.of(config.storage), config.run.name
     with Lease(store, name, config.run.lease_s, label="give-up") as lease:
         log = Nights(store, name, lease)
         records = log.read()
@@ -149,8 +151,3 @@ def _redrawn(store: Store, config: Config) -> list[str]:
     except (StorageError, OSError) as error:
         return [f"the picture was not drawn anew: {error}"]
     return []
-
-
-def _store(config: Config) -> Store:
-    storage = config.storage
-    return Store(storage.root, storage.request_timeout_s, storage.patience_s)

@@ -77,8 +77,8 @@ def remembered(records: Sequence[Record], champion: str | None) -> Memory:
             accepted = record.end.accepted
         elif champion == layout.checkpoint(record.night.run, 0):
             accepted = record.night.accepted
-    waiting = [version for version in (last.end.waiting, last.retried) if version]
-    return Memory(waiting, accepted, retried=last.retried is not None)
+    waiting = [*([last.end.waiting] if last.end.waiting else []), *last.retried]
+    return Memory(waiting, accepted, retried=bool(last.retried))
 
 
 def night_config(

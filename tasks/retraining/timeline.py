@@ -103,8 +103,8 @@ def _shown(estimate: Mapping[str, Any] | None) -> str:
     return f"{estimate['value']:.3f} [{estimate['low']:.3f}, {estimate['high']:.3f}]" if estimate else ""
 
 
-def write_timeline(store: Store, config: Config) -> None:
-    """nights.json and champion.png, in the report's folder beside the log of nights."""
+def write_timeline(store: Store, config: Config) -> list[Event]:
+    """Write nights.json and champion.png in the report's folder beside the log of nights; returns what they show."""
     gate, events = config.retrain.gate, read_timeline(store, config)
     with TemporaryDirectory(prefix="report-") as scratch:
         numbers, picture = Path(scratch) / "nights.json", Path(scratch) / "champion.png"
@@ -112,6 +112,7 @@ def write_timeline(store: Store, config: Config) -> None:
         plot(events, gate.target, gate.measure, picture)
         for path in (numbers, picture):
             store.put(f"{layout.retraining(config.run.name)}/report/{path.name}", path)
+    return events
 
 
 def plot(events: Sequence[Event], target: str, measure: str, path: Path) -> None:
