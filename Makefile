@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Threads that spin while they wait would slow vLLM and trainer ten times on shared cores.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: help setup demo smoke retrain-demo test check format bench experiment-staleness lock up down clean
+.PHONY: help setup demo smoke retrain-demo audit read test check format bench experiment-staleness lock up down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' Makefile
@@ -69,6 +69,12 @@ retrain-demo: setup ## Three nights of retraining and a roll-back on the tiny mo
 
 # Tests mostly wait. Those of a file stay together and share its servers.
 TWO_AT_ONCE := -n 2 --dist loadfile --no-loadscope-reorder
+
+audit: setup ## Audit trajectory data sets (ARGS="demo": of one run; default: all)
+	@$(BIN)/python -m flows.audit_trajectories $(ARGS)
+
+read: setup ## Read trajectories in the browser (ARGS="demo")
+	@$(BIN)/python -m tasks.audit read $(ARGS)
 
 test: setup ## Run the tests (ARGS="-k name" selects)
 	@$(BIN)/python -m pytest $(or $(ARGS),$(TWO_AT_ONCE))

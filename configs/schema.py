@@ -5,14 +5,15 @@ A configuration is read from YAML, merged with dotted overrides, validated into 
 checkpoint says how it was made. Unknown keys are refused.
 """
 
+import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
-Share = Annotated[float, Field(ge=0, le=1)]
+from configs.audit import Audit
+from configs.knobs import Knobs, NonNegativeFloat, NonNegativeInt, Share, refuse_idle
+
 Decay = Annotated[float, Field(ge=0, lt=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
 Column = Literal["id", "prompt", "solutions"]
 KLEstimator = Literal["k1", "k2", "k3"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
@@ -28,22 +29,17 @@ def _without_credentials(uri: str) -> str:
 URI = Annotated[str, AfterValidator(_without_credentials)]
 
 
+def _exclusions_version(version: str) -> str:
+    if not re.fullmatch(r"exclusions/[0-9a-f]+", version):
+        raise ValueError(
+            f"{version!r} is no version such as exclusions/1f0c4a7be23d5566: `python -m tasks.audit exclude` prints "
+            "them, `python -m storage ls --kind exclusions` lists them; an alias may move, so it cannot stand here"
+        )
+    return version
+
+
 HELD_OUT = "held-out"
 """Name of `problems.held_out` among the evaluation sets."""
-
-
-class Knobs(BaseModel):
-    """Base of all sections: frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
-
-
-def _refuse_idle(section: Knobs, *names: str, why: str) -> None:
-    """Refuses knobs that were changed but do nothing."""
-    for name in names:
-        value = getattr(section, name)
-        if value != type(section).model_fields[name].default:
-            raise ValueError(f"{name}={value!r} has no effect {why}")
 
 
 class Run(Knobs):
@@ -198,6 +194,10 @@ class Problems(Knobs):
     """What it is evaluated on."""
     sampling: ProblemSampling = ProblemSampling()
     """Which of `train` are drawn how often."""
+    exclusions: list[Annotated[str, AfterValidator(_exclusions_version)]] = []
+    """Versions (`exclusions/…`) of what is not trained on, as `python -m tasks.audit exclude` makes them: their
+    trajectories enter no update, their problems are not drawn. May change while a run lasts. What a warm start
+    teaches is not affected."""
     max_bad_share: Share = 0.01
     """Bad rows are dropped and reported; a larger share of them is an error."""
 
@@ -355,7 +355,7 @@ class Reward(Knobs):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.overlong_tokens == 0:
-            _refuse_idle(self, "overlong_penalty", why="without overlong_tokens")
+            refuse_idle(self, "overlong_penalty", why="without overlong_tokens")
         return self
 
 
@@ -396,9 +396,9 @@ class Critic(Knobs):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.model == "own":
-            _refuse_idle(self, "value_loss_coefficient", why="with model=own, which has an optimizer of its own")
+            refuse_idle(self, "value_loss_coefficient", why="with model=own, which has an optimizer of its own")
         if self.value_norm != "exp":
-            _refuse_idle(self, "value_norm_beta", why="without value_norm=exp")
+            refuse_idle(self, "value_norm_beta", why="without value_norm=exp")
         return self
 
 
@@ -438,13 +438,13 @@ class KL(Knobs):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.kl_ctl == 0:
-            _refuse_idle(self, "place", "estimator", "adaptive", "reference", why="without kl_ctl: set kl_ctl=0.1")
+            refuse_idle(self, "place", "estimator", "adaptive", "reference", why="without kl_ctl: set kl_ctl=0.1")
         if self.place == "loss":
-            _refuse_idle(self, "adaptive", why="with place=loss: use place=reward")
+            refuse_idle(self, "adaptive", why="with place=loss: use place=reward")
         if not self.adaptive:
-            _refuse_idle(self, "target", "horizon", why="without adaptive=true")
+            refuse_idle(self, "target", "horizon", why="without adaptive=true")
         if self.reference != "ema":
-            _refuse_idle(self, "ema_decay", why="without reference=ema")
+            refuse_idle(self, "ema_decay", why="without reference=ema")
         return self
 
 
@@ -461,7 +461,7 @@ class BehaviourWeight(Knobs):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.cap is None:
-            _refuse_idle(self, "mode", why="without a cap")
+            refuse_idle(self, "mode", why="without a cap")
         return self
 
 
@@ -517,12 +517,12 @@ class PPO(Knobs):
                 "advantage.type='group' uses no critic: set ppo.advantage.type=gae, or leave ppo.critic out"
             )
         if advantage.type == "gae":
-            _refuse_idle(advantage, "scale_by_std", "leave_one_out", why="with advantage.type=gae")
+            refuse_idle(advantage, "scale_by_std", "leave_one_out", why="with advantage.type=gae")
         if advantage.type == "group":
-            _refuse_idle(advantage, "discount", "gae_lambda", why="with advantage.type=group")
+            refuse_idle(advantage, "discount", "gae_lambda", why="with advantage.type=group")
         if not (self.use_decoupled_loss and self.recompute_logprob):
             why = "in behaviour_weight: w is 1 with use_decoupled_loss=false or recompute_logprob=false"
-            _refuse_idle(self.behaviour_weight, "cap", "level", why=why)
+            refuse_idle(self.behaviour_weight, "cap", "level", why=why)
         return self
 
 
@@ -564,7 +564,7 @@ class Evaluation(Knobs):
         if HELD_OUT in self.sets:
             raise ValueError(f"sets: {HELD_OUT!r} is the name of problems.held_out: choose another")
         if self.samples == 0:
-            _refuse_idle(self, "temperature", why="without samples")
+            refuse_idle(self, "temperature", why="without samples")
         return self
 
 
@@ -626,6 +626,7 @@ class Config(Knobs):
     optimizer: Optimizer = Optimizer()
     evaluation: Evaluation = Evaluation()
     retrain: Retrain = Retrain()
+    audit: Audit = Audit()
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

@@ -5,8 +5,9 @@ import functools
 import inspect
 import logging
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from prefect import Flow
@@ -16,6 +17,7 @@ from flows.temporary_server import temporary_server
 
 Command = Callable[[Config], str]
 """What a flow's command line does instead of running the flow; returns what to print."""
+_OVERRIDE = re.compile(r"[a-z_][a-z0-9_.]*=")
 
 
 def main(run: "Flow[..., Any]", commands: Mapping[str, Callable[..., str]] | None = None, **options: int | str) -> None:
@@ -24,39 +26,86 @@ def main(run: "Flow[..., Any]", commands: Mapping[str, Callable[..., str]] | Non
     A configuration that cannot be used ends with status 2 and a message, before anything starts; a run that
     fails ends with 1, an interrupted one with 130.
     """
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {run.fn.__module__ if run.fn.__module__ != '__main__' else 'flows.' + run.fn.__name__}",
-        description=(run.fn.__doc__ or "").split("\n\n")[0],
-        epilog=f"configurations: {', '.join(available())}; every knob is documented in configs/schema.py",
-    )
+    parser = _parser(run)
     default = inspect.signature(run.fn).parameters["config"].default
     parser.add_argument(
         "config", nargs="?", default=default, help=f"name of a configuration, or a YAML file's path; default {default}"
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides: ppo.eps_clip=0.3")
     parser.add_argument("--print-config", action="store_true", help="print the resolved YAML and stop")
-    for option, value in options.items():
-        parser.add_argument(f"--{option}", type=type(value), default=value, help=f"default {value!r}")
+    _add_options(parser, run, options)
     parser.set_defaults(command=None)
-    instead = parser.add_mutually_exclusive_group()
-    for name, command in (commands or {}).items():
-        _add_command(instead, name, command)
+    if commands:  # argparse cannot show the usage of a group without members
+        instead = parser.add_mutually_exclusive_group()
+        for name, command in commands.items():
+            _add_command(instead, name, command)
     arguments = parser.parse_args()
-    # Threads that spin while they wait make two busy processes on one machine ten times slower.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    from tasks.configuration import resolve
 
-    try:
+    def act() -> None:
+        from tasks.configuration import resolve
+
         resolved = resolve(arguments.config, arguments.overrides)
         if arguments.print_config:
             print(to_yaml(resolved), end="")
-            return
-        if arguments.command:
+        elif arguments.command:
             print(arguments.command(resolved))
-            return
+        else:
+            with temporary_server():
+                run(arguments.config, arguments.overrides, **_chosen(arguments, options))
+
+    _act(act)
+
+
+def main_of_targets(run: "Flow[..., Any]", **options: int | str) -> None:
+    """Like `main`, for a flow that looks at what is stored: the positional arguments are its `targets`."""
+    parser = _parser(run)
+    parser.add_argument(
+        "targets",
+        nargs="*",
+        metavar="RUN|URI|key=value",
+        help="runs, versions or URIs; default: all runs. With an equals sign: a dotted override, storage.root=…",
+    )
+    default = inspect.signature(run.fn).parameters["config"].default
+    parser.add_argument("--config", default=default, help=f"name of a configuration, or a YAML file; default {default}")
+    _add_options(parser, run, options)
+    arguments = parser.parse_intermixed_args()  # options may stand between targets
+    overrides = [target for target in arguments.targets if _OVERRIDE.match(target)]
+    targets = [target for target in arguments.targets if target not in overrides]
+
+    def act() -> None:
         with temporary_server():
-            run(arguments.config, arguments.overrides, **{option: getattr(arguments, option) for option in options})
+            run(targets, arguments.config, overrides, **_chosen(arguments, options))
+
+    _act(act)
+
+
+def _parser(run: "Flow[..., Any]") -> argparse.ArgumentParser:
+    return argparse.ArgumentParser(
+        prog=f"python -m {run.fn.__module__ if run.fn.__module__ != '__main__' else 'flows.' + run.fn.__name__}",
+        description=(run.fn.__doc__ or "").split("\n\n")[0],
+        epilog=f"configurations: {', '.join(available())}; every knob is documented in configs/schema.py",
+    )
+
+
+def _add_options(parser: argparse.ArgumentParser, run: "Flow[..., Any]", options: Mapping[str, int | str]) -> None:
+    """Parameters of the flow with their defaults; what its docstring says of them is their help."""
+    for option, value in options.items():
+        said = re.search(rf"^ +{option}: (.+)$", run.fn.__doc__ or "", re.MULTILINE)
+        about = f"{said[1]} Default: {value!r}." if said else f"default {value!r}"
+        parser.add_argument(f"--{option.replace('_', '-')}", type=type(value), default=value, help=about)
+
+
+def _chosen(arguments: argparse.Namespace, options: Iterable[str]) -> dict[str, int | str]:
+    return {option: getattr(arguments, option) for option in options}
+
+
+def _act(act: Callable[[], None]) -> None:
+    """Do it, and end the process as `main` says."""
+    # Threads that spin while they wait make two busy processes on one machine ten times slower.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        act()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -16,7 +16,9 @@ from storage.logs import Log
 from storage.manifests import Parent, as_parent, read_bytes
 from storage.store import StorageError, StorageUnavailableError, Store, check_key
 
-_NAME = re.compile(r"(?!runs/[^/]+/|problems/)[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*(?<!\.json)")
+_NAME = re.compile(
+    r"(?!runs/[^/]+/|(problems|audits|exclusions)/)[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*(?<!\.json)"
+)
 """Never that of a version or of a log's entry."""
 
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from storage import layout
+
 RECENT_S = 600.0
 """What was used so recently may be in use, and stays."""
 
@@ -36,7 +38,7 @@ def trim(folder: Path, limit_bytes: int, keep: Iterable[str] = ()) -> int:
 
 
 def _files(folder: Path) -> Iterator[tuple[os.stat_result, Path]]:
-    for area in ("runs", "problems"):
+    for area in layout.AREAS:
         for path in (folder / area).rglob("*"):
             with contextlib.suppress(FileNotFoundError):  # another flow's, gone by now
                 if path.is_file():

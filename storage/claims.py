@@ -16,6 +16,8 @@ _PLACES = {
     "history": r"runs/[^/]+/history/\d+",
     "curriculum": r"runs/[^/]+/curriculum",
     "decision": r"runs/[^/]+/decision",
+    "audit": r"audits/[0-9a-f]+",
+    "exclusions": r"exclusions/[0-9a-f]+",
 }
 """Where `storage.layout` puts the kinds."""
 _PICKLES = (".bin", ".pt", ".pkl", ".pth", ".pickle")

@@ -13,7 +13,9 @@ import pyarrow.parquet as pq
 from storage.checkpoints import Canary
 from storage.datasets import read_parquet
 from storage.records import (
+    CASE_SCHEMA,
     CURRICULUM_SCHEMA,
+    EXCLUSION_SCHEMA,
     HISTORY_SCHEMA,
     PROBLEM_SCHEMA,
     SCHEMA_VERSION,
@@ -28,6 +30,8 @@ SCHEMAS = {
     "scores": SCORE_SCHEMA,
     "history": HISTORY_SCHEMA,
     "curriculum": CURRICULUM_SCHEMA,
+    "audit": CASE_SCHEMA,
+    "exclusions": EXCLUSION_SCHEMA,
 }
 """By kind of version, of each of its Parquet files."""
 _KEYS = {
@@ -37,6 +41,8 @@ _KEYS = {
     "scores": ("trajectory_id", "turn"),
     "history": ("problem_key", "iteration"),
     "curriculum": ("problem_id",),
+    "audit": ("number",),
+    "exclusions": ("trajectory_id", "data_set", "problem_key"),
 }
 """What no two rows of a version have in common."""
 _NEW_IN_2 = {"sequence_starts"}

@@ -1,6 +1,8 @@
 """Where versions live under the root. A version is a folder; its manifest makes it exist.
 
 problems/<fingerprint>                      a problem set
+audits/<fingerprint>                        what an audit of trajectories found, and its report
+exclusions/<digest of its rows>             trajectories and problems that shall not be trained on
 runs/<run>/run                              the run itself: its configuration
 runs/<run>/checkpoints/<policy version>     weights, tokenizer, optimizer, RNG, canary
 runs/<run>/trajectories/<iteration>         rolled out with the checkpoint of the same number
@@ -25,9 +27,20 @@ retraining/<name>/<number>.json             nights that began and ended (see `st
 
 import re
 
+AREAS = ("runs", "problems", "audits", "exclusions")
+"""Where all versions lie."""
+
 
 def problems(fingerprint: str) -> str:
     return f"problems/{fingerprint}"
+
+
+def audit(fingerprint: str) -> str:
+    return f"audits/{fingerprint}"
+
+
+def exclusions(digest: str) -> str:
+    return f"exclusions/{digest}"
 
 
 def run(name: str) -> str:
@@ -122,7 +135,8 @@ def beat(run: str, token: int) -> str:
 
 # Evaluations without a set and a protocol are those of older stores.
 _VERSION = re.compile(
-    r"(?P<version>problems/[0-9a-f]+|runs/[^/]+/(run|curriculum|decision|(checkpoints|trajectories|history)/\d{6}"
+    r"(?P<version>(problems|audits|exclusions)/[0-9a-f]+"
+    r"|runs/[^/]+/(run|curriculum|decision|(checkpoints|trajectories|history)/\d{6}"
     r"|scores/\d{6}/[0-9a-f]+|evaluations/\d{6}(/[^/]+/(greedy|sampled)-[0-9a-f]+)?(/scores/[0-9a-f]+)?))"
     r"/(manifest\.json|(?P<nonce>[0-9a-f]{12})/.+)"
 )

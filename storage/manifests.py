@@ -14,7 +14,17 @@ from storage.store import StorageError, Store, check_key
 MANIFEST_VERSION = 2  # 2: fencing token, digest
 
 Kind = Literal[
-    "run", "problems", "checkpoint", "trajectories", "scores", "evaluation", "history", "curriculum", "decision"
+    "run",
+    "problems",
+    "checkpoint",
+    "trajectories",
+    "scores",
+    "evaluation",
+    "history",
+    "curriculum",
+    "decision",
+    "audit",
+    "exclusions",
 ]
 
 Key = Annotated[str, AfterValidator(check_key)]

@@ -134,6 +134,22 @@ class ProblemHistory:
 
 
 @dataclass(frozen=True, slots=True)
+class AuditCase:
+    """One thing that a check of an audit points at.
+
+    Example: AuditCase(number=0, check_name="text_differs", unit="turn", id="demo/000003/12+7/0",
+    data_set="runs/demo/trajectories/000003", detail="turn 1 decodes to '18'")
+    """
+
+    number: int  # of its row
+    check_name: str  # as in `audit.checks`
+    unit: str  # trajectory | turn | group | problem | data set | object
+    id: str  # of the trajectory (also for a turn) or problem (also for a group), version, or key of the object
+    data_set: str  # version; empty where it belongs to no single one
+    detail: str  # what is wrong with it, in words
+
+
+@dataclass(frozen=True, slots=True)
 class CurriculumEntry:
     """How often a run draws a problem, and why.
 
@@ -147,6 +163,24 @@ class CurriculumEntry:
     success_rate: float  # share of them with any turn right; 0 without episodes
     standing: Standing
     weight: float  # chances are proportional to it; 0: never drawn
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    """A trajectory that shall not be trained on. A problem that nobody has played stands in a row without one.
+
+    Example: Exclusion(trajectory_id="demo/000003/12+7/0", data_set="runs/demo/trajectories/000003", run="demo",
+    iteration=3, problem_id="12+7", problem_key="9f3a", whole_problem=True, reason="the gold answer is wrong")
+    """
+
+    trajectory_id: str  # or empty
+    data_set: str  # version in which it lies, or empty
+    run: str  # or empty
+    iteration: int  # or -1
+    problem_id: str
+    problem_key: str  # hash of prompt and solutions
+    whole_problem: bool  # nor shall the problem be drawn again, or anything else that was played of it be trained on
+    reason: str
 
 
 def _schema(kind: str, *fields: tuple[str, pa.DataType]) -> pa.Schema:
@@ -241,6 +275,30 @@ CURRICULUM_SCHEMA = _schema(
     ("success_rate", pa.float64()),
     ("standing", pa.string()),
     ("weight", pa.float64()),
+)
+
+
+CASE_SCHEMA = _schema(
+    "audit",
+    ("number", pa.int64()),
+    ("check_name", pa.string()),
+    ("unit", pa.string()),
+    ("id", pa.string()),
+    ("data_set", pa.string()),
+    ("detail", pa.string()),
+)
+
+
+EXCLUSION_SCHEMA = _schema(
+    "exclusions",
+    ("trajectory_id", pa.string()),
+    ("data_set", pa.string()),
+    ("run", pa.string()),
+    ("iteration", pa.int32()),
+    ("problem_id", pa.string()),
+    ("problem_key", pa.string()),
+    ("whole_problem", pa.bool_()),
+    ("reason", pa.string()),
 )
 
 

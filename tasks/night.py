@@ -73,9 +73,20 @@ def _choose(
     from tasks.retraining.planning import choose, night_seed
 
     waiting = union(*(read_problems(workspace, version) for version in memory.waiting))
-    pools = keep_apart(workspace, sets, new, waiting, read_version(workspace, memory.accepted))
+    known = [new, waiting, read_version(workspace, memory.accepted)]
+    pools = keep_apart(workspace, sets, *(_allowed(workspace, problems) for problems in known))
     seed = night_seed(workspace.config, number)
     return choose(*pools, share=workspace.config.retrain.replay, seed=seed), len(new) - len(pools[0])
+
+
+def _allowed(workspace: Workspace, problems: "Sequence[Problem]") -> "list[Problem]":
+    """Without what `problems.exclusions` excludes."""
+    from tasks.lineage.exclusions import read_exclusions
+    from tasks.problems.difference import key
+
+    versions = workspace.config.problems.exclusions
+    excluded = read_exclusions(workspace.store, versions, workspace.cache).problems if versions else ()
+    return [problem for problem in problems if key(problem) not in excluded]
 
 
 def _night(

@@ -21,6 +21,8 @@ MAY_CHANGE = (
     "storage.",
     "inference.",
     "retrain.",
+    "audit.",
+    "problems.exclusions",
     "score.workers",
     "rollout.concurrency",
     "rollout.request_",
@@ -34,8 +36,10 @@ def hold(config: Config) -> Iterator[Workspace]:
 
     Raises:
         LeaseHeldError: another flow run writes it, and `run.when_held` is `stop`; says who.
+        StorageError: `problems.exclusions` names what is none; says what to do.
     """
     workspace, run = Workspace(config), config.run
+    _check_exclusions(workspace)
     with Lease(workspace.store, run.name, run.lease_s, run.when_held, workspace.label) as workspace.lease:
         yield workspace
         workspace.trim_cache()
@@ -53,6 +57,13 @@ def open_run(config: Config) -> Iterator[Workspace]:
         shutil.rmtree(workspace.scratch, ignore_errors=True)  # of a flow that was killed
         start_run(workspace)
         yield workspace
+
+
+def _check_exclusions(workspace: Workspace) -> None:
+    """What cannot be honoured is told before anything is begun."""
+    from tasks.lineage.exclusions import check_exclusions
+
+    check_exclusions(workspace.store, workspace.config.problems.exclusions)
 
 
 @contextmanager

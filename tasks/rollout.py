@@ -12,6 +12,7 @@ from tasks.import_problems import read_problems
 from tasks.workspace import Workspace
 
 if TYPE_CHECKING:
+    from storage.records import Problem
     from tasks.inference.engine import Engine
     from tasks.rewards.verifier import Verifier
 
@@ -24,13 +25,14 @@ def rollout(
     from storage import checkpoints
     from storage.journal import JournaledDraft
     from tasks.inference.api import GenerationConfig
-    from tasks.rollouts.plan import Plan, draw, spares
+    from tasks.rollouts.plan import Plan
     from tasks.rollouts.play import load_chat, play
 
     config, store = workspace.config, workspace.store
     version = layout.trajectories(workspace.name, iteration)
     if manifests.committed(store, version):
         return version
+    drawn, spare = _draw(workspace, problem_set, iteration)
     checkpoint = checkpoints.open_checkpoint(store, policy, workspace.cache)
     load_chat(checkpoint)  # a tokenizer that cannot be used is told before servers start
     engine.serve(checkpoint, or_newer=config.run.overlap)
@@ -45,16 +47,39 @@ def rollout(
         group_size=config.rollout.generation_size or config.rollout.group_size,
         selecting=True,
     )
-    every, seed, weigh = read_problems(workspace, problem_set), config.run.seed, weights(workspace)
-    drawn = draw(every, config.rollout.problems_per_iteration, iteration, seed, weigh)
     with JournaledDraft(store, version, "trajectories", workspace.lease) as draft:
-        spare = spares(every, drawn, iteration, seed, weigh)
         metrics = play(plan, drawn, engine, verifier, draft, get_run_logger().info, spare)
         # This run's newer weights may have been swapped in while episodes were played: the tokens know.
         swapped_in = [n for n in metrics["policy_versions"] if n != checkpoint.number]
         parents = [policy, *(layout.checkpoint(workspace.name, number) for number in swapped_in), problem_set]
         draft.commit(workspace.provenance(), parents, metrics)
     return version
+
+
+def _draw(workspace: Workspace, problem_set: str, iteration: int) -> "tuple[list[Problem], list[Problem]]":
+    """The iteration's problems, and those that may take the place of rejected ones.
+
+    What `problems.exclusions` excludes is replaced like what is rejected, so that all others are who they were.
+    """
+    from tasks.lineage.exclusions import left_of, read_exclusions
+    from tasks.rollouts.plan import draw, spares
+
+    config = workspace.config
+    problems, seed, weigh = read_problems(workspace, problem_set), config.run.seed, weights(workspace)
+    count, versions = config.rollout.problems_per_iteration, config.problems.exclusions
+    drawn = draw(problems, count, iteration, seed, weigh)
+    spare = spares(problems, drawn, iteration, seed, weigh)
+    if versions:
+        excluded = read_exclusions(workspace.store, versions, workspace.cache)
+        left = left_of([*drawn, *spare], excluded)
+        get_run_logger().info(
+            "%d of %d problems are excluded by %s",
+            len(drawn) + len(spare) - len(left),
+            len(drawn) + len(spare),
+            ", ".join(versions),
+        )
+        drawn, spare = left[:count], left[count:]
+    return drawn, spare
 
 
 def lagging_policy(workspace: Workspace, iteration: int) -> str | None:

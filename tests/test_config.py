@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from configs import Config, ConfigError, available, differences, load, to_yaml
-from configs.schema import Knobs
+from configs.knobs import Knobs
 from tasks.configuration import resolve
 
 ROOT = Path(__file__).parent.parent

@@ -106,9 +106,10 @@ def night_seed(config: Config, number: int) -> int:
 
 
 def continued(night: Night, config: Config) -> Config:
-    """A night's configuration as it was begun, but for where it works, which is the present one's."""
+    """A night's configuration as it was begun, but for where it works and what is excluded, as it now is."""
     present, begun = config.model_dump(mode="json"), dict(night.config)
     begun |= {section: present[section] for section in KEEPS}
+    begun["problems"] = begun["problems"] | {"exclusions": present["problems"]["exclusions"]}
     return Config.model_validate(begun)
 
 

@@ -25,6 +25,7 @@ BENCHMARKS = {
     "overlap": "iterations with run.overlap against the longer of rollout and training",
     "storage": "the store on a real S3 server against plain s3fs and pyarrow, and its requests",
     "memory": "peak memory of each stage at 1,000 and 10,000 trajectories",
+    "audit": "the audit of 10,000 and 100,000 generated trajectories: seconds and peak memory",
 }
 WIDTH = 140  # of the table where the output is no terminal
 

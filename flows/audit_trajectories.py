@@ -1,0 +1,48 @@
+"""The audit of trajectory data sets: what is in them, what is suspicious, and the conversations themselves.
+
+    data sets ──> hashes, schemas, lineage ──> DuckDB ──> every check ──> verdict, report, cases ──> a raised hand
+
+python -m flows.audit_trajectories demo
+python -m flows.audit_trajectories s3://bucket/prefix/runs/demo/trajectories/000003 --since 7d
+"""
+
+from typing import Any
+
+from prefect import flow
+
+from flows.cli import main_of_targets
+from tasks.audit_trajectories import audit, audit_config, report_audit, select_data_sets, speak_plainly
+from tasks.open_run import open_store
+from tasks.resources import open_verifier
+
+
+@flow(name="audit-trajectories")
+def audit_trajectories(
+    targets: list[str] | None = None,
+    config: str = "demo",
+    overrides: list[str] | None = None,
+    since: str = "",
+    fail_on: str = "fail",
+) -> dict[str, Any]:
+    """Look at trajectory data sets with every check; ends as failed where the verdict is what `fail_on` says.
+
+    Args:
+        targets: runs, versions or URIs of trajectories, evaluations or scores, aliases; none: all runs of the store.
+        config: see `math_mt_ppo`; its `storage`, `score` and `audit` count.
+        overrides: see `math_mt_ppo`.
+        since: only what was committed since a date (2026-11-14), or so long ago (12h, 7d, 2w).
+        fail_on: `fail`, `warn` or `never`.
+    """
+    speak_plainly()
+    targets = targets or []
+    with open_store(audit_config(config, overrides or [], targets, fail_on)) as workspace:
+        data_sets = select_data_sets(workspace, targets, since)
+        if not data_sets:
+            return {"verdict": "skipped"}
+        with open_verifier(workspace) as verifier:
+            version = audit(workspace, verifier, data_sets)
+        return report_audit(workspace, version, fail_on)
+
+
+if __name__ == "__main__":
+    main_of_targets(audit_trajectories, since="", fail_on="fail")

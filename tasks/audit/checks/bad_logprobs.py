@@ -1,0 +1,28 @@
+"""Behaviour logprobs that cannot be: they would make ratios of PPO infinite, or train on what was never sampled."""
+
+from tasks.audit.checks.registry import Evidence, Measured, register_check
+
+
+def bad_logprobs(evidence: Evidence) -> Measured:
+    """Counts rows with a logprob that is NaN, infinite, above 0, or not 0 where nothing was sampled."""
+    database = evidence.database
+    found = database.flag(
+        "bad_logprobs",
+        "trajectory",
+        """select trajectory_id, data_set, case
+            when impossible > 0 then impossible || ' logprobs are not finite or above 0'
+            else 'it has logprobs where nothing was sampled' end
+        from (
+            select trajectory_id, data_set,
+                len(list_filter(logprobs, lambda p: not isfinite(p) or p > 0)) as impossible,
+                len(list_filter(logprobs, lambda p: p <> 0)) as given,
+                coalesce(list_sum(list_transform(turns, lambda t:
+                    len(list_filter(logprobs[t."start"::bigint + 1:t."end"], lambda p: p <> 0)))), 0) as sampled
+            from trajectories
+        ) where impossible > 0 or given <> sampled""",
+    )
+    rows = int(database.number("select count(*) from episodes"))
+    return Measured(found, rows, f"{found} of {rows:,} rows have logprobs that cannot be")
+
+
+register_check("bad_logprobs", "Impossible logprobs", "trajectory", bad_logprobs)

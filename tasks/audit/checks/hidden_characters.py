@@ -1,0 +1,26 @@
+"""Characters that reorder or hide text: what people read there is not what the policy does."""
+
+from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.results import Unit
+from tasks.audit.texts import TEXTS, measured
+from tasks.audit.visible import HIDDEN
+
+
+def hidden_characters(evidence: Evidence) -> Measured:
+    """Counts prompts, turns and pieces of feedback with one of `HIDDEN`."""
+    units: tuple[Unit, ...] = ("problem", "turn")
+    found = sum(
+        evidence.database.flag(
+            "hidden_characters",
+            unit,
+            f"""select id, data_set, place || ' has U+' || printf('%04X', unicode(regexp_extract(text, ?)))
+            from ({TEXTS}) where unit = '{unit}' and regexp_matches(text, ?)""",
+            HIDDEN,
+            HIDDEN,
+        )
+        for unit in units
+    )
+    return measured(evidence, found, "characters that hide or reorder text")
+
+
+register_check("hidden_characters", "Characters that hide text", "turn", hidden_characters)

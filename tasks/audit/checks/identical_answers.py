@@ -1,0 +1,28 @@
+"""Groups that say the same thing: seeds that do not work, or a policy that explores no more."""
+
+from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.shares import highest
+
+_LEAST = 4  # episodes of a group
+_LONG = 16  # tokens: shorter answers that are right may well be the same
+
+
+def identical_answers(evidence: Evidence) -> Measured:
+    """The share of groups in which all first answers are one text, of 16 tokens or more, or wrong."""
+    groups = f"""
+        select data_set, problem_id, count(*) as episodes,
+            count(distinct text) = 1 and (min("end" - "start") >= {_LONG} or coalesce(max(success), 1) = 0) as same
+        from turns where turn = 0 group by 1, 2 having count(*) >= {_LEAST}"""
+    evidence.database.flag(
+        "identical_answers",
+        "group",
+        f"select problem_id, data_set, 'all ' || episodes || ' first answers are the same' from ({groups}) where same",
+    )
+    return highest(
+        evidence,
+        "groups gave one answer only",
+        f"select data_set, count(*) filter (same) as part, count(*) as whole from ({groups}) group by 1",
+    )
+
+
+register_check("identical_answers", "One answer for a whole group", "group", identical_answers)

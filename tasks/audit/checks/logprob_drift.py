@@ -1,0 +1,174 @@
+"""Stored logprobs that the stored weights do not give: another policy played than the one that is named."""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from storage import layout, manifests
+from storage.checkpoints import open_checkpoint
+from storage.store import StorageError, StorageUnavailableError
+from tasks.audit.checks.registry import Evidence, Measured, SkippedError, register_check
+from tasks.audit.results import Case
+
+_WORST = 100.0
+"""Nats that stand for a difference that is no number."""
+ROUNDING = {"float32": 0.0, "float16": 0.005, "bfloat16": 0.02}
+"""Nats a token that the number format of the served weights explains; the recomputation is in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """A data set, and with which policy and how most of its trajectories were sampled."""
+
+    number: int
+    version: str
+    policy: str
+    policy_version: int
+    sampling: str  # JSON
+
+    @property
+    def untouched(self) -> bool:
+        """Whether logprobs are those of the whole distribution."""
+        return self._said("top_p", 1.0) == 1 and self._said("top_k", 0.0) <= 0
+
+    @property
+    def temperature(self) -> float:
+        """Of the stored logprobs: where sampling was greedy, engines tell those of temperature 1."""
+        return self._said("temperature", 1.0) or 1.0
+
+    def _said(self, name: str, default: float) -> float:
+        """NaN, which fulfils no condition, where it cannot be read."""
+        try:
+            return float(json.loads(self.sampling).get(name, default))
+        except (AttributeError, TypeError, ValueError):
+            return math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """How far one trajectory's logprobs are from those of the weights."""
+
+    trajectory_id: str
+    nats: "np.ndarray[Any, np.dtype[np.float64]]"  # A, of the tokens of that policy version
+
+
+def logprob_drift(evidence: Evidence) -> Measured:
+    """Recomputes trajectories of the first, a middle and the last data set.
+
+    The value is the largest mean difference beyond what rounding explains.
+    """
+    if not evidence.settings.recomputed:
+        raise SkippedError("audit.recomputed=0: no model was loaded")
+    chosen, compared, beyond, failures = _chosen(evidence), 0, [0.0], list[str]()
+    for place, played in enumerate(chosen):
+        count = evidence.settings.recomputed // len(chosen) + (place < evidence.settings.recomputed % len(chosen))
+        try:
+            differences = _differences(evidence, played, count)
+        except SkippedError as error:
+            failures.append(str(error))
+            continue
+        if differences:
+            compared += len(differences)
+            mean = float(np.concatenate([each.nats for each in differences]).mean())
+            evidence.drifts[played.version] = mean
+            beyond.append(mean - _rounding(evidence, played))
+            _flag(evidence, played, differences)
+    if not compared:
+        failures.append("no trajectory has whole token columns and tokens of the policy that it names")
+        raise SkippedError("; ".join(failures))
+    told = ", ".join(f"{mean:.2g} in {version}" for version, mean in evidence.drifts.items())
+    return Measured(
+        max(beyond),
+        compared,
+        f"of {compared:,} trajectories, mean difference in nats a token: {'; '.join([told, *failures])}",
+    )
+
+
+def _rounding(evidence: Evidence, played: _Played) -> float:
+    manifest = evidence.data_sets[played.number].manifest
+    inference = manifest.config.get("inference", {}) if manifest else {}
+    return ROUNDING.get(inference.get("dtype", "float32"), 0.0)
+
+
+def _chosen(evidence: Evidence) -> list[_Played]:
+    """The first, a middle and the last data set whose policy is still there."""
+    rows = evidence.database.all(
+        """select data_set, version, policy, policy_version, sampling from (
+            select data_set, policy, policy_version, sampling, count(*) as rows from trajectories group by all
+        ) join (select data_set, version, run, evaluation, iteration from data_sets) using (data_set)
+        qualify row_number() over (partition by data_set order by rows desc, policy, sampling) = 1
+        order by run, evaluation, iteration, data_set"""
+    )
+    played = [_Played(*row) for row in rows]
+    if played and not any(each.untouched for each in played):
+        raise SkippedError(
+            f"sampled with top_p or top_k ({played[0].sampling}): logprobs of a cut distribution cannot be compared"
+        )
+    kept = [each for each in played if each.untouched and _is_there(evidence, each.policy)]
+    if not kept:
+        raise SkippedError("no checkpoint that played these data sets is left in the store")
+    places = np.unique(
+        np.linspace(0, len(kept) - 1, min(evidence.settings.recomputed_sets, evidence.settings.recomputed)).astype(int)
+    )
+    return [kept[place] for place in places]
+
+
+def _is_there(evidence: Evidence, policy: str) -> bool:
+    store = evidence.store
+    return bool(policy) and manifests.committed(store, policy) and not store.exists(layout.collected(policy))
+
+
+def _differences(evidence: Evidence, played: _Played, count: int) -> list[_Difference]:
+    """Of up to `count` trajectories, of their tokens of that policy version."""
+    from tasks.ppo.recompute import Spoken, recompute
+
+    rows = evidence.database.all(
+        """select trajectory_id, token_ids, action_mask, sequence_starts, logprobs, versions from trajectories
+        where data_set = ? and policy = ? and sampling = ? and list_contains(versions, ?)
+            and len(logprobs) = len(token_ids) and len(versions) = len(token_ids) and len(action_mask) = len(token_ids)
+        order by hash(trajectory_id), row limit ?""",
+        *(played.number, played.policy, played.sampling, played.policy_version, count),
+    )
+    try:
+        model = open_checkpoint(evidence.store, played.policy, evidence.cache).model
+        found = recompute(model, [Spoken(*row[:4]) for row in rows], played.temperature)
+    except StorageUnavailableError:
+        raise
+    except (StorageError, ValueError, OSError) as error:
+        raise SkippedError(f"the policy {played.policy} cannot be loaded: {error}") from error
+    return [
+        difference
+        for row, logprobs in zip(rows, found, strict=True)
+        if logprobs is not None and (difference := _difference(row, logprobs, played.policy_version)).nats.size
+    ]
+
+
+def _difference(row: tuple[Any, ...], recomputed: Any, version: int) -> _Difference:
+    """What is stored as no number is told by `bad_logprobs`, and left out."""
+    name, _, mask, _, logprobs, versions = row
+    sampled = np.array(mask)
+    stored, by_policy = np.array(logprobs)[sampled], np.array(versions)[sampled] == version
+    nats = np.nan_to_num(np.abs(stored - recomputed), nan=_WORST, posinf=_WORST).clip(max=_WORST)
+    return _Difference(name, nats[by_policy & np.isfinite(stored)])
+
+
+def _flag(evidence: Evidence, played: _Played, differences: list[_Difference]) -> None:
+    limit = evidence.settings.checks.logprob_drift.threshold + _rounding(evidence, played)
+    means = {each.trajectory_id: float(each.nats.mean()) for each in differences}
+    cases = [
+        Case(
+            "trajectory",
+            name,
+            played.version,
+            f"its logprobs are {mean:.3g} nats a token from those of {played.policy}",
+        )
+        for name, mean in means.items()
+        if mean > limit
+    ]
+    evidence.database.flag_all("logprob_drift", cases)
+
+
+register_check("logprob_drift", "Logprobs and the policy that is named", "trajectory", logprob_drift)

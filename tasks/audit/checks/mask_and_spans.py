@@ -1,0 +1,35 @@
+"""The action mask says what is trained on, the turns say what was sampled: both must be the same tokens."""
+
+from tasks.audit.checks.registry import Evidence, Measured, register_check
+
+_TRUE = "coalesce(list_sum({}::tinyint[]), 0)"
+
+
+def mask_and_spans(evidence: Evidence) -> Measured:
+    """Counts rows whose columns differ in length, or whose mask is not true on the turns' spans and there alone."""
+    database = evidence.database
+    found = database.flag(
+        "mask_and_spans",
+        "trajectory",
+        f"""select trajectory_id, data_set, case
+            when not same then 'its token columns differ in length'
+            when not inside then 'a turn lies outside of its tokens'
+            else masked || ' tokens are masked, ' || spoken || ' lie in turns, ' || agreed || ' are both' end
+        from (
+            select trajectory_id, data_set,
+                len(token_ids) = len(action_mask) and len(token_ids) = len(logprobs)
+                    and len(token_ids) = len(versions) as same,
+                coalesce(list_bool_and(list_transform(turns, lambda t:
+                    0 <= t."start" and t."start" <= t."end" and t."end" <= len(token_ids))), true) as inside,
+                {_TRUE.format("action_mask")} as masked,
+                coalesce(list_sum(list_transform(turns, lambda t: t."end"::bigint - t."start")), 0) as spoken,
+                coalesce(list_sum(list_transform(turns, lambda t:
+                    {_TRUE.format('action_mask[t."start"::bigint + 1:t."end"]')})), 0) as agreed
+            from trajectories
+        ) where not same or not inside or masked <> spoken or agreed <> spoken""",
+    )
+    rows = int(database.number("select count(*) from episodes"))
+    return Measured(found, rows, f"in {found} of {rows:,} rows mask and turns contradict each other")
+
+
+register_check("mask_and_spans", "Mask against turns", "trajectory", mask_and_spans)

@@ -1,0 +1,51 @@
+"""Problems that nobody solved while most episodes agree on another answer: the gold may be wrong, not the policy."""
+
+from tasks.audit.checks.registry import Evidence, Measured, register_check
+
+
+def never_solved(evidence: Evidence) -> Measured:
+    """Counts problems of many episodes without a right turn, at least half of whose last answers are the same."""
+    least = evidence.settings.least_episodes
+    found = evidence.database.flag(
+        "never_solved",
+        "problem",
+        """
+        with played as (
+            select t.row, problem_id, prompt, solutions, best from episodes join (
+                select row, prompt, solutions from trajectories
+            ) t using (row) where best is not null
+        ), hopeless as (
+            select problem_id, prompt, solutions, count(*) as episodes from played
+            group by problem_id, prompt, solutions having count(*) >= ? and max(best) = 0
+        ), answers as (
+            select p.problem_id, prompt, solutions, extracted, count(*) as votes
+            from played p join turns t using (row) where t."last" and extracted <> ''
+            group by all
+        )
+        select h.problem_id, null::integer,
+            votes || ' of ' || episodes || ' episodes ended in ' || extracted || ', none in the gold '
+                || coalesce(h.solutions[1], '')
+        from hopeless h join answers a using (problem_id, prompt, solutions)
+        where votes * 2 >= episodes
+        qualify row_number() over (partition by h.problem_id, prompt, h.solutions order by votes desc, extracted) = 1
+        """,
+        least,
+    )
+    looked_at = int(
+        evidence.database.number(
+            """select count(*) from (
+                select problem_id from episodes join (select row, prompt, solutions from trajectories) using (row)
+                where best is not null group by problem_id, prompt, solutions having count(*) >= ?
+            )""",
+            least,
+        )
+    )
+    return Measured(
+        found,
+        looked_at,
+        f"{found:,} of {looked_at:,} problems with {least} episodes or more were never solved, while at least half of "
+        "the episodes ended in one other answer",
+    )
+
+
+register_check("never_solved", "Problems whose gold may be wrong", "problem", never_solved, needs_scores=True)

@@ -1,0 +1,27 @@
+"""Staleness: how many updates a token's policy was behind the one in training when its data set was collected."""
+
+from tasks.audit.checks.registry import Evidence, Measured, register_check
+
+
+def staleness(evidence: Evidence) -> Measured:
+    """Versions beyond the `rollout.max_head_offpolicyness` that a data set was made with; evaluations do not count."""
+    database = evidence.database
+    database.flag(
+        "staleness",
+        "trajectory",
+        f"""select trajectory_id, data_set, 'it is ' || behind || ' versions behind, ' || allowed || ' are allowed'
+        from ({_BEHIND}) where behind > allowed""",
+    )
+    rows, worst, most = database.one(f"select count(*), max(behind - allowed), max(behind) from ({_BEHIND})")
+    over = max(0, worst or 0)
+    return Measured(
+        over, rows, f"the stalest of {rows:,} rows is {most or 0} versions behind, {over} more than allowed"
+    )
+
+
+_BEHIND = """
+    select trajectory_id, data_set, allowed,
+        d.iteration - list_min(list_filter(versions, lambda v: v >= 0)) as behind
+    from trajectories join data_sets d using (data_set) where not d.evaluation"""
+
+register_check("staleness", "Staleness", "trajectory", staleness)

@@ -1,0 +1,14 @@
+"""Episodes that a token limit cut: the answer may have come a token later."""
+
+from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.shares import highest_share
+
+
+def truncated(evidence: Evidence) -> Measured:
+    """The share of episodes of status `truncated`."""
+    return highest_share(
+        evidence, "truncated", "episodes were cut by a token limit", "episodes", "status = 'truncated'", "reason"
+    )
+
+
+register_check("truncated", "Cut by the token limit", "trajectory", truncated)

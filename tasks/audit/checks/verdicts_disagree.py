@@ -1,0 +1,40 @@
+"""Verdicts that contradict each other: the agent heard one thing and is rewarded for another."""
+
+from tasks.audit.checks.registry import Evidence, Measured, register_check
+
+
+def verdicts_disagree(evidence: Evidence) -> Measured:
+    """Counts turns that environment and score judge differently, and answers that the scores judge both ways.
+
+    Verdicts of other names, which an environment of one's own may use, are not compared.
+    """
+    database = evidence.database
+    heard = database.flag(
+        "verdicts_disagree",
+        "turn",
+        """select trajectory_id, data_set,
+            'turn ' || (turn + 1) || ': the environment said ' || said || ', the score ' || verdict
+        from turns where said in ('correct', 'wrong', 'unparsable') and verdict in ('correct', 'wrong', 'unparsable')
+        and (said = 'correct') <> (verdict = 'correct')""",
+    )
+    both = database.flag(
+        "verdicts_disagree",
+        "turn",
+        """select t.trajectory_id, t.data_set,
+            'turn ' || (t.turn + 1) || ': elsewhere this answer was judged the other way'
+        from turns t join (
+            select problem_id, prompt, solutions, text, mode(verdict = 'correct') as usual
+            from turns join (select row, prompt, solutions from trajectories) using (row)
+            where verdict in ('correct', 'wrong') group by 1, 2, 3, 4
+            having count(distinct verdict = 'correct') > 1
+        ) b using (problem_id, text)
+        join (select row, prompt, solutions from trajectories) p on p.row = t.row
+        where p.prompt = b.prompt and p.solutions = b.solutions
+        and t.verdict in ('correct', 'wrong') and (t.verdict = 'correct') <> b.usual""",
+    )
+    turns = int(database.number("select count(*) from turns where verdict is not null"))
+    says = f"environment and score differ about {heard} of {turns:,} turns; {both} were judged unlike elsewhere"
+    return Measured(heard + both, turns, says)
+
+
+register_check("verdicts_disagree", "Verdicts that disagree", "turn", verdicts_disagree, needs_scores=True)

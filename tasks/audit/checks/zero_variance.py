@@ -1,0 +1,31 @@
+"""Groups that agree: their advantages are zero, so they cost a rollout and teach nothing."""
+
+from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.shares import highest
+
+GROUPS = """
+    select data_set, problem_id, max(best) as best, max(episodes) as episodes, bool_and(alike) as same from (
+        select t.data_set, t.problem_id, t.turn, max(t.success) as best, count(distinct t.row) as episodes,
+            min(t.success) = max(t.success) as alike
+        from turns t join episodes e using (row)
+        where t.success is not null and e.status in ('completed', 'truncated') group by all
+    ) group by 1, 2 having max(episodes) > 1"""
+"""SQL: groups of two or more episodes, and whether in each of their turns all earned the same."""
+
+
+def zero_variance(evidence: Evidence) -> Measured:
+    """The share of groups in which each turn earned the same in all episodes that had it: baselines leave nothing."""
+    evidence.database.flag(
+        "zero_variance",
+        "group",
+        f"""select problem_id, data_set, 'all ' || episodes || ' episodes are ' || if(best > 0, 'right', 'wrong')
+        from ({GROUPS}) where same""",
+    )
+    return highest(
+        evidence,
+        "groups have no variance",
+        f"select data_set, count(*) filter (same) as part, count(*) as whole from ({GROUPS}) group by 1",
+    )
+
+
+register_check("zero_variance", "Groups without variance", "group", zero_variance, needs_scores=True)

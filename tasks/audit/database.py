@@ -1,0 +1,204 @@
+"""The data sets of an audit as tables of DuckDB.
+
+data_sets      data_set, version, run, iteration, evaluation, allowed (staleness), policies (those among its parents),
+               policy (the first of them), problem_set
+trajectories   a view of the Parquet files: all columns of `storage.records.Trajectory`, data_set, row
+scores         a view of the Parquet files: all columns of `storage.records.Score`, data_set
+episodes       one for each trajectory, without its tokens: row, data_set, run, iteration, trajectory_id, problem_id,
+               sample, status, reason, turns, sampled (tokens), policy_version; first and best: success of its first
+               turn and of its best one, null without scores
+turns          one for each turn: row, data_set, run, iteration, trajectory_id, problem_id, sample, turn, "last",
+               "start", "end", text, said (the environment's verdict), reward, finish_reason, feedback, seed; and of
+               its score, null without one: verdict, success, extracted, solution, judge_reason
+problems       each distinct problem: problem_id, prompt, solutions
+cases          what the checks point at: check_name, unit, id, data_set, detail
+
+`row` is a number of its own for each row, whatever its id. The tables lie in a temporary file, so that memory stays
+bounded.
+"""
+
+import dataclasses
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from configs.audit import Audit
+from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA
+from tasks.audit.intake import Intake
+from tasks.audit.results import Case, Unit
+from tasks.audit.selection import DataSet
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_THREADS = 2
+
+
+class DatabaseError(RuntimeError):
+    """DuckDB gave up."""
+
+
+class Database:
+    """An audit's tables, and the cases that its checks find."""
+
+    def __init__(self, connection: "DuckDBPyConnection", folder: Path) -> None:
+        self.connection, self.folder = connection, folder
+
+    def all(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """All rows of a query."""
+        return self.connection.execute(query, parameters).fetchall()
+
+    def one(self, query: str, *parameters: Any) -> tuple[Any, ...]:
+        """The only row of a query."""
+        (row,) = self.all(query, *parameters)
+        return row
+
+    def number(self, query: str, *parameters: Any) -> float:
+        """The only value of a query, 0 for null."""
+        return float(self.one(query, *parameters)[0] or 0)
+
+    def flag(self, check: str, unit: Unit, query: str, *parameters: Any) -> int:
+        """Note the rows of `query` (id, data_set number, detail) as cases; returns how many there are."""
+        before = self.number("select count(*) from cases")
+        self.connection.execute(
+            f"""insert into cases
+            select '{check}', '{unit}', found.id, coalesce(d.version, ''), found.detail
+            from ({query}) as found(id, data_set, detail) left join data_sets d using (data_set)
+            order by all""",
+            parameters,
+        )
+        return int(self.number("select count(*) from cases") - before)
+
+    def flag_all(self, check: str, cases: Iterable[Case]) -> int:
+        """Note `cases`; returns how many there are."""
+        rows = [{"check_name": check, **dataclasses.asdict(case)} for case in cases]
+        if rows:
+            self.connection.register("given", pa.Table.from_pylist(rows))
+            self.connection.execute("insert into cases select check_name, unit, id, data_set, detail from given")
+            self.connection.unregister("given")
+        return len(rows)
+
+    def cases(self, check: str, limit: int) -> list[Case]:
+        """The first cases of a check, one of each data set before the second of any."""
+        rows = self.all(
+            """select unit, id, data_set, detail from (
+                select *, row_number() over (partition by data_set order by id, detail) as round
+                from cases where check_name = ?
+            ) order by round, data_set, id, detail limit ?""",
+            check,
+            limit,
+        )
+        return [Case(*row) for row in rows]
+
+
+@contextmanager
+def open_database(data_sets: Sequence[DataSet], intake: Intake, settings: Audit) -> Iterator[Database]:
+    """The tables of `data_sets`; they are gone when the block is left."""
+    import duckdb
+
+    with tempfile.TemporaryDirectory(prefix="audit-") as folder:
+        connection = duckdb.connect(str(Path(folder) / "audit.duckdb"))
+        try:
+            connection.execute(f"set memory_limit = '{settings.memory_gib}GiB'")
+            connection.execute(f"set threads = {_THREADS}")
+            connection.execute(f"set temp_directory = '{folder}/spill'")
+            connection.execute("set preserve_insertion_order = false")
+            connection.execute("set enable_progress_bar = false")
+            _create(connection, data_sets, intake)
+            yield Database(connection, Path(folder))
+        except duckdb.Error as error:
+            raise DatabaseError(
+                f"the audit's database: {error}. Where memory ran out, raise audit.memory_gib; where a disk did, make "
+                f"room in {tempfile.gettempdir()}, or name another folder with TMPDIR"
+            ) from error
+        finally:
+            connection.close()
+
+
+def _create(connection: "DuckDBPyConnection", data_sets: Sequence[DataSet], intake: Intake) -> None:
+    connection.execute(
+        """create table data_sets (data_set integer, version varchar, run varchar, iteration integer,
+        evaluation boolean, allowed integer, policy varchar, policies varchar[], problem_set varchar)"""
+    )
+    if data_sets:  # executemany takes no empty list
+        connection.executemany(
+            "insert into data_sets values (?, ?, ?, ?, ?, ?, ?, ?, ?)", [_row(each) for each in data_sets]
+        )
+    connection.execute(
+        "create table cases (check_name varchar, unit varchar, id varchar, data_set varchar, detail varchar)"
+    )
+    _view(connection, "trajectories", intake.trajectories, TRAJECTORY_SCHEMA)
+    _view(connection, "scores", intake.scores, SCORE_SCHEMA)
+    for statement in _TABLES:
+        connection.execute(statement)
+
+
+def _row(data_set: DataSet) -> tuple[Any, ...]:
+    manifest = data_set.manifest
+    parents = [parent.version for parent in manifest.parents] if manifest else []
+    policies = [parent for parent in parents if "/checkpoints/" in parent]
+    rollout = manifest.config.get("rollout", {}) if manifest else {}
+    return (
+        data_set.number,
+        data_set.version,
+        data_set.run,
+        data_set.iteration,
+        data_set.is_evaluation,
+        int(rollout.get("max_head_offpolicyness", 0)),
+        next(iter(policies), ""),
+        policies,
+        next((parent for parent in parents if parent.startswith("problems/")), ""),
+    )
+
+
+def _view(connection: "DuckDBPyConnection", name: str, files: Iterable[tuple[int, Path]], schema: pa.Schema) -> None:
+    """All files as one view, with their data set's number and a number for each row; typed also without any file."""
+    connection.register(f"no_{name}", schema.empty_table())
+    connection.execute(f"create table {name}_files (file bigint, data_set integer, filename varchar)")
+    rows = [(number, data_set, str(path)) for number, (data_set, path) in enumerate(files)]
+    query = f"select *, null::integer as data_set, null::bigint as row from no_{name}"
+    if rows:
+        connection.executemany(f"insert into {name}_files values (?, ?, ?)", rows)
+        names = ", ".join("'" + path.replace("'", "''") + "'" for _, _, path in rows)
+        query += f""" union all by name
+            select p.* exclude (filename, file_row_number), f.data_set, (f.file << 32) + p.file_row_number as row
+            from read_parquet([{names}], union_by_name = true, filename = true,
+                file_row_number = true) p
+            join {name}_files f using (filename)"""
+    if name == "trajectories":  # files of schema 1 have one sequence a row
+        query = f"select * replace (coalesce(sequence_starts, [0]) as sequence_starts) from ({query})"
+    connection.execute(f"create temp view {name} as {query}")
+
+
+_TABLES = (
+    # Of several scores of one turn the first counts; the others are a case of `orphan_scores`.
+    """create table turns as
+    with spoken as (
+        select row, data_set, run, iteration, trajectory_id, problem_id, sample, unnest(turns) as t,
+               generate_subscripts(turns, 1) - 1 as turn, len(turns) as turns
+        from trajectories
+    ), judged as (
+        select distinct on (data_set, trajectory_id, turn) data_set, trajectory_id, turn, verdict, success, extracted,
+               solution, reason
+        from scores order by row
+    )
+    select s.row, s.data_set, s.run, s.iteration, s.trajectory_id, s.problem_id, s.sample, s.turn::integer as turn,
+           s.turn = s.turns - 1 as "last", s.t."start"::bigint as "start", s.t."end"::bigint as "end", s.t.text as text,
+           s.t.verdict as said, s.t.reward as reward, s.t.finish_reason as finish_reason, s.t.feedback as feedback,
+           s.t.seed as seed, j.verdict as verdict, j.success as success, j.extracted as extracted,
+           j.solution as solution, j.reason as judge_reason
+    from spoken s left join judged j using (data_set, trajectory_id, turn)""",
+    """create table episodes as
+    select t.row, t.data_set, t.run, t.iteration, t.trajectory_id, t.problem_id, t.sample, t.status, t.reason,
+           len(t.turns)::integer as turns, list_count(list_filter(t.action_mask, lambda m: m))::integer as sampled,
+           t.policy_version, g.first, g.best
+    from trajectories t
+    left join (select row, max(success) filter (turn = 0) as first, max(success) as best from turns group by row) g
+    using (row)""",
+    """create table problems as
+    select distinct problem_id, prompt, solutions from trajectories""",
+)

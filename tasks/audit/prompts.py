@@ -1,0 +1,46 @@
+"""What the policy was given, as tokens: before its first turn, and between two turns.
+
+Rows whose turns do not fit their mask are left out: they are a case of `mask_and_spans`, and of nothing else.
+"""
+
+from tasks.audit.checks.registry import Evidence
+
+_PROMPT = """token_ids[: coalesce(turns[1]."start", len(token_ids))]"""
+_WHOLE = """coalesce(turns[1]."start", len(token_ids))
+    = coalesce(nullif(list_position(action_mask, true), 0) - 1, len(token_ids))"""
+ASKED = f"""
+    select data_set, row, trajectory_id, problem_id, prompt, solutions, ids, (hash(ids) >> 1)::bigint as digest
+    from (select *, {_PROMPT} as ids from trajectories where {_WHOLE} and len(token_ids) > 0)"""
+"""SQL: of each trajectory ids and digest of the tokens before its first turn; episodes that never began have none."""
+
+BETWEEN = """
+    select data_set, trajectory_id, turn, feedback, ids, (hash(ids) >> 1)::bigint as digest from (
+        select data_set, trajectory_id, k - 1 as turn, turns[k].feedback as feedback,
+            token_ids[turns[k]."end"::bigint + 1 : turns[k + 1]."start"] as ids
+        from (
+            select data_set, trajectory_id, turns, token_ids, action_mask, unnest(range(1, len(turns))) as k
+            from trajectories where len(sequence_starts) < 2 or hash(row) % 16 = 0
+        ) where turns[k]."end" <= turns[k + 1]."start"
+            and action_mask[turns[k]."end"] and action_mask[turns[k + 1]."start"::bigint + 1]
+    )"""
+"""SQL: for each turn but the last the feedback, and ids and digest of the tokens between it and the next one.
+
+Where a template rewrites history, each piece is another, and long: there a sixteenth of the trajectories has to do.
+"""
+
+
+def gather(evidence: Evidence) -> None:
+    """Create the table `asked`, where there is none yet.
+
+    One row for each distinct prompt of each problem of a run: asked (a number), run, data_set (the first), problem_id,
+    prompt, solutions (the problem's), digest, ids (token ids of what was given), episodes.
+    """
+    evidence.database.connection.execute(
+        f"""create temp table if not exists asked as
+        select row_number() over (order by data_set, problem_id, prompt, digest) as asked, * from (
+            select run, min(data_set) as data_set, problem_id, prompt, solutions, digest, arg_min(ids, row) as ids,
+                count(*) as episodes
+            from ({ASKED}) a join (select data_set, run from data_sets) using (data_set)
+            group by run, problem_id, prompt, solutions, digest
+        )"""
+    )

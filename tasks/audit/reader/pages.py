@@ -1,0 +1,152 @@
+"""How pages are made and sent: templates that escape everything, and headers that let a browser run nothing."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fastapi import Response
+from fastapi.responses import HTMLResponse, PlainTextResponse
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from tasks.audit.report import wording
+from tasks.audit.visible import visible
+
+HERE = Path(__file__).parent / "templates"
+STYLES = {
+    "style.css": Path(__file__).parent.parent / "report" / "templates" / "style.css",
+    "reader.css": HERE / "reader.css",
+}
+LINES = 50
+"""Trajectories on a page of a list."""
+LONGEST = 20_000
+"""Characters of one text on a page; a plain page shows all of it."""
+
+_POLICY = "default-src 'none'; base-uri 'none'; frame-ancestors 'none'; "
+HEADERS = {
+    "Content-Security-Policy": _POLICY + "form-action 'self'; style-src 'self'; img-src 'self' data:",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+REPORT_POLICY = (
+    _POLICY
+    + "form-action 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; sandbox allow-scripts"
+)
+"""The report is one file, and brings its style and its sorting of tables along; what it runs sees no other page."""
+
+
+class PageError(Exception):
+    """What is asked for cannot be shown."""
+
+    def __init__(self, status: int, title: str, says: str) -> None:
+        super().__init__(says)
+        self.status, self.title, self.says = status, title, says
+
+
+class Pages:
+    """Fills templates; `always` is known to all of them."""
+
+    def __init__(self, **always: Any) -> None:
+        self._templates = Environment(
+            loader=FileSystemLoader(HERE),
+            autoescape=True,
+            undefined=StrictUndefined,
+            finalize=_shown,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.filters |= {
+            "seen": seen,
+            "line": line,
+            "number": wording.decimal,
+            "counted": wording.counted,
+            "precise": precise,
+            "moment": moment,
+            "pretty": pretty,
+        }
+        self._templates.globals |= {"LONGEST": LONGEST, "words": wording, **always}
+
+    def html(self, template: str, status: int = 200, **values: Any) -> Response:
+        text = self._templates.get_template(template).render(values)
+        return HTMLResponse(text, status, headers=HEADERS)
+
+    def failed(self, status: int, title: str, says: str) -> Response:
+        """A page about why there is none."""
+        return self.html("failed.html", status, title=title, says=says)
+
+
+def plain(text: str, headers: Mapping[str, str] = HEADERS) -> Response:
+    """The whole of a text."""
+    return PlainTextResponse(visible(text), headers=dict(headers))
+
+
+def _shown(value: Any) -> Any:
+    """What every expression of a template goes through before it is escaped; markup is left alone."""
+    return visible(value) if type(value) is str else value
+
+
+def precise(value: float | None) -> str:
+    """Four digits.
+
+    >>> precise(-1.23456)
+    '-1.235'
+    """
+    return wording.MISSING if value is None else f"{value:.4g}"
+
+
+def seen(text: str | None, most: int | None = None) -> str:
+    """Text of unknown origin, cut after `most` characters."""
+    return visible(text or "", most)
+
+
+def line(text: str | None, most: int = 100) -> str:
+    r"""The first line that says something.
+
+    >>> line("\n  first\nsecond")
+    'first …'
+    """
+    whole = (text or "").strip()
+    first = whole.partition("\n")[0]
+    shown = visible(first[:most])
+    return shown if len(whole) == len(first[:most]) else f"{shown} …"
+
+
+def moment(seconds: float) -> str:
+    """A time since the epoch as people read it.
+
+    >>> moment(0.0)
+    '1970-01-01 00:00:00 UTC'
+    """
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError, OSError):
+        return f"{seconds} seconds"
+
+
+def pretty(text: str) -> str:
+    """JSON as names and values in a line; what is none stays as it is.
+
+    >>> pretty('{"top_k": 0, "stop": "a"}'), pretty("what?")
+    ('top_k=0, stop="a"', 'what?')
+    """
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(values, dict):
+        return text
+    return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())
+
+
+def pager(page: int, pages: int) -> Sequence[int]:
+    """Numbers of pages worth a link: the first, the last, and those around this one.
+
+    >>> pager(7, 20)
+    [1, 5, 6, 7, 8, 9, 20]
+    """
+    near = range(max(1, page - 2), min(pages, page + 2) + 1)
+    return sorted({1, *near, max(1, pages)})

@@ -1,0 +1,93 @@
+"""From a store to a reader that answers on this machine."""
+
+import contextlib
+import signal
+import socket
+import threading
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from configs.audit import Audit
+from storage.store import Store
+from tasks.audit.database import open_database
+from tasks.audit.intake import Intake, take_in
+from tasks.audit.selection import DataSet, select
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+ADDRESS = "127.0.0.1"
+"""Nobody else can reach it: it shows whatever is in the store."""
+
+
+def serve(
+    store: Store,
+    targets: Sequence[str],
+    since: datetime | None,
+    cache: Path,
+    settings: Audit,
+    port: int,
+    audit: Path | None = None,
+) -> None:
+    """Let people on this machine browse data sets, until Ctrl-C.
+
+    Args:
+        store: where they lie.
+        targets: which ones, see `tasks.audit.selection.select`.
+        since: those committed before it are left out; None: none are.
+        cache: local folder for files of a remote store.
+        settings: of the database.
+        port: on this machine; 0: any that is free.
+        audit: folder with an audit's report.html, audit.json and cases.parquet.
+
+    Raises:
+        ValueError: a target means nothing, there is nothing to read, or the port is taken.
+        StorageUnavailableError: the store does not answer.
+    """
+    with _listening(port) as listener:
+        data_sets = select(store, targets, since)
+        if not data_sets:
+            raise ValueError(
+                f"there are no trajectories in {store.root}, or none of that time: name another place or date"
+            )
+        intake = take_in(store, data_sets, cache)
+        with open_database(data_sets, intake, settings) as database:
+            from tasks.audit.reader.app import create_app
+            from tasks.audit.reader.vocabulary import warm_up
+
+            app = create_app(store, data_sets, database, cache, audit, unreadable(data_sets, intake))
+            threading.Thread(target=warm_up, daemon=True).start()
+            print(f"The reader is on http://{ADDRESS}:{listener.getsockname()[1]}/ until Ctrl-C", flush=True)
+            _run(app, listener)
+
+
+def unreadable(data_sets: Sequence[DataSet], intake: Intake) -> list[str]:
+    """What cannot be shown, in words."""
+    gone = [f"{each.version}: {each.problem}" for each in data_sets if each.version in intake.gone]
+    return gone + [f"{case.id}: {case.detail}" for case in (*intake.damaged, *intake.foreign)]
+
+
+def _listening(port: int) -> socket.socket:
+    try:
+        return socket.create_server((ADDRESS, port))
+    except OverflowError:
+        raise ValueError(f"port={port} is none: give one from 1 to 65535, or 0 for any that is free") from None
+    except OSError as error:
+        raise ValueError(f"port={port} cannot be had ({error.strerror}): give another, or 0 for any") from error
+
+
+def _run(app: "FastAPI", listener: socket.socket) -> None:
+    """Answers until SIGINT or SIGTERM, and returns: whoever called closes the database."""
+    import uvicorn
+
+    settings = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=3
+    )
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn raises it again when it has ended
+    try:
+        with contextlib.suppress(KeyboardInterrupt):
+            uvicorn.Server(settings).run(sockets=[listener])
+    finally:
+        signal.signal(signal.SIGTERM, before)

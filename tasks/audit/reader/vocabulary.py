@@ -1,0 +1,67 @@
+"""Text of single tokens, by the tokenizer of the run that they belong to."""
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+
+from storage import catalog, layout
+from storage.store import StorageError, StorageUnavailableError, Store
+from tasks.audit.selection import DataSet
+from tasks.audit.tokens import Decoder, open_decoder
+
+_LOADING = Lock()  # transformers cannot be imported by two threads at once
+NO_TOKEN = 2**31 - 1  # decodes to nothing; negative ids would be refused
+
+
+def warm_up() -> None:
+    """The import takes seconds, for which the first page with tokens should not wait."""
+    with _LOADING:
+        from transformers import AutoTokenizer  # noqa: F401
+
+
+class Vocabularies:
+    """The tokenizers of runs, each read when it is needed first."""
+
+    def __init__(self, store: Store, cache: Path) -> None:
+        self._store, self._cache = store, cache
+        self._decoder = lru_cache(maxsize=8)(self._find)
+
+    def of(self, data_set: DataSet) -> tuple[Callable[[Iterable[int]], dict[int, str]], str]:
+        """A function from ids to their texts; and, where there is no tokenizer, why not: texts are empty then."""
+        with _LOADING:
+            decoder, problem = self._decoder(data_set.run, _policy(data_set))
+
+        def texts(ids: Iterable[int]) -> dict[int, str]:
+            distinct = list(dict.fromkeys(ids))
+            if decoder is None:
+                return dict.fromkeys(distinct, "")
+            known = [[number if 0 <= number < NO_TOKEN else NO_TOKEN] for number in distinct]
+            return dict(zip(distinct, decoder.texts(known, special=True), strict=True))
+
+        return texts, problem
+
+    def _find(self, run: str, policy: str) -> tuple[Decoder | None, str]:
+        """That of the policy that played, or else of any other checkpoint of the run."""
+        problem = f"no checkpoint of {run} is in the store"
+        for version in dict.fromkeys(self._candidates(run, policy)):
+            try:
+                return open_decoder(self._store, version, self._cache), ""
+            except StorageUnavailableError:
+                raise
+            except StorageError as error:
+                problem = str(error)
+        return None, problem
+
+    def _candidates(self, run: str, policy: str) -> Iterator[str]:
+        if policy:
+            yield policy
+        for entry in reversed(catalog.everything(self._store)):
+            gone = layout.collected(entry.version)
+            if entry.kind == "checkpoint" and layout.run_of(entry.version) == run and not self._store.exists(gone):
+                yield entry.version
+
+
+def _policy(data_set: DataSet) -> str:
+    parents = data_set.manifest.parents if data_set.manifest else []
+    return next((parent.version for parent in parents if "/checkpoints/" in parent.version), "")

@@ -1,0 +1,12 @@
+/* A link to something inside closed details opens them. */
+(() => {
+  const reveal = () => {
+    const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
+    for (let around = target; around; around = around.parentElement) {
+      if (around instanceof HTMLDetailsElement) around.open = true;
+    }
+    target?.scrollIntoView();
+  };
+  addEventListener("hashchange", reveal);
+  if (location.hash) reveal();
+})();

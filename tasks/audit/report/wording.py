@@ -1,0 +1,136 @@
+"""Numbers and verdicts as people read them: the same words on the page, in the terminal and in artifacts."""
+
+import math
+
+from configs.audit import Checks
+from tasks.audit.results import AuditResult, CheckResult, Verdict
+
+MISSING = "\u2013"  # an en dash
+
+VERDICTS: tuple[Verdict, ...] = ("fail", "warn", "pass", "skipped")
+"""Worst first."""
+
+_ONE = {"fail": "fails", "warn": "warns", "pass": "passes", "skipped": "skipped"}
+
+_MEASURES = {"logprob_drift": " nats a token", "success_drift": " standard errors", "length_and_reward": ""}
+"""Checks whose value is neither a number of cases nor a share."""
+
+
+def share(value: float | None) -> str:
+    """A share in per cent; never 0 or 100 unless it is exactly that.
+
+    >>> share(0.1234), share(0.00012), share(1.0)
+    ('12.3%', '0.012%', '100%')
+    """
+    if value is None:
+        return MISSING
+    if not math.isfinite(value) or value in (0, 1):
+        return f"{100 * value:.0f}%"
+    edge = min(abs(value), abs(1 - value)) * 100
+    decimals = 1 if edge >= 1 else 1 + math.ceil(-math.log10(edge))
+    return f"{100 * value:.{decimals}f}%"
+
+
+def decimal(value: float | None) -> str:
+    """Three digits, or all of a whole number.
+
+    >>> decimal(12.3456), decimal(20480.0), decimal(-0.00012)
+    ('12.3', '20,480', '-0.00012')
+    """
+    if value is None:
+        return MISSING
+    whole = math.isfinite(value) and (abs(value) >= 1000 or value == int(value))
+    return f"{value:,.0f}" if whole else f"{value:.3g}"
+
+
+def counted(count: int, unit: str) -> str:
+    """So many of a unit.
+
+    >>> counted(1, "turn"), counted(2048, "trajectory")
+    ('1 turn', '2,048 trajectories')
+    """
+    if count != 1:
+        unit = f"{unit[:-1]}ies" if unit.endswith("y") else f"{unit}s"
+    return f"{count:,} {unit}"
+
+
+def value(check: CheckResult) -> str:
+    """What was measured, in its own measure; `MISSING` where the check was skipped."""
+    return _measured(check, check.value)
+
+
+def threshold(check: CheckResult) -> str:
+    if _is_share(check):
+        return f"{100 * check.threshold:g}%"
+    return _measured(check, check.threshold)
+
+
+def _measured(check: CheckResult, number: float | None) -> str:
+    if _is_share(check) or number is None:
+        return share(number)
+    return decimal(number) + _MEASURES.get(check.name, "")
+
+
+def _is_share(check: CheckResult) -> bool:
+    """By the threshold as declared, since people may set that of a share to 0."""
+    knob = Checks.model_fields.get(check.name)
+    declared = knob.default.threshold if knob else check.threshold
+    return 0 < declared < 1 and check.name not in _MEASURES
+
+
+def tally(result: AuditResult) -> dict[Verdict, int]:
+    """How many checks came to which verdict, worst first."""
+    return {verdict: sum(check.verdict == verdict for check in result.checks) for verdict in VERDICTS}
+
+
+def headline(result: AuditResult) -> str:
+    """The verdict in words, such as `FAIL: 2 checks fail, 3 warn, 27 pass, 2 skipped`."""
+    counts = [(verdict, count) for verdict, count in tally(result).items() if count]
+    parts = [f"{count} {_ONE[verdict] if count == 1 else verdict}" for verdict, count in counts]
+    if parts:
+        number, _, rest = parts[0].partition(" ")
+        parts[0] = f"{counted(int(number), 'check')} {rest}"
+    return f"{result.verdict.upper()}: {', '.join(parts) or 'no checks'}"
+
+
+def looked_at(result: AuditResult) -> str:
+    """How much was read, such as `40 data sets of 1 run, 20,480 trajectories, 39,012 turns, 312,345 sampled tokens`."""
+    sets = result.sets
+    runs = counted(len({each.run for each in sets}), "run")
+    return ", ".join(
+        (
+            f"{counted(len(sets), 'data set')} of {runs}",
+            *(counted(sum(getattr(each, name) for each in sets), unit) for name, unit in _SIZES),
+        )
+    )
+
+
+_SIZES = (("trajectories", "trajectory"), ("turns", "turn"), ("tokens", "sampled token"))
+
+
+def ordered(result: AuditResult) -> list[CheckResult]:
+    """All checks, alarms first."""
+    return sorted(result.checks, key=lambda check: VERDICTS.index(check.verdict))
+
+
+def alarms(result: AuditResult) -> list[CheckResult]:
+    """Checks that fail or warn, those that fail first."""
+    return [check for check in ordered(result) if check.verdict in ("fail", "warn")]
+
+
+def seconds(value: float | None) -> str:
+    """Seconds, to a tenth.
+
+    >>> seconds(0.004), seconds(61.25)
+    ('<0.1', '61.2')
+    """
+    if value is None:
+        return MISSING
+    return "<0.1" if 0 < value < 0.05 else f"{value:,.1f}"
+
+
+def steps(result: AuditResult) -> str:
+    """How long everything took that is no check."""
+    checks = {check.name for check in result.checks}
+    parts = [f"{name} {seconds(took)} s" for name, took in result.seconds.items() if name not in checks]
+    return f"Took {seconds(sum(result.seconds.values()))} s" + (f", of these {', '.join(parts)}." if parts else ".")

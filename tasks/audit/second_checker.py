@@ -1,0 +1,145 @@
+r"""A second opinion on answers, which shares nothing with the judge: neither library nor grammar.
+
+It reads the final answer of a text, compares numbers as exact fractions, and everything else as normalised strings. So
+it is blind to algebra, and says so: where one side is no number and the strings differ, it cannot say.
+"""
+
+import re
+from collections.abc import Sequence
+
+from tasks.audit.written_numbers import LONGEST, UNSIGNED, Opinion, bare, canonical, compare_numbers, read_numbers
+
+__all__ = ["Opinion", "compare", "final_answer", "opinion", "stated"]
+
+_LAST = 10_000  # characters of a text in which its answer is looked for
+
+_CUE = re.compile(r"(?i)\banswers?\s*(?:is|are|:|=)+\s*:?\s*|####\s*")
+_GIVEN = re.compile(r"(?i)\banswers?\s*(?:is|are|:|=)+\s*:?|\bsolutions?\s*:|####|\\boxed\s*\{")
+_MATH = re.compile(r"(?<!\\)\$\$?(.+?)(?<!\\)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_COMMANDS = re.compile(r"\\(?:text|mbox|mathrm)\s*\{[^{}]*\}|\\[A-Za-z]+")
+_PROSE = re.compile(r"[A-Za-z]{3,}|\n")
+_SENTENCE = re.compile(r"(?:[.!?;](?=\s|$)|\n)")
+_TERM = rf"(?:\\[dt]?frac\{{[^{{}}]*\}}\{{[^{{}}]*\}}|{UNSIGNED})"
+_EXPRESSION = re.compile(
+    rf"(?:(?<![\w)}}])[-+\u2212]\s*)?{_TERM}(?:\s*(?:[-+*/^\u2212\u00d7\u00f7]|\\cdot|\\times|\\div)\s*{_TERM})*"
+)
+"""A number, or a sum or product of some, so that the 7 of `12 + 7` is not taken for an answer."""
+
+
+def final_answer(text: str) -> str | None:
+    r"""The answer that `text` ends in, as it is written; None where there is none.
+
+    The last `\boxed{…}`, else what follows the last `####` or `answer is`, else the last formula, else the last number.
+
+    >>> final_answer(r"so \boxed{\frac{1}{2}}"), final_answer("It is 3 + 4 = 7."), final_answer("none")
+    ('\\frac{1}{2}', '7', None)
+    """
+    text = text[-_LAST:]
+    if (boxed := _last_boxed(text)) is not None or "\\boxed" in text:
+        return boxed  # one that was never closed is no answer
+    cues = list(_CUE.finditer(text))
+    if cues and (stated := after_cue(text[cues[-1].end() :])):
+        return stated
+    if formulas := _formulas(text):
+        return formulas[-1].rpartition("=")[2].strip()
+    numbers = list(_EXPRESSION.finditer(text))
+    return numbers[-1][0] if numbers and _stands_alone(numbers[-1]) else None
+
+
+def after_cue(rest: str) -> str:
+    """What is stated at the beginning of `rest`: its first sentence, or the formula or the number in it."""
+    sentence = _SENTENCE.split(rest.strip(), maxsplit=1)[0].strip(" *:_")
+    if formulas := _formulas(sentence):
+        return formulas[0]
+    if read_numbers(sentence) is None:
+        if read_numbers(tail := sentence.rpartition("=")[2].strip()):
+            return tail
+        if (number := _EXPRESSION.search(sentence)) and _stands_alone(number):
+            return number[0]
+    return sentence
+
+
+def _stands_alone(number: re.Match[str]) -> bool:
+    """Whether it is no part of a power, an index or a command, which are beyond this."""
+    before, after = number.string[: number.start()].rstrip(), number.string[number.end() :].lstrip()
+    return not before.endswith(("^", "_", "{")) and not after.startswith(("^", "_", "{", "\\"))
+
+
+def _formulas(text: str) -> list[str]:
+    """What stands between dollars, unless these are prices with words between them."""
+    found = [next(filter(None, groups), "") for groups in _MATH.findall(text)]
+    return [formula for formula in found if formula.strip() and not _PROSE.search(_COMMANDS.sub(" ", formula))]
+
+
+def stated(text: str, solutions: Sequence[str]) -> list[tuple[str, bool]]:
+    r"""What `text` states as an answer right after a cue, and whether that is one of `solutions`.
+
+    >>> stated("Hint: the answer is 19.", ["19"]), stated(r"Put it into \boxed{}.", ["19"])
+    ([('answer is 19', True)], [])
+    """
+    found = []
+    for cue in _GIVEN.finditer(text):
+        spellings = _spellings(cue[0], text[cue.end() : cue.end() + LONGEST])
+        if spellings:
+            right = any(compare(spelling, gold) == "right" for spelling in spellings for gold in solutions)
+            found.append((f"{cue[0].strip()} {spellings[-1]}", right))
+    return found
+
+
+def _spellings(cue: str, rest: str) -> list[str]:
+    """What is stated right after a cue, as a box, or as a sentence and the number that it begins with."""
+    if "boxed" in cue:
+        boxes = [rest[: end - len(cue)].strip() for begin, end in _boxes(cue + rest) if begin == len(cue)]
+        return list(filter(None, boxes))
+    rest = rest.lstrip(" \t\n*$")
+    sentence = _SENTENCE.split(rest, maxsplit=1)[0].strip(" *:_")
+    sentence = sentence[:-1] if sentence.count(")") > sentence.count("(") else sentence  # (the answer is 19)
+    number = _EXPRESSION.match(rest)
+    return list(filter(None, [sentence, number[0] if number else ""]))
+
+
+def opinion(text: str, solutions: Sequence[str]) -> tuple[Opinion, str]:
+    """Whether the final answer of `text` is one of `solutions`, and what was read as the answer."""
+    answer = final_answer(text)
+    if answer is None:
+        return "cannot say", ""
+    opinions = [compare(answer, solution) for solution in solutions]
+    if "right" in opinions:
+        return "right", answer
+    return ("wrong" if opinions and set(opinions) == {"wrong"} else "cannot say"), answer
+
+
+def compare(answer: str, gold: str) -> Opinion:
+    r"""Whether two answers, without the text around them, mean the same.
+
+    >>> compare(r"\dfrac{1}{2}", "0.5"), compare("19", "20"), compare("x+1", "1+x")
+    ('right', 'wrong', 'cannot say')
+    """
+    mine, other = bare(answer), bare(gold)
+    if mine and canonical(mine) == canonical(other):
+        return "right"
+    left, right = read_numbers(mine), read_numbers(other)
+    return "cannot say" if left is None or right is None else compare_numbers(left, right)
+
+
+_BRACES = re.compile(r"(\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
+
+
+def _last_boxed(text: str) -> str | None:
+    """Contents of the last box whose braces are closed."""
+    if boxes := _boxes(text):
+        return text[slice(*max(boxes))].strip()
+    unbraced = re.findall(r"\\boxed\s+([^\s{}]+)", text)
+    return unbraced[-1] if unbraced else None
+
+
+def _boxes(text: str) -> list[tuple[int, int]]:
+    """Where contents of closed boxes begin and end; in one pass, for policies that loop open thousands."""
+    open_braces: list[int] = []  # where a box begins; -1: another brace
+    found: list[tuple[int, int]] = []
+    for mark in _BRACES.finditer(text):
+        if mark[1] or mark[0] == "{":
+            open_braces.append(mark.end() if mark[1] else -1)
+        elif mark[0] == "}" and open_braces and (begin := open_braces.pop()) >= 0:
+            found.append((begin, mark.start()))
+    return found

@@ -1,0 +1,183 @@
+"""Which data sets an audit or the reader looks at."""
+
+import re
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+from storage import aliases, catalog, layout, manifests
+from storage.manifests import Manifest
+from storage.store import StorageError, StorageUnavailableError, Store
+
+_KINDS = ("trajectories", "evaluation")
+_READERS = 16
+_VERSION = re.compile(f"/({'|'.join(layout.AREAS)})/")
+_PERIOD = re.compile(r"(\d+)\s*(h|d|w)")
+_HOURS = {"h": 1, "d": 24, "w": 7 * 24}
+
+
+class TargetError(ValueError):
+    """What was asked for is not there, or cannot be looked at; the message says what is."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """A committed trajectory data set with what belongs to it.
+
+    Example: DataSet(number=0, version="runs/demo/trajectories/000003", run="demo", iteration=3, manifest=…,
+    scores=["runs/demo/scores/000003/1f0c"])
+    """
+
+    number: int  # place among those that are looked at
+    version: str
+    run: str
+    iteration: int  # of the run; of an evaluation the policy version
+    manifest: Manifest | None  # None where it cannot be read; `problem` says why
+    scores: list[str] = field(default_factory=list)  # versions, oldest first; the last one counts
+    problem: str = ""
+
+    @property
+    def is_evaluation(self) -> bool:
+        return "/evaluations/" in self.version
+
+
+def split_uri(target: str) -> tuple[str | None, str]:
+    """The root that a URI or a path names, if it does, and the rest.
+
+    >>> split_uri("s3://bucket/prefix/runs/demo/trajectories/000003")
+    ('s3://bucket/prefix', 'runs/demo/trajectories/000003')
+    >>> split_uri("runs/demo"), split_uri("demo")
+    ((None, 'runs/demo'), (None, 'demo'))
+    """
+    if found := _VERSION.search(target):
+        return target[: found.start()], target[found.start() + 1 :].rstrip("/")
+    return None, target.rstrip("/")
+
+
+def since(text: str, now: datetime | None = None) -> datetime | None:
+    """The moment that `text` means: a date, a date with time, or how long ago; None where it is empty.
+
+    >>> since("7d", datetime(2026, 11, 21, tzinfo=UTC))
+    datetime.datetime(2026, 11, 14, 0, 0, tzinfo=datetime.timezone.utc)
+
+    Raises:
+        TargetError: none of these.
+    """
+    if not text:
+        return None
+    try:
+        if period := _PERIOD.fullmatch(text.strip()):
+            return (now or datetime.now(UTC)) - timedelta(hours=int(period[1]) * _HOURS[period[2]])
+        moment = datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        raise TargetError(f"since={text!r}: give a date such as 2026-11-14, or how long ago: 12h, 7d, 2w") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def select(store: Store, targets: Sequence[str], begin: datetime | None = None) -> list[DataSet]:
+    """The data sets that `targets` mean, by run and iteration, each once.
+
+    Args:
+        store: where they lie.
+        targets: runs (all their iterations), versions of trajectories, evaluations or scores, and aliases of such;
+            none: all runs.
+        begin: those committed before it are left out.
+
+    Raises:
+        TargetError: a target means nothing that can be audited; says what there is.
+        StorageError: the catalog is damaged.
+    """
+    entries = catalog.everything(store)
+    attempts = dict.fromkeys(entry.version for entry in entries if entry.kind in _KINDS)
+    scores = _scores_of(entries)
+    wanted = dict.fromkeys(
+        version
+        for target in targets or _runs(attempts)
+        for version in _versions(store, target, attempts, everything=not targets)
+    )
+    with ThreadPoolExecutor(_READERS) as readers:
+        looked_at = readers.map(lambda version: _data_set(store, version, scores), sorted(wanted, key=_order))
+        found = [each for each in looked_at if each]
+    recent = [each for each in found if begin is None or each.manifest is None or each.manifest.created_at >= begin]
+    return [replace(each, number=number) for number, each in enumerate(recent)]
+
+
+def previous(store: Store, data_set: DataSet) -> DataSet | None:
+    """The run's data set before this one; None where there is none, or its data are gone."""
+    if data_set.is_evaluation or data_set.iteration == 0:
+        return None
+    version = layout.trajectories(data_set.run, data_set.iteration - 1)
+    if store.exists(layout.collected(version)):
+        return None
+    return _data_set(store, version, _scores_of(catalog.everything(store)))
+
+
+def _order(version: str) -> tuple[str, bool, str]:
+    """Training data of a run before its evaluations, both in the order of their numbers."""
+    return layout.run_of(version) or "", "/evaluations/" in version, version
+
+
+def _runs(attempts: Iterable[str]) -> list[str]:
+    return sorted({run for version in attempts if (run := layout.run_of(version))})
+
+
+def _versions(store: Store, target: str, attempts: Iterable[str], *, everything: bool) -> list[str]:
+    """Versions of trajectories; of a whole run those that it was trained on."""
+    _, name = split_uri(target)
+    run = name.removeprefix("runs/")
+    mine = [version for version in attempts if layout.run_of(version) == run]
+    if mine:
+        trained = [version for version in mine if "/evaluations/" not in version]
+        return trained or mine
+    if everything:
+        return []
+    if name in attempts:
+        return [name]
+    return [_resolved(store, target, attempts)]
+
+
+def _resolved(store: Store, target: str, attempts: Iterable[str]) -> str:
+    """A version of trajectories that an alias, or their scores, mean."""
+    there = f"runs in {store.root}: {', '.join(_runs(attempts)) or 'none'}"
+    try:
+        version = aliases.resolve(store, split_uri(target)[1])
+        manifest = manifests.read(store, version)
+    except StorageUnavailableError:
+        raise
+    except (StorageError, ValueError) as error:
+        raise TargetError(f"{target!r} is neither a run nor a version of trajectories; {there} ({error})") from None
+    if manifest.kind in _KINDS:
+        return version
+    parents = [parent.version for parent in manifest.parents if parent.version in set(attempts)]
+    if manifest.kind == "scores" and parents:
+        return parents[0]
+    raise TargetError(f"{target!r} is a {manifest.kind} version, no trajectories; {there}")
+
+
+def _scores_of(entries: Iterable[catalog.Entry]) -> dict[str, list[str]]:
+    """Attempts at scores, by the trajectories that they judge."""
+    found: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry.kind == "scores":
+            for parent in entry.parents:
+                versions = found.setdefault(parent, [])
+                if entry.version not in versions:
+                    versions.append(entry.version)
+    return found
+
+
+def _data_set(store: Store, version: str, scores: dict[str, list[str]]) -> DataSet | None:
+    """None for an attempt that died."""
+    run, number = layout.run_of(version) or "", layout.number_of(version) or 0
+    try:
+        manifest = manifests.find(store, version)
+    except StorageUnavailableError:
+        raise
+    except StorageError as error:
+        return DataSet(0, version, run, number, None, problem=str(error))
+    if manifest is None:
+        return None
+    judged = [each for each in scores.get(version, ()) if manifests.committed(store, each)]
+    gone = "its data were collected by gc" if store.exists(layout.collected(version)) else ""
+    return DataSet(0, version, run, number, manifest, judged, gone)

@@ -1,0 +1,31 @@
+"""Text of unknown origin made safe to look at: what would hide or reorder text is spelled out."""
+
+import re
+
+_RANGES = (
+    *((0x00, 0x08), (0x0B, 0x1F), (0x7F, 0x9F)),  # controls but tab and line break
+    *((0xAD, 0xAD), (0x061C, 0x061C), (0x180E, 0x180E), (0x200B, 0x200F), (0x2028, 0x202E)),
+    *((0x2060, 0x206F), (0xFEFF, 0xFEFF), (0xFFF9, 0xFFFB), (0xE0000, 0xE007F)),
+)
+
+
+def _written(code: int) -> str:
+    return f"\\x{code:02x}" if code < 0x100 else chr(code)
+
+
+HIDDEN = "[" + "".join(f"{_written(first)}-{_written(last)}" for first, last in _RANGES) + "]"
+"""Controls but tab and line break, soft hyphens, zero widths, bidi controls, tags; as Python and RE2 both read it."""
+_HIDDEN = re.compile(HIDDEN)
+_LONE = re.compile(r"[\ud800-\udfff]")
+
+
+def visible(text: str, most: int | None = None) -> str:
+    r"""`text` with hidden characters as ⟨U+202E⟩, cut after `most` characters; not yet escaped for HTML.
+
+    >>> visible("abc\u202edef", 5), visible("1\n2")
+    ('abc⟨U+202E⟩d … 2 more characters', '1\n2')
+    """
+    shown = text if most is None else text[:most]
+    rest = len(text) - len(shown)
+    shown = _HIDDEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", _LONE.sub("\ufffd", shown))
+    return f"{shown} … {rest:,} more characters" if rest else shown

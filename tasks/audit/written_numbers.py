@@ -1,0 +1,169 @@
+"""Answers as strings without ornament, and as exact numbers: integers, decimals, fractions, tuples, intervals."""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+Opinion = Literal["right", "wrong", "cannot say"]
+
+LONGEST = 200
+"""Characters of an answer that is looked at as a number."""
+_NEAR = Fraction(1, 1000)  # relative: a rounded number is neither right nor wrong
+
+UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(?:\.\d+)?|\.\d+"
+"""A number in a text, with or without thousands separators."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """An answer as numbers: one, or those of a tuple, an interval or a list."""
+
+    values: tuple[Fraction, ...]
+    brackets: str  # around several numbers, such as `(]`; empty: none
+    unit: str
+    percent: bool
+
+    def scaled(self, scale: Fraction) -> "Numbers":
+        return Numbers(tuple(value * scale for value in self.values), self.brackets, self.unit, self.percent)
+
+
+def compare_numbers(left: Numbers, right: Numbers) -> Opinion:
+    """Whether two answers are the same numbers; of rounded or reordered ones, and of other units, one cannot say."""
+    if (len(left.values) == 1) != (len(right.values) == 1) or (left.unit and right.unit and left.unit != right.unit):
+        return "cannot say"
+    scaled = [left.scaled(scale) for scale in _scales(left, right)]
+    if any(_same(each, right) for each in scaled):
+        return "right" if left.brackets == right.brackets or not (left.brackets and right.brackets) else "cannot say"
+    return "cannot say" if any(_near(each, right) for each in scaled) else "wrong"
+
+
+def _scales(left: Numbers, right: Numbers) -> list[Fraction]:
+    """50 % may be meant by 50 and by 0.5."""
+    if left.percent == right.percent:
+        return [Fraction(1)]
+    return [Fraction(1), Fraction(1, 100) if left.percent else Fraction(100)]
+
+
+def _same(left: Numbers, right: Numbers) -> bool:
+    """The order counts in tuples and intervals only."""
+    if set(left.brackets + right.brackets) & set("()[]"):
+        return left.values == right.values
+    return sorted(left.values) == sorted(right.values)
+
+
+def _near(left: Numbers, right: Numbers) -> bool:
+    """Whether one may be the other one rounded, or in another order."""
+    pairs = list(zip(sorted(left.values), sorted(right.values), strict=False))
+    close = all(abs(one - other) <= _NEAR * max(abs(one), abs(other)) for one, other in pairs)
+    rounded = all(one.denominator * other.denominator > 1 or one == other for one, other in pairs)
+    return close and rounded and len(left.values) == len(right.values)
+
+
+_DROPPED = re.compile(
+    r"\\left(?![a-z])|\\right(?![a-z])|\\[bB]igg?[lr]?(?![a-z])|\\displaystyle|\\[!,;:>]|\\q?quad(?![a-z])|(?<!\\)\$"
+    r"|\\[()\[\]]|\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\(?:degree|circ)(?![a-z])|°|\\\$|[€£]"
+)
+_SAME = {0x2212: "-", 0x2013: "-", 0xA0: " ", 0xD7: "*"}  # minus, dash, space that does not break, times
+_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,\\!)\s*(?=\d{3}(?!\d))")
+_SPACES = re.compile(r"\\ |~|\s+")
+_FRACTION = re.compile(r"\\[dtc]?frac")
+
+
+def bare(answer: str) -> str:
+    """Without delimiters, sizes, currencies and degrees; one way to write a minus, a fraction and thousands."""
+    text = _THOUSANDS.sub(",", answer.translate(_SAME))
+    text = _SPACES.sub(" ", _DROPPED.sub("", text))
+    text = _FRACTION.sub(r"\\frac", text.replace("\\lbrace", "\\{").replace("\\rbrace", "\\}"))
+    text = re.sub(r"\\frac\s*(\d)\s*(\d)(?!\d)", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{", text)
+    text = re.sub(r"(\\frac\{[^{}]*\})\s*(\d)(?!\d)", r"\1{\2}", text)
+    text = re.sub(r"\\sqrt\s*(\w)", r"\\sqrt{\1}", text)
+    return text.strip(" *.") if not text.lstrip(" *").startswith(".") else text.strip(" *").rstrip(".")
+
+
+_WORDS = re.compile(r"\\(?:text|mbox|mathrm|textbf|textit|textrm|mathbf|operatorname)\s*\{([^{}]*)\}")
+
+
+def canonical(plain: str) -> str:
+    """The string by which answers that are no numbers are compared."""
+    text = re.sub(r"\s|\{(?=\w\})|(?<=\{\w)\}", "", _unscripted(_WORDS.sub(r"\1", plain)))
+    text = re.sub(r"^\((\w)\)$", r"\1", text)
+    return text.casefold() if re.fullmatch(r"[A-Za-z.]{2,}|[A-Za-z]", text) else text
+
+
+def _unscripted(text: str) -> str:
+    r"""`x^{2}` as `x^2`."""
+    return re.sub(r"([\^_])\s*\{(\w)\}", r"\1\2", text)
+
+
+_EQUALS = re.compile(r"^\s*[A-Za-z](?:_\{?\w\}?)?(?:\(\w\))?\s*(?:=|\\in(?![a-z]))\s*")
+_UNIT = re.compile(r"(?<=[\d}])\s*((?:(?!(?:pi|sqrt|or|and|mod)\b)[A-Za-z]{2,}(?![A-Za-z])[\s./^\d-]*)+)$")
+_BRACKETED = re.compile(r"^(\(|\[|\\\{)(.*)(\)|\]|\\\})$", re.DOTALL)
+
+
+def read_numbers(text: str) -> Numbers | None:
+    """The numbers that an answer consists of; None where it is something else."""
+    if not text or len(text) > LONGEST:
+        return None
+    plain = bare(text)
+    unit = " ".join(_WORDS.findall(plain))
+    plain = re.sub(_WORDS.pattern + r"\s*(?:\^\s*\{?\d\}?)?", " ", plain).strip()
+    percent = bool(re.search(r"\\?%\s*$", plain))
+    plain = re.sub(r"\\?%\s*$", "", plain).strip()
+    if found := _UNIT.search(plain):
+        unit, plain = f"{unit} {found[1]}", plain[: found.start()]
+    brackets, parts = _parts(_EQUALS.sub("", plain))
+    values = [value for part in parts for value in _values(_EQUALS.sub("", part))]
+    if not values or any(value is None for value in values):
+        return None
+    known = tuple(value for value in values if value is not None)
+    return Numbers(known, brackets if len(known) > 1 else "", " ".join(unit.casefold().split()), percent)
+
+
+def _parts(text: str) -> tuple[str, list[str]]:
+    """The elements of a tuple, a list or an interval, and its brackets; `1,000` without brackets is one number."""
+    brackets, inner = "", text.strip()
+    if found := _BRACKETED.match(inner):
+        brackets, inner = (found[1] + found[3]).replace("\\", ""), found[2]
+    elif re.fullmatch(rf"\s*[-+]?\s*(?:{UNSIGNED})\s*", inner):
+        return "", [inner.replace(",", "")]
+    return brackets, [part.strip() for part in re.split(r",|;|\bor\b|\band\b", inner)]
+
+
+_DECIMAL = r"\d+(?:\.\d*)?|\.\d+"
+_NUMBER = re.compile(rf"([-+]*)({_DECIMAL})(?:/([-+]?(?:{_DECIMAL})))?")
+_MIXED = re.compile(r"([-+]?)(\d+)(?:\s+(\d+)/(\d+)|\s*\\frac\{(\d+)\}\{(\d+)\})")
+_LATEX = re.compile(rf"([-+]?)\\frac\{{([-+]?(?:{_DECIMAL}))\}}\{{([-+]?(?:{_DECIMAL}))\}}")
+
+
+def _values(text: str) -> list[Fraction | None]:
+    r"""The number that `text` is, two where it begins with `\pm`."""
+    text = text.strip()
+    if text.startswith(("\\pm", "±")):
+        value = _number(text.removeprefix("\\pm").removeprefix("±").strip())
+        return [value, None if value is None else -value]
+    return [_number(text)]
+
+
+def _number(text: str) -> Fraction | None:
+    if found := _BRACKETED.match(text):
+        return _number(found[2].strip())
+    if found := _MIXED.fullmatch(text):
+        whole, top, bottom = found[2], found[3] or found[5], found[4] or found[6]
+        part = _quotient(top, bottom)
+        return None if part is None else _signed(found[1], Fraction(whole) + part)
+    text = re.sub(r"\s", "", text)
+    if found := _LATEX.fullmatch(text) or _NUMBER.fullmatch(text):
+        value = _quotient(found[2], found[3] or "1")
+        return None if value is None else _signed(found[1], value)
+    return None
+
+
+def _quotient(top: str, bottom: str) -> Fraction | None:
+    divisor = Fraction(bottom)
+    return Fraction(top) / divisor if divisor else None
+
+
+def _signed(signs: str, value: Fraction) -> Fraction:
+    return -value if signs.count("-") % 2 else value

@@ -1,0 +1,1 @@
+"""Who was trained on what, and what is kept out of training."""

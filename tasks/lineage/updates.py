@@ -1,0 +1,130 @@
+"""The checkpoints of a store, and what each was made from, as their manifests say."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from configs.schema import ArithmeticSource
+from storage import layout, manifests
+from storage.catalog import Entry
+from storage.manifests import Manifest
+from storage.store import StorageError, StorageUnavailableError, Store
+
+_READERS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A checkpoint and the update that made it.
+
+    Example: Update(checkpoint="runs/demo/checkpoints/000004", run="demo", number=4,
+    before=["runs/demo/checkpoints/000003"], data_sets=["runs/demo/trajectories/000003"], scores=[…], exclusions=[])
+    """
+
+    checkpoint: str
+    run: str
+    number: int  # updates of the run until it
+    before: list[str]  # checkpoints whose weights it goes on from: that of the run, or where the run began
+    data_sets: list[str]  # trajectories; none of policy version 0
+    scores: list[str]
+    exclusions: list[str]  # versions that it honoured
+    oldest: int = 0  # policy version; what an older one sampled was left out
+    idle: bool = False  # nothing was left to train on, and the weights stayed
+    origin: str = ""  # of a policy that no checkpoint of the store came before: where it came from
+    taught: ArithmeticSource | None = field(default=None)  # what a warm start taught it
+    problem: str = ""  # why its manifest cannot be read: then the catalog is all that is known of it
+
+
+def read_updates(store: Store, entries: Iterable[Entry]) -> dict[str, Update]:
+    """All committed checkpoints by version.
+
+    Args:
+        store: where they lie.
+        entries: the catalog's.
+
+    Raises:
+        StorageUnavailableError: the store does not answer.
+    """
+    attempts = {entry.version: entry.parents for entry in entries if entry.kind == "checkpoint"}
+    with ThreadPoolExecutor(_READERS) as readers:
+        found = readers.map(lambda attempt: _read(store, *attempt), attempts.items())
+        return {update.checkpoint: update for update in found if update}
+
+
+def descended(updates: Mapping[str, Update], versions: Iterable[str]) -> set[str]:
+    """`versions` and all whose weights go back to one of them, through any number of runs."""
+    children: dict[str, list[str]] = {}
+    for update in updates.values():
+        for parent in update.before:
+            children.setdefault(parent, []).append(update.checkpoint)
+    reached, pending = set[str](), list(versions)
+    while pending:
+        version = pending.pop()
+        if version not in reached:
+            reached.add(version)
+            pending += children.get(version, [])
+    return reached
+
+
+def ancestry(updates: Mapping[str, Update], version: str) -> list[str]:
+    """`version` and all that its weights go back to, nearest first; also those of which nothing is known."""
+    found = {version: None}
+    for each in (pending := [version]):
+        for parent in updates[each].before if each in updates else ():
+            if parent not in found:
+                found[parent] = None
+                pending.append(parent)
+    return list(found)
+
+
+def _read(store: Store, version: str, attempted: Sequence[str]) -> Update | None:
+    """None for an attempt that died."""
+    try:
+        manifest = manifests.find(store, version)
+    except StorageUnavailableError:
+        raise
+    except StorageError as error:
+        return Update(*_place(version), *_parents(attempted), problem=str(error))
+    return None if manifest is None else _of(manifest)
+
+
+def _of(manifest: Manifest) -> Update:
+    parents, config = [parent.version for parent in manifest.parents], manifest.config
+    sorted_, (version, run, number) = _parents(parents), _place(manifest.version)
+    lag = config.get("rollout", {}).get("max_head_offpolicyness", number)
+    begins = not sorted_[0] and not sorted_[1]
+    return Update(
+        *(version, run, number),
+        *sorted_,
+        oldest=number - 1 - lag,
+        idle=manifest.metrics.get("trajectories") == 0,
+        origin=_origin(config.get("policy") or {}) if begins else "",
+        taught=_taught(config) if begins else None,
+    )
+
+
+def _place(version: str) -> tuple[str, str, int]:
+    return version, layout.run_of(version) or "", layout.number_of(version) or 0
+
+
+def _parents(versions: Sequence[str]) -> tuple[list[str], list[str], list[str], list[str]]:
+    """Checkpoints, trajectories, scores and exclusions among them."""
+    kinds = [version.split("/")[2:3] for version in versions]
+    found = [
+        [version for version, kind in zip(versions, kinds, strict=True) if kind == [wanted]]
+        for wanted in ("checkpoints", "trajectories", "scores")
+    ]
+    exclusions = [version for version in versions if version.startswith(layout.exclusions(""))]
+    return found[0], found[1], found[2], exclusions
+
+
+def _origin(policy: Mapping[str, Any]) -> str:
+    return "warm start" if policy.get("warm_start") else str(policy.get("path") or "unknown")
+
+
+def _taught(config: Mapping[str, Any]) -> ArithmeticSource | None:
+    warm_start = (config.get("policy") or {}).get("warm_start")
+    if not warm_start:
+        return None
+    return ArithmeticSource.model_validate(warm_start.get("teaches") or config["problems"]["train"])

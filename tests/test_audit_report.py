@@ -1,0 +1,356 @@
+"""The audit's report: whatever is in the data stays text, every number leads somewhere, nothing is asked of anybody."""
+
+import base64
+import hashlib
+import math
+import re
+from collections import Counter
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from markdown_it import MarkdownIt
+
+from tasks.audit.conversations import Conversation, SpokenTurn
+from tasks.audit.report import wording
+from tasks.audit.report.markdown import check_rows, code, plain, summary
+from tasks.audit.report.page import render
+from tasks.audit.report.plots import plots
+from tasks.audit.results import AuditResult, Case, CheckResult, Histogram, SetNumbers, Unit, Verdict, worst
+
+EVIL = "demo/\"3'</script><script>alert(2)</script><img src=x onerror=alert(3)>/[a](javascript:b)/`c`/0"
+SHOWN = [
+    "<script>alert(1)</script>",
+    "[click](javascript:alert(1))",
+    "<img src=x>",
+    r"\frac{1}{2} $x^2$",
+    "{{ 7 * 7 }}",
+]
+COMMAND = "python -m somewhere read audits/1 --root 's3://bucket'"
+
+
+def check(name: str, verdict: Verdict = "pass", **others: Any) -> CheckResult:
+    values: dict[str, Any] = {
+        "title": name.capitalize(),
+        "about": "What it means.",
+        "severity": "warn",
+        "value": None if verdict == "skipped" else 0.0,
+        "threshold": 0.0,
+        "cases": 0,
+        "of": 0 if verdict == "skipped" else 512,
+        "unit": "turn",
+        "says": f"says {name}",
+    }
+    return CheckResult(name=name, verdict=verdict, **values | others)
+
+
+SET = "runs/demo/trajectories/000000"
+
+
+def case(id_: str, detail: str = "turn 1: wrong", data_set: str = SET, unit: Unit = "turn") -> Case:
+    return Case(unit, id_, data_set, detail)
+
+
+def numbers(iteration: int = 0, run: str = "demo", **others: Any) -> SetNumbers:
+    values: dict[str, Any] = {
+        "version": f"runs/{run}/trajectories/{iteration:06d}",
+        "trajectories": 512,
+        "turns": 1000,
+        "tokens": 6000,
+        "success": [0.5 + iteration / 1000, 0.3],
+        "any_turn": 0.6,
+        "fixed": 0.3,
+        "broken": None,
+        "answer_tokens": 5.9,
+        "truncated": 0.0,
+        "failed": 0.0,
+        "unparsable": 0.001,
+        "zero_variance": 0.1,
+        "staleness": 0.0,
+        "logprob": -0.17,
+        "drift": None,
+    }
+    return SetNumbers(run=run, iteration=iteration, **values | others)
+
+
+def result(checks: list[CheckResult], sets: list[SetNumbers], histograms: list[Histogram] | None = None) -> AuditResult:
+    verdict = worst([each.verdict for each in checks])
+    return AuditResult("s3://bucket/prefix", verdict, checks, sets, histograms or [], {"tables": 1.25})
+
+
+def conversation(id_: str, *texts: str, feedback: str = "") -> Conversation:
+    turns = [
+        SpokenTurn(number, text, "wrong", 0.0, "stop", feedback, 7, "wrong", text[:20], "")
+        for number, text in enumerate(texts)
+    ]
+    prompt = f"What is 12 + 7? {texts[0]}"
+    return Conversation(0, id_, SET, "demo", 0, EVIL, 0, "completed", "", 0, prompt, ["19", EVIL], turns)
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text of a page, as a browser would take them."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: Counter[str] = Counter()
+        self.attributes: list[tuple[str, str, str]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self._inside = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags[tag] += 1
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] += data
+        elif self._inside != "style":
+            self.text += data
+
+    def values(self, name: str) -> list[str]:
+        return [value for _, each, value in self.attributes if each == name]
+
+    @property
+    def policy(self) -> str:
+        return next(value for value in self.values("content") if "default-src" in value)
+
+
+def hostile() -> tuple[AuditResult, dict[tuple[str, str], Conversation]]:
+    """Every field that comes from data holds something that wants to be more than text."""
+    cases = [case(EVIL, text) for text in SHOWN]
+    checks = [
+        check("loops", "fail", value=5.0, cases=9, says=SHOWN[0], examples=cases),
+        check("failed", "skipped", says=EVIL),
+    ]
+    sets = [numbers(0), numbers(1, run=EVIL), numbers(2, run="$x_1$")]
+    histograms = [Histogram(SHOWN[0], SHOWN[2], [0.0, 1.0, 2.0], [3, 4])]
+    return result(checks, sets, histograms), {(SET, EVIL): conversation(EVIL, *SHOWN, feedback=SHOWN[0])}
+
+
+def test_hostile_text_stays_text() -> None:
+    """Scripts, links, LaTeX and templates in prompts, answers, ids and findings are shown; none becomes a tag."""
+    page = Page(render(*hostile(), COMMAND))
+    for text in (*SHOWN, EVIL):
+        assert text in page.text
+    assert page.tags["script"] == 2
+    assert page.tags["img"] == 0
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    assert not [value for value in page.values("href") if not value.startswith(("#", "data:"))]
+
+
+def test_hidden_characters_are_spelled_out() -> None:
+    """What would reorder, hide or colour text does so nowhere in the page, plots included."""
+    sly = "a\u202eb\u200bc\x1b[31m\ud800"
+    cases = [case(sly, sly, sly)]
+    html = render(
+        result([check("loops", "warn", cases=1, examples=cases, says=sly)], [numbers(0, run=sly), numbers(1)]),
+        {(sly, sly): conversation(sly, sly)},
+        COMMAND,
+    )
+    assert not set(sly) & set("\u202e\u200b\x1b\ud800") & set(html)
+    assert "a⟨U+202E⟩b⟨U+200B⟩c⟨U+001B⟩[31m" in html
+    html.encode()
+
+
+def test_nothing_is_loaded_and_no_other_script_runs() -> None:
+    """The page names no address but its store; its policy allows its own two scripts by their hashes."""
+    html = render(result([check("loops")], [numbers(0), numbers(1)]), {}, COMMAND)
+    page = Page(html)
+    digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in page.scripts]
+    scripts = " ".join(f"'sha256-{digest}'" for digest in digests)
+    assert page.policy == (
+        f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {scripts}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    assert set(re.findall(r"\w+://", html)) == {"s3://"}  # the store's
+    assert not page.values("src")
+    assert "@import" not in html
+    assert not re.search(r"url\((?!#)", html)
+
+
+def test_every_number_of_cases_leads_to_them() -> None:
+    """Counts link to the check's section, links have their targets, ids are unique; so for every verdict."""
+    verdicts: list[Verdict] = ["pass", "warn", "fail", "skipped"]
+    checks = [
+        check(
+            f"check_{verdict}",
+            verdict,
+            cases=1234,
+            examples=[case("demo/0"), case("demo/1", data_set="")],
+        )
+        for verdict in verdicts
+    ]
+    html = render(result(checks, [numbers(0), numbers(1)]), {(SET, "demo/0"): conversation("demo/0", "19")}, COMMAND)
+    page = Page(html)
+    ids = page.values("id")
+    assert len(ids) == len(set(ids))
+    targets = {value[1:] for value in page.values("href") if value.startswith("#")}
+    assert targets <= set(ids)
+    for verdict in verdicts:
+        assert {f"check-check_{verdict}", f"examples-check_{verdict}"} <= targets
+        assert f'<a href="#check-check_{verdict}">1,234</a>' in html
+    assert "The first 2 cases of 1,234" in page.text
+    assert f'href="#set-0">{numbers().version}' in html
+    assert COMMAND in page.text
+
+
+def test_what_is_missing_is_a_dash_and_sorts_last() -> None:
+    """None is nowhere shown as such, also where a plot would have drawn it; nor does infinity or NaN break anything."""
+    sets = [numbers(0, success=[None], any_turn=None), numbers(1, logprob=math.nan, staleness=math.inf)]
+    page = Page(html := render(result([check("loops", "skipped")], sets), {}, COMMAND))
+    assert "None" not in page.text
+    assert f'<td class="num" data-sort="">{wording.MISSING}</td>' in html
+    assert '<td class="num" data-sort="Infinity">inf</td>' in html
+    assert '<td class="num" data-sort="">nan</td>' in html
+    assert 'data-sort="0.501">50.1%</td>' in html
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_few_data_sets(count: int) -> None:
+    """Without data sets there are no plots; of one the shares are bars; of more all are lines."""
+    sets = [numbers(n) for n in range(count)]
+    titles = [plot.title for plot in plots(sets, [])]
+    shares = ["Success by turn", "Truncated, failed, unparsable"]
+    lines = [
+        "Length of an answer",
+        "Groups without variance",
+        "Fixed and broken answers",
+        "Staleness",
+        "Behaviour logprob",
+    ]
+    assert set(titles) == {0: set(), 1: set(shares), 2: {*shares, *lines}}[count]
+    page = Page(render(result([check("loops")], sets), {}, COMMAND))
+    assert page.tags["svg"] == len(titles)
+    assert ("no data set that could be read" in page.text) == (not sets)
+
+
+def test_all_checks_skipped() -> None:
+    """Such an audit says that nothing was checked, and why."""
+    checks = [check("loops", "skipped", says="there is no row"), check("failed", "skipped")]
+    page = Page(render(result(checks, []), {}, COMMAND))
+    assert "SKIPPED: 2 checks skipped" in page.text
+    assert "No check could be made" in page.text
+    assert "there is no row" in page.text
+    assert Page(render(result([], []), {}, COMMAND)).text.count("SKIPPED: no checks") == 2  # also in the title
+
+
+def test_plots_stand_in_the_page() -> None:
+    """They take the page's colours, keep text as text and their ids apart, say what they show, and never change."""
+    sets = [numbers(n, run=run, drift=1e-5) for run in ("demo", "other $x$") for n in range(3)]
+    sets += [replace(numbers(5), version="runs/demo/evaluations/000005/held-out/greedy-ab12")]
+    drawn = plots(
+        sets, [Histogram("Length", "tokens", [1.0, 2.0, 3.0], [4, 2]), Histogram("None", "", [0.0, 1.0], [0])]
+    )
+    assert drawn == plots(sets, [Histogram("Length", "tokens", [1.0, 2.0, 3.0], [4, 2])])
+    ids = [id_ for plot in drawn for id_ in re.findall(r' id="([^"]+)"', plot.svg)]
+    assert len(ids) == len(set(ids))
+    for plot in drawn:
+        root = ElementTree.fromstring(plot.svg)
+        assert root.attrib["role"] == "img"
+        assert root.attrib["aria-label"].startswith(plot.title)
+        assert "currentColor" in plot.svg
+        assert "var(--series-1)" in plot.svg
+        assert not re.search(r"#[0-9a-f]{6}\b", plot.svg)
+        assert "<style" not in plot.svg
+    assert "other $x$</text>" in drawn[0].svg
+    assert "demo: held-out</text>" in drawn[0].svg
+
+
+def test_long_texts_show_beginning_and_end() -> None:
+    """A megabyte without a break neither makes the page long nor hides the answer at its end."""
+    text = "begin" + "A" * 1_000_000 + r"\boxed{42}"
+    checks = [check("loops", "warn", cases=1, examples=[case("demo/0", text)])]
+    page = Page(html := render(result(checks, [numbers()]), {(SET, "demo/0"): conversation("demo/0", text)}, COMMAND))
+    assert len(html) < 100_000
+    assert re.search(r"beginA+ … [\d,]+ more characters, then:\nA+\\boxed\{42}", page.text)
+
+
+def test_a_large_report_stays_small() -> None:
+    """100 data sets and 5 long conversations for each of 33 checks: less than 2 MB."""
+    ids = [f"demo/{n}" for n in range(165)]
+    checks = [
+        check(f"check_{n}", "warn", cases=99, examples=[case(each) for each in ids[5 * n : 5 * n + 5]])
+        for n in range(33)
+    ]
+    conversations = {(SET, each): conversation(each, *["So x < y & so on. " * 500] * 4) for each in ids}
+    html = render(result(checks, [numbers(n) for n in range(100)]), conversations, COMMAND)
+    assert len(html.encode()) < 2_000_000
+
+
+def test_a_group_shows_the_words_of_one_of_its_episodes() -> None:
+    """And says whose: a case that is no trajectory has no words of its own."""
+    group = case("12+7", unit="group")
+    checks = [check("zero_variance", "warn", value=1.0, cases=1, examples=[group])]
+    page = Page(render(result(checks, [numbers(0)]), {(SET, "12+7"): conversation("demo/0", "19")}, COMMAND))
+    assert "demo/0, one of them" in page.text
+
+
+def test_numbers_in_words() -> None:
+    """Shares are never rounded to all or nothing; values have the measure of their check."""
+    assert [wording.share(value) for value in (0.0, 1.0, 0.00012, 0.99996, 0.2, None)] == [
+        "0%", "100%", "0.012%", "99.9960%", "20.0%", wording.MISSING,
+    ]  # fmt: skip
+    assert [wording.decimal(value) for value in (0.0, 1234567.0, -0.17321, 2e-5)] == [
+        "0",
+        "1,234,567",
+        "-0.173",
+        "2e-05",
+    ]
+    drift = check("logprob_drift", value=0.03, threshold=0.02)
+    assert (wording.value(drift), wording.threshold(drift)) == ("0.03 nats a token", "0.02 nats a token")
+    strict = check("truncated", value=0.03, threshold=0.0)  # a share also where nothing is allowed
+    assert (wording.value(strict), wording.threshold(strict)) == ("3.0%", "0%")
+    assert wording.value(check("duplicate_ids", value=3.0)) == "3"
+
+
+def test_the_headline_counts() -> None:
+    """Verdicts in words, worst first, one or many."""
+    verdicts: list[Verdict] = ["pass"] * 27 + ["fail"] * 2 + ["skipped"] * 2 + ["warn"] * 3  # type: ignore[assignment]
+    checks = [check(f"check_{n}", verdict) for n, verdict in enumerate(verdicts)]
+    assert wording.headline(result(checks, [])) == "FAIL: 2 checks fail, 3 warn, 27 pass, 2 skipped"
+    assert wording.headline(result([check("loops", "warn"), check("failed")], [])) == "WARN: 1 check warns, 1 passes"
+
+
+def test_the_summary_interprets_nothing() -> None:
+    """As Markdown it shows the same text, without a tag, a link or an image that comes from data."""
+    tricky = "1. # [a](javascript:b) ![i](x) <b>bold</b> *em* `x` | &amp; <https://e.example> www.e.example a@e.example"
+    checks = [
+        check("loops", "fail", value=2.0, cases=2, says=tricky, examples=[case(EVIL)]),
+        check("failed", "skipped", says=tricky),
+    ]
+    text = summary(replace(result(checks, []), store="x`](javascript:y)` <i>"))
+    page = Page(MarkdownIt("commonmark").render(text))
+    assert set(page.tags) == {"h1", "p", "ul", "li", "strong", "code"}
+    assert page.text.count(tricky) == 2
+    assert EVIL in page.text
+    assert not re.search(r"(?<!`)https?://|www\.e|(?<!\\)@", text)
+    assert plain("a\n\n# b") == r"a \# b"
+    assert code("") == ""
+
+
+def test_rows_of_checks() -> None:
+    """Alarms come first; cells are one line of plain text; what was skipped has dashes."""
+    checks = [
+        check("failed", "skipped", says="no\nscores\u202e"),
+        check("loops", "warn", value=0.0223, threshold=0.01, cases=5120, of=229_000),
+        check("duplicate_ids", "fail", value=3.0, cases=3, unit="trajectory"),
+    ]
+    rows = check_rows(result(checks, []))
+    assert [row["verdict"] for row in rows] == ["fail", "warn", "skipped"]
+    assert rows[1] == {
+        "verdict": "warn", "check": "Loops", "value": "2.2%", "threshold": "1%", "cases": "5,120",
+        "of": "229,000 turns", "found": "says loops",
+    }  # fmt: skip
+    assert rows[2]["found"] == "no scores⟨U+202E⟩"
+    assert rows[2]["value"] == rows[2]["cases"] == rows[2]["of"] == wording.MISSING

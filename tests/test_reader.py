@@ -1,0 +1,248 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from starlette.testclient import TestClient
+
+from configs.audit import Audit
+from storage import layout
+from storage.records import CASE_SCHEMA
+from storage.store import Store
+from tasks.audit.database import open_database
+from tasks.audit.intake import take_in
+from tasks.audit.reader.app import create_app
+from tasks.audit.reader.serve import serve
+from tasks.audit.results import AuditResult
+from tasks.audit.selection import select
+from tests.conftest import commit_policy
+from tests.reader_helpers import CRITIC, EVIL, HOSTILE, LONG, NORMALISED, PLAIN, commit, strange, sums
+
+GROUP = "/group?data_set=runs/shared/trajectories/000000&problem=7"
+
+
+@pytest.fixture(scope="module")
+def filled(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    store = Store(str(tmp_path_factory.mktemp("reader")))
+    policy = commit_policy(store, 0, policy_folder).version
+    for iteration, rows in enumerate([sums(PLAIN, 30), strange(), sums(NORMALISED, 2), sums(CRITIC, 2)]):
+        commit(store, iteration, rows, [policy])
+    return store
+
+
+@pytest.fixture(scope="module")
+def reader(filled: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """Beside it what an audit leaves in a folder."""
+    folder, data_sets = tmp_path_factory.mktemp("audit"), select(filled, [])
+    (folder / "audit.json").write_text(json.dumps(AuditResult("memory://", "warn", [], [], [], {}).as_dict()))
+    (folder / "report.html").write_text("<script>sort()</script>")
+    cases = [("loops", "turn", "0/3/1", ""), ("same", "group", "7", layout.trajectories("shared", PLAIN))]
+    rows = [dict(zip(CASE_SCHEMA.names, (n, *case, HOSTILE), strict=True)) for n, case in enumerate(cases)]
+    pq.write_table(pa.Table.from_pylist(rows, CASE_SCHEMA), folder / "cases.parquet")
+    with open_database(data_sets, take_in(filled, data_sets, folder), Audit()) as database:
+        app = create_app(filled, data_sets, database, folder, folder)
+        yield TestClient(app, base_url="http://127.0.0.1:8000")
+
+
+def text(page: str) -> str:
+    """What a person reads."""
+    return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", "", page)))
+
+
+def ids(page: str) -> list[str]:
+    """The lines of the list, by what stands in their first cell."""
+    return [unescape(found) for found in re.findall(r'role="rowheader"><a[^>]*>([^<]*)<', page)]
+
+
+FILTERS = """
+     143 0/0/0
+data_set=TRAJECTORIES/000002 8 2/0/0
+problem=7&end=0 4 0/7/0
+end=0&verdict=correct 60 0/0/0
+end=0&verdict=correct&turn=2 30 0/0/1
+end=0&verdict=wrong&turn=last 60 0/0/2
+verdict=unscored&begin=1&end=1 6 evil/<script>
+end=0&least=1&turn=last 60 0/0/0
+end=0&most=0.5&turn=2 30 0/0/2
+turns=0 1 empty
+status=truncated&begin=0&end=0 1 0/0/3
+text=BOXED%7B5&inside=answers&end=0 30 0/0/2
+text=100%25+wrong_&end=0 60 0/0/1
+text=what+is+12&inside=prompt&end=0 4 0/12/0
+check=loops 1 0/3/1
+check=same 4 0/7/0
+"""
+
+
+@pytest.mark.parametrize("line", FILTERS.strip("\n").splitlines())
+def test_filters(reader: TestClient, line: str) -> None:
+    """Each finds what it says: text as it stands, verdicts and rewards in the turn that is meant."""
+    query, count, first = line.rsplit(maxsplit=2) if line[0] != " " else ("", *line.split())
+    page = reader.get(f"/?{query}").text
+    assert re.search(rf"\b{count}( of 143)? trajector", text(page))
+    assert ids(page)[0].startswith(first)
+
+
+def test_filters_that_find_nothing(reader: TestClient) -> None:
+    for query in ("text=100%25+wrongX", "text=_&inside=prompt", "text=%00", "end=0&turns=3"):
+        assert "No trajectory is like that" in text(reader.get(f"/?{query}").text)
+
+
+def test_the_list_goes_page_by_page(reader: TestClient) -> None:
+    """Fifty lines each; the filter stays; beyond the last page is the last; a trajectory knows its neighbours."""
+    first, last = reader.get("/?end=0").text, reader.get("/?end=0&page=3").text
+    assert (len(ids(first)), len(ids(last))) == (50, 20)
+    assert "101 to 120" in text(last)
+    assert ids(reader.get("/?end=0&page=999").text) == ids(last)
+    assert 'href="/?end=0&amp;page=2"' in first
+    page = reader.get("/trajectory?id=0/0/2&turns=2").text
+    assert 'rel="next" href="/trajectory?id=0%2F1%2F1&amp;turns=2' in page
+    assert "2 of 68 in the list" in text(page)
+
+
+def test_a_trajectory_is_read_turn_by_turn_and_token_by_token(reader: TestClient) -> None:
+    """With verdicts, answer and gold; tokens by the run's tokenizer, nothing by mouse or colour alone."""
+    html = reader.get("/trajectory?id=0/7/1").text
+    page = text(html[html.index("<h2") :])
+    parts = ["What is 7 + 1?", "Turn 1", "wrong", "\\boxed{3}", "100% wrong_, try again", "Turn 2", "correct"]
+    places = [page.index(part) for part in parts]
+    assert places == sorted(places)
+    assert "policy version 0, mean logprob -0.3" in page
+    assert len(re.findall(r'class="token p2" title="[^"]*logprob -0.3, policy version 0"', html)) == 5
+    assert "Logprob</th>" in html
+
+
+@pytest.mark.parametrize(("sample", "advantages"), [(0, [1.5]), (1, [0.5, 1.0]), (2, [-1.5, -1.0]), (3, [-0.5])])
+def test_advantages_are_those_of_the_update(reader: TestClient, sample: int, advantages: list[float]) -> None:
+    """Worked by hand: returns of first turns 1, 0, -2, -1, of second ones 1, -1, each less their mean."""
+    page = text(reader.get(f"/trajectory?id=0/7/{sample}&colour=advantage").text)
+    assert [float(found) for found in re.findall(r"policy version 0, advantage (\S+)", page)] == advantages
+    assert "from the 4 trajectories of the group" in page
+
+
+def test_normalised_advantages_are_those_of_the_whole_data_set(reader: TestClient) -> None:
+    """Two groups of the same advantages, normalised over tokens."""
+    tokens = np.repeat([1.5, 0.5, -1.5, -0.5, 1.0, -1.0], [2, 2, 2, 2, 3, 3])
+    page = text(reader.get("/trajectory?id=2/0/1&colour=advantage").text)
+    assert f"advantage {(0.5 - tokens.mean()) / (tokens.std() + 1e-5):.3g}" in page
+    assert "from the 8 trajectories of the data set" in page
+
+
+@pytest.mark.parametrize(("name", "why"), [("3/0/0", "needs a critic's values"), ("long", "no score for turns [0]")])
+def test_where_there_are_no_advantages_the_page_says_why(reader: TestClient, name: str, why: str) -> None:
+    assert why in text(reader.get(f"/trajectory?id={name}&colour=advantage").text)
+
+
+def test_a_group_stands_side_by_side(reader: TestClient) -> None:
+    """All episodes, what they answered how often, and a way to each."""
+    page = reader.get(GROUP).text
+    assert page.count("<article") == 4
+    assert all(f"/trajectory?id=0%2F7%2F{sample}&amp;" in page for sample in range(4))
+    assert "wrong \u00d7 3" in text(page)
+
+
+def test_hostile_text_is_only_text(reader: TestClient) -> None:
+    """Scripts, templates, links and reordering, in texts, ids and addresses: escaped and spelled out."""
+    links = [unescape(link) for link in re.findall(r'href="(/[^"#]*)', reader.get("/?begin=1&end=1").text)]
+    asked = [f"/?text={EVIL}&problem={EVIL}&verdict={EVIL}&order={EVIL}", f"/group?problem={EVIL}", f"/{EVIL}"]
+    for address in {*links, *asked, f"/trajectory?id={EVIL}", f"/text?id={EVIL}"} - {"/report"}:
+        page = reader.get(address)
+        assert page.status_code in (200, 400, 404), address
+        assert not re.search(r'<script|\u202e|(href|src)="(?!/|#|data:,")', page.text)
+    evil = reader.get("/trajectory", params={"id": f"evil/{HOSTILE}/?&#"}).text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;&#39;&#34;{{ 7 * 7 }} ⟨U+202E⟩ltr" in evil
+
+
+def test_what_is_long_is_cut(reader: TestClient) -> None:
+    """A text is read whole elsewhere, tokens part by part."""
+    page = reader.get("/trajectory?id=long").text
+    assert len(page) < 60_000
+    whole = reader.get(unescape(re.findall(r'href="(/text[^"]*)"', page)[0]))
+    assert whole.headers["content-type"] == "text/plain; charset=utf-8"
+    assert whole.text == LONG
+    part = reader.get("/trajectory?id=many&part=3").text
+    assert part.count('<span class="token" title') == 500
+    assert "part 3 of 3, 4,500 tokens" in text(part)
+
+
+def test_rows_with_one_id_are_all_found(reader: TestClient) -> None:
+    links = re.findall(r'href="(/trajectory[^"]*)"', reader.get("/?problem=twice").text)
+    pages = [reader.get(unescape(link)).text for link in links]
+    assert [">first<" in pages[0], ">second<" in pages[1]] == [True, True]
+    assert "This id is not unique" in reader.get("/trajectory?id=twice").text
+
+
+def test_browsers_are_told_to_run_nothing(reader: TestClient) -> None:
+    """Also on pages about errors; the report alone may run its own script, where it sees nothing else."""
+    for address in ("/", "/trajectory?id=0/7/1", GROUP, "/?turn=x", "/nothing", "/static/style.css", "/audit"):
+        headers = reader.get(address).headers
+        assert headers["content-security-policy"].startswith("default-src 'none'")
+        assert "script-src" not in headers["content-security-policy"]
+        assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
+    report = reader.get("/report")
+    assert report.text == "<script>sort()</script>"
+    assert "sandbox allow-scripts" in report.headers["content-security-policy"]
+
+
+def test_other_names_for_this_machine_are_refused(reader: TestClient) -> None:
+    for host in ("evil.example", "127.0.0.1.evil.example:8000", ""):
+        assert reader.get("/", headers={"host": host}).status_code == 400
+    assert reader.get("/", headers={"host": "[::1]:8000"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("address", "status", "says"),
+    [
+        ("/trajectory?id=nobody", 404, "There is no trajectory 'nobody'"),
+        ("/trajectory?row=9999999999999999999", 404, "There is no trajectory"),
+        ("/trajectory?id=many&part=4", 404, "have 3 parts"),
+        ("/text?id=long&of=secret", 404, "'secret' is none of prompt"),
+        ("/group?data_set=x&problem=y", 404, "There is no problem 'y'"),
+        ("/openapi.json", 404, "no page with this address"),
+        ("/?least=abc", 400, "Reward from: 'abc' is no number"),
+        ("/?begin=-1&status=lost", 400, "Status: 'lost' is not known: choose completed"),
+        ("/?check=unknown", 400, "found nothing"),
+        ("/?page=0", 400, "Page: '0' is no page"),
+        (f"/?text={'x' * 1001}", 400, "1,001 characters"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(reader: TestClient, address: str, status: int, says: str) -> None:
+    page = reader.get(address)
+    assert page.status_code == status
+    assert says in text(page.text)
+
+
+def test_no_trajectories_are_no_error(store: Store, tmp_path: Path) -> None:
+    """An empty data set has a page; a store without any is told before anything starts."""
+    with pytest.raises(ValueError, match="there are no trajectories"):
+        serve(store, [], None, tmp_path, Audit(), 0)
+    commit(store, PLAIN, ([], []), [])
+    data_sets = select(store, [])
+    with open_database(data_sets, take_in(store, data_sets, tmp_path), Audit()) as database:
+        reader = TestClient(create_app(store, data_sets, database, tmp_path), base_url="http://localhost")
+        assert "There are no trajectories here" in reader.get("/").text
+        assert reader.get("/report").status_code == 404
+
+
+def test_it_serves_until_it_is_told_to_end(filled: Store, tmp_path: Path) -> None:
+    """Its tables are not left behind."""
+    arguments = f'Store({filled.root!r}), ["shared"], None, Path({str(tmp_path)!r}), Audit(), 0'
+    code = f"from tasks.audit.reader.serve import *; serve({arguments})"
+    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parent.parent)}
+    job = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    assert job.stdout
+    (address,) = re.findall(r"http://127\.0\.0\.1:\d+/", job.stdout.readline())
+    assert b"143 trajectories" in urllib.request.urlopen(address).read()
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(20) == 0
+    assert list(tmp_path.glob("audit-*")) == []

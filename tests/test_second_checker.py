@@ -1,0 +1,113 @@
+import pytest
+
+from tasks.audit.second_checker import Opinion, compare, final_answer, opinion, stated
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"first \boxed{1}, then \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{\left\{1, 2\right\}}", r"\left\{1, 2\right\}"),
+        (r"\boxed 7", "7"),
+        (r"\boxed{7", None),  # cut: what it would have said is not known
+        (r"\boxed{{7}", None),
+        ("2 * 9 = 18\n#### 18", "18"),
+        ("So the answer is 42 because 40 + 2 is that.", "42"),
+        ("The final answer is: $x = 5$. I hope so.", "x = 5"),
+        ("We get $a = 3$ and so $b = 4$.", "4"),
+        ("It costs $40 or, with tax, $44 in all.", "44"),
+        ("she has 1,200 apples", "1,200"),
+        ("19 = 12 + 7", "12 + 7"),  # not 7
+        ("I do not know.", None),
+    ],
+)
+def test_reads_the_final_answer(text: str, answer: str | None) -> None:
+    assert final_answer(text) == answer
+
+
+RIGHT = [
+    (r"\dfrac{1}{2}", "0.5"),
+    (r"\frac12", "1/2"),
+    (r"\tfrac{-3}{4}", "-0.75"),
+    (r"2\frac{1}{3}", "7/3"),
+    ("2 1/3", r"\frac{7}{3}"),
+    ("1,000", "1000"),
+    (r"10,\!080", "10080"),
+    (r"1{,}234.50", "1234.5"),
+    (r"\$18.90", "18.9"),
+    (r"50\%", "50"),
+    ("50%", "0.5"),
+    (r"90^\circ", "90"),
+    ("72 dollars", "72"),
+    (r"15\mbox{ cm}^2", "15"),
+    ("x=5", "5"),
+    ("+7", "7"),
+    ("\u22123", "-3"),
+    ("**12**", "12"),
+    ("(1, 2)", r"\left(1,2\right)"),
+    ("3, 1", "1,3"),
+    ("x=1, x=-2", "-2,1"),
+    (r"\pm 3", "3,-3"),
+    (r"(0, \frac{1}{2}]", "(0,0.5]"),
+    (r"\text{Evelyn}", "evelyn"),
+    (r"\text{(C)}", "C"),
+    (r"3\sqrt2", r"3 \sqrt{2}"),
+    ("x^{2}+1", "x^2 + 1"),
+]
+WRONG = [("19", "20"), (r"\frac{1}{3}", "0.5"), ("0.33", "1/3"), ("(1,2)", "(1,3)"), ("-3", "3"), ("112", "12")]
+CANNOT_SAY = [
+    ("x+1", "1+x"),  # algebra
+    ("12 + 7", "19"),  # arithmetic
+    ("0.3333", "1/3"),  # rounded
+    ("(1,2)", "(2,1)"),  # reordered
+    ("(1,2]", "[1,2)"),
+    ("1,2", "1"),
+    ("5 miles", "5 feet"),
+    (r"1011_2", "1011"),
+    ("1/0", "0"),
+    ("9" * 5000, "1"),
+    ("", "1"),
+]
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "said"),
+    [
+        (*pair, said)
+        for said, pairs in (("right", RIGHT), ("wrong", WRONG), ("cannot say", CANNOT_SAY))
+        for pair in pairs
+    ],
+)
+def test_compares_answers(answer: str, gold: str, said: Opinion) -> None:
+    assert compare(answer, gold) == said
+    assert compare(gold, answer) == said
+
+
+def test_any_solution_counts_and_wrong_needs_all() -> None:
+    assert opinion(r"\boxed{7}", ["8", "7"]) == ("right", "7")
+    assert opinion(r"\boxed{7}", ["8", "9"]) == ("wrong", "7")
+    assert opinion(r"\boxed{7}", ["8", "x"]) == ("cannot say", "7")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "gives"),
+    [
+        ("What is 12 + 7? (The answer is 19)", True),
+        ("What is 12 + 7? Answer: $19$.", True),
+        ("What is 12 + 7?\nSolution: 19", True),
+        (r"What is 12 + 7? \boxed{19}", True),
+        ("What is 12 + 7?\n#### 19", True),
+        (r"What is 19 + 0? Put the answer into \boxed{}.", False),
+        ("Is the answer is 20 or 21? 19", False),
+        ("The answer is 190.", False),
+        (r"Your answer is wrong. Try again. \boxed{20}", False),
+    ],
+)
+def test_finds_what_a_prompt_states(prompt: str, gives: bool) -> None:
+    assert any(right for _, right in stated(prompt, ["19"])) == gives
+
+
+def test_a_loop_of_boxes_takes_no_time() -> None:
+    """A collapsed policy opens thousands of boxes; to match their braces must not take quadratic time."""
+    assert final_answer(r"\boxed{" * 100_000) is None
+    assert compare("ab " * 60, "1") == "cannot say"
