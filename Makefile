@@ -67,8 +67,8 @@ smoke: setup ## The same pipeline, as small as it gets: does it run at all?
 retrain-demo: setup ## Three nights of retraining and a roll-back on the tiny model, in minutes
 	@$(BIN)/python -m flows.retrain_demo $(ARGS)
 
-# Tests mostly wait. Those of a file stay together and share its servers.
-TWO_AT_ONCE := -n 2 --dist loadfile --no-loadscope-reorder
+# Tests often wait: three files at a time, each with its own servers, on two cores.
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 audit: setup ## Audit trajectory data sets (ARGS="demo": of one run; default: all)
 	@$(BIN)/python -m flows.audit_trajectories $(ARGS)
@@ -77,7 +77,7 @@ read: setup ## Read trajectories in the browser (ARGS="demo")
 	@$(BIN)/python -m tasks.audit read $(ARGS)
 
 test: setup ## Run the tests (ARGS="-k name" selects)
-	@$(BIN)/python -m pytest $(or $(ARGS),$(TWO_AT_ONCE))
+	@$(BIN)/python -m pytest $(or $(ARGS),$(SIDE_BY_SIDE))
 
 check: setup ## Lint, format check and types, over everything
 	@$(BIN)/ruff check .

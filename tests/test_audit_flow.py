@@ -1,9 +1,5 @@
 """The audit flow on a real run: real engine, real Prefect, real files; what people and schedules get from it."""
 
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +10,12 @@ from configs import ConfigError
 from flows.audit_trajectories import audit_trajectories
 from flows.math_mt_ppo import math_mt_ppo
 from storage import layout, manifests
-from storage.store import Store
+from storage.store import StorageUnavailableError, Store
 from storage.verify import verify
 from tasks import audit_trajectories as shell
 from tasks.audit.selection import TargetError
 from tests.chain_helpers import key
 
-ROOT = Path(__file__).parent.parent
 Emitted = list[dict[str, Any]]
 
 
@@ -67,18 +62,19 @@ HARDLY_TAUGHT = {"unparsable", "identical_answers", "truncated", "zero_variance"
 """What may rightly be said of episodes that a policy of thirty steps has played."""
 
 
-def test_a_store_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line says so in a line: no stack trace, neither of ours nor of Prefect's."""
+def test_a_store_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is told in a line: no stack trace, neither of ours nor of Prefect's."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # nobody listens there
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
-    patience = ["storage.patience_s=2", "storage.request_timeout_s=1", "--since", "7d"]
-    command = [sys.executable, "-m", "flows.audit_trajectories", "demo", "storage.root=s3://bucket/x", *patience]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment, check=False)
-    assert ended.returncode == 1
-    assert re.match("error: .*bucket", ended.stderr.splitlines()[-1]), ended.stderr
-    assert "Traceback" not in ended.stderr + ended.stdout
+    patience = [f"storage.cache={tmp_path}", "storage.patience_s=2", "storage.request_timeout_s=1"]
+    with pytest.raises(StorageUnavailableError, match="s3://bucket/x"):
+        audit_trajectories(["s3://bucket/x/runs/demo"], "smoke", patience)
+    told = [record for record in caplog.records if "exception" in record.getMessage()]
+    assert told
+    assert all(record.exc_info is None for record in told)
 
 
 def test_what_is_not_there_is_told_with_what_is(tmp_path: Path) -> None:
