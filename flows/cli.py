@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -17,6 +18,7 @@ from flows.temporary_server import temporary_server
 
 Command = Callable[[Config], str]
 """What a flow's command line does instead of running the flow; returns what to print."""
+_LATEST_S = 15.0
 _OVERRIDE = re.compile(r"[a-z_][a-z0-9_.]*=")
 
 
@@ -114,7 +116,19 @@ def _act(act: Callable[[], None]) -> None:
         sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from what is committed", file=sys.stderr)
-        sys.exit(130)
+        _leave(130)
+
+
+def _leave(status: int) -> None:
+    """End the process, at the latest in a while.
+
+    An interrupt may catch a thread pool between the start of a thread and the note of it; at exit Python would then
+    wait for that thread for ever.
+    """
+    latest = threading.Timer(_LATEST_S, os._exit, [status])
+    latest.daemon = True
+    latest.start()
+    sys.exit(status)
 
 
 def _add_command(group: "argparse._MutuallyExclusiveGroup", name: str, command: Callable[..., str]) -> None:

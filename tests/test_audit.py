@@ -62,19 +62,17 @@ def test_every_knob_is_a_check() -> None:
     assert all(check.about for check in CHECKS.values())
 
 
-def test_a_run_is_audited_and_kept(store: Store, verifier: Verifier) -> None:
+def test_a_run_is_audited_and_kept(any_store: Store, verifier: Verifier, tmp_path: Path) -> None:
     """Verdict, numbers, report and cases are one version; the same findings in the same data are the same version."""
+    store, cache = any_store, tmp_path / "cache"
     commit(store)
     with audited(store, verifier, "r") as found:
         data_sets = select(store, ["r"])
-        first, again = (
-            commit_audit(store, data_sets, found, Provenance(config={}), store_folder(store), "reader")
-            for _ in range(2)
-        )
+        first, again = (commit_audit(store, data_sets, found, Provenance(config={}), cache, "reader") for _ in range(2))
         flagged = found.database.number("select count(*) from cases")
     assert first == again
     assert [parent.version for parent in first.parents] == [SET, layout.scores("r", 0, "5c0e")]
-    result, folder = read_audit(store, first.version, store_folder(store))
+    result, folder = read_audit(store, first.version, cache)
     assert result == found.result
     assert result.sets[0].success == [0.0, 1.0]
     assert (result.sets[0].trajectories, result.sets[0].fixed, result.sets[0].any_turn) == (4, 1.0, 1.0)

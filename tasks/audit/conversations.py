@@ -60,13 +60,3 @@ def read_conversations(database: Database, rows: Sequence[int]) -> list[Conversa
     ):
         found[found_row[0]] = Conversation(*(*found_row, spoken.get(found_row[0], [])))
     return [found[row] for row in rows if row in found]
-
-
-def rows_of(database: Database, ids: Sequence[str]) -> list[int]:
-    """Row numbers of trajectories by their ids, in the order of `ids`; of a duplicate the first."""
-    found = dict(
-        database.all(
-            "select trajectory_id, min(row) from episodes where list_contains(?, trajectory_id) group by 1", list(ids)
-        )
-    )
-    return [found[name] for name in dict.fromkeys(ids) if name in found]
