@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _BATCH_ROWS, _BATCH_TOKENS = 4096, 1_000_000
-_NO_TOKEN = 2**31 - 1  # decodes to nothing; negative ids would be refused
+NO_TOKEN = 2**31 - 1  # decodes to nothing; negative ids would be refused
 
 
 class Decoder:
@@ -68,7 +68,7 @@ class Decoders:
         policies: dict[str, dict[str, None]] = {}
         for _, run, policy in rows:
             policies.setdefault(run, {})[policy] = None
-        found = {run: _of_run(evidence, run, list(named)) for run, named in policies.items()}
+        found = {run: find_decoder(evidence.store, run, named, evidence.cache)[0] for run, named in policies.items()}
         self.missing = [run for run, decoder in found.items() if decoder is None]
         """Runs without one."""
         if not any(found.values()):
@@ -123,7 +123,7 @@ def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 def lists(column: Any) -> list[list[int]]:
     """An Arrow column of lists of token ids as Python lists; many times faster than `to_pylist`."""
     values = column.flatten().to_numpy(zero_copy_only=False)
-    flat = np.where(values < 0, _NO_TOKEN, values).tolist()
+    flat = np.where(values < 0, NO_TOKEN, values).tolist()
     ends = np.concatenate([[0], np.cumsum(column.value_lengths().to_numpy(zero_copy_only=False))])
     return [flat[start:end] for start, end in pairwise(ends.tolist())]
 
@@ -162,17 +162,21 @@ def _load(contents: tuple[str, ...], place: _Place) -> Decoder:
         raise StorageError(f"the tokenizer in {place.folder} cannot be loaded: {error}") from error
 
 
-def _of_run(evidence: Evidence, run: str, policies: Iterable[str]) -> Decoder | None:
-    """By a checkpoint that played its data sets, else by any other of the run."""
-    for version in _candidates(evidence.store, run, policies):
-        if version and not evidence.store.exists(layout.collected(version)):
+def find_decoder(store: Store, run: str, policies: Iterable[str], cache: Path) -> tuple[Decoder | None, str]:
+    """That of a checkpoint which played a run's data sets, else of any other of the run; or None and why there is none.
+
+    What is wrong with a single checkpoint is said by `storage verify`; another one may serve.
+    """
+    problem = f"no checkpoint of {run} is in the store"
+    for version in _candidates(store, run, policies):
+        if version and not store.exists(layout.collected(version)):
             try:
-                return open_decoder(evidence.store, version, evidence.cache)
+                return open_decoder(store, version, cache), ""
             except StorageUnavailableError:
                 raise
-            except StorageError:  # what is wrong with a checkpoint is said by `storage verify`; another one may serve
-                continue
-    return None
+            except StorageError as error:
+                problem = str(error)
+    return None, problem
 
 
 def _candidates(store: Store, run: str, policies: Iterable[str]) -> Iterator[str]:

@@ -1,17 +1,15 @@
 """Text of single tokens, by the tokenizer of the run that they belong to."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 
-from storage import catalog, layout
-from storage.store import StorageError, StorageUnavailableError, Store
+from storage.store import Store
 from tasks.audit.selection import DataSet
-from tasks.audit.tokens import Decoder, open_decoder
+from tasks.audit.tokens import NO_TOKEN, Decoder, find_decoder
 
 _LOADING = Lock()  # transformers cannot be imported by two threads at once
-NO_TOKEN = 2**31 - 1  # decodes to nothing; negative ids would be refused
 
 
 def warm_up() -> None:
@@ -42,24 +40,7 @@ class Vocabularies:
         return texts, problem
 
     def _find(self, run: str, policy: str) -> tuple[Decoder | None, str]:
-        """That of the policy that played, or else of any other checkpoint of the run."""
-        problem = f"no checkpoint of {run} is in the store"
-        for version in dict.fromkeys(self._candidates(run, policy)):
-            try:
-                return open_decoder(self._store, version, self._cache), ""
-            except StorageUnavailableError:
-                raise
-            except StorageError as error:
-                problem = str(error)
-        return None, problem
-
-    def _candidates(self, run: str, policy: str) -> Iterator[str]:
-        if policy:
-            yield policy
-        for entry in reversed(catalog.everything(self._store)):
-            gone = layout.collected(entry.version)
-            if entry.kind == "checkpoint" and layout.run_of(entry.version) == run and not self._store.exists(gone):
-                yield entry.version
+        return find_decoder(self._store, run, [policy], self._cache)
 
 
 def _policy(data_set: DataSet) -> str:
