@@ -373,8 +373,8 @@ class Advantage(Knobs):
     gae_lambda: Share = 1.0
     """gae: 1 looks at whole returns, 0 at the next value only."""
     normalisation: Literal["none", "batch", "group"] = "batch"
-    """(A - mean) / (std + 1e-5) over the action tokens of all samples, or of each problem's. Moves groups that agree
-    a little away from 0."""
+    """gae: (A - mean) / (std + 1e-5) over the action tokens of all samples (batch), or of each problem's (group).
+    group: A / (std + 1e-5); its baselines are centred already, and groups that agree stay at 0. none: as they are."""
 
 
 class Critic(Knobs):
@@ -532,11 +532,12 @@ class Optimizer(Knobs):
     lr: PositiveFloat = 2e-5
     """Learning rate after warm-up."""
     weight_decay: NonNegativeFloat = 0.05
-    """Decoupled weight decay."""
+    """Decoupled weight decay of matrices; norms and biases do not decay."""
     betas: tuple[Decay, Decay] = (0.9, 0.95)
     """Decay rates of the moments."""
     eps: PositiveFloat = 1e-5
-    """Added to the root of the second moment."""
+    """Added to the root of the second moment. Large models need 1e-8: their gradients are so small that 1e-5 would
+    shorten all steps, as the metric `optimizer/median_sqrt_v` and an alarm say."""
     warmup_steps: NonNegativeInt = 0
     """Steps over which the learning rate rises from zero. Not a share of all steps: `run.iterations` may be raised."""
     max_grad_norm: PositiveFloat = 1.0

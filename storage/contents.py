@@ -45,7 +45,8 @@ _KEYS = {
     "exclusions": ("trajectory_id", "data_set", "problem_key"),
 }
 """What no two rows of a version have in common."""
-_NEW_IN_2 = {"sequence_starts"}
+_NEW_IN = {2: {"sequence_starts"}, 3: {"unplayed_turns"}}
+"""By schema version, columns that older files lack."""
 _PER_TOKEN = ("token_ids", "action_mask", "logprobs", "versions")
 _NAMED = 3  # rows that a message spells out
 
@@ -60,7 +61,8 @@ def parquet(path: Path, kind: str, rows: int | None) -> list[str]:
         return [f"cannot be read as Parquet: {error}"]
     if written > SCHEMA_VERSION:
         return [f"was written with schema_version {written}; this code knows {SCHEMA_VERSION}: upgrade"]
-    problems = _schema_problems(schema, SCHEMAS[kind], _NEW_IN_2 if written < 2 else set())
+    optional = {name for version, names in _NEW_IN.items() if written < version for name in names}
+    problems = _schema_problems(schema, SCHEMAS[kind], optional)
     if found != rows:
         problems.append(f"has {found} rows, its manifest says {rows}")
     return problems

@@ -10,10 +10,10 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 2  # 2: sequence_starts
+SCHEMA_VERSION = 3  # 2: sequence_starts, 3: unplayed_turns
 
 Status = Literal["completed", "truncated", "rejected", "failed"]
-"""completed: the agent ended it. truncated: cut by the token limit of its last turn or by the context.
+"""completed: the agent ended it. truncated: cut by the token limit of its last turn, or for want of room for the next.
 rejected: the agent returned nothing. failed: an error or the deadline; `reason` says which."""
 
 VerdictName = Literal["correct", "wrong", "unparsable", "timeout", "error"]
@@ -94,6 +94,7 @@ class Trajectory:
     started_at: float  # seconds since the epoch
     latency_s: float
     sequence_starts: list[int] = field(default_factory=lambda: [0])  # where each sequence begins in token_ids
+    unplayed_turns: int = -1  # truncated: turns for which the context had no room; -1: nobody knows how many
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +241,7 @@ TRAJECTORY_SCHEMA = _schema(
     ("started_at", pa.float64()),
     ("latency_s", pa.float32()),
     ("sequence_starts", pa.list_(pa.int32())),
+    ("unplayed_turns", pa.int32()),
 )
 
 SCORE_SCHEMA = _schema(
@@ -314,5 +316,8 @@ def to_table(rows: list[Any], schema: pa.Schema) -> pa.Table:
 
 
 def to_trajectory(row: dict[str, Any]) -> Trajectory:
-    """A row of the Parquet file (`Table.to_pylist`) as the record; files of schema 1 have one sequence a row."""
+    """A row of the Parquet file (`Table.to_pylist`) as the record.
+
+    Files of schema 1 have one sequence a row, those before schema 3 do not say how many turns were left unplayed.
+    """
     return Trajectory(**{**row, "turns": [Turn(**turn) for turn in row["turns"]]})

@@ -324,6 +324,7 @@ def _common(identity: Identity, count: int) -> dict[str, Any]:
         "agent_args": '{"num_turns": 2}',
         "environment": "math-verify",
         "environment_args": "{}",
+        "unplayed_turns": 0,
     }
     return {
         name: pa.repeat(pa.scalar(value, TRAJECTORY_SCHEMA.field(name).type), count) for name, value in values.items()

@@ -34,13 +34,16 @@ def make_trajectory(
     version: int = 0,
     status: Status = "completed",
     turn_discount: float = 1.0,
+    unplayed_turns: int = -1,
+    finish_reason: str = "stop",
 ) -> Trajectory:
-    """Prompt 1 2 3, then the turns' tokens with feedback 4 5 between them."""
+    """Prompt 1 2 3, then the turns' tokens with feedback 4 5 between them; `finish_reason` is the last turn's."""
     ids, mask, spans = [1, 2, 3], [False] * 3, []
     for number, turn in enumerate(turns):
         if number:
             ids, mask = [*ids, 4, 5], [*mask, False, False]
-        spans.append(Turn(len(ids), len(ids) + len(turn), "", "wrong", 0.0, "stop", "", 0.0, 0))
+        ended = finish_reason if number == len(turns) - 1 else "stop"
+        spans.append(Turn(len(ids), len(ids) + len(turn), "", "wrong", 0.0, ended, "", 0.0, 0))
         ids, mask = [*ids, *turn], [*mask, *[True] * len(turn)]
     return Trajectory(
         trajectory_id=name,
@@ -69,6 +72,7 @@ def make_trajectory(
         seed=0,
         started_at=0.0,
         latency_s=0.0,
+        unplayed_turns=unplayed_turns,
     )
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from configs.schema import Advantage, Reward
 from tasks.ppo.advantages import Observed, estimate
+from tasks.ppo.advantages.normalise import normalise
 from tasks.ppo.samples import Floats, Sample, build_samples
 from tests.ppo_helpers import make_scores, make_trajectory
 
@@ -115,11 +116,11 @@ def gae_of(
     return estimated.advantages[0].tolist(), estimated.returns[0].tolist()
 
 
-def golden(truncated: bool = False, turn_discount: float = 1.0) -> Sample:
+def golden(turn_discount: float = 1.0) -> Sample:
     """Two turns of two tokens, reward 0 on the first and 1 on the second."""
     row = make_trajectory("t", [[10, 11], [12, 13]], turn_discount=turn_discount)
     (sample,) = build_samples([row], make_scores("t", 0.5, 1), Reward())
-    return dataclasses.replace(sample, truncated=truncated)
+    return sample
 
 
 def test_gae_golden_values() -> None:
@@ -139,10 +140,11 @@ def test_gae_with_both_discounts_by_hand() -> None:
     assert advantages == pytest.approx([first, second, third, fourth])
 
 
-def test_truncated_episodes_bootstrap() -> None:
-    """What was cut could have gone on: the last step sees the value after it; lambda 0 shows it alone."""
-    advantages, _ = gae_of(golden(truncated=True), [0.5] * 4, bootstrap=0.7, discount=0.9, gae_lambda=0.0)
-    assert advantages[3] == pytest.approx(1 + 0.9 * 0.7 - 0.5)
+def test_what_lies_behind_a_cut_is_a_turn_further() -> None:
+    """The last step sees the return behind it, by the discount from turn to turn; lambda 0 shows it alone."""
+    sample = golden(turn_discount=0.8)
+    advantages, _ = gae_of(sample, [0.5] * 4, bootstrap=0.7, discount=0.9, gae_lambda=0.0)
+    assert advantages[3] == pytest.approx(1 + 0.8 * 0.7 - 0.5)
 
 
 def test_gae_with_lambda_1_is_return_minus_value() -> None:
@@ -207,15 +209,31 @@ def test_gae_on_the_masked_sequence_is_gae_on_the_compressed_one(
     np.testing.assert_allclose(ours, masked_gae(rewards, other, discounts, mask, gae_lambda)[mask], atol=1e-9)
 
 
-def test_normalisation_over_batch_and_group_by_hand() -> None:
+def test_normalisation_of_values_by_hand() -> None:
     """Tokens of long turns weigh more; a masked token is normalised like the others but weighs nothing."""
     samples = samples_of({"a": ("p", [1]), "b": ("p", [0]), "c": ("q", [1]), "d": ("q", [0])})
     samples[3] = dataclasses.replace(samples[3], in_loss=np.array([False]))
-    raw = np.array([1.0, -1.0, 1.0, -1.0])
-    batch = (raw - 1 / 3) / (np.std([1, -1, 1]) + 1e-5)
-    assert np.concatenate(advantages_of(samples, normalisation="batch")) == pytest.approx(batch)
+    raw = [np.array([value]) for value in (1.0, -1.0, 1.0, -1.0)]
+    batch = (np.concatenate(raw) - 1 / 3) / (np.std([1, -1, 1]) + 1e-5)
+    assert np.concatenate(normalise(samples, raw, "batch")) == pytest.approx(batch)
     group = [1 / (1 + 1e-5), -1 / (1 + 1e-5), 0.0, -2 / 1e-5]
-    assert np.concatenate(advantages_of(samples, normalisation="group")) == pytest.approx(group)
+    assert np.concatenate(normalise(samples, raw, "group")) == pytest.approx(group)
+
+
+def test_normalisation_leaves_groups_that_agree_at_zero() -> None:
+    """All of q's long answers are wrong: nothing says that they are better than others, whatever the batch's mean."""
+    parts: list[tuple[Rows, int]] = [
+        ({"a": ("p", [1])}, 3),
+        ({"b": ("p", [0])}, 1),
+        ({"c": ("q", [0]), "d": ("q", [0])}, 50),
+    ]
+    samples = [sample for rows, length in parts for sample in samples_of(rows, length=length)]
+    for over in ("batch", "group"):
+        advantages = advantages_of(samples, normalisation=over)
+        assert advantages[2:] == [[0.0] * 50] * 2
+        assert advantages[0][0] == -advantages[1][0] > 0
+    tokens = np.concatenate(advantages_of(samples, normalisation="batch"))
+    assert tokens.std() == pytest.approx(1, abs=1e-3)
 
 
 def test_unknown_estimator_is_refused_with_the_known_names() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tasks.ppo.logprobs import action_logprobs
+from tasks.ppo.logprobs import action_logprobs, read_out
 from tests.ppo_helpers import VOCABULARY, tiny_model
 
 TOKENS = torch.randint(0, VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(5))
@@ -42,6 +42,16 @@ def test_equals_the_full_logits(kind: str, tied: bool, temperature: float, chunk
     theirs = torch.autograd.grad((expected * weights).sum(), parameters)
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
+
+
+def test_autocast_does_not_round_the_logits() -> None:
+    """Where logits are large, a rounding of 2^-8 of them is a wrong logprob: the last layer stays in float32."""
+    head, generator = torch.nn.Linear(64, VOCABULARY, bias=False), torch.Generator().manual_seed(1)
+    states, targets = 20 * torch.randn(100, 64, generator=generator), torch.arange(100) % VOCABULARY
+    with torch.autocast("cpu", torch.bfloat16):
+        logp, _ = read_out(head, states, targets, 1.0, 1000)
+    expected = (states.double() @ head.weight.double().T).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    torch.testing.assert_close(logp.double(), expected, atol=1e-4, rtol=0)
 
 
 def test_full_vocabulary_logits_exist_for_one_chunk_only() -> None:

@@ -1,6 +1,7 @@
 """Training samples: what enters training, and what is refused."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Reward
-from tasks.ppo.samples import build_samples, fresh
+from storage.records import Status
+from tasks.ppo.samples import build_samples, fresh, known
 from tests.ppo_helpers import make_scores, make_trajectory
 
 
@@ -48,6 +50,39 @@ def test_only_finished_episodes_with_actions_are_trained_on() -> None:
         ("completed", False),
         ("truncated", True),
     ]
+
+
+def after(*successes: float, status: Status = "truncated", discount: float = 1.0, **cut: Any) -> float | None:
+    """Return behind the last turn of a trajectory."""
+    row = make_trajectory("t", [[10]] * len(successes), status=status, turn_discount=discount, **cut)
+    (sample,) = build_samples([row], make_scores("t", *successes), Reward())
+    return sample.after
+
+
+def test_nothing_follows_an_answer_that_was_judged() -> None:
+    """An answer that the token limit cut ends the episode like any other: a value on top of its verdict pays twice."""
+    assert after(1, status="completed") == 0
+    assert after(1, finish_reason="length", unplayed_turns=0) == 0
+    assert after(1, finish_reason="length") == 0  # of stores from before the column
+
+
+def test_turns_without_room_count_as_wrong_ones() -> None:
+    """Five wrong turns earn -5 and two that fill the context earn no more, in a store as well as by discounts."""
+    assert after(0, 0, unplayed_turns=3) == -3
+    assert after(0, 0, unplayed_turns=3, discount=0.5) == -1.75
+    rows = [make_trajectory("long", [[10], [11]], status="truncated", unplayed_turns=3)]
+    rows.append(make_trajectory("short", [[10]] * 5))
+    scores = make_scores("long", *[0] * 2) + make_scores("short", *[0] * 5)
+    long, short = build_samples(rows, scores, Reward())
+    assert long.returns.tolist() == short.returns[:2].tolist() == [-5, -4]
+
+
+def test_returns_behind_an_uncounted_cut_are_not_known() -> None:
+    """Whether one turn or ten had no room, the row does not say: only a critic can tell what they were worth."""
+    assert after(0, 0) is None
+    rows = [make_trajectory("cut", [[10]], status="truncated"), make_trajectory("whole", [[10]])]
+    samples = build_samples(rows, make_scores("cut", 0) + make_scores("whole", 0), Reward())
+    assert [sample.trajectory_id for sample in known(samples)] == ["whole"]
 
 
 def test_a_reward_that_is_no_number_names_the_trajectory() -> None:

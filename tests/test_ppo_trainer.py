@@ -3,15 +3,19 @@
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from configs.schema import PPO, Optimizer, Reward
+from tasks.ppo.prepare import Preparation
+from tasks.ppo.samples import build_samples
 from tasks.ppo.trainer import Trainer
 from tests.ppo_helpers import (
     EVERYTHING,
@@ -214,6 +218,67 @@ def test_what_options_leave_out_leaves_the_policy_as_it_is(tmp_path: Path, caplo
     assert set(metrics.values()) == {0.0}
     assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())
     assert "nothing to train on" in caplog.text
+
+
+def test_returns_stay_bounded_where_answers_are_cut(tmp_path: Path) -> None:
+    """Right answers of which the token limit cut the end: each earns 1, however large the critic's values have become.
+
+    With a value added behind the verdict, discount 1 and lambda 1, the returns rise by it at each update, without end.
+    """
+    critic = {"value_norm": "none", "lr": 0.1}
+    trainer = make_trainer(save_tiny(tmp_path), advantage={"type": "gae", "normalisation": "none"}, critic=critic)
+    rows = [
+        make_trajectory(f"t{n}", [[10 + n, 20, 30]], status="truncated", finish_reason="length", unplayed_turns=0)
+        for n in range(4)
+    ]
+    scores = [score for row in rows for score in make_scores(row.trajectory_id, 1)]
+    for version in range(30):
+        trainer.update([replace(row, versions=[version] * 6) for row in rows], scores, version)
+    learner = trainer._learner
+    assert learner.critic
+    samples = build_samples(rows, scores, Reward())
+    prepared = Preparation(learner, trainer._ppo, 1.0, nullcontext()).prepare(samples, [[[0, 1, 2, 3]]])
+    for columns in prepared.columns:
+        assert columns.returns == pytest.approx(np.ones(3), abs=1e-6)
+
+
+def test_an_unknown_return_needs_a_critic(tmp_path: Path) -> None:
+    """A group baseline leaves such a trajectory out of loss and baseline, and counts it; with a critic it is used."""
+    rows = [make_trajectory(name, [[10, 11]]) for name in "ab"]
+    cut = make_trajectory("cut", [[12, 13]], status="truncated")
+    scores = make_scores("a", 1) + make_scores("b", 0) + make_scores("cut", 0)
+    metrics = make_trainer(save_tiny(tmp_path)).update([*rows, cut], scores, version=0)
+    assert (metrics["trajectories"], metrics["trajectories/unknown_return"]) == (2, 1)
+    with_critic = make_trainer(tmp_path, **GAE, critic={}).update([*rows, cut], scores, version=0)
+    assert (with_critic["trajectories"], with_critic["trajectories/unknown_return"]) == (3, 0)
+
+
+def test_only_matrices_decay(tmp_path: Path) -> None:
+    """Without gradients a matrix shrinks by lr * weight_decay, while norms and biases stay as they are."""
+    optimizer = Optimizer(lr=0.1, weight_decay=0.5)
+    trainer = make_trainer(save_tiny(tmp_path, "qwen2"), optimizer, **GAE, critic={"model": "own"})
+    learner = trainer._learner
+    assert learner.critic
+    assert learner.critic.adamw
+    parameters = [*learner.model.named_parameters(), *learner.critic.named_parameters()]
+    before = {name: parameter.detach().clone() for name, parameter in parameters}
+    for _, parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    learner.adamw.step()
+    learner.critic.adamw.step()
+    for name, parameter in parameters:
+        assert torch.equal(parameter, before[name] * (0.95 if parameter.ndim > 1 else 1.0)), name
+    assert {parameter.ndim for _, parameter in parameters} == {1, 2}
+
+
+def test_an_eps_that_shortens_the_steps_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The median of AdamW's sqrt(v) after one step is that of the gradients; an eps above it raises the alarm."""
+    for eps in (1e-12, 1.0):
+        trainer = make_trainer(save_tiny(tmp_path), Optimizer(lr=1e-3, max_grad_norm=1e9, eps=eps))
+        metrics = trainer.update(*random_rows(), version=0)
+        found = torch.cat([gradient.abs().flatten() for gradient in gradients(trainer).values()]).median()
+        assert metrics["optimizer/median_sqrt_v"] == pytest.approx(found.item(), rel=1e-3)
+        assert ("optimizer.eps=1 is above the median" in caplog.text) == (eps == 1.0)
 
 
 def test_update_before_load_is_an_error() -> None:

@@ -131,6 +131,18 @@ def test_what_entered_is_what_training_takes(place: Place, tmp_path: Path) -> No
     assert found[4][2] == 16
 
 
+def test_what_the_context_cut_did_not_enter_an_update_that_left_it_out(place: Place, tmp_path: Path) -> None:
+    """Updates from before did take it, and those with a critic do."""
+    place.begin("a")
+    data_set, _ = place.play("a", 0, place.problems(ONE), Played(ONE), Played(ONE, status="truncated"))
+    left_out = {"trajectories/unknown_return": 1.0}
+    place.checkpoint(layout.checkpoint("old", 1), [data_set], {})
+    place.checkpoint(layout.checkpoint("critic", 1), [data_set], {"ppo": {"critic": {}}}, left_out)
+    place.checkpoint(layout.checkpoint("group", 1), [data_set], {"ppo": {"critic": None}}, left_out)
+    uses = trained_on(place.store, "1", tmp_path).uses
+    assert {use.run: use.trained for use in uses} == {"old": 2, "critic": 2, "group": 1}
+
+
 def test_an_update_that_had_nothing_left(place: Place, tmp_path: Path) -> None:
     """Its metrics say so; then nobody was trained on what it had."""
     place.begin("a")

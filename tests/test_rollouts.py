@@ -170,6 +170,7 @@ def test_context_is_respected(chat: Chat, verifier: Verifier) -> None:
     truncated = play(engine, MathMultiTurnAgent(context(chat, room)), verifier)[0]
     assert (truncated.status, len(truncated.turns)) == ("truncated", 1)
     assert "no room for turn 2" in truncated.reason
+    assert truncated.unplayed_turns == 4
     full = ScriptedEngine(chat, lambda *_: ContextLengthError("prompt of 300 tokens leaves no room"))
     failed = play(full, MathMultiTurnAgent(context(chat)), verifier)[0]
     assert (failed.status, failed.turns) == ("failed", [])

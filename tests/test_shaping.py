@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Reward
-from tasks.rewards.shaping import overlong, turn_returns, turn_rewards
+from tasks.rewards.shaping import least_reward, overlong, turn_returns, turn_rewards
 
 FINITE = st.floats(-100, 100)
 
@@ -45,3 +45,20 @@ def test_returns_are_discounted_sums(rewards: list[float], discount: float) -> N
     """The recursion equals the sum it stands for."""
     direct = [sum(r * discount**j for j, r in enumerate(rewards[k:])) for k in range(len(rewards))]
     assert turn_returns(rewards, discount) == pytest.approx(direct, abs=1e-9)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.integers(0, 100)), min_size=1, max_size=6),
+    st.integers(1, 6),
+    st.floats(0, 1),
+    st.sampled_from([Reward(), Reward(bias=0.5, scaling=3), Reward(overlong_tokens=30, overlong_penalty=2.0)]),
+)
+def test_leaving_turns_unplayed_never_pays(
+    turns: list[tuple[float, int]], played: int, discount: float, reward: Reward
+) -> None:
+    """Whatever the turns would have come to: with the least reward in their place the return is no larger."""
+    limit = 100 if reward.overlong_tokens else None
+    rewards = turn_rewards([success for success, _ in turns], reward, [length for _, length in turns], limit)
+    least = [least_reward(reward, limit)] * len(rewards[played:])
+    left = turn_returns(least, discount)[0] if least else 0.0
+    assert turn_returns(rewards[:played], discount, left)[0] <= turn_returns(rewards, discount)[0] + 1e-9

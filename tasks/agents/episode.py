@@ -74,10 +74,28 @@ class Episode:
         self._starts.append(len(self.token_ids))
         self.add_feedback(text, prompt_ids)
 
-    def trajectory(self, turn_discount: float = 1.0, status: Status | None = None, reason: str = "") -> Trajectory:
-        """The record; without a status, a last turn cut by the token limit makes it `truncated`."""
-        if status is None and self.turns and self.turns[-1].finish_reason == "length":
+    def trajectory(
+        self,
+        turn_discount: float = 1.0,
+        status: Status | None = None,
+        reason: str = "",
+        unplayed_turns: int | None = None,
+    ) -> Trajectory:
+        """The record. Without a status the agent has ended the episode, and no turn was left unplayed.
+
+        Args:
+            turn_discount: return of turn k = reward k + turn_discount * return of turn k+1.
+            status: `truncated` where the context had no room for the next turn. Empty: `completed`, or `truncated`
+                where the token limit cut the last turn.
+            reason: why it is not `completed`.
+            unplayed_turns: how many turns the context had no room for; each counts as a wrong answer. Without this
+                number a truncated episode needs a critic: a group baseline leaves it out.
+        """
+        ended = status is None
+        if ended and self.turns and self.turns[-1].finish_reason == "length":
             status, reason = "truncated", "the last turn reached sampling.max_new_tokens"
+        if unplayed_turns is None:
+            unplayed_turns = 0 if ended else -1
         return dataclasses.replace(
             self._record,
             status=status or "completed",
@@ -89,4 +107,5 @@ class Episode:
             turns=self.turns,
             turn_discount=turn_discount,
             sequence_starts=self._starts,
+            unplayed_turns=unplayed_turns,
         )

@@ -71,7 +71,8 @@ class MathMultiTurnAgent:
             following = chat.next_prompt(messages, outputs.output_ids[0], feedback)
             if not self._tell(episode, feedback, following):
                 reason = f"no room for turn {turn + 2} in inference.max_model_len={self.context.max_model_len}"
-                return [episode.trajectory(self.turn_discount, "truncated", reason)]
+                unplayed = self.num_turns - turn - 1
+                return [episode.trajectory(self.turn_discount, "truncated", reason, unplayed)]
             messages = following.messages
         return [episode.trajectory(self.turn_discount)]
 

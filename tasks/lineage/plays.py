@@ -4,8 +4,8 @@ sets      data_set (number), version, searched (whether a problem is looked for 
 named     key, problem_id, version: under which id a problem stands in a data set or problem set
 asked     prompt, solutions, key: each content that was met; `key` is that of `tasks.problems.difference`
 plays     one for each trajectory that was loaded: data_set, version, trajectory_id, problem_id, key, status, tokens
-          (sampled), oldest (policy version that sampled one of them), first and best: success of its first turn and of
-          its best one, null without scores
+          (sampled), cut (the context ended it, nobody knows how many turns before its end), oldest (policy version that
+          sampled one of them), first and best: success of its first turn and of its best one, null without scores
 used      one for each play and update over its data set: checkpoint, data_set, trajectory_id, key, tokens, first, best,
           entered (whether the update trained on it)
 
@@ -51,6 +51,8 @@ class Plays:
             with found as (
                 select t.data_set, s.version, t.trajectory_id, t.problem_id, a.key, t.status,
                        list_count(list_filter(t.action_mask, lambda m: m))::integer as tokens,
+                       coalesce(t.status = 'truncated' and t.turns[-1].finish_reason <> 'length', false)
+                           and coalesce(t.unplayed_turns, -1) < 0 as cut,
                        list_min(list_filter(t.versions, lambda v: v >= 0)) as oldest
                 from trajectories t join asked a using (prompt, solutions) join sets s using (data_set)
                 where {condition}
@@ -69,8 +71,9 @@ class Plays:
     def use(self, updates: Sequence[Update], excluded: Mapping[str, Sequence[Excluded]]) -> None:
         """Say which plays entered which of `updates`; `excluded` is by checkpoint."""
         connection = self.database.connection
-        connection.execute("create table updates (checkpoint varchar, version varchar, oldest integer, idle boolean)")
-        rows = [(u.checkpoint, version, u.oldest, u.idle) for u in updates for version in u.data_sets]
+        columns = "checkpoint varchar, version varchar, oldest integer, cut_too boolean, idle boolean"
+        connection.execute(f"create table updates ({columns})")
+        rows = [(u.checkpoint, version, u.oldest, u.cut_too, u.idle) for u in updates for version in u.data_sets]
         _insert(connection, "updates", rows)
         connection.execute("create table apart (checkpoint varchar, version varchar, trajectory_id varchar)")
         connection.execute("create table barred (checkpoint varchar, key varchar)")
@@ -83,6 +86,7 @@ class Plays:
             f"""create table used as
             select o.checkpoint, p.data_set, p.version, p.trajectory_id, p.key, p.tokens, p.first, p.best,
                    p.status in {_TRAINABLE} and p.tokens > 0 and p.oldest >= o.oldest and not o.idle
+                   and (o.cut_too or not p.cut)
                    and a.checkpoint is null and b.checkpoint is null as entered
             from plays p join updates o using (version)
             left join apart a on a.checkpoint = o.checkpoint and a.version = p.version

@@ -30,6 +30,7 @@ class Update:
     scores: list[str]
     exclusions: list[str]  # versions that it honoured
     oldest: int = 0  # policy version; what an older one sampled was left out
+    cut_too: bool = True  # it trained also on trajectories whose returns only a critic can tell
     idle: bool = False  # nothing was left to train on, and the weights stayed
     origin: str = ""  # of a policy that no checkpoint of the store came before: where it came from
     taught: ArithmeticSource | None = field(default=None)  # what a warm start taught it
@@ -93,11 +94,12 @@ def _of(manifest: Manifest) -> Update:
     parents, config = [parent.version for parent in manifest.parents], manifest.config
     sorted_, (version, run, number) = _parents(parents), _place(manifest.version)
     lag = config.get("rollout", {}).get("max_head_offpolicyness", number)
-    begins = not sorted_[0] and not sorted_[1]
+    begins, critic = not sorted_[0] and not sorted_[1], (config.get("ppo") or {}).get("critic")
     return Update(
         *(version, run, number),
         *sorted_,
         oldest=number - 1 - lag,
+        cut_too=critic is not None or "trajectories/unknown_return" not in manifest.metrics,
         idle=manifest.metrics.get("trajectories") == 0,
         origin=_origin(config.get("policy") or {}) if begins else "",
         taught=_taught(config) if begins else None,

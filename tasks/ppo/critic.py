@@ -86,7 +86,7 @@ class Critic:
         self.head.to(policy.device)
         if knobs.model == "own":
             self.own = load_policy(first, ppo)
-            self.adamw = make_adamw([{"params": self.parameters()}], optimizer)
+            self.adamw = make_adamw([(knobs.lr or optimizer.lr, self.parameters())], optimizer)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
         """What belongs to the critic alone; without the output layer of a language model."""
@@ -101,5 +101,6 @@ class Critic:
 
     def read(self, states: Tensor) -> Tensor:
         """Values [...] in normalised units from hidden states [..., H], in float32."""
-        values: Tensor = self.head(states).float().squeeze(-1)
+        with torch.autocast(states.device.type, enabled=False):
+            values: Tensor = self.head(states.float()).squeeze(-1)
         return values

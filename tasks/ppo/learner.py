@@ -69,14 +69,14 @@ def load_learner(
         raise ValueError("a fixed reference policy (ppo.kl) is policy version 0: give its folder as `first`")
     policy = load_policy(model, ppo)
     critic = Critic(ppo.critic, policy, first or model, ppo, optimizer) if ppo.critic else None
-    groups: list[dict[str, object]] = [{"params": list(policy.parameters())}]
+    parameters = [(optimizer.lr, list(policy.parameters()))]
     if critic and critic.own is None:
-        groups.append({"params": critic.parameters()})
+        parameters.append((critic.knobs.lr or optimizer.lr, critic.parameters()))
     learner = Learner(
         model=policy,
         critic=critic,
         reference=Reference(first or model, ppo) if ppo.kl.kl_ctl else None,
-        adamw=make_adamw(groups, optimizer),
+        adamw=make_adamw(parameters, optimizer),
         generator=torch.Generator().manual_seed(seed),
         steps=0,
         kl_ctl=ppo.kl.kl_ctl,

@@ -133,18 +133,18 @@ class Preparation:
     def _observed(
         self, samples: Sequence[Sample], penalties: Sequence[Floats], values: dict[int, Logprobs]
     ) -> list[Observed]:
-        """Penalties and, with a critic, values in units of returns; truncated samples bootstrap."""
+        """Penalties and, with a critic, values in units of returns; where nobody knows what follows, also of that."""
         critic = self._learner.critic
         if critic is None:
             return [Observed(penalty) for penalty in penalties]
-        cut = [index for index, sample in enumerate(samples) if sample.truncated]
+        cut = [index for index, sample in enumerate(samples) if sample.after is None]
         with self._precision:
             after = look_after(self._learner.values, samples, cut, self._ppo.micro_batch_tokens, self._learner.device)
         refuse_not_finite("values", samples, ((index, np.array(value)) for index, value in after.items()))
         units = critic.norm.denormalise
         return [
-            Observed(penalty, units(_tensor(values[i])).numpy(), units(after[i]) if i in after else 0.0)
-            for i, penalty in enumerate(penalties)
+            Observed(penalty, units(_tensor(values[i])).numpy(), units(after[i]) if i in after else sample.after or 0.0)
+            for i, (sample, penalty) in enumerate(zip(samples, penalties, strict=True))
         ]
 
     def _set_returns(self, prepared: Prepared, observed: Sequence[Observed], returns: Sequence[Floats]) -> None:

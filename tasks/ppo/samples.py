@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from configs.schema import Reward
 from storage.records import Score, Trajectory
-from tasks.rewards.shaping import turn_returns, turn_rewards
+from tasks.rewards.shaping import least_reward, turn_returns, turn_rewards
 
 TRAINABLE = ("completed", "truncated")
 
@@ -42,6 +42,7 @@ class Sample:
     rewards: Floats  # K, shaped
     returns: Floats  # K
     turn_discount: float
+    after: float | None = 0.0  # return behind the last turn: 0 at an end; None where only a critic can tell
 
 
 def build_samples(
@@ -81,6 +82,11 @@ def fresh(samples: Sequence[Sample], version: int, max_head_offpolicyness: int) 
     What counts is the version stored with each token, not when anything was started.
     """
     return [sample for sample in samples if version - int(sample.versions.min()) <= max_head_offpolicyness]
+
+
+def known(samples: Sequence[Sample]) -> list[Sample]:
+    """Those whose returns are known: without a critic, nothing stands for turns of which nobody knows the number."""
+    return [sample for sample in samples if sample.after is not None]
 
 
 def name_some(ids: Sequence[str], most: int = 5) -> str:
@@ -129,7 +135,8 @@ def _sample(row: Trajectory, scores: dict[tuple[str, int], float], reward: Rewar
         raise ValueError(f"no score for turns {missing} of {row.trajectory_id}: score this data set first")
     successes = [scores[row.trajectory_id, k] for k in range(len(row.turns))]
     lengths = [turn.end - turn.start for turn in row.turns]
-    rewards = turn_rewards(successes, reward, lengths, _limit(row) if reward.overlong_tokens else None)
+    limit = _limit(row) if reward.overlong_tokens else None
+    rewards, after = turn_rewards(successes, reward, lengths, limit), _after(row, least_reward(reward, limit))
     actions, turn_of_action = _spans(row), np.repeat(np.arange(len(row.turns)), lengths)
     cut = np.array([turn.finish_reason == "length" for turn in row.turns])
     return Sample(
@@ -145,9 +152,26 @@ def _sample(row: Trajectory, scores: dict[tuple[str, int], float], reward: Rewar
         in_loss=~(cut[turn_of_action] & mask_truncated),
         successes=np.asarray(successes, np.float64),
         rewards=np.asarray(rewards, np.float64),
-        returns=np.asarray(turn_returns(rewards, row.turn_discount), np.float64),
+        returns=np.asarray(turn_returns(rewards, row.turn_discount, after or 0.0), np.float64),
         turn_discount=row.turn_discount,
+        after=after,
     )
+
+
+def _after(row: Trajectory, least: float) -> float | None:
+    """Return behind the last turn.
+
+    Nothing follows an episode that ended, also by an answer that the token limit cut: it was judged. Turns for which
+    the context had no room count as the `least` reward each; otherwise it would pay to fill the context while wrong.
+    Where their number is not known, nor is the return: None.
+
+    Example: after two wrong turns of five, with rewards of ±1 and turn_discount 1, -3.
+    """
+    if row.status != "truncated" or row.unplayed_turns == 0:
+        return 0.0
+    if row.unplayed_turns > 0:
+        return turn_returns([least] * row.unplayed_turns, row.turn_discount)[0]
+    return 0.0 if row.turns[-1].finish_reason == "length" else None
 
 
 def _limit(row: Trajectory) -> int:

@@ -24,12 +24,41 @@ COUNTS = "state.json"
 
 Named = Mapping[str, nn.Parameter]
 
+_SAMPLED = 1_000_000
 
-def make_adamw(groups: Iterable[dict[str, Any]], knobs: Optimizer) -> torch.optim.AdamW:
-    """AdamW over parameter groups."""
-    return torch.optim.AdamW(
-        list(groups), lr=knobs.lr, betas=knobs.betas, eps=knobs.eps, weight_decay=knobs.weight_decay, fused=True
-    )
+
+def make_adamw(parameters: Iterable[tuple[float, Iterable[nn.Parameter]]], knobs: Optimizer) -> torch.optim.AdamW:
+    """AdamW over parameters, given with their learning rate after warm-up.
+
+    Matrices decay. Norms and biases do not: their size is no matter of overfitting, and a pull towards 0 only makes
+    the model another one.
+    """
+    groups = [
+        {"params": chosen, "full_lr": lr, "weight_decay": decay}
+        for lr, some in parameters
+        for chosen, decay in _by_decay(some, knobs.weight_decay)
+        if chosen
+    ]
+    return torch.optim.AdamW(groups, lr=knobs.lr, betas=knobs.betas, eps=knobs.eps, fused=True)
+
+
+def _by_decay(parameters: Iterable[nn.Parameter], decay: float) -> list[tuple[list[nn.Parameter], float]]:
+    every = list(parameters)
+    return [([p for p in every if p.ndim > 1], decay), ([p for p in every if p.ndim < 2], 0.0)]
+
+
+def median_sqrt_v(adamw: torch.optim.AdamW) -> float:
+    """Median of sqrt(v) over a sample of at most a million parameters, `v` being AdamW's debiased second moment.
+
+    AdamW divides by sqrt(v) + eps: where it is not well above eps, eps decides how large the steps are.
+    """
+    every = sum(state["exp_avg_sq"].numel() for state in adamw.state.values())
+    stride = max(1, every // _SAMPLED)
+    beta = adamw.param_groups[0]["betas"][1]
+    parts = [
+        state["exp_avg_sq"].flatten()[::stride] / (1 - beta ** state["step"].item()) for state in adamw.state.values()
+    ]
+    return float(torch.cat(parts).sqrt().median()) if parts else 0.0
 
 
 def moments(named: Named, adamw: torch.optim.AdamW) -> dict[str, Tensor]:

@@ -82,8 +82,9 @@ class Stepper:
         if not stopped:
             _refuse_not_finite("losses", [(outcome.batch, outcome.policy.loss) for outcome in outcomes])
         _refuse_not_finite("value losses", [(o.batch, o.value.loss) for o in outcomes if o.value])
-        shared = [parameter for group in learner.adamw.param_groups for parameter in group["params"]]
         own = critic.parameters() if critic and critic.own is not None else []
+        head = critic.parameters() if critic and critic.own is None else []
+        shared = [*learner.model.parameters(), *head]
         norm, own_norm = _norm(shared), _norm(own)
         for checked in (own_norm,) if stopped else (norm, own_norm):
             _refuse_not_finite("gradients", [(batch, checked.expand(len(batch.rows))) for batch in minibatch])
@@ -112,11 +113,8 @@ class Stepper:
 
     def _apply(self, adamw: torch.optim.AdamW, parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
         clip_grads_with_norm_(parameters, self._knobs.max_grad_norm, norm)
-        critic, warm = self._learner.critic, self._warm(self._learner.steps)
-        critic_lr = (critic.knobs.lr if critic else None) or self._knobs.lr
-        for number, group in enumerate(adamw.param_groups):
-            of_critic = adamw is not self._learner.adamw or number > 0
-            group["lr"] = warm * (critic_lr if of_critic else self._knobs.lr)
+        for group in adamw.param_groups:
+            group["lr"] = group["full_lr"] * self._warm(self._learner.steps)
         adamw.step()
 
     def _too_far(self, outcomes: Sequence[Outcome]) -> bool:
@@ -161,8 +159,7 @@ class Stepper:
         """Logprobs [A], and entropies [A] with a gradient where there is a bonus for them."""
         head, bonus = self._learner.model.get_output_embeddings(), self._ppo.entropy_coefficient > 0
         targets, chunk = batch.tokens[batch.rows, batch.columns], self._ppo.logprob_chunk_tokens
-        with self.precision():
-            return read_out(head, states, targets, self._temperature, chunk, entropy_gradient=bonus)
+        return read_out(head, states, targets, self._temperature, chunk, entropy_gradient=bonus)
 
     def _with_terms(self, loss: Tensor, logp: Tensor, entropy: Tensor, batch: MicroBatch) -> Tensor:
         """The policy's loss with KL penalty and entropy bonus, [A]."""
@@ -181,9 +178,7 @@ class Stepper:
     def _value_loss(self, critic: Critic, states: Tensor, batch: MicroBatch) -> ValueLoss:
         assert batch.values is not None
         assert batch.returns is not None
-        with self.precision():
-            values = critic.read(states)
-        return value_loss(values, batch.values, batch.returns, critic.knobs.value_eps_clip)
+        return value_loss(critic.read(states), batch.values, batch.returns, critic.knobs.value_eps_clip)
 
 
 def _norm(parameters: Sequence[nn.Parameter]) -> Tensor:

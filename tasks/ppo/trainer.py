@@ -17,13 +17,29 @@ from tasks.ppo.learner import Learner, load_learner, save_learner
 from tasks.ppo.metrics import sample_metrics, step_metrics
 from tasks.ppo.policy import load_policy, make_canary
 from tasks.ppo.prepare import Draws, Preparation
-from tasks.ppo.samples import Sample, build_samples, fresh
+from tasks.ppo.samples import Sample, build_samples, fresh, known
+from tasks.ppo.state import median_sqrt_v
 from tasks.ppo.step import Step, Stepper
 
 logger = logging.getLogger(__name__)
 
-NO_UPDATE = ("trajectories", "trajectories/too_old", "tokens/all", "seconds/prepare", "seconds/update")
+NO_UPDATE = (
+    "trajectories",
+    "trajectories/too_old",
+    "trajectories/unknown_return",
+    "tokens/all",
+    "seconds/prepare",
+    "seconds/update",
+)
 """Metrics, all 0, of an update that had nothing to train on."""
+
+
+_WHY = {
+    "too_old": "older than rollout.max_head_offpolicyness allows",
+    "unknown_return": "the context had no room for their next turns, and their agent does not say for how many "
+    "(Trajectory.unplayed_turns); a critic could estimate the rest",
+}
+"""Reasons for which an update leaves trajectories out."""
 
 
 class Trainer:
@@ -105,11 +121,12 @@ class Trainer:
         self.holds = None
         torch.set_num_threads(self._ppo.threads)
         say = progress or (lambda _: None)
-        samples, too_old = self._samples(trajectories, scores, version)
+        samples, left_out = self._samples(trajectories, scores, version)
         if not samples:
             return dict.fromkeys(NO_UPDATE, 0.0)
-        if too_old:
-            say(f"{too_old} trajectories left out: older than rollout.max_head_offpolicyness={self._oldest} allows")
+        for reason, number in left_out.items():
+            if number:
+                say(f"{number} trajectories left out: {_WHY[reason]}")
         learner, start = self._learner, time.perf_counter()
         draws = [
             draw_minibatches(samples, self._ppo.ppo_n_minibatches, learner.generator) for _ in range(self._ppo.epochs)
@@ -122,10 +139,12 @@ class Trainer:
         steps = self._train(samples, prepared.columns, draws, say)
         seconds = time.perf_counter() - middle
         self._follow(prepared.trajectory_kl, len(samples))
+        root = self._look_at_steps()
         metrics = sample_metrics(samples, version) | step_metrics(steps, self._ppo) | prepared.metrics
         return metrics | {
-            "trajectories/too_old": float(too_old),
+            **{f"trajectories/{reason}": float(number) for reason, number in left_out.items()},
             "optimizer/lr": stepper.learning_rate(learner.steps),
+            "optimizer/median_sqrt_v": root,
             "tokens/per_second": sum(step.tokens for step in steps) / seconds,
             "seconds/prepare": middle - start,
             "seconds/update": seconds,
@@ -154,24 +173,25 @@ class Trainer:
 
     def _samples(
         self, trajectories: Sequence[Trajectory], scores: Iterable[Score], version: int
-    ) -> tuple[list[Sample], int]:
-        """What can be trained on, and how many trajectories are too old for that.
+    ) -> tuple[list[Sample], dict[str, int]]:
+        """What can be trained on, and how many trajectories cannot, by reason.
 
         Nothing where the options left nothing, which is no error: a policy may have become too good for its filter.
         """
         found = build_samples(trajectories, scores, self._reward, mask_truncated=self._ppo.mask_truncated)
-        samples = found if self._oldest is None else fresh(found, version, self._oldest)
-        too_old = len(found) - len(samples)
+        recent = found if self._oldest is None else fresh(found, version, self._oldest)
+        samples = recent if self._ppo.critic else known(recent)
+        left_out = {"too_old": len(found) - len(recent), "unknown_return": len(recent) - len(samples)}
         if not any(sample.in_loss.any() for sample in samples):
-            self._nothing_left(trajectories, too_old, version)
-            return [], too_old
+            self._nothing_left(trajectories, left_out["too_old"], version)
+            return [], left_out
         if all(not sample.successes.any() for sample in samples):
             logger.warning(
                 "ALARM: every reward is minimal: not one of %d trajectories has a right turn. "
                 "Look at their texts: is it the answer's format, the judge, or are the problems too hard?",
                 len(samples),
             )
-        return samples, too_old
+        return samples, left_out
 
     def _nothing_left(self, trajectories: Sequence[Trajectory], too_old: int, version: int) -> None:
         """Raises ValueError, unless options left the trajectories out; then raises the alarm only."""
@@ -185,8 +205,9 @@ class Trainer:
                 f"none of {len(trajectories)} trajectories can be trained on: all failed, see their reasons"
             )
         logger.warning(
-            "ALARM: nothing to train on: all of %d trajectories are rejected or masked, and the policy stays as it is. "
-            "See rollout.success_rate_lb and success_rate_ub, rollout.max_resampling_rounds and ppo.mask_truncated",
+            "ALARM: nothing to train on: all of %d trajectories are rejected, masked, or were cut by the context at a "
+            "turn that nobody counted, and the policy stays as it is. See rollout.success_rate_lb and success_rate_ub, "
+            "rollout.max_resampling_rounds, ppo.mask_truncated and inference.max_model_len",
             len(trajectories),
         )
 
@@ -205,6 +226,18 @@ class Trainer:
             stopped = ", left out: its ratio is too far from 1" if step.early_stopped else ""
             say(f"minibatch {len(steps)} of {total}: gradient norm {step.grad_norm:.3g}{stopped}")
         return steps
+
+    def _look_at_steps(self) -> float:
+        """The median of AdamW's sqrt(v), with an alarm where eps rather than the gradients decides the steps."""
+        median, eps = median_sqrt_v(self._learner.adamw), self._knobs.eps
+        if median < eps:
+            logger.warning(
+                "ALARM: optimizer.eps=%g is above the median of AdamW's sqrt(v), %.2g: it shortens the steps of most "
+                "parameters to less than half. Set optimizer.eps=1e-8",
+                eps,
+                median,
+            )
+        return median
 
     def _follow(self, trajectory_kl: float | None, trajectories: int) -> None:
         """What moves once an update: an adaptive KL coefficient and an averaged reference policy."""

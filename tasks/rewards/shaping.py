@@ -35,10 +35,15 @@ def overlong(length: int, limit: int, reward: Reward) -> float:
     return reward.overlong_penalty * min(1.0, max(0, excess) / reward.overlong_tokens)
 
 
-def turn_returns(rewards: Sequence[float], turn_discount: float) -> list[float]:
-    """Return of each turn: `R_k = r_k + turn_discount * R_{k+1}`, and 0 after the last of the K turns."""
+def least_reward(reward: Reward, limit: int | None = None) -> float:
+    """What a wrong answer of `limit` tokens earns: no turn can earn less."""
+    return turn_rewards([0.0], reward, [limit or 0], limit)[0]
+
+
+def turn_returns(rewards: Sequence[float], turn_discount: float, after: float = 0.0) -> list[float]:
+    """Return of each turn: `R_k = r_k + turn_discount * R_{k+1}`, and `after` behind the last of the K turns."""
     returns: list[float] = []
-    following = 0.0
+    following = after
     for value in reversed(rewards):
         following = value + turn_discount * following
         returns.append(following)

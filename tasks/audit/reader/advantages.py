@@ -71,7 +71,7 @@ class Advantage:
         if row.trajectory_id not in computed.by_id:
             raise NoAdvantageError(
                 f"This trajectory was left out of the training: its status is {row.status}, it has no sampled tokens, "
-                "or they were sampled by too old a policy."
+                "they were sampled by too old a policy, or the context cut it at a turn that nobody counted."
             )
         return Advantages(computed.by_id[row.trajectory_id], computed.largest, computed.says)
 
@@ -110,12 +110,12 @@ class Advantage:
         self, number: int, problem_id: str | None, reward: Reward, oldest: int, mask_truncated: bool
     ) -> "list[Sample]":
         """What the update trained on."""
-        from tasks.ppo.samples import build_samples, fresh
+        from tasks.ppo.samples import build_samples, fresh, known
 
         rows = self._rows(number, problem_id)
         trajectories, scores = self._library.trajectories(rows), self._scores(rows)
         samples = build_samples(trajectories, scores, reward, mask_truncated=mask_truncated)
-        return fresh(samples, self._data_sets[number].iteration, oldest)
+        return known(fresh(samples, self._data_sets[number].iteration, oldest))
 
     def _rows(self, number: int, problem_id: str | None) -> list[int]:
         query = "select row from episodes where data_set = ? and (? is null or problem_id = ?) order by row"

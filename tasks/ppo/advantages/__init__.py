@@ -1,5 +1,6 @@
 """Advantages of action tokens. An estimator is one function in a short module, and one line here."""
 
+import dataclasses
 from collections.abc import Sequence
 
 from configs.schema import Advantage
@@ -41,4 +42,5 @@ def estimate(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Adv
     """
     check_estimator(knobs.type)
     estimated = _ESTIMATORS[knobs.type](samples, observed, knobs)
-    return Estimated(normalise(samples, estimated.advantages, knobs.normalisation), estimated.returns)
+    normalised = normalise(samples, estimated.advantages, knobs.normalisation, centred=estimated.centred)
+    return dataclasses.replace(estimated, advantages=normalised)

@@ -12,9 +12,9 @@ from tasks.ppo.samples import Floats, Sample
 def gae(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advantage) -> Estimated:
     """Advantages and returns of action tokens from a critic's values.
 
-    Prompt and feedback tokens are not there at all: the step from the last token of a turn to the first of the
-    next is one step, discounted by the episode's `turn_discount`; all others by `knobs.discount`. A turn's reward
-    lies on its last action token, penalties on their own.
+    Prompt and feedback tokens are not there at all: the step from the last token of a turn to what follows is one
+    step, discounted by the episode's `turn_discount`; all others by `knobs.discount`. A turn's reward lies on its
+    last action token, penalties on their own. Behind the last turn lies `bootstrap`.
     Source: GAE (arXiv 1506.02438), turn discount as in AReaL (2505.24298).
     """
     rewards = [_rewards(*pair) for pair in zip(samples, observed, strict=True)]
@@ -63,7 +63,7 @@ def _values(sample: Sample, observed: Observed) -> Floats:
 
 def _discounts(sample: Sample, discount: float) -> Floats:
     """Discount [A] of the step that follows each token."""
-    turns = np.append(np.diff(sample.turn_of_action), 0)  # a turn without tokens is discounted, too
+    turns = np.append(np.diff(sample.turn_of_action), 1)  # a turn without tokens is discounted, too
     return np.where(turns > 0, sample.turn_discount**turns, discount)
 
 

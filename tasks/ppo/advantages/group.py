@@ -17,7 +17,8 @@ def group(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advant
     R is the turn's return, its tokens' penalties included; all tokens of the turn get its advantage. With
     `leave_one_out` the mean is over the others, and a turn that nobody else reached gets 0. With `scale_by_std`
     the result is divided by the population's `std(R) + 1e-6`. By turn, for one baseline over all turns would
-    reward the wrong first answers of episodes that end well.
+    reward the wrong first answers of episodes that end well. Samples whose returns are not known (`samples.known`)
+    have no place here.
     Source: GRPO (arXiv 2402.03300); Dr. GRPO (2503.20783, without the division); RLOO (2402.14740).
     """
     groups = turn_groups(samples)
@@ -32,7 +33,8 @@ def group(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advant
     # A rounded mean leaves 1e-17, which is no signal.
     flat = np.where(varied(groups, returns)[groups], centred, 0.0)
     by_turn = np.split(flat, np.cumsum([len(sample.rewards) for sample in samples])[:-1])
-    return Estimated([turns[sample.turn_of_action] for sample, turns in zip(samples, by_turn, strict=True)])
+    advantages = [turns[sample.turn_of_action] for sample, turns in zip(samples, by_turn, strict=True)]
+    return Estimated(advantages, centred=True)
 
 
 def _returns(sample: Sample, observed: Observed) -> Floats:
@@ -40,7 +42,8 @@ def _returns(sample: Sample, observed: Observed) -> Floats:
     if not observed.penalties.any():
         return sample.returns
     penalties = np.bincount(sample.turn_of_action, observed.penalties, len(sample.rewards))
-    return np.asarray(turn_returns(list(sample.rewards + penalties), sample.turn_discount), np.float64)
+    rewards = list(sample.rewards + penalties)
+    return np.asarray(turn_returns(rewards, sample.turn_discount, sample.after or 0.0), np.float64)
 
 
 def turn_groups(samples: Sequence[Sample]) -> Ints:

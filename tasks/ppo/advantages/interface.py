@@ -16,7 +16,7 @@ class Observed:
 
     penalties: Floats  # A, rewards of single tokens: the KL penalty, 0 without one
     values: Floats | None = None  # A, the critic's value before each token, in units of returns
-    bootstrap: float = 0.0  # the value after the last token of a truncated sample, 0 of a terminated one
+    bootstrap: float = 0.0  # return behind the last turn: 0 at an end, a value where the conversation was cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class Estimated:
 
     advantages: list[Floats]  # N of A
     returns: list[Floats] | None = None  # N of A, what the critic should have said
+    centred: bool = False  # compared with others of their group: normalisation must not move them again
 
 
 Estimator = Callable[[Sequence[Sample], Sequence[Observed], Advantage], Estimated]

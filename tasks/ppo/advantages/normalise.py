@@ -1,4 +1,4 @@
-"""Advantages with mean 0 and standard deviation 1."""
+"""Advantages with standard deviation 1."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -11,13 +11,17 @@ _EPS = 1e-5
 
 
 def normalise(
-    samples: Sequence[Sample], advantages: Sequence[Floats], over: Literal["none", "batch", "group"]
+    samples: Sequence[Sample],
+    advantages: Sequence[Floats],
+    over: Literal["none", "batch", "group"],
+    *,
+    centred: bool = False,
 ) -> list[Floats]:
-    """`(A - mean) / (std + 1e-5)` in float64, the population's std.
+    """`(A - mean) / (std + 1e-5)` in float64, the population's std; of `centred` advantages `A / (std + 1e-5)`.
 
-    A mean over tokens is not that over turns: episodes whose group agreed, with advantages of 0, are moved away from
-    it a little, as in all systems that normalise so. Mean and std are over the action tokens that the loss will see:
-    of all samples, or of each problem's.
+    Mean and std are over the action tokens that the loss will see: of all samples, or of each problem's. Group
+    baselines are centred already, by turn. The mean over their tokens is that of long turns above all: subtracted, it
+    would push up groups that agree, such as long wrong answers that all their group gave.
     Source: PPO as in AReaL (arXiv 2505.24298).
     """
     if over == "none":
@@ -28,7 +32,7 @@ def normalise(
     result = list(advantages)
     for indices in groups.values():
         seen = np.concatenate([advantages[i][samples[i].in_loss] for i in indices])
-        mean, std = (seen.mean(), seen.std()) if len(seen) else (0.0, 0.0)
+        mean, std = (0.0 if centred else seen.mean(), seen.std()) if len(seen) else (0.0, 0.0)
         for i in indices:
             result[i] = (advantages[i] - mean) / (std + _EPS)
     return result
