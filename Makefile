@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Threads that spin while they wait would slow vLLM and trainer ten times on shared cores.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: help setup demo smoke retrain-demo audit read test check format bench experiment-staleness lock up down clean
+.PHONY: help setup demo smoke retrain-demo audit read test check format bench experiment-staleness experiment-control lock up down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' Makefile
@@ -93,6 +93,9 @@ bench: setup ## Measure throughput
 
 experiment-staleness: setup ## Staleness, decoupled objective, critic: 12 runs of the demo, about 40 minutes
 	@$(BIN)/python -m tests.experiments.staleness $(ARGS)
+
+experiment-control: setup ## The demo with coin flips for verdicts: does it learn from them? 6 runs, about 25 minutes
+	@$(BIN)/python -m tests.experiments.control $(ARGS)
 
 # torchvision, torchaudio and torchcodec exist for CUDA only and break `import transformers` here; triton is for GPUs.
 lock: setup ## Write both lock files again from pyproject.toml (ARGS=--upgrade: newest versions)

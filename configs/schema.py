@@ -308,7 +308,8 @@ class Inference(Knobs):
     swap: Literal["reload", "restart"] = "reload"
     """How new weights get in: in place, or by starting the servers anew (tied embeddings on a CPU)."""
     canary_tolerance: PositiveFloat = 1e-4
-    """Largest mean difference between served and own logprobs of a fixed sequence."""
+    """Largest mean difference between served and own logprobs of a fixed sequence, for errors of the number format.
+    Beside it a swap must show that the weights changed: by these logprobs, or by the server's checksums."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the served weights."""
     max_model_len: PositiveInt = 2048

@@ -77,6 +77,8 @@ def open_store(config: Config) -> Iterator[Workspace]:
 @task(name="start-run", cache_policy=NO_CACHE)
 def start_run(workspace: Workspace) -> None:
     """Commit the run's configuration; where the run exists already, refuse another one."""
+    from tasks.agents.room import lacking_room
+
     config, version = workspace.config, layout.run(workspace.name)
     begins = not manifests.committed(workspace.store, version)
     if begins:
@@ -92,5 +94,7 @@ def start_run(workspace: Workspace) -> None:
             f"run {workspace.name!r} was begun with another configuration:\n{listing}\n"
             "Give it back, or begin another run with run.name=…"
         )
+    if warning := lacking_room(config):
+        get_run_logger().warning(warning)
     state = "begins" if begins else "continues"
     get_run_logger().info("run %s %s in %s", workspace.name, state, workspace.store.uri(f"runs/{workspace.name}"))

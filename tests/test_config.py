@@ -1,5 +1,6 @@
 """Configuration: every file loads, and what cannot run is refused with key, value and remedy."""
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,10 @@ import yaml
 
 from configs import Config, ConfigError, available, differences, load, to_yaml
 from configs.knobs import Knobs
+from tasks import open_run
+from tasks.agents.room import lacking_room
 from tasks.configuration import resolve
+from tasks.workspace import Workspace
 
 ROOT = Path(__file__).parent.parent
 
@@ -19,10 +23,36 @@ def test_every_file_resolves(name: str) -> None:
     """A configuration file that people start from must never be broken."""
     config = resolve(name)
     assert load_text(to_yaml(config)) == config
+    assert lacking_room(config) is None
 
 
 def load_text(text: str) -> Config:
     return Config.model_validate(yaml.safe_load(text))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["agent.args.num_turns=10"], None),  # 10 x 12 tokens
+        (["agent.args.num_turns=11"], "11 turns of 12 tokens do not fit into inference.max_model_len=128"),
+        (["agent.args={}", "sampling.max_new_tokens=30"], "5 turns of 30 tokens do not fit"),
+        (["agent={type: math-single-step}", "sampling.max_new_tokens=120"], None),
+    ],
+)
+def test_turns_that_may_not_fit_are_told_at_the_start(
+    overrides: list[str],
+    told: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """They count as wrong answers, which nobody should find out from a learning curve."""
+    monkeypatch.setattr(open_run, "get_run_logger", lambda: logging.getLogger("test"))
+    config = resolve("demo", [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", *overrides])
+    open_run.start_run.fn(Workspace(config))
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == (told is not None)
+    assert (told or "") in "".join(warnings)
 
 
 def test_overrides_reach_their_knobs() -> None:

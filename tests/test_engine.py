@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 
 import aiohttp
 import psutil
@@ -15,10 +17,12 @@ import pytest
 
 from configs.schema import Inference, Rollout
 from storage.checkpoints import Canary, Checkpoint
+from storage.store import Store
 from tasks.inference.api import Completion, ContextLengthError, GenerationConfig, InferenceError
 from tasks.inference.client import Client
 from tasks.inference.engine import Engine
 from tasks.inference.server import Server
+from tests.conftest import commit_policy
 
 PROMPT = [5, 6, 7, 8]
 
@@ -145,6 +149,42 @@ def test_other_weights_than_asked_for_stop_the_run(engine: Engine, policies: lis
     engine.serve(policies[0])
 
 
+@pytest.fixture
+def wide(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
+    """The session's server with the tolerance that half precision needs."""
+    monkeypatch.setenv("VLLM_API_KEY", engine.servers[0].api_key)
+    settings = Inference(urls=[engine.servers[0].url], max_model_len=128, canary_tolerance=0.1)
+    with Engine(settings, Rollout(), tmp_path) as other:
+        yield other
+    engine.forget()
+
+
+@pytest.mark.parametrize("noise", [3e-3, 1e-8], ids=["told apart by the canary", "told apart by checksums"])
+def test_a_new_label_on_old_weights_is_found(
+    wide: Engine, checkpoint_store: Store, policy_folder: Path, noise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However small the update was, and although a tolerance of 0.1 is wider than its effect."""
+    number = 100 if noise > 1e-6 else 200
+    before = commit_policy(checkpoint_store, number, policy_folder, 0.02)
+    after = commit_policy(checkpoint_store, number + 1, before.model, noise)
+    again = commit_policy(checkpoint_store, number + 2, after.model)
+    step = fmean(abs(a - b) for a, b in zip(before.canary.logprobs, after.canary.logprobs, strict=True))
+    assert step < 0.1
+
+    async def relabel(client: Client, _: Path, version: int) -> None:
+        await client.set_weight_version(version)
+
+    wide.serve(before)
+    with monkeypatch.context() as patched:
+        patched.setattr(Client, "_reload", relabel)
+        with pytest.raises(InferenceError, match=r"does not serve .*before|not one of its parameters has changed"):
+            wide.serve(after)
+    wide.serve(before)
+    wide.serve(after)
+    wide.serve(again)  # the same weights as another version: nothing to be found
+    assert {v for c in generate(wide, GenerationConfig(max_new_tokens=2)) for v in c.versions} == {again.number}
+
+
 def test_another_version_in_an_answer_stops_the_run(engine: Engine, policies: list[Checkpoint]) -> None:
     """Somebody swapped the server's weights behind our back."""
     engine.serve(policies[1])
@@ -207,6 +247,7 @@ import sys, time
 from pathlib import Path
 from configs.schema import Inference
 from tasks.inference.server import Server
+from tests.conftest import commit_policy
 server = Server(Inference(max_model_len=128, enforce_eager=True), Path(sys.argv[2]))
 server.start(Path(sys.argv[1]))
 server.wait_until_healthy()

@@ -63,11 +63,18 @@ class Client:
         return [_completion(choice) for choice in sorted(answer["choices"], key=lambda choice: choice["index"])]
 
     async def prompt_logprobs(self, token_ids: list[int]) -> list[float]:
-        """Logprobs of token_ids[1:] at temperature 1."""
+        """Logprobs of token_ids[1:] at temperature 1, of as many as the context has room for."""
+        token_ids = token_ids[: self._max_model_len - 1]
         parameters = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "detokenize": False}
         answer = await self._post("/inference/v1/generate", {"token_ids": token_ids, "sampling_params": parameters})
         entries = answer["prompt_logprobs"][1:]
         return [entry[str(token)]["logprob"] for entry, token in zip(entries, token_ids[1:], strict=True)]
+
+    async def weight_checksums(self) -> dict[str, str]:
+        """What the server says of the bytes of its parameters; takes about a second for each gigabyte."""
+        checksums = (await self._post("/weight_checker", {"action": "checksum"}))["checksums"]
+        assert isinstance(checksums, dict)
+        return checksums
 
     async def weight_version(self) -> str:
         """What the server says it serves."""

@@ -18,6 +18,7 @@ from storage import layout
 from storage.checkpoints import Checkpoint
 from tasks.inference.api import Completion, GenerationConfig, InferenceError
 from tasks.inference.client import Client
+from tasks.inference.proof import Proof, Proven
 from tasks.inference.server import Server
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,7 @@ class _Replica:
     url: str
     api_key: str | None
     server: Server | None  # None where the URL was given
+    proven: Proven | None = None  # what it serves; None where that is not known
 
 
 class Engine:
@@ -70,6 +72,8 @@ class Engine:
         """Somebody else may have swapped the weights: the next `serve` swaps and proves them again."""
         with self._serving:
             self._policy = None
+            for replica in self._replicas:
+                replica.proven = None
 
     def serve(self, policy: Checkpoint, *, or_newer: bool = False) -> None:
         """Make every replica serve `policy`, starting servers at the first call.
@@ -155,6 +159,8 @@ class Engine:
 
     def _restart(self, replicas: list[_Replica], policy: Checkpoint) -> None:
         servers = [replica.server for replica in replicas if replica.server]
+        for replica in replicas:
+            replica.proven = None
         for server in servers:
             server.stop()
             server.start(policy.model)
@@ -171,31 +177,19 @@ class Engine:
         await asyncio.gather(*(self._establish(replica, policy) for replica in self._replicas))
 
     async def _establish(self, replica: _Replica, policy: Checkpoint) -> None:
-        """Swap the weights in and prove them by the canary."""
+        """Swap the weights in and prove them."""
+        before, replica.proven = replica.proven, None
         try:
             async with self._client(replica) as client:
+                proof = Proof(client, policy, before, self.settings.canary_tolerance)
                 if self.settings.swap == "restart":
                     await client.set_weight_version(policy.number)
                 else:
+                    await proof.prepare()
                     await client.swap(policy.model.absolute(), policy.number)
-                await self._prove(client, policy)
+                replica.proven = await proof.demand()
         except aiohttp.ClientError as error:
             raise InferenceError(f"vLLM at {replica.url} cannot be reached: {error}") from error
-
-    async def _prove(self, client: Client, policy: Checkpoint) -> None:
-        served = await client.weight_version()
-        if served != str(policy.number):
-            raise InferenceError(f"{client.url} serves weight version {served}, asked for {policy.number}")
-        got = await client.prompt_logprobs(policy.canary.token_ids)
-        expected = policy.canary.logprobs
-        difference = sum(abs(a - b) for a, b in zip(got, expected, strict=True)) / len(expected)
-        if not difference <= self.settings.canary_tolerance:  # also NaN
-            raise InferenceError(
-                f"{client.url} does not serve {policy.version}: its logprobs of the canary differ by {difference:.3g} "
-                f"on average (sum {sum(got):.6f} served, {sum(expected):.6f} expected), more than "
-                f"inference.canary_tolerance={self.settings.canary_tolerance:g}. Tied embeddings are not reloaded "
-                "in place on a CPU: try inference.swap=restart; for half precision raise the tolerance"
-            )
 
 
 def _is_newer(served: Checkpoint, policy: Checkpoint) -> bool:

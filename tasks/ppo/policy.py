@@ -12,7 +12,8 @@ from configs.schema import PPO
 from storage.checkpoints import Canary
 from tasks.ppo.logprobs import action_logprobs
 
-CANARY_TOKENS = 64
+CANARY_TOKENS = 256
+"""At most; a server with a shorter context looks at the first ones."""
 
 
 def load_policy(folder: Path, ppo: PPO) -> PreTrainedModel:
@@ -48,10 +49,14 @@ def save_policy(model: PreTrainedModel, folder: Path) -> None:
 
 
 def make_canary(model: PreTrainedModel, chunk_tokens: int) -> Canary:
-    """Logprobs of 64 token ids that depend on nothing but the size of the vocabulary, in the caller's precision."""
-    ids = np.random.default_rng(0).integers(model.config.vocab_size, size=CANARY_TOKENS)
+    """Logprobs of 256 token ids (fewer where the model reads fewer), in the caller's precision.
+
+    The ids depend on nothing but the size of the vocabulary; those of a shorter canary are the first of a longer one's.
+    """
+    length = min(CANARY_TOKENS, getattr(model.config, "max_position_embeddings", CANARY_TOKENS))
+    ids = np.random.default_rng(0).integers(model.config.vocab_size, size=length)
     tokens = torch.from_numpy(ids).to(model.device)[None]
-    columns = torch.arange(1, CANARY_TOKENS, device=model.device)
+    columns = torch.arange(1, length, device=model.device)
     with torch.no_grad():
         logp, _ = action_logprobs(model, tokens, torch.zeros_like(columns), columns, 1.0, chunk_tokens)
     return Canary(ids.tolist(), logp.tolist())

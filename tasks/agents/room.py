@@ -1,0 +1,29 @@
+"""Whether all turns of an episode fit into the model's context."""
+
+import inspect
+
+from configs import Config
+from tasks.agents import AGENTS
+
+
+def lacking_room(config: Config) -> str | None:
+    """What to tell where the turns of an episode may not fit into the context; None where they do, or nobody can say.
+
+    Known are agents that take a `num_turns`. Prompt and feedback come on top of what is counted here.
+    """
+    turns = _turns(config)
+    context, longest = config.inference.max_model_len, config.sampling.max_new_tokens
+    if turns is None or turns * longest < context:
+        return None
+    return (
+        f"{turns} turns of {longest} tokens do not fit into inference.max_model_len={context}: turns for which the "
+        "context has no room count as wrong answers. Give it more room, or set agent.args.num_turns or "
+        "sampling.max_new_tokens lower"
+    )
+
+
+def _turns(config: Config) -> int | None:
+    """Turns of an episode at most: the agent's argument, or its default."""
+    parameter = inspect.signature(AGENTS.find(config.agent.type)).parameters.get("num_turns")
+    turns = config.agent.args.get("num_turns", parameter.default if parameter else None)
+    return turns if isinstance(turns, int) else None

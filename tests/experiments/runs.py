@@ -1,0 +1,188 @@
+"""Runs of the demo in several arms and seeds, their table and their plot: what the experiments have in common.
+
+Every arm of a seed begins with the same policy and makes the same number of updates on as many episodes. The runs are
+ordinary runs of the demo with overrides, so what is committed is not done again.
+"""
+
+import argparse
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tasks.evaluation.history import History
+
+EXPLAINING = {
+    "staleness/mean": "staleness",
+    "proximal/mean_difference": "mean of abs(proximal - behaviour)",
+    "policy/clip_fraction": "clipped",
+    "value/explained_variance": "explained variance",
+}
+"""Metrics of training, averaged over updates and seeds, and their titles."""
+_COLORS = ("tab:blue", "tab:green", "tab:red", "tab:purple")
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One way to train.
+
+    Example: Arm("staleness 4, decoupled", ["rollout.policy_lag=4", "rollout.max_head_offpolicyness=4"])
+    """
+
+    name: str
+    overrides: Sequence[str] = ()
+    around: Callable[[], AbstractContextManager[None]] = nullcontext  # its runs last inside of such a block
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One run."""
+
+    arm: str
+    seed: int
+    history: "History"
+
+    def first_turns(self, place: int) -> list[float]:
+        """Success at the first turn of each held-out problem, in the evaluation at `place`."""
+        outcomes = sorted(self.history.evaluations[place].outcomes, key=lambda outcome: outcome.problem_id)
+        return [outcome.first for outcome in outcomes]
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """Arms, the first of which the others are compared with.
+
+    Example: Experiment("control", "Coin flips", [Arm("verdicts"), Arm("coin flips", around=coin_flips)], 100)
+    """
+
+    name: str
+    title: str
+    arms: Sequence[Arm]
+    iterations: int  # updates of each run
+
+    def main(self, description: str) -> None:
+        """Command line."""
+        program = f"python -m tests.experiments.{self.name}"
+        parser = argparse.ArgumentParser(prog=program, description=description)
+        updates = f"updates of each run (default {self.iterations})"
+        parser.add_argument("--iterations", type=int, default=self.iterations, help=updates)
+        parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="default 1 2 3")
+        place = f"./var/experiments/{self.name}"
+        parser.add_argument("--root", default=place, help=f"where the runs and the results go (default {place})")
+        arguments = parser.parse_args()
+        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        logging.getLogger("httpx").setLevel(logging.WARNING)
+        results = [
+            self._run(arm, seed, arguments.iterations, arguments.root) for seed in arguments.seeds for arm in self.arms
+        ]
+        folder, text = Path(arguments.root), self.report(results)
+        (folder / f"{self.name}.md").write_text(text)
+        self.plot(results, folder / f"{self.name}.png")
+        print(text)
+        print(f"in {folder}: {self.name}.md, {self.name}.png")
+
+    def settings(self, arm: Arm, seed: int, iterations: int, root: str) -> list[str]:
+        """Overrides of the demo; every arm of a seed begins with the policy of its first."""
+        from storage import layout
+
+        first = f"{root}/{layout.checkpoint(self._name(self.arms[0], seed), 0)}"
+        return [
+            f"run.name={self._name(arm, seed)}",
+            f"run.seed={seed}",
+            f"run.iterations={iterations}",
+            f"storage.root={root}",
+            f"storage.cache={root}/cache",
+            *([] if arm is self.arms[0] else [f"policy={{path: {first}}}"]),
+            *arm.overrides,
+        ]
+
+    def _name(self, arm: Arm, seed: int) -> str:
+        return f"{self.arms.index(arm)}-seed{seed}"
+
+    def _run(self, arm: Arm, seed: int, iterations: int, root: str) -> Result:
+        from configs import load
+        from flows.math_mt_ppo import math_mt_ppo
+        from storage import layout
+        from storage.store import Store
+        from tasks.evaluation.history import read_history
+        from tasks.problems import fingerprint, load_problems
+        from tasks.rewards.scoring import scorer_fingerprint
+
+        settings = self.settings(arm, seed, iterations, root)
+        with arm.around():
+            math_mt_ppo("demo", settings)
+        config = load("demo", settings)
+        held_out = layout.problems(fingerprint(load_problems(config.problems.held_out, 0.0).problems))
+        scorer, cache = scorer_fingerprint(config.score), Path(config.storage.cache)
+        return Result(arm.name, seed, read_history(Store(root), config, scorer, held_out, cache))
+
+    def report(self, results: Sequence[Result]) -> str:
+        """A Markdown table: held-out first-turn accuracy after the last update, and what may explain it."""
+        seeds, first = sorted({result.seed for result in results}), self.arms[0].name
+        updates = len(results[0].history.iterations)
+        explaining = {name: title for name, title in EXPLAINING.items() if any(_metric([r], name) for r in results)}
+        titles = ["arm", *(f"seed {seed}" for seed in seeds), "mean", f"difference to {first}", *explaining.values()]
+        lines = [
+            f"Held-out accuracy, first turn, greedy, after {updates} updates; differences paired by problem and seed.",
+            "",
+        ]
+        lines += [_line(titles), _line(["---"] * len(titles))]
+        base = [result for result in results if result.arm == first]
+        lines.append(_row("before", base, 0, "", explaining))
+        for arm in self.arms:
+            mine = [result for result in results if result.arm == arm.name]
+            difference = "" if arm.name == first else _difference(base, mine)
+            lines.append(_row(arm.name, mine, -1, difference, explaining))
+        return "\n".join(lines) + "\n"
+
+    def plot(self, results: Sequence[Result], path: Path) -> None:
+        """Accuracy over updates: a thin line for each seed, a thick one for their mean."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        for arm, color in zip(self.arms, _COLORS, strict=False):
+            curves = [
+                {e.policy_version: fmean(result.first_turns(n)) for n, e in enumerate(result.history.evaluations)}
+                for result in results
+                if result.arm == arm.name
+            ]
+            versions = sorted(curves[0])
+            for curve in curves:
+                axes.plot(versions, [curve[v] for v in versions], color=color, linewidth=1, alpha=0.3)
+            means = [fmean(curve[v] for curve in curves) for v in versions]
+            axes.plot(versions, means, color=color, marker="o", label=arm.name)
+        axes.set(xlabel="updates", ylabel="held-out accuracy, first turn", title=self.title)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+        figure.savefig(path, dpi=150)
+
+
+def _row(title: str, results: Sequence[Result], place: int, difference: str, explaining: Mapping[str, str]) -> str:
+    values = [fmean(result.first_turns(place)) for result in results]
+    metrics = [_metric(results, name) if place else "" for name in explaining]
+    return _line([title, *(f"{value:.3f}" for value in values), f"{fmean(values):.3f}", difference, *metrics])
+
+
+def _difference(base: Sequence[Result], results: Sequence[Result]) -> str:
+    from tasks.evaluation.statistics import paired_difference
+
+    before, after = ([v for result in some for v in result.first_turns(-1)] for some in (base, results))
+    estimate = paired_difference(before, after)
+    return f"{estimate.value:+.3f} [{estimate.low:+.3f}, {estimate.high:+.3f}]"
+
+
+def _metric(results: Sequence[Result], name: str) -> str:
+    values = [i.train[name] for result in results for i in result.history.iterations if name in i.train]
+    return f"{fmean(values):.3f}" if values else ""
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
