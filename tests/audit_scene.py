@@ -12,10 +12,10 @@ from storage import layout, manifests
 from storage.checkpoints import Checkpoint
 from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem, Score, Trajectory, to_table, to_trajectory
 from storage.store import Store
-from tasks.agents.chat import Message
 from tasks.agents.episode import Episode
 from tasks.agents.interface import Prompt
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK
+from tasks.agents.template import Message
 from tasks.inference.api import BundledGenerationOutputs, Completion
 from tests import audit_helpers as made
 from tests.audit_helpers import Identity, Language, Weights

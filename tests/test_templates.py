@@ -2,19 +2,23 @@
 
 import asyncio
 import logging
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
 from storage import datasets
 from storage.drafts import Draft, Provenance
 from storage.records import TRAJECTORY_SCHEMA, Trajectory, to_table
 from storage.store import Store
-from tasks.agents.chat import Chat, Message
+from tasks.agents.chat import Chat
 from tasks.agents.interface import Prompt
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK, MathMultiTurnAgent
+from tasks.agents.template import Message
 from tasks.environments.interface import Environment
 from tasks.inference.api import BundledGenerationOutputs, Observation
 from tasks.rewards.verifier import Verifier
@@ -47,12 +51,59 @@ KEEPING = (
     + "{% endfor %}"
     + _HEADER
 )
+MOVING = (  # the system prompt stands in the newest question
+    "{% for m in messages %}{% if m.role != 'system' %}{% set words = m.content %}"
+    "{% if loop.last and messages[0].role == 'system' %}"
+    "{% set words = messages[0].content + '\n\n' + m.content %}{% endif %}"
+    + _TURN
+    + "{% endif %}{% endfor %}"
+    + _HEADER
+)
+NUMBERED = (  # every question is told which it is
+    "{% for m in messages %}{% set words = m.content if m.role == 'assistant' else loop.index ~ ': ' ~ m.content %}"
+    + _TURN
+    + "{% endfor %}"
+    + _HEADER
+)
+TRIMMING = "{% for m in messages %}{% set words = m.content | trim %}" + _TURN + "{% endfor %}" + _HEADER
+SPACED = "{% for m in messages %}{% set words = m.content + '\n' %}" + _TURN + "{% endfor %}" + _HEADER
+REFUSING = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role here') }}{% endif %}"
+    "{% set words = m.content %}" + _TURN + "{% endfor %}" + _HEADER
+)
+PARTS = (  # the policy itself says which part of its turn it begins, and ends each
+    "{% for m in messages %}{% set words = ('answer: ' if m.role == 'assistant' else '') + m.content %}"
+    + _TURN
+    + "{% endfor %}"
+    + _HEADER
+)
+BLANK = (  # the policy says the blank, or the template writes it
+    "{% for m in messages %}{% set words = (' ' if m.role == 'assistant' else '') + m.content | trim %}"
+    + _TURN
+    + "{% endfor %}"
+    + _HEADER
+)
+SHORTENING = (  # only where there is an answer, which no toy has
+    "{% for m in messages %}{% set words = m.content %}"
+    "{% if m.role == 'assistant' %}{% set words = words.split('{')[0] %}{% endif %}" + _TURN + "{% endfor %}" + _HEADER
+)
 APPEND_ONLY = {"chatml": CHAT_TEMPLATE, "injecting": INJECTING, "keeping": KEEPING}
 TEMPLATES = {**APPEND_ONLY, "forgetting": FORGETTING, "opening": OPENING}
+ALL = {
+    **TEMPLATES,
+    "moving": MOVING,
+    "numbered": NUMBERED,
+    "trimming": TRIMMING,
+    "spaced": SPACED,
+    "refusing": REFUSING,
+    "parts": PARTS,
+    "blank": BLANK,
+}
 OPENED = {"keeping", "opening"}  # the template itself writes <think> before a completion
 
 QUESTION: Message = {"role": "user", "content": PROBLEM.prompt}
 END = "<|im_end|>"
+SYSTEM: Message = {"role": "system", "content": "Be brief."}
 RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
 
 
@@ -93,6 +144,47 @@ def test_every_prompt_is_what_the_template_renders(name: str, thinks: tuple[bool
         ids = following.token_ids if following.fresh else held + following.token_ids
         assert tokenizer.decode(ids) == render(tokenizer, written)
         assert ids == chat.prompt(messages)
+
+
+@lru_cache
+def chat_of(name: str) -> Chat:
+    """One for all conversations, as in a run."""
+    return Chat(make_tokenizer(ALL[name]))
+
+
+WORDS = st.lists(st.sampled_from([WRONG, "Hmm", " ", "\n", "think", ".", "?"]), max_size=5).map("".join)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> tuple[str, list[Message], list[tuple[str, bool, str]]]:
+    """A template's name, how a conversation begins, and its turns: completion, whether it ended, what is answered."""
+    name = draw(st.sampled_from(sorted(ALL)))
+    system = [SYSTEM] if name != "refusing" and draw(st.booleans()) else []
+    said = st.one_of(WORDS, WORDS.map(partial(thought, name)))
+    turns = draw(st.lists(st.tuples(said, st.booleans(), WORDS), min_size=1, max_size=3))
+    return name, [*system, QUESTION], turns
+
+
+@given(conversations())
+def test_the_policy_is_given_what_a_whole_rendering_says(
+    conversation: tuple[str, list[Message], list[tuple[str, bool, str]]],
+) -> None:
+    """Whatever the template, the contents and the number of turns: the whole conversation, whitespace aside.
+
+    In its sequence or a new one, with a system prompt or without.
+    """
+    name, messages, turns = conversation
+    tokenizer = make_tokenizer(ALL[name])
+    chat, written = chat_of(name), list(messages)
+    ids = chat.prompt(messages)
+    for completion, ended, answer in turns:
+        sampled = chat.encode(completion + END * ended)
+        following = chat.next_prompt(messages, sampled, answer)
+        opened = "<think>\n" if name in OPENED else ""
+        written += [{"role": "assistant", "content": opened + completion}, {"role": "user", "content": answer}]
+        messages = following.messages
+        ids = following.token_ids if following.fresh else ids + sampled + following.token_ids
+        assert "".join(str(tokenizer.decode(ids)).split()) == "".join(render(tokenizer, written).split())
 
 
 def test_feedback_holds_no_second_system_prompt() -> None:
@@ -145,9 +237,88 @@ def test_turns_may_end_with_another_token_than_the_tokenizers() -> None:
 
 def test_trimmed_whitespace_stays_as_sampled() -> None:
     """A template that trims contents begins no sequence for the sake of a blank."""
-    chat = Chat(make_tokenizer(CHAT_TEMPLATE.replace("message['content']", "message['content'] | trim")))
-    following = chat.next_prompt([QUESTION], chat.encode(f" {WRONG}\n{END}"), "Try again.")
+    chat = Chat(make_tokenizer(TRIMMING))
+    following = chat.next_prompt([SYSTEM, QUESTION], chat.encode(f" {WRONG}\n{END}"), "Try again.")
     assert not following.fresh
+
+
+def test_a_system_prompt_that_moves_begins_a_sequence(caplog: pytest.LogCaptureFixture) -> None:
+    """A template may only append where there is no system prompt, and move one that there is: said when first met."""
+    tokenizer = make_tokenizer(MOVING)
+    with caplog.at_level(logging.INFO, "tasks.agents"):
+        chat = Chat(tokenizer)
+        answered = chat.encode(WRONG + END)
+        assert not chat.next_prompt([QUESTION], answered, "Try again.").fresh
+        assert not caplog.messages
+        for _ in range(2):
+            following = chat.next_prompt([SYSTEM, QUESTION], answered, "Try again.")
+            assert following.fresh
+            assert tokenizer.decode(following.token_ids) == render(tokenizer, following.messages)
+    assert len(caplog.messages) == 1
+    assert "rewrites earlier turns (of system, user, assistant, user, for one)" in caplog.text
+
+
+def test_a_refused_system_prompt_is_told() -> None:
+    """A template without a system role is used without one; with one it is named, and what to do."""
+    chat = Chat(make_tokenizer(REFUSING))
+    assert not chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.").fresh
+    with pytest.raises(ValueError, match=r"of system, user: no system role here.*agent\.args\.system_prompt empty"):
+        chat.prompt([SYSTEM, QUESTION])
+
+
+def test_the_first_real_conversation_is_rendered_in_full(caplog: pytest.LogCaptureFixture) -> None:
+    """Where a template does with real contents what it does with no toy, each turn is decided by its own contents."""
+    tokenizer = make_tokenizer(SHORTENING)
+    with caplog.at_level(logging.INFO, "tasks.agents"):
+        chat = Chat(tokenizer)
+        assert not caplog.messages
+        for _ in range(2):
+            following = chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.")
+            assert following.fresh
+            assert tokenizer.decode(following.token_ids) == render(tokenizer, following.messages)
+    assert len(caplog.messages) == 1
+    assert "renders the first real conversation of user, assistant, user in another way" in caplog.text
+    assert not chat.next_prompt([QUESTION], chat.encode("Hmm" + END), "Try again.").fresh
+
+
+def test_the_end_of_a_turn_is_the_templates() -> None:
+    """Found behind what stands before it; ordinary text is none, for it would end completions in the middle.
+
+    Nor is what ends a part of a turn.
+    """
+    for template in (CHAT_TEMPLATE, SPACED, FORGETTING, OPENING, MOVING):
+        tokenizer = make_tokenizer(template)
+        end, text_end = (tokenizer.encode(token)[0] for token in (END, END_OF_TEXT))
+        assert Chat(tokenizer).stop_token_ids == (end,)
+        tokenizer.eos_token = END_OF_TEXT
+        assert Chat(tokenizer).stop_token_ids == tuple(sorted([end, text_end]))
+    plain = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}assistant: "
+    assert Chat(make_tokenizer(plain)).stop_token_ids == (end,)
+    tokenizer = make_tokenizer(PARTS)
+    tokenizer.eos_token = END_OF_TEXT
+    assert Chat(tokenizer).stop_token_ids == (text_end,)
+
+
+def test_a_sampled_end_is_not_repeated_where_contents_decide() -> None:
+    """In a template that rewrites what does not begin with a blank, after an answer that does."""
+    chat = Chat(make_tokenizer(BLANK))
+    following = chat.next_prompt([QUESTION], chat.encode(f" {WRONG}{END}"), "Try again.")
+    assert following.token_ids == chat.encode("\n<|im_start|>user\nTry again.<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("said", [WRONG + "\n", WRONG])
+def test_a_turn_that_ends_behind_a_newline(said: str) -> None:
+    """With the template's newline sampled or not, its end is not repeated, and the newline is not the answer's."""
+    tokenizer = make_tokenizer(SPACED)
+    tokenizer.eos_token = END_OF_TEXT
+    chat = Chat(tokenizer)
+    following = chat.next_prompt([QUESTION], chat.encode(said + END), "Try again.")
+    assert not following.fresh
+    assert following.messages[1]["content"] == WRONG
+    assert following.token_ids == chat.encode("\n<|im_start|>user\nTry again.\n<|im_end|>\n<|im_start|>assistant\n")
+    cut = chat.next_prompt([QUESTION], chat.encode(said), "Try again.")
+    assert cut.messages[1]["content"] == said
+    assert cut.token_ids == [*chat.encode("\n" + END), *following.token_ids]
 
 
 def test_a_template_that_drops_answers() -> None:
@@ -171,7 +342,7 @@ def test_prompts_and_feedback_are_rendered_once(monkeypatch: pytest.MonkeyPatch)
 
 def test_rewriting_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     """At the start, and not of templates that only append."""
-    with caplog.at_level(logging.INFO, "tasks.agents.chat"):
+    with caplog.at_level(logging.INFO, "tasks.agents"):
         for template in APPEND_ONLY.values():
             Chat(make_tokenizer(template))
         assert not caplog.messages

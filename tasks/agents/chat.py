@@ -2,27 +2,18 @@
 
 Sampled ids are never decoded and encoded again while their sequence goes on: only what stands between two
 completions is rendered, as the difference of a conversation with and without the next message. Where the template
-rewrites what was said (thinking models forget earlier thoughts), a new sequence begins with the conversation as the
-template now has it.
+rewrites what was said (thinking models forget earlier thoughts; some templates move the system prompt into the newest
+question), a new sequence begins with the conversation as the template now has it.
 """
 
-import logging
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import takewhile
 from typing import TYPE_CHECKING
+
+from tasks.agents.template import Message, Template
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-logger = logging.getLogger(__name__)
-
-Message = dict[str, str]
-"""{"role": "user", "content": "…"}"""
-
-_QUESTION: Message = {"role": "user", "content": "?"}
-_PLAIN, _THINKING = "!", "<think>\nx\n</think>\n\n!"
-"""Toy completions that show whether a template keeps what was said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,33 +31,19 @@ class NextPrompt:
 class Chat:
     """A tokenizer and its template.
 
-    Toy histories of one and two turns, with and without a thought, show whether the template is append-only: whether
-    what it renders begins with what the policy was given and said. If so, the ids between two completions depend on
-    the next message alone and are rendered once. A template that trims the whitespace around real contents counts as
-    append-only all the same: the sequence keeps it as it was sampled. If not, the real contents of each turn decide
-    whether its sequence goes on.
+    Attributes:
+        stop_token_ids: what ends a turn: the tokenizer's end of text and the template's end of turn, which in some
+            models is another token.
 
     Raises:
-        ValueError: the tokenizer has no chat template.
+        ValueError: the tokenizer has no chat template, or it refuses a conversation.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
-        if not tokenizer.chat_template:
-            raise ValueError(
-                f"the tokenizer of {tokenizer.name_or_path} has no chat template: use an instruction-tuned model"
-            )
-        self._tokenizer = tokenizer
-        self._lead = self._find_lead()
-        histories = [[_QUESTION], self._extend([_QUESTION], _THINKING, "?")]
-        toys = [self._rest(self._extend(past, said, "?")) for past in histories for said in (_PLAIN, _THINKING)]
-        self._append_only = None not in toys
-        # What ends a turn: in some models the template's token is another than the tokenizer's.
-        self._ends = {tokenizer.eos_token_id, *(toys[0] or [])[:1]}
-        if not self._append_only:
-            logger.warning(
-                "the chat template of %s rewrites earlier turns: a turn it changes begins a new sequence",
-                tokenizer.name_or_path,
-            )
+        self._tokenizer, self._template = tokenizer, Template(tokenizer)
+        self._tail, self._end = self._find_end()
+        ends = {tokenizer.eos_token_id, self._end if self._template.keeps_plain() else None}
+        self.stop_token_ids: tuple[int, ...] = tuple(sorted(ends - {None}))
 
     def prompt(self, messages: list[Message]) -> list[int]:
         """Ids of the conversation up to where the assistant begins to speak."""
@@ -76,15 +53,17 @@ class Chat:
         """What follows when the user answers a completion of `messages` with `message`.
 
         Where the sequence goes on, that is the rest of the assistant's turn (all of it, if the completion was cut
-        before its end), the user's turn and the assistant's header.
+        before its end), the user's turn and the assistant's header. Whitespace that the template would trim stays as
+        it was sampled.
         """
-        said = completion_ids[:-1] if completion_ids and completion_ids[-1] in self._ends else completion_ids
-        following = self._extend(messages, self._text(said), message)
-        rest = self._toy_rest(message) if self._append_only else self._rest(following)
-        if rest is None:
+        following = self._template.extend(messages, self._said(completion_ids), message)
+        rest = self._template.rest(following)
+        ids = None if rest is None else self._encode_once(rest)
+        if ids and self._end in completion_ids[-1:]:  # the template's end of turn was sampled
+            ids = self._after_end(ids)
+        if ids is None:
             return NextPrompt(self.prompt(following), True, following)
-        ended = rest[:1] == completion_ids[-1:]  # the template's end of turn was sampled
-        return NextPrompt(rest[1:] if ended else list(rest), False, following)
+        return NextPrompt(list(ids), False, following)
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text` as it stands; special tokens in it are recognised."""
@@ -97,36 +76,39 @@ class Chat:
     @lru_cache(maxsize=256)  # noqa: B019  # one Chat lives as long as its stage
     def _prompt(self, messages: tuple[tuple[tuple[str, str], ...], ...]) -> list[int]:
         """The episodes of a group ask with the same prompt."""
-        return self.encode(self._render([dict(message) for message in messages]))
+        return self.encode(self._template.render([dict(message) for message in messages]))
 
     @lru_cache(maxsize=256)  # noqa: B019
-    def _toy_rest(self, message: str) -> list[int]:
-        rest = self._rest(self._extend([_QUESTION], _PLAIN, message))
-        assert rest is not None, "the template is append-only"
-        return rest
+    def _encode_once(self, text: str) -> list[int]:
+        """Many episodes are told the same."""
+        return self.encode(text)
 
-    def _rest(self, messages: list[Message]) -> list[int] | None:
-        """Ids after the last completion, which is the last but one message; None if what stands before is rewritten."""
-        *before, completion, _ = messages
-        held = self._render(before) + completion["content"].removeprefix(self._lead)
-        after = self._render(messages)
-        return self.encode(after[len(held) :]) if after.startswith(held) else None
+    def _said(self, completion_ids: list[int]) -> str:
+        """A completion as the template expects it: without what the template itself writes at the end of a turn."""
+        if not completion_ids:
+            return ""
+        *said, last = completion_ids
+        if last == self._end:
+            return self._text(said).removesuffix(self._tail)
+        return self._text(said if last in self.stop_token_ids else completion_ids)
 
-    def _extend(self, messages: list[Message], completion: str, message: str) -> list[Message]:
-        said = {"role": "assistant", "content": self._lead + completion}
-        return [*messages, said, {"role": "user", "content": message}]
+    def _after_end(self, rest: list[int]) -> list[int] | None:
+        """`rest` without the end of turn, which was sampled; None if more than whitespace stands before it."""
+        place = rest.index(self._end) if self._end in rest else len(rest)
+        return None if self._text(rest[:place]).strip() else rest[place + 1 :]
 
-    def _find_lead(self) -> str:
-        """Words that the template puts into the assistant's mouth, such as `<think>`: part of what it says."""
-        prompt = self._render([_QUESTION])
-        after = self._render([_QUESTION, {"role": "assistant", "content": _PLAIN}, _QUESTION])
-        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, after, strict=False)))
-        return prompt[shared:] if after.startswith(_PLAIN, shared) else ""
+    def _find_end(self) -> tuple[str, int | None]:
+        """What the template writes between a completion and the token that ends a turn, and this token.
 
-    def _render(self, messages: list[Message]) -> str:
-        text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        assert isinstance(text, str)
-        return text
+        It is the first one behind a completion that was added to the vocabulary as a whole: ordinary text would end
+        completions in the middle. A template that writes none leaves the end to the tokenizer's.
+        """
+        added = self._tokenizer.added_tokens_decoder
+        ids = self.encode(self._template.between())
+        for place, number in enumerate(ids):
+            if number in added and added[number].content.strip():
+                return self._text(ids[:place]), number
+        return "", None
 
     def _text(self, token_ids: list[int]) -> str:
         """The exact text of `token_ids`."""

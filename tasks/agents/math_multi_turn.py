@@ -6,9 +6,10 @@ from typing import Annotated
 from pydantic import Field
 
 from storage.records import Trajectory
-from tasks.agents.chat import Message, NextPrompt
+from tasks.agents.chat import NextPrompt
 from tasks.agents.episode import Episode
 from tasks.agents.interface import AgentContext, Prompt
+from tasks.agents.template import Message
 from tasks.environments.interface import Environment
 from tasks.inference.api import BundledGenerationOutputs, Observation
 
