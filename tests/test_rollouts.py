@@ -1,6 +1,7 @@
 """Episodes: what is recorded of them, how they share requests, and that none is lost."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,19 @@ from hypothesis import strategies as st
 from configs.schema import Rollout
 from storage.records import Problem, Trajectory
 from tasks.agents.chat import Chat
-from tasks.agents.interface import Prompt
+from tasks.agents.interface import AgentContext, Prompt
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.agents.math_single_step import MathSingleStepAgent
 from tasks.agents.null import NullAgent
 from tasks.environments.interface import Environment
 from tasks.environments.math_verify import MathVerifyEnvironment
-from tasks.inference.api import BundledGenerationOutputs, ContextLengthError, InferenceError, Observation
+from tasks.inference.api import (
+    BundledGenerationOutputs,
+    ContextLengthError,
+    GenerationConfig,
+    InferenceError,
+    Observation,
+)
 from tasks.rewards.verifier import Verifier
 from tasks.rollouts.plan import draw
 from tests.rollout_helpers import PROBLEM, ScriptedEngine, context, play
@@ -84,6 +91,27 @@ def test_first_turn_of_a_group_is_one_request(chat: Chat, verifier: Verifier) ->
     first = engine.requests[0][2]
     assert [trajectory.turns[0].seed for trajectory in trajectories] == [first, first + 1, first + 2, first + 3]
     assert len({trajectory.turns[1].seed for trajectory in trajectories}) == 4
+
+
+class EndsItself(MathMultiTurnAgent):
+    """Has sampling parameters of its own, and a token that ends a completion."""
+
+    def __init__(self, context: AgentContext) -> None:
+        super().__init__(replace(context, gconfig=GenerationConfig(temperature=0.5, stop_token_ids=(9,))), num_turns=2)
+
+
+def test_every_request_says_what_ends_a_turn(chat: Chat, verifier: Verifier) -> None:
+    """Agents need not know: the template's end of turn goes with their own parameters, in the first turn and after."""
+    end = chat.encode("<|im_end|>")[0]
+    for agent, stops in (
+        (MathMultiTurnAgent(context(chat), num_turns=2), (end,)),
+        (EndsItself(context(chat)), (9, end)),
+    ):
+        engine = ScriptedEngine(chat, lambda *_: WRONG)
+        play(engine, agent, verifier)
+        assert len(engine.requests) == 5
+        assert {gconfig.stop_token_ids for _, gconfig, _, _ in engine.requests} == {stops}
+        assert {gconfig.temperature for _, gconfig, _, _ in engine.requests} == {agent.context.gconfig.temperature}
 
 
 def test_groups_spread_over_replicas(chat: Chat, verifier: Verifier) -> None:

@@ -14,13 +14,18 @@ class ContextLengthError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """Sampling parameters of one request (`gconfig`)."""
+    """Sampling parameters of one request (`gconfig`).
+
+    An agent may name tokens that end a completion, such as that of a tool call; the tokens that end a turn in the chat
+    template are added to every request by the collector.
+    """
 
     n: int = 1
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     max_new_tokens: int = 1024
+    stop_token_ids: tuple[int, ...] = ()  # sampled and returned like any other token, and the last one
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,7 @@ class Client:
             "top_p": gconfig.top_p,
             "top_k": gconfig.top_k,
             "max_tokens": min(gconfig.max_new_tokens, self._max_model_len - len(token_ids)),
+            "stop_token_ids": gconfig.stop_token_ids,
             "seed": seed,
             "logprobs": 0,  # of the sampled token only
             "detokenize": False,

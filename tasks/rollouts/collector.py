@@ -68,7 +68,9 @@ class Collector:
         """All episodes of a group, on one replica for its prefix cache."""
 
         def generate(token_ids: list[int], gconfig: GenerationConfig, seed: int) -> Awaitable[list[Completion]]:
-            return self.generator.generate(token_ids, gconfig, seed, replica)
+            # Of every agent: vLLM by itself knows the model's end of text only.
+            ends = (*gconfig.stop_token_ids, *self.chat.stop_token_ids)
+            return self.generator.generate(token_ids, replace(gconfig, stop_token_ids=ends), seed, replica)
 
         opening = Opening(len(group.prompts), group.seed, generate)
         try:
