@@ -304,7 +304,9 @@ class Inference(Knobs):
     They need --enable-scale-out, VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs and
     a view of the checkpoint files; their API key is read from the environment (VLLM_API_KEY)."""
     replicas: PositiveInt = 1
-    """Servers to start when no URLs are given."""
+    """Servers to start when no URLs are given. Each gets GPUs of its own out of CUDA_VISIBLE_DEVICES, or else of all:
+    as many as the parallel sizes in `extra_args` ask for. Too few are an error. Servers take the last GPUs and the
+    trainer the first, which it shares with a server only where none is to spare."""
     swap: Literal["reload", "restart"] = "reload"
     """How new weights get in: in place, or by starting the servers anew (tied embeddings on a CPU)."""
     canary_tolerance: PositiveFloat = 1e-4

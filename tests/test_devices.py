@@ -1,0 +1,188 @@
+import os
+import shutil
+import sys
+from pathlib import Path
+from unittest.mock import AsyncMock
+
+import psutil
+import pytest
+
+from configs.schema import Inference, Rollout
+from storage.checkpoints import Checkpoint
+from tasks.inference import devices
+from tasks.inference import engine as engine_module
+from tasks.inference.api import InferenceError
+from tasks.inference.devices import deal, devices_of_a_server, visible_devices
+from tasks.inference.engine import Engine
+from tasks.inference.server import Server
+
+
+@pytest.mark.parametrize(
+    ("visible", "replicas", "size", "servers"),
+    [
+        ("", 2, 1, ["", ""]),
+        ("0", 1, 1, ["0"]),
+        ("0 1", 1, 1, ["1"]),
+        ("0 1", 2, 1, ["0", "1"]),
+        ("0 1 2 3", 2, 1, ["2", "3"]),
+        ("0 1 2 3", 1, 2, ["2 3"]),
+        ("0 1 2 3", 2, 2, ["0 1", "2 3"]),
+        ("5 GPU-1f MIG-2e", 2, 1, ["GPU-1f", "MIG-2e"]),
+    ],
+)
+def test_devices_are_dealt(visible: str, replicas: int, size: int, servers: list[str]) -> None:
+    """Each server gets devices of its own; the first, which is the trainer's, only where none is to spare."""
+    assert deal(visible.split(), replicas, size) == [server.split() for server in servers]
+
+
+@pytest.mark.parametrize(("replicas", "size"), [(3, 1), (1, 3), (2, 2)])
+def test_too_few_devices_are_an_error(replicas: int, size: int) -> None:
+    """Two servers of 90 % of the memory do not start on one device: the message comes before they try."""
+    with pytest.raises(InferenceError, match=rf"inference.replicas={replicas}.* of {size} .*has 2 \(7, 8\)"):
+        deal(["7", "8"], replicas, size)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "count"),
+    [
+        ("", 1),
+        ("--max-num-seqs 512", 1),
+        ("--tensor-parallel-size 2", 2),
+        ("--tensor-parallel-size=4 --max-num-seqs 512", 4),
+        ("--tensor_parallel_size 2", 2),
+        ("-tp 2 -pp 3 -dcp 2", 6),
+        ("--data-parallel-size 2 -tp 2", 4),
+    ],
+)
+def test_arguments_say_how_many_devices_a_server_needs(arguments: str, count: int) -> None:
+    """As vLLM itself reads them."""
+    assert devices_of_a_server(arguments.split()) == count
+
+
+def test_arguments_that_are_no_number_are_refused() -> None:
+    """The knob is named."""
+    with pytest.raises(InferenceError, match=r"inference.extra_args.*--tensor-parallel-size.*'two'"):
+        devices_of_a_server(["--tensor-parallel-size", "two"])
+
+
+@pytest.fixture
+def gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The devices that there are count, although this vLLM may be the one for CPUs."""
+    monkeypatch.setattr(devices, "cpu_build", lambda: False)
+
+
+@pytest.mark.usefixtures("gpu_build")
+@pytest.mark.parametrize(
+    ("value", "visible"),
+    [
+        ("0", ["0"]),
+        ("3, 1", ["3", "1"]),
+        ("GPU-8e4b,MIG-GPU-8e4b/1/0", ["GPU-8e4b", "MIG-GPU-8e4b/1/0"]),
+        ("2,-1,3", ["2"]),  # CUDA sees nothing from the first invalid entry on
+        ("NoDevFiles", []),  # Slurm's, for a job without GPUs
+        ("", []),
+    ],
+)
+def test_a_schedulers_choice_is_respected(monkeypatch: pytest.MonkeyPatch, value: str, visible: list[str]) -> None:
+    """Only devices in CUDA_VISIBLE_DEVICES are dealt, by the names that they have there."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert visible_devices() == visible
+
+
+LISTED = """\
+GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-6dd37b16-4ed7-5c1c-9d3e-3e1a7b3c5f00)
+GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2a2e1f2c-11a9-8a0b-5a55-0f2d1c9b7e11)
+  MIG 1g.10gb     Device  0: (UUID: MIG-0c3d1c5e-35d7-5c5f-8f5c-5a1d3f0b7a22)
+"""
+
+
+@pytest.mark.usefixtures("gpu_build")
+@pytest.mark.parametrize(
+    ("program", "visible"),
+    [
+        (f"cat <<'END'\n{LISTED}END", ["0", "1"]),
+        ('echo "NVIDIA-SMI has failed because it couldn\'t communicate with the NVIDIA driver."; exit 9', []),
+        (None, []),
+    ],
+)
+def test_otherwise_the_driver_is_asked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str | None, visible: list[str]
+) -> None:
+    """By CUDA's own numbers, so that ours is the trainer's; a machine without a driver has none."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if program:
+        (tmp_path / "nvidia-smi").write_text(f"#!{shutil.which('sh', path=os.defpath)}\nPATH={os.defpath}\n{program}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
+    assert visible_devices() == visible
+
+
+def test_vllm_for_cpus_has_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number of its servers start on a machine that has a GPU all the same."""
+    monkeypatch.setattr(devices, "cpu_build", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert visible_devices() == []
+
+
+STAND_IN = """
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+class Healthy(BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Healthy).serve_forever()
+"""
+
+
+@pytest.fixture
+def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that are healthy at once, and nothing else, take the place of vLLM."""
+    monkeypatch.setattr(Server, "_command", lambda self, _: [sys.executable, "-c", STAND_IN, str(self.port)])
+    monkeypatch.setattr(Engine, "_establish", AsyncMock())
+
+
+def given_to(server: Server) -> str | None:
+    """CUDA_VISIBLE_DEVICES of a server's process."""
+    assert server.pid is not None
+    (process,) = psutil.Process(server.pid).children()
+    return process.environ().get("CUDA_VISIBLE_DEVICES")
+
+
+@pytest.mark.usefixtures("gpu_build", "stand_ins")
+def test_each_process_gets_its_own(policies: list[Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that died and is started anew; the trainer's process keeps its view of all."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7,8")
+    settings = Inference(replicas=2, extra_args=["--tensor-parallel-size", "2"])
+    with Engine(settings, Rollout(), tmp_path) as engine:
+        engine.serve(policies[0])
+        assert [given_to(server) for server in engine.servers] == ["5,6", "7,8"]
+        engine.servers[1].stop()
+        engine.serve(policies[1])
+        assert [given_to(server) for server in engine.servers] == ["5,6", "7,8"]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5,6,7,8"
+
+
+@pytest.mark.usefixtures("stand_ins")
+def test_without_gpus_nothing_is_set(
+    policies: list[Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any number of servers start."""
+    monkeypatch.setattr(engine_module, "visible_devices", list)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with Engine(Inference(replicas=2), Rollout(), tmp_path) as engine:
+        engine.serve(policies[0])
+        assert [given_to(server) for server in engine.servers] == [None, None]
+
+
+@pytest.mark.usefixtures("gpu_build")
+def test_an_engine_without_enough_devices_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Servers that are given by URL have devices of their own."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(InferenceError, match="inference.replicas=2"):
+        Engine(Inference(replicas=2), Rollout(), tmp_path)
+    Engine(Inference(replicas=2, urls=["http://127.0.0.1:8000"]), Rollout(), tmp_path)
