@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
+from unittest.mock import patch
 
 import aiohttp
 import psutil
@@ -102,6 +103,35 @@ def test_requests_in_flight_are_kept_over_a_swap(engine: Engine, policies: list[
         assert before[swap:] != pytest.approx(after[swap:], abs=1e-2)
     engine.serve(policies[1], or_newer=True)
     assert {v for c in generate(engine, GenerationConfig(max_new_tokens=2)) for v in c.versions} == {2}
+    engine.serve(policies[0])
+
+
+async def abort(engine: Engine, gconfig: GenerationConfig, delay_s: float) -> tuple[list[Completion], int]:
+    """The answer to a request that vLLM is told to abort `delay_s` after it was asked; and how often it was sent."""
+    server = engine.servers[0]
+    async with engine.connect() as connection, Client(server.url, server.api_key, 600, 128) as other:
+        (client,) = connection._clients
+        with patch.object(client, "generate", wraps=client.generate) as sent:
+            await other._post("/pause?mode=keep")  # it stays unanswered until then
+            asked = asyncio.create_task(connection.generate(PROMPT, gconfig, seed=7, replica=0))
+            await asyncio.sleep(delay_s)
+            await other._post("/pause?mode=abort")
+            await other._post("/resume")
+            return await asked, sent.call_count
+
+
+def test_an_aborted_request_is_sent_again(engine: Engine, policies: list[Checkpoint]) -> None:
+    """What vLLM gives up (it shuts down, or somebody pauses it) is no turn."""
+    engine.serve(policies[1])
+    gconfig = GenerationConfig(n=4, max_new_tokens=6)
+    whole = [completion.token_ids for completion in generate(engine, gconfig)]
+    times, delay_s = 1, 0.1
+    while times == 1 and delay_s < 60:  # until it has reached the engine by then
+        completions, times = asyncio.run(abort(engine, gconfig, delay_s))
+        assert [completion.token_ids for completion in completions] == whole
+        assert {completion.finish_reason for completion in completions} <= {"stop", "length"}
+        delay_s *= 2
+    assert times == 2
     engine.serve(policies[0])
 
 

@@ -8,6 +8,10 @@ class InferenceError(RuntimeError):
     """The engine cannot serve what was asked; the message says what to do."""
 
 
+class AbortedError(RuntimeError):
+    """The engine gave a request up before its end, as it does when it shuts down: worth another try."""
+
+
 class ContextLengthError(ValueError):
     """A prompt leaves no room in the model's context."""
 

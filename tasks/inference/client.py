@@ -7,7 +7,7 @@ from typing import Any
 
 import aiohttp
 
-from tasks.inference.api import Completion, ContextLengthError, GenerationConfig, InferenceError
+from tasks.inference.api import AbortedError, Completion, ContextLengthError, GenerationConfig, InferenceError
 
 NO_VERSION = -1
 """Weight version of a server whose swap failed; whoever gets tokens of it refuses them."""
@@ -44,7 +44,11 @@ class Client:
         await self._session.close()
 
     async def generate(self, token_ids: list[int], gconfig: GenerationConfig, seed: int) -> list[Completion]:
-        """`gconfig.n` completions; the server samples completion i with seed + i."""
+        """`gconfig.n` completions; the server samples completion i with seed + i.
+
+        Raises:
+            AbortedError: the server gave the request up before its end.
+        """
         if len(token_ids) >= self._max_model_len:
             raise ContextLengthError(
                 f"prompt of {len(token_ids)} tokens leaves no room in inference.max_model_len={self._max_model_len}"
@@ -61,7 +65,10 @@ class Client:
             "detokenize": False,
         }
         answer = await self._post("/inference/v1/generate", {"token_ids": token_ids, "sampling_params": parameters})
-        return [_completion(choice) for choice in sorted(answer["choices"], key=lambda choice: choice["index"])]
+        choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+        if unfinished := {choice["finish_reason"] for choice in choices} - {"stop", "length"}:
+            raise AbortedError(f"{self.url} gave a request up before its end: finish_reason={', '.join(unfinished)}")
+        return [_completion(choice) for choice in choices]
 
     async def prompt_logprobs(self, token_ids: list[int]) -> list[float]:
         """Logprobs of token_ids[1:] at temperature 1, of as many as the context has room for."""

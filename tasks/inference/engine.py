@@ -16,7 +16,7 @@ from tenacity import AsyncRetrying, before_sleep_log, retry_if_exception_type, s
 from configs.schema import Inference, Rollout
 from storage import layout
 from storage.checkpoints import Checkpoint
-from tasks.inference.api import Completion, GenerationConfig, InferenceError
+from tasks.inference.api import AbortedError, Completion, GenerationConfig, InferenceError
 from tasks.inference.client import Client
 from tasks.inference.devices import deal, devices_of_a_server, visible_devices
 from tasks.inference.proof import Proof, Proven
@@ -24,7 +24,7 @@ from tasks.inference.server import Server
 
 logger = logging.getLogger(__name__)
 
-_TRANSIENT = (aiohttp.ClientError, asyncio.TimeoutError, ConnectionError)
+_TRANSIENT = (aiohttp.ClientError, asyncio.TimeoutError, ConnectionError, AbortedError)
 
 
 @dataclass
