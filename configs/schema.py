@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from configs.audit import Audit
-from configs.knobs import Knobs, NonNegativeFloat, NonNegativeInt, Share, refuse_idle
+from configs.knobs import Knobs, NonNegativeFloat, NonNegativeInt, Share, Temperature, refuse_idle
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Column = Literal["id", "prompt", "solutions"]
@@ -255,8 +255,8 @@ class Environment(Knobs):
 
 
 class Sampling(Knobs):
-    temperature: NonNegativeFloat = 1.0
-    """0 is greedy, which cannot be trained on."""
+    temperature: Temperature = 1.0
+    """0.01 to 2. 0 is greedy, which cannot be trained on."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Nucleus sampling; below 1 the logprobs are biased."""
     top_k: NonNegativeInt = 0
@@ -554,8 +554,8 @@ class Evaluation(Knobs):
     """More evaluation sets, by name, beside `held-out`: for `evaluate` and `retrain`."""
     samples: NonNegativeInt = 0
     """evaluate, retrain: sampled episodes of each problem beside the greedy one, for pass@k; 0: none."""
-    temperature: PositiveFloat = 1.0
-    """Of the sampled ones."""
+    temperature: Annotated[Temperature, Field(gt=0)] = 1.0
+    """Of the sampled ones, 0.01 to 2."""
     max_failed_share: Share = 0.01
     """With a larger share of failed episodes or verdicts an evaluation is none: it is an error, and is played again."""
     contamination: Literal["stop", "drop", "report"] = "stop"

@@ -65,11 +65,21 @@ def test_swapped_weights_are_proven(engine: Engine, policies: list[Checkpoint]) 
     assert logprobs[0] != logprobs[1]
 
 
-def test_logprobs_are_those_of_the_sampling_temperature(engine: Engine, policies: list[Checkpoint]) -> None:
-    """At another temperature the recorded logprobs are the trainer's at that temperature."""
+@pytest.mark.parametrize("temperature", [0.01, 0.5, 2])
+def test_logprobs_are_those_of_the_sampling_temperature(
+    engine: Engine, policies: list[Checkpoint], temperature: float
+) -> None:
+    """At another temperature, the least and the highest included, the recorded logprobs are the trainer's at it."""
     engine.serve(policies[1])
-    completion = generate(engine, GenerationConfig(temperature=0.5, max_new_tokens=6))[0]
-    assert completion.logprobs == pytest.approx(own_logprobs(policies[1], completion, 0.5), abs=1e-4)
+    completion = generate(engine, GenerationConfig(temperature=temperature, max_new_tokens=6))[0]
+    assert completion.logprobs == pytest.approx(own_logprobs(policies[1], completion, temperature), abs=1e-3)
+
+
+@pytest.mark.parametrize("temperature", [0.009, 1e-6, -0.1, 2.1, float("nan")])
+def test_a_temperature_that_vllm_changes_or_refuses(temperature: float) -> None:
+    """An agent that asks for it hears of it: the logprobs would be those of another temperature."""
+    with pytest.raises(ValueError, match="no temperature that vLLM samples with"):
+        GenerationConfig(temperature=temperature)
 
 
 async def swap_in_flight(engine: Engine, policy: Checkpoint, delay_s: float) -> list[Completion]:
@@ -131,7 +141,7 @@ def test_an_aborted_request_is_sent_again(engine: Engine, policies: list[Checkpo
         assert [completion.token_ids for completion in completions] == whole
         assert {completion.finish_reason for completion in completions} <= {"stop", "length"}
         delay_s *= 2
-    assert times == 2
+    assert times > 1
     engine.serve(policies[0])
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from configs.knobs import check_temperature
+
 
 class InferenceError(RuntimeError):
     """The engine cannot serve what was asked; the message says what to do."""
@@ -22,6 +24,9 @@ class GenerationConfig:
 
     An agent may name tokens that end a completion, such as that of a tool call; the tokens that end a turn in the chat
     template are added to every request by the collector.
+
+    Raises:
+        ValueError: vLLM would sample with another temperature.
     """
 
     n: int = 1
@@ -30,6 +35,9 @@ class GenerationConfig:
     top_k: int = 0
     max_new_tokens: int = 1024
     stop_token_ids: tuple[int, ...] = ()  # sampled and returned like any other token, and the last one
+
+    def __post_init__(self) -> None:
+        check_temperature(self.temperature)
 
 
 @dataclass(frozen=True, slots=True)
