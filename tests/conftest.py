@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Before anything imports Prefect: a home of the tests' own, and no phoning home.
 os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="prefect-test-")
@@ -28,7 +28,8 @@ from tasks.inference.engine import Engine
 from tasks.rewards.verifier import Verifier
 from tests import s3_server as s3
 
-settings.register_profile("ci", deadline=None)  # shared cores make single examples slow
+# Shared cores make single examples slow, and drawing them, too.
+settings.register_profile("ci", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci")
 
 SOURCE = ArithmeticSource(kind="arithmetic", high=9)

@@ -26,8 +26,8 @@ from flows.local_server import HOST, healthy
 from tasks.inference import supervisor
 from tests.s3_server import free_port as free_port
 
-# For single requests too: with SQLite, Prefect 3.7's server now and then stands still for the 60 s of its busy timeout.
-_TIMEOUT_S = 180
+PATIENCE_S = 900
+"""Guards against hanging only. On SQLite Prefect 3.7's server now and then stands still for 60 s, its busy timeout."""
 _PAGE = 200
 """The most flow runs that a server returns at once."""
 _SUPERUSER = "postgres"
@@ -89,7 +89,7 @@ class _Service:
             raise
 
     def _await(self, process: "subprocess.Popen[bytes]", ready: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + _TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         while not ready():
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{self.log.stem} did not start; its log ends:\n{self.log.read_text()[-3000:]}")
@@ -177,14 +177,14 @@ class PrefectServer(_Service):
     def _run(self, folder: Path, *arguments: str) -> str:
         environment = self.environment | {"PWD": str(folder)}  # as a shell there has it, and prefect.yaml reads it
         command = [sys.executable, *arguments]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
         if done.returncode:
             raise RuntimeError(f"`{' '.join(command)}` failed:\n{done.stdout}{done.stderr}")
         return done.stdout
 
     def client(self) -> SyncPrefectClient:
         """A context manager, for whatever is not here."""
-        return SyncPrefectClient(self.api, httpx_settings={"timeout": _TIMEOUT_S})
+        return SyncPrefectClient(self.api, httpx_settings={"timeout": PATIENCE_S})
 
     def runs(self, deployment: str) -> list[FlowRun]:
         """A deployment's flow runs, in the order of their times, without those whose time is yet to come."""
@@ -193,17 +193,14 @@ class PrefectServer(_Service):
             runs = client.read_flow_runs(deployment_filter=named, sort=FlowRunSort.EXPECTED_START_TIME_ASC, limit=_PAGE)
         return [run for run in runs if run.state_name != "Scheduled"]
 
-    def wait(
-        self, deployment: str, ready: Callable[[list[FlowRun]], bool], timeout_s: float = _TIMEOUT_S
-    ) -> list[FlowRun]:
-        """The deployment's `runs` once they are as wanted; an error that shows them when that takes too long."""
-        deadline = time.monotonic() + timeout_s
-        while not ready(runs := self.runs(deployment)):
+    def wait(self, deployment: str, ready: Callable[[], bool]) -> None:
+        """Returns when the deployment's runs have done what is waited for; an error shows them if they never do."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not ready():
             if time.monotonic() > deadline:
-                states = "\n".join(f"{run.expected_start_time} {run.state!r}" for run in runs)
-                raise TimeoutError(f"after {timeout_s:.0f} s the runs of {deployment} are\n{states}")
-            time.sleep(0.2)
-        return runs
+                states = "\n".join(f"{run.expected_start_time} {run.state!r}" for run in self.runs(deployment))
+                raise TimeoutError(f"after {PATIENCE_S} s the runs of {deployment} are\n{states}")
+            time.sleep(0.05)
 
 
 class Worker(_Service):

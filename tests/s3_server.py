@@ -19,7 +19,7 @@ from typing import Self
 KEY = "testkey"
 SECRET = "testsecret"
 
-_TIMEOUT_S = 60
+_TIMEOUT_S = 600
 _MONITOR, _DISK, _GATEWAY = "ceph-mon", "ceph-osd", "radosgw"
 _DAEMONS = {_MONITOR: ["-i", "a"], _DISK: ["-i", "0"], _GATEWAY: ["-n", "client.rgw"]}
 
@@ -178,7 +178,7 @@ class Rgw:
 
     def _ceph(self, *command: str) -> None:
         """Tell the monitor; waits for it."""
-        self._run("ceph", "--connect-timeout", "30", *command)
+        self._run("ceph", "--connect-timeout", "300", *command)
 
     def _run(self, *command: str) -> None:
         """Run one of Ceph's tools to its end."""

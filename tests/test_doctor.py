@@ -250,7 +250,7 @@ def test_an_endpoint_that_nobody_serves(monkeypatch: pytest.MonkeyPatch) -> None
         (check,) = examine(Store("s3://bucket/root", request_timeout_s=1, patience_s=2))
     assert (check.name, check.ok) == ("reached", False)
     assert "Could not connect to the endpoint URL" in check.found
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 100  # of the 600 that a run waits
 
 
 def test_a_bucket_that_is_not_there(bucket: str) -> None:

@@ -148,7 +148,7 @@ async def broken_step(*_: object) -> None:
     raise RuntimeError("the judge is away")
 
 
-def test_two_flow_runs_of_one_run(overrides: list[str], tmp_path: Path) -> None:
+def test_two_flow_runs_of_one_run(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second stops and says who holds the run, or waits, as asked; it never forks it."""
     settings = [*overrides, "run.iterations=0"]
     held = Lease(Store(f"{tmp_path}/var"), "smoke", label="flow run early-eagle")
@@ -156,11 +156,11 @@ def test_two_flow_runs_of_one_run(overrides: list[str], tmp_path: Path) -> None:
         math_mt_ppo("smoke", settings)
     assert not (tmp_path / "var/runs").exists()
     with held:
-        ending = threading.Timer(2.0, held.__exit__, (None, None, None))
-        ending.start()
-        started = time.monotonic()
+        waiting = threading.Event()
+        monkeypatch.setattr("storage.leases.logger.warning", lambda *_: waiting.set())
+        threading.Thread(target=lambda: waiting.wait() and held.__exit__(None, None, None)).start()
         math_mt_ppo("smoke", [*settings, "run.when_held=wait"])
-        assert time.monotonic() - started >= 2.0
+        assert waiting.is_set()
     manifest = manifests.read(Store(f"{tmp_path}/var"), layout.checkpoint("smoke", 0))
     assert manifest.fence == 2
 

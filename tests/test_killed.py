@@ -101,7 +101,7 @@ class Witness:
         return code
 
     def _no_orphans(self) -> None:
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 200
         while left := [process for process in psutil.process_iter() if self._is_ours(process)]:
             assert time.monotonic() < deadline, left
             time.sleep(0.05)
@@ -203,7 +203,7 @@ def environment(prefect_api: str, engine: Engine, monkeypatch: pytest.MonkeyPatc
     return {"VLLM_API_KEY": engine.servers[0].api_key}
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_killed_anywhere(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
     """Fifty kills and more at chosen points and at random moments; then the run comes to the same end."""
     witness = Witness(f"{tmp_path}/var", ITERATIONS, overrides, tmp_path / "log", environment)
@@ -215,7 +215,7 @@ def test_killed_anywhere(overrides: list[str], tmp_path: Path, environment: dict
     assert_undisturbed(witness, tmp_path)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_killed_while_stages_overlap(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
     """The same while the next iteration is played beside the training of this one."""
     overlap = ["run.overlap=true", "rollout.max_head_offpolicyness=1"]
@@ -227,7 +227,7 @@ def test_killed_while_stages_overlap(overrides: list[str], tmp_path: Path, envir
     assert_undisturbed(witness, tmp_path)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_killed_on_s3(overrides: list[str], tmp_path: Path, environment: dict[str, str], bucket: str) -> None:
     """The same for commits on S3: there the other half of a commit may be on its way when the writer dies."""
     names = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
@@ -265,7 +265,7 @@ def test_the_command_leaves_no_process(tmp_path: Path) -> None:
     clean = {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"}
     job = subprocess.Popen(command, cwd=root, env=clean, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     log = tmp_path / "cache/logs/smoke/vllm-0.log"
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 600
     while not (log.exists() and log.stat().st_size):
         assert job.poll() is None
         assert time.monotonic() < deadline
@@ -275,5 +275,5 @@ def test_the_command_leaves_no_process(tmp_path: Path) -> None:
     assert any("vllm.entrypoints.openai.api_server" in process.cmdline() for process in family)
     job.kill()
     job.wait()
-    _, left = psutil.wait_procs(family, timeout=30)
+    _, left = psutil.wait_procs(family, timeout=300)
     assert left == []

@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,8 @@ from storage.manifests import committed
 from storage.processes import is_alive, own_identity
 from storage.seal import seal
 from storage.store import StorageError, Store
+
+TTL_S = 2.0
 
 
 def test_the_second_stops_and_says_who_holds_it(any_store: Store) -> None:
@@ -52,26 +55,38 @@ def test_the_second_waits_as_asked(any_store: Store, caplog: pytest.LogCaptureFi
         time.sleep(0.2)
         assert got == []
         released = time.monotonic()
-    thread.join(timeout=60)
+    thread.join(timeout=600)
     assert got[0][0] == 1
     assert got[0][1] >= released
 
 
-def test_signs_of_life_keep_it(tmp_path: Path) -> None:
-    """Longer than the time to live, which counts from the last one."""
-    root = f"memory://{tmp_path.name}"  # a disk or a network may be silent for as long, and the lease is rightly lost
+def test_signs_of_life_keep_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than the time to live, which counts from the last one.
+
+    Each sign takes half of that time by the watch of who waits, so that a machine that stands still does no harm.
+    """
+    root, write, written = f"memory://{tmp_path.name}", Store.write, list[str]()
     taken = threading.Event()
+
+    def beat(self: Store, key: str, data: bytes) -> None:
+        write(self, key, data)
+        written.append(key)
+
+    monkeypatch.setattr(Store, "write", beat)
+    watch = SimpleNamespace(monotonic=lambda: len(written) * TTL_S / 2, sleep=time.sleep)
+    monkeypatch.setattr("storage.leases.time", watch)
 
     def second() -> None:
         with Lease(Store(root), "r", when_held="wait"):
             taken.set()
 
     thread = threading.Thread(target=second)
-    with Lease(Store(root), "r", ttl_s=4) as held:
+    with Lease(Store(root), "r", ttl_s=TTL_S) as held:
         thread.start()
-        assert not taken.wait(5)
+        while len(written) < 6:
+            assert not taken.wait(0.1)
         held.check()
-    assert taken.wait(60)
+    assert taken.wait(600)
     thread.join()
 
 
@@ -87,7 +102,7 @@ def test_a_dead_holder_is_replaced_at_once(store: Store) -> None:
     ready = context.Event()
     holder = context.Process(target=_hold, args=(store.root, ready))
     holder.start()
-    assert ready.wait(60)
+    assert ready.wait(600)
     with pytest.raises(LeaseHeldError, match=f"process {holder.pid}"), Lease(store, "r"):
         pass
     holder.kill()
@@ -195,20 +210,23 @@ def test_a_deleted_entry_is_not_the_end(store: Store, lost: int) -> None:
 
 def test_a_missed_sign_of_life_is_not_the_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """The store is away for a moment: the holder goes on, and what it commits then stands."""
-    write, failing = Store.write, threading.Event()
+    write, failing, failed, beaten = Store.write, threading.Event(), threading.Semaphore(0), threading.Event()
 
     def broken(self: Store, key: str, data: bytes) -> None:
         if failing.is_set():
+            failed.release()
             raise RuntimeError("expired token")
         write(self, key, data)
+        beaten.set()
 
     monkeypatch.setattr(Store, "write", broken)
-    with Lease(store, "r", ttl_s=0.4) as lease:
+    with Lease(store, "r", ttl_s=TTL_S) as lease:
         failing.set()
-        time.sleep(0.5)
+        assert all(failed.acquire(timeout=600) for _ in range(2))
         lease.check()
+        beaten.clear()
         failing.clear()
-        time.sleep(0.3)
+        assert beaten.wait(600)
         assert holders.is_held(store, "r")
     assert holders.is_held(store, "r") is None
 
@@ -255,7 +273,7 @@ def test_many_takers_of_a_free_lease_take_it_in_turn(any_store: Store) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(600)
     assert sorted(tokens) == list(range(6))
     assert set(overlaps) == {1}
 

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from queue import Queue
 
-from tests.prefect_services import PrefectServer
+from tests.prefect_services import PATIENCE_S, PrefectServer
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 BLOCK = """\
@@ -63,7 +63,7 @@ def test_an_automation_calls_a_webhook_with_the_payload_of_an_event(tmp_path: Pa
         (tmp_path / "automation.yaml").write_text(automation(block))
         server.prefect(tmp_path, "automation", "create", "--from-file", "automation.yaml")
         server.python(tmp_path, EMIT)
-        authorization, body = received.get(timeout=20)
+        authorization, body = received.get(timeout=PATIENCE_S)
         assert authorization == "Bearer secret"
         assert json.loads(body) == {"version": 7, "note": 'better: "yes" <b>'}
         assert received.empty()

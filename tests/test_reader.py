@@ -244,5 +244,5 @@ def test_it_serves_until_it_is_told_to_end(filled: Store, tmp_path: Path) -> Non
     (address,) = re.findall(r"http://127\.0\.0\.1:\d+/", job.stdout.readline())
     assert b"143 trajectories" in urllib.request.urlopen(address).read()
     job.send_signal(signal.SIGTERM)
-    assert job.wait(20) == 0
+    assert job.wait(120) == 0
     assert list(tmp_path.glob("audit-*")) == []

@@ -76,7 +76,7 @@ def test_create_has_one_winner_between_processes(tmp_path: Path) -> None:
             writer.start()
         for writer in writers:
             writer.join()
-        winner = wins.get(timeout=5)
+        winner = wins.get(timeout=60)
         assert wins.empty()
         assert Store(root).read("the/object") == f"writer {winner}".encode()
 

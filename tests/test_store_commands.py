@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 def call(root: str, *arguments: str, status: int = 0) -> str:
     """Output of a command, which must end with `status`; with 0 the standard output alone."""
     command = [sys.executable, "-m", "storage", "--root", root, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == status, done.stdout + done.stderr
     return done.stdout + (done.stderr if status else "")
 
