@@ -158,7 +158,12 @@ def test_two_flow_runs_of_one_run(overrides: list[str], tmp_path: Path, monkeypa
     with held:
         waiting = threading.Event()
         monkeypatch.setattr("storage.leases.logger.warning", lambda *_: waiting.set())
-        threading.Thread(target=lambda: waiting.wait() and held.__exit__(None, None, None)).start()
+
+        def release() -> None:
+            waiting.wait()
+            held.__exit__(None, None, None)
+
+        threading.Thread(target=release).start()
         math_mt_ppo("smoke", [*settings, "run.when_held=wait"])
         assert waiting.is_set()
     manifest = manifests.read(Store(f"{tmp_path}/var"), layout.checkpoint("smoke", 0))
