@@ -334,7 +334,7 @@ class Score(Knobs):
     workers: PositiveInt = 2
     """Killable judge processes."""
     timeout_s: PositiveFloat = 5
-    """An answer that takes longer counts as `timeout`."""
+    """An answer that needs more seconds of processor time counts as `timeout`; waiting for a busy machine is free."""
     memory_mb: PositiveInt = 2048
     """An answer that needs more counts as `error`."""
     max_failure_share: Share = 0.05

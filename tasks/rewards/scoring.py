@@ -18,7 +18,7 @@ from tasks.rewards.verifier import Verdict, Verifier
 NEEDED = ["trajectory_id", "turns", "solutions"]
 """Columns of a trajectory data set that the judge reads."""
 _BATCH_ROWS = 512
-_RULES = 1  # raise when the judge comes to other verdicts by a change of ours
+_RULES = 2  # raise when the judge comes to other verdicts by a change of ours; 2: timeouts by processor time
 
 
 def scorer_fingerprint(settings: ScoreSettings) -> str:

@@ -5,8 +5,12 @@ r"""Verdicts by math-verify, from processes that can be killed, each distinct pa
         await verifier.judge_async("\\boxed{19}", ["19"])                      # the same, in a rollout
 
 math-verify can run for ever (`9^{9^{9^{9}}}`), and its own timeouts work only in a main thread: so it
-runs in pebble's worker processes, a chunk of answers under one time limit. Where a chunk times out or
+runs in pebble's worker processes, a chunk of answers under one limit of time. Where a chunk passes it or
 its worker dies, its answers are judged again one by one, and only the guilty one is called `timeout` or `error`.
+
+The limit is processor time, which the kernel measures: a machine that stalls or has other work changes no verdict.
+A worker that dies otherwise, or that gets nowhere for minutes, proves nothing: its answer is judged again.
+Only what the judge itself said is kept; who asks for a timeout, a death or too much memory again is judged anew.
 """
 
 import asyncio
@@ -29,6 +33,7 @@ from storage.records import VerdictName
 from tasks.rewards import worker
 
 _LARGEST_CHUNK = 32
+_TRIES = 3
 _FAILURES = (TimeoutError, ProcessExpired, MemoryError)
 
 
@@ -57,14 +62,15 @@ class _Request:
 class Verifier:
     """Judges in `workers` processes. Safe to use from threads and event loops.
 
-    An answer gets `timeout_s` seconds and `memory_mb` MB on top of what an idle judge needs. The verdicts
-    of the last `cache_size` distinct pairs are kept, about 0.5 kB each.
+    An answer gets `timeout_s` seconds of processor time and `memory_mb` MB on top of what an idle judge needs.
+    The verdicts of the last `cache_size` distinct pairs are kept, about 0.5 kB each.
     """
 
     def __init__(
         self, workers: int = 2, timeout_s: float = 5, memory_mb: int = 2048, cache_size: int = 1_000_000
     ) -> None:
         self._workers, self._timeout_s, self._memory_mb = workers, timeout_s, memory_mb
+        self._patience_s = 60 + 10 * timeout_s  # by the clock: only against a worker that waits for ever
         self._lock = threading.Lock()
         self._closed = False
         self._pool = self._make_pool()
@@ -72,7 +78,7 @@ class Verifier:
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
         self._in_flight: dict[bytes, Future[Verdict]] = {}
         self.sent = 0
-        """Pairs that went to a process so far; all others were answered from the cache."""
+        """Pairs that had to be judged so far; all others were answered from the cache."""
 
     def __enter__(self) -> Self:
         self._pool.schedule(worker.judge_all, args=[[]])  # the workers start while others start, too
@@ -95,7 +101,8 @@ class Verifier:
     def _make_pool(self) -> ProcessPool:
         # Spawned: forking this process, with its threads and models, would be unsafe.
         context = multiprocessing.get_context("spawn")
-        return ProcessPool(self._workers, initializer=worker.prepare, initargs=[self._memory_mb], context=context)
+        limits = [self._timeout_s, self._memory_mb]
+        return ProcessPool(self._workers, initializer=worker.prepare, initargs=limits, context=context)
 
     def _active_pool(self) -> ProcessPool:
         """The pool; a new one where it broke, as it does when idle workers are killed from outside."""
@@ -138,10 +145,10 @@ class Verifier:
         future.set_result(self._verdicts[key])
         return future
 
-    def _send(self, requests: Sequence[_Request], retries: int = 2) -> None:
+    def _send(self, requests: Sequence[_Request], retries: int = _TRIES - 1) -> None:
         pairs = [(request.answer, request.solutions) for request in requests]
         try:
-            answer = self._active_pool().schedule(worker.judge_all, args=[pairs], timeout=self._timeout_s)
+            answer = self._active_pool().schedule(worker.judge_all, args=[pairs], timeout=self._patience_s)
         except RuntimeError as error:  # closed
             self._give_up(requests, error)
             return
@@ -160,34 +167,50 @@ class Verifier:
             if len(requests) > 1:
                 for request in requests:
                     self._send([request])
-                return
-            outcomes = [self._failure(failure)]
+            elif retries and not _is_proof(failure):
+                self._send(requests, retries - 1)
+            else:
+                self._settle(requests[0], self._failure(failure), keep=False)
+            return
         except Exception as error:  # noqa: BLE001 - raised again where the verdicts are awaited
             self._give_up(requests, error)
             return
-        for request, (name, extracted, index, reason) in zip(requests, outcomes, strict=True):
-            solution = request.solutions[index]
-            self._settle(request, Verdict(name, float(name == "correct"), extracted, solution, reason))
+        for request, outcome in zip(requests, outcomes, strict=True):
+            self._settle(request, outcome, keep=True)
 
     def _give_up(self, requests: Sequence[_Request], error: Exception) -> None:
         for request in requests:
             if self._in_flight.pop(request.key, None):
                 request.future.set_exception(RuntimeError(f"the verifier was closed or broke: {error!r}"))
 
-    def _failure(self, failure: BaseException) -> "worker.Outcome":
+    def _failure(self, failure: BaseException) -> worker.Outcome:
+        if _is_out_of_time(failure):
+            return "timeout", "", 0, f"needs more than {self._timeout_s:g} s of processor time"
         if isinstance(failure, TimeoutError):
-            return "timeout", "", 0, f"took longer than {self._timeout_s:g} s"
+            return "timeout", "", 0, f"no end within {self._patience_s:g} s, {_TRIES} times"
         if isinstance(failure, MemoryError):
             return "error", "", 0, f"needs more than {self._memory_mb} MB"
-        return "error", "", 0, f"the judge's process died: {failure}"
+        return "error", "", 0, f"the judge's process died {_TRIES} times: {failure}"
 
-    def _settle(self, request: _Request, verdict: Verdict) -> None:
+    def _settle(self, request: _Request, outcome: worker.Outcome, *, keep: bool) -> None:
+        name, extracted, index, reason = outcome
+        verdict = Verdict(name, float(name == "correct"), extracted, request.solutions[index], reason)
         with self._lock:
             self._in_flight.pop(request.key, None)
-            self._verdicts[request.key] = verdict
-            if len(self._verdicts) > self._cache_size:
-                self._verdicts.popitem(last=False)
+            if keep:
+                self._verdicts[request.key] = verdict
+                if len(self._verdicts) > self._cache_size:
+                    self._verdicts.popitem(last=False)
         request.future.set_result(verdict)
+
+
+def _is_out_of_time(failure: BaseException) -> bool:
+    return isinstance(failure, ProcessExpired) and failure.exitcode == worker.OUT_OF_TIME
+
+
+def _is_proof(failure: BaseException) -> bool:
+    """Whether the answer is to blame for certain: its worker met a limit, and did not just die or stand still."""
+    return isinstance(failure, MemoryError) or _is_out_of_time(failure)
 
 
 def _request(answer: str, solutions: Sequence[str]) -> _Request:
