@@ -18,13 +18,14 @@ from tasks.rewards.verifier import Verdict, Verifier
 NEEDED = ["trajectory_id", "turns", "solutions"]
 """Columns of a trajectory data set that the judge reads."""
 _BATCH_ROWS = 512
+_LIBRARIES = ("math-verify", "latex2sympy2_extended", "antlr4-python3-runtime", "sympy", "mpmath")
 _RULES = 2  # raise when the judge comes to other verdicts by a change of ours; 2: timeouts by processor time
 
 
 def scorer_fingerprint(settings: ScoreSettings) -> str:
-    """Names the judge: library version, our rules and the limits that decide verdicts."""
+    """Names the judge: versions of its libraries, our rules and the limits that decide verdicts."""
     identity = {
-        "math-verify": importlib.metadata.version("math-verify"),
+        **{name: importlib.metadata.version(name) for name in _LIBRARIES},
         "rules": _RULES,
         "timeout_s": settings.timeout_s,
         "memory_mb": settings.memory_mb,
