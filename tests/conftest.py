@@ -26,6 +26,7 @@ from storage.drafts import Provenance
 from storage.store import Store
 from tasks.inference.engine import Engine
 from tasks.rewards.verifier import Verifier
+from tests import real_data
 from tests import s3_server as s3
 
 # Shared cores make single examples slow, and drawing them, too.
@@ -86,6 +87,11 @@ def engine(policies: list[Checkpoint], tmp_path_factory: pytest.TempPathFactory)
     with Engine(inference, Rollout(), tmp_path_factory.mktemp("logs")) as engine:
         engine.serve(policies[0])
         yield engine
+
+
+@pytest.fixture(scope="session")
+def data_folder() -> Path:
+    return real_data.folder()
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,5 @@
 """Training problems that stand in evaluation sets: repetitions are found however they are written, others never."""
 
-import os
 import re
 import time
 from collections.abc import Callable
@@ -174,16 +173,6 @@ def test_ten_thousand_problems_are_compared_in_seconds() -> None:
     start = time.process_time()
     assert len(find_overlaps(train, sets)) >= 4500
     assert time.process_time() - start < 20  # 2 s on an idle core
-
-
-@pytest.fixture(scope="module")
-def data_folder() -> Path:
-    """The folder of real data sets: TEST_DATA, or `shared/data` beside the repository."""
-    folder = Path(os.environ.get("TEST_DATA") or Path(__file__).parents[2] / "shared" / "data")
-    if not folder.is_dir():
-        reason = f"no real data in {folder}: tests/test_problems.py says what to put there"
-        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
-    return folder
 
 
 def test_gsm8k_shares_passages_but_no_problem(data_folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,22 +19,7 @@ from storage.records import PROBLEM_SCHEMA, Problem, to_table
 from tasks.problems import BadRow, ProblemError, ProblemSet, fingerprint, load_problems
 from tasks.problems.arithmetic import answer, render, split_of
 from tasks.problems.presets import PRESETS
-
-REAL_DATA = (
-    "put GSM8K's train.jsonl and test.jsonl (data set openai/gsm8k, subset main, as JSONL) into gsm8k/ and MATH-500's "
-    "test.jsonl (data set HuggingFaceH4/MATH-500) into math_500/, and set TEST_DATA to the folder that holds both"
-)
-
-
-@pytest.fixture(scope="module")
-def data_folder() -> Path:
-    """The folder of real data sets: TEST_DATA, or `shared/data` beside the repository."""
-    folder = Path(os.environ.get("TEST_DATA") or Path(__file__).parents[2] / "shared" / "data")
-    if not folder.is_dir():
-        reason = f"no real data in {folder}: {REAL_DATA}"
-        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
-    return folder
-
+from tests import real_data
 
 FIELDS: dict[Literal["id", "prompt", "solutions"], str] = {"id": "key", "prompt": "ask", "solutions": "gold"}
 
@@ -417,6 +401,17 @@ def test_hub_data_set_out_of_reach(name: str) -> None:
 
 
 # Real data
+
+
+def test_a_fork_without_real_data_is_green(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever names no folder skips these tests, in continuous integration, too; a folder without the data fails."""
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.delenv("TEST_DATA", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="set TEST_DATA to the folder"):
+        real_data.folder()
+    monkeypatch.setenv("TEST_DATA", str(tmp_path))
+    with pytest.raises(pytest.fail.Exception, match="has no gsm8k/train.jsonl, gsm8k/test.jsonl, math_500/test.jsonl"):
+        real_data.folder()
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,6 @@ import pytest
 from tasks.rewards.verifier import Verdict, Verifier
 
 ENDLESS = "$9^{9^{9^{9}}}$"
-MATH_500_HELP = (
-    "put MATH-500's test.jsonl (data set HuggingFaceH4/MATH-500) into math_500/ and set TEST_DATA to the folder above"
-)
 
 
 @pytest.fixture(scope="module")
@@ -285,14 +282,9 @@ def test_nonsense_is_refused(verifier: Verifier) -> None:
             verifier.judge([("19", solutions)])
 
 
-def test_math_500_golds_are_correct() -> None:
+def test_math_500_golds_are_correct(data_folder: Path) -> None:
     """Real solutions, boxed as an answer, are correct against themselves, all 500 of them."""
-    path = (
-        Path(os.environ.get("TEST_DATA") or Path(__file__).parents[2] / "shared" / "data") / "math_500" / "test.jsonl"
-    )
-    if not path.is_file():
-        reason = f"no {path}: {MATH_500_HELP}"
-        pytest.fail(reason) if os.environ.get("CI") == "true" else pytest.skip(reason)
+    path = data_folder / "math_500" / "test.jsonl"
     golds = [json.loads(line)["answer"] for line in path.read_text().splitlines()]
     with Verifier(timeout_s=30) as verifier:
         verdicts = verifier.judge([(f"\\boxed{{{gold}}}", [gold]) for gold in golds])
