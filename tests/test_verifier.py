@@ -10,7 +10,9 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -194,6 +196,25 @@ def test_a_death_from_outside_costs_nothing() -> None:
         assert {verdict.name for verdict in verdicts} == {"correct"}
 
 
+class BrokenPool:
+    """A pool that breaks under every answer."""
+
+    def schedule(self, *_: Any, **__: Any) -> "Future[Any]":
+        broken: Future[Any] = Future()
+        broken.set_exception(BrokenProcessPool("All workers expired"))
+        return broken
+
+
+def test_a_pool_that_breaks_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers that a pool took with it go to the next one; who waits hears of it where none stands."""
+    with Verifier(workers=1) as verifier:
+        whole, broken = verifier._active_pool, iter([BrokenPool()] * 5)
+        monkeypatch.setattr(verifier, "_active_pool", lambda: next(broken, None) or whole())
+        with pytest.raises(RuntimeError, match="broke: BrokenProcessPool"):
+            verifier.judge([("1", ["1"])])
+        assert verifier.judge([("1", ["1"])])[0].name == "correct"
+
+
 def test_each_distinct_pair_is_judged_once() -> None:
     """The cache holds within a batch, across batches, and between waiting coroutines; it is bounded."""
     with Verifier(workers=2, cache_size=2) as verifier:
@@ -202,7 +223,10 @@ def test_each_distinct_pair_is_judged_once() -> None:
         assert verifier.sent == 2
         assert verifier.judge(group) == verdicts
         assert verifier.sent == 2
+        verifier.judge(group[:1])  # so that the other one was asked for longest ago
         verifier.judge([(r"\boxed{4}", ["4", "5"])])  # other solutions: another pair, and one more than is kept
+        assert verifier.sent == 3
+        verifier.judge(group[:1])
         assert verifier.sent == 3
         verifier.judge(group)
         assert verifier.sent == 4
@@ -253,7 +277,7 @@ def test_close_ends_the_processes_and_the_waiting() -> None:
 
 PARENT = f"""
 from tasks.rewards.verifier import Verifier
-verifier = Verifier(workers=2, timeout_s=2)
+verifier = Verifier(workers=2, timeout_s=600)
 verifier.judge([("1", ["1"]), ("2", ["2"])])
 verifier._submit([({ENDLESS!r}, ["1"])])
 print("ready", flush=True)
