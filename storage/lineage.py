@@ -5,14 +5,14 @@ before the manifest and may be that of an attempt that died, so it is believed o
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 
 from storage import catalog, layout, manifests
 from storage.manifests import Parent
-from storage.store import StorageUnavailableError, Store
+from storage.store import StorageError, StorageUnavailableError, Store
 
 _READERS = 16
 
@@ -85,6 +85,38 @@ def descendants(store: Store, version: str) -> list[Node]:
             reached.update(level)
             depth += 1
     return nodes
+
+
+def trained_on(store: Store, run: str, iteration: int) -> tuple[str, str]:
+    """Versions of the trajectories and scores that the iteration's update was made from, as its manifest says.
+
+    The judge may have become another since, so the scores' name does not follow from today's.
+
+    Raises:
+        StorageError: there is no such update, or its manifest does not name one of each.
+    """
+    update = layout.checkpoint(run, iteration + 1)
+    parents = [parent.version for parent in manifests.read(store, update).parents]
+    trajectories = [version for version in parents if version == layout.trajectories(run, iteration)]
+    scores = [version for version in parents if version.startswith(layout.scores(run, iteration, ""))]
+    if len(trajectories) != 1 or len(scores) != 1:
+        raise StorageError(
+            f"{store.uri(update)} names {len(trajectories)} trajectories and {len(scores)} scores of iteration "
+            f"{iteration} among its parents, not one of each: the pipeline did not write it; leave the run out"
+        )
+    return trajectories[0], scores[0]
+
+
+def scores_of(entries: Iterable[catalog.Entry]) -> dict[str, list[str]]:
+    """Attempts at scores, by the trajectories that they judge, oldest first."""
+    found: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry.kind == "scores":
+            for parent in entry.parents:
+                versions = found.setdefault(parent, [])
+                if entry.version not in versions:
+                    versions.append(entry.version)
+    return found
 
 
 def _children(store: Store) -> dict[str, list[str]]:

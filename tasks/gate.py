@@ -33,8 +33,8 @@ def crown_first(workspace: Workspace, night: Night) -> str:
 def measure_distance(workspace: Workspace, trainer: "Trainer", champion: str, challenger: str) -> float | None:
     """Nats a token between challenger and champion, at the tokens of the night's last trajectories."""
     from storage import checkpoints, datasets
+    from storage.lineage import trained_on
     from storage.records import Score
-    from tasks.rewards.scoring import scorer_fingerprint
 
     store, cache, config = workspace.store, workspace.cache, workspace.config
     last = (layout.number_of(challenger) or 0) - 1
@@ -43,10 +43,10 @@ def measure_distance(workspace: Workspace, trainer: "Trainer", champion: str, ch
     if trainer.holds != challenger:
         trainer.load(checkpoints.open_checkpoint(store, challenger, cache).model, None, config.run.seed)
         trainer.holds = challenger
-    trajectories = datasets.trajectories(store, layout.trajectories(workspace.name, last), cache)
-    scores = datasets.rows(store, layout.scores(workspace.name, last, scorer_fingerprint(config.score)), cache)
+    trajectories, scores = trained_on(store, workspace.name, last)
     other = checkpoints.open_checkpoint(store, champion, cache).model
-    return trainer.distance(other, trajectories, (Score(**row) for row in scores))
+    judged = (Score(**row) for row in datasets.rows(store, scores, cache))
+    return trainer.distance(other, datasets.trajectories(store, trajectories, cache), judged)
 
 
 @task(name="decide", cache_policy=NO_CACHE)

@@ -11,14 +11,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from configs import load
+from configs.schema import HELD_OUT
 from storage import layout
+from storage.checkpoints import Canary
 from storage.datasets import write_rows
 from storage.drafts import Draft, Provenance
 from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score
 from storage.store import Store
 from tasks.evaluation.comparison import compare
-from tasks.evaluation.history import Evaluation, History
+from tasks.evaluation.history import Evaluation, History, read_history
 from tasks.evaluation.outcomes import Outcome, join, read_outcomes, summarise
+from tasks.evaluation.protocol import greedy
 from tasks.evaluation.report import accuracy_rows, comparison_rows, evaluation_rows, summary, table
 from tasks.evaluation.statistics import (
     Estimate,
@@ -29,6 +33,7 @@ from tasks.evaluation.statistics import (
     pass_at_k,
     proportion,
 )
+from tests.chain_helpers import FIRST, PROBLEMS, ROWS, SECOND, VERDICTS, commit_chain, commit_rows
 from tests.ppo_helpers import make_scores, make_trajectory
 
 BITS = st.sampled_from([0.0, 1.0])
@@ -219,6 +224,33 @@ def test_outcomes_of_stored_versions(store: Store, tmp_path: Path) -> None:
         Outcome("p7", 0, "completed", [0.0, 0.0], [3, 1], 0),
         Outcome("p8", 0, "completed", [0.0, 1.0], [2, 1], 0),
         Outcome("p9", 0, "completed", [0.0, 0.0], [1, 1], 1),
+    ]
+
+
+# What a run has committed
+
+
+def test_a_run_that_another_judge_began(store: Store, tmp_path: Path) -> None:
+    """A run is read whole though its scores are of several judges; where today's has judged, too, his scores count."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    commit_chain(store, tmp_path / "model", tmp_path / "model", Canary([1, 2], [-1.0]))
+    config = load("smoke", ["run.name=r", "run.iterations=1"])
+    begun, ended = (greedy(config, HELD_OUT, PROBLEMS).evaluation(policy) for policy in (FIRST, SECOND))
+    for version in (begun, ended):
+        commit_rows(store, version, "evaluation", TRAJECTORY_SCHEMA, ROWS, [])
+        commit_rows(store, layout.evaluation_scores(version, "01d"), "scores", SCORE_SCHEMA, VERDICTS, [version])
+    right = [score for row in ROWS for score in make_scores(row.trajectory_id, 1.0, 1.0)]
+    commit_rows(store, layout.evaluation_scores(ended, "2ec"), "scores", SCORE_SCHEMA, right, [ended])
+    with Draft(store, layout.evaluation_scores(ended, "dead"), "scores"):
+        pass  # an attempt that died
+
+    history = read_history(store, config, "2ec", PROBLEMS, tmp_path / "cache")
+    assert [iteration.number for iteration in history.iterations] == [0]
+    found = [(each.policy_version, each.scores, each.outcomes[0].success) for each in history.evaluations]
+    assert found == [
+        (0, layout.evaluation_scores(begun, "01d"), [0.0, 1.0]),
+        (1, layout.evaluation_scores(ended, "2ec"), [1.0, 1.0]),
     ]
 
 

@@ -93,6 +93,16 @@ def test_run_again_continues(overrides: list[str], tmp_path: Path) -> None:
     assert str(tmp_path / "var/runs/smoke/checkpoints/000002/manifest.json") in after
 
 
+def test_another_judge_continues(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that an older judge began goes on under today's, and its report tells of all of it."""
+    with monkeypatch.context() as patch:
+        patch.setattr("tasks.rewards.scoring._RULES", 1)
+        run_flow("smoke", [*overrides, "run.iterations=1", "evaluation.every=1"])
+    numbers = run_flow("smoke", [*overrides, "evaluation.every=1"])
+    assert numbers["iterations"] == 2
+    assert [evaluation["policy_version"] for evaluation in numbers["evaluations"]] == [0, 1, 2]
+
+
 def test_another_configuration_stops(overrides: list[str]) -> None:
     """The same run with other settings would be neither run: it says what differs."""
     run_flow("smoke", [*overrides, "run.iterations=0"])

@@ -157,6 +157,17 @@ def test_a_night_is_continued_as_it_was_begun(place: Place, monkeypatch: pytest.
     assert place.night(*REJECT, "optimizer.lr=0.5") == "promoted"
 
 
+def test_a_night_goes_on_under_another_judge(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an older judge scored, and the update was made from, stays what the gate measures the distance on."""
+    place.arrive("a", range(8))
+    with monkeypatch.context() as patch:
+        patch.setattr("tasks.rewards.scoring._RULES", 1)
+        patch.setattr("flows.retrain.measure_distance", broken)
+        with pytest.raises(RuntimeError):
+            place.night(*PROMOTE)
+    assert place.night(*PROMOTE) == "promoted"
+
+
 def test_a_hopeless_night_is_given_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand, where it fails for ever; its problems are not lost."""
     place.arrive("a", range(8))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from storage import aliases, catalog, layout, manifests
+from storage.lineage import scores_of
 from storage.manifests import Manifest
 from storage.store import StorageError, StorageUnavailableError, Store
 
@@ -90,7 +91,7 @@ def select(store: Store, targets: Sequence[str], begin: datetime | None = None) 
     """
     entries = catalog.everything(store)
     attempts = dict.fromkeys(entry.version for entry in entries if entry.kind in _KINDS)
-    scores = _scores_of(entries)
+    scores = scores_of(entries)
     wanted = dict.fromkeys(
         version
         for target in targets or _runs(attempts)
@@ -110,7 +111,7 @@ def previous(store: Store, data_set: DataSet) -> DataSet | None:
     version = layout.trajectories(data_set.run, data_set.iteration - 1)
     if store.exists(layout.collected(version)):
         return None
-    return _data_set(store, version, _scores_of(catalog.everything(store)))
+    return _data_set(store, version, scores_of(catalog.everything(store)))
 
 
 def _order(version: str) -> tuple[str, bool, str]:
@@ -153,18 +154,6 @@ def _resolved(store: Store, target: str, attempts: Iterable[str]) -> str:
     if manifest.kind == "scores" and parents:
         return parents[0]
     raise TargetError(f"{target!r} is a {manifest.kind} version, no trajectories; {there}")
-
-
-def _scores_of(entries: Iterable[catalog.Entry]) -> dict[str, list[str]]:
-    """Attempts at scores, by the trajectories that they judge."""
-    found: dict[str, list[str]] = {}
-    for entry in entries:
-        if entry.kind == "scores":
-            for parent in entry.parents:
-                versions = found.setdefault(parent, [])
-                if entry.version not in versions:
-                    versions.append(entry.version)
-    return found
 
 
 def _data_set(store: Store, version: str, scores: dict[str, list[str]]) -> DataSet | None:

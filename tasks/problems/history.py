@@ -8,9 +8,10 @@ from typing import Any
 
 from storage import catalog, datasets, layout, manifests
 from storage.drafts import Draft, Provenance
+from storage.lineage import trained_on
 from storage.logs import first_free
 from storage.records import HISTORY_SCHEMA, Problem, ProblemHistory
-from storage.store import StorageError, Store
+from storage.store import Store
 from tasks.problems.difference import key
 
 _ROWS_PER_SHARD = 50_000
@@ -122,7 +123,7 @@ def _rows(store: Store, run: str, older: str | None, iterations: int, cache: Pat
         rows, begin = read_history(store, [older], cache), layout.number_of(older) or 0
         collected = manifests.read(store, older).metrics["collected"]
     for iteration in range(begin, iterations):
-        trajectories, scores = _data(store, run, iteration)
+        trajectories, scores = trained_on(store, run, iteration)
         if any(store.exists(layout.collected(version)) for version in (trajectories, scores)):
             collected += 1
             continue
@@ -131,20 +132,6 @@ def _rows(store: Store, run: str, older: str | None, iterations: int, cache: Pat
             datasets.rows(store, scores, cache, _SCORE_COLUMNS),
         )
     return rows, collected
-
-
-def _data(store: Store, run: str, iteration: int) -> tuple[str, str]:
-    """Versions of the trajectories and scores that the iteration's update was made from, as its manifest says."""
-    update = layout.checkpoint(run, iteration + 1)
-    parents = [parent.version for parent in manifests.read(store, update).parents]
-    trajectories = [version for version in parents if version == layout.trajectories(run, iteration)]
-    scores = [version for version in parents if version.startswith(layout.scores(run, iteration, ""))]
-    if len(trajectories) != 1 or len(scores) != 1:
-        raise StorageError(
-            f"{store.uri(update)} names {len(trajectories)} trajectories and {len(scores)} scores of iteration "
-            f"{iteration} among its parents, not one of each: the pipeline did not write it; leave the run out"
-        )
-    return trajectories[0], scores[0]
 
 
 def all_runs(store: Store) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from storage import layout, manifests
+from storage.lineage import trained_on
 from storage.store import Store
 from tasks.evaluation.comparison import compare
 from tasks.evaluation.outcomes import Outcome, read_outcomes
@@ -48,9 +49,8 @@ def solved(store: Store, run: str, challenger: str) -> Training:
     """Of the iterations that led to `challenger`; each checkpoint names what it was trained on."""
     scores, shares, tokens = list[str](), list[float](), 0
     for number in range(1, (layout.number_of(challenger) or 0) + 1):
-        parents = [parent.version for parent in manifests.read(store, layout.checkpoint(run, number)).parents]
-        rollout = next(version for version in parents if "/trajectories/" in version)
-        scores.append(next(version for version in parents if "/scores/" in version))
+        rollout, judged = trained_on(store, run, number - 1)
+        scores.append(judged)
         metrics = manifests.read(store, rollout).metrics
         shares.append(metrics["solved"])
         tokens += metrics["generated_tokens"]
