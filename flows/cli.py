@@ -7,26 +7,28 @@ import logging
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from prefect import Flow
 
 from configs import Config, ConfigError, available, to_yaml
 from flows.temporary_server import temporary_server
+from storage import interrupts
 
 Command = Callable[[Config], str]
 """What a flow's command line does instead of running the flow; returns what to print."""
-_LATEST_S = 15.0
+ADVICE = "the same command goes on from what is committed"
 _OVERRIDE = re.compile(r"[a-z_][a-z0-9_.]*=")
 
 
-def main(run: "Flow[..., Any]", commands: Mapping[str, Callable[..., str]] | None = None, **options: int | str) -> None:
+def main(
+    run: "Flow[..., Any]", commands: Mapping[str, Callable[..., str]] | None = None, **options: int | str
+) -> NoReturn:
     """Parse `sys.argv` and run the flow, or one of its `commands`; `options` are parameters of it with their defaults.
 
     A configuration that cannot be used ends with status 2 and a message, before anything starts; a run that
-    fails ends with 1, an interrupted one with 130.
+    fails ends with 1, an interrupted one with 130, a terminated one with 143.
     """
     parser = _parser(run)
     default = inspect.signature(run.fn).parameters["config"].default
@@ -55,10 +57,10 @@ def main(run: "Flow[..., Any]", commands: Mapping[str, Callable[..., str]] | Non
             with temporary_server():
                 run(arguments.config, arguments.overrides, **_chosen(arguments, options))
 
-    _act(act)
+    interrupts.run(lambda: _status(act), ADVICE)
 
 
-def main_of_targets(run: "Flow[..., Any]", **options: int | str) -> None:
+def main_of_targets(run: "Flow[..., Any]", **options: int | str) -> NoReturn:
     """Like `main`, for a flow that looks at what is stored: the positional arguments are its `targets`."""
     parser = _parser(run)
     parser.add_argument(
@@ -78,7 +80,7 @@ def main_of_targets(run: "Flow[..., Any]", **options: int | str) -> None:
         with temporary_server():
             run(targets, arguments.config, overrides, **_chosen(arguments, options))
 
-    _act(act)
+    interrupts.run(lambda: _status(act), ADVICE)
 
 
 def _parser(run: "Flow[..., Any]") -> argparse.ArgumentParser:
@@ -101,8 +103,8 @@ def _chosen(arguments: argparse.Namespace, options: Iterable[str]) -> dict[str, 
     return {option: getattr(arguments, option) for option in options}
 
 
-def _act(act: Callable[[], None]) -> None:
-    """Do it, and end the process as `main` says."""
+def _status(act: Callable[[], None]) -> int:
+    """Do it; returns the status that `main` promises."""
     # Threads that spin while they wait make two busy processes on one machine ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     logging.getLogger("httpx").setLevel(logging.WARNING)
@@ -110,25 +112,11 @@ def _act(act: Callable[[], None]) -> None:
         act()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        return 2
     except (ValueError, RuntimeError, OSError) as error:  # Prefect has logged where it came from
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on from what is committed", file=sys.stderr)
-        _leave(130)
-
-
-def _leave(status: int) -> None:
-    """End the process, at the latest in a while.
-
-    An interrupt may catch a thread pool between the start of a thread and the note of it; at exit Python would then
-    wait for that thread for ever.
-    """
-    latest = threading.Timer(_LATEST_S, os._exit, [status])
-    latest.daemon = True
-    latest.start()
-    sys.exit(status)
+        return 1
+    return 0
 
 
 def _add_command(group: "argparse._MutuallyExclusiveGroup", name: str, command: Callable[..., str]) -> None:

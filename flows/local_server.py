@@ -19,6 +19,8 @@ from pathlib import Path
 
 import psutil
 
+from storage import interrupts
+
 ROOT = Path(__file__).resolve().parent.parent
 STATE = ROOT / "var" / "prefect"
 CLIENT_SETTINGS = ROOT / "prefect.toml"
@@ -185,4 +187,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    interrupts.run(main)

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from configs import load
+from flows.cli import ADVICE
 from flows.temporary_server import temporary_server
+from storage import interrupts
 
 NAME = "retrain-demo"
 FOLDER = Path("var") / NAME
@@ -90,4 +92,4 @@ def _say(line: str) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    interrupts.run(main, ADVICE)

@@ -10,6 +10,8 @@ import logging
 import signal
 import sys
 
+from storage import interrupts
+
 COMMANDS = {
     "ls": "the newest versions",
     "show": "one version: files, parents, metrics, configuration",
@@ -26,7 +28,7 @@ _DOCTORS_PATIENCE = {"request_timeout_s": 10, "patience_s": 20}
 """Who asks what is wrong does not want to wait for it to come right."""
 
 
-def main() -> None:
+def main() -> int:
     """Command line. Status 0, 1 for an error or a problem found, 2 for a wrong command."""
     parser = argparse.ArgumentParser(
         prog="python -m storage",
@@ -42,7 +44,7 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` is no error
-    sys.exit(_run(arguments))
+    return _run(arguments)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -55,12 +57,9 @@ def _run(arguments: argparse.Namespace) -> int:
     except (StorageError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
     output.print(as_json=arguments.json)
     return int(output.status)
 
 
 if __name__ == "__main__":
-    main()
+    interrupts.run(main)

@@ -400,15 +400,6 @@ def test_ctrl_c_in_each_stage_resumes(overrides: list[str], tmp_path: Path, afte
     assert (run / "report/summary.json").exists()
 
 
-def test_an_interrupted_command_ends_though_a_thread_does_not() -> None:
-    """An interrupt at the wrong moment leaves a thread of a pool that nobody tells to end."""
-    code = (
-        "import threading, flows.cli as cli; cli._LATEST_S = 0.5; "
-        "threading.Thread(target=threading.Event().wait).start(); cli._leave(130)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=60, check=False).returncode == 130
-
-
 @pytest.fixture
 def served(overrides: list[str], tmp_path: Path) -> Iterator[Path]:
     """A copy of the project with `make up`'s server and worker; ended by `make down`'s command."""

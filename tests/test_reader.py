@@ -234,15 +234,17 @@ def test_no_trajectories_are_no_error(store: Store, tmp_path: Path) -> None:
         assert reader.get("/report").status_code == 404
 
 
-def test_it_serves_until_it_is_told_to_end(filled: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_until_it_is_told_to_end(filled: Store, tmp_path: Path, told: signal.Signals) -> None:
     """Its tables are not left behind."""
-    arguments = f'Store({filled.root!r}), ["shared"], None, Path({str(tmp_path)!r}), Audit(), 0'
-    code = f"from tasks.audit.reader.serve import *; serve({arguments})"
-    environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parent.parent)}
-    job = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    command = [sys.executable, "-m", "tasks.audit", "--root", filled.root, "read", "shared", "--port", "0"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    root = Path(__file__).parent.parent
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=root)
     assert job.stdout
     (address,) = re.findall(r"http://127\.0\.0\.1:\d+/", job.stdout.readline())
     assert b"143 trajectories" in urllib.request.urlopen(address).read()
-    job.send_signal(signal.SIGTERM)
-    assert job.wait(120) == 0
+    assert list(tmp_path.glob("audit-*")) != []
+    job.send_signal(told)
+    assert job.wait(120) == 128 + told
     assert list(tmp_path.glob("audit-*")) == []

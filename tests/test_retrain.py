@@ -1,6 +1,7 @@
 """Nights of retraining, end to end on a real engine: what is promoted, what is kept, and what a failure leaves."""
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -10,7 +11,6 @@ from typing import Any
 import pytest
 
 from configs import Config, load
-from flows.cli import main
 from flows.retrain import retrain
 from storage import aliases, datasets, layout, manifests
 from storage.aliases import Move
@@ -22,6 +22,7 @@ from tasks.retraining.commands import explain, give_up, nights, retry, roll_back
 from tasks.retraining.timeline import read_timeline
 from tasks.workspace import Workspace
 
+ROOT = Path(__file__).parent.parent
 PROMOTE = ["retrain.gate={least_gain: -1, margin: 1, max_kl: 1000, max_length_ratio: 1000, max_truncated_gain: 1}"]
 """A gate that lets everything through."""
 REJECT = ["retrain.gate={least_gain: 1, margin: 1, max_kl: 1000, max_length_ratio: 1000, max_truncated_gain: 1}"]
@@ -420,14 +421,16 @@ def test_a_clock_that_jumps(place: Place, monkeypatch: pytest.MonkeyPatch) -> No
     assert place.night(*PROMOTE) == "nothing new"
 
 
-def test_the_command_line(place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_line(place: Place) -> None:
     """The commands take the place of a night; what cannot be done ends with status 1 and one line."""
-    commands: dict[str, Callable[..., str]] = {"explain": explain, "retry": retry}
-    monkeypatch.setattr(sys, "argv", ["retrain", "smoke", *place.overrides, "--explain"])
-    main(retrain, commands)
-    assert capsys.readouterr().out.startswith("retraining 'nightly' has had no night yet")
-    monkeypatch.setattr(sys, "argv", ["retrain", "smoke", *place.overrides, "--retry", "1"])
-    with pytest.raises(SystemExit) as ended:
-        main(retrain, commands)
-    assert ended.value.code == 1
-    assert capsys.readouterr().err == "error: retraining 'nightly' has had 0 nights, but no night 1\n"
+
+    def call(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-m", "flows.retrain", "smoke", *place.overrides, *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    done = call("--explain")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("retraining 'nightly' has had no night yet")
+    done = call("--retry", "1")
+    assert done.returncode == 1
+    assert done.stderr == "error: retraining 'nightly' has had 0 nights, but no night 1\n"

@@ -12,6 +12,8 @@ import signal
 import sys
 from types import ModuleType
 
+from storage import interrupts
+
 COMMANDS = {
     "read": "browse trajectories: filters, conversations, tokens, groups, and the cases of an audit",
     "trained-on": "which checkpoints were trained on a problem, directly or by descent",
@@ -21,7 +23,7 @@ COMMANDS = {
 }
 
 
-def main() -> None:
+def main() -> int:
     """Command line. Status 0, 1 for an error, 2 for a wrong command."""
     parser = argparse.ArgumentParser(
         prog="python -m tasks.audit",
@@ -38,7 +40,7 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` is no error
-    sys.exit(_run(arguments))
+    return _run(arguments)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -49,9 +51,6 @@ def _run(arguments: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
     output.print(as_json=arguments.json)
     return int(output.status)
 
@@ -61,4 +60,4 @@ def _module(command: str) -> ModuleType:
 
 
 if __name__ == "__main__":
-    main()
+    interrupts.run(main)

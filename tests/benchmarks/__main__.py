@@ -8,12 +8,11 @@ import argparse
 import importlib
 import logging
 import os
-import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
 
+from storage import interrupts
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row
 
@@ -43,7 +42,6 @@ def main() -> None:
     names = parser.parse_args().names or list(BENCHMARKS)
     if unknown := set(names) - set(BENCHMARKS):
         parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))  # through all context managers
     load = os.getloadavg()[0]
     print(f"{os.cpu_count()} CPUs, load average {load:.2f}" + (": not idle, so numbers are worse" * (load > 0.5)))
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as scratch, Lab(Path(scratch)) as lab:
@@ -77,4 +75,4 @@ def show(rows: list[Row]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    interrupts.run(main)

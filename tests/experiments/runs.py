@@ -12,7 +12,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
+
+from storage import interrupts
 
 if TYPE_CHECKING:
     from tasks.evaluation.history import History
@@ -65,8 +67,11 @@ class Experiment:
     arms: Sequence[Arm]
     iterations: int  # updates of each run
 
-    def main(self, description: str) -> None:
+    def main(self, description: str) -> NoReturn:
         """Command line."""
+        interrupts.run(lambda: self._main(description), "the same command goes on from what is committed")
+
+    def _main(self, description: str) -> None:
         program = f"python -m tests.experiments.{self.name}"
         parser = argparse.ArgumentParser(prog=program, description=description)
         updates = f"updates of each run (default {self.iterations})"

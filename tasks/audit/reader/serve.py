@@ -1,7 +1,5 @@
 """From a store to a reader that answers on this machine."""
 
-import contextlib
-import signal
 import socket
 import threading
 from collections.abc import Sequence
@@ -79,15 +77,17 @@ def _listening(port: int) -> socket.socket:
 
 
 def _run(app: "FastAPI", listener: socket.socket) -> None:
-    """Answers until SIGINT or SIGTERM, and returns: whoever called closes the database."""
+    """Answers until an exception comes, KeyboardInterrupt say, and passes it on when the last answer is given."""
     import uvicorn
 
     settings = uvicorn.Config(
         app, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=3
     )
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # uvicorn raises it again when it has ended
+    server = uvicorn.Server(settings)
+    thread = threading.Thread(target=server.run, args=[[listener]])  # in the main thread it would take the signals
+    thread.start()
     try:
-        with contextlib.suppress(KeyboardInterrupt):
-            uvicorn.Server(settings).run(sockets=[listener])
+        thread.join()
     finally:
-        signal.signal(signal.SIGTERM, before)
+        server.should_exit = True
+        thread.join()

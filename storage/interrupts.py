@@ -1,0 +1,139 @@
+"""How every command line ends when it is told to: by Ctrl-C with status 130, by SIGTERM with status 143.
+
+Python raises KeyboardInterrupt wherever the main thread happens to be. In a destructor, in a weakref's callback or in
+a C library's callback it is dropped, and the program goes on. So a thread hears of every signal, too
+(`signal.set_wakeup_fd`), and sends it again until the main thread is on its way out. The thread can see that: while the
+main thread cleans up in `except`, `finally` or `__exit__`, it handles an exception that is no `Exception`. So no
+interrupt is lost, and no clean-up is disturbed.
+
+SIGINT keeps Python's own handler, because `asyncio.run` cancels its main task only where it finds that one.
+"""
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import NoReturn
+
+LATEST_S = 15.0
+"""How long clean-up may take. Whatever it leaves undone then is safe: a command may also be killed anywhere."""
+LOOK_S = 0.5
+"""Time between two looks at the main thread. One look may fall between two clean-ups: two must see it at work."""
+_NO_SIGNAL = 0
+_WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+
+
+def run(command: Callable[[], int | None], advice: str = "") -> NoReturn:
+    """Run a command line in the main thread and end the process with its status, 0 for None.
+
+    Where the process was told to end, the status is 130 or 143 whatever `command` makes of it, and `advice` is printed.
+    """
+    watch = _Watch()
+    status: str | int | None = None
+    try:
+        status = command()
+        watch.leave()
+    except BaseException as error:
+        watch.leave()
+        if isinstance(error, SystemExit):
+            status = error.code
+        elif isinstance(error, KeyboardInterrupt):
+            watch.heard = watch.heard or signal.SIGINT
+        elif not watch.heard:
+            raise
+        else:
+            print(f"error while ending: {error!r}", file=sys.stderr)
+    if watch.heard:
+        status = 128 + watch.heard
+        print(advice, end="\n" * bool(advice), file=sys.stderr)
+    sys.exit(status)
+
+
+def end_at_once() -> None:
+    """From here on Ctrl-C and SIGTERM end the process on the spot: it has nothing to clean up.
+
+    What is ignored stays ignored, as in a background job of a shell script.
+    """
+    for number in _WORDS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda number, _: os._exit(128 + number))
+
+
+class _Watch:
+    """The thread that hears of signals."""
+
+    def __init__(self) -> None:
+        self.heard: int | None = None
+        self._left = False
+        self._caught_up = threading.Event()
+        self._main = threading.get_ident()
+        self._hears, self._told = os.pipe()
+        os.set_blocking(self._told, False)
+        signal.set_wakeup_fd(self._told, warn_on_full_buffer=False)
+        self._report, sys.unraisablehook = sys.unraisablehook, self._unraisable
+        threading.Thread(target=self._watch, name="interrupts", daemon=True).start()
+        for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, _terminate)):
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, handler)
+
+    def leave(self) -> None:
+        """The command has ended. A thread that nobody tells to end can still keep the process: the watch goes on."""
+        self._left = True
+        end_at_once()
+        os.write(self._told, bytes([_NO_SIGNAL]))
+        self._caught_up.wait()  # `heard` is known now
+
+    def _watch(self) -> None:
+        while (heard := self._hear(None)) not in _WORDS:
+            if heard == _NO_SIGNAL:
+                self._caught_up.set()
+        self.heard = number = signal.Signals(heard)
+        _tell(f"{_WORDS[number]}: cleaning up, {LATEST_S:g} s at most; Ctrl-C again ends at once")
+        self._caught_up.set()
+        self._insist(number, time.monotonic() + LATEST_S)
+        _tell(f"clean-up takes longer than {LATEST_S:g} s: ended without it")
+        os._exit(128 + number)
+
+    def _insist(self, number: signal.Signals, deadline: float) -> None:
+        """Send the signal again whenever the main thread is seen at work, until the deadline."""
+        working = 0
+        while time.monotonic() < deadline:
+            if self._hear(LOOK_S) == signal.SIGINT:
+                os._exit(128 + number)
+            working = 0 if self._left or _is_leaving(self._main) else working + 1
+            if working == 2:
+                signal.pthread_kill(self._main, number)
+                self._hear(LOOK_S)  # that was our own
+                working = 0
+
+    def _hear(self, timeout_s: float | None) -> int | None:
+        """The next signal's number; None when there is none for so long."""
+        ready, _, _ = select.select([self._hears], [], [], timeout_s)
+        return os.read(self._hears, 1)[0] if ready else None
+
+    def _unraisable(self, dropped: "sys.UnraisableHookArgs") -> None:
+        """An interrupt that was dropped needs no report: it comes again."""
+        if issubclass(dropped.exc_type, Exception):
+            self._report(dropped)
+
+
+def _terminate(number: int, _: FrameType | None) -> NoReturn:
+    sys.exit(128 + number)
+
+
+def _is_leaving(thread: int) -> bool:
+    """Whether a thread handles an exception that is no `Exception`, or one that came up while it did."""
+    found = sys._current_exceptions().get(thread)
+    error = found[1] if isinstance(found, tuple) else found  # a tuple before Python 3.12
+    while isinstance(error, Exception):
+        error = error.__context__
+    return error is not None
+
+
+def _tell(line: str) -> None:
+    """Print it, past the locks and buffers that the main thread may hold."""
+    os.write(2, f"{line}\n".encode())

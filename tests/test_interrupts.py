@@ -1,0 +1,210 @@
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import indent
+
+import psutil
+import pytest
+
+from storage import interrupts, layout
+from storage.store import Store
+from storage.verify import verify
+from tests.killed_flow import MARK
+from tests.soak import scaled
+
+ROOT = Path(__file__).parent.parent
+INTERRUPTS = scaled(2, 50)
+"""Of each kind of run."""
+SLACK_S = 1.0
+"""For Python to end, after clean-up."""
+
+LOSSES = {
+    "destructor": "class D:\n    def __del__(self): interrupt()\nD()",
+    "weakref": "class O: pass\no = O(); r = weakref.ref(o, interrupt); del o",
+    "callback": "ctypes.CFUNCTYPE(None)(interrupt)()",
+    "library": "try: interrupt()\nexcept BaseException: pass",
+    "event loop": (
+        "async def main():\n    try: interrupt(); await asyncio.sleep(0)\n    except asyncio.CancelledError: pass\n"
+        "    while True: await asyncio.sleep(0.01)\nasyncio.run(main())"
+    ),
+}
+"""Code in which Python drops a KeyboardInterrupt."""
+
+
+def start(code: str) -> "subprocess.Popen[str]":
+    """A process that runs `code`, with SIGINT as a terminal gives it."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background it is ignored
+    begin = "import asyncio, ctypes, os, signal, sys, threading, time, weakref\nfrom storage import interrupts\n"
+    return subprocess.Popen(
+        [sys.executable, "-c", begin + code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def command(act: str, settings: str = "") -> "subprocess.Popen[str]":
+    """A command line that does `act`."""
+    interrupt = "def interrupt(*_): signal.raise_signal(signal.SIGINT)"
+    return start(f"{settings}\n{interrupt}\ndef act():\n{indent(act, '    ')}\ninterrupts.run(act, 'advice')")
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_an_interrupt_that_python_drops_comes_again(name: str) -> None:
+    """Nor does it disturb a clean-up that takes longer than it takes to come again; nothing is printed of it."""
+    work = f"{LOSSES[name]}\nwhile True: time.sleep(0.01)"
+    job = command(f"try:\n{indent(work, '    ')}\nfinally:\n    time.sleep(3); print('cleaned up')")
+    out, err = job.communicate(timeout=60)
+    assert (job.returncode, out) == (130, "cleaned up\n")
+    assert err.splitlines() == ["interrupted: cleaning up, 15 s at most; Ctrl-C again ends at once", "advice"]
+
+
+def test_sigterm_cleans_up() -> None:
+    """`docker stop` and `kill` end a command like Ctrl-C."""
+    job = command("try: os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)\nfinally: print('cleaned up')")
+    out, err = job.communicate(timeout=60)
+    assert (job.returncode, out) == (143, "cleaned up\n")
+    assert err.startswith("terminated: ")
+
+
+def test_a_second_ctrl_c_ends_at_once() -> None:
+    """Also while clean-up is busy in C, where no signal handler of Python's runs."""
+    job = command("try: interrupt()\nfinally: print('busy', flush=True); ctypes.CDLL(None).sem_wait(bytes(32))")
+    assert job.stdout
+    assert job.stdout.readline() == "busy\n"
+    job.send_signal(signal.SIGINT)
+    assert job.wait(60) == 130
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        "threading.Thread(target=threading.Event().wait).start(); interrupt()",
+        "try: interrupt()\nfinally: threading.Event().wait()",
+    ],
+    ids=["a thread that nobody ends", "a clean-up that hangs"],
+)
+def test_it_ends_after_a_while_at_the_latest(act: str) -> None:
+    """An interrupt at the wrong moment may leave a lock that nobody releases."""
+    job = command(act, "interrupts.LATEST_S = 0.5")
+    _, err = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert err.endswith("clean-up takes longer than 0.5 s: ended without it\n")
+
+
+def test_an_error_that_an_interrupt_caused_is_an_interrupt() -> None:
+    """What a library makes of it does not change the status."""
+    job = command("try: interrupt()\nexcept BaseException: raise ValueError('x')")
+    _, err = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert err.splitlines()[1:] == ["error while ending: ValueError('x')", "advice"]
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    """A shell script starts its background jobs so."""
+    settings = "signal.signal(signal.SIGINT, signal.SIG_IGN); interrupts.end_at_once()"
+    job = command("signal.raise_signal(signal.SIGINT); print('goes on')", settings)
+    assert job.communicate(timeout=60) == ("goes on\n", "")
+    assert job.returncode == 0
+
+
+def test_other_ends_keep_their_status() -> None:
+    """An exit with a status or a message, and an error that nobody foresaw."""
+    for act, status, said in (("sys.exit(3)", 3, ""), ("sys.exit('no')", 1, "no\n"), ("return 2", 2, "")):
+        job = command(act)
+        assert job.communicate(timeout=60)[1] == said
+        assert job.returncode == status
+    job = command("assert False, 'a bug'")
+    assert "AssertionError: a bug" in job.communicate(timeout=60)[1]
+    assert job.returncode == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One interrupt and what came of it."""
+
+    after_s: float
+    """Since the command's own code began."""
+    took_s: float
+    status: int
+    printed: str
+
+    def __str__(self) -> str:
+        return f"at {self.after_s:5.1f} s: status {self.status} after {self.took_s:.1f} s"
+
+
+def interrupt(overrides: list[str], after_s: float, log: Path) -> Moment:
+    """Start the main flow's command, press Ctrl-C at a moment, and wait for the end of all its processes."""
+    job = start_flow(overrides, log)
+    while not _catches(job.pid, signal.SIGTERM):  # before, it is Python that starts
+        assert job.poll() is None
+        time.sleep(0.001)
+    time.sleep(after_s)
+    began = time.monotonic()
+    os.killpg(job.pid, signal.SIGINT)  # a terminal tells all of the command's processes
+    status = job.wait(timeout=120)
+    moment = Moment(after_s, time.monotonic() - began, status, log.read_text())
+    _no_process_left(str(log))
+    return moment
+
+
+def start_flow(overrides: list[str], log: Path) -> "subprocess.Popen[bytes]":
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    environment = os.environ | {MARK: str(log)}
+    return subprocess.Popen(
+        [sys.executable, "-m", "flows.math_mt_ppo", "smoke", *overrides],
+        cwd=ROOT, env=environment, stdout=log.open("wb"), stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+
+
+def _catches(pid: int, number: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return bool(int(status.partition("SigCgt:")[2].split()[0], 16) >> (number - 1) & 1)
+
+
+def _no_process_left(mark: str) -> None:
+    deadline = time.monotonic() + 20
+    while left := [process for process in psutil.process_iter() if _environment(process).get(MARK) == mark]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:
+        return {}
+
+
+@pytest.mark.timeout(scaled(600, 7200))
+@pytest.mark.parametrize("kind", ["stages in turn, own vLLM", "overlapping stages, vLLM by URL"])
+def test_ctrl_c_at_any_moment(overrides: list[str], tmp_path: Path, kind: str) -> None:
+    """From the first import on: the command ends in time, with status 130 and no traceback, and leaves no process.
+
+    Each attempt goes on with the run of the one before; in the end it is whole.
+    """
+    if "own" in kind:
+        overrides, last_s = [override for override in overrides if "inference.urls" not in override], 45.0
+    else:
+        overrides, last_s = [*overrides, "run.overlap=true", "rollout.max_head_offpolicyness=1"], 25.0
+    dice = random.Random(kind)
+    moments = []
+    for number in range(INTERRUPTS):
+        moment = interrupt([*overrides, "run.iterations=100000"], dice.uniform(0, last_s), tmp_path / f"log-{number}")
+        print(f"{kind}, {number}: {moment}, load {os.getloadavg()[0]:.1f}", flush=True)
+        moments.append(moment)
+    seconds = [moment.took_s for moment in moments]
+    print(f"{kind}: min {min(seconds):.1f} s, median {statistics.median(seconds):.1f} s, max {max(seconds):.1f} s")
+    for moment in moments:
+        assert moment.status == 130, f"{moment}\n{moment.printed}"
+        assert moment.took_s < interrupts.LATEST_S + SLACK_S, f"{moment}\n{moment.printed}"
+        assert "Traceback" not in moment.printed, f"{moment}\n{moment.printed}"
+        assert "ended without it" not in moment.printed, f"{moment}\n{moment.printed}"
+    store = Store(f"{tmp_path}/var")
+    done = sum(1 for item in store.walk("runs/smoke/checkpoints") if item.path.endswith("/manifest.json"))
+    log = tmp_path / "log"
+    assert start_flow([*overrides, f"run.iterations={done}"], log).wait(200) == 0, log.read_text()
+    assert verify(store, [layout.checkpoint("smoke", done)], deep=True).findings == []
