@@ -22,7 +22,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Threads that spin while they wait would slow vLLM and trainer ten times on shared cores.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: help setup demo smoke retrain-demo audit read test check format bench experiment-staleness experiment-control lock up down clean
+.PHONY: help setup demo smoke retrain-demo audit read test soak check format bench experiment-staleness experiment-control \
+    lock up down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' Makefile
@@ -78,6 +79,9 @@ read: setup ## Read trajectories in the browser (ARGS="demo")
 
 test: setup ## Run the tests (ARGS="-k name" selects)
 	@$(BIN)/python -m pytest $(or $(ARGS),$(SIDE_BY_SIDE))
+
+soak: setup ## Hundreds of kills and interrupts instead of the tests' samples: about an hour
+	@SOAK=1 $(BIN)/python -m pytest -s tests/test_killed.py tests/test_interrupts.py $(ARGS)
 
 check: setup ## Lint, format check and types, over everything
 	@$(BIN)/ruff check .

@@ -50,6 +50,7 @@ def run(command: Callable[[], int | None], advice: str = "") -> NoReturn:
     if watch.heard:
         status = 128 + watch.heard
         print(advice, end="\n" * bool(advice), file=sys.stderr)
+    exec("")  # makes Python forget a KeyboardInterrupt that has passed an `exec`: it would end by SIGINT all the same
     sys.exit(status)
 
 

@@ -134,7 +134,9 @@ def caller(store: Store, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
         monkeypatch.setattr(sys, "argv", ["audit", "--root", store.root, *arguments])
         before = signal.getsignal(signal.SIGPIPE)
         try:
-            code = main()
+            code: object = main()
+        except SystemExit as ended:  # argparse's: help, or a wrong command
+            code = ended.code
         finally:
             signal.signal(signal.SIGPIPE, before)
         printed = capfd.readouterr()

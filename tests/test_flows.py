@@ -388,7 +388,7 @@ def test_ctrl_c_in_each_stage_resumes(overrides: list[str], tmp_path: Path, afte
     wait_for(f"{after}/manifest.json", run, job)
     family = psutil.Process(job.pid).children(recursive=True)
     job.send_signal(signal.SIGINT)
-    assert job.wait(timeout=60) != 0, log.read_text()
+    assert job.wait(timeout=60) == 130, log.read_text()
     _, left = psutil.wait_procs(family, timeout=20)
     assert left == []
     before = manifest_nonces(tmp_path)

@@ -23,8 +23,9 @@ from storage.store import Store
 from storage.verify import verify
 from tasks.inference.engine import Engine
 from tests.killed_flow import MARK, Point, start
+from tests.soak import scaled
 
-ITERATIONS, ON_S3, OVERLAPPING = 60, 8, 20
+ITERATIONS, ON_S3, OVERLAPPING = scaled(60, 120), 8, 20
 """Enough for a kill or more in most of them."""
 PROBLEMS, SAMPLES = 4, 4
 SETTINGS = [f"rollout.rows_per_shard={SAMPLES}", "evaluation.every=10"]
@@ -58,7 +59,7 @@ STAGE_POINTS = [
     *(Point("train", SAVE, 1, when) for when in BOTH),
 ]
 POINTS = [*STAGE_POINTS, *COMMIT_POINTS]
-RANDOM_KILLS = 10
+RANDOM_KILLS = scaled(10, 200)
 LATEST_S = 3.0
 """Until when after its start a flow is killed at a random moment."""
 
@@ -203,7 +204,7 @@ def environment(prefect_api: str, engine: Engine, monkeypatch: pytest.MonkeyPatc
     return {"VLLM_API_KEY": engine.servers[0].api_key}
 
 
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(scaled(3600, 36_000))
 def test_killed_anywhere(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
     """Fifty kills and more at chosen points and at random moments; then the run comes to the same end."""
     witness = Witness(f"{tmp_path}/var", ITERATIONS, overrides, tmp_path / "log", environment)
