@@ -100,6 +100,17 @@ def verifier() -> Iterator[Verifier]:
         yield verifier
 
 
+@pytest.fixture(scope="module")
+def prefect_api() -> Iterator[str]:
+    """One Prefect server for the flows of a module; their processes need it as PREFECT_API_URL."""
+    from prefect.settings import PREFECT_API_URL
+
+    from flows.temporary_server import temporary_server
+
+    with temporary_server():
+        yield PREFECT_API_URL.value()
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(str(tmp_path / "store"))

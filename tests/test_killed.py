@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +14,6 @@ import psutil
 import pytest
 
 from configs import load
-from flows.temporary_server import temporary_server
 from storage import aliases, checkpoints, datasets, holders, layout, manifests
 from storage.logs import Log
 from storage.records import Score
@@ -62,15 +60,6 @@ POINTS = [*STAGE_POINTS, *COMMIT_POINTS]
 RANDOM_KILLS = scaled(10, 200)
 LATEST_S = 3.0
 """Until when after its start a flow is killed at a random moment."""
-
-
-@pytest.fixture(scope="module")
-def prefect_api() -> Iterator[str]:
-    """One Prefect server for all of these flows."""
-    from prefect.settings import PREFECT_API_URL
-
-    with temporary_server():
-        yield PREFECT_API_URL.value()
 
 
 class Witness:
