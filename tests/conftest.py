@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 # Before anything imports Prefect: a home of the tests' own, and no phoning home.
 os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="prefect-test-")
 os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
+os.environ["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = "900"  # 20 s are too few on a busy machine
 os.environ["OMP_WAIT_POLICY"] = "passive"
 os.environ["PREFECT_LOGGING_LEVEL"] = "WARNING"  # its handler outlives the stream that pytest captures
 os.environ["PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW"] = "ignore"  # most tests call what is below the flows
