@@ -326,3 +326,15 @@ def test_a_closed_verifier_answers_everybody() -> None:
     for _ in range(2):
         with pytest.raises(RuntimeError, match="closed"):
             verifier.judge([("1", ["1"])])
+
+
+def test_judges_leave_ctrl_c_to_their_parent() -> None:
+    """From their first moment on: they import for seconds, and would print a traceback each."""
+    before = judges_of(os.getpid())
+    with Verifier(workers=2):
+        judges = judges_of(os.getpid()) - before
+        assert len(judges) == 2
+        for judge in judges:
+            blocked = Path(f"/proc/{judge}/status").read_text().partition("SigBlk:")[2].split()[0]
+            assert int(blocked, 16) >> (signal.SIGINT - 1) & 1
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

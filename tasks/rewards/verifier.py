@@ -17,6 +17,7 @@ import asyncio
 import hashlib
 import math
 import multiprocessing
+import signal
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
+from multiprocessing import resource_tracker
 from types import TracebackType
 from typing import Any, Self
 
@@ -81,7 +83,6 @@ class Verifier:
         """Pairs that had to be judged so far; all others were answered from the cache."""
 
     def __enter__(self) -> Self:
-        self._pool.schedule(worker.judge_all, args=[[]])  # the workers start while others start, too
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
@@ -102,7 +103,14 @@ class Verifier:
         # Spawned: forking this process, with its threads and models, would be unsafe.
         context = multiprocessing.get_context("spawn")
         limits = [self._timeout_s, self._memory_mb]
-        return ProcessPool(self._workers, initializer=worker.prepare, initargs=limits, context=context)
+        pool = ProcessPool(self._workers, initializer=worker.prepare, initargs=limits, context=context)
+        resource_tracker.ensure_running()  # its start unblocks SIGINT
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # workers inherit that: Ctrl-C is ours
+        try:
+            assert pool.active  # that starts the workers, and threads that replace them
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        return pool
 
     def _active_pool(self) -> ProcessPool:
         """The pool; a new one where it broke, as it does when idle workers are killed from outside."""

@@ -26,13 +26,12 @@ _memory = resource.RLIM_INFINITY
 
 
 def prepare(timeout_s: float, memory_mb: int) -> None:
-    """Once in a new worker: it ends with its parent, leaves Ctrl-C to it, and has limits from here on.
+    """Once in a new worker: it ends with its parent, and has limits from here on.
 
     A call of `judge_all` may use `timeout_s` seconds of processor time and `memory_mb` MB more than an idle judge.
     """
     global _timeout_s, _memory
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # ends the process at once; a handler would wait for C code to return
     judge_all([("\\boxed{\\frac{1}{2}}", ("0.5",))])  # the first one builds the grammar, outside of any limit
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
