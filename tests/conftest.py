@@ -101,9 +101,9 @@ def verifier() -> Iterator[Verifier]:
         yield verifier
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def prefect_api() -> Iterator[str]:
-    """One Prefect server for the flows of a module; their processes need it as PREFECT_API_URL."""
+    """One Prefect server for flows in processes of their own, which need it as PREFECT_API_URL."""
     from prefect.settings import PREFECT_API_URL
 
     from flows.temporary_server import temporary_server

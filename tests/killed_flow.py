@@ -1,4 +1,4 @@
-"""The main flow in a process of its own that kills itself (SIGKILL) at a chosen point, for tests/test_killed.py.
+"""The main flow in a process of its own that kills itself (SIGKILL) at a chosen point, or that a test tells to end.
 
 Processes come from a fork server that has imported Prefect and torch already, so that fifty of them are affordable.
 """
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Literal
+
+from storage import interrupts
 
 MARK = "KILLED_FLOW_TEST"
 """Environment variable by which the descendants of a killed flow are found."""
@@ -35,7 +37,10 @@ class Point:
 
 
 def start(overrides: list[str], point: Point | None, log: Path, environment: dict[str, str]) -> ForkServerProcess:
-    """Run the flow `smoke`; its exit code is -9 where it died at `point`, 0 where it came to its end."""
+    """Run the flow `smoke` as its command line does, in a session of its own.
+
+    Its exit code is -9 where it died at `point`, 0 where it came to its end, 130 where it was interrupted.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["flows.math_mt_ppo", "torch", "transformers", "tasks.ppo.trainer", "tasks.rewards"])
     process = context.Process(target=_run, args=(overrides, point, log, environment))
@@ -44,6 +49,8 @@ def start(overrides: list[str], point: Point | None, log: Path, environment: dic
 
 
 def _run(overrides: list[str], point: Point | None, log: Path, environment: dict[str, str]) -> None:
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background it is ignored
     output = log.open("ab", buffering=0)
     os.dup2(output.fileno(), sys.stdout.fileno())
     os.dup2(output.fileno(), sys.stderr.fileno())
@@ -53,7 +60,11 @@ def _run(overrides: list[str], point: Point | None, log: Path, environment: dict
     _refuse_work_that_is_done()
     if point:
         _kill_at(point)
-    math_mt_ppo("smoke", overrides)
+
+    def act() -> None:
+        math_mt_ppo("smoke", overrides)
+
+    interrupts.run(act)
 
 
 def _refuse_work_that_is_done() -> None:

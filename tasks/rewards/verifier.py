@@ -20,9 +20,10 @@ import multiprocessing
 import signal
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import resource_tracker
@@ -91,8 +92,7 @@ class Verifier:
     def close(self) -> None:
         """End the processes; whoever still waits for a verdict gets a RuntimeError."""
         self._closed = True
-        self._pool.stop()  # type: ignore[no-untyped-call]
-        self._pool.join()
+        _end(self._pool)
         with self._lock:
             waiting, self._in_flight = list(self._in_flight.values()), {}
         for future in waiting:  # not every one hears from the pool that it has ended
@@ -104,12 +104,12 @@ class Verifier:
         context = multiprocessing.get_context("spawn")
         limits = [self._timeout_s, self._memory_mb]
         pool = ProcessPool(self._workers, initializer=worker.prepare, initargs=limits, context=context)
-        resource_tracker.ensure_running()  # its start unblocks SIGINT
-        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # workers inherit that: Ctrl-C is ours
         try:
-            assert pool.active  # that starts the workers, and threads that replace them
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            with _interrupts_blocked():  # workers inherit that: Ctrl-C is this process's
+                assert pool.active  # that starts the workers, and threads that replace them
+        except BaseException:  # an interrupt
+            _end(pool)
+            raise
         return pool
 
     def _active_pool(self) -> ProcessPool:
@@ -219,6 +219,22 @@ def _is_out_of_time(failure: BaseException) -> bool:
 def _is_proof(failure: BaseException) -> bool:
     """Whether the answer is to blame for certain: its worker met a limit, and did not just die or stand still."""
     return isinstance(failure, MemoryError) or _is_out_of_time(failure)
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """What comes meanwhile comes at the end of the block."""
+    resource_tracker.ensure_running()  # its start would unblock them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end(pool: ProcessPool) -> None:
+    pool.stop()  # type: ignore[no-untyped-call]
+    pool.join()
 
 
 def _request(answer: str, solutions: Sequence[str]) -> _Request:
