@@ -87,7 +87,8 @@ class Language:
         prompts = [chat.prompt([{"role": "user", "content": problem.prompt}]) for problem in problems]
         spoken = [chat.encode(text + ("" if text == CUT else "<|im_end|>")) for text in self.answers]
         assert len(spoken[1]) == LIMIT, "the tokenizer knows a word of what is cut"
-        told = [chat.next_prompt([], answer, WRONG_FEEDBACK).token_ids for answer in spoken[:2]]
+        asked = [{"role": "user", "content": problems[0].prompt}]
+        told = [chat.next_prompt(asked, answer, WRONG_FEEDBACK).token_ids for answer in spoken[:2]]
         self.workings = ["", *(_working(number, working) for number in range(_WORKINGS if working else 0))]
         pieces = [[], *prompts, *told, *spoken, *map(chat.encode, self.workings)]
         self.feedback = 1 + len(problems)  # piece after an answer that ended; after one that was cut, the next
