@@ -35,7 +35,8 @@ def sums(iteration: int, groups: int) -> Rows:
     for number in range(4 * groups):
         problem, sample = divmod(number, 4)
         name, status = f"{iteration}/{problem}/{sample}", "truncated" if number == 3 else "completed"
-        rows.append(spoken(iteration, name, answers[sample], str(problem), sample=sample, status=status))
+        row = spoken(iteration, name, answers[sample], str(problem), sample=sample, status=status, unplayed_turns=0)
+        rows.append(row)
         scores += make_scores(name, *[float(turn == sample) for turn in range(len(answers[sample]))])
     return rows, scores
 

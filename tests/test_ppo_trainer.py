@@ -109,11 +109,11 @@ def test_canary_tells_weights_apart(tmp_path: Path, tied: bool) -> None:
 
 
 def test_canary_is_the_models_own_opinion(tmp_path: Path) -> None:
-    """64 ids and the logprobs of the last 63 at temperature 1, though training is at another."""
+    """As many ids as the model reads, and the logprobs of all but the first at temperature 1, not at the training's."""
     canary = make_trainer(save_tiny(tmp_path), temperature=0.5).canary()
     ids = torch.tensor(canary.token_ids)
     logprobs = tiny_model()(ids[None]).logits[0, :-1].log_softmax(-1)
-    assert (len(canary.token_ids), len(canary.logprobs)) == (64, 63)
+    assert (len(canary.token_ids), len(canary.logprobs)) == (128, 127)
     torch.testing.assert_close(
         torch.tensor(canary.logprobs), logprobs.gather(-1, ids[1:, None])[:, 0], atol=1e-5, rtol=0
     )
