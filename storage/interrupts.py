@@ -9,6 +9,7 @@ interrupt is lost, and no clean-up is disturbed.
 SIGINT keeps Python's own handler, because `asyncio.run` cancels its main task only where it finds that one.
 """
 
+import faulthandler
 import os
 import select
 import signal
@@ -19,7 +20,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import NoReturn
 
-LATEST_S = 15.0
+LATEST_S = 12.0
 """How long clean-up may take. Whatever it leaves undone then is safe: a command may also be killed anywhere."""
 LOOK_S = 0.5
 """Time between two looks at the main thread. One look may fall between two clean-ups: two must see it at work."""
@@ -96,7 +97,8 @@ class _Watch:
         _tell(f"{_WORDS[number]}: cleaning up, {LATEST_S:g} s at most; Ctrl-C again ends at once")
         self._caught_up.set()
         self._insist(number, time.monotonic() + LATEST_S)
-        _tell(f"clean-up takes longer than {LATEST_S:g} s: ended without it")
+        _tell(f"clean-up takes longer than {LATEST_S:g} s: ended without it, while the threads were here:")
+        faulthandler.dump_traceback(file=2)
         os._exit(128 + number)
 
     def _insist(self, number: signal.Signals, deadline: float) -> None:
