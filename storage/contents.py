@@ -46,7 +46,7 @@ _KEYS = {
 }
 """What no two rows of a version have in common."""
 _NEW_IN = {2: {"sequence_starts"}, 3: {"unplayed_turns"}}
-"""By schema version, columns that older files lack."""
+"""Columns that files of an older schema lack, by the version that brought them."""
 _PER_TOKEN = ("token_ids", "action_mask", "logprobs", "versions")
 _NAMED = 3  # rows that a message spells out
 

@@ -1,4 +1,4 @@
-"""Whether all turns of an episode fit into the model's context."""
+"""Warns of configurations in which the turns of an episode may not fit into the model's context."""
 
 import inspect
 

@@ -33,7 +33,7 @@ class Proven:
 
 
 class Proof:
-    """Of one swap: made before it, demanded after it.
+    """Proves one swap: `prepare` comes before it, `demand` after it.
 
     Args:
         client: of the server.
@@ -47,17 +47,14 @@ class Proof:
         self._before = before if before and _can_differ(before.policy, policy) else None
         self._old: dict[str, str] | None = None
 
-    @property
-    def _by_checksums(self) -> bool:
+    def _by_checksums(self, before: Proven) -> bool:
         """Whether the two versions are too alike for the canary."""
-        if self._before is None:
-            return False
-        step = _distance(self._before.policy.canary.logprobs, self._policy.canary.logprobs)
-        return step < _CLEAR * self._before.error
+        step = _distance(before.policy.canary.logprobs, self._policy.canary.logprobs)
+        return step < _CLEAR * before.error
 
     async def prepare(self) -> None:
         """Note what the server holds, where the canary will not show that it was replaced."""
-        if self._before and self._by_checksums:
+        if self._before and self._by_checksums(self._before):
             self._old = self._before.checksums or await self._client.weight_checksums()
 
     async def demand(self) -> Proven:
