@@ -2,13 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from prefect import get_run_logger, task
+from prefect import State, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 from prefect.futures import PrefectFuture
+from prefect.states import Cancelled
 
 from storage import layout, manifests
 from tasks.curriculum import weights
 from tasks.import_problems import read_problems
+from tasks.inference.api import EngineClosedError
 from tasks.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -56,6 +58,17 @@ def rollout(
     return version
 
 
+@task(name="rollout", task_run_name="rollout-{iteration}", cache_policy=NO_CACHE)
+def _rollout_ahead(
+    workspace: Workspace, engine: "Engine", verifier: "Verifier", iteration: int, policy: str, problem_set: str
+) -> "str | State[str]":
+    """A rollout beside scoring and training. Where the flow ends meanwhile it is cancelled, which is no error."""
+    try:
+        return rollout.fn(workspace, engine, verifier, iteration, policy, problem_set)
+    except EngineClosedError as closed:
+        return Cancelled(message=str(closed))
+
+
 def _draw(workspace: Workspace, problem_set: str, iteration: int) -> "tuple[list[Problem], list[Problem]]":
     """The iteration's problems, and those that may take the place of rejected ones.
 
@@ -97,17 +110,18 @@ class Rollouts:
 
     def __init__(self, workspace: Workspace, engine: "Engine", verifier: "Verifier", problem_set: str) -> None:
         self._workspace, self._engine, self._verifier, self._problem_set = workspace, engine, verifier, problem_set
-        self._ahead: PrefectFuture[str] | None = None
+        self._ahead: PrefectFuture[str | State[str]] | None = None
 
     def take(self, iteration: int, policy: str) -> str:
         """The version of iteration's trajectories; `policy` is the newest checkpoint."""
         run = self._workspace.config.run
         playing = lagging_policy(self._workspace, iteration) or policy
         trajectories = rollout(*self._arguments(iteration, playing)) if self._ahead is None else self._ahead.result()
+        assert isinstance(trajectories, str)  # cancelled it is only where nobody takes it any more
         self._ahead = None
         following = layout.trajectories(self._workspace.name, iteration + 1)
         if run.overlap and iteration + 1 < run.iterations and not manifests.committed(self._workspace.store, following):
-            self._ahead = rollout.submit(*self._arguments(iteration + 1, policy))
+            self._ahead = _rollout_ahead.submit(*self._arguments(iteration + 1, policy))
         return trajectories
 
     def finish(self) -> None:

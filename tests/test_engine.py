@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 from unittest.mock import patch
 
 import aiohttp
@@ -142,6 +143,38 @@ def test_an_aborted_request_is_sent_again(engine: Engine, policies: list[Checkpo
         assert {completion.finish_reason for completion in completions} <= {"stop", "length"}
         delay_s *= 2
     assert times > 1
+    engine.serve(policies[0])
+
+
+@pytest.mark.parametrize("path", ["/pause?mode=keep", "/collective_rpc", "/update_weight_version"])
+def test_an_interrupted_swap_leaves_no_server_paused(engine: Engine, policies: list[Checkpoint], path: str) -> None:
+    """Whoever plays on servers that are not ours would wait for ever; nor is what they sample taken for a policy's."""
+    engine.serve(policies[1])
+    post = Client._post
+
+    async def interrupted(client: Client, asked: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        answer = await post(client, asked, body)
+        if asked == path:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        return answer
+
+    server = engine.servers[0]
+    settings = Inference(urls=[server.url], max_model_len=128)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("VLLM_API_KEY", server.api_key)
+        other = Engine(settings, engine.rollout, Path())
+        monkeypatch.setattr(Client, "_post", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            other.serve(policies[2])
+    engine.forget()
+
+    async def ask() -> list[Completion]:
+        async with asyncio.timeout(120), Client(server.url, server.api_key, 600, 128) as client:
+            return await client.generate(PROMPT, GenerationConfig(max_new_tokens=2), seed=7)
+
+    (completion,) = asyncio.run(ask())
+    assert set(completion.versions) == {-1}
     engine.serve(policies[0])
 
 

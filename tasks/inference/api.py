@@ -10,6 +10,10 @@ class InferenceError(RuntimeError):
     """The engine cannot serve what was asked; the message says what to do."""
 
 
+class EngineClosedError(InferenceError):
+    """The flow that the engine belongs to ends: nothing is wrong with the engine."""
+
+
 class AbortedError(RuntimeError):
     """The engine gave a request up before its end, as it does when it shuts down: worth another try."""
 

@@ -1,5 +1,6 @@
 """The HTTP side of one vLLM server: generation, weight swaps, and proofs of what it serves."""
 
+import asyncio
 import contextlib
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +12,9 @@ from tasks.inference.api import AbortedError, Completion, ContextLengthError, Ge
 
 NO_VERSION = -1
 """Weight version of a server whose swap failed; whoever gets tokens of it refuses them."""
+
+_GIVING_UP_S = 5.0
+"""A server that does not answer for so long cannot be helped; the flow may have to end soon."""
 
 
 class Client:
@@ -96,14 +100,7 @@ class Client:
         Requests in flight are kept: they go on with the new weights, their tokens so far read again by these.
         """
         await self._post("/pause?mode=keep")
-        try:
-            await self._reload(model, version)
-        except BaseException:
-            # The weights may be half of each: nobody shall wait for ever, nor take what they sample for a policy's.
-            with contextlib.suppress(aiohttp.ClientError, InferenceError):
-                await self.set_weight_version(NO_VERSION)
-                await self._post("/resume")
-            raise
+        await self._reload(model, version)
         await self._post("/resume")
 
     async def _reload(self, model: Path, version: int) -> None:
@@ -111,6 +108,16 @@ class Client:
         if not (await self._post("/reset_prefix_cache?reset_running_requests=true"))["success"]:
             raise InferenceError(f"{self.url} keeps key-value caches of older weights: restart the server")
         await self.set_weight_version(version)
+
+    async def give_up(self) -> None:
+        """After a swap that failed, at whatever step: the weights may be half of each.
+
+        Nobody shall wait for ever, nor take what they sample for a policy's.
+        """
+        with contextlib.suppress(aiohttp.ClientError, InferenceError, TimeoutError):
+            async with asyncio.timeout(_GIVING_UP_S):
+                await self.set_weight_version(NO_VERSION)
+                await self._post("/resume")
 
     async def set_weight_version(self, version: int) -> None:
         await self._post("/update_weight_version", {"new_version": str(version)})

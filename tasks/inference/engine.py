@@ -16,7 +16,7 @@ from tenacity import AsyncRetrying, before_sleep_log, retry_if_exception_type, s
 from configs.schema import Inference, Rollout
 from storage import layout
 from storage.checkpoints import Checkpoint
-from tasks.inference.api import AbortedError, Completion, GenerationConfig, InferenceError
+from tasks.inference.api import AbortedError, Completion, EngineClosedError, GenerationConfig, InferenceError
 from tasks.inference.client import Client
 from tasks.inference.devices import deal, devices_of_a_server, visible_devices
 from tasks.inference.proof import Proof, Proven
@@ -100,10 +100,12 @@ class Engine:
         self._history.append(policy.number)
         try:
             self._bring_in(policy)
-        except BaseException:
+        except BaseException as error:
             self._policy = None  # not proven: nobody may take it for served
+            self.closed = self.closed or not isinstance(error, Exception)  # interrupted: the flow ends
             for server in self.servers:  # its weights may be half of each; the next call starts it anew
                 server.stop()
+            asyncio.run(self._give_up())
             raise
         self._settled = len(self._history) - 1
 
@@ -134,14 +136,15 @@ class Engine:
         """Start a dead server of our own anew with the current policy.
 
         Raises:
-            InferenceError: the engine was closed meanwhile.
+            EngineClosedError: the engine was closed meanwhile.
+            InferenceError: it serves no policy.
         """
         await asyncio.to_thread(self._repair, self._replicas[index])
 
     def _repair(self, replica: _Replica) -> None:
         with self._serving:
             if self.closed:
-                raise InferenceError("the engine was closed while a rollout was playing")
+                raise EngineClosedError("the engine was closed while a rollout was playing")
             if self._policy is None:
                 raise InferenceError(f"{replica.url} serves no policy any more: new weights could not be swapped in")
             if replica.server is None or replica.server.alive:
@@ -171,7 +174,7 @@ class Engine:
             server.start(policy.model)
             if self.closed:  # by another thread, which did not see this server
                 server.stop()
-                raise InferenceError("the engine was closed while a server was starting")
+                raise EngineClosedError("the engine was closed while a server was starting")
         for server in servers:
             server.wait_until_healthy()
 
@@ -180,6 +183,14 @@ class Engine:
 
     async def _establish_all(self, policy: Checkpoint) -> None:
         await asyncio.gather(*(self._establish(replica, policy) for replica in self._replicas))
+
+    async def _give_up(self) -> None:
+        """Servers that are not ours cannot be stopped: nobody waits for them, or takes their weights for a policy's."""
+        for replica in self._replicas:
+            if not replica.server:
+                replica.proven = None
+                async with self._client(replica) as client:
+                    await client.give_up()
 
     async def _establish(self, replica: _Replica, policy: Checkpoint) -> None:
         """Swap the weights in and prove them."""

@@ -20,7 +20,7 @@ from tasks.agents.chat import Chat
 from tasks.agents.interface import Agent, AgentContext
 from tasks.environments import ENVIRONMENTS
 from tasks.environments.interface import Environment, EnvironmentContext
-from tasks.inference.api import InferenceError
+from tasks.inference.api import EngineClosedError
 from tasks.inference.engine import Engine
 from tasks.rewards.verifier import Verifier
 from tasks.rollouts.collector import Collector
@@ -57,7 +57,7 @@ def play(
 
         def sink(trajectories: list[Trajectory]) -> None:
             if engine.closed:  # the flow ends: what failed for want of a judge or an engine is no data
-                raise InferenceError("the engine was closed while a rollout was playing")
+                raise EngineClosedError("the engine was closed while a rollout was playing")
             group = select(trajectories, settings) if plan.selecting else trajectories
             problem = group[0].problem_id
             rejected[problem] = is_rejected(trajectories, group)
