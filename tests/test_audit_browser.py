@@ -203,7 +203,7 @@ def test_tables_of_the_report_sort(browser: Browser, report: str) -> None:
 
 
 def test_every_count_leads_to_its_cases(browser: Browser, report: str) -> None:
-    """A link to a check that passed opens what is folded away."""
+    """A link to a check that passed opens what is folded away, also in browsers that do not open it by themselves."""
     watch = Watch(browser, SIZES[0])
     watch.page.goto(report)
     for target in watch.page.locator("a[href^='#']").evaluate_all("links => links.map(link => link.hash)"):
@@ -211,6 +211,9 @@ def test_every_count_leads_to_its_cases(browser: Browser, report: str) -> None:
             "hash => document.getElementById(decodeURIComponent(hash.slice(1))) !== null", target
         )
     watch.page.locator("table a[href='#check-duplicate_ids']").first.click()
+    expect(watch.page.locator("#check-duplicate_ids")).to_be_visible()
+    folded = watch.page.locator("details", has=watch.page.locator("#check-duplicate_ids"))
+    folded.evaluate("details => { details.open = false; dispatchEvent(new Event('hashchange')) }")
     expect(watch.page.locator("#check-duplicate_ids")).to_be_visible()
 
 
