@@ -54,4 +54,4 @@ def coin_flips() -> Iterator[None]:
 ARMS = [Arm("verdicts"), Arm("coin flips", around=coin_flips)]
 
 if __name__ == "__main__":
-    Experiment("control", "Verdicts and coin flips", ARMS, iterations=100).main((__doc__ or "").splitlines()[0])
+    Experiment("control", "Verdicts and coin flips", ARMS, 100).main((__doc__ or "").splitlines()[0])

@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, NoReturn
@@ -19,13 +19,6 @@ from storage import interrupts
 if TYPE_CHECKING:
     from tasks.evaluation.history import History
 
-EXPLAINING = {
-    "staleness/mean": "staleness",
-    "proximal/mean_difference": "mean of abs(proximal - behaviour)",
-    "policy/clip_fraction": "clipped",
-    "value/explained_variance": "explained variance",
-}
-"""Metrics of training, averaged over updates and seeds, and their titles."""
 _COLORS = ("tab:blue", "tab:green", "tab:red", "tab:purple")
 
 
@@ -66,6 +59,8 @@ class Experiment:
     title: str
     arms: Sequence[Arm]
     iterations: int  # updates of each run
+    explaining: Mapping[str, str] = field(default_factory=dict)
+    """Metrics of training that may explain it, averaged over updates and seeds, and their titles."""
 
     def main(self, description: str) -> NoReturn:
         """Command line."""
@@ -130,7 +125,9 @@ class Experiment:
         """A Markdown table: held-out first-turn accuracy after the last update, and what may explain it."""
         seeds, first = sorted({result.seed for result in results}), self.arms[0].name
         updates = len(results[0].history.iterations)
-        explaining = {name: title for name, title in EXPLAINING.items() if any(_metric([r], name) for r in results)}
+        explaining = {
+            name: title for name, title in self.explaining.items() if any(_metric([r], name) for r in results)
+        }
         titles = ["arm", *(f"seed {seed}" for seed in seeds), "mean", f"difference to {first}", *explaining.values()]
         lines = [
             f"Held-out accuracy, first turn, greedy, after {updates} updates; differences paired by problem and seed.",

@@ -20,6 +20,12 @@ ARMS = [
     Arm(f"staleness {STALENESS}, plain PPO", [*_STALE, "ppo.use_decoupled_loss=false"]),
     Arm("synchronous, critic + GAE", _CRITIC),
 ]
+EXPLAINING = {
+    "staleness/mean": "staleness",
+    "proximal/mean_difference": "mean of abs(proximal - behaviour)",
+    "policy/clip_fraction": "clipped",
+    "value/explained_variance": "explained variance",
+}
 
 if __name__ == "__main__":
-    Experiment("staleness", "Staleness and baselines", ARMS, iterations=60).main((__doc__ or "").splitlines()[0])
+    Experiment("staleness", "Staleness and baselines", ARMS, 60, EXPLAINING).main((__doc__ or "").splitlines()[0])
