@@ -4,21 +4,24 @@ Python raises KeyboardInterrupt wherever the main thread happens to be. In a des
 a C library's callback it is dropped, and the program goes on. So a thread hears of every signal, too
 (`signal.set_wakeup_fd`), and sends it again until the main thread is on its way out. The thread can see that: while the
 main thread cleans up in `except`, `finally` or `__exit__`, it handles an exception that is no `Exception`. So no
-interrupt is lost, and no clean-up is disturbed.
+interrupt is lost, and no clean-up is disturbed. What libraries log of it has no traceback.
 
 SIGINT keeps Python's own handler, because `asyncio.run` cancels its main task only where it finds that one.
 """
 
 import faulthandler
+import logging
 import os
 import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from asyncio import CancelledError
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 LATEST_S = 12.0
 """How long clean-up may take. Whatever it leaves undone then is safe: a command may also be killed anywhere."""
@@ -65,6 +68,25 @@ def end_at_once() -> None:
             signal.signal(number, lambda number, _: os._exit(128 + number))
 
 
+@contextmanager
+def held() -> Iterator[None]:
+    """What interrupts the main thread within the block comes at its end, so that the block is done whole."""
+    if threading.current_thread() is not threading.main_thread():  # no handler runs in others
+        yield
+        return
+    handlers = {number: handler for number in _WORDS if callable(handler := signal.getsignal(number))}
+    heard: list[tuple[signal.Signals, FrameType | None]] = []
+    for number in handlers:
+        signal.signal(number, lambda number, frame: heard.append((signal.Signals(number), frame)))
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        for number, frame in heard[:1]:  # sent again it would count as the second Ctrl-C
+            handlers[number](number, frame)
+
+
 class _Watch:
     """The thread that hears of signals."""
 
@@ -77,6 +99,8 @@ class _Watch:
         os.set_blocking(self._told, False)
         signal.set_wakeup_fd(self._told, warn_on_full_buffer=False)
         self._report, sys.unraisablehook = sys.unraisablehook, self._unraisable
+        self._make_record = logging.getLogRecordFactory()
+        logging.setLogRecordFactory(self._record)
         threading.Thread(target=self._watch, name="interrupts", daemon=True).start()
         for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, _terminate)):
             if signal.getsignal(number) is not signal.SIG_IGN:
@@ -123,6 +147,17 @@ class _Watch:
         if issubclass(dropped.exc_type, Exception):
             self._report(dropped)
 
+    def _record(self, *arguments: Any, **keywords: Any) -> logging.LogRecord:
+        """A log record. An error that comes of an interrupt is told in a line, without its traceback.
+
+        It may be logged a moment before the interrupt is heard of; what asyncio cancels by itself is none.
+        """
+        record = self._make_record(*arguments, **keywords)
+        error = record.exc_info[1] if record.exc_info else None
+        if error and (self.heard or not isinstance(_origin(error), CancelledError | GeneratorExit | None)):
+            record.msg, record.args, record.exc_info = f"{record.getMessage()}: {error!r}", (), None
+        return record
+
 
 def _terminate(number: int, _: FrameType | None) -> NoReturn:
     sys.exit(128 + number)
@@ -131,10 +166,14 @@ def _terminate(number: int, _: FrameType | None) -> NoReturn:
 def _is_leaving(thread: int) -> bool:
     """Whether a thread handles an exception that is no `Exception`, or one that came up while it did."""
     found = sys._current_exceptions().get(thread)
-    error = found[1] if isinstance(found, tuple) else found  # a tuple before Python 3.12
+    return _origin(found[1] if isinstance(found, tuple) else found) is not None  # a tuple before Python 3.12
+
+
+def _origin(error: BaseException | None) -> BaseException | None:
+    """The exception that is no `Exception` and during which `error` came up, if there is one; maybe itself."""
     while isinstance(error, Exception):
         error = error.__context__
-    return error is not None
+    return error
 
 
 def _tell(line: str) -> None:

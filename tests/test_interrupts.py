@@ -115,6 +115,27 @@ def test_an_error_that_an_interrupt_caused_is_an_interrupt() -> None:
     assert err.splitlines()[1:] == ["error while ending: ValueError('x')", "advice"]
 
 
+@pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_block_that_must_be_done_whole_is(number: str, status: int) -> None:
+    """Half a worker process would complain of what its parent did not send."""
+    job = command(
+        f"with interrupts.held():\n    signal.raise_signal(signal.{number}); print('whole')\n"
+        "print('not reached')\nwhile True: time.sleep(0.01)"
+    )
+    out, err = job.communicate(timeout=60)
+    assert (job.returncode, out) == (status, "whole\n")
+    assert err.splitlines()[1:] == ["advice"]
+
+
+def test_what_is_logged_while_ending_has_no_traceback() -> None:
+    """Libraries log what an interrupt has broken in them as if it were their fault."""
+    log = "logging.getLogger('library').exception('broken by %s', 'x')"
+    job = command(f"import logging\ntry: interrupt()\nfinally:\n    try: 1 / 0\n    except ArithmeticError: {log}")
+    _, err = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert err.splitlines()[1:] == ["broken by x: ZeroDivisionError('division by zero')", "advice"]
+
+
 def test_what_is_ignored_stays_ignored() -> None:
     """A shell script starts its background jobs so."""
     settings = "signal.signal(signal.SIGINT, signal.SIG_IGN); interrupts.end_at_once()"

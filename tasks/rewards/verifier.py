@@ -32,6 +32,7 @@ from typing import Any, Self
 
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
+from storage import interrupts
 from storage.records import VerdictName
 from tasks.rewards import worker
 
@@ -105,8 +106,8 @@ class Verifier:
         limits = [self._timeout_s, self._memory_mb]
         pool = ProcessPool(self._workers, initializer=worker.prepare, initargs=limits, context=context)
         try:
-            with _interrupts_blocked():  # workers inherit that: Ctrl-C is this process's
-                assert pool.active  # that starts the workers, and threads that replace them
+            with interrupts.held(), _interrupts_blocked():  # no worker is half started; and Ctrl-C is not for workers
+                assert pool.active  # that starts them, and threads that replace them
         except BaseException:  # an interrupt
             _end(pool)
             raise
@@ -223,7 +224,7 @@ def _is_proof(failure: BaseException) -> bool:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """What comes meanwhile comes at the end of the block."""
+    """Processes and threads that start within the block inherit that SIGINT does not reach them."""
     resource_tracker.ensure_running()  # its start would unblock them
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
