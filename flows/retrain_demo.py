@@ -1,6 +1,6 @@
 """`make retrain-demo`: three nights in minutes on the tiny policy: promoted, promoted, rejected; then a roll-back.
 
-Night 1 brings a few additions, night 2 more of them and subtractions, night 3 more of both with wrong gold answers.
+Night 1 brings a few problems, night 2 more of them, night 3 still more with wrong gold answers.
 Everything is the real thing: the flow `retrain` with its log, gate and alias, in ./var. Killed and started again it
 goes on.
 """
@@ -10,6 +10,7 @@ import json
 import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from configs import load
@@ -21,12 +22,15 @@ NAME = "retrain-demo"
 FOLDER = Path("var") / NAME
 Problems = list[tuple[str, int]]
 """Prompts and answers."""
-_FEW, _POISONED = 120, 100
-"""Additions of night 1; problems of each kind that come in night 3."""
+_FEW, _POISONED = 200, 200
+"""Problems that come in night 1, and in night 3."""
+_ITERATIONS = (30, 110, 30)
+"""Of each night: as many as make the gains of the first two larger than the chance of the draw."""
 SETTINGS = [
     f"run.name={NAME}",
     f"retrain.champion={NAME}/champion",
     f"problems.train.path={FOLDER}/*.jsonl",
+    "policy.warm_start.target_accuracy=0.25",  # leaves the nights much to learn
 ]
 
 
@@ -41,11 +45,10 @@ def main() -> None:
     from tasks.retraining.commands import explain, nights, roll_back
 
     FOLDER.mkdir(parents=True, exist_ok=True)
-    few, more, poisoned = _problems()
+    titles = ("1: a few problems", "2: more problems", "3: wrong gold answers")
     with temporary_server():
-        _night("1: a few additions", few, lambda: retrain("retrain", [*overrides, "run.iterations=10"]))
-        _night("2: more, and subtractions", more, lambda: retrain("retrain", [*overrides, "run.iterations=90"]))
-        _night("3: wrong gold answers", poisoned, lambda: retrain("retrain", overrides))
+        for title, problems, iterations in zip(titles, _problems(), _ITERATIONS, strict=True):
+            _night(title, problems, partial(retrain, "retrain", [f"run.iterations={iterations}", *overrides]))
     config = load("retrain", overrides)
     _say("why the last night was decided so: python -m flows.retrain retrain … --explain")
     print(explain(config))
@@ -58,18 +61,12 @@ def main() -> None:
 
 def _problems() -> tuple[Problems, Problems, Problems]:
     """What comes in each night, of the training split."""
-    additions, subtractions = _generated("+"), _generated("-")
-    held_back = additions[-_POISONED:] + subtractions[-_POISONED:]
-    poisoned = [(prompt, answer + 1) for prompt, answer in held_back]
-    return additions[:_FEW], additions[_FEW:-_POISONED] + subtractions[:-_POISONED], poisoned
-
-
-def _generated(operator: str) -> Problems:
     from configs.schema import ArithmeticSource
     from tasks.problems.arithmetic import generate
 
-    source = ArithmeticSource.model_validate({"kind": "arithmetic", "operators": [operator]})
-    return [(problem.prompt, int(problem.solutions[0])) for problem in generate(source)]
+    every = [(each.prompt, int(each.solutions[0])) for each in generate(ArithmeticSource(kind="arithmetic"))]
+    poisoned = [(prompt, answer + 1) for prompt, answer in every[-_POISONED:]]
+    return every[:_FEW], every[_FEW:-_POISONED], poisoned
 
 
 def _night(title: str, problems: Problems, retrain: Callable[[], str]) -> None:
