@@ -24,7 +24,7 @@ from tests.soak import scaled
 
 ROOT = Path(__file__).parent.parent
 SLACK_S = 3.0
-"""For Python to end, on a busy machine."""
+"""Time that Python itself needs to end, on a busy machine."""
 
 LOSSES = {
     "destructor": "class D:\n    def __del__(self): interrupt()\nD()",
@@ -133,7 +133,11 @@ def test_what_is_logged_while_ending_has_no_traceback() -> None:
     job = command(f"import logging\ntry: interrupt()\nfinally:\n    try: 1 / 0\n    except ArithmeticError: {log}")
     _, err = job.communicate(timeout=60)
     assert job.returncode == 130
-    assert err.splitlines()[1:] == ["broken by x: ZeroDivisionError('division by zero')", "advice"]
+    told, logged = f"interrupted: cleaning up, {LATEST_S:g} s", "broken by x: ZeroDivisionError('division by zero')"
+    first, second, last = err.splitlines()
+    assert last == "advice"
+    assert logged in (first, second)  # a moment before the interrupt is told of, or after that
+    assert told in first + second
 
 
 def test_what_is_ignored_stays_ignored() -> None:
