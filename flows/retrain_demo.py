@@ -25,7 +25,7 @@ Problems = list[tuple[str, int]]
 _FEW, _POISONED = 200, 200
 """Problems that come in night 1, and in night 3."""
 _ITERATIONS = (30, 110, 30)
-"""Of each night: as many as make the gains of the first two larger than the chance of the draw."""
+"""Length of each night: long enough that the gains of the first two show on 200 held-out problems."""
 SETTINGS = [
     f"run.name={NAME}",
     f"retrain.champion={NAME}/champion",

@@ -70,7 +70,7 @@ def end_at_once() -> None:
 
 @contextmanager
 def held() -> Iterator[None]:
-    """What interrupts the main thread within the block comes at its end, so that the block is done whole."""
+    """Delay Ctrl-C and SIGTERM until the block has been done whole."""
     if threading.current_thread() is not threading.main_thread():  # no handler runs in others
         yield
         return

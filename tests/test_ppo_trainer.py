@@ -109,7 +109,7 @@ def test_canary_tells_weights_apart(tmp_path: Path, tied: bool) -> None:
 
 
 def test_canary_is_the_models_own_opinion(tmp_path: Path) -> None:
-    """As many ids as the model reads, and the logprobs of all but the first at temperature 1, not at the training's."""
+    """It has as many ids as the model reads, and logprobs of all but the first at temperature 1, not the training's."""
     canary = make_trainer(save_tiny(tmp_path), temperature=0.5).canary()
     ids = torch.tensor(canary.token_ids)
     logprobs = tiny_model()(ids[None]).logits[0, :-1].log_softmax(-1)
