@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, settings
 # Before anything imports Prefect: a home of the tests' own, and no phoning home.
 os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="prefect-test-")
 os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
-os.environ["PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS"] = "900"  # 20 s are too few on a busy machine
+os.environ["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] = "false"  # tests that are killed leave such a server behind
 os.environ["OMP_WAIT_POLICY"] = "passive"
 os.environ["PREFECT_LOGGING_LEVEL"] = "WARNING"  # its handler outlives the stream that pytest captures
 os.environ["PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW"] = "ignore"  # most tests call what is below the flows
@@ -103,7 +103,7 @@ def verifier() -> Iterator[Verifier]:
 
 @pytest.fixture(scope="session")
 def prefect_api() -> Iterator[str]:
-    """One Prefect server for flows in processes of their own, which need it as PREFECT_API_URL."""
+    """The session's Prefect server for flows; those in processes of their own need it as PREFECT_API_URL."""
     from prefect.settings import PREFECT_API_URL
 
     from flows.temporary_server import temporary_server
@@ -156,7 +156,7 @@ def bucket(s3_server: s3.Rgw | s3.Elsewhere, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def overrides(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+def overrides(engine: Engine, prefect_api: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """A store of the test's own, and the session's server by its URL, as production has it."""
     server = engine.servers[0]
     monkeypatch.setenv("VLLM_API_KEY", server.api_key)
@@ -165,4 +165,12 @@ def overrides(engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         f"storage.root={tmp_path}/var",
         f"storage.cache={tmp_path}/cache",
         f"inference.urls=[{server.url}]",
+        "score.workers=1",  # each is a process that imports sympy
     ]
+
+
+@pytest.fixture
+def environment(prefect_api: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """For flows in processes of their own. The fork server reads Prefect's address when it starts."""
+    monkeypatch.setenv("PREFECT_API_URL", prefect_api)
+    return {"VLLM_API_KEY": engine.servers[0].api_key}

@@ -16,6 +16,7 @@ from tasks import audit_trajectories as shell
 from tasks.audit.selection import TargetError
 from tests.chain_helpers import key
 
+pytestmark = pytest.mark.usefixtures("prefect_api")
 Emitted = list[dict[str, Any]]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import duckdb
 import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from configs.schema import HELD_OUT
 from flows.evaluate import evaluate
@@ -122,15 +123,18 @@ def test_a_budget_ends_a_run_early(overrides: list[str], tmp_path: Path) -> None
 
 
 def test_anybody_may_evaluate_a_policy_of_a_run_in_progress(
-    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    overrides: list[str], prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While the main job plays its evaluation another flow makes the same one, faster: neither fails, one stands."""
     original, others = play.play, list[threading.Thread]()
 
+    def evaluate_beside(policy: str) -> None:
+        with temporary_settings({PREFECT_API_URL: prefect_api}):  # a new thread has none of the main one's
+            evaluate("smoke", [*overrides, "run.iterations=1"], policy)
+
     def overtaken(plan: Any, problems: Any, engine: Any, verifier: Any, draft: Draft, *rest: Any) -> Any:
         if draft.kind == "evaluation" and not others:
-            settings = [*overrides, "run.iterations=1"]
-            others.append(threading.Thread(target=evaluate, args=("smoke", settings, str(plan.policy.version))))
+            others.append(threading.Thread(target=evaluate_beside, args=[str(plan.policy.version)]))
             others[0].start()
             others[0].join()
         return original(plan, problems, engine, verifier, draft, *rest)

@@ -240,6 +240,7 @@ def test_the_command_says_how_to_use_what_it_made(family: Place, call: Call, tmp
     assert "no such file" in call("exclude", "--ids", "none", "--reason", WHY, status=1).lower()
 
 
+@pytest.mark.usefixtures("prefect_api")
 def test_a_run_goes_on_without_what_was_excluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Played, then excluded, then trained: a problem and an episode enter no update; the problem is not drawn again."""
     for flow in ("math_mt_ppo", "rollout"):
