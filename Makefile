@@ -80,8 +80,8 @@ read: setup ## Read trajectories in the browser (ARGS="demo")
 test: setup ## Run the tests (ARGS="-k name" selects)
 	@$(BIN)/python -m pytest $(or $(ARGS),$(SIDE_BY_SIDE))
 
-soak: setup ## Hundreds of kills and interrupts instead of the tests' samples: about an hour
-	@SOAK=1 $(BIN)/python -m pytest -s tests/test_killed.py tests/test_interrupts.py $(ARGS)
+soak: setup ## Hundreds of kills and interrupts instead of samples, the schedule on SQLite: over an hour
+	@SOAK=1 $(BIN)/python -m pytest -s tests/test_killed.py tests/test_interrupts.py tests/test_retrain_schedule.py $(ARGS)
 
 check: setup ## Lint, format check and types, over everything
 	@$(BIN)/ruff check .

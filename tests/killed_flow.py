@@ -1,4 +1,4 @@
-"""The main flow in a process of its own that kills itself (SIGKILL) at a chosen point, or that a test tells to end.
+"""The main flow in a process of its own that kills or interrupts itself at a chosen point, or that a test tells to end.
 
 Processes come from a fork server that has imported Prefect and torch already, so that fifty of them are affordable.
 """
@@ -22,7 +22,7 @@ MARK = "KILLED_FLOW_TEST"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where to die: before or after the `nth` call of a function.
+    """Where to send itself a signal: before or after the `nth` call of a function.
 
     Example: Point("train", "tasks.ppo.step:Stepper.take", 2, "before")
     """
@@ -31,6 +31,7 @@ class Point:
     function: str  # module:name or module:Class.name
     nth: int = 1
     when: Literal["before", "after"] = "before"
+    number: signal.Signals = signal.SIGKILL
 
     def __str__(self) -> str:
         return f"{self.when} {self.function.rpartition(':')[2]} {self.nth}"
@@ -39,7 +40,7 @@ class Point:
 def start(overrides: list[str], point: Point | None, log: Path, environment: dict[str, str]) -> ForkServerProcess:
     """Run the flow `smoke` as its command line does, in a session of its own.
 
-    Its exit code is -9 where it died at `point`, 0 where it came to its end, 130 where it was interrupted.
+    Its exit code is -9 where it was killed, 130 where it was interrupted, 0 where it came to its end.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["flows.math_mt_ppo", "torch", "transformers", "tasks.ppo.trainer", "tasks.rewards"])
@@ -59,7 +60,7 @@ def _run(overrides: list[str], point: Point | None, log: Path, environment: dict
 
     _refuse_work_that_is_done()
     if point:
-        _kill_at(point)
+        _send_at(point)
 
     def act() -> None:
         math_mt_ppo("smoke", overrides)
@@ -101,17 +102,17 @@ def _refuse_work_that_is_done() -> None:
     _wrap("tasks.ppo.trainer:Trainer.update", update)
 
 
-def _kill_at(point: Point) -> None:
+def _send_at(point: Point) -> None:
     calls = 0
 
     def count(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls == point.nth and point.when == "before":
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), point.number)
         result = call(*arguments, **keywords)
-        if calls == point.nth:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if calls == point.nth and point.when == "after":
+            os.kill(os.getpid(), point.number)
         return result
 
     _wrap(point.function, count)

@@ -1,9 +1,11 @@
 """How much is tried: a sample in `make test`, all of it in `make soak`."""
 
 import os
+from typing import TypeVar
 
+T = TypeVar("T")
 SOAK = os.environ.get("SOAK") == "1"
 
 
-def scaled(sample: int, all_of_it: int) -> int:
+def scaled(sample: T, all_of_it: T) -> T:
     return all_of_it if SOAK else sample

@@ -3,18 +3,15 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import fsspec
-import psutil
 import pytest
 
 from configs import ConfigError
@@ -356,52 +353,6 @@ def test_a_policy_without_a_chat_template_is_told_before_servers_start(
     tokenizer.save_pretrained(folder)
     with pytest.raises(ValueError, match="has no chat template: use an instruction-tuned model"):
         run_flow("smoke", [*overrides, f"policy={{path: {folder}}}"])
-
-
-def start_job(overrides: list[str], log: Path) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "flows.math_mt_ppo", "smoke", *overrides]
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background it is ignored
-    return subprocess.Popen(command, cwd=ROOT, stdout=log.open("ab"), stderr=subprocess.STDOUT, start_new_session=True)
-
-
-def wait_for(pattern: str, folder: Path, job: "subprocess.Popen[bytes]", timeout_s: float = 120) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not list(folder.glob(pattern)):
-        assert job.poll() is None, "the job ended too early"
-        assert time.monotonic() < deadline, pattern
-        time.sleep(0.01)
-
-
-@pytest.mark.parametrize(
-    ("after", "settings"),
-    [
-        ("evaluations/000000/held-out/*/scores/*", ["run.iterations=1"]),
-        ("scores/000000/*", ["run.iterations=2", *OVERLAP]),
-    ],
-    ids=["rollout", "train-and-rollout"],
-)
-def test_ctrl_c_in_each_stage_resumes(overrides: list[str], tmp_path: Path, after: str, settings: list[str]) -> None:
-    """Interrupted right after the version before a stage: no process is left, and the next run goes on from there.
-
-    Also while the next iteration is played ahead: what that loses is committed by nobody. That scoring may break off
-    anywhere is shown in tests/test_killed.py.
-    """
-    log, run = tmp_path / "log", tmp_path / "var/runs/smoke"
-    larger = [*overrides, "rollout.problems_per_iteration=60", "rollout.group_size=8", "ppo.epochs=10", *settings]
-    job = start_job(larger, log)
-    wait_for(f"{after}/manifest.json", run, job)
-    family = psutil.Process(job.pid).children(recursive=True)
-    job.send_signal(signal.SIGINT)
-    assert job.wait(timeout=60) == 130, log.read_text()
-    _, left = psutil.wait_procs(family, timeout=20)
-    assert left == []
-    before = manifest_nonces(tmp_path)
-    assert not (run / "checkpoints/000001/manifest.json").exists()
-    for path in run.glob("trajectories/*/manifest.json"):
-        assert "failed" not in json.loads(path.read_text())["metrics"]["status"]
-    assert start_job(larger, log).wait(timeout=200) == 0, log.read_text()
-    assert before.items() <= manifest_nonces(tmp_path).items()
-    assert (run / "report/summary.json").exists()
 
 
 @pytest.fixture

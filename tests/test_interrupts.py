@@ -1,3 +1,4 @@
+import json
 import os
 import random
 import signal
@@ -6,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import indent
 
@@ -18,8 +19,7 @@ from storage.interrupts import LATEST_S
 from storage.logs import Log
 from storage.store import Store
 from storage.verify import verify
-from tasks.inference.engine import Engine
-from tests.killed_flow import MARK, start
+from tests.killed_flow import MARK, Point, start
 from tests.soak import scaled
 
 ROOT = Path(__file__).parent.parent
@@ -232,21 +232,20 @@ def test_ctrl_c_at_any_moment_of_a_command(overrides: list[str], tmp_path: Path)
     tell_seconds(seconds)
 
 
+OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=1"]
+
+
 @pytest.mark.timeout(scaled(600, 7200))
 @pytest.mark.parametrize(("number", "overlap"), [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, True)])
 def test_told_to_end_at_any_moment_of_a_run(
     overrides: list[str],
-    prefect_api: str,
-    engine: Engine,
+    environment: dict[str, str],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     number: signal.Signals,
     overlap: bool,
 ) -> None:
     """Each attempt goes on with the run of the one before; in the end it is whole."""
-    monkeypatch.setenv("PREFECT_API_URL", prefect_api)  # read when the fork server starts
-    environment = {"VLLM_API_KEY": engine.servers[0].api_key}
-    settings = [*overrides, *(["run.overlap=true", "rollout.max_head_offpolicyness=1"] if overlap else [])]
+    settings = [*overrides, *(OVERLAP if overlap else [])]
     store, dice, seconds = Store(f"{tmp_path}/var"), random.Random(2), []
     for attempt in range(scaled(2, 35)):
         log = tmp_path / f"log-{attempt}"
@@ -265,6 +264,45 @@ def test_told_to_end_at_any_moment_of_a_run(
     job.join(200)
     assert job.exitcode == 0, log.read_text()
     assert verify(store, [layout.checkpoint("smoke", done)], deep=True).findings == []
+
+
+@pytest.mark.parametrize(
+    ("point", "settings"),
+    [
+        (Point("rollout", "tasks.rollouts.collector:Collector._episode", 3), []),
+        (Point("score", "tasks.rewards.scoring:_score", 2), []),
+        (Point("train", "tasks.ppo.step:Stepper.take"), []),
+        (Point("rollout ahead", "tasks.rollouts.collector:Collector._episode", 20), OVERLAP),
+    ],
+    ids=lambda value: value.stage if isinstance(value, Point) else "",
+)
+def test_an_interrupt_within_a_stage_resumes(
+    overrides: list[str],
+    environment: dict[str, str],
+    tmp_path: Path,
+    point: Point,
+    settings: list[str],
+) -> None:
+    """What the stage has lost is committed by nobody, and the next run goes on from the version before."""
+    log, run = tmp_path / "log", tmp_path / "var/runs/smoke"
+    environment |= {MARK: str(log)}
+    job = start([*overrides, *settings], replace(point, number=signal.SIGINT), log, environment)
+    job.join(200)
+    assert job.exitcode == 130, log.read_text()
+    _no_process_left(str(log))
+    before = nonces(run)
+    assert not (run / "checkpoints/000001/manifest.json").exists()
+    for path in run.glob("trajectories/*/manifest.json"):
+        assert "failed" not in json.loads(path.read_text())["metrics"]["status"]
+    job = start([*overrides, *settings], None, log, environment)
+    job.join(200)
+    assert job.exitcode == 0, log.read_text()
+    assert before.items() <= nonces(run).items()
+    assert (run / "report/summary.json").exists()
+
+
+def nonces(folder: Path) -> dict[str, str]:
+    return {str(path): json.loads(path.read_text())["nonce"] for path in folder.rglob("manifest.json")}
 
 
 def tell_seconds(seconds: list[float]) -> None:

@@ -19,12 +19,13 @@ from storage.logs import Log
 from storage.records import Score
 from storage.store import Store
 from storage.verify import verify
-from tasks.inference.engine import Engine
 from tests.killed_flow import MARK, Point, start
 from tests.soak import scaled
 
-ITERATIONS, ON_S3, OVERLAPPING = scaled(60, 120), 8, 20
+ITERATIONS, ON_S3, OVERLAPPING = scaled(25, 120), scaled(4, 8), scaled(8, 20)
 """Enough for a kill or more in most of them."""
+SHARE = 0.4
+"""Of the kills are tried in the suite, and all of them in the soak."""
 PROBLEMS, SAMPLES = 4, 4
 SETTINGS = [f"rollout.rows_per_shard={SAMPLES}", "evaluation.every=10"]
 
@@ -177,30 +178,23 @@ def train_undisturbed(witness: Witness, folder: Path) -> Path:
 
 def kill_and_finish(witness: Witness, attempts: list[tuple[Point | None, float | None]]) -> None:
     """One attempt after the other, in a random order, and then one that nobody disturbs."""
-    random.Random(1).shuffle(attempts)
-    for point, after_s in attempts:
+    count = scaled(round(SHARE * len(attempts)), len(attempts))
+    for point, after_s in random.Random(1).sample(attempts, count):
         if witness.run(point, after_s) == 0:
             break
     else:
         assert witness.run(None) == 0
     print(table(witness.kills))
-
-
-@pytest.fixture
-def environment(prefect_api: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What the flows need beside their settings. The fork server reads Prefect's address when it starts."""
-    monkeypatch.setenv("PREFECT_API_URL", prefect_api)
-    return {"VLLM_API_KEY": engine.servers[0].api_key}
+    assert witness.kills.total() >= 0.75 * count
 
 
 @pytest.mark.timeout(scaled(3600, 36_000))
 def test_killed_anywhere(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
-    """Fifty kills and more at chosen points and at random moments; then the run comes to the same end."""
+    """Kills at chosen points and at random moments; then the run comes to the same end."""
     witness = Witness(f"{tmp_path}/var", ITERATIONS, overrides, tmp_path / "log", environment)
     dice = random.Random(2)
     moments = [dice.uniform(0.5, LATEST_S) for _ in range(RANDOM_KILLS)]
     kill_and_finish(witness, [*((point, None) for point in POINTS), *((None, moment) for moment in moments)])
-    assert witness.kills.total() >= 50
     assert_whole(witness, tmp_path / "cache")
     assert_undisturbed(witness, tmp_path)
 
@@ -212,7 +206,6 @@ def test_killed_while_stages_overlap(overrides: list[str], tmp_path: Path, envir
     witness = Witness(f"{tmp_path}/var", OVERLAPPING, [*overrides, *overlap], tmp_path / "log", environment)
     points = [point for point in STAGE_POINTS if point.stage == "train" or point.function == SHARD]
     kill_and_finish(witness, [(point, None) for point in points])
-    assert witness.kills.total() >= 10
     assert_whole(witness, tmp_path / "cache")
     assert_undisturbed(witness, tmp_path)
 
@@ -226,7 +219,6 @@ def test_killed_on_s3(overrides: list[str], tmp_path: Path, environment: dict[st
     nths = {SHARD: (1,), ENTER: (2, 3), COMMIT: (2, 3), CREATE: (5,), ALIAS: (1,)}
     points = [point for point in POINTS if point.when == "after" and point.nth in nths.get(point.function, ())]
     kill_and_finish(witness, [(point, None) for point in points])
-    assert witness.kills.total() >= 6
     assert_whole(witness, tmp_path / "cache")
 
 

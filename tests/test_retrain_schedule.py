@@ -17,6 +17,7 @@ from storage.nights import Nights
 from storage.store import Store
 from tasks.retraining.commands import explain
 from tests.prefect_services import Postgres, PrefectServer, Worker
+from tests.soak import scaled
 from tests.test_retrain import PROMOTE, Place
 
 ROOT = Path(__file__).parent.parent
@@ -24,9 +25,9 @@ DEPLOYMENT = "retrain"
 INTERVAL_S = 5
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
+@pytest.fixture(params=scaled(["postgresql"], ["sqlite", "postgresql"]))
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PrefectServer]:
-    """A Prefect server with either database."""
+    """A Prefect server with either database. On SQLite, which `make up` has, it stands still for minutes when busy."""
     if request.param == "sqlite":
         with PrefectServer(tmp_path / "prefect") as server:
             yield server
