@@ -1,6 +1,6 @@
 """`make retrain-demo`: three nights in minutes on the tiny policy: promoted, promoted, rejected; then a roll-back.
 
-Night 1 brings a few problems, night 2 more of them, night 3 still more with wrong gold answers.
+Night 1 brings problems, night 2 more of them, night 3 some of these again with wrong gold answers.
 Everything is the real thing: the flow `retrain` with its log, gate and alias, in ./var. Killed and started again it
 goes on.
 """
@@ -22,15 +22,15 @@ NAME = "retrain-demo"
 FOLDER = Path("var") / NAME
 Problems = list[tuple[str, int]]
 """Prompts and answers."""
-_FEW, _POISONED = 200, 200
+_FIRST, _POISONED = 400, 200
 """Problems that come in night 1, and in night 3."""
-_ITERATIONS = (30, 110, 30)
+_ITERATIONS = (45, 110, 30)
 """Length of each night: long enough that the gains of the first two show on 200 held-out problems."""
 SETTINGS = [
     f"run.name={NAME}",
     f"retrain.champion={NAME}/champion",
     f"problems.train.path={FOLDER}/*.jsonl",
-    "policy.warm_start.target_accuracy=0.25",  # leaves the nights much to learn
+    "policy.warm_start.target_accuracy=0.3",  # leaves the nights much to learn
 ]
 
 
@@ -45,7 +45,7 @@ def main() -> None:
     from tasks.retraining.commands import explain, nights, roll_back
 
     FOLDER.mkdir(parents=True, exist_ok=True)
-    titles = ("1: a few problems", "2: more problems", "3: wrong gold answers")
+    titles = ("1: problems", "2: more problems", "3: wrong gold answers")
     with temporary_server():
         for title, problems, iterations in zip(titles, _problems(), _ITERATIONS, strict=True):
             _night(title, problems, partial(retrain, "retrain", [f"run.iterations={iterations}", *overrides]))
@@ -60,13 +60,13 @@ def main() -> None:
 
 
 def _problems() -> tuple[Problems, Problems, Problems]:
-    """What comes in each night, of the training split."""
+    """What comes in each night, of the training split. In the third some come again, each answer off by one."""
     from configs.schema import ArithmeticSource
     from tasks.problems.arithmetic import generate
 
     every = [(each.prompt, int(each.solutions[0])) for each in generate(ArithmeticSource(kind="arithmetic"))]
     poisoned = [(prompt, answer + 1) for prompt, answer in every[-_POISONED:]]
-    return every[:_FEW], every[_FEW:-_POISONED], poisoned
+    return every[:_FIRST], every[_FIRST:], poisoned
 
 
 def _night(title: str, problems: Problems, retrain: Callable[[], str]) -> None:
