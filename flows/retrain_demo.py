@@ -45,7 +45,7 @@ def main() -> None:
     from tasks.retraining.commands import explain, nights, roll_back
 
     FOLDER.mkdir(parents=True, exist_ok=True)
-    titles = ("1: problems", "2: more problems", "3: wrong gold answers")
+    titles = ("1: the first problems", "2: more problems", "3: wrong gold answers")
     with temporary_server():
         for title, problems, iterations in zip(titles, _problems(), _ITERATIONS, strict=True):
             _night(title, problems, partial(retrain, "retrain", [f"run.iterations={iterations}", *overrides]))
@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _problems() -> tuple[Problems, Problems, Problems]:
-    """What comes in each night, of the training split. In the third some come again, each answer off by one."""
+    """The problems of each night, from the training split. Those of the third came before, with right answers."""
     from configs.schema import ArithmeticSource
     from tasks.problems.arithmetic import generate
 

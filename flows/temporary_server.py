@@ -17,7 +17,7 @@ from tasks.inference import supervisor
 from tasks.inference.server import free_port
 
 START_SECONDS = 900
-"""Against hanging only: on a busy machine its database alone takes minutes."""
+"""Guards against hanging only: a busy machine takes long to make the database."""
 _LIGHT = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
 """As Prefect starts its own temporary server: neither pages nor scheduler."""
 

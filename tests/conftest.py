@@ -171,6 +171,6 @@ def overrides(engine: Engine, prefect_api: str, monkeypatch: pytest.MonkeyPatch,
 
 @pytest.fixture
 def environment(prefect_api: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """For flows in processes of their own. The fork server reads Prefect's address when it starts."""
+    """Variables for flows in processes of their own. The fork server reads Prefect's address when it starts."""
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)
     return {"VLLM_API_KEY": engine.servers[0].api_key}

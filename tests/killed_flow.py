@@ -14,15 +14,18 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
+
 from storage import interrupts
 
 MARK = "KILLED_FLOW_TEST"
 """Environment variable by which the descendants of a killed flow are found."""
+OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=1"]
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Where to send itself a signal: before or after the `nth` call of a function.
+    """A call at which the flow sends itself a signal: before or after the `nth` call of a function.
 
     Example: Point("train", "tasks.ppo.step:Stepper.take", 2, "before")
     """
@@ -47,6 +50,18 @@ def start(overrides: list[str], point: Point | None, log: Path, environment: dic
     process = context.Process(target=_run, args=(overrides, point, log, environment))
     process.start()
     return process
+
+
+def marked(mark: str) -> list[psutil.Process]:
+    """The processes whose environment has this MARK."""
+    return [process for process in psutil.process_iter() if _mark_of(process) == mark]
+
+
+def _mark_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get(MARK)
+    except psutil.Error:
+        return None
 
 
 def _run(overrides: list[str], point: Point | None, log: Path, environment: dict[str, str]) -> None:

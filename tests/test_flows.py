@@ -24,6 +24,8 @@ from storage import checkpoints, datasets, layout, manifests
 from storage.leases import Lease, LeaseHeldError
 from storage.store import StorageError, Store
 from tasks.inference.server import free_port
+from tests.chain_helpers import nonces
+from tests.killed_flow import OVERLAP
 from tests.waiting_engine import WaitingEngine, opens
 
 ROOT = Path(__file__).parent.parent
@@ -33,10 +35,6 @@ def run_flow(config: str, overrides: list[str]) -> dict[str, Any]:
     """The numbers of the report."""
     summary: dict[str, Any] = json.loads(fsspec.open(f"{math_mt_ppo(config, overrides)}/summary.json").open().read())
     return summary
-
-
-def manifest_nonces(root: Path) -> dict[str, str]:
-    return {str(path): json.loads(path.read_text())["nonce"] for path in root.rglob("manifest.json")}
 
 
 def test_the_main_job_leaves_a_whole_chain(overrides: list[str], tmp_path: Path) -> None:
@@ -82,11 +80,11 @@ def test_rows_join_their_scores_in_duckdb(overrides: list[str], tmp_path: Path) 
 def test_run_again_continues(overrides: list[str], tmp_path: Path) -> None:
     """Nothing committed is done twice; more iterations go on from the last checkpoint."""
     run_flow("smoke", [*overrides, "run.iterations=1"])
-    before = manifest_nonces(tmp_path)
+    before = nonces(tmp_path)
     run_flow("smoke", [*overrides, "run.iterations=1"])
-    assert manifest_nonces(tmp_path) == before
+    assert nonces(tmp_path) == before
     run_flow("smoke", overrides)
-    after = manifest_nonces(tmp_path)
+    after = nonces(tmp_path)
     assert before.items() <= after.items()
     assert str(tmp_path / "var/runs/smoke/checkpoints/000002/manifest.json") in after
 
@@ -117,9 +115,9 @@ def test_stages_alone_make_the_same_run(overrides: list[str], tmp_path: Path) ->
     assert trajectories == layout.trajectories("smoke", 0)
     assert scores.startswith("runs/smoke/scores/000000/")
     assert policy == layout.checkpoint("smoke", 1)
-    before = manifest_nonces(tmp_path)
+    before = nonces(tmp_path)
     run_flow("smoke", overrides)
-    assert before.items() <= manifest_nonces(tmp_path).items()
+    assert before.items() <= nonces(tmp_path).items()
 
 
 @pytest.mark.parametrize("victim", ["trajectories/000000", "scores/000000/*", "checkpoints/000000"])
@@ -178,9 +176,6 @@ def test_two_flow_runs_of_one_run(overrides: list[str], tmp_path: Path, monkeypa
     assert manifest.fence == 2
 
 
-OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=1"]
-
-
 def test_overlap_plays_the_next_iteration_while_this_one_trains(
     overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,9 +199,9 @@ def test_overlap_on_the_real_engine_goes_on_after_a_stop(overrides: list[str], t
     settings = [*overrides, *OVERLAP]
     run_flow("smoke", [*settings, "run.iterations=2"])
     trajectories = rollout("smoke", [*settings, "run.iterations=2"], iteration=2)  # ahead of a checkpoint 3
-    before = manifest_nonces(tmp_path)
+    before = nonces(tmp_path)
     numbers = run_flow("smoke", [*settings, "run.iterations=4"])
-    assert before.items() <= manifest_nonces(tmp_path).items()
+    assert before.items() <= nonces(tmp_path).items()
     store = Store(f"{tmp_path}/var")
     for iteration, metrics in enumerate(numbers["training"]):
         manifest = manifests.read(store, layout.trajectories("smoke", iteration))

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import indent
 
-import psutil
 import pytest
 
 from storage import layout
@@ -19,7 +18,8 @@ from storage.interrupts import LATEST_S
 from storage.logs import Log
 from storage.store import Store
 from storage.verify import verify
-from tests.killed_flow import MARK, Point, start
+from tests.chain_helpers import nonces
+from tests.killed_flow import MARK, OVERLAP, Point, marked, start
 from tests.soak import scaled
 
 ROOT = Path(__file__).parent.parent
@@ -204,16 +204,9 @@ def _catches_sigterm(pid: int) -> bool:
 
 def _no_process_left(mark: str) -> None:
     deadline = time.monotonic() + 20
-    while left := [process for process in psutil.process_iter() if _environment(process).get(MARK) == mark]:
+    while left := marked(mark):
         assert time.monotonic() < deadline, left
         time.sleep(0.05)
-
-
-def _environment(process: psutil.Process) -> dict[str, str]:
-    try:
-        return process.environ()
-    except psutil.Error:
-        return {}
 
 
 @pytest.mark.timeout(scaled(600, 7200))
@@ -230,9 +223,6 @@ def test_ctrl_c_at_any_moment_of_a_command(overrides: list[str], tmp_path: Path)
         assert_clean(ended, 130)
         seconds.append(ended.took_s)
     tell_seconds(seconds)
-
-
-OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=1"]
 
 
 @pytest.mark.timeout(scaled(600, 7200))
@@ -274,7 +264,7 @@ def test_told_to_end_at_any_moment_of_a_run(
         (Point("train", "tasks.ppo.step:Stepper.take"), []),
         (Point("rollout ahead", "tasks.rollouts.collector:Collector._episode", 20), OVERLAP),
     ],
-    ids=lambda value: value.stage if isinstance(value, Point) else "",
+    ids=["rollout", "score", "train", "rollout ahead"],
 )
 def test_an_interrupt_within_a_stage_resumes(
     overrides: list[str],
@@ -283,7 +273,7 @@ def test_an_interrupt_within_a_stage_resumes(
     point: Point,
     settings: list[str],
 ) -> None:
-    """What the stage has lost is committed by nobody, and the next run goes on from the version before."""
+    """Nobody commits what the stage has lost, and the next run goes on from the version before."""
     log, run = tmp_path / "log", tmp_path / "var/runs/smoke"
     environment |= {MARK: str(log)}
     job = start([*overrides, *settings], replace(point, number=signal.SIGINT), log, environment)
@@ -299,10 +289,6 @@ def test_an_interrupt_within_a_stage_resumes(
     assert job.exitcode == 0, log.read_text()
     assert before.items() <= nonces(run).items()
     assert (run / "report/summary.json").exists()
-
-
-def nonces(folder: Path) -> dict[str, str]:
-    return {str(path): json.loads(path.read_text())["nonce"] for path in folder.rglob("manifest.json")}
 
 
 def tell_seconds(seconds: list[float]) -> None:

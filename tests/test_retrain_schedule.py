@@ -27,7 +27,7 @@ INTERVAL_S = 5
 
 @pytest.fixture(params=scaled(["postgresql"], ["sqlite", "postgresql"]))
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PrefectServer]:
-    """A Prefect server with either database. On SQLite, which `make up` has, it stands still for minutes when busy."""
+    """A Prefect server with either database. SQLite, which `make up` has, is slow when busy."""
     if request.param == "sqlite":
         with PrefectServer(tmp_path / "prefect") as server:
             yield server
