@@ -1,8 +1,10 @@
 """The evaluate and history flows on a real engine, and what a run makes of the runs before it."""
 
+import itertools
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -17,6 +19,7 @@ from storage import aliases, catalog, datasets, layout, manifests
 from storage.drafts import Draft
 from storage.store import StorageError, Store
 from storage.verify import verify
+from tasks import progress
 from tasks.rollouts import play
 
 OWN = "evaluation.sets={own: {kind: jsonl, path: OWN, fields: {prompt: prompt, solutions: answer}}}"
@@ -108,14 +111,16 @@ def test_a_run_draws_by_what_became_of_problems_before(trained: list[str], tmp_p
     assert duckdb.execute(f"select sum(episodes) from '{table}'").fetchall() == [(32,)]
 
 
-def test_a_budget_ends_a_run_early(overrides: list[str], tmp_path: Path) -> None:
+def test_a_budget_ends_a_run_early(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After the iteration that spent it, also where the next is played ahead already; a larger one goes on."""
     store = Store(f"{tmp_path}/var")
     ahead = ["run.overlap=true", "rollout.max_head_offpolicyness=1", "run.iterations=4"]
     math_mt_ppo("smoke", [*overrides, *ahead, "run.max_tokens=1"])
     assert manifests.committed(store, layout.checkpoint("smoke", 1))
     assert not manifests.committed(store, layout.checkpoint("smoke", 2))
-    math_mt_ppo("smoke", [*overrides, *ahead, "run.max_minutes=0.00001"])
+    with monkeypatch.context() as patch:  # a minute passes from each look at the clock to the next
+        patch.setattr(progress, "time", SimpleNamespace(monotonic=itertools.count(step=60).__next__))
+        math_mt_ppo("smoke", [*overrides, *ahead, "run.max_minutes=1.5"])
     assert manifests.committed(store, layout.checkpoint("smoke", 2))  # it had begun
     assert not manifests.committed(store, layout.checkpoint("smoke", 3))
     math_mt_ppo("smoke", [*overrides, *ahead, "run.max_tokens=1000000", "run.max_minutes=60"])
