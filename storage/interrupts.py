@@ -4,11 +4,13 @@ Python raises KeyboardInterrupt wherever the main thread happens to be. In a des
 a C library's callback it is dropped, and the program goes on. So a thread hears of every signal, too
 (`signal.set_wakeup_fd`), and sends it again until the main thread is on its way out. The thread can see that: while the
 main thread cleans up in `except`, `finally` or `__exit__`, it handles an exception that is no `Exception`. So no
-interrupt is lost, and no clean-up is disturbed. What libraries log of it has no traceback.
+interrupt is lost, and no clean-up is disturbed (within a flow, where SIGTERM is Prefect's, a second one disturbs it).
+What libraries log of it has no traceback.
 
 SIGINT keeps Python's own handler, because `asyncio.run` cancels its main task only where it finds that one.
 """
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -19,7 +21,6 @@ import threading
 import time
 from asyncio import CancelledError
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -50,10 +51,12 @@ def run(command: Callable[[], int | None], advice: str = "") -> NoReturn:
         elif not watch.heard:
             raise
         else:
-            print(f"error while ending: {error!r}", file=sys.stderr)
+            _tell(f"error while ending: {error!r}")
     if watch.heard:
         status = 128 + watch.heard
-        print(advice, end="\n" * bool(advice), file=sys.stderr)
+        if advice:
+            _tell(advice)
+        _flush()
     exec("")  # makes Python forget a KeyboardInterrupt that has passed an `exec`: it would end by SIGINT all the same
     sys.exit(status)
 
@@ -68,7 +71,7 @@ def end_at_once() -> None:
             signal.signal(number, lambda number, _: os._exit(128 + number))
 
 
-@contextmanager
+@contextlib.contextmanager
 def held() -> Iterator[None]:
     """Delay Ctrl-C and SIGTERM until the block has been done whole."""
     if threading.current_thread() is not threading.main_thread():  # no handler runs in others
@@ -127,15 +130,17 @@ class _Watch:
 
     def _insist(self, number: signal.Signals, deadline: float) -> None:
         """Send the signal again whenever the main thread is seen at work, until the deadline."""
-        working = 0
+        working, coming = 0, False
         while time.monotonic() < deadline:
-            if self._hear(LOOK_S) == signal.SIGINT:
+            heard = self._hear(LOOK_S)
+            if coming and heard == number:  # our own, however late: the thread may have been asleep in the kernel
+                coming = False
+            elif heard == signal.SIGINT:
                 os._exit(128 + number)
             working = 0 if self._left or _is_leaving(self._main) else working + 1
-            if working == 2:
+            if working >= 2 and not coming:
+                working, coming = 0, True
                 signal.pthread_kill(self._main, number)
-                self._hear(LOOK_S)  # that was our own
-                working = 0
 
     def _hear(self, timeout_s: float | None) -> int | None:
         """The next signal's number; None when there is none for so long."""
@@ -159,8 +164,9 @@ class _Watch:
         return record
 
 
-def _terminate(number: int, _: FrameType | None) -> NoReturn:
-    sys.exit(128 + number)
+def _terminate(number: int, _: FrameType | None) -> None:
+    if not _is_leaving(threading.get_ident()):
+        sys.exit(128 + number)
 
 
 def _is_leaving(thread: int) -> bool:
@@ -177,5 +183,15 @@ def _origin(error: BaseException | None) -> BaseException | None:
 
 
 def _tell(line: str) -> None:
-    """Print it, past the locks and buffers that the main thread may hold."""
-    os.write(2, f"{line}\n".encode())
+    """Print it, past the locks and buffers that the main thread may hold; for nobody, where the reader has ended."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"{line}\n".encode())
+
+
+def _flush() -> None:
+    """Write what is buffered. Python's own try would change the status where the reader of a pipe has ended."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -2,6 +2,7 @@
 
 import os
 import secrets
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,9 @@ from tasks.inference.engine import Engine
 from tasks.rewards.verifier import Verifier
 from tests import real_data
 from tests import s3_server as s3
+
+# What the tests start hears Ctrl-C as from a terminal: where they run in the background it is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Shared cores make single examples slow, and drawing them, too.
 settings.register_profile("ci", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -66,7 +66,6 @@ def _mark_of(process: psutil.Process) -> str | None:
 
 def _run(overrides: list[str], point: Point | None, log: Path, environment: dict[str, str]) -> None:
     os.setsid()
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background it is ignored
     output = log.open("ab", buffering=0)
     os.dup2(output.fileno(), sys.stdout.fileno())
     os.dup2(output.fileno(), sys.stderr.fileno())

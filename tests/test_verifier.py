@@ -60,7 +60,7 @@ def others() -> set[int]:
 
 def stop_in_the_act(verifier: Verifier, others: set[int]) -> "tuple[int, Future[Verdict]]":
     """Stop the only judge while it works on a right answer; which judge that is, and the verdict to come."""
-    for terms in itertools.count(80):
+    for terms in itertools.count(40):
         verifier.judge([(str(terms), [str(terms)])])
         (judge,) = judges_of(os.getpid()) - others
         process = psutil.Process(judge)
@@ -266,7 +266,7 @@ def test_close_ends_the_processes_and_the_waiting() -> None:
     assert judges
     start = time.monotonic()
     verifier.close()
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 50  # not as long as an answer may take
     assert not [pid for pid in judges if alive(pid)]
     for future in waiting:
         with pytest.raises(RuntimeError, match="closed"):
@@ -296,7 +296,7 @@ def test_judges_end_with_a_killed_parent() -> None:
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    wait_for_the_end(judges, limit_s=10)
+    wait_for_the_end(judges, limit_s=120)
 
 
 def test_nonsense_is_refused(verifier: Verifier) -> None:
