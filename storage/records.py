@@ -16,6 +16,9 @@ Status = Literal["completed", "truncated", "rejected", "failed"]
 """completed: the agent ended it. truncated: cut by the token limit of its last turn, or for want of room for the next.
 rejected: the agent returned nothing. failed: an error or the deadline; `reason` says which."""
 
+LAST_TURN_CUT = "the last turn reached sampling.max_new_tokens"
+"""Reason of a truncated trajectory that ended: its last turn was judged, and nothing was to follow."""
+
 VerdictName = Literal["correct", "wrong", "unparsable", "timeout", "error"]
 
 Standing = Literal["unknown", "middle", "retired", "suspect"]

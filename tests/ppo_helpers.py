@@ -36,6 +36,7 @@ def make_trajectory(
     turn_discount: float = 1.0,
     unplayed_turns: int = -1,
     finish_reason: str = "stop",
+    reason: str = "",
 ) -> Trajectory:
     """Prompt 1 2 3, then the turns' tokens with feedback 4 5 between them; `finish_reason` is the last turn's."""
     ids, mask, spans = [1, 2, 3], [False] * 3, []
@@ -52,7 +53,7 @@ def make_trajectory(
         problem_id=problem,
         sample=0,
         status=status,
-        reason="",
+        reason=reason,
         token_ids=ids,
         action_mask=mask,
         logprobs=[logprob if sampled else 0.0 for sampled in mask],

@@ -252,6 +252,8 @@ def test_a_new_label_on_old_weights_is_found(
         patched.setattr(Client, "_reload", relabel)
         with pytest.raises(InferenceError, match=r"does not serve .*before|not one of its parameters has changed"):
             wide.serve(after)
+        with pytest.raises(InferenceError, match="does not serve"):
+            wide.serve(after)  # by another command, which knows nothing of the one that failed
     wide.serve(before)
     wide.serve(after)
     wide.serve(again)  # the same weights as another version: nothing to be found

@@ -233,7 +233,18 @@ def test_normalisation_leaves_groups_that_agree_at_zero() -> None:
         assert advantages[2:] == [[0.0] * 50] * 2
         assert advantages[0][0] == -advantages[1][0] > 0
     tokens = np.concatenate(advantages_of(samples, normalisation="batch"))
-    assert tokens.std() == pytest.approx(1, abs=1e-3)
+    assert (tokens**2).mean() == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("over", ["batch", "group"])
+def test_normalisation_of_right_answers_alone_by_hand(over: str) -> None:
+    """Seven right, and the wrong one was cut and masked: they count as 1, not as 0, and not as one over epsilon."""
+    right: Rows = {f"r{n}": ("p", [1]) for n in range(7)}
+    samples = samples_of({**right, "wrong": ("p", [0])})
+    samples = [dataclasses.replace(s, in_loss=np.full(1, s.trajectory_id != "wrong")) for s in samples]
+    advantages = np.concatenate(advantages_of(samples, normalisation=over))
+    assert advantages[:7] == pytest.approx(np.ones(7), abs=1e-3)
+    assert advantages[7] == pytest.approx(-7, abs=1e-3)
 
 
 def test_unknown_estimator_is_refused_with_the_known_names() -> None:

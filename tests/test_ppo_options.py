@@ -62,13 +62,16 @@ def test_early_stop_spares_the_policy_and_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("critic", ["value-head", "own"])
-def test_a_ratio_that_overflows_is_left_out_like_any_that_is_too_far(tmp_path: Path, critic: str) -> None:
+def test_a_ratio_that_overflows_is_left_out_like_any_that_is_too_far(
+    tmp_path: Path, critic: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """exp(200) is infinite and its gradient is no number: the minibatch is skipped, the run goes on."""
     rows, scores = random_rows()
     far = [replace(row, logprobs=[-200.0 if sampled else 0.0 for sampled in row.action_mask]) for row in rows]
     trainer = make_trainer(save_tiny(tmp_path), use_decoupled_loss=False, critic={"model": critic}, **GAE)
     before = weights(trainer)
     assert trainer.update(far, scores, version=2)["policy/early_stopped"] == 1.0
+    assert "optimizer.eps" not in caplog.text  # without a step it has shortened none
     assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())
 
 
@@ -155,6 +158,14 @@ def test_stale_trajectories_are_left_out_and_counted(tmp_path: Path) -> None:
     assert metrics["staleness/max"] == 1
     with pytest.raises(ValueError, match=r"16 of 16 .* rollout.max_head_offpolicyness=1 versions before 9"):
         trainer.update(rows, scores, version=9)
+
+
+def test_an_update_without_anything_known_says_why(tmp_path: Path) -> None:
+    """All were cut by the context, and nobody knows how many turns before their end."""
+    cut, said = [replace(row, status="truncated", unplayed_turns=-1) for row in random_rows()[0]], list[str]()
+    metrics = make_trainer(save_tiny(tmp_path)).update(cut, random_rows()[1], 2, said.append)
+    assert (metrics["trajectories"], metrics["trajectories/unknown_return"]) == (0, len(cut))
+    assert said[0].startswith(f"{len(cut)} trajectories left out: the context had no room")
 
 
 def test_all_wrong_raises_the_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Reward
-from storage.records import Status
+from storage.records import LAST_TURN_CUT, Status
 from tasks.ppo.samples import build_samples, fresh, known
 from tests.ppo_helpers import make_scores, make_trajectory
 
@@ -63,7 +63,7 @@ def test_nothing_follows_an_answer_that_was_judged() -> None:
     """An answer that the token limit cut ends the episode like any other: a value on top of its verdict pays twice."""
     assert after(1, status="completed") == 0
     assert after(1, finish_reason="length", unplayed_turns=0) == 0
-    assert after(1, finish_reason="length") == 0  # of stores from before the column
+    assert after(1, finish_reason="length", reason=LAST_TURN_CUT) == 0  # of stores from before the column
 
 
 def test_turns_without_room_count_as_wrong_ones() -> None:
@@ -80,6 +80,7 @@ def test_turns_without_room_count_as_wrong_ones() -> None:
 def test_returns_behind_an_uncounted_cut_are_not_known() -> None:
     """Whether one turn or ten had no room, the row does not say: only a critic can tell what they were worth."""
     assert after(0, 0) is None
+    assert after(0, 0, finish_reason="length") is None  # it filled the context, and its agent asked for more
     rows = [make_trajectory("cut", [[10]], status="truncated"), make_trajectory("whole", [[10]])]
     samples = build_samples(rows, make_scores("cut", 0) + make_scores("whole", 0), Reward())
     assert [sample.trajectory_id for sample in known(samples)] == ["whole"]

@@ -119,6 +119,12 @@ def test_canary_is_the_models_own_opinion(tmp_path: Path) -> None:
     )
 
 
+def test_canaries_are_of_one_precision(tmp_path: Path) -> None:
+    """That of version 0 is made without a trainer: against it, rounding would look like an update."""
+    folder = save_tiny(tmp_path)
+    assert make_trainer(folder, autocast="bfloat16").canary() == make_trainer(folder).canary()
+
+
 def test_updates_raise_the_probability_of_what_is_rewarded(tmp_path: Path) -> None:
     """The sign of everything: after the prompt, token 20 wins and 21 loses."""
     trainer = make_trainer(save_tiny(tmp_path), Optimizer(lr=3e-3), ppo_n_minibatches=2)
@@ -212,8 +218,7 @@ def test_what_options_leave_out_leaves_the_policy_as_it_is(tmp_path: Path, caplo
     """A filter that rejects every group must not bring the run to an end; it is told loudly."""
     trainer = make_trainer(save_tiny(tmp_path), mask_truncated=True)
     before = weights(trainer)
-    cut = make_trajectory("cut", [[10]], status="truncated")
-    cut = replace(cut, turns=[replace(cut.turns[0], finish_reason="length")])
+    cut = make_trajectory("cut", [[10]], status="truncated", finish_reason="length", unplayed_turns=0)
     metrics = trainer.update([make_trajectory("t", [[10]], status="rejected"), cut], make_scores("cut", 1), version=0)
     assert set(metrics.values()) == {0.0}
     assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())

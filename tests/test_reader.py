@@ -131,10 +131,10 @@ def test_advantages_are_those_of_the_update(reader: TestClient, sample: int, adv
 
 
 def test_normalised_advantages_are_those_of_the_whole_data_set(reader: TestClient) -> None:
-    """Two groups of the same advantages, divided by the deviation over all tokens."""
+    """Two groups of the same advantages, divided by the root mean square over all tokens."""
     tokens = np.repeat([1.5, 0.5, -1.5, -0.5, 1.0, -1.0], [2, 2, 2, 2, 3, 3])
     page = text(reader.get("/trajectory?id=2/0/1&colour=advantage").text)
-    assert f"advantage {0.5 / (tokens.std() + 1e-5):.3g}" in page
+    assert f"advantage {0.5 / (np.sqrt((tokens**2).mean()) + 1e-5):.3g}" in page
     assert "from the 8 trajectories of the data set" in page
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from storage.records import Status, Trajectory, Turn
+from storage.records import LAST_TURN_CUT, Status, Trajectory, Turn
 from tasks.agents.interface import Prompt
 from tasks.inference.api import BundledGenerationOutputs
 
@@ -93,7 +93,7 @@ class Episode:
         """
         ended = status is None
         if ended and self.turns and self.turns[-1].finish_reason == "length":
-            status, reason = "truncated", "the last turn reached sampling.max_new_tokens"
+            status, reason = "truncated", LAST_TURN_CUT
         if unplayed_turns is None:
             unplayed_turns = 0 if ended else -1
         return dataclasses.replace(

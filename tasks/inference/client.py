@@ -94,12 +94,15 @@ class Client:
         async with self._session.get(f"{self.url}/weight_info") as response:
             return str((await _checked(response))["weight_version"])
 
-    async def swap(self, model: Path, version: int) -> None:
+    async def swap(self, model: Path, version: int, *, erase: bool = False) -> None:
         """Load the weights of `model` (an absolute path) in place and call them `version`.
 
-        Requests in flight are kept: they go on with the new weights, their tokens so far read again by these.
+        Requests in flight are kept: they go on with the new weights, their tokens so far read again by these. With
+        `erase` all parameters are 0 before, so that whatever is right afterwards was loaded.
         """
         await self._post("/pause?mode=keep")
+        if erase:
+            await self._post("/weight_checker", {"action": "reset"})
         await self._reload(model, version)
         await self._post("/resume")
 

@@ -202,7 +202,8 @@ class Engine:
                     await client.set_weight_version(policy.number)
                 else:
                     await proof.prepare()
-                    await client.swap(policy.model.absolute(), policy.number)
+                    unknown = replica.server is None and before is None  # our own has just started from the folder
+                    await client.swap(policy.model.absolute(), policy.number, erase=unknown)
                 replica.proven = await proof.demand()
         except aiohttp.ClientError as error:
             raise InferenceError(f"vLLM at {replica.url} cannot be reached: {error}") from error

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from configs.audit import Audit
 from storage import contents, datasets, layout, manifests
-from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem
+from storage.records import LAST_TURN_CUT, PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem
 from storage.store import StorageError, StorageUnavailableError, Store
 from tasks.audit.database import Database
 from tasks.lineage.exclusions import Excluded
@@ -51,7 +51,7 @@ class Plays:
             with found as (
                 select t.data_set, s.version, t.trajectory_id, t.problem_id, a.key, t.status,
                        list_count(list_filter(t.action_mask, lambda m: m))::integer as tokens,
-                       coalesce(t.status = 'truncated' and t.turns[-1].finish_reason <> 'length', false)
+                       coalesce(t.status = 'truncated' and t.reason <> '{LAST_TURN_CUT}', false)
                            and coalesce(t.unplayed_turns, -1) < 0 as cut,
                        list_min(list_filter(t.versions, lambda v: v >= 0)) as oldest
                 from trajectories t join asked a using (prompt, solutions) join sets s using (data_set)

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from configs.schema import PPO
-from tasks.ppo.logprobs import hidden_states, predicting
+from tasks.ppo.logprobs import hidden_states, output_logits, predicting
 from tasks.ppo.passes import look_at_actions
 from tasks.ppo.samples import Sample
 
@@ -41,8 +41,7 @@ def drift(
         return torch.cat([_kl(*map(read_out, (policy, other), chunk)) for chunk in chunks])
 
     def read_out(model: PreTrainedModel, states: Tensor) -> Tensor:
-        logits: Tensor = model.get_output_embeddings()(states)
-        return (logits.float() / temperature).log_softmax(-1)
+        return (output_logits(model.get_output_embeddings(), states) / temperature).log_softmax(-1)
 
     with precision:
         found = look_at_actions(look, samples, range(len(samples)), ppo.micro_batch_tokens, policy.device)

@@ -49,7 +49,7 @@ def save_policy(model: PreTrainedModel, folder: Path) -> None:
 
 
 def make_canary(model: PreTrainedModel, chunk_tokens: int) -> Canary:
-    """Logprobs of 256 token ids (fewer where the model reads fewer), in the caller's precision.
+    """Logprobs of 256 token ids (fewer where the model reads fewer), in the precision of the weights.
 
     The ids depend on nothing but the size of the vocabulary; those of a shorter canary are the first of a longer one's.
     """

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from configs.schema import Reward
-from storage.records import Score, Trajectory
+from storage.records import LAST_TURN_CUT, Score, Trajectory
 from tasks.rewards.shaping import least_reward, turn_returns, turn_rewards
 
 TRAINABLE = ("completed", "truncated")
@@ -171,7 +171,7 @@ def _after(row: Trajectory, least: float) -> float | None:
         return 0.0
     if row.unplayed_turns > 0:
         return turn_returns([least] * row.unplayed_turns, row.turn_discount)[0]
-    return 0.0 if row.turns[-1].finish_reason == "length" else None
+    return 0.0 if row.reason == LAST_TURN_CUT else None  # stored before turns were counted
 
 
 def _limit(row: Trajectory) -> int:

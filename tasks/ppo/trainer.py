@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -92,9 +92,11 @@ class Trainer:
         save_learner(self._learner, model, state)
 
     def canary(self) -> Canary:
-        """What the present weights think of a fixed sequence, at temperature 1, in the precision of training."""
-        with self._stepper.precision():
-            return make_canary(self._learner.model, self._ppo.logprob_chunk_tokens)
+        """What the present weights think of a fixed sequence, at temperature 1, in float32 like every canary.
+
+        Of two precisions the difference between two canaries would be rounding rather than an update.
+        """
+        return make_canary(self._learner.model, self._ppo.logprob_chunk_tokens)
 
     def update(
         self,
@@ -122,11 +124,11 @@ class Trainer:
         torch.set_num_threads(self._ppo.threads)
         say = progress or (lambda _: None)
         samples, left_out = self._samples(trajectories, scores, version)
-        if not samples:
-            return dict.fromkeys(NO_UPDATE, 0.0)
         for reason, number in left_out.items():
             if number:
                 say(f"{number} trajectories left out: {_WHY[reason]}")
+        if not samples:
+            return dict.fromkeys(NO_UPDATE, 0.0) | _counted(left_out)
         learner, start = self._learner, time.perf_counter()
         draws = [
             draw_minibatches(samples, self._ppo.ppo_n_minibatches, learner.generator) for _ in range(self._ppo.epochs)
@@ -142,7 +144,7 @@ class Trainer:
         root = self._look_at_steps()
         metrics = sample_metrics(samples, version) | step_metrics(steps, self._ppo) | prepared.metrics
         return metrics | {
-            **{f"trajectories/{reason}": float(number) for reason, number in left_out.items()},
+            **_counted(left_out),
             "optimizer/lr": stepper.learning_rate(learner.steps),
             "optimizer/median_sqrt_v": root,
             "tokens/per_second": sum(step.tokens for step in steps) / seconds,
@@ -230,7 +232,7 @@ class Trainer:
     def _look_at_steps(self) -> float:
         """The median of AdamW's sqrt(v), with an alarm where eps rather than the gradients decides the steps."""
         median, eps = median_sqrt_v(self._learner.adamw), self._knobs.eps
-        if median < eps:
+        if self._learner.adamw.state and median < eps:
             logger.warning(
                 "ALARM: optimizer.eps=%g is above the median of AdamW's sqrt(v), %.2g: it shortens the steps of most "
                 "parameters to less than half. Set optimizer.eps=1e-8",
@@ -246,3 +248,7 @@ class Trainer:
             learner.kl_ctl = adapted(learner.kl_ctl, trajectory_kl, trajectories, kl.target, kl.horizon)
         if learner.reference:
             learner.reference.follow(learner.model)
+
+
+def _counted(left_out: Mapping[str, int]) -> dict[str, float]:
+    return {f"trajectories/{reason}": float(number) for reason, number in left_out.items()}

@@ -1,4 +1,6 @@
-"""Advantages of a trajectory's tokens, as the update computed them: by its own code, from stored rows and scores.
+"""Advantages of a trajectory's tokens, from stored rows and scores, by the code that updates compute them with.
+
+An update of an older version may have computed others: what advantages are is the algorithm's, and that has changed.
 
 Left out is what needs a model: `gae` has no values without its critic, and a KL penalty in the reward no reference.
 """
@@ -143,7 +145,8 @@ def _knobs(manifest: Manifest | None) -> tuple[PPO, Reward, int]:
 def _says(ppo: PPO, samples: int, whole: bool) -> str:
     knobs = ppo.advantage
     of = "data set" if whole else "group"
-    text = f"Computed by the estimator {knobs.type} from the {samples:,} trajectories of the {of} that were trained on"
+    estimator, number = f"the estimator {knobs.type}, as it is now,", f"{samples:,}"
+    text = f"Computed by {estimator} from the {number} trajectories of the {of} that were trained on"
     if knobs.normalisation == "batch" and not whole:
         text += "; the update normalised them over its whole data set, too large to be read here: these are not"
     elif knobs.normalisation != "none":

@@ -1,4 +1,4 @@
-"""Advantages with standard deviation 1."""
+"""Advantages of one scale."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -17,11 +17,12 @@ def normalise(
     *,
     centred: bool = False,
 ) -> list[Floats]:
-    """`(A - mean) / (std + 1e-5)` in float64, the population's std; of `centred` advantages `A / (std + 1e-5)`.
+    """`(A - mean) / (std + 1e-5)` in float64, the population's std; of `centred` advantages `A / (rms + 1e-5)`.
 
-    Mean and std are over the action tokens that the loss will see: of all samples, or of each problem's. Group
-    baselines are centred already, by turn. The mean over their tokens is that of long turns above all: subtracted, it
-    would push up groups that agree, such as long wrong answers that all their group gave.
+    Mean, std and root mean square are over the action tokens that the loss will see: of all samples, or of each
+    problem's. Group baselines are centred already, by turn. The mean over their tokens is that of long turns above
+    all: subtracted, it would push up groups that agree, such as long wrong answers that all their group gave; and a
+    spread around it is none where the loss sees right answers only, since wrong ones were cut and masked.
     Source: PPO as in AReaL (arXiv 2505.24298).
     """
     if over == "none":
@@ -32,7 +33,8 @@ def normalise(
     result = list(advantages)
     for indices in groups.values():
         seen = np.concatenate([advantages[i][samples[i].in_loss] for i in indices])
-        mean, std = (0.0 if centred else seen.mean(), seen.std()) if len(seen) else (0.0, 0.0)
+        mean = 0.0 if centred or not len(seen) else seen.mean()
+        scale = np.sqrt(((seen - mean) ** 2).mean()) if len(seen) else 0.0
         for i in indices:
-            result[i] = (advantages[i] - mean) / (std + _EPS)
+            result[i] = (advantages[i] - mean) / (scale + _EPS)
     return result
