@@ -576,10 +576,13 @@ class Gate(Knobs):
     """When a challenger replaces the champion. Intervals are 95 %, paired over the problems of a set."""
 
     measure: Literal["first_turn", "any_turn"] = "first_turn"
-    """Accuracy of the first answer, or of any of an episode's answers; both greedy."""
+    """Accuracy of the first answer, or of any of an episode's answers."""
+    episodes: Literal["greedy", "sampled"] = "greedy"
+    """Of the greedy episode of each problem, or the mean of `evaluation.samples` sampled ones: what PPO raises, and
+    surer, for one greedy answer turns with a little of the weights."""
     target: Name = "held-out"
     """On this set the challenger must be better: the whole interval of the difference lies above `least_gain`, and
-    McNemar's p is 0.05 at most (not asked where `least_gain` is negative)."""
+    McNemar's p (of sampled episodes a permutation test's) is 0.05 at most; not asked where `least_gain` is negative."""
     least_gain: Annotated[float, Field(ge=-1, le=1)] = 0.0
     """0 asks for any gain that is certain."""
     guarded: list[Name] | None = None
@@ -655,6 +658,8 @@ class Config(Knobs):
             )
         if self.ppo.advantage.type == "group" and rollout.group_size == 1:
             raise ValueError("rollout.group_size=1 leaves the group baseline nothing to compare: use 2 or more")
+        if self.retrain.gate.episodes == "sampled" and not self.evaluation.samples:
+            raise ValueError("retrain.gate.episodes=sampled needs sampled episodes: set evaluation.samples, to 8 or so")
         if sampling.max_new_tokens >= self.inference.max_model_len:
             raise ValueError(
                 f"sampling.max_new_tokens={sampling.max_new_tokens} does not fit into "

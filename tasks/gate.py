@@ -61,7 +61,7 @@ def decide(
     if manifests.committed(store, version):
         return version
     settings = workspace.config.retrain.gate
-    training, evidence = gather(store, workspace.cache, champion, challenger, evaluations, distance)
+    training, evidence = gather(store, workspace.cache, champion, challenger, evaluations, distance, settings.episodes)
     numbers: dict[str, Any] = {
         "champion": champion,
         "challenger": challenger,

@@ -89,6 +89,7 @@ def test_a_mapping_replaces_its_section() -> None:
         ("evaluation={samples: 4, temperature: 2.1}", "evaluation.temperature: 2.1 is no temperature"),
         ("evaluation={samples: 4, temperature: 0}", "greater than 0"),
         ("sampling.top_p=0.9", "allow_biased_sampling"),
+        ("retrain.gate.episodes=sampled", "set evaluation.samples"),
         ("sampling.max_new_tokens=4096", "max_model_len"),
         ("policy.path=somewhere", "exactly one"),
         ("problems.train.kind=parquets", "parquets"),

@@ -29,9 +29,11 @@ from tasks.evaluation.statistics import (
     mcnemar,
     mean,
     paired_difference,
+    paired_means,
     paired_proportions,
     pass_at_k,
     proportion,
+    sign_flip,
 )
 from tests.chain_helpers import FIRST, PROBLEMS, ROWS, SECOND, VERDICTS, commit_chain, commit_rows
 from tests.ppo_helpers import make_scores, make_trajectory
@@ -155,6 +157,31 @@ def test_mcnemar_is_symmetric(pairs: list[tuple[float, float]]) -> None:
     assert (one.only_before, one.only_after) == (other.only_after, other.only_before)
     assert one.p == pytest.approx(other.p)
     assert 0 < one.p <= 1
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(BITS, BITS), min_size=1, max_size=9))
+def test_sign_flips_of_single_episodes_are_mcnemars(pairs: list[tuple[float, float]]) -> None:
+    """Of successes 0 and 1 the permutation test and McNemar's exact one are the same test."""
+    before, after = [old for old, _ in pairs], [new for _, new in pairs]
+    assert sign_flip(before, after) == pytest.approx(mcnemar(before, after).p)
+
+
+def test_sign_flips_by_hand() -> None:
+    """Differences 0.5, 0.25 and 0.25: of 8 signs only all plus and all minus are as far from 0."""
+    assert sign_flip([0.25, 0.5, 0], [0.75, 0.75, 0.25]) == pytest.approx(2 / 8)
+    with pytest.raises(ValueError, match="1 before, 2 after"):
+        sign_flip([0], [1, 1])
+
+
+def test_adjusted_interval_by_hand() -> None:
+    """10 pairs without a difference: 0 ± z sqrt((2 / 12) / 12); one won of two pairs: as of 4 pairs, 2 won, 1 lost."""
+    z = 1.959963984540054
+    nothing = paired_means([0.5] * 10, [0.5] * 10)
+    assert (nothing.value, nothing.low, nothing.high) == pytest.approx((0, -z * (1 / 72) ** 0.5, z * (1 / 72) ** 0.5))
+    one = paired_means([0, 1], [1, 1])
+    assert (one.value, one.low) == pytest.approx((0.5, 0.25 - z * (0.6875 / 4) ** 0.5))
+    assert one.high == 1
 
 
 # Outcomes
@@ -330,11 +357,14 @@ def test_other_problems_are_refused() -> None:
 
 
 def test_several_outcomes_of_a_problem_are_averaged() -> None:
-    """A problem counts once, however many; a test of pairs is then not defined."""
+    """A problem counts once, however many; one problem of two that gained proves nothing."""
     before = [played("a", 1), played("a", 0), played("a", 0), played("a", 0), played("b", 1)]
     accuracy = compare(before, [played("a", 1), played("b", 1)])["first_turn"]
     assert (accuracy["before"], accuracy["after"]) == (0.625, 1)
-    assert (accuracy["only_before"], accuracy["only_after"], accuracy["p"]) == (None, None, None)
+    assert (accuracy["only_before"], accuracy["only_after"], accuracy["p"]) == (None, None, 1)
+    assert accuracy["adjusted_interval"]["low"] < 0 < accuracy["adjusted_interval"]["high"]
+    (line, *_) = comparison_rows(compare(before, [played("a", 1), played("b", 1)]))
+    assert (line["p"], line["fixed / broken"]) == ("1", "")
 
 
 def test_a_comparison_without_turns() -> None:
@@ -381,12 +411,12 @@ def test_rows_of_an_evaluation() -> None:
     rows = evaluation_rows(summarise(GREEDY, [played("a", 1), played("b", 0)]))
     shown = {line["measure"]: (line["value"], line["95 % interval"]) for line in rows}
     assert shown["first turn"] == ("0.333", "[0.097, 0.700]")
-    assert shown["pass@1, any turn"][0] == "0.500"
+    assert shown["pass@1, any turn"][0] == shown["first turn, sampled"][0] == "0.500"
     assert shown["fix rate (wrong, then right)"][0] == "0.667"
     assert shown["tokens of an answer"][0] == "5.6"
     bare = evaluation_rows(summarise([played("a", 1)]))
     assert {line["measure"]: line["value"] for line in bare}["break rate (right, then wrong)"] == ""
-    assert table("title", rows).row_count == len(rows) == 11
+    assert table("title", rows).row_count == len(rows) == 12
 
 
 def test_rows_of_a_comparison() -> None:
@@ -398,7 +428,7 @@ def test_rows_of_a_comparison() -> None:
     assert [line["measure"] for line in rows] == ["first turn", "any turn", "truncated episodes", "tokens of an answer"]
     assert (rows[0]["before"], rows[0]["after"]) == ("0.833", "0.167")
     assert rows[0]["difference"].startswith("-0.667 [")
-    assert (rows[0]["McNemar p"], rows[0]["fixed / broken"]) == ("0.219", "1 / 5")
+    assert (rows[0]["p"], rows[0]["fixed / broken"]) == ("0.219", "1 / 5")
     assert [line["difference"] for line in rows[2:]] == ["+0.167", "2.50 times"]
     assert len({tuple(line) for line in rows}) == 1
     assert table("title", rows).row_count == 4

@@ -70,6 +70,30 @@ def test_two_problems_prove_nothing() -> None:
     assert "p = 0.5" in decision.checks[0].says
 
 
+def sampled(right_of_eight: list[int]) -> list[Outcome]:
+    """Eight sampled episodes of each problem, of which so many are right."""
+    return [
+        Outcome(f"p{n:03d}", sample, "completed", [float(sample < right)], [5], 0)
+        for n, right in enumerate(right_of_eight)
+        for sample in range(8)
+    ]
+
+
+def test_sampled_episodes_show_what_greedy_ones_do_not() -> None:
+    """Each of 100 problems is solved twice of eight times instead of once; two such problems prove nothing."""
+    gate = Gate(episodes="sampled")
+    check = decide(evidence(sampled([1] * 100), sampled([2] * 100)), gate).checks[0]
+    assert check.passed
+    assert check.says.startswith("first turn, sampled 0.125 -> 0.250, +0.125 [")
+    assert not decide(evidence(sampled([0] * 2), sampled([8] * 2)), gate).promote
+
+
+def test_alike_on_few_sampled_problems_is_not_proof() -> None:
+    """Three problems that both solve always: nobody knows what became of others."""
+    decision = decide(evidence(right(80), right(110), guarded=(sampled([8] * 3), sampled([8] * 3))), Gate())
+    assert failed(decision) == [("not worse", "guarded")]
+
+
 def test_worse_on_a_guarded_set_is_harmful() -> None:
     """Better on the target, worse elsewhere: rejected, and what it was trained on is set aside."""
     decision = decide(evidence(right(80), right(110), guarded=(right(100), right(70))), Gate())

@@ -115,6 +115,23 @@ def test_nights_in_order(place: Place, tmp_path: Path) -> None:
     assert "# Night 2: rejected" in (report / "night-0002.md").read_text()
 
 
+def test_sampled_episodes_decide(place: Place) -> None:
+    """Where the gate compares them, they are what it says and what the nights' accuracies are."""
+    sampled = ["evaluation.samples=2", "retrain.gate.episodes=sampled"]
+    place.arrive("a", range(8))
+    place.night(*PROMOTE, *sampled)
+    decision = manifests.read(place.store, layout.decision("nightly-0001")).metrics
+    assert decision["checks"][0]["says"].startswith("first turn, sampled ")
+    first, after = read_timeline(place.store, place.config(*sampled))
+    measured = decision["accuracy"][after.champion]["held-out"]
+    assert measured["sampled_episodes"] == 2 * measured["episodes"]
+    assert after.accuracy == measured["sampled"]["first_turn"]
+    assert first.accuracy
+    assert after.accuracy
+    comparison = decision["comparisons"]["held-out"]["first_turn"]
+    assert (comparison["before"], comparison["after"]) == (first.accuracy["value"], after.accuracy["value"])
+
+
 STEPS = ["crown_first", "learn", "end_training", "measure_distance", "evaluate_sets", "decide", "promote", "end_night"]
 STEPS += ["report_night"]
 

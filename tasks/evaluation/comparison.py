@@ -5,7 +5,7 @@ from statistics import fmean
 from typing import Any
 
 from tasks.evaluation.outcomes import Outcome, by_problem
-from tasks.evaluation.statistics import McNemar, mcnemar, paired_difference, paired_proportions
+from tasks.evaluation.statistics import McNemar, mcnemar, paired_difference, paired_means, paired_proportions, sign_flip
 
 _NAMED = 3  # problems that an error's message shows
 
@@ -14,13 +14,13 @@ Groups = Mapping[str, Sequence[Outcome]]
 
 
 def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, Any]:
-    """Differences after - before of greedy episodes, paired by problem, JSON-ready.
+    """Differences after - before, paired by problem, JSON-ready.
 
     `first_turn` and `any_turn`: mean accuracy over problems before and after, their difference with a 95 % bootstrap
     interval over problems, McNemar's exact test (problems solved `only_before`, `only_after`, and p), and the
-    difference's score interval, which holds where few problems differ. These four are None where a problem has
-    several outcomes; its accuracy is then their mean. `answer_tokens`: mean sampled tokens of a turn, None without
-    turns; `truncated`: share of episodes.
+    difference's `score_interval`, which holds where few problems differ. Where a problem has several outcomes its
+    accuracy is their mean; p is that of `sign_flip`, `adjusted_interval` stands for the score interval, and there is
+    no count. `answer_tokens`: mean sampled tokens of a turn, None without turns; `truncated`: share of episodes.
 
     Raises:
         ValueError: there are no outcomes, or not of the same problems.
@@ -60,8 +60,9 @@ def _accuracy(old: Groups, new: Groups, measure: str) -> dict[str, Any]:
         "difference": paired_difference(before, after).as_dict(),
         "only_before": test.only_before if test else None,
         "only_after": test.only_after if test else None,
-        "p": test.p if test else None,
+        "p": test.p if test else sign_flip(before, after),
         "score_interval": _score_interval(test, len(before)) if test else None,
+        "adjusted_interval": None if test else paired_means(before, after).as_dict(),
     }
 
 

@@ -105,8 +105,8 @@ def summarise(greedy: Sequence[Outcome], sampled: Sequence[Outcome] = ()) -> dic
     as independent; tokens have a bootstrap's. None stands where nothing was observed.
 
     Of the sampled ones, where there are any: `pass_at` k, for the powers of two up to n and for n, the smallest
-    number of episodes of a problem. Here an episode is solved when any of its turns is right. The interval is a
-    bootstrap's over problems.
+    number of episodes of a problem. Here an episode is solved when any of its turns is right. `sampled`: mean accuracy
+    of the first turn and of any turn. The intervals are a bootstrap's over problems.
 
     Raises:
         ValueError: no greedy episode.
@@ -155,10 +155,15 @@ def _answer_tokens(outcomes: Sequence[Outcome]) -> dict[str, float] | None:
 
 def summarise_sampled(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     """Of sampled episodes: see `summarise`."""
-    counts = [(len(group), sum(o.any > 0.5 for o in group)) for group in by_problem(outcomes).values()]
+    groups = by_problem(outcomes).values()
+    counts = [(len(group), sum(o.any > 0.5 for o in group)) for group in groups]
     least = min(n for n, _ in counts)
     chosen = sorted({2**power for power in range(least.bit_length())} | {least})
     return {
         "pass_at": {str(k): mean([pass_at_k(n, c, k) for n, c in counts]).as_dict() for k in chosen},
+        "sampled": {
+            "first_turn": mean([fmean(o.first for o in group) for group in groups]).as_dict(),
+            "any_turn": mean([fmean(o.any for o in group) for group in groups]).as_dict(),
+        },
         "sampled_episodes": len(outcomes),
     }

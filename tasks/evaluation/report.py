@@ -108,6 +108,8 @@ def _estimate(estimate: dict[str, float] | None, sign: str = "") -> str:
 def evaluation_rows(numbers: dict[str, Any]) -> list[Row]:
     """One evaluation, as `summarise` says it; empty cells where nothing was observed."""
     lines = [(label, numbers[key], ".3f") for label, key in _LINES]
+    if "sampled" in numbers:  # of any turn that is pass@1
+        lines.append(("first turn, sampled", numbers["sampled"]["first_turn"], ".3f"))
     lines += [(f"turn {turn}, where reached", value, ".3f") for turn, value in enumerate(numbers["by_turn"], 1)]
     lines += [(f"pass@{k}, any turn", value, ".3f") for k, value in numbers.get("pass_at", {}).items()]
     lines += [(label, numbers[key], form) for label, key, form in _BEHAVIOUR]
@@ -143,16 +145,16 @@ def comparison_rows(comparison: dict[str, Any]) -> list[Row]:
 
 def _tested_row(label: str, accuracy: dict[str, Any]) -> Row:
     row = _comparison_row(label, accuracy, ".3f", _estimate(accuracy["difference"], "+"))
-    if accuracy["p"] is None:  # several episodes of a problem
-        return row
-    counts = f"{accuracy['only_after']} / {accuracy['only_before']}"
-    return row | {"McNemar p": f"{accuracy['p']:.3g}", "fixed / broken": counts}
+    row["p"] = "" if accuracy["p"] is None else f"{accuracy['p']:.3g}"  # None: stored by an older version
+    if accuracy["only_after"] is not None:  # one episode of a problem
+        row["fixed / broken"] = f"{accuracy['only_after']} / {accuracy['only_before']}"
+    return row
 
 
 def _comparison_row(label: str, values: dict[str, Any], form: str, difference: str) -> Row:
     before, after = ("" if values[key] is None else f"{values[key]:{form}}" for key in ("before", "after"))
     row = {"measure": label, "before": before, "after": after, "difference": difference}
-    return row | {"McNemar p": "", "fixed / broken": ""}
+    return row | {"p": "", "fixed / broken": ""}
 
 
 def stage_rows(numbers: dict[str, Any]) -> list[Row]:

@@ -109,6 +109,56 @@ def mcnemar(before: Sequence[float], after: Sequence[float]) -> McNemar:
     return McNemar(lost, won, float(binomtest(lost, lost + won, 0.5).pvalue) if lost + won else 1.0)
 
 
+def sign_flip(before: Sequence[float], after: Sequence[float], seed: int = 0) -> float:
+    """Two-sided p of the paired permutation test: could each difference as well have had the other sign? (Fisher 1935)
+
+    McNemar's exact test where all are 0 or 1; exact up to 13 pairs, else by 9,999 draws.
+
+    Args:
+        before: mean success of each problem, 0 to 1.
+        after: of the same problems, in the same order.
+        seed: of the draws; the same seed gives the same p.
+
+    Raises:
+        ValueError: no problem, or not as many before as after.
+    """
+    from scipy.stats import permutation_test
+
+    if not before or len(before) != len(after):
+        raise ValueError(f"pairs are needed: {len(before)} before, {len(after)} after")
+    if len(before) == 1:
+        return 1.0  # either sign is as far from 0
+    found = permutation_test(
+        (before, after),
+        lambda old, new, axis=-1: np.mean(new - old, axis=axis),
+        permutation_type="samples",
+        vectorized=True,
+        n_resamples=_RESAMPLES,
+        batch=_BATCH,
+        rng=np.random.default_rng(seed),
+    )
+    return float(found.pvalue)
+
+
+def paired_means(before: Sequence[float], after: Sequence[float]) -> Estimate:
+    """Mean difference after - before of values from 0 to 1, with the adjusted Wald interval.
+
+    One pair that was won and one that was lost are added, so it holds where few pairs differ, or none: without a
+    difference in 10 pairs it reaches from -0.23 to 0.23. Source: for values 0 and 1, Bonett and Price (2012), Journal
+    of Educational and Behavioral Statistics 37, 479-488.
+
+    Raises:
+        ValueError: not as many before as after.
+    """
+    from scipy.stats import norm
+
+    differences = [new - old for old, new in zip(before, after, strict=True)]
+    adjusted = np.array([*differences, 1.0, -1.0])
+    centre = adjusted.mean()
+    reach = float(norm.ppf(0.5 + CONFIDENCE / 2)) * adjusted.std() / math.sqrt(len(adjusted))
+    return Estimate(float(np.mean(differences)), float(max(-1, centre - reach)), float(min(1, centre + reach)))
+
+
 def paired_proportions(only_before: int, only_after: int, pairs: int) -> Estimate:
     """Difference after - before of two proportions of the same `pairs`, with its score interval.
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from storage import layout, manifests
 from storage.lineage import trained_on
@@ -64,12 +64,22 @@ def gather(
     challenger: str,
     evaluations: Mapping[str, Mapping[str, Sequence[str]]],
     distance: float | None,
+    episodes: Literal["greedy", "sampled"],
 ) -> tuple[Training, Evidence]:
-    """Everything that the gate looks at; `evaluations`: versions of scores by policy and set, the greedy one first."""
-    before, after = evaluations[champion], evaluations[challenger]
+    """Everything that the gate looks at.
+
+    Args:
+        store: where everything lies.
+        cache: local folder for objects of a remote root.
+        champion: version.
+        challenger: version.
+        evaluations: versions of scores by policy and set, that of greedy episodes first, that of sampled ones second.
+        distance: nats a token between the two policies.
+        episodes: which of them are compared.
+    """
+    before, after, place = evaluations[champion], evaluations[challenger], ("greedy", "sampled").index(episodes)
     comparisons = {
-        name: compare(outcomes_of(store, before[name][0], cache), outcomes_of(store, after[name][0], cache))
-        for name in after
+        name: compare(*(outcomes_of(store, found[name][place], cache) for found in (before, after))) for name in after
     }
     run = layout.run_of(challenger)
     assert run

@@ -1,8 +1,8 @@
 """The gate: whether a challenger replaces the champion, and every reason for it.
 
 Better on the target set with confidence, not worse than a margin on every guarded set, and no alarm. Bounds are those
-of 95 % intervals of paired differences, bootstrap or score, whichever is wider; McNemar's exact test stands beside
-them (see `tasks.evaluation.comparison`).
+of 95 % intervals of paired differences, the bootstrap's or one that holds for few problems, whichever is wider; an
+exact test stands beside them (see `tasks.evaluation.comparison`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,8 +69,16 @@ def decide(evidence: Evidence, gate: Gate) -> Decision:
     return Decision(all(check.passed for check in checks), harmful, checks)
 
 
+def measured(gate: Gate) -> str:
+    """What the gate measures, in words.
+
+    Example: "first turn", or "any turn, sampled".
+    """
+    return gate.measure.replace("_", " ") + (", sampled" if gate.episodes == "sampled" else "")
+
+
 def _better(comparison: Mapping[str, Any], gate: Gate) -> Check:
-    """McNemar's test is asked, too: on a handful of problems a bootstrap is sure of anything."""
+    """A test is asked, too: on a handful of problems a bootstrap is sure of anything."""
     found = comparison[gate.measure]
     above, p = _low(found) > gate.least_gain, found["p"]
     certain = p is None or p <= _LEVEL or gate.least_gain < 0
@@ -92,17 +100,21 @@ def _is_worse(comparison: Mapping[str, Any], gate: Gate) -> bool:
 
 def _low(found: Mapping[str, Any]) -> float:
     """The lower end of the wider of both intervals: where few problems differ, the bootstrap is too sure."""
-    return min(float(interval["low"]) for interval in (found["difference"], found["score_interval"]) if interval)
+    return min(float(interval["low"]) for interval in _intervals(found))
 
 
 def _high(found: Mapping[str, Any]) -> float:
-    return max(float(interval["high"]) for interval in (found["difference"], found["score_interval"]) if interval)
+    return max(float(interval["high"]) for interval in _intervals(found))
+
+
+def _intervals(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [found[name] for name in ("difference", "score_interval", "adjusted_interval") if found.get(name)]
 
 
 def _difference(comparison: Mapping[str, Any], gate: Gate) -> str:
     found = comparison[gate.measure]
     return (
-        f"{gate.measure.replace('_', ' ')} {found['before']:.3f} -> {found['after']:.3f}, "
+        f"{measured(gate)} {found['before']:.3f} -> {found['after']:.3f}, "
         f"{found['difference']['value']:+.3f} [{_low(found):+.3f}, {_high(found):+.3f}]"
     )
 

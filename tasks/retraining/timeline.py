@@ -12,6 +12,7 @@ from storage import aliases, layout, manifests
 from storage.aliases import Move
 from storage.nights import Nights, Record
 from storage.store import Store
+from tasks.retraining.gate import measured
 
 Estimate = dict[str, float]
 """value, low, high"""
@@ -79,8 +80,11 @@ def _accuracies(store: Store, config: Config, records: Sequence[Record]) -> dict
     for record in records:
         if record.end and record.end.decision:
             for policy, sets in manifests.read(store, record.end.decision).metrics["accuracy"].items():
-                if gate.target in sets:
-                    found[policy] = sets[gate.target][gate.measure]
+                numbers = sets.get(gate.target, {})
+                if gate.episodes == "sampled":
+                    numbers = numbers.get("sampled", {})
+                if gate.measure in numbers:
+                    found[policy] = numbers[gate.measure]
     return found
 
 
@@ -109,13 +113,13 @@ def write_timeline(store: Store, config: Config) -> list[Event]:
     with TemporaryDirectory(prefix="report-") as scratch:
         numbers, picture = Path(scratch) / "nights.json", Path(scratch) / "champion.png"
         numbers.write_text(json.dumps([asdict(event) for event in events], indent=1))
-        plot(events, gate.target, gate.measure, picture)
+        plot(events, f"{gate.target}, {measured(gate)}", picture)
         for path in (numbers, picture):
             store.put(f"{layout.retraining(config.run.name)}/report/{path.name}", path)
     return events
 
 
-def plot(events: Sequence[Event], target: str, measure: str, path: Path) -> None:
+def plot(events: Sequence[Event], measure: str, path: Path) -> None:
     """The champion's accuracy after each event, and the challengers that were not promoted, with intervals."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -136,7 +140,7 @@ def plot(events: Sequence[Event], target: str, measure: str, path: Path) -> None
             )
     labels = [f"{event.label}\n{event.what}" for event in events]
     axes.set_xticks(range(len(events)), labels, rotation=30, ha="right", fontsize=8)
-    axes.set(ylabel=f"accuracy on {target}, {measure.replace('_', ' ')}", ylim=(0, 1), title="Champion over nights")
+    axes.set(ylabel=f"accuracy on {measure}", ylim=(0, 1), title="Champion over nights")
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", fontsize=8)
     figure.savefig(path, dpi=150)
