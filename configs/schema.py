@@ -302,7 +302,8 @@ class Inference(Knobs):
     urls: list[URI] = []
     """vLLM servers to use, such as http://127.0.0.1:8000; empty starts `replicas` of our own.
     They need --enable-scale-out, VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs and
-    a view of the checkpoint files; their API key is read from the environment (VLLM_API_KEY)."""
+    a view of the checkpoint files; their API key is read from the environment (VLLM_API_KEY). A command's first swap
+    sets all their weights to 0 before it loads others: nobody knows what they served, so only this proves it."""
     replicas: PositiveInt = 1
     """Servers to start when no URLs are given. Each gets GPUs of its own out of CUDA_VISIBLE_DEVICES, or else of all:
     as many as the parallel sizes in `extra_args` ask for. Too few are an error. Servers take the last GPUs and the
@@ -377,7 +378,8 @@ class Advantage(Knobs):
     """gae: 1 looks at whole returns, 0 at the next value only."""
     normalisation: Literal["none", "batch", "group"] = "batch"
     """gae: (A - mean) / (std + 1e-5) over the action tokens of all samples (batch), or of each problem's (group).
-    group: A / (std + 1e-5); its baselines are centred already, and groups that agree stay at 0. none: as they are."""
+    group: A / (root mean square + 1e-5); its baselines are centred already, and groups that agree stay at 0. none: as
+    they are."""
 
 
 class Critic(Knobs):
