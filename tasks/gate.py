@@ -61,7 +61,7 @@ def decide(
     if manifests.committed(store, version):
         return version
     settings = workspace.config.retrain.gate
-    training, evidence = gather(store, workspace.cache, champion, challenger, evaluations, distance, settings.episodes)
+    training, evidence = gather(store, workspace.cache, champion, challenger, evaluations, distance, settings)
     numbers: dict[str, Any] = {
         "champion": champion,
         "challenger": challenger,

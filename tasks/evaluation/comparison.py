@@ -1,11 +1,12 @@
 """Two policies on the same problems: is the second better, and by how much?"""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
 from tasks.evaluation.outcomes import Outcome, by_problem
-from tasks.evaluation.statistics import McNemar, mcnemar, paired_difference, paired_means, paired_proportions, sign_flip
+from tasks.evaluation.statistics import mcnemar, paired_difference, paired_means, paired_proportions, sign_flip
 
 _NAMED = 3  # problems that an error's message shows
 
@@ -53,21 +54,28 @@ def _accuracy(old: Groups, new: Groups, measure: str) -> dict[str, Any]:
         [fmean(getattr(outcome, measure) for outcome in group) for group in groups.values()] for groups in (old, new)
     )
     single = all(len(group) == 1 for groups in (old, new) for group in groups.values())
-    test = mcnemar(before, after) if single else None
     return {
         "before": fmean(before),
         "after": fmean(after),
         "difference": paired_difference(before, after).as_dict(),
-        "only_before": test.only_before if test else None,
-        "only_after": test.only_after if test else None,
-        "p": test.p if test else sign_flip(before, after),
-        "score_interval": _score_interval(test, len(before)) if test else None,
-        "adjusted_interval": None if test else paired_means(before, after).as_dict(),
+        **(_of_single_outcomes(before, after) if single else _of_means(before, after)),
     }
 
 
-def _score_interval(test: McNemar, pairs: int) -> dict[str, float]:
-    return paired_proportions(test.only_before, test.only_after, pairs).as_dict()
+def _of_single_outcomes(before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
+    test = mcnemar(before, after)
+    interval = paired_proportions(test.only_before, test.only_after, len(before))
+    return {**asdict(test), "score_interval": interval.as_dict(), "adjusted_interval": None}
+
+
+def _of_means(before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
+    return {
+        "only_before": None,
+        "only_after": None,
+        "p": sign_flip(before, after),
+        "score_interval": None,
+        "adjusted_interval": paired_means(before, after).as_dict(),
+    }
 
 
 def _answer_tokens(before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, float | None]:

@@ -159,11 +159,10 @@ def summarise_sampled(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     counts = [(len(group), sum(o.any > 0.5 for o in group)) for group in groups]
     least = min(n for n, _ in counts)
     chosen = sorted({2**power for power in range(least.bit_length())} | {least})
+    pass_at = {str(k): mean([pass_at_k(n, c, k) for n, c in counts]).as_dict() for k in chosen}
+    first_turn = mean([fmean(outcome.first for outcome in group) for group in groups])
     return {
-        "pass_at": {str(k): mean([pass_at_k(n, c, k) for n, c in counts]).as_dict() for k in chosen},
-        "sampled": {
-            "first_turn": mean([fmean(o.first for o in group) for group in groups]).as_dict(),
-            "any_turn": mean([fmean(o.any for o in group) for group in groups]).as_dict(),
-        },
+        "pass_at": pass_at,
+        "sampled": {"first_turn": first_turn.as_dict(), "any_turn": pass_at["1"]},
         "sampled_episodes": len(outcomes),
     }

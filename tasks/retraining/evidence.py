@@ -3,8 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from configs.schema import Gate
 from storage import layout, manifests
 from storage.lineage import trained_on
 from storage.store import Store
@@ -64,20 +65,20 @@ def gather(
     challenger: str,
     evaluations: Mapping[str, Mapping[str, Sequence[str]]],
     distance: float | None,
-    episodes: Literal["greedy", "sampled"],
+    gate: Gate,
 ) -> tuple[Training, Evidence]:
     """Everything that the gate looks at.
 
     Args:
         store: where everything lies.
         cache: local folder for objects of a remote root.
-        champion: version.
-        challenger: version.
+        champion: version of a checkpoint, as is `challenger`.
+        challenger: what the night trained.
         evaluations: versions of scores by policy and set, that of greedy episodes first, that of sampled ones second.
         distance: nats a token between the two policies.
-        episodes: which of them are compared.
+        gate: says which episodes are compared.
     """
-    before, after, place = evaluations[champion], evaluations[challenger], ("greedy", "sampled").index(episodes)
+    before, after, place = evaluations[champion], evaluations[challenger], int(gate.episodes == "sampled")
     comparisons = {
         name: compare(*(outcomes_of(store, found[name][place], cache) for found in (before, after))) for name in after
     }

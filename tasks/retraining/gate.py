@@ -70,7 +70,7 @@ def decide(evidence: Evidence, gate: Gate) -> Decision:
 
 
 def measured(gate: Gate) -> str:
-    """What the gate measures, in words.
+    """The gate's measure in words.
 
     Example: "first turn", or "any turn, sampled".
     """
@@ -81,8 +81,8 @@ def _better(comparison: Mapping[str, Any], gate: Gate) -> Check:
     """A test is asked, too: on a handful of problems a bootstrap is sure of anything."""
     found = comparison[gate.measure]
     above, p = _low(found) > gate.least_gain, found["p"]
-    certain = p is None or p <= _LEVEL or gate.least_gain < 0
-    verdict = f"{'above' if above else 'not all above'} {gate.least_gain:+.3f}{'' if p is None else f', p = {p:.2g}'}"
+    certain = p <= _LEVEL or gate.least_gain < 0
+    verdict = f"{'above' if above else 'not all above'} {gate.least_gain:+.3f}, p = {p:.2g}"
     return Check(gate.target, "better", above and certain, f"{_difference(comparison, gate)}: {verdict}")
 
 
@@ -108,7 +108,7 @@ def _high(found: Mapping[str, Any]) -> float:
 
 
 def _intervals(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [found[name] for name in ("difference", "score_interval", "adjusted_interval") if found.get(name)]
+    return [found[name] for name in ("difference", "score_interval", "adjusted_interval") if found[name]]
 
 
 def _difference(comparison: Mapping[str, Any], gate: Gate) -> str:
