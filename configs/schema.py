@@ -302,8 +302,8 @@ class Inference(Knobs):
     urls: list[URI] = []
     """vLLM servers to use, such as http://127.0.0.1:8000; empty starts `replicas` of our own.
     They need --enable-scale-out, VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs and
-    a view of the checkpoint files; their API key is read from the environment (VLLM_API_KEY). A command's first swap
-    sets all their weights to 0 before it loads others: nobody knows what they served, so only this proves it."""
+    a view of the checkpoint files; their API key is read from the environment (VLLM_API_KEY). A command does
+    not know what they serve: its first swap sets their weights to 0, so the canary proves that others were loaded."""
     replicas: PositiveInt = 1
     """Servers to start when no URLs are given. Each gets GPUs of its own out of CUDA_VISIBLE_DEVICES, or else of all:
     as many as the parallel sizes in `extra_args` ask for. Too few are an error. Servers take the last GPUs and the
@@ -578,10 +578,10 @@ class Gate(Knobs):
     """When a challenger replaces the champion. Intervals are 95 %, paired over the problems of a set."""
 
     measure: Literal["first_turn", "any_turn"] = "first_turn"
-    """Accuracy of the first answer, or of any of an episode's answers."""
+    """Whether the first answer is right, or any of an episode's answers."""
     episodes: Literal["greedy", "sampled"] = "greedy"
-    """Of the greedy episode of each problem, or the mean of `evaluation.samples` sampled ones: what PPO raises, and
-    surer, for one greedy answer turns with a little of the weights."""
+    """Accuracy of the greedy episode of each problem, or the mean over `evaluation.samples` sampled ones. That mean is
+    what PPO raises, and it depends less on luck: a small update changes many greedy answers."""
     target: Name = "held-out"
     """On this set the challenger must be better: the whole interval of the difference lies above `least_gain`, and
     McNemar's p (of sampled episodes a permutation test's) is 0.05 at most; not asked where `least_gain` is negative."""
@@ -661,7 +661,7 @@ class Config(Knobs):
         if self.ppo.advantage.type == "group" and rollout.group_size == 1:
             raise ValueError("rollout.group_size=1 leaves the group baseline nothing to compare: use 2 or more")
         if self.retrain.gate.episodes == "sampled" and not self.evaluation.samples:
-            raise ValueError("retrain.gate.episodes=sampled needs sampled episodes: set evaluation.samples, to 8 or so")
+            raise ValueError("retrain.gate.episodes=sampled needs sampled episodes: set evaluation.samples=8 or so")
         if sampling.max_new_tokens >= self.inference.max_model_len:
             raise ValueError(
                 f"sampling.max_new_tokens={sampling.max_new_tokens} does not fit into "

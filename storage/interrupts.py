@@ -4,8 +4,8 @@ Python raises KeyboardInterrupt wherever the main thread happens to be. In a des
 a C library's callback it is dropped, and the program goes on. So a thread hears of every signal, too
 (`signal.set_wakeup_fd`), and sends it again until the main thread is on its way out. The thread can see that: while the
 main thread cleans up in `except`, `finally` or `__exit__`, it handles an exception that is no `Exception`. So no
-interrupt is lost, and no clean-up is disturbed (within a flow, where SIGTERM is Prefect's, a second one disturbs it).
-What libraries log of it has no traceback.
+interrupt is lost, and no clean-up is disturbed. One case remains: within a flow Prefect handles SIGTERM, and a second
+one does disturb it. What libraries log of it has no traceback.
 
 SIGINT keeps Python's own handler, because `asyncio.run` cancels its main task only where it finds that one.
 """
@@ -183,13 +183,13 @@ def _origin(error: BaseException | None) -> BaseException | None:
 
 
 def _tell(line: str) -> None:
-    """Print it, past the locks and buffers that the main thread may hold; for nobody, where the reader has ended."""
+    """Print it, past the locks and buffers that the main thread may hold. Where nobody reads it any more it is lost."""
     with contextlib.suppress(OSError):
         os.write(2, f"{line}\n".encode())
 
 
 def _flush() -> None:
-    """Write what is buffered. Python's own try would change the status where the reader of a pipe has ended."""
+    """Flush the output. If nobody reads it any more, Python's own attempt at exit would change the status."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

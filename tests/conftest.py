@@ -31,7 +31,7 @@ from tasks.rewards.verifier import Verifier
 from tests import real_data
 from tests import s3_server as s3
 
-# What the tests start hears Ctrl-C as from a terminal: where they run in the background it is ignored.
+# Shells start background jobs with SIGINT ignored, and what the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Shared cores make single examples slow, and drawing them, too.

@@ -162,7 +162,7 @@ def test_mcnemar_is_symmetric(pairs: list[tuple[float, float]]) -> None:
 @settings(max_examples=30)
 @given(st.lists(st.tuples(BITS, BITS), min_size=1, max_size=9))
 def test_sign_flips_of_single_episodes_are_mcnemars(pairs: list[tuple[float, float]]) -> None:
-    """Of successes 0 and 1 the permutation test and McNemar's exact one are the same test."""
+    """The permutation test and McNemar's exact one agree where every success is 0 or 1."""
     before, after = [old for old, _ in pairs], [new for _, new in pairs]
     assert sign_flip(before, after) == pytest.approx(mcnemar(before, after).p)
 

@@ -96,8 +96,8 @@ def test_a_second_ctrl_c_ends_at_once() -> None:
     assert job.wait(60) == 130
 
 
-def test_one_that_comes_late_is_no_second_one() -> None:
-    """The interrupt that is sent again reaches a thread that sleeps in the kernel when it wakes."""
+def test_a_late_interrupt_is_not_a_second_one() -> None:
+    """The one that is sent again reaches a thread that sleeps in the kernel only when it wakes."""
     asleep = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]); time.sleep(2.2)"
     awake = "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); time.sleep(60)"
     clean_up = "time.sleep(1); print('cleaned up')"
@@ -108,7 +108,7 @@ def test_one_that_comes_late_is_no_second_one() -> None:
 
 
 def test_a_second_sigterm_leaves_the_clean_up_alone() -> None:
-    """`kill` twice, as people do who are impatient."""
+    """Impatient people send `kill` twice."""
     kill = "os.kill(os.getpid(), signal.SIGTERM)"
     job = command(f"try: {kill}; time.sleep(60)\nfinally: {kill}; time.sleep(0.1); print('cleaned up')")
     out, _ = job.communicate(timeout=60)
@@ -249,7 +249,7 @@ def _no_process_left(mark: str) -> None:
 
 @pytest.mark.timeout(scaled(600, 7200))
 def test_ctrl_c_at_any_moment_of_a_command(overrides: list[str], tmp_path: Path) -> None:
-    """From the first import on, and, as the first is, while its own servers start and serve."""
+    """The first is interrupted while its own server starts or serves, the others anywhere from the first import on."""
     own_servers = [override for override in overrides if "inference.urls" not in override]
     dice, seconds = random.Random(1), []
     for number in range(scaled(2, 30)):

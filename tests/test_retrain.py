@@ -116,7 +116,7 @@ def test_nights_in_order(place: Place, tmp_path: Path) -> None:
 
 
 def test_sampled_episodes_decide(place: Place) -> None:
-    """Where the gate compares them, they are what it says and what the nights' accuracies are."""
+    """The gate compares them and says so, and the accuracies of the nights are theirs."""
     sampled = ["evaluation.samples=2", "retrain.gate.episodes=sampled"]
     place.arrive("a", range(8))
     place.night(*PROMOTE, *sampled)

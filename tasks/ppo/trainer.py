@@ -92,9 +92,10 @@ class Trainer:
         save_learner(self._learner, model, state)
 
     def canary(self) -> Canary:
-        """What the present weights think of a fixed sequence, at temperature 1, in float32 like every canary.
+        """The canary of the present weights, at temperature 1.
 
-        Of two precisions the difference between two canaries would be rounding rather than an update.
+        Not in the precision of training but in float32, like that of version 0: between canaries of two precisions
+        rounding would look like an update.
         """
         return make_canary(self._learner.model, self._ppo.logprob_chunk_tokens)
 

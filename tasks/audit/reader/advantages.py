@@ -1,6 +1,6 @@
 """Advantages of a trajectory's tokens, from stored rows and scores, by the code that updates compute them with.
 
-An update of an older version may have computed others: what advantages are is the algorithm's, and that has changed.
+Updates made by an older version of this project may have computed others: the algorithm has changed since.
 
 Left out is what needs a model: `gae` has no values without its critic, and a KL penalty in the reward no reference.
 """
@@ -145,8 +145,10 @@ def _knobs(manifest: Manifest | None) -> tuple[PPO, Reward, int]:
 def _says(ppo: PPO, samples: int, whole: bool) -> str:
     knobs = ppo.advantage
     of = "data set" if whole else "group"
-    estimator, number = f"the estimator {knobs.type}, as it is now,", f"{samples:,}"
-    text = f"Computed by {estimator} from the {number} trajectories of the {of} that were trained on"
+    text = (
+        f"Computed by this version's estimator {knobs.type} "
+        f"from the {samples:,} trajectories of the {of} that were trained on"
+    )
     if knobs.normalisation == "batch" and not whole:
         text += "; the update normalised them over its whole data set, too large to be read here: these are not"
     elif knobs.normalisation != "none":

@@ -1,4 +1,4 @@
-"""Advantages of one scale."""
+"""Advantages brought to one scale."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -21,8 +21,8 @@ def normalise(
 
     Mean, std and root mean square are over the action tokens that the loss will see: of all samples, or of each
     problem's. Group baselines are centred already, by turn. The mean over their tokens is that of long turns above
-    all: subtracted, it would push up groups that agree, such as long wrong answers that all their group gave; and a
-    spread around it is none where the loss sees right answers only, since wrong ones were cut and masked.
+    all: subtracted, it would push up groups that agree, such as long wrong answers that all their group gave. Nor is
+    the std of use there: it is 0 where the loss sees right answers only, because the wrong ones are masked.
     Source: PPO as in AReaL (arXiv 2505.24298).
     """
     if over == "none":
