@@ -1,7 +1,8 @@
 """`make up` and `make down`: a Prefect server and a worker in the background of this machine.
 
 Process ids and logs lie in `var/prefect`. `up` writes `prefect.toml`, which every Prefect command in this folder
-reads, so that none needs an exported address; `down` removes it. Processes are found by recorded id, never by name.
+reads, so that none needs an exported address or password; `down` removes it. Other users of the machine cannot read it,
+and the server answers nobody without the password. Processes are found by recorded id, never by name.
 """
 
 import argparse
@@ -12,20 +13,22 @@ import subprocess
 import sys
 import time
 import tomllib
-import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import psutil
 
+from flows import prefect_server
+from flows.prefect_server import HOST, healthy, new_password, protection, reserve
+from flows.temporary_server import pass_proxies_by
 from storage import interrupts
 
 ROOT = Path(__file__).resolve().parent.parent
 STATE = ROOT / "var" / "prefect"
 CLIENT_SETTINGS = ROOT / "prefect.toml"
-HOST = "127.0.0.1"
 POOL = "local"
+_PREFECT = ("-m", "prefect")
 CLOCK_SECONDS = 60
 """How far an adjusted clock may move a process's start past the writing of its id."""
 START_SECONDS = 120
@@ -37,16 +40,24 @@ STOP_SECONDS = 20
 def up(port: int) -> None:
     """Starts server and worker unless they run, and deploys `prefect.yaml`; safe to repeat."""
     STATE.mkdir(parents=True, exist_ok=True)
-    if not _session("server"):
+    STATE.chmod(0o700)
+    asks_a_proxy = _asks_a_proxy()
+    pass_proxies_by()
+    if not (_runs("server") and _runs("worker")):
+        down()  # one may have been killed: flow runs without a worker cannot be cancelled
         _start_server(port)
+    address = _address()
     _prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
     _prefect("deploy", "--all")
-    if not _session("worker"):
-        _start("worker", "worker", "start", "--pool", POOL, "--name", "local")
+    if not _runs("worker"):
+        with reserve(int(address.rpartition(":")[2])) as reserved:  # while the worker lives nobody else gets the port
+            _start("worker", *_PREFECT, "worker", "start", "--pool", POOL, "--name", "local", inherits=[reserved])
     _await("worker", lambda: "started" in _log("worker").read_text())
-    address = tomllib.loads(CLIENT_SETTINGS.read_text())["api"]["url"].removesuffix("/api")
-    print(f"Prefect runs on {address} (also in a browser), its logs are in {STATE.relative_to(ROOT)}. Now type:")
+    print(f"Prefect runs on {address} (also in a browser, which asks for the `auth_string` of")
+    print(f"{CLIENT_SETTINGS.name}), its logs are in {STATE.relative_to(ROOT)}. Now type:")
     print("  source .venv/bin/activate")
+    if asks_a_proxy:
+        print(f"  export no_proxy={HOST}    # or the next command asks the proxy for this server")
     print("  prefect deployment run math-mt-ppo/math-mt-ppo --watch")
 
 
@@ -59,39 +70,69 @@ def down() -> None:
 
 def _start_server(port: int) -> None:
     with socket.socket() as probe:
-        if probe.connect_ex((HOST, port)) == 0:
-            raise ValueError(f"port {port} is taken by another program; choose another: make up PORT={port + 1}")
-    CLIENT_SETTINGS.write_text(f'[api]\nurl = "http://{HOST}:{port}/api"\n')
-    _start("server", "server", "start", "--host", HOST, "--port", str(port))
+        taken = probe.connect_ex((HOST, port)) == 0
+    try:
+        listener = reserve(port)
+    except OSError:
+        taken = True
+    if taken:
+        raise ValueError(f"port {port} is taken by another program; choose another: make up PORT={port + 1}")
+    with listener:
+        listener.listen(socket.SOMAXCONN)
+        password = new_password()
+        _write_client_settings(port, password)
+        command = ["-P", prefect_server.__file__, str(listener.fileno())]
+        _start("server", *command, inherits=[listener], environment=protection(port, password))
     _await("server", lambda: healthy(port))
+
+
+def _write_client_settings(port: int, password: str) -> None:
+    CLIENT_SETTINGS.unlink(missing_ok=True)
+    with os.fdopen(os.open(CLIENT_SETTINGS, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
+        file.write(f'[api]\nurl = "http://{HOST}:{port}/api"\nauth_string = "{password}"\n')
+
+
+def _address() -> str:
+    """Of the server's pages."""
+    address: str = tomllib.loads(CLIENT_SETTINGS.read_text())["api"]["url"]
+    return address.removesuffix("/api")
 
 
 def _prefect(*arguments: str) -> None:
     """Runs a Prefect command to its end; its output, which advises steps that `up` takes itself, is for failures."""
-    command = [sys.executable, "-m", "prefect", "--no-prompt", *arguments]
+    command = [sys.executable, *_PREFECT, "--no-prompt", *arguments]
     done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False)
     if done.returncode:
         raise ValueError(f"`prefect {' '.join(arguments)}` failed:\n{done.stdout}{done.stderr}")
 
 
-def _start(name: str, *arguments: str) -> None:
-    """Runs a Prefect command in a session of its own, which its flow runs inherit."""
+def _start(
+    name: str, *arguments: str, inherits: Iterable[socket.socket], environment: Mapping[str, str] | None = None
+) -> None:
+    """Runs a Python command in a session of its own, which its flow runs inherit."""
     with _log(name).open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "prefect", *arguments],
+            [sys.executable, *arguments],
             cwd=ROOT,
-            env=_environment(),
+            env={**_environment(), **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=[inherited.fileno() for inherited in inherits],
         )
     _pid_file(name).write_text(str(process.pid))
 
 
 def _environment() -> dict[str, str]:
-    """This environment without an address that would win over `prefect.toml`."""
-    return {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"} | {"PREFECT_HOME": str(STATE)}
+    """This environment without an address or a password that would win over `prefect.toml`."""
+    others = {"PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_API_KEY"}
+    return {key: value for key, value in os.environ.items() if key not in others} | {"PREFECT_HOME": str(STATE)}
+
+
+def _asks_a_proxy() -> bool:
+    """Whether commands in this environment send what is for the server to a proxy."""
+    return "http" in urllib.request.getproxies() and not urllib.request.proxy_bypass(HOST)
 
 
 def _await(name: str, ready: Callable[[], bool]) -> None:
@@ -100,15 +141,6 @@ def _await(name: str, ready: Callable[[], bool]) -> None:
         if not _session(name) or time.monotonic() > deadline:
             raise ValueError(f"the {name} did not start; its log {_log(name)} ends:\n{_log(name).read_text()[-2000:]}")
         time.sleep(0.5)
-
-
-def healthy(port: int) -> bool:
-    """Whether a Prefect server answers there."""
-    try:
-        with urllib.request.urlopen(f"http://{HOST}:{port}/api/health", timeout=2):
-            return True
-    except (urllib.error.URLError, TimeoutError):
-        return False
 
 
 def _stop(name: str) -> None:
@@ -143,6 +175,10 @@ def _session(name: str) -> list[psutil.Process]:
     if psutil.pid_exists(leader) and psutil.Process(leader).create_time() > file.stat().st_mtime + CLOCK_SECONDS:
         return []  # after a reboot, say, somebody else's process has this id
     return [process for process in psutil.process_iter() if _session_id(process) == leader]
+
+
+def _runs(name: str) -> bool:
+    return _leader(name) in [process.pid for process in _session(name)]
 
 
 def _leader(name: str) -> int | None:

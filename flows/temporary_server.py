@@ -1,29 +1,35 @@
-"""A Prefect server for one command, which ends with it however it ends.
+"""A Prefect server for one command, which ends with it however it ends, and is started anew if it dies.
 
-Where no API is configured Prefect starts a temporary server itself, but leaves it behind when the process is killed.
-This one runs under the supervisor that vLLM runs under.
+Where no API is configured Prefect starts a temporary server itself, but asks for no password, and leaves it behind when
+the process is killed. This one runs under the supervisor that vLLM runs under.
 """
 
+import logging
 import os
-import subprocess
+import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from flows.local_server import healthy
-from tasks.inference import supervisor
-from tasks.inference.server import free_port
+from flows import prefect_server
+from flows.prefect_server import HOST, healthy, new_password, protection, reserve
+from storage import interrupts
+from tasks.inference.supervised import Supervised
+
+logger = logging.getLogger(__name__)
 
 START_SECONDS = 900
 """Guards against hanging only: a busy machine takes long to make the database."""
-_LIGHT = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
+_LOOK_S = 0.2
+_LIGHT = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_SERVER_LOGGING_LEVEL": "ERROR"}
 """As Prefect starts its own temporary server: neither pages nor scheduler."""
 
 
-_STARTED: list["subprocess.Popen[bytes]"] = []
-"""Kept until this process ends, and with it the pipe: when Python exits, Prefect still sends what it has to say."""
+_STARTED: list["_Server"] = []
+"""Kept until this process ends: when Python exits, Prefect still sends what it has to say."""
 
 
 @contextmanager
@@ -33,39 +39,67 @@ def temporary_server() -> Iterator[None]:
     Raises:
         RuntimeError: it does not start; holds the end of its log.
     """
-    from prefect.settings import PREFECT_API_URL, PREFECT_HOME, get_current_settings, temporary_settings
+    from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
+    pass_proxies_by()
     if PREFECT_API_URL.value():
         yield
         return
-    log = PREFECT_HOME.value() / "temporary-server.log"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    port = free_port()
-    environment = os.environ | _LIGHT | get_current_settings().to_environment_variables(exclude_unset=True)
-    process = subprocess.Popen(
-        [sys.executable, supervisor.__file__, str(log), *_command(port)],
-        stdin=subprocess.PIPE,  # its end is ours
-        stdout=subprocess.DEVNULL,
-        env=environment,
-        start_new_session=True,  # Ctrl-C is for the flow, which reports to the server until it has ended
-    )
-    _STARTED.append(process)
-    _await(port, process, log)
-    with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{port}/api"}):
+    server = _Server(PREFECT_HOME.value() / "temporary-server.log")
+    _STARTED.append(server)
+    server.start()
+    threading.Thread(target=server.keep, name="prefect-server", daemon=True).start()
+    with temporary_settings({PREFECT_API_URL: server.api, PREFECT_API_AUTH_STRING: server.password}):
         yield
 
 
-def _command(port: int) -> list[str]:
-    import prefect
+def pass_proxies_by() -> None:
+    """Tell this process and those that it starts that nothing on loopback is behind a proxy."""
+    for name in ("no_proxy", "NO_PROXY"):
+        hosts = [host for host in os.environ.get(name, os.environ.get("no_proxy", "")).split(",") if host]
+        os.environ[name] = ",".join([*hosts, *(host for host in (HOST, "localhost") if host not in hosts)])
 
-    command = [sys.executable, "-m", "uvicorn", "--app-dir", str(prefect.__module_path__.parent)]
-    command += ["--factory", "prefect.server.api.server:create_app", "--host", "127.0.0.1", "--port", str(port)]
-    return [*command, "--log-level", "error", "--lifespan", "on"]
 
+class _Server:
+    """The socket is this process's own, so requests wait in it while a server that died is started anew."""
 
-def _await(port: int, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while process.poll() is not None or not healthy(port):
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise RuntimeError(f"the temporary Prefect server did not start; {log} ends:\n{log.read_text()[-2000:]}")
-        time.sleep(0.1)
+    def __init__(self, log: Path) -> None:
+        self.password = new_password()
+        self._listener = reserve()
+        self._listener.listen(socket.SOMAXCONN)
+        self._port: int = self._listener.getsockname()[1]
+        self.api = f"http://{HOST}:{self._port}/api"
+        self._supervised = Supervised(log)
+
+    def start(self) -> None:
+        """Returns when it answers.
+
+        Raises:
+            RuntimeError: it does not; holds the end of its log.
+        """
+        from prefect.settings import get_current_settings
+
+        descriptor = self._listener.fileno()
+        settings = get_current_settings().to_environment_variables(exclude_unset=True)
+        environment = {**os.environ, **settings, **_LIGHT, **protection(self._port, self.password)}
+        command = [sys.executable, "-P", prefect_server.__file__, str(descriptor)]
+        self._supervised.start(command, environment, pass_fds=[descriptor])
+        deadline = time.monotonic() + START_SECONDS
+        while not healthy(self._port):
+            if not self._supervised.alive or time.monotonic() > deadline:
+                log, end = self._supervised.log, self._supervised.log_tail()
+                raise RuntimeError(f"the temporary Prefect server did not start; {log} ends:\n{end}")
+            time.sleep(_LOOK_S)
+
+    def keep(self) -> None:
+        """Start it anew whenever it has died. If that fails the command ends: it could only wait for answers."""
+        try:
+            while True:
+                while self._supervised.alive:
+                    time.sleep(_LOOK_S)
+                logger.warning("the temporary Prefect server has died: starting it anew")
+                self._supervised.stop()
+                self.start()
+        except (RuntimeError, OSError) as error:
+            self._listener.close()  # nobody shall wait for it
+            interrupts.fail(f"the temporary Prefect server has died, and cannot be started anew: {error}")

@@ -29,15 +29,20 @@ LATEST_S = 12.0
 LOOK_S = 0.5
 """Time between two looks at the main thread. One look may fall between two clean-ups: two must see it at work."""
 _NO_SIGNAL = 0
+_FAILED = 1
 _WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+logger = logging.getLogger(__name__)
+_watching: "_Watch | None" = None
 
 
 def run(command: Callable[[], int | None], advice: str = "") -> NoReturn:
     """Run a command line in the main thread and end the process with its status, 0 for None.
 
     Where the process was told to end, the status is 130 or 143 whatever `command` makes of it, and `advice` is printed.
+    When `command` has ended, what Python and libraries still do at exit may take `LATEST_S`.
     """
-    watch = _Watch()
+    global _watching
+    watch = _watching = _Watch()
     status: str | int | None = None
     try:
         status = command()
@@ -53,12 +58,21 @@ def run(command: Callable[[], int | None], advice: str = "") -> NoReturn:
         else:
             _tell(f"error while ending: {error!r}")
     if watch.heard:
-        status = 128 + watch.heard
+        status = watch.status(watch.heard)
         if advice:
             _tell(advice)
         _flush()
+    threading.Thread(target=_end_hanging, args=[status], name="exit", daemon=True).start()
     exec("")  # makes Python forget a KeyboardInterrupt that has passed an `exec`: it would end by SIGINT all the same
     sys.exit(status)
+
+
+def fail(reason: str) -> None:
+    """End this process's command, which cannot go on, from any thread: like SIGTERM, but with status 1."""
+    if _watching:
+        _watching.fail(reason)
+    else:
+        logger.error("%s", reason)
 
 
 def end_at_once() -> None:
@@ -90,11 +104,20 @@ def held() -> Iterator[None]:
             handlers[number](number, frame)
 
 
+def _end_hanging(status: str | int | None) -> None:
+    """After a while end the process with its status: something that cleans up at exit waits for what does not come."""
+    time.sleep(LATEST_S)
+    _tell(f"the end of Python takes longer than {LATEST_S:g} s: ended without it, while the threads were here:")
+    faulthandler.dump_traceback(file=2)
+    os._exit(status if isinstance(status, int) else int(status is not None))
+
+
 class _Watch:
     """The thread that hears of signals."""
 
     def __init__(self) -> None:
         self.heard: int | None = None
+        self._failed = False
         self._left = False
         self._caught_up = threading.Event()
         self._main = threading.get_ident()
@@ -108,6 +131,16 @@ class _Watch:
         for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, _terminate)):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, handler)
+
+    def fail(self, reason: str) -> None:
+        """As if told to end by SIGTERM."""
+        _tell(f"error: {reason}")
+        self._failed = True
+        os.write(self._told, bytes([signal.SIGTERM]))
+
+    def status(self, heard: int) -> int:
+        """The exit status of a process that was told to end by a signal."""
+        return _FAILED if self._failed else 128 + heard
 
     def leave(self) -> None:
         """The command has ended. A thread that nobody tells to end can still keep the process: the watch goes on."""
@@ -126,7 +159,7 @@ class _Watch:
         self._insist(number, time.monotonic() + LATEST_S)
         _tell(f"clean-up takes longer than {LATEST_S:g} s: ended without it, while the threads were here:")
         faulthandler.dump_traceback(file=2)
-        os._exit(128 + number)
+        os._exit(self.status(number))
 
     def _insist(self, number: signal.Signals, deadline: float) -> None:
         """Send the signal again whenever the main thread is seen at work, until the deadline."""

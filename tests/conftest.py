@@ -107,7 +107,10 @@ def verifier() -> Iterator[Verifier]:
 
 @pytest.fixture(scope="session")
 def prefect_api() -> Iterator[str]:
-    """The session's Prefect server for flows; those in processes of their own need it as PREFECT_API_URL."""
+    """The session's Prefect server for flows; those in processes of their own need it as PREFECT_API_URL.
+
+    And its password as PREFECT_API_AUTH_STRING.
+    """
     from prefect.settings import PREFECT_API_URL
 
     from flows.temporary_server import temporary_server
@@ -163,7 +166,7 @@ def bucket(s3_server: s3.Rgw | s3.Elsewhere, monkeypatch: pytest.MonkeyPatch) ->
 def overrides(engine: Engine, prefect_api: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """A store of the test's own, and the session's server by its URL, as production has it."""
     server = engine.servers[0]
-    monkeypatch.setenv("VLLM_API_KEY", server.api_key)
+    monkeypatch.setenv("VLLM_API_KEY", secrets.token_hex(8))  # as production has one; ours asks for none
     engine.forget()  # the flow will swap the server's weights
     return [
         f"storage.root={tmp_path}/var",
@@ -174,7 +177,10 @@ def overrides(engine: Engine, prefect_api: str, monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.fixture
-def environment(prefect_api: str, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def environment(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Variables for flows in processes of their own. The fork server reads Prefect's address when it starts."""
+    from prefect.settings import PREFECT_API_AUTH_STRING
+
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)
-    return {"VLLM_API_KEY": engine.servers[0].api_key}
+    monkeypatch.setenv("PREFECT_API_AUTH_STRING", PREFECT_API_AUTH_STRING.value())
+    return {}

@@ -1,6 +1,6 @@
 """Real Prefect services for tests, on loopback: a PostgreSQL database, a server, a process worker.
 
-Each runs under `tasks/inference/supervisor.py`, which ends it and its children with the test run, however that ends.
+Each runs under the supervisor that vLLM has, which ends it and its children with the test run, however that ends.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterNam
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 
-from flows.local_server import HOST, healthy
-from tasks.inference import supervisor
+from flows.prefect_server import HOST, healthy
+from tasks.inference.supervised import Supervised
 from tests.s3_server import free_port as free_port
 
 PATIENCE_S = 900
@@ -42,7 +42,7 @@ class _Service:
 
     def __init__(self, log: Path) -> None:
         self.log = log
-        self._supervisor: subprocess.Popen[bytes] | None = None
+        self._supervised = Supervised(log)
 
     def start(self) -> None:
         """Returns when it answers."""
@@ -50,14 +50,12 @@ class _Service:
 
     def stop(self) -> None:
         """Ask it and its children to end; after some seconds the supervisor kills them."""
-        if self._supervisor:
-            self._supervisor.communicate()  # closes the pipe that the supervisor reads
-            self._supervisor = None
+        self._supervised.stop()
 
     def kill(self) -> None:
         """SIGKILL for it and all its descendants, as when a machine loses power."""
-        if self._supervisor and self._supervisor.poll() is None:
-            first = psutil.Process(self._supervisor.pid)
+        if self._supervised.alive:
+            first = psutil.Process(self._supervised.pid)
             _each(first, psutil.Process.suspend)  # none shall report another's end, or start a third
             psutil.wait_procs(_each(first, psutil.Process.kill))
         self.stop()
@@ -67,32 +65,25 @@ class _Service:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.stop()
+        self._supervised.close()
 
     def _spawn(
         self, command: list[str], environment: Mapping[str, str], folder: Path, ready: Callable[[], bool]
     ) -> None:
-        if self._supervisor:
+        if self._supervised.alive:
             raise RuntimeError(f"{self.log.stem} is running already")
-        self._supervisor = subprocess.Popen(
-            [sys.executable, supervisor.__file__, str(self.log), *command],
-            stdin=subprocess.PIPE,  # its end is ours
-            stdout=subprocess.DEVNULL,
-            cwd=folder,
-            env=dict(environment),
-            start_new_session=True,
-        )
+        self._supervised.start(command, environment, cwd=folder)
         try:
-            self._await(self._supervisor, ready)
+            self._await(ready)
         except BaseException:
             self.stop()
             raise
 
-    def _await(self, process: "subprocess.Popen[bytes]", ready: Callable[[], bool]) -> None:
+    def _await(self, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + PATIENCE_S
         while not ready():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{self.log.stem} did not start; its log ends:\n{self.log.read_text()[-3000:]}")
+            if not self._supervised.alive or time.monotonic() > deadline:
+                raise RuntimeError(f"{self.log.stem} did not start; its log ends:\n{self._supervised.log_tail(40)}")
             time.sleep(0.1)
 
 

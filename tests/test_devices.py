@@ -126,21 +126,25 @@ def test_vllm_for_cpus_has_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 STAND_IN = """
 import sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
+from socketserver import UnixStreamServer
 
 class Healthy(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         self.end_headers()
 
-HTTPServer(("127.0.0.1", int(sys.argv[1])), Healthy).serve_forever()
+    def log_message(self, *_):
+        pass
+
+UnixStreamServer(sys.argv[1], Healthy).serve_forever()
 """
 
 
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that are healthy at once, and nothing else, take the place of vLLM."""
-    monkeypatch.setattr(Server, "_command", lambda self, _: [sys.executable, "-c", STAND_IN, str(self.port)])
+    monkeypatch.setattr(Server, "_command", lambda self, _: [sys.executable, "-c", STAND_IN, str(self._socket)])
     monkeypatch.setattr(Engine, "_establish", AsyncMock())
 
 

@@ -2,10 +2,13 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import threading
+import time
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ import fsspec
 import pytest
 
 from configs import ConfigError
+from flows import local_server
 from flows.evaluate import evaluate
 from flows.math_mt_ppo import math_mt_ppo
 from flows.rollout import rollout
@@ -23,9 +27,10 @@ from flows.train import train
 from storage import checkpoints, datasets, layout, manifests
 from storage.leases import Lease, LeaseHeldError
 from storage.store import StorageError, Store
-from tasks.inference.server import free_port
 from tests.chain_helpers import nonces
 from tests.killed_flow import OVERLAP
+from tests.s3_server import free_port
+from tests.test_other_users import check_protected
 from tests.waiting_engine import WaitingEngine, opens
 
 ROOT = Path(__file__).parent.parent
@@ -383,3 +388,40 @@ def test_the_deployment_runs_the_job(served: Path, overrides: list[str], tmp_pat
     store = Store(f"{tmp_path}/var")
     assert manifests.committed(store, layout.checkpoint("smoke", 1))
     assert not manifests.committed(store, layout.checkpoint("smoke", 2))
+    settings = served / "prefect.toml"
+    assert settings.stat().st_mode & 0o777 == 0o600
+    if os.geteuid() == 0:  # only root can become another user
+        check_protected(tomllib.loads(settings.read_text())["api"]["url"], settings)
+
+
+def test_a_cancelled_run_is_cancelled(served: Path, overrides: list[str]) -> None:
+    """`prefect flow-run cancel`, while it trains: the process ends, and the server hears of it."""
+    parameters = ["-p", 'config="smoke"', "-p", f"overrides={json.dumps([*overrides, 'run.iterations=100000'])}"]
+    asked = prefect(served, "-m", "prefect", "deployment", "run", "math-mt-ppo/math-mt-ppo", *parameters)
+    (run,) = set(re.findall(r"[0-9a-f]{8}-[0-9a-f-]{27}", asked))
+    while "Running" not in prefect(served, "-m", "prefect", "flow-run", "inspect", run):
+        time.sleep(1)
+    prefect(served, "-m", "prefect", "flow-run", "cancel", run)
+    states = set[str]()
+    deadline = time.monotonic() + 120
+    while "Cancelled" not in states and time.monotonic() < deadline:
+        states |= set(re.findall(r"Cancelling|Cancelled", prefect(served, "-m", "prefect", "flow-run", "inspect", run)))
+    assert "Cancelled" in states
+
+
+def test_up_does_not_take_a_killed_workers_flow_runs_for_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They live in its session, and nobody else could cancel them: they are ended before another one starts."""
+    monkeypatch.setattr(local_server, "STATE", tmp_path)
+    worker = subprocess.Popen(["sh", "-c", "sleep 600 & wait"], start_new_session=True)
+    (tmp_path / "worker.pid").write_text(str(worker.pid))
+    while len(local_server._session("worker")) < 2:
+        time.sleep(0.01)
+    assert local_server._runs("worker")
+    worker.kill()
+    worker.wait()
+    assert local_server._session("worker")
+    assert not local_server._runs("worker")
+    local_server._stop("worker")
+    assert not local_server._session("worker")

@@ -3,12 +3,9 @@
 import ast
 import logging
 import os
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from s3fs import S3FileSystem
 
@@ -19,7 +16,6 @@ from storage.drafts import Draft, Provenance
 from storage.fetch import fetch
 from storage.seal import seal, unseal
 from storage.store import StorageError, StorageUnavailableError, Store
-from tasks.inference.engine import Engine
 from tasks.ppo.importing import import_policy
 
 ROOT = Path(__file__).parent.parent
@@ -145,29 +141,3 @@ def test_refused_credentials_are_not_repeated(bucket: str, monkeypatch: pytest.M
     with pytest.raises(StorageUnavailableError, match="ordinary AWS chain") as error:
         Store(f"s3://{bucket}/x").read("a")
     assert "topsecret" not in repr(error.value) + repr(error.value.__cause__)
-
-
-def test_servers_listen_on_loopback_only(engine: Engine) -> None:
-    """vLLM and all its processes, whatever they use among themselves; Prefect's own server is asked for 127.0.0.1."""
-    pid = engine.servers[0].pid
-    assert pid
-    family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-    listening = [
-        connection.laddr.ip
-        for process in family
-        for connection in process.net_connections("inet")
-        if connection.status == psutil.CONN_LISTEN
-    ]
-    assert listening
-    assert set(listening) <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-
-
-def test_vllm_wants_the_key_made_for_it(engine: Engine) -> None:
-    """Another user of the machine cannot ask it; the key is new for each server and in no command line."""
-    server = engine.servers[0]
-    assert len(server.api_key) >= 32
-    with pytest.raises(urllib.error.HTTPError, match="401"):
-        urllib.request.urlopen(f"{server.url}/v1/models")
-    assert server.pid
-    for process in psutil.Process(server.pid).children(recursive=True):
-        assert server.api_key not in " ".join(process.cmdline())

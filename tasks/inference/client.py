@@ -10,11 +10,24 @@ import aiohttp
 
 from tasks.inference.api import AbortedError, Completion, ContextLengthError, GenerationConfig, InferenceError
 
+UNIX = "unix://"
+"""Begins the URL of a server on a Unix socket."""
+
 NO_VERSION = -1
 """Weight version of a server whose swap failed; whoever gets tokens of it refuses them."""
 
 _GIVING_UP_S = 5.0
 """A server that does not answer for so long cannot be helped; the flow may have to end soon."""
+
+
+def connect(url: str) -> tuple[aiohttp.BaseConnector, str]:
+    """A connector to a server, and the base URL for requests through it; unix:///PATH is a Unix socket.
+
+    Without a bound on connections: the collector bounds what is in flight. aiohttp passes proxies by.
+    """
+    if url.startswith(UNIX):
+        return aiohttp.UnixConnector(url.removeprefix(UNIX), limit=0), "http://localhost"
+    return aiohttp.TCPConnector(limit=0), url.rstrip("/")
 
 
 class Client:
@@ -23,21 +36,22 @@ class Client:
     aiohttp, because httpx is several times slower with hundreds of requests in flight.
 
     Args:
-        url: base URL.
+        url: base URL, or unix:///PATH.
         api_key: bearer token, or None.
         timeout_s: for one request.
         max_model_len: the server's context, for clear errors.
     """
 
     def __init__(self, url: str, api_key: str | None, timeout_s: float, max_model_len: int) -> None:
-        self.url = url.rstrip("/")
+        self.url = url
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._max_model_len = max_model_len
+        self._base = ""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "Client":
-        connector = aiohttp.TCPConnector(limit=0)  # the collector bounds what is in flight
+        connector, self._base = connect(self.url)
         self._session = aiohttp.ClientSession(headers=self._headers, timeout=self._timeout, connector=connector)
         return self
 
@@ -46,6 +60,15 @@ class Client:
     ) -> None:
         assert self._session is not None
         await self._session.close()
+
+    async def healthy(self) -> bool:
+        """Whether the server answers."""
+        assert self._session is not None
+        try:
+            async with self._session.get(f"{self._base}/health") as response:
+                return response.status == 200
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return False
 
     async def generate(self, token_ids: list[int], gconfig: GenerationConfig, seed: int) -> list[Completion]:
         """`gconfig.n` completions; the server samples completion i with seed + i.
@@ -91,7 +114,7 @@ class Client:
     async def weight_version(self) -> str:
         """What the server says it serves."""
         assert self._session is not None
-        async with self._session.get(f"{self.url}/weight_info") as response:
+        async with self._session.get(f"{self._base}/weight_info") as response:
             return str((await _checked(response))["weight_version"])
 
     async def swap(self, model: Path, version: int, *, erase: bool = False) -> None:
@@ -127,7 +150,7 @@ class Client:
 
     async def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         assert self._session is not None, "use the client as a context manager"
-        async with self._session.post(f"{self.url}{path}", json=body) as response:
+        async with self._session.post(f"{self._base}{path}", json=body) as response:
             return await _checked(response)
 
 

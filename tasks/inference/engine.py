@@ -66,7 +66,7 @@ class Engine:
     ) -> None:
         self.closed = True  # whoever still plays hears of it at the next request
         for server in self.servers:
-            server.stop()
+            server.close()
 
     @property
     def servers(self) -> list[Server]:
@@ -161,7 +161,7 @@ class Engine:
         logger.info("starting %d vLLM server(s); logs in %s", len(self._devices), self._logs)
         servers = [Server(self.settings, self._logs / f"vllm-{i}.log", own) for i, own in enumerate(self._devices)]
         # Known to __exit__ before the first process exists.
-        self._replicas = [_Replica(server.url, server.api_key, server) for server in servers]
+        self._replicas = [_Replica(server.url, None, server) for server in servers]
         self._restart(self._replicas, policy)
         return self._replicas
 

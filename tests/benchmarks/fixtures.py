@@ -59,15 +59,14 @@ class Lab:
     def overrides(self) -> list[str]:
         """With these the demo's configuration works in the scratch folder, on a server that is now up.
 
-        All use one server by its URL. Its key goes where a user of such a server puts it: into the environment.
+        All use one server by its URL.
         """
         from tasks.inference.server import Server
 
         server = Server(load("demo", self._settings).inference, self.scratch / "vllm.log")
-        self._stack.callback(server.stop)
+        self._stack.callback(server.close)
         server.start(self.policy.model)
         server.wait_until_healthy()
-        os.environ["VLLM_API_KEY"] = server.api_key
         return [*self._settings, f"inference.urls=[{server.url}]"]
 
     def config(self, *overrides: str) -> Config:

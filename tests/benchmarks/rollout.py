@@ -1,7 +1,6 @@
 """Episodes a second of the rollout stage, against the same requests sent bare to the same server."""
 
 import asyncio
-import os
 import time
 from dataclasses import dataclass
 from statistics import median
@@ -98,13 +97,15 @@ async def _bare(url: str, requests: list[Request]) -> _Measured:
     """All requests at once; the answers are read as JSON and no more."""
     import aiohttp
 
+    from tasks.inference.client import connect
+
     start = time.perf_counter()
-    headers = {"Authorization": f"Bearer {os.environ['VLLM_API_KEY']}"}
-    async with aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0)) as session:
+    connector, base = connect(url)
+    async with aiohttp.ClientSession(connector=connector) as session:
 
         async def ask(request: Request) -> Any:
             path, body = request
-            async with session.post(f"{url}{path}", json=body) as response:
+            async with session.post(f"{base}{path}", json=body) as response:
                 response.raise_for_status()
                 return await response.json()
 

@@ -1,0 +1,110 @@
+"""The Prefect server of one command: it may die, and proxies do not matter."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from storage.interrupts import LATEST_S
+from tests.test_interrupts import SLACK_S
+
+ROOT = Path(__file__).parent.parent
+JOB = """
+import sys, time
+from pathlib import Path
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+from flows.temporary_server import temporary_server
+from storage import interrupts
+
+@task(cache_policy=NO_CACHE)
+def step(number):
+    print(f"step {number}", flush=True)
+
+@flow
+def job(stop: str):
+    number = 0
+    while not Path(stop).exists():
+        step(number)
+        number += 1
+        time.sleep(0.2)
+
+def run():
+    with temporary_server():
+        job(sys.argv[1])
+    print("done", flush=True)
+
+interrupts.run(run)
+"""
+
+
+def start(folder: Path, **environment: str) -> "subprocess.Popen[str]":
+    """A flow that works until `folder`/stop exists, with a temporary server."""
+    kept = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    own = {"PREFECT_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
+    return subprocess.Popen(
+        [sys.executable, "-c", JOB, str(folder / "stop")],
+        cwd=folder,
+        env={**kept, **own, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def await_steps(job: "subprocess.Popen[str]", count: int) -> None:
+    assert job.stdout is not None
+    seen = [job.stdout.readline() for _ in range(count)]
+    assert all(line.startswith("step") for line in seen), seen
+
+
+def server_of(job: "subprocess.Popen[str]") -> list[psutil.Process]:
+    """The supervisor, and the server's process."""
+    supervisor, server = psutil.Process(job.pid).children(recursive=True)
+    return [supervisor, server]
+
+
+def test_a_server_that_dies_is_started_anew(tmp_path: Path) -> None:
+    """And the flow goes on: its requests wait, and ask no proxy. At the end neither a process nor a file is left."""
+    silent = {"http_proxy": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "all_proxy": "http://127.0.0.1:9"}
+    job = start(tmp_path, **silent, no_proxy="", NO_PROXY="")
+    await_steps(job, 3)
+    killed = list[psutil.Process]()
+    for victim in (0, 1):  # the supervisor, the server
+        family = server_of(job)
+        family[victim].kill()
+        psutil.wait_procs(family, timeout=60)
+        await_steps(job, 10)
+        killed += family
+    last = server_of(job)
+    (tmp_path / "stop").touch()
+    out, err = job.communicate(timeout=300)
+    assert job.returncode == 0, err
+    assert out.endswith("done\n")
+    assert err.count("the temporary Prefect server has died: starting it anew") == 2
+    _, alive = psutil.wait_procs([*killed, *last], timeout=60)
+    assert not alive
+    assert not list(tmp_path.glob("math-mt-ppo-*"))
+
+
+def test_a_server_that_cannot_be_started_anew_ends_the_command(tmp_path: Path) -> None:
+    """With a reason, and soon: not after Prefect's retries, and without waiting for its shutdown."""
+    job = start(tmp_path)
+    await_steps(job, 3)
+    for path in (tmp_path / "home").glob("prefect.db*"):
+        path.unlink()
+    (tmp_path / "home/prefect.db").mkdir()
+    server_of(job)[1].kill()
+    assert job.stderr is not None
+    lines = list[str]()
+    while not any("cannot be started anew" in line for line in lines):
+        lines.append(job.stderr.readline())
+        assert lines[-1], lines
+    told = time.monotonic()
+    job.communicate(timeout=300)
+    assert time.monotonic() - told < LATEST_S + SLACK_S
+    assert job.returncode == 1
+    assert any(line.startswith("error: the temporary Prefect server has died") for line in lines)
