@@ -101,5 +101,6 @@ class _Server:
                 self._supervised.stop()
                 self.start()
         except (RuntimeError, OSError) as error:
+            self._supervised.close()
             self._listener.close()  # nobody shall wait for it
             interrupts.fail(f"the temporary Prefect server has died, and cannot be started anew: {error}")

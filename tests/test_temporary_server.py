@@ -3,11 +3,15 @@
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
+import pytest
 
+from flows.prefect_server import healthy
 from storage.interrupts import LATEST_S
 from tests.test_interrupts import SLACK_S
 
@@ -17,6 +21,7 @@ import sys, time
 from pathlib import Path
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
+from prefect.settings import PREFECT_API_URL
 from flows.temporary_server import temporary_server
 from storage import interrupts
 
@@ -34,6 +39,7 @@ def job(stop: str):
 
 def run():
     with temporary_server():
+        print(PREFECT_API_URL.value(), flush=True)
         job(sys.argv[1])
     print("done", flush=True)
 
@@ -41,11 +47,19 @@ interrupts.run(run)
 """
 
 
-def start(folder: Path, **environment: str) -> "subprocess.Popen[str]":
-    """A flow that works until `folder`/stop exists, with a temporary server."""
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A TMPDIR that is empty at the end. Its path is short, since those of sockets are."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        yield Path(folder)
+        assert not list(Path(folder).iterdir())
+
+
+def start(folder: Path, scratch: Path, **environment: str) -> tuple["subprocess.Popen[str]", int]:
+    """A flow that works until `folder`/stop exists, with a temporary server; and this one's port."""
     kept = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
-    own = {"PREFECT_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT), "TMPDIR": str(folder)}
-    return subprocess.Popen(
+    own = {"PREFECT_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
+    job = subprocess.Popen(
         [sys.executable, "-c", JOB, str(folder / "stop")],
         cwd=folder,
         env={**kept, **own, **environment},
@@ -53,6 +67,8 @@ def start(folder: Path, **environment: str) -> "subprocess.Popen[str]":
         stderr=subprocess.PIPE,
         text=True,
     )
+    assert job.stdout is not None
+    return job, int(job.stdout.readline().removesuffix("/api\n").rpartition(":")[2])
 
 
 def await_steps(job: "subprocess.Popen[str]", count: int) -> None:
@@ -61,25 +77,27 @@ def await_steps(job: "subprocess.Popen[str]", count: int) -> None:
     assert all(line.startswith("step") for line in seen), seen
 
 
-def server_of(job: "subprocess.Popen[str]") -> list[psutil.Process]:
-    """The supervisor, and the server's process."""
-    supervisor, server = psutil.Process(job.pid).children(recursive=True)
-    return [supervisor, server]
+def server_of(job: "subprocess.Popen[str]", port: int) -> list[psutil.Process]:
+    """The supervisor, and the server's process, when it answers."""
+    deadline = time.monotonic() + 300
+    while not healthy(port):
+        assert time.monotonic() < deadline
+    return psutil.Process(job.pid).children(recursive=True)
 
 
-def test_a_server_that_dies_is_started_anew(tmp_path: Path) -> None:
+def test_a_server_that_dies_is_started_anew(tmp_path: Path, scratch: Path) -> None:
     """And the flow goes on: its requests wait, and ask no proxy. At the end neither a process nor a file is left."""
     silent = {"http_proxy": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "all_proxy": "http://127.0.0.1:9"}
-    job = start(tmp_path, **silent, no_proxy="", NO_PROXY="")
+    job, port = start(tmp_path, scratch, **silent, no_proxy="", NO_PROXY="")
     await_steps(job, 3)
     killed = list[psutil.Process]()
     for victim in (0, 1):  # the supervisor, the server
-        family = server_of(job)
+        family = server_of(job, port)
         family[victim].kill()
         psutil.wait_procs(family, timeout=60)
-        await_steps(job, 10)
         killed += family
-    last = server_of(job)
+        last = server_of(job, port)
+    await_steps(job, 10)
     (tmp_path / "stop").touch()
     out, err = job.communicate(timeout=300)
     assert job.returncode == 0, err
@@ -87,17 +105,16 @@ def test_a_server_that_dies_is_started_anew(tmp_path: Path) -> None:
     assert err.count("the temporary Prefect server has died: starting it anew") == 2
     _, alive = psutil.wait_procs([*killed, *last], timeout=60)
     assert not alive
-    assert not list(tmp_path.glob("math-mt-ppo-*"))
 
 
-def test_a_server_that_cannot_be_started_anew_ends_the_command(tmp_path: Path) -> None:
+def test_a_server_that_cannot_be_started_anew_ends_the_command(tmp_path: Path, scratch: Path) -> None:
     """With a reason, and soon: not after Prefect's retries, and without waiting for its shutdown."""
-    job = start(tmp_path)
+    job, port = start(tmp_path, scratch)
     await_steps(job, 3)
     for path in (tmp_path / "home").glob("prefect.db*"):
         path.unlink()
     (tmp_path / "home/prefect.db").mkdir()
-    server_of(job)[1].kill()
+    server_of(job, port)[1].kill()
     assert job.stderr is not None
     lines = list[str]()
     while not any("cannot be started anew" in line for line in lines):
