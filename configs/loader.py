@@ -1,6 +1,8 @@
 """YAML plus dotted overrides to a validated `Config`, and errors that say what to do."""
 
 import difflib
+import io
+import re
 import typing
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -12,9 +14,14 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from configs.regular import open_regular
 from configs.schema import Config
 
 FOLDER = Path(__file__).parent
+_LARGEST = 2**20
+"""Bytes of a configuration file."""
+_REFUSALS = (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError)
+"""What YAML and OmegaConf raise of what they cannot read; OSError: a scalar; ValueError: thousands of digits."""
 
 
 class ConfigError(ValueError):
@@ -40,7 +47,10 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Config:
     merged = _read(name)
     for override in overrides:
         _apply(override, merged)
-    values = OmegaConf.to_container(merged, resolve=True)
+    try:
+        values = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
+    except _REFUSALS as error:
+        raise ConfigError(f"configuration {name} cannot be resolved: {error}") from None
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -50,7 +60,17 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Config:
 
 def to_yaml(config: Config) -> str:
     """The resolved configuration as YAML that `load` accepts again."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    # OmegaConf quotes what its own loader takes for a number, such as "1e5".
+    return OmegaConf.to_yaml(OmegaConf.create(_escaped(config.model_dump(mode="json"))))
+
+
+def _escaped(value: Any) -> Any:
+    """`value` with the mark of an interpolation, `${`, as text in all its strings."""
+    if isinstance(value, dict):
+        return {key: _escaped(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_escaped(inner) for inner in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
@@ -75,12 +95,21 @@ def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 def _read(name: str | Path) -> DictConfig:
     path = FOLDER / f"{name}.yaml" if str(name) in available() else Path(name)
-    if not path.is_file():
-        hint = _nearest(str(name), available())
-        raise ConfigError(f"no configuration {name!r}{hint}; there are {', '.join(available())}, or give a YAML file")
     try:
-        loaded = OmegaConf.load(path)
-    except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        with open_regular(path) as file:
+            data = file.read(_LARGEST + 1)
+    except FileNotFoundError:
+        hint = _nearest(str(name), available())
+        raise ConfigError(
+            f"no configuration {name!r}{hint}; there are {', '.join(available())}, or give a YAML file"
+        ) from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        raise ConfigError(f"configuration {path} cannot be read: {error}") from None
+    if len(data) > _LARGEST:
+        raise ConfigError(f"configuration {path} is larger than {_LARGEST:,} bytes: is it the right file?")
+    try:
+        loaded = OmegaConf.load(io.StringIO(data.decode()))
+    except _REFUSALS as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from None
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"{path} must hold a mapping of sections, not a list")
@@ -92,9 +121,9 @@ def _apply(override: str, config: DictConfig) -> None:
     if not equals or not key:
         raise ConfigError(f"override {override!r} is not key=value, such as run.iterations=2")
     try:
-        value = OmegaConf.select(OmegaConf.from_dotlist([override]), key)
+        value = OmegaConf.select(OmegaConf.from_dotlist([override]), key, throw_on_missing=True)
         OmegaConf.update(config, key, value, merge=False, force_add=True)
-    except (OmegaConfBaseException, yaml.YAMLError) as error:
+    except _REFUSALS as error:
         raise ConfigError(f"override {override!r} cannot be applied: {error}") from None
 
 

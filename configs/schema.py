@@ -8,10 +8,11 @@ checkpoint says how it was made. Unknown keys are refused.
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PlainSerializer, PositiveFloat, PositiveInt, model_validator
 
 from configs.audit import Audit
 from configs.knobs import Knobs, NonNegativeFloat, NonNegativeInt, Share, Temperature, refuse_idle
+from configs.plain import check_plain
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Column = Literal["id", "prompt", "solutions"]
@@ -538,7 +539,7 @@ class Optimizer(Knobs):
     """Learning rate after warm-up."""
     weight_decay: NonNegativeFloat = 0.05
     """Decoupled weight decay of matrices; norms and biases do not decay."""
-    betas: tuple[Decay, Decay] = (0.9, 0.95)
+    betas: Annotated[tuple[Decay, Decay], PlainSerializer(list)] = (0.9, 0.95)
     """Decay rates of the moments."""
     eps: PositiveFloat = 1e-5
     """Added to the root of the second moment. Large models need 1e-8: their gradients are so small that 1e-5 would
@@ -636,6 +637,11 @@ class Config(Knobs):
     evaluation: Evaluation = Evaluation()
     retrain: Retrain = Retrain()
     audit: Audit = Audit()
+
+    @model_validator(mode="after")
+    def _storable(self) -> Self:
+        check_plain(self.model_dump())
+        return self
 
     @model_validator(mode="after")
     def _possible(self) -> Self:

@@ -1,12 +1,19 @@
 """Configuration: every file loads, and what cannot run is refused with key, value and remedy."""
 
+import json
 import logging
+import os
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from configs import Config, ConfigError, available, differences, load, to_yaml
 from configs.knobs import Knobs
@@ -160,6 +167,134 @@ def test_malformed_yaml_is_named(tmp_path: Path) -> None:
     path = tmp_path / "broken.yaml"
     path.write_text("run: {name: [")
     with pytest.raises(ConfigError, match="broken.yaml is not valid YAML"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("agent.args.limit=.inf", r"agent\.args\.limit=inf is not a finite number"),
+        ("agent.args.limit=-.inf", r"agent\.args\.limit=-inf is not a finite number"),
+        ("agent.args.limit=.nan", r"agent\.args\.limit=nan is not a finite number"),
+        ("agent.args.limit=1e999", r"agent\.args\.limit=inf is not a finite number"),
+        ("agent.args.limit=!!float nan", r"agent\.args\.limit=nan is not a finite number"),
+        ("agent.args={limits: [1, {deep: [.inf]}]}", r"agent\.args\.limits\.1\.deep\.0=inf is not a finite number"),
+        ("environment.args.limit=.inf", r"environment\.args\.limit=inf is not a finite number"),
+        ("optimizer.lr=.inf", r"optimizer\.lr=inf is not a finite number"),
+        ("optimizer.lr=1e999", r"optimizer\.lr=inf is not a finite number"),
+        ("optimizer.lr='inf'", r"optimizer\.lr=inf is not a finite number"),
+        ("reward.bias='nan'", r"reward\.bias=nan is not a finite number"),
+        ("run.max_minutes=.inf", r"run\.max_minutes=inf is not a finite number"),
+        ("audit.checks.loops={threshold: .inf}", r"audit\.checks\.loops\.threshold=inf is not a finite number"),
+        ("agent.args.x=0x" + "f" * 5000, r"agent\.args\.x: a number of 20000 bits"),
+        ("run.seed=0x" + "f" * 5000, r"run\.seed: a number of 20000 bits"),
+        ("agent.args.x=1" + "0" * 5000, "cannot be applied: Exceeds the limit"),
+        ("agent.args.x=!!binary aGk=", r"agent\.args\.x=b'hi': bytes cannot be stored"),
+        ("agent.args.x=!!omap [a: 1]", r"agent\.args\.x\.0=\('a', 1\): tuple cannot be stored"),
+        ("agent.args.x=!!set {a, b}", "cannot be applied"),
+        ("agent.args.x=!!timestamp 2020-01-01", "cannot be applied"),
+        ("agent.args={x: {1: a}}", r"agent\.args\.x\.1: a key must be text"),
+        ("agent.args={x: {1.5: a}}", r"agent\.args\.x\.1\.5: a key must be text"),
+        ("agent.args={x: {true: a}}", r"agent\.args\.x\.True: a key must be text"),
+        ("agent.args.\udcff=1", r"agent\.args\.'\\udcff': a key must be text"),
+        ("agent.args.x=\udcff", "cannot be applied"),
+        ("agent.args.x=" + "[" * 60 + "]" * 60, "more than 50 mappings and lists within each other"),
+        ("agent.args.x=" + "[" * 3000 + "]" * 3000, "cannot be applied: maximum recursion"),
+        ("agent.args={x: &a [1, *a]}", "recursive aliases"),
+        ("agent.args={x: '${no.such}'}", "no.such"),
+        ("agent.args.x=???", "cannot be applied: .*[Mm]issing"),
+    ],
+)
+def test_what_cannot_be_stored_is_refused(override: str, message: str) -> None:
+    """JSON would keep null, or something else than was given, under the run's name: it could never go on."""
+    with pytest.raises(ConfigError, match=message):
+        load("demo", [override])
+
+
+def test_what_cannot_be_stored_is_refused_in_a_file_and_in_a_dictionary(tmp_path: Path) -> None:
+    """Whatever way values come in."""
+    values = load("demo").model_dump()
+    values["agent"]["args"]["limits"] = [1.0, float("inf")]
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump(values))
+    with pytest.raises(ConfigError, match=r"own.yaml:\n  agent\.args\.limits\.1=inf is not a finite number"):
+        load(path)
+    with pytest.raises(ValueError, match=r"agent\.args\.limits\.1=inf is not a finite number"):
+        Config.model_validate(values)
+    values["agent"]["args"] = {"text": "\ud800"}
+    with pytest.raises(ValueError, match=r"agent\.args\.text='\\ud800' holds half a surrogate pair"):
+        Config.model_validate(values)
+
+
+ODD_TEXTS = (
+    """1e5 .inf .nan null ~ yes 0x1f 1_000 1:30 2020-01-01 << = - ? # ${run.seed} \\${x} \\\\${x} $${ ${ a${b}c\\"""
+)
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=8) | st.sampled_from(
+    [*ODD_TEXTS.split(), "- a", "a: b", "\x85", "\u2028", "\ufeff", "\r\n", "\t"]
+)
+NUMBERS = st.integers() | st.integers(2**63, 2**200) | st.floats(allow_nan=False, allow_infinity=False)
+VALUES = st.recursive(
+    st.none() | st.booleans() | NUMBERS | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=40)
+@given(arguments=st.dictionaries(TEXTS, VALUES, max_size=3), seed=st.integers(), bias=st.floats(-9, 9))
+def test_what_is_accepted_comes_back_equal(
+    arguments: dict[str, Any], seed: int, bias: float, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """From the YAML of `--print-config` and from a manifest's JSON, whatever users pass to their agent."""
+    values = load("demo").model_dump() | {"agent": {"args": arguments}, "reward": {"bias": bias}}
+    values["run"]["seed"] = seed
+    config = Config.model_validate(values)
+    path = tmp_path_factory.getbasetemp() / "printed.yaml"
+    path.write_bytes(to_yaml(config).encode())
+    assert load(path) == config
+    stored = config.model_dump(mode="json")
+    for text in (config.model_dump_json(), json.dumps(stored, ensure_ascii=False, allow_nan=False)):
+        assert json.loads(text.encode()) == stored
+        assert Config.model_validate(json.loads(text)) == config
+
+
+def _many_aliases(path: Path) -> None:
+    lists = [f"a{number}: &a{number} [{', '.join([f'*a{number - 1}'] * 9)}]" for number in range(1, 12)]
+    path.write_text("\n".join(["a0: &a0 [x]", *lists]))
+
+
+def _bound_socket(path: Path) -> None:
+    socket.socket(socket.AF_UNIX).bind(str(path))
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(2**40)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (os.mkfifo, "cannot be read: it is a named pipe, not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "cannot be read: it is a device"),
+        (Path.mkdir, "cannot be read: it is a folder"),
+        (_bound_socket, "cannot be read: .*No such device"),
+        (lambda path: path.symlink_to("nowhere"), "no configuration"),
+        (_sparse, "larger than 1,048,576 bytes"),
+        (_many_aliases, "is not valid YAML: YAML node expansion exceeds"),
+        (lambda path: path.write_bytes(b"a: \xff"), "is not valid YAML: .*utf-8"),
+        (lambda path: path.write_text("a: \x00"), "is not valid YAML"),
+        (lambda path: path.write_text("[" * 5000), "is not valid YAML"),
+        (lambda path: path.write_text("3"), "is not valid YAML"),
+    ],
+)
+def test_a_file_that_is_no_configuration_neither_hangs_nor_fills_memory(
+    make: Callable[[Path], Any], message: str, tmp_path: Path
+) -> None:
+    """A pipe or a device would be read for ever, and a huge file until the kernel ends the process."""
+    path = tmp_path / "own.yaml"
+    make(path)
+    with pytest.raises(ConfigError, match=message):
         load(path)
 
 
