@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import psutil
 import pytest
+from aiohttp import web
 
 from configs.schema import Inference, Rollout
 from storage.checkpoints import Canary, Checkpoint
@@ -128,6 +129,60 @@ async def abort(engine: Engine, gconfig: GenerationConfig, delay_s: float) -> tu
             await other._post("/pause?mode=abort")
             await other._post("/resume")
             return await asked, sent.call_count
+
+
+MANY_REQUESTS = """
+import asyncio, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[2])))
+from pathlib import Path
+from configs.schema import Inference, Rollout
+from tasks.inference.api import GenerationConfig
+from tasks.inference.engine import Engine
+
+async def ask(engine):
+    engine._replicas = engine._given()
+    async with engine._client(engine._replicas[0]) as client:
+        asked = [client.generate([5], GenerationConfig(max_new_tokens=6), seed) for seed in range(300)]
+        return await asyncio.gather(*asked)
+
+with Engine(Inference(urls=[sys.argv[1]]), Rollout(concurrency=300, request_retries=0), Path()) as engine:
+    print(len(asyncio.run(ask(engine))))
+"""
+
+
+@pytest.mark.parametrize(("hard", "warned"), [(200, True), (4096, False)])
+async def test_few_open_files_cost_no_request(hard: int, warned: bool) -> None:
+    """Under a limit below `rollout.concurrency` requests wait for a connection; a soft limit is raised for them."""
+    answer = {
+        "choices": [
+            {"index": 0, "finish_reason": "stop", "token_ids": [], "weight_versions": [], "logprobs": {"content": []}}
+        ]
+    }
+
+    async def generate(_: web.Request) -> web.Response:
+        await asyncio.sleep(0.2)
+        return web.json_response(answer)
+
+    app = web.Application()
+    app.router.add_post("/inference/v1/generate", generate)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    asking = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        MANY_REQUESTS,
+        url,
+        str(hard),
+        cwd=Path(__file__).parents[1],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    printed, told = await asking.communicate()
+    await runner.cleanup()
+    assert printed == b"300\n", told.decode()
+    assert (b"the hard limit of open files (`ulimit -Hn`) leaves 100 connections" in told) == warned
 
 
 def test_an_aborted_request_is_sent_again(engine: Engine, policies: list[Checkpoint]) -> None:

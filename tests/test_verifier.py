@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -297,6 +298,63 @@ def test_judges_end_with_a_killed_parent() -> None:
     parent.wait()
     parent.stdout.close()
     wait_for_the_end(judges, limit_s=120)
+
+
+LIMITED = """
+import mmap, resource, sys
+if __name__ == "__mp_main__":  # in the judges, which import the main module again
+    ballast = mmap.mmap(-1, {ballast_mb} * 2**20)
+
+def main():
+    from tasks.rewards.verifier import Verifier
+    answers = [("1/2", ["0.5"]), ("$" + "x" * 20_000_000 + "$", ["5"])]
+    try:
+        with Verifier(workers=1, memory_mb={memory_mb}, timeout_s=60) as verifier:
+            print(*(" ".join([verdict.name, verdict.reason]).strip() for verdict in verifier.judge(answers)), sep="; ")
+            left = verifier._pool.schedule(resource.getrlimit, args=[resource.RLIMIT_AS]).result()
+            print(left == resource.getrlimit(resource.RLIMIT_AS))
+    except ValueError as error:
+        print(error)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def judge_under(limits: str, tmp_path: Path, ballast_mb: int = 1, memory_mb: int = 64) -> str:
+    """What a process whose address space is limited by `ulimit` prints."""
+    script = tmp_path / "limited.py"
+    script.write_text(LIMITED.format(ballast_mb=ballast_mb, memory_mb=memory_mb))
+    command = f'ulimit {limits} && exec "$0" "$1"'
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        ["bash", "-c", command, sys.executable, script], env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+@pytest.mark.parametrize("limits", ["-v 4000000", "-S -v 2000000", "-v unlimited"])
+def test_judges_work_under_limits_of_address_space(limits: str, tmp_path: Path) -> None:
+    """Of batch systems, say: the right verdicts, the memory limit of one's own, and the limits that were afterwards."""
+    assert judge_under(limits, tmp_path) == "correct; error needs more than 64 MB\nTrue\n"
+
+
+def test_less_memory_than_asked_for_is_said_in_the_reason(tmp_path: Path) -> None:
+    """Under a hard limit an answer may have what the judge leaves."""
+    printed = judge_under("-v 1500000", tmp_path, memory_mb=8000)
+    found = re.fullmatch(r"correct; error needs more than (\d+) MB\nTrue\n", printed)
+    assert found
+    assert 1000 < int(found[1]) < 1500_000 // 1024
+
+
+def test_a_hard_limit_without_room_for_answers_is_named(tmp_path: Path) -> None:
+    """Which limit, and how much is needed: not a pool that breaks under every answer."""
+    printed = judge_under("-v 1500000", tmp_path, ballast_mb=1300, memory_mb=256)
+    assert re.fullmatch(
+        r"judges have too little memory: the hard limit of address space is 1464 MB \(`ulimit -Hv` shows it in kB\), "
+        r"but an idle judge needs 1\d\d\d MB, and an answer 256 MB on top: raise it to 1\d\d\d MB or more\n",
+        printed,
+    )
 
 
 def test_nonsense_is_refused(verifier: Verifier) -> None:

@@ -20,14 +20,14 @@ _GIVING_UP_S = 5.0
 """A server that does not answer for so long cannot be helped; the flow may have to end soon."""
 
 
-def connect(url: str) -> tuple[aiohttp.BaseConnector, str]:
+def connect(url: str, connections: int = 0) -> tuple[aiohttp.BaseConnector, str]:
     """A connector to a server, and the base URL for requests through it; unix:///PATH is a Unix socket.
 
-    Without a bound on connections: the collector bounds what is in flight. aiohttp passes proxies by.
+    At most so many `connections`, without a bound for 0. aiohttp passes proxies by.
     """
     if url.startswith(UNIX):
-        return aiohttp.UnixConnector(url.removeprefix(UNIX), limit=0), "http://localhost"
-    return aiohttp.TCPConnector(limit=0), url.rstrip("/")
+        return aiohttp.UnixConnector(url.removeprefix(UNIX), limit=connections), "http://localhost"
+    return aiohttp.TCPConnector(limit=connections), url.rstrip("/")
 
 
 class Client:
@@ -40,18 +40,21 @@ class Client:
         api_key: bearer token, or None.
         timeout_s: for one request.
         max_model_len: the server's context, for clear errors.
+        connections: at most so many; further requests wait for one. 0: no bound, the collector has its own.
     """
 
-    def __init__(self, url: str, api_key: str | None, timeout_s: float, max_model_len: int) -> None:
+    def __init__(
+        self, url: str, api_key: str | None, timeout_s: float, max_model_len: int, connections: int = 0
+    ) -> None:
         self.url = url
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._max_model_len = max_model_len
+        self._max_model_len, self._connections = max_model_len, connections
         self._base = ""
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> "Client":
-        connector, self._base = connect(self.url)
+        connector, self._base = connect(self.url, self._connections)
         self._session = aiohttp.ClientSession(headers=self._headers, timeout=self._timeout, connector=connector)
         return self
 

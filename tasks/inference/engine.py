@@ -21,6 +21,7 @@ from tasks.inference.client import Client
 from tasks.inference.devices import deal, devices_of_a_server, visible_devices
 from tasks.inference.proof import Proof, Proven
 from tasks.inference.server import Server
+from tasks.limits import sockets
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ class Engine:
         self._settled = 0  # place in the history from which on answers may come
         self._serving = threading.RLock()  # a rollout may begin while the trainer hands over new weights
         self.closed = False
+        self._sockets = _lacking_sockets(rollout.concurrency)
 
     def __enter__(self) -> "Engine":
         return self
@@ -179,7 +181,8 @@ class Engine:
             server.wait_until_healthy()
 
     def _client(self, replica: _Replica) -> Client:
-        return Client(replica.url, replica.api_key, self.rollout.request_timeout_s, self.settings.max_model_len)
+        share = self._sockets and max(1, self._sockets // len(self._replicas))
+        return Client(replica.url, replica.api_key, self.rollout.request_timeout_s, self.settings.max_model_len, share)
 
     async def _establish_all(self, policy: Checkpoint) -> None:
         await asyncio.gather(*(self._establish(replica, policy) for replica in self._replicas))
@@ -207,6 +210,19 @@ class Engine:
                 replica.proven = await proof.demand()
         except aiohttp.ClientError as error:
             raise InferenceError(f"vLLM at {replica.url} cannot be reached: {error}") from error
+
+
+def _lacking_sockets(wanted: int) -> int:
+    """How many sockets there may be, where these are fewer than `wanted`; else 0."""
+    found = sockets(wanted)
+    if found == wanted:
+        return 0
+    logger.warning(
+        "rollout.concurrency=%d, but the hard limit of open files (`ulimit -Hn`) leaves %d connections: others wait",
+        wanted,
+        found,
+    )
+    return found
 
 
 def _is_newer(served: Checkpoint, policy: Checkpoint) -> bool:

@@ -15,6 +15,7 @@ Only what the judge itself said is kept; who asks for a timeout, a death or too 
 
 import asyncio
 import hashlib
+import logging
 import math
 import multiprocessing
 import signal
@@ -34,9 +35,16 @@ from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from storage import interrupts
 from storage.records import VerdictName
+from tasks.limits import OUT_OF_TIME, hard_address_space
 from tasks.rewards import worker
 
+logger = logging.getLogger(__name__)
+
 _LARGEST_CHUNK = 32
+_USEFUL_MB = 256
+"""Most answers need a fraction of it."""
+_USUAL_MB = 1024
+"""A judge and what a flow imports."""
 _TRIES = 3
 _FAILURES = (TimeoutError, ProcessExpired, MemoryError)
 
@@ -83,6 +91,11 @@ class Verifier:
         self._in_flight: dict[bytes, Future[Verdict]] = {}
         self.sent = 0
         """Pairs that had to be judged so far; all others were answered from the cache."""
+        try:
+            self._check_room()
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -112,6 +125,29 @@ class Verifier:
             _end(pool)
             raise
         return pool
+
+    def _check_room(self) -> None:
+        """Whether judges have memory to work with, where a hard limit decides; where none does, nothing is waited for.
+
+        Raises:
+            ValueError: they have not; says which limit, and how much is needed.
+        """
+        hard = hard_address_space()
+        if hard is None:
+            return
+        useful = min(self._memory_mb, _USEFUL_MB)
+        limit = f"the hard limit of address space is {hard >> 20} MB (`ulimit -Hv` shows it in kB)"
+        try:
+            idle, left = self._pool.schedule(worker.room).result()
+        except (BrokenProcessPool, ProcessExpired) as error:
+            raise ValueError(f"no judge can start: {limit}; {_USUAL_MB + useful} MB are mostly enough") from error
+        if left < useful:
+            raise ValueError(
+                f"judges have too little memory: {limit}, but an idle judge needs {idle} MB, "
+                f"and an answer {useful} MB on top: raise it to {idle + useful} MB or more"
+            )
+        if left < self._memory_mb:
+            logger.warning("answers have %d MB, less than score.memory_mb=%d: %s", left, self._memory_mb, limit)
 
     def _active_pool(self) -> ProcessPool:
         """The pool; a new one where it broke, as it does when idle workers are killed from outside."""
@@ -198,7 +234,7 @@ class Verifier:
         if isinstance(failure, TimeoutError):
             return "timeout", "", 0, f"no end within {self._patience_s:g} s, {_TRIES} times"
         if isinstance(failure, MemoryError):
-            return "error", "", 0, f"needs more than {self._memory_mb} MB"
+            return "error", "", 0, f"needs more than {failure}"
         return "error", "", 0, f"the judge's process died {_TRIES} times: {failure}"
 
     def _settle(self, request: _Request, outcome: worker.Outcome, *, keep: bool) -> None:
@@ -214,7 +250,7 @@ class Verifier:
 
 
 def _is_out_of_time(failure: BaseException) -> bool:
-    return isinstance(failure, ProcessExpired) and failure.exitcode == worker.OUT_OF_TIME
+    return isinstance(failure, ProcessExpired) and failure.exitcode == OUT_OF_TIME
 
 
 def _is_proof(failure: BaseException) -> bool:

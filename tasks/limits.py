@@ -1,0 +1,57 @@
+"""Limits that a process has, and such for a block of code in a process that may be lost; imports nothing heavy."""
+
+import ctypes
+import resource
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+OUT_OF_TIME = -signal.SIGPROF
+"""Exit code of a process that used up its processor time."""
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_OTHER_FILES = 256
+"""What a process has open beside its connections to servers: stores, shards, pipes, libraries."""
+
+
+def prepare_for_limits() -> None:
+    """Once in a new process: it ends with its parent, and at once when its time is used up."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # a handler would wait for C code to return
+
+
+def address_space() -> int:
+    """Bytes that this process has mapped, which is what RLIMIT_AS counts."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def hard_address_space() -> int | None:
+    """Bytes that a process may map at most (`ulimit -Hv`), which none can raise; None: no limit."""
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    return None if hard == resource.RLIM_INFINITY else hard
+
+
+@contextmanager
+def limited(seconds: float, most: int) -> Iterator[None]:
+    """Within the block: `seconds` of processor time, after which the kernel ends the process, and `most` mapped bytes.
+
+    Where the hard limit is lower, it holds.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # counts user and system time of this process
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def sockets(wanted: int) -> int:
+    """How many of `wanted` sockets this process may open; its soft limit of open files is raised for them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted + _OTHER_FILES if hard == resource.RLIM_INFINITY else min(wanted + _OTHER_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return min(wanted, max(most // 2, most - _OTHER_FILES))
