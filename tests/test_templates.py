@@ -321,13 +321,43 @@ def test_a_turn_that_ends_behind_a_newline(said: str) -> None:
     assert cut.token_ids == [*chat.encode("\n" + END), *following.token_ids]
 
 
-def test_a_template_that_drops_answers() -> None:
-    """What the policy is given is the template's to say, even where nothing remains of its answer."""
-    tokenizer = make_tokenizer(CHAT_TEMPLATE.replace("{{ '", "{{ '' if message['role'] == 'assistant' else '", 1))
-    chat = Chat(tokenizer)
-    following = chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.")
-    assert following.fresh
-    assert WRONG not in tokenizer.decode(following.token_ids)
+SPEAKER = "{{ '<|im_start|>' + m.role + '\n' }}"
+DEAF = {
+    "nothing": ("Speak!" + _HEADER, 1),
+    "first question only": ("{{ messages[0].content }}" + _HEADER, 2),
+    "answers": (CHAT_TEMPLATE.replace("{{ '", "{{ '' if message['role'] == 'assistant' else '", 1), 2),
+    "questions": ("{% for m in messages if m.role == 'assistant' %}{{ m.content }}{% endfor %}" + _HEADER, 1),
+    "last message only": ("{{ messages[-1].content }}" + _HEADER, 1),
+    "beginnings": ("{% for m in messages %}" + SPEAKER + "{{ m.content[:64] }}{% endfor %}" + _HEADER, 1),
+    "roles": ("{% for m in messages %}" + SPEAKER + "{% endfor %}" + _HEADER, 1),
+}
+
+
+@pytest.mark.parametrize("name", DEAF)
+def test_a_template_that_does_not_show_a_message_is_refused(name: str) -> None:
+    """The policy would answer what it was never asked, and every verdict would be believed."""
+    template, place = DEAF[name]
+    tokenizer = make_tokenizer(template)
+    tokenizer.name_or_path = "models/deaf"
+    with pytest.raises(
+        ValueError, match=rf"template of models/deaf does not show message {place} .*, or mend chat_temp"
+    ):
+        Chat(tokenizer)
+
+
+def test_a_template_without_system_prompts_is_refused_where_one_is_used() -> None:
+    """And not elsewhere."""
+    chat = Chat(make_tokenizer(MOVING.replace("messages[0].content + '\n\n' + ", "")))
+    assert chat.prompt([QUESTION])
+    with pytest.raises(ValueError, match=r"does not show message 1 \(system\) of a conversation of system, user"):
+        chat.prompt([SYSTEM, QUESTION])
+
+
+def test_what_a_template_raises_is_told_as_its_refusal() -> None:
+    """Templates are programs: they divide by zero, too."""
+    for broken in ("{{ 1 / 0 }}", "{{ messages[9].content }}", "{{ messages | nofilter }}", "{% for %}"):
+        with pytest.raises(ValueError, match="refuses a conversation of user"):
+            Chat(make_tokenizer(broken))
 
 
 def test_prompts_and_feedback_are_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,12 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from jinja2 import TemplateError
-
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 logger = logging.getLogger(__name__)
+
+REMEDY = "mend chat_template in the model's folder (chat_template.jinja, or in tokenizer_config.json)"
 
 Message = dict[str, str]
 """{"role": "user", "content": "…"}"""
@@ -18,6 +18,8 @@ Message = dict[str, str]
 _QUESTION: Message = {"role": "user", "content": "?"}
 _PLAIN, _THINKING = "!", "<think>\nx\n</think>\n\n!"
 """Toy completions that show whether a template keeps what was said."""
+_LINES = 20
+"""Of a toy message that has to be shown to its end."""
 
 
 class Template:
@@ -33,13 +35,15 @@ class Template:
         lead: words that it puts into the assistant's mouth, such as `<think>`: part of what the assistant says.
 
     Raises:
-        ValueError: the tokenizer has no chat template, or it refuses a conversation.
+        ValueError: the tokenizer has no chat template, or it refuses a conversation, or does not show all messages.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer, self._name = tokenizer, tokenizer.name_or_path
         if not tokenizer.chat_template:
             raise ValueError(f"the tokenizer of {self._name} has no chat template: use an instruction-tuned model")
+        self._shown: set[tuple[str, ...]] = set()
+        """Roles of the conversations whose messages it is known to show."""
         self.lead = self._find_lead()
         self._toys: dict[tuple[str, ...], list[Message] | None] = {}
         """By roles: a toy conversation that stands for all of these; None where each real one is to be rendered."""
@@ -50,9 +54,16 @@ class Template:
 
     def render(self, messages: list[Message]) -> str:
         """The conversation up to where the assistant begins to speak."""
+        roles = tuple(message["role"] for message in messages)
+        if roles not in self._shown:
+            self._check_shown(messages)
+            self._shown.add(roles)
+        return self._render(messages)
+
+    def _render(self, messages: list[Message]) -> str:
         try:
             text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        except TemplateError as error:
+        except Exception as error:  # templates raise what they like
             raise ValueError(
                 f"the chat template of {self._name} refuses a conversation of {_roles(messages)}: {error}. Where it "
                 "takes no system prompt, leave agent.args.system_prompt empty and use agent.args.instruction"
@@ -140,6 +151,25 @@ class Template:
             _roles(messages),
         )
         return False
+
+    def _check_shown(self, messages: list[Message]) -> None:
+        """Whether messages of these roles stand in the text, but for whitespace; thoughts may be dropped.
+
+        Raises:
+            ValueError: one does not; says which, and what to do.
+        """
+        toys = [
+            message | {"content": "\n".join(f"{message['role']} {place}.{line}" for line in range(_LINES))}
+            for place, message in enumerate(messages, 1)
+        ]
+        text = _letters(self._render(toys))
+        for place, toy in enumerate(toys, 1):
+            if _letters(toy["content"]) not in text:
+                raise ValueError(
+                    f"the chat template of {self._name} does not show message {place} ({toy['role']}) of a "
+                    f"conversation of {_roles(messages)}: the policy would not know of it. Use an instruction-tuned "
+                    f"model, or {REMEDY}"
+                )
 
     def _find_lead(self) -> str:
         prompt = self.render([_QUESTION])

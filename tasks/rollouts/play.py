@@ -18,6 +18,7 @@ from storage.records import TRAJECTORY_SCHEMA, Problem, Trajectory
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat
 from tasks.agents.interface import Agent, AgentContext
+from tasks.agents.trial import open_chat
 from tasks.environments import ENVIRONMENTS
 from tasks.environments.interface import Environment, EnvironmentContext
 from tasks.inference.api import EngineClosedError
@@ -136,7 +137,7 @@ class _Unhashed:
 def _load_chat(fingerprint: tuple[str, ...], where: _Unhashed) -> Chat:
     from transformers import AutoTokenizer
 
-    return Chat(AutoTokenizer.from_pretrained(where.folder, local_files_only=True))
+    return open_chat(AutoTokenizer.from_pretrained(where.folder, local_files_only=True))
 
 
 class _Tally:

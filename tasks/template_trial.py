@@ -1,0 +1,123 @@
+"""A process that renders a chat template under limits, and may be lost: a template is a program that anybody may write.
+
+    python -m tasks.template_trial < {"template": "…", "special_tokens": {…}, "conversations": [[message, …], …],
+                                      "seconds": 10, "memory_mb": 512}
+
+It prints a `Finding` as JSON. It imports little, because every stage waits for it: Jinja, set up as in transformers
+(`tests/test_template_trial.py` holds the two together).
+"""
+
+import json
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tasks.limits import address_space, limited, prepare_for_limits
+
+_DRAWS = 8
+_CLOCKS = [datetime(2026, 1, 2, 3, 4, 5), datetime(2026, 1, 2, 16, 47, 58), datetime(2027, 11, 30, 16, 47, 58)]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What came of rendering all conversations.
+
+    Example: Finding(enough_memory=True, longest=2817, depends_on="the date")
+    """
+
+    enough_memory: bool
+    longest: int  # characters of the longest text; 0 where all were refused
+    depends_on: str  # beside the conversation: "chance", "the time of day", "the date", or nothing
+
+
+def try_out(template: str, special_tokens: Mapping[str, str], conversations: Sequence[Any]) -> Finding:
+    """Render them. What a template refuses is no finding: whoever renders it afterwards hears of it, too."""
+    clock = [_CLOCKS[0]]
+    render = partial(_render, make_environment(clock), template, special_tokens)
+    try:
+        longest = max(len(render(messages)) for messages in conversations)
+        return Finding(True, longest, _depends_on(lambda: render(conversations[0]), clock))
+    except MemoryError:
+        return Finding(False, 0, "")
+
+
+def make_environment(clock: Sequence[datetime]) -> ImmutableSandboxedEnvironment:
+    """Jinja as in transformers, but for the time, which is `clock[0]`."""
+
+    def refuse(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    def to_json(value: Any, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda pattern: clock[0].strftime(pattern)
+    return environment
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the assistant says; here it only has to be read over."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def _render(
+    environment: ImmutableSandboxedEnvironment, template: str, special_tokens: Mapping[str, str], messages: Any
+) -> str:
+    """The text; empty where the template refuses."""
+    try:
+        compiled = environment.from_string(template)
+        return compiled.render(
+            messages=messages, tools=None, documents=None, add_generation_prompt=True, **special_tokens
+        )
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - templates raise what they like
+        return ""
+
+
+def _depends_on(render: Callable[[], str], clock: list[datetime]) -> str:
+    """What makes it write another text for the same conversation."""
+    if len({_seeded(render, seed) for seed in range(_DRAWS)}) > 1:
+        return "chance"
+    texts = []
+    for clock[0] in _CLOCKS:
+        texts.append(_seeded(render, 0))
+    first, later, other_day = texts
+    if first != later:
+        return "the time of day"
+    return "the date" if later != other_day else ""
+
+
+def _seeded(render: Callable[[], str], seed: int) -> str:
+    random.seed(seed)
+    return render()
+
+
+def main() -> None:
+    prepare_for_limits()
+    given = json.load(sys.stdin)
+    with limited(given["seconds"], address_space() + given["memory_mb"] * 2**20):
+        finding = try_out(given["template"], given["special_tokens"], given["conversations"])
+    json.dump(asdict(finding), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
