@@ -111,6 +111,8 @@ class FileSource(Knobs):
     """Own mapping: which column holds the id (optional), the prompt and the solution(s)."""
     count: PositiveInt | None = None
     """Take the first rows only."""
+    max_line_mb: PositiveInt = 16
+    """A longer line, or row of a Parquet file, is a bad row: what has no line ends would fill the memory."""
 
     @model_validator(mode="after")
     def _mapping(self) -> Self:

@@ -1,7 +1,12 @@
 """Several files as one problem set: each row keeps its id when more files come, and none is lost without a word."""
 
+import io
 import json
+import os
 import re
+import socket
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,11 +14,15 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from configs.schema import FileSource, StoredSource
 from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
-from tasks.problems.files import find
+from tasks.problems.files import find, read_jsonl
+from tasks.problems.lines import lines
+from tasks.problems.problem_set import RowError
 
 FIELDS: dict[Literal["id", "prompt", "solutions"], str] = {"prompt": "ask", "solutions": "gold"}
 NAMED: dict[Literal["id", "prompt", "solutions"], str] = {"id": "key", **FIELDS}
@@ -199,3 +208,121 @@ def test_stored_set_is_not_loaded() -> None:
     """Without a store there is nothing to read a version from: the error says so before anything else fails."""
     with pytest.raises(ValueError, match=r"^problems/12ab: a stored set is read from the store, not loaded$"):
         load_problems(StoredSource(kind="stored", version="problems/12ab"), 0.0)
+
+
+def _bound_socket(path: Path) -> None:
+    socket.socket(socket.AF_UNIX).bind(str(path))
+
+
+def _link_to_pipe(path: Path) -> None:
+    os.mkfifo(path.with_suffix(".pipe"))
+    path.symlink_to(path.with_suffix(".pipe"))
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (os.mkfifo, "NotRegularError: it is a named pipe, not a regular file"),
+        (_link_to_pipe, "NotRegularError: it is a named pipe, not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "NotRegularError: it is a device, not a regular file"),
+        (Path.mkdir, "IsADirectoryError: it is a folder, not a regular file"),
+        (_bound_socket, "No such device or address"),
+        (lambda path: path.symlink_to("nowhere"), "FileNotFoundError"),
+    ],
+)
+def test_what_is_no_regular_file_is_named(
+    make: Callable[[Path], Any], reason: str, kind: Literal["jsonl", "parquet"], tmp_path: Path
+) -> None:
+    """A pipe that nobody writes to, or a device without an end, would keep a night and its lease for ever."""
+    path = tmp_path / "rows.x"
+    make(path)
+    for where in (str(path), f"file://{path}", f"zip://rows.x::{path}", f"zip://rows.x::file://{path}"):
+        with pytest.raises(ProblemError, match=f"^{re.escape(where)} cannot be read .*{reason}"):
+            load(where, kind=kind)
+    if make is not Path.mkdir:  # folders are passed over
+        with pytest.raises(ProblemError, match=f"^{re.escape(str(path))} cannot be read .*{reason}"):
+            load(tmp_path / "*.x", kind=kind)
+
+
+def test_a_link_to_a_file_is_that_file(tmp_path: Path) -> None:
+    """Links to regular files are usual."""
+    (tmp_path / "link.jsonl").symlink_to(write(tmp_path / "rows.jsonl", row("p")))
+    assert ids(load(tmp_path / "link.jsonl")) == ["000001"]
+
+
+LONG = 2**20 - len(json.dumps(row("")))
+"""Characters of a prompt whose line has exactly 1 MB."""
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_line_above_the_bound_is_a_bad_row(tmp_path: Path, end: str) -> None:
+    """It is passed over, and the numbers of the lines behind it are right; a line of exactly the bound is read."""
+    whole, longer, much = (json.dumps(row("p" * (LONG + more))) for more in (0, 1, 5_000_000))
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(end.join([whole, longer, json.dumps(row("q")), much, json.dumps(row("r")), much]).encode())
+    found = load(path, max_line_mb=1)
+    assert ids(found) == ["000001", "000003", "000005"]
+    reason = "line of more than 1 MB: set max_line_mb if it is whole"
+    assert found.bad == [BadRow(line, reason) for line in (2, 4, 6)]
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/long/rows.jsonl", path.read_bytes())
+    assert load("memory://long/rows.jsonl", max_line_mb=1) == found
+    assert len(load(path, max_line_mb=5).bad) == 2
+
+
+@given(st.binary(max_size=12).map(lambda data: data.translate(bytes(b"ab\r\n"[byte % 4] for byte in range(256)))))
+def test_lines_are_those_of_the_file(data: bytes) -> None:
+    """However ends and bounds fall together."""
+    whole = [line.removesuffix(b"\n").removesuffix(b"\r") for line in io.BytesIO(data)]
+    found = [None if isinstance(line, RowError) else line for line in lines(io.BytesIO(data), 3)]
+    assert found == [line if len(line) <= 3 else None for line in whole]
+
+
+def _sparse(path: Path) -> str:
+    with path.open("wb") as file:
+        file.truncate(2**40)
+    return str(path)
+
+
+def _bomb(path: Path) -> str:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("rows.jsonl", "w") as file:
+        for _ in range(100):
+            file.write(bytes(2**20))
+    return f"zip://rows.jsonl::{path}"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("make", [_sparse, _bomb])
+def test_a_file_without_line_ends_is_not_read_whole(make: Callable[[Path], str], tmp_path: Path) -> None:
+    """It would fill the memory until the kernel ends the process: here a terabyte, and an archive of zeros."""
+    with pytest.raises(ProblemError, match="cannot be read .*a line does not end within 64 times max_line_mb"):
+        load(make(tmp_path / "rows"), max_line_mb=1)
+
+
+def test_a_file_that_grows_is_read_as_it_was(tmp_path: Path) -> None:
+    """Whoever appends without end does not keep the reader."""
+    path = write(tmp_path / "rows.jsonl", row("p"), row("q"))
+    reading = read_jsonl(str(path), 2**20)
+    found = [next(reading)]
+    with path.open("a") as file:
+        file.write(json.dumps(row("r")) + "\n")
+    assert [number for number, _ in [*found, *reading]] == [1, 2]
+    with pytest.raises(ProblemError, match="holds no rows"):
+        load("/proc/self/status")  # says that it has no bytes, as pipes of the kernel's do
+
+
+def test_a_parquet_row_above_the_bound_is_a_bad_row(tmp_path: Path) -> None:
+    """Named like a line; rows beside it are read."""
+    prompts = ["p", "q" * 2**20, "r", "s" * (2**20 - 100), "\N{GREEK SMALL LETTER PI}" * 2**19]
+    pq.write_table(pa.table({"ask": prompts, "gold": ["1"] * 5}), tmp_path / "rows.parquet")
+    found = load(tmp_path / "rows.parquet", kind="parquet", max_line_mb=1)
+    assert ids(found) == ["000001", "000003", "000004"]
+    reason = "row of more than 1 MB: set max_line_mb if it is whole"
+    assert found.bad == [BadRow(2, reason), BadRow(5, reason)]
+
+
+def test_sources_of_older_runs_have_the_bound() -> None:
+    """They were stored without the knob."""
+    assert FileSource.model_validate({"kind": "jsonl", "path": "x", "preset": "gsm8k"}).max_line_mb == 16

@@ -2,15 +2,19 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import PurePosixPath
-from typing import IO, Any
 
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tasks.problems.problem_set import NoFilesError, ProblemError, Row, RowError
+from tasks.problems.lines import explained, lines, open_file
+from tasks.problems.problem_set import NoFilesError, Row, RowError
+
+_ROWS = 64
+"""Of a Parquet file that are in memory at once: each may be as large as `longest`."""
+_BUFFER = 2**20
+"""Bytes of a column that are read at once; without it pyarrow takes all of a row group."""
 
 
 def find(path: str) -> list[tuple[str, str]]:
@@ -26,7 +30,7 @@ def find(path: str) -> list[tuple[str, str]]:
     """
     if not _is_pattern(path):
         return [("", path)]
-    with _explained(path):
+    with explained(path):
         system, pattern = fsspec.core.url_to_fs(path)
         system.invalidate_cache()  # a process that lives for days must see what came since
         matches = system.glob(pattern, detail=True).items()
@@ -54,42 +58,48 @@ def _named(path: str, pattern: str, file: str) -> tuple[str, str]:
     return "/".join(PurePosixPath(file).parts[fixed:]), prefix + file
 
 
-def read_jsonl(path: str) -> Iterator[tuple[int, Row | RowError]]:
+def read_jsonl(path: str, longest: int) -> Iterator[tuple[int, Row | RowError]]:
     """Line number, from 1, and row of each line; blank lines are passed over.
 
-    The file is streamed. A line that is not a JSON object in UTF-8 is a `RowError`.
+    The file is streamed. A line that is not a JSON object in UTF-8, or longer than `longest` bytes, is a `RowError`.
 
     Raises:
-        ProblemError: the file cannot be opened or read.
+        ProblemError: the file cannot be opened or read, is not a regular one, or has no lines.
     """
-    with _open(path) as file:
-        for line, raw in enumerate(file, 1):
-            if raw.strip():
+    with open_file(path) as file:
+        for line, raw in enumerate(lines(file, longest), 1):
+            if isinstance(raw, RowError):
+                yield line, raw
+            elif raw.strip():
                 yield line, _parse(raw)
 
 
-def read_parquet(path: str) -> Iterator[tuple[int, Row | RowError]]:
-    """Row number, from 1, and row of each row; text that is not UTF-8 is a `RowError`.
+def read_parquet(path: str, longest: int) -> Iterator[tuple[int, Row | RowError]]:
+    """Row number, from 1, and row of each row; text that is not UTF-8, or above `longest` bytes, is a `RowError`.
 
     Raises:
-        ProblemError: the file cannot be opened or read, or is not Parquet.
+        ProblemError: the file cannot be opened or read, is not a regular one, or is not Parquet.
     """
-    with _open(path) as file:
+    with open_file(path) as file:
         line = 0
-        for batch in pq.ParquetFile(file).iter_batches():
-            for row in _batch_rows(batch):
+        for batch in pq.ParquetFile(file, buffer_size=_BUFFER).iter_batches(batch_size=_ROWS):
+            for row in _batch_rows(batch, longest):
                 line += 1
                 yield line, row
 
 
-def _batch_rows(batch: pa.RecordBatch) -> Sequence[Row | RowError]:
+def _batch_rows(batch: pa.RecordBatch, longest: int) -> Sequence[Row | RowError]:
     try:
-        return batch.to_pylist()
-    except UnicodeDecodeError:  # does not say which row: look at each by itself
-        return [_row(batch.slice(index, 1)) for index in range(batch.num_rows)]
+        if batch.nbytes <= longest:
+            return batch.to_pylist()
+    except UnicodeDecodeError:  # does not say which row
+        pass
+    return [_row(batch.slice(index, 1), longest) for index in range(batch.num_rows)]
 
 
-def _row(single: pa.RecordBatch) -> Row | RowError:
+def _row(single: pa.RecordBatch, longest: int) -> Row | RowError:
+    if single.nbytes > longest:
+        return RowError(f"row of more than {longest / 2**20:g} MB: set max_line_mb if it is whole")
     try:
         row: Row = single.to_pylist()[0]
     except UnicodeDecodeError as error:
@@ -109,20 +119,3 @@ def _parse(raw: bytes) -> Row | RowError:
     if not isinstance(row, dict):
         return RowError(f"a JSON {type(row).__name__} where an object is needed")
     return row
-
-
-@contextmanager
-def _open(path: str) -> Iterator[IO[Any]]:
-    with _explained(path), fsspec.open(path, "rb") as file:
-        yield file
-
-
-@contextmanager
-def _explained(path: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: a protocol that fsspec does not know
-        raise ProblemError(
-            f"{path} cannot be read ({type(error).__name__}: {error}): "
-            "check path, permissions and kind (jsonl or parquet)"
-        ) from error

@@ -33,5 +33,5 @@ def _rows(source: FileSource | HubSource) -> Iterator[tuple[Place, Row | RowErro
     if isinstance(source, HubSource):
         return ((Place(line), row) for line, row in hub.read(source.name, source.subset, source.split))
     read = files.read_jsonl if source.kind == "jsonl" else files.read_parquet
-    found = files.find(source.path)
-    return ((Place(line, name), row) for name, path in found for line, row in read(path))
+    found, longest = files.find(source.path), source.max_line_mb * 2**20
+    return ((Place(line, name), row) for name, path in found for line, row in read(path, longest))

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from tasks.lineage.proposals import Proposal
 
+_LARGEST = 2**26
+"""Bytes of a file of ids: room for a million."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_problem(parser, optional=True)
@@ -59,8 +62,16 @@ def _propose(store: Store, arguments: argparse.Namespace) -> "Proposal":
     if arguments.ids is None:
         name = arguments.problem
         return propose_problem(store, name, cache, reason, run=arguments.run, by_prompt=arguments.prompt)
-    ids = [line.strip() for line in arguments.ids.read_text().splitlines()]
+    ids = [line.strip() for line in _read(arguments.ids).splitlines()]
     return propose_ids(store, [name for name in ids if name], cache, reason, run=arguments.run)
+
+
+def _read(path: Path) -> str:
+    with path.open("rb") as file:  # a pipe, too: somebody waits at the terminal
+        data = file.read(_LARGEST + 1)
+    if len(data) > _LARGEST:
+        raise ValueError(f"{path} holds more than {_LARGEST:,} bytes: give one id of a trajectory in each line")
+    return data.decode()
 
 
 def _told(proposal: "Proposal") -> str:
