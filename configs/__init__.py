@@ -2,5 +2,17 @@
 
 from configs.loader import ConfigError, available, differences, flatten, load, to_yaml
 from configs.schema import Config
+from configs.stored import read_stored, unknown, up_to_date
 
-__all__ = ["Config", "ConfigError", "available", "differences", "flatten", "load", "to_yaml"]
+__all__ = [
+    "Config",
+    "ConfigError",
+    "available",
+    "differences",
+    "flatten",
+    "load",
+    "read_stored",
+    "to_yaml",
+    "unknown",
+    "up_to_date",
+]

@@ -3,7 +3,6 @@
 import difflib
 import io
 import re
-import typing
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from pydantic_core import ErrorDetails
 
 from configs.regular import open_regular
 from configs.schema import Config
+from configs.sections import sections, tags
 
 FOLDER = Path(__file__).parent
 _LARGEST = 2**20
@@ -54,7 +54,7 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Config:
     try:
         return Config.model_validate(values)
     except ValidationError as error:
-        lines = [_explain(detail) for detail in error.errors()]
+        lines = [explain(detail) for detail in error.errors()]
         raise ConfigError(f"configuration {name}:\n" + "\n".join(f"  {line}" for line in lines)) from None
 
 
@@ -127,7 +127,7 @@ def _apply(override: str, config: DictConfig) -> None:
         raise ConfigError(f"override {override!r} cannot be applied: {error}") from None
 
 
-def _explain(detail: ErrorDetails) -> str:
+def explain(detail: ErrorDetails) -> str:
     """One line for one pydantic error: the dotted key, its value, what is wrong, the nearest name."""
     key = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
@@ -145,29 +145,16 @@ def _fields(location: Sequence[int | str]) -> list[str]:
     """Names of the fields of the section at `location`."""
     models: list[type[BaseModel]] = [Config]
     for part in location:
-        if isinstance(part, str) and any(part == tag for model in models for tag in _tags(model)):
-            models = [model for model in models if part in _tags(model)]
+        if isinstance(part, str) and any(part == tag for model in models for tag in tags(model)):
+            models = [model for model in models if part in tags(model)]
             continue
         models = [
             inner
             for model in models
             if part in model.model_fields
-            for inner in _models(model.model_fields[part].annotation)
+            for inner in sections(model.model_fields[part].annotation)
         ]
     return sorted({name for model in models for name in model.model_fields})
-
-
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    """The sections that an annotation admits, through unions and Annotated."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [model for argument in typing.get_args(annotation) for model in _models(argument)]
-
-
-def _tags(model: type[BaseModel]) -> tuple[str, ...]:
-    """Values of the discriminator `kind` of a problem source."""
-    field = model.model_fields.get("kind")
-    return typing.get_args(field.annotation) if field else ()
 
 
 def _nearest(name: str, names: Iterable[str]) -> str:

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from storage import layout
 from storage.drafts import Draft, Fence
 from storage.fetch import fetch_file
 from storage.logs import Log
 from storage.manifests import File, Kind
+from storage.seal import newer
 from storage.store import StorageError, StorageUnavailableError, Store
 
 logger = logging.getLogger(__name__)
@@ -112,6 +115,13 @@ def shards(store: Store, version: str, length: int | None = None) -> dict[str, S
         if "adopted" in entry:
             standing = {path: shard for path, shard in standing.items() if path in entry["adopted"]}
         else:
-            file = File(**entry["file"])
+            file = _file(entry["file"], store.uri(log.key(number)))
             standing[file.path] = Shard(file, entry["notes"])
     return standing
+
+
+def _file(values: dict[str, Any], where: str) -> File:
+    try:
+        return File.model_validate(values)
+    except ValidationError as error:
+        raise StorageError(f"{where} is no shard that this code knows: {newer(error) or error}: upgrade") from None

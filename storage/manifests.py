@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-from datetime import datetime
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, ValidationError
 
 from storage import layout
-from storage.seal import unseal
+from storage.seal import newer, unseal
 from storage.store import StorageError, Store, check_key
 
 MANIFEST_VERSION = 2  # 2: fencing token, digest
@@ -64,13 +64,38 @@ class Manifest(_Record):
     version: str  # key of the version's folder
     parents: list[Parent]
     files: list[File]
-    config: dict[str, Any]  # resolved configuration
+    config: dict[str, Any]  # resolved configuration, in the words of the program that wrote it
     code_version: str
     prefect_run_id: str | None
     metrics: dict[str, Any]
-    created_at: datetime
+    created_at: AwareDatetime
     nonce: str  # unique to the attempt
     fence: int | None = None  # fencing token of the run's lease; never falls from parent to child within a run
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """`config` in the words of this program: what decides something is read from here."""
+        from configs import up_to_date
+
+        return up_to_date(self.config)
+
+    def knob(self, key: str) -> Any:
+        """What a knob of `settings`, such as `inference.dtype`, was set to; None where there is no such knob."""
+        value: Any = self.settings
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return value
+
+    def number(self, key: str) -> float:
+        """The number that a knob, such as `rollout.policy_lag`, was set to.
+
+        Raises:
+            StorageError: it is none.
+        """
+        value = self.knob(key)
+        if not isinstance(value, int | float):
+            raise StorageError(f"the configuration in the manifest of {self.version} has {key}={value!r}: no number")
+        return value
 
     @property
     def rows(self) -> int:
@@ -140,7 +165,9 @@ def parse(store: Store, version: str, data: bytes) -> Manifest:
         if found > MANIFEST_VERSION:
             raise StorageError(f"{where} has format {found}; this code knows {MANIFEST_VERSION}: upgrade")
         manifest = Manifest.model_validate(values if found == 1 else unseal(data, where))
-    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError, ValidationError) as error:
+    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError, RecursionError, ValidationError) as error:
+        if unknown := newer(error):
+            raise StorageError(f"{where} has {unknown}, which this code does not know: upgrade") from None
         raise StorageError(f"{where} is not a manifest, or is damaged: {error}") from None
     if manifest.version != version:
         raise StorageError(f"{where} says it is version {manifest.version!r}: it was copied or moved by hand")

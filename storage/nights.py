@@ -16,6 +16,7 @@ from storage import layout
 from storage.drafts import Fence
 from storage.logs import Log
 from storage.manifests import Key
+from storage.seal import newer
 from storage.store import StorageError, Store
 
 Ending = Literal["promoted", "rejected", "overtaken", "given up"]
@@ -110,6 +111,10 @@ class Nights:
             with ThreadPoolExecutor(_READERS) as readers:
                 return _records(readers.map(self._log.read, range(self._next)))
         except (FileNotFoundError, KeyError, IndexError, ValidationError) as error:
+            if unknown := newer(error):
+                raise StorageError(
+                    f"the log of retraining {self._name!r} has {unknown}, which this code does not know: upgrade"
+                ) from None
             raise StorageError(f"the log of retraining {self._name!r} has lost an entry: {error!r}") from error
 
     def begin(self, night: Night) -> None:
@@ -134,7 +139,7 @@ class Nights:
 
 
 def _records(entries: Iterable[dict[str, Any]]) -> list[Record]:
-    """Raises KeyError, IndexError or ValidationError where the entries make no sense."""
+    """Raises KeyError, IndexError, ValidationError or StorageError where the entries make no sense."""
     records: list[Record] = []
     for entry in entries:
         if "began" in entry:
@@ -146,6 +151,10 @@ def _records(entries: Iterable[dict[str, Any]]) -> list[Record]:
             records[-1].challenger = trained.challenger
         elif "retried" in entry:
             records[-1].retried.append(Retry.model_validate(entry["retried"]).waiting)
+        elif "ended" not in entry:
+            raise StorageError(
+                f"an entry of a night says {next(iter(entry))!r}, which this code does not know: upgrade"
+            )
         else:
             records[-1].end = End.model_validate(entry["ended"])
             _expect(records[-1].end.number, len(records))

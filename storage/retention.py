@@ -88,8 +88,8 @@ def _beyond(store: Store, versions: set[str], rules: Rules) -> list[str]:
         if len(last) >= needed:
             break
         if manifest := manifests.find(store, version):  # an attempt that died counts for nothing
-            lag = manifest.config.get("rollout", {}).get("policy_lag", 0)
-            needed = max(needed, 1 + int(lag))  # so many older ones may still be asked to play
+            lag = int(manifest.number("rollout.policy_lag"))
+            needed = max(needed, 1 + lag)  # so many older ones may still be asked to play
             last.add(_number(version))
     return [
         version

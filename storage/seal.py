@@ -5,6 +5,8 @@ import json
 import re
 from typing import Any
 
+from pydantic import ValidationError
+
 from storage.backends.interface import StorageError
 
 _DIGEST = re.compile(rb',\n "digest": "([0-9a-f]{64})"\n\}\n\Z')
@@ -38,3 +40,11 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
     values = json.loads(body)
     assert isinstance(values, dict)
     return values
+
+
+def newer(error: Exception) -> str:
+    """The fields and kinds of a record for which it was refused, though a newer program may know them; or nothing."""
+    if not isinstance(error, ValidationError):
+        return ""
+    details = [each for each in error.errors() if each["type"] in ("extra_forbidden", "literal_error")]
+    return ", ".join(f"{'.'.join(map(str, each['loc']))}={each['input']!r}" for each in details)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from storage import checkpoints, contents, layout, manifests
 from storage.claims import doubts
@@ -18,7 +17,6 @@ from storage.lineage import Node, climb_down
 from storage.manifests import File, Manifest
 from storage.store import StorageUnavailableError, Store
 
-_TOLERANCE = 1e-4
 _OUR_DISK = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -159,8 +157,9 @@ class _Look:
     def _weights(self, manifest: Manifest) -> None:
         from storage.reload import canary_difference
 
-        where, tolerance = f"{self._version}/{manifest.nonce}/model", _tolerance(manifest.config)
+        where = f"{self._version}/{manifest.nonce}/model"
         try:
+            tolerance = manifest.number("inference.canary_tolerance")
             difference = canary_difference(checkpoints.open_checkpoint(self._store, self._version, self._folder))
         except (StorageUnavailableError, MemoryError):
             raise
@@ -172,12 +171,6 @@ class _Look:
 
     def _tell(self, key: str, problem: str) -> None:
         self._report.findings.append(Finding(self._version, key, problem))
-
-
-def _tolerance(config: dict[str, Any]) -> float:
-    inference = config.get("inference")
-    value = inference.get("canary_tolerance") if isinstance(inference, dict) else None
-    return float(value) if isinstance(value, int | float) else _TOLERANCE
 
 
 def _not_finite(path: Path) -> list[str]:

@@ -3,11 +3,12 @@
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from configs import Config, ConfigError, differences
+from configs import Config, ConfigError, differences, unknown, up_to_date
 from storage import layout, manifests
 from storage.drafts import Draft
 from storage.leases import Lease
@@ -84,17 +85,27 @@ def start_run(workspace: Workspace) -> None:
     if begins:
         with Draft(workspace.store, version, "run") as draft:
             draft.commit(workspace.provenance(), parents=[])
-    begun = manifests.read(workspace.store, version)
-    changed = [
-        line for line in differences(begun.config, config.model_dump(mode="json")) if not line.startswith(MAY_CHANGE)
-    ]
-    if changed:
-        listing = "\n".join(f"  {line}" for line in changed)
-        raise ConfigError(
-            f"run {workspace.name!r} was begun with another configuration:\n{listing}\n"
-            "Give it back, or begin another run with run.name=…"
-        )
+    _refuse_another(workspace.name, manifests.read(workspace.store, version).settings, config)
     if warning := lacking_room(config):
         get_run_logger().warning(warning)
     state = "begins" if begins else "continues"
     get_run_logger().info("run %s %s in %s", workspace.name, state, workspace.store.uri(f"runs/{workspace.name}"))
+
+
+def _refuse_another(run: str, begun: dict[str, Any], config: Config) -> None:
+    """Raises ConfigError where a run was `begun` with what this program does not know, or with other values."""
+    if strange := [line for line in unknown(begun) if not line.startswith(MAY_CHANGE)]:
+        raise ConfigError(
+            f"run {run!r} was begun by a program with knobs that this one does not know:\n{_listing(strange)}\n"
+            "Upgrade this one, or begin another run with run.name=…"
+        )
+    present = up_to_date(config.model_dump(mode="json"))
+    if changed := [line for line in differences(begun, present) if not line.startswith(MAY_CHANGE)]:
+        raise ConfigError(
+            f"run {run!r} was begun with another configuration:\n{_listing(changed)}\n"
+            "Give it back, or begin another run with run.name=…"
+        )
+
+
+def _listing(lines: list[str]) -> str:
+    return "\n".join(f"  {line}" for line in lines)

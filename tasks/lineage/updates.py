@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+
+from pydantic import ValidationError
 
 from configs.schema import ArithmeticSource
 from storage import layout, manifests
@@ -83,26 +84,26 @@ def _read(store: Store, version: str, attempted: Sequence[str]) -> Update | None
     """None for an attempt that died."""
     try:
         manifest = manifests.find(store, version)
+        return None if manifest is None else _of(manifest)
     except StorageUnavailableError:
         raise
     except StorageError as error:
         return Update(*_place(version), *_parents(attempted), problem=str(error))
-    return None if manifest is None else _of(manifest)
 
 
 def _of(manifest: Manifest) -> Update:
-    parents, config = [parent.version for parent in manifest.parents], manifest.config
+    """Raises StorageError where the configuration in the manifest says what this program does not know."""
+    parents = [parent.version for parent in manifest.parents]
     sorted_, (version, run, number) = _parents(parents), _place(manifest.version)
-    lag = config.get("rollout", {}).get("max_head_offpolicyness", number)
-    begins, critic = not sorted_[0] and not sorted_[1], (config.get("ppo") or {}).get("critic")
+    lag, begins = int(manifest.number("rollout.max_head_offpolicyness")), not sorted_[0] and not sorted_[1]
     return Update(
         *(version, run, number),
         *sorted_,
         oldest=number - 1 - lag,
-        cut_too=critic is not None or "trajectories/unknown_return" not in manifest.metrics,
+        cut_too=manifest.knob("ppo.critic") is not None or "trajectories/unknown_return" not in manifest.metrics,
         idle=manifest.metrics.get("trajectories") == 0,
-        origin=_origin(config.get("policy") or {}) if begins else "",
-        taught=_taught(config) if begins else None,
+        origin=_origin(manifest) if begins else "",
+        taught=_taught(manifest) if begins else None,
     )
 
 
@@ -121,12 +122,15 @@ def _parents(versions: Sequence[str]) -> tuple[list[str], list[str], list[str], 
     return found[0], found[1], found[2], exclusions
 
 
-def _origin(policy: Mapping[str, Any]) -> str:
-    return "warm start" if policy.get("warm_start") else str(policy.get("path") or "unknown")
+def _origin(manifest: Manifest) -> str:
+    return "warm start" if manifest.knob("policy.warm_start") else str(manifest.knob("policy.path") or "unknown")
 
 
-def _taught(config: Mapping[str, Any]) -> ArithmeticSource | None:
-    warm_start = (config.get("policy") or {}).get("warm_start")
-    if not warm_start:
+def _taught(manifest: Manifest) -> ArithmeticSource | None:
+    if not manifest.knob("policy.warm_start"):
         return None
-    return ArithmeticSource.model_validate(warm_start.get("teaches") or config["problems"]["train"])
+    taught = manifest.knob("policy.warm_start.teaches") or manifest.knob("problems.train")
+    try:
+        return ArithmeticSource.model_validate(taught)
+    except ValidationError as error:
+        raise StorageError(f"what the warm start of {manifest.version} taught cannot be told: {error}") from None

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from configs import Config
+from configs import Config, read_stored, up_to_date
 from configs.schema import HELD_OUT
 from storage import layout
 from storage.nights import Night, Record
@@ -106,11 +106,15 @@ def night_seed(config: Config, number: int) -> int:
 
 
 def continued(night: Night, config: Config) -> Config:
-    """A night's configuration as it was begun, but for where it works and what is excluded, as it now is."""
-    present, begun = config.model_dump(mode="json"), dict(night.config)
+    """A night's configuration as it was begun, but for where it works and what is excluded, as it now is.
+
+    Raises:
+        ConfigError: a newer program began it, with knobs that this one does not know.
+    """
+    present, begun = config.model_dump(mode="json"), up_to_date(night.config)
     begun |= {section: present[section] for section in KEEPS}
-    begun["problems"] = begun["problems"] | {"exclusions": present["problems"]["exclusions"]}
-    return Config.model_validate(begun)
+    begun["problems"] |= {"exclusions": present["problems"]["exclusions"]}
+    return read_stored(begun, f"night {night.number}")
 
 
 def pinned_sets(records: Sequence[Record], config: Config) -> dict[str, str]:

@@ -89,8 +89,7 @@ def logprob_drift(evidence: Evidence) -> Measured:
 
 def _rounding(evidence: Evidence, played: _Played) -> float:
     manifest = evidence.data_sets[played.number].manifest
-    inference = manifest.config.get("inference", {}) if manifest else {}
-    return ROUNDING.get(inference.get("dtype", "float32"), 0.0)
+    return ROUNDING.get(str(manifest.knob("inference.dtype")), 0.0) if manifest else 0.0
 
 
 def _chosen(evidence: Evidence) -> list[_Played]:

@@ -11,7 +11,6 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import ValidationError
 
 from configs.schema import PPO, Reward
 from storage.manifests import Manifest
@@ -134,11 +133,12 @@ class Advantage:
 
 def _knobs(manifest: Manifest | None) -> tuple[PPO, Reward, int]:
     """How the data set's run trains, and the oldest policy that it trains on, in versions."""
-    config = manifest.config if manifest else {}
+    if manifest is None:
+        return PPO(), Reward(), 0
     try:
-        ppo, reward = PPO.model_validate(config.get("ppo", {})), Reward.model_validate(config.get("reward", {}))
-        return ppo, reward, int(config.get("rollout", {}).get("max_head_offpolicyness", 0))
-    except (ValidationError, ValueError, AttributeError) as error:
+        ppo, reward = PPO.model_validate(manifest.knob("ppo")), Reward.model_validate(manifest.knob("reward"))
+        return ppo, reward, int(manifest.number("rollout.max_head_offpolicyness"))
+    except ValueError as error:
         raise NoAdvantageError(f"The configuration in the manifest is of another time: {error}.") from error
 
 
