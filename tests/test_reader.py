@@ -5,20 +5,27 @@ import signal
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from configs.audit import Audit
 from storage import layout
+from storage.drafts import Draft, Provenance
 from storage.records import CASE_SCHEMA
+from storage.seal import seal, unseal
 from storage.store import Store
+from tasks.audit.commands import read
 from tasks.audit.database import open_database
 from tasks.audit.intake import take_in
 from tasks.audit.reader.app import create_app
@@ -232,6 +239,76 @@ def test_no_trajectories_are_no_error(store: Store, tmp_path: Path) -> None:
         reader = TestClient(create_app(store, data_sets, database, tmp_path), base_url="http://localhost")
         assert "There are no trajectories here" in reader.get("/").text
         assert reader.get("/report").status_code == 404
+
+
+def with_config(config: object) -> Callable[[dict[str, Any]], object]:
+    return lambda values: values.update(config=config)
+
+
+DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no digest": lambda values: values.clear(),
+    "newer": lambda values: values.update(manifest_version=99),
+    "no number": with_config({"rollout": {"max_head_offpolicyness": "many"}}),
+    "no section": with_config({"rollout": None, "ppo": [1], "inference": 3}),
+    "time without zone": lambda values: values.update(created_at="2026-11-01T00:00:00"),
+    "nested": lambda values: values.update(metrics="DEEP"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("kind", ["trajectories", "scores", "checkpoint"])
+def test_one_bad_manifest_leaves_the_rest_to_be_read(
+    damage: str, kind: str, store: Store, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The reader starts, shows all that can be read, and says on the page and in the terminal what cannot."""
+    policy = commit_policy(store, 0, policy_folder).version
+    for iteration in (PLAIN, NORMALISED):
+        commit(store, iteration, sums(iteration, 2), [policy])
+    bad = {"trajectories": layout.trajectories("shared", PLAIN), "scores": layout.scores("shared", PLAIN, "5c0e")}
+    path = Path(store.root) / layout.manifest(bad.get(kind, policy))
+    values = unseal(path.read_bytes(), "")
+    DAMAGE[damage](values)
+    path.write_bytes(seal(values).replace(b'"DEEP"', b"[" * 50_000) if values else b"{}")
+    pages: list[Any] = []
+
+    def look(app: FastAPI, _: object) -> None:
+        client = TestClient(app, base_url="http://127.0.0.1:8000")
+        pages.extend(client.get(address) for address in ("/", "/trajectory?id=2/0/0", "/trajectory?id=0/0/0"))
+
+    monkeypatch.setattr("tasks.audit.reader.serve._run", look)
+    serve(store, [], datetime(2026, 1, 1, tzinfo=UTC), tmp_path, Audit(), 0)
+    listing, other, same = pages
+    assert (listing.status_code, other.status_code) == (200, 200)
+    if kind == "trajectories":
+        assert "8 trajectories in" in text(listing.text)
+        assert same.status_code == 404
+        assert "Not shown: runs/shared/trajectories/000000/manifest.json" in text(listing.text)
+        assert "not shown: runs/shared/trajectories/000000/manifest.json" in capsys.readouterr().err
+    else:
+        assert "16 trajectories in" in text(listing.text)
+        assert same.status_code == 200
+
+
+def test_an_audit_of_a_data_set_that_is_damaged_since_is_read(store: Store, tmp_path: Path) -> None:
+    """What it found beside that one is still shown, and the other data sets."""
+    for iteration in (PLAIN, NORMALISED):
+        commit(store, iteration, sums(iteration, 2), [])
+    audited = [layout.trajectories("shared", iteration) for iteration in (PLAIN, NORMALISED)]
+    audit = layout.audit("0a")
+    with Draft(store, audit, "audit") as draft:
+        for name in ("audit.json", "report.html"):
+            (draft.scratch / name).write_text(json.dumps(AuditResult("memory://", "warn", [], [], [], {}).as_dict()))
+            draft.add(draft.scratch / name, name)
+        pq.write_table(pa.Table.from_pylist([], CASE_SCHEMA), draft.scratch / "cases.parquet")
+        draft.add(draft.scratch / "cases.parquet", "cases.parquet", 0)
+        draft.commit(Provenance(config={}), [*audited, layout.scores("shared", PLAIN, "5c0e")])
+    (Path(store.root) / layout.manifest(audited[0])).write_bytes(b"{}")
+    with pytest.MonkeyPatch.context() as patch:
+        shown: list[str] = []
+        patch.setattr("tasks.audit.reader.serve.serve", lambda _, targets, *__: shown.extend(targets))
+        read.run(store, Namespace(targets=[audit], since="", port=0, cache=str(tmp_path)))
+    assert shown == audited
 
 
 @pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])

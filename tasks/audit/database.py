@@ -141,14 +141,13 @@ def _row(data_set: DataSet) -> tuple[Any, ...]:
     manifest = data_set.manifest
     parents = [parent.version for parent in manifest.parents] if manifest else []
     policies = [parent for parent in parents if "/checkpoints/" in parent]
-    rollout = manifest.config.get("rollout", {}) if manifest else {}
     return (
         data_set.number,
         data_set.version,
         data_set.run,
         data_set.iteration,
         data_set.is_evaluation,
-        int(rollout.get("max_head_offpolicyness", 0)),
+        int(manifest.number("rollout.max_head_offpolicyness")) if manifest else 0,
         next(iter(policies), ""),
         policies,
         next((parent for parent in parents if parent.startswith("problems/")), ""),

@@ -161,12 +161,13 @@ def _data_set(store: Store, version: str, scores: dict[str, list[str]]) -> DataS
     run, number = layout.run_of(version) or "", layout.number_of(version) or 0
     try:
         manifest = manifests.find(store, version)
+        if manifest is None:
+            return None
+        manifest.number("rollout.max_head_offpolicyness")  # every look at the data begins with it
     except StorageUnavailableError:
         raise
-    except StorageError as error:
+    except (StorageError, OSError) as error:
         return DataSet(0, version, run, number, None, problem=str(error))
-    if manifest is None:
-        return None
     judged = [each for each in scores.get(version, ()) if manifests.committed(store, each)]
     gone = "its data were collected by gc" if store.exists(layout.collected(version)) else ""
     return DataSet(0, version, run, number, manifest, judged, gone)

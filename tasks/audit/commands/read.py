@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(store: Store, arguments: argparse.Namespace) -> Output:
     """Until Ctrl-C."""
     from configs.audit import Audit
-    from storage import manifests
+    from storage import catalog, manifests
     from tasks.audit.reader.serve import serve
     from tasks.audit.record import REPORT, read_audit
     from tasks.audit.selection import since, split_uri
@@ -36,8 +36,9 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
         raise ValueError(f"{audits[0]} says itself what it is about: give it alone, without {len(targets) - 1} others")
     if audits:
         _, audit = read_audit(store, audits[0], cache)
-        parents = [manifests.read(store, parent.version) for parent in manifests.read(store, audits[0]).parents]
-        targets = [parent.version for parent in parents if parent.kind != "scores"]
+        kinds = {entry.version: entry.kind for entry in catalog.everything(store)}  # whatever became of the manifests
+        parents = [parent.version for parent in manifests.read(store, audits[0]).parents]
+        targets = [version for version in parents if kinds.get(version) != "scores"]
         if not targets:
             raise ValueError(f"{audits[0]} could read no data set: look at its report, {audit / REPORT}")
     serve(store, targets, since(arguments.since), cache, Audit(), arguments.port, audit)

@@ -1,6 +1,7 @@
 """From a store to a reader that answers on this machine."""
 
 import socket
+import sys
 import threading
 from collections.abc import Sequence
 from datetime import datetime
@@ -12,12 +13,14 @@ from storage.store import Store
 from tasks.audit.database import open_database
 from tasks.audit.intake import Intake, take_in
 from tasks.audit.selection import DataSet, select
+from tasks.audit.visible import visible
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
 ADDRESS = "127.0.0.1"
 """Nobody else can reach it: it shows whatever is in the store."""
+_TOLD = 10
 
 
 def serve(
@@ -55,7 +58,9 @@ def serve(
             from tasks.audit.reader.app import create_app
             from tasks.audit.reader.vocabulary import warm_up
 
-            app = create_app(store, data_sets, database, cache, audit, unreadable(data_sets, intake))
+            notes = unreadable(data_sets, intake)
+            app = create_app(store, data_sets, database, cache, audit, notes)
+            _tell(notes)
             threading.Thread(target=warm_up, daemon=True).start()
             print(f"The reader is on http://{ADDRESS}:{listener.getsockname()[1]}/ until Ctrl-C", flush=True)
             _run(app, listener)
@@ -65,6 +70,13 @@ def unreadable(data_sets: Sequence[DataSet], intake: Intake) -> list[str]:
     """What cannot be shown, in words."""
     gone = [f"{each.version}: {each.problem}" for each in data_sets if each.version in intake.gone]
     return gone + [f"{case.id}: {case.detail}" for case in (*intake.damaged, *intake.foreign)]
+
+
+def _tell(notes: Sequence[str]) -> None:
+    for note in notes[:_TOLD]:
+        print(f"not shown: {visible(note)}", file=sys.stderr)
+    if len(notes) > _TOLD:
+        print(f"not shown: {len(notes) - _TOLD} more, which the first page names", file=sys.stderr)
 
 
 def _listening(port: int) -> socket.socket:
