@@ -74,7 +74,7 @@ def _run(overrides: list[str], point: Point | None, log: Path, environment: dict
 
     _refuse_work_that_is_done()
     if point:
-        _send_at(point)
+        send_at(point)
 
     def act() -> None:
         math_mt_ppo("smoke", overrides)
@@ -116,7 +116,8 @@ def _refuse_work_that_is_done() -> None:
     _wrap("tasks.ppo.trainer:Trainer.update", update)
 
 
-def _send_at(point: Point) -> None:
+def send_at(point: Point) -> None:
+    """From here on this process sends itself the signal when it comes to `point`."""
     calls = 0
 
     def count(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:

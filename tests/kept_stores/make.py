@@ -1,0 +1,111 @@
+"""Makes a store as the code of the day makes it, to be kept beside those of earlier days:
+
+    python -m tests.kept_stores.make 2026-11
+
+writes `tests/kept_stores/2026-11.tar.gz` in about three minutes. `tests/test_kept_stores.py` continues, verifies and
+audits every store that is kept. A store holds
+
+    runs/half           one iteration whole, of a second one the rollout and its scores; killed before it was trained on
+    runs/killed         a rollout with two shards in its journal and no manifest; killed while it played
+    retraining/nightly  a night that promoted its policy, and one that was killed while it trained
+    aliases/champion    with two moves
+    audits/…            of `half`
+
+All policies are the smallest that vLLM serves, for the sake of the repository's size.
+"""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+from tests.killed_flow import Point, send_at
+
+FOLDER = Path(__file__).parent
+LARGEST = 1_000_000
+"""Bytes: every clone of the repository carries them."""
+OVERRIDES = [
+    "policy={warm_start: {hidden_size: 32, layers: 1, heads: 1, kv_heads: 1, steps: 300, batch_size: 32}}",
+    "problems.held_out={kind: arithmetic, split: held-out, low: 0, high: 9, count: 4}",
+    "run.lease_s=2",  # who continues it elsewhere waits so long for a sign of life
+    "rollout.rows_per_shard=4",
+    "score.workers=1",
+]
+EASY = "retrain.gate={least_gain: -1, margin: 1, max_kl: 1000, max_length_ratio: 1000, max_truncated_gain: 1}"
+UPDATE = "tasks.ppo.trainer:Trainer.update"
+SHARD = "storage.journal:JournaledDraft.add_shard"
+KILLED = -signal.SIGKILL
+
+
+def main() -> None:
+    name = sys.argv[1]
+    with tempfile.TemporaryDirectory(prefix="kept-store-") as folder:
+        os.environ |= {"PREFECT_HOME": f"{folder}/prefect", "HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "passive"}
+        root = Path(folder) / "store"
+        make(root, Path(folder))
+        target = FOLDER / f"{name}.tar.gz"
+        with tarfile.open(target, "x:gz") as archive:
+            archive.add(root, "store")
+    size = target.stat().st_size
+    print(f"{target}: {size:,} bytes")
+    if size > LARGEST:
+        raise SystemExit(f"that is more than {LARGEST:,}: leave something out")
+
+
+def make(root: Path, folder: Path) -> None:
+    """Fill the store at `root`; `folder` holds what else is needed."""
+    place = [*OVERRIDES, f"storage.root={root}", f"storage.cache={folder}/cache"]
+    train = "flows.math_mt_ppo:math_mt_ppo"
+    _run(train, [*place, "run.name=half"], Point("train", UPDATE, 2))
+    first = f"policy={{path: {root}/runs/half/checkpoints/000000}}"
+    shards = 1 + 2  # the evaluation's, and two of the rollout's
+    _run(train, [*place, "run.name=killed", first], Point("rollout", SHARD, shards, "after"))
+
+    incoming = folder / "incoming"
+    incoming.mkdir()
+    source = (
+        f"problems.train={{kind: jsonl, path: '{incoming}/*.jsonl', fields: {{prompt: prompt, solutions: answer}}}}"
+    )
+    night = [*place, "run.name=nightly", "run.iterations=1", "evaluation.every=1000", first, source, EASY]
+    _arrive(incoming / "a.jsonl", range(8))
+    _run("flows.retrain:retrain", night)
+    _arrive(incoming / "b.jsonl", range(8, 16))
+    _run("flows.retrain:retrain", night, Point("train", UPDATE))
+
+    audit = [sys.executable, "-m", "flows.audit_trajectories", "--config", "smoke", "--fail-on", "never", "half"]
+    subprocess.run([*audit, *place], check=True)
+
+
+def _arrive(file: Path, numbers: range) -> None:
+    lines = [json.dumps({"prompt": f"What is {n} + 50?", "answer": n + 50}) for n in numbers]
+    file.write_text("\n".join(lines) + "\n")
+
+
+def _run(flow: str, overrides: list[str], point: Point | None = None) -> None:
+    """Run a flow in a process of its own: to its end, or until it is killed at `point`."""
+    process = multiprocessing.get_context("spawn").Process(target=_flow, args=(flow, overrides, point))
+    process.start()
+    process.join()
+    if process.exitcode != (KILLED if point else 0):
+        raise RuntimeError(f"{flow} ended with {process.exitcode}")
+
+
+def _flow(flow: str, overrides: list[str], point: Point | None) -> None:
+    import importlib
+
+    from flows.temporary_server import temporary_server
+
+    if point:
+        send_at(point)
+    module, _, name = flow.partition(":")
+    with temporary_server():
+        getattr(importlib.import_module(module), name)("smoke", overrides)
+
+
+if __name__ == "__main__":
+    main()
