@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any, NoReturn
 
 from prefect import Flow
@@ -15,6 +16,7 @@ from prefect import Flow
 from configs import Config, ConfigError, available, to_yaml
 from flows.temporary_server import temporary_server
 from storage import interrupts
+from storage.arguments import Parser
 
 Command = Callable[[Config], str]
 """What a flow's command line does instead of running the flow; returns what to print."""
@@ -33,7 +35,7 @@ def main(
     parser = _parser(run)
     default = inspect.signature(run.fn).parameters["config"].default
     parser.add_argument(
-        "config", nargs="?", default=default, help=f"name of a configuration, or a YAML file's path; default {default}"
+        "config", nargs="?", default="", help=f"name of a configuration, or a YAML file's path; default {default}"
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides: ppo.eps_clip=0.3")
     parser.add_argument("--print-config", action="store_true", help="print the resolved YAML and stop")
@@ -44,18 +46,19 @@ def main(
         for name, command in commands.items():
             _add_command(instead, name, command)
     arguments = parser.parse_args()
+    config, overrides = _sorted([arguments.config, *arguments.overrides], default)
 
     def act() -> None:
         from tasks.configuration import resolve
 
-        resolved = resolve(arguments.config, arguments.overrides)
+        resolved = resolve(config, overrides)
         if arguments.print_config:
             print(to_yaml(resolved), end="")
         elif arguments.command:
             print(arguments.command(resolved))
         else:
             with temporary_server():
-                run(arguments.config, arguments.overrides, **_chosen(arguments, options))
+                run(config, overrides, **_chosen(arguments, options))
 
     interrupts.run(lambda: _status(act), ADVICE)
 
@@ -72,7 +75,7 @@ def main_of_targets(run: "Flow[..., Any]", **options: int | str) -> NoReturn:
     default = inspect.signature(run.fn).parameters["config"].default
     parser.add_argument("--config", default=default, help=f"name of a configuration, or a YAML file; default {default}")
     _add_options(parser, run, options)
-    arguments = parser.parse_intermixed_args()  # options may stand between targets
+    arguments = parser.parse_args()
     overrides = [target for target in arguments.targets if _OVERRIDE.match(target)]
     targets = [target for target in arguments.targets if target not in overrides]
 
@@ -83,8 +86,20 @@ def main_of_targets(run: "Flow[..., Any]", **options: int | str) -> NoReturn:
     interrupts.run(lambda: _status(act), ADVICE)
 
 
-def _parser(run: "Flow[..., Any]") -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
+def _sorted(words: list[str], default: str) -> tuple[str, list[str]]:
+    """The configuration and its overrides, in whatever order they were given.
+
+    A second word without an equals sign is left among the overrides, and refused as such.
+    """
+    overrides = [word for word in words if word]
+    config = next((word for word in overrides if "=" not in word or Path(word).is_file()), "")
+    if config:
+        overrides.remove(config)
+    return config or default, overrides
+
+
+def _parser(run: "Flow[..., Any]") -> Parser:
+    return Parser(
         prog=f"python -m {run.fn.__module__ if run.fn.__module__ != '__main__' else 'flows.' + run.fn.__name__}",
         description=(run.fn.__doc__ or "").split("\n\n")[0],
         epilog=f"configurations: {', '.join(available())}; every knob is documented in configs/schema.py",

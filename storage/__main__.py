@@ -11,6 +11,7 @@ import signal
 import sys
 
 from storage import interrupts
+from storage.arguments import Parser, parse_with_shared
 
 COMMANDS = {
     "ls": "the newest versions",
@@ -30,18 +31,20 @@ _DOCTORS_PATIENCE = {"request_timeout_s": 10, "patience_s": 20}
 
 def main() -> int:
     """Command line. Status 0, 1 for an error or a problem found, 2 for a wrong command."""
-    parser = argparse.ArgumentParser(
+    shared = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    shared.add_argument("--root", default="./var", help="local folder or s3://bucket/prefix; default ./var")
+    shared.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser = Parser(
         prog="python -m storage",
         description=(__doc__ or "").splitlines()[0],
         epilog="VERSION is a version's name (runs/demo/checkpoints/000100), its URI, or an alias (demo/latest).",
+        parents=[shared],
     )
-    parser.add_argument("--root", default="./var", help="local folder or s3://bucket/prefix; default ./var")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, what in COMMANDS.items():
         command = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
         importlib.import_module(f"storage.commands.{name}").add_arguments(command)
-    arguments = parser.parse_args()
+    arguments = parse_with_shared(parser, shared)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` is no error
     return _run(arguments)

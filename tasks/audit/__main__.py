@@ -13,6 +13,7 @@ import sys
 from types import ModuleType
 
 from storage import interrupts
+from storage.arguments import Parser, parse_with_shared
 
 COMMANDS = {
     "read": "browse trajectories: filters, conversations, tokens, groups, and the cases of an audit",
@@ -25,19 +26,21 @@ COMMANDS = {
 
 def main() -> int:
     """Command line. Status 0, 1 for an error, 2 for a wrong command."""
-    parser = argparse.ArgumentParser(
+    shared = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    shared.add_argument("--root", default="./var", help="local folder or s3://bucket/prefix; default ./var")
+    shared.add_argument("--cache", default="./var/cache", help="folder for data of a remote root; default ./var/cache")
+    shared.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser = Parser(
         prog="python -m tasks.audit",
         description=(__doc__ or "").splitlines()[0],
         epilog="PROBLEM: an id, a key (32 digits, of prompt and solutions) or, with --prompt, a part of the prompt.",
+        parents=[shared],
     )
-    parser.add_argument("--root", default="./var", help="local folder or s3://bucket/prefix; default ./var")
-    parser.add_argument("--cache", default="./var/cache", help="folder for data of a remote root; default ./var/cache")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, what in COMMANDS.items():
         command = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
         _module(name).add_arguments(command)
-    arguments = parser.parse_args()
+    arguments = parse_with_shared(parser, shared)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` is no error
     return _run(arguments)
