@@ -29,7 +29,7 @@ class Checks(Knobs):
 
     # integrity
     damaged_objects: Check = _fail()
-    """Objects that are missing, or whose size or hash is not the manifest's."""
+    """Objects that are missing, whose size or hash is not the manifest's, or that no manifest names."""
     wrong_schema: Check = _fail()
     """Files that are no Parquet, or of a newer or another schema."""
     broken_parents: Check = _fail()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from storage import aliases, layout
 from storage.drafts import Draft, Provenance
-from storage.fetch import fetch
+from storage.fetch import fetch, fetch_folder
 from storage.manifests import Manifest, read
 from storage.store import StorageError, Store
 
@@ -82,22 +82,21 @@ def open_checkpoint(store: Store, version: str, cache: Path, *, state: bool = Fa
     """Fetch and verify a checkpoint; the optimizer's part, which is most of it, only with `state`.
 
     Raises:
-        StorageError: not committed, not a checkpoint, missing or damaged files.
+        StorageError: not committed, not a checkpoint, files that are missing, damaged or named by no manifest.
     """
     manifest = read(store, version)
     if manifest.kind != "checkpoint":
         raise StorageError(f"{store.uri(version)} is a {manifest.kind} version, not a checkpoint")
-    names = [file.name for file in manifest.files if state or not file.name.startswith("state/")]
-    paths = {name: fetch(store, manifest, name, cache) for name in names}
-    if "canary.json" not in paths or "model/config.json" not in paths:
+    names = {file.name for file in manifest.files}
+    if not {"canary.json", "model/config.json"} <= names:
         raise StorageError(f"{store.uri(version)} has no model/config.json or no canary.json: not a whole checkpoint")
-    folder = next((path.parent for name, path in paths.items() if name.startswith("state/")), None)
+    has_state = state and any(name.startswith("state/") for name in names)
     return Checkpoint(
         version=version,
         number=int(version.rsplit("/", 1)[1]),
-        model=paths["model/config.json"].parent,
-        state=folder,
-        canary=_canary(store, version, paths["canary.json"]),
+        model=fetch_folder(store, manifest, "model", cache),
+        state=fetch_folder(store, manifest, "state", cache) if has_state else None,
+        canary=_canary(store, version, fetch(store, manifest, "canary.json", cache)),
         manifest=manifest,
     )
 

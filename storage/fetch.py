@@ -1,11 +1,17 @@
 """Data objects of a version as local files, never without a look at size and hash."""
 
+import re
 import uuid
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from storage import cache, layout
 from storage.manifests import File, Manifest
 from storage.store import StorageError, Store, check_key, sha256
+
+_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.(part|tmp)")
+"""Names of files that a killed download or upload left; nobody loads them."""
+_NAMED = 3  # files that a message spells out
 
 
 def fetch(store: Store, manifest: Manifest, name: str, folder: Path) -> Path:
@@ -34,6 +40,61 @@ def fetch_file(store: Store, file: File, folder: Path) -> Path:
     else:
         _download(store, file, path)
     return path
+
+
+def fetch_folder(store: Store, manifest: Manifest, area: str, cache: Path, leave_out: Collection[str] = ()) -> Path:
+    """A local folder that holds the files `<area>/…` of a version, checked, and nothing else.
+
+    Libraries load a folder by looking for names of their own: a file more would be loaded, too, and no hash would
+    tell. This looks at the folder when the files are checked, and so protects as they do: who changes it while it is
+    being loaded is not found.
+
+    Args:
+        store: where the version lies.
+        manifest: of the version.
+        area: the folder's name in the version, such as `model`.
+        cache: where objects of a remote root are kept.
+        leave_out: endings of files that are not needed; they may be absent.
+
+    Raises:
+        StorageError: an object is missing or damaged, or a file lies there that the manifest does not name.
+    """
+    files = [file for file in manifest.files if file.name.startswith(f"{area}/")]
+    attempts = {file.path.removesuffix(f"/{file.name}") for file in files}
+    if len(attempts) != 1:
+        raise StorageError(f"{store.uri(manifest.version)}: its files of {area}/ are none, or not in one folder")
+    for file in files:
+        if not file.name.endswith(tuple(leave_out)):
+            fetch_file(store, file, cache)
+    (attempt,) = attempts
+    folder = (Path(store.path(attempt)) if store.is_local else cache / attempt) / area
+    if found := strays_in(folder, (file.name.removeprefix(f"{area}/") for file in files)):
+        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        raise StorageError(
+            f"{store.uri(manifest.version)}: its manifest does not name {', '.join(found[:_NAMED])}{more} in {folder}, "
+            "and what loads the folder would load that, too. Move it elsewhere, or delete it"
+        )
+    return folder
+
+
+def strays_in(folder: Path, names: Iterable[str]) -> list[str]:
+    """Names of what lies in `folder` but is none of the files `names`; a link to a folder counts as a file."""
+    known = set(names)
+    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    relative = sorted(path.relative_to(folder).as_posix() for path in found if not _UNFINISHED.fullmatch(path.name))
+    return [name for name in relative if name not in known]
+
+
+def strays(store: Store, manifest: Manifest) -> list[str]:
+    """Keys of objects among the data of a version that its manifest does not name. Of a remote root, it lists.
+
+    What killed attempts left lies in folders of their own and is none of them; `gc` deletes both when they are old.
+    """
+    folder, named = f"{manifest.version}/{manifest.nonce}", {file.path for file in manifest.files}
+    if store.is_local:
+        inside = (key.removeprefix(f"{folder}/") for key in named)
+        return [f"{folder}/{name}" for name in strays_in(Path(store.path(folder)), inside)]
+    return sorted(found.path for found in store.walk(folder) if found.path not in named)
 
 
 def _download(store: Store, file: File, path: Path) -> None:

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 from storage import checkpoints, contents, layout, manifests
 from storage.claims import doubts
-from storage.fetch import fetch_file
+from storage.fetch import fetch_file, strays
 from storage.lineage import Node, climb_down
 from storage.manifests import File, Manifest
 from storage.store import StorageUnavailableError, Store
@@ -130,8 +130,20 @@ class _Look:
             self._report.bytes += file.bytes
             for problem in self._object(manifest, file, rows):
                 self._tell(file.path, problem)
+        self._strays(manifest)
         if self._deep and manifest.kind == "checkpoint" and len(self._report.findings) == before:
             self._weights(manifest)
+
+    def _strays(self, manifest: Manifest) -> None:
+        try:
+            found = strays(self._store, manifest)
+        except StorageUnavailableError:
+            raise
+        except (ValueError, OSError) as error:  # of a manifest whose nonce is none
+            self._tell(layout.manifest(self._version), str(error))
+        else:
+            for key in found:
+                self._tell(key, "lies among the data of this version, but its manifest does not name it")
 
     def _object(self, manifest: Manifest, file: File, rows: contents.Rows | None) -> list[str]:
         try:

@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.audit import Audit, Checks
-from storage import aliases, layout, manifests
+from storage import aliases, checkpoints, layout, manifests
+from storage.checkpoints import Canary
 from storage.drafts import Draft, Provenance
 from storage.leases import Lease
 from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score, Trajectory
@@ -142,6 +143,39 @@ def test_a_corrupted_shard_is_left_out_and_named(store: Store, verifier: Verifie
     assert [case.id for case in checks["damaged_objects"].examples] == [shard]
     assert checks["duplicate_ids"].of == 2
     assert checks["orphan_scores"].cases == 0, "the scores of the lost rows are no fault of their own"
+
+
+def test_a_shard_that_no_manifest_names_is_named_and_not_read(store: Store, verifier: Verifier) -> None:
+    """Neither is one among the scores."""
+    commit(store)
+    before = look(store, verifier, "r")
+    strays = []
+    for version in (SET, layout.scores("r", 0, "5c0e")):
+        shard = key(store, version, "part-00000.parquet")
+        strays.append(shard.replace("part-00000", "part-00009"))
+        store.write(strays[-1], store.read(shard))
+    checks = look(store, verifier, "r")
+    assert checks["damaged_objects"].verdict == "fail"
+    assert sorted(case.id for case in checks["damaged_objects"].examples) == sorted(strays)
+    assert "2 lie among the data that no manifest names" in checks["damaged_objects"].says
+    others = {name: check for name, check in checks.items() if name != "damaged_objects"}
+    assert others == {name: check for name, check in before.items() if name != "damaged_objects"}
+
+
+def test_a_file_beside_a_policy_that_no_manifest_names_is_named(
+    store: Store, verifier: Verifier, tmp_path: Path
+) -> None:
+    """It may be a chat template that the rollout took."""
+    policy, model = layout.checkpoint("r", 0), tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (model / name).write_text("{}")
+    checkpoints.commit(store, policy, model, None, Canary([1, 2], [-1.0]), Provenance(config={}), [], {})
+    commit_rows(store, SET, "trajectories", TRAJECTORY_SCHEMA, ROWS, [policy])
+    stray = key(store, policy, "model/config.json").replace("config.json", "chat_template.jinja")
+    store.write(stray, b"{{ messages }}")
+    check = look(store, verifier, "r")["damaged_objects"]
+    assert [(case.id, case.data_set) for case in check.examples] == [(stray, SET)]
 
 
 def test_a_newer_schema_is_left_out_and_named(store: Store, verifier: Verifier) -> None:

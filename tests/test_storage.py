@@ -17,6 +17,7 @@ from storage.checkpoints import Canary
 from storage.drafts import Draft, Provenance
 from storage.records import SCHEMA_VERSION, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score, to_table
 from storage.store import StorageError, Store
+from tests.chain_helpers import file_of, key, rewrite
 from tests.ppo_helpers import make_trajectory
 
 PROVENANCE = Provenance(config={"run": {"name": "test"}})
@@ -182,20 +183,102 @@ def test_trajectories_are_readable_without_this_package(store: Store, tmp_path: 
     assert list(datasets.trajectories(store, manifest.version, tmp_path)) == [trajectory]
 
 
+def commit_checkpoint(store: Store, folder: Path, canary: Canary) -> str:
+    """Version 7 of a run; its model has neither layers nor tokenizer."""
+    model, state = folder / "model", folder / "state"
+    for place, name in ((model, "config.json"), (model, "model.safetensors"), (state, "optimizer.safetensors")):
+        place.mkdir(exist_ok=True)
+        (place / name).write_text("{}" if name.endswith(".json") else name)
+    version = layout.checkpoint("r", 7)
+    checkpoints.commit(store, version, model, state, canary, PROVENANCE, [], {})
+    return version
+
+
 def test_a_checkpoint_comes_back_whole(any_store: Store, tmp_path: Path) -> None:
     """Model, state and canary, on every kind of root."""
-    model, state = tmp_path / "model", tmp_path / "state"
-    for folder, name in ((model, "config.json"), (model, "model.safetensors"), (state, "optimizer.safetensors")):
-        folder.mkdir(exist_ok=True)
-        (folder / name).write_text(name)
     canary = Canary([1, 2], [-0.5])
-    version = layout.checkpoint("r", 7)
-    checkpoints.commit(any_store, version, model, state, canary, PROVENANCE, [], {})
+    version = commit_checkpoint(any_store, tmp_path, canary)
     opened = checkpoints.open_checkpoint(any_store, version, tmp_path / "cache", state=True)
     assert (opened.number, opened.canary) == (7, canary)
     assert (opened.model / "model.safetensors").read_text() == "model.safetensors"
     assert opened.state is not None
     assert (opened.state / "optimizer.safetensors").read_text() == "optimizer.safetensors"
+
+
+STRAYS = [
+    "model/special_tokens_map.json",
+    "model/chat_template.jinja",
+    "model/additional_chat_templates/other.jinja",
+    "model/zz.safetensors",
+    "state/critic.safetensors",
+]
+
+
+@pytest.mark.parametrize("name", STRAYS)
+@pytest.mark.parametrize("root", ["local", "memory"])
+def test_a_checkpoint_with_a_file_that_its_manifest_does_not_name_is_not_opened(
+    root: str, name: str, tmp_path: Path
+) -> None:
+    """Tokenizers, templates and weights are loaded by whole folders: what was added would change what is served."""
+    store = Store(f"{tmp_path}/store" if root == "local" else f"memory://{tmp_path.name}")
+    version, cache = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5])), tmp_path / "cache"
+    folder = checkpoints.open_checkpoint(store, version, cache, state=True).model.parent
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("{}")
+    with pytest.raises(StorageError, match=rf"does not name {name.partition('/')[2]} in .*delete it"):
+        checkpoints.open_checkpoint(store, version, cache, state=True)
+    (folder / name).unlink()
+    checkpoints.open_checkpoint(store, version, cache, state=True)
+
+
+def test_a_link_to_a_folder_is_a_stray(store: Store, tmp_path: Path) -> None:
+    """Templates may lie elsewhere."""
+    version = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5]))
+    (tmp_path / "templates").mkdir()
+    model = checkpoints.open_checkpoint(store, version, tmp_path / "cache").model
+    (model / "additional_chat_templates").symlink_to(tmp_path / "templates")
+    with pytest.raises(StorageError, match="does not name additional_chat_templates in"):
+        checkpoints.open_checkpoint(store, version, tmp_path / "cache")
+
+
+def test_files_of_a_model_in_two_folders_are_no_checkpoint(store: Store, tmp_path: Path) -> None:
+    """The folder of config.json is what is loaded: weights of it that lie elsewhere would be checked for nothing."""
+    version = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5]))
+    weights = key(store, version, "model/model.safetensors")
+    elsewhere = weights.replace(manifests.read(store, version).nonce, "0123456789ab")
+    store.write(elsewhere, store.read(weights))
+    rewrite(store, version, lambda values: file_of(values, "model/model.safetensors").update(path=elsewhere))
+    with pytest.raises(StorageError, match="not in one folder"):
+        checkpoints.open_checkpoint(store, version, tmp_path / "cache")
+
+
+def test_what_a_killed_download_left_in_the_cache_is_no_stray(tmp_path: Path) -> None:
+    """It has a name that nobody loads; a kill must not keep the next one from going on."""
+    store, cache = Store(f"memory://{tmp_path.name}"), tmp_path / "cache"
+    version = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5]))
+    model = checkpoints.open_checkpoint(store, version, cache).model
+    (model / ".model.safetensors.0123abcd.part").write_text("half")
+    checkpoints.open_checkpoint(store, version, cache)
+
+
+def test_a_checkpoint_is_opened_without_a_listing(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listings of large buckets are slow, and a right that not everybody has."""
+    store = Store(f"s3://{bucket}/root")
+    version = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5]))
+    monkeypatch.setattr(store, "walk", lambda *_: pytest.fail("the store was listed"))
+    checkpoints.open_checkpoint(store, version, tmp_path / "cache", state=True)
+
+
+def test_rows_come_from_the_shards_of_the_manifest_alone(any_store: Store, tmp_path: Path) -> None:
+    """A shard that somebody added is no part of the data set, neither in the store nor in the cache."""
+    manifest = commit_scores(any_store, "runs/r/scores/000000/5c0e")
+    rows = list(datasets.rows(any_store, manifest.version, tmp_path))
+    shard = manifest.files[0].path
+    added = shard.replace("part-00000", "part-00009")
+    any_store.write(added, any_store.read(shard))
+    (tmp_path / added).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / added).write_bytes(any_store.read(shard))
+    assert list(datasets.rows(any_store, manifest.version, tmp_path)) == rows
 
 
 def test_what_was_just_written_is_not_fetched_again(tmp_path: Path) -> None:
@@ -204,7 +287,7 @@ def test_what_was_just_written_is_not_fetched_again(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     for name in ("config.json", "model.safetensors"):
-        (model / name).write_text(name)
+        (model / name).write_text("{}" if name.endswith(".json") else name)
     version = layout.checkpoint("r", 1)
     manifest = checkpoints.commit(store, version, model, None, Canary([1, 2], [-0.5]), PROVENANCE, [], {}, cache)
     weights = next(file for file in manifest.files if file.name == "model/model.safetensors")

@@ -13,10 +13,11 @@ import pyarrow.compute as pc
 import pytest
 from safetensors.numpy import save_file
 
-from storage import catalog, checkpoints, layout, manifests
+from storage import catalog, checkpoints, garbage, layout, manifests
 from storage.drafts import Draft
 from storage.lineage import ancestors, descendants
 from storage.manifests import MANIFEST_VERSION
+from storage.retention import Rules
 from storage.seal import seal
 from storage.store import StorageUnavailableError, Store
 from storage.verify import Report, verify
@@ -92,6 +93,22 @@ def test_a_flipped_bit_in_any_object_is_found(any_chain: Store) -> None:
         any_chain.write(path, flipped(whole, draw.randrange(8 * len(whole))))
         assert has(verify(any_chain, [version_of(path)], ancestors=False), path, ""), path
         any_chain.write(path, whole)
+    assert verify(any_chain, [SECOND]).findings == []
+
+
+@pytest.mark.parametrize("version", [SECOND, TRAJECTORIES])
+def test_an_object_that_no_manifest_names_is_found(any_chain: Store, version: str) -> None:
+    """It lies where libraries load whole folders; what a killed attempt left lies elsewhere and is none."""
+    with Draft(any_chain, version, "checkpoint") as killed:
+        killed.add(Path(__file__), "model/test.py")
+    nonce = manifests.read(any_chain, version).nonce
+    stray = f"{version}/{nonce}/model/chat_template.jinja"
+    any_chain.write(stray, b"{{ messages }}")
+    findings = verify(any_chain, [SECOND]).findings
+    assert [(finding.version, finding.object) for finding in findings] == [(version, stray)]
+    assert "its manifest does not name it" in findings[0].problem
+    taken = [found.path for plan in garbage.collect(any_chain, Rules(older_than_s=0)) for found in plan.leftovers]
+    assert sorted(taken) == sorted([stray, killed.files[0].path])
     assert verify(any_chain, [SECOND]).findings == []
 
 
@@ -220,6 +237,7 @@ DAMAGES: dict[str, tuple[Damage, Callable[[Store], str], str]] = {
     "kind": (claim(TRAJECTORIES, kind="evaluation"), manifest(TRAJECTORIES), "not their place"),
     "kind with other rows": (claim(SCORES, kind="trajectories"), data(SCORES), "lacks the columns run, iteration"),
     "place": (claim(SCORES, version="runs/other/scores/000000/5c0e"), manifest(SCORES), "moved by hand"),
+    "an attempt that climbs": (claim(SECOND, nonce="../../.."), manifest(SECOND), "climbs out of the root"),
     "a manifest copied": (copied, manifest(FIRST), "moved by hand"),
     "a parent swapped": (swapped, manifest(TRAJECTORIES), f"is not what {SECOND} was made from"),
     "a parent lost": (

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from storage import contents, layout, manifests
-from storage.fetch import fetch_file
+from storage.fetch import fetch_file, strays
 from storage.lineage import climb_down
 from storage.manifests import File, Manifest
 from storage.store import StorageError, StorageUnavailableError, Store
@@ -26,6 +26,7 @@ class Intake:
     damaged: list[Case] = field(default_factory=list)
     foreign: list[Case] = field(default_factory=list)  # of a newer or another schema
     orphaned: list[Case] = field(default_factory=list)  # without their parents
+    strays: list[Case] = field(default_factory=list)  # among the data of versions whose manifests do not name them
     gone: list[str] = field(default_factory=list)  # versions whose data gc took
     unjudged: list[str] = field(default_factory=list)  # data sets whose scores gc took
 
@@ -52,6 +53,7 @@ def take_in(store: Store, data_sets: list[DataSet], cache: Path) -> Intake:
                 intake.gone.append(data_set.version)
             else:
                 _take(store, data_set, data_set.manifest, cache, intake, fetching)
+        _look_for_strays(store, data_sets, intake, fetching)
     _look_at_parents(store, data_sets, intake)
     return intake
 
@@ -104,6 +106,33 @@ def _look(store: Store, kind: str, file: File, cache: Path) -> tuple[Path | None
     except (StorageError, OSError) as error:
         return None, str(error), ""
     return path, "", "; ".join(contents.parquet(path, kind, file.rows))
+
+
+def _look_for_strays(store: Store, data_sets: list[DataSet], intake: Intake, looking: ThreadPoolExecutor) -> None:
+    """Beside the data sets, their scores that count, and the policies that played them."""
+    versions = {
+        version: each.version
+        for each in data_sets
+        if each.manifest
+        for version in (
+            each.version,
+            *each.scores[-1:],
+            *(parent.version for parent in each.manifest.parents if "/checkpoints/" in parent.version),
+        )
+    }
+    for data_set, keys in zip(versions.values(), looking.map(lambda each: _strays(store, each), versions), strict=True):
+        intake.strays += [Case("object", key, data_set, "is named by no manifest") for key in keys]
+
+
+def _strays(store: Store, version: str) -> list[str]:
+    """None of a version without a manifest that can be read, which is told elsewhere, or without its data."""
+    try:
+        manifest = manifests.find(store, version)
+        return [] if manifest is None or store.exists(layout.collected(version)) else strays(store, manifest)
+    except StorageUnavailableError:
+        raise
+    except StorageError:
+        return []
 
 
 def _look_at_parents(store: Store, data_sets: list[DataSet], intake: Intake) -> None:

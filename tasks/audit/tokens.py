@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from storage import catalog, layout, manifests
-from storage.fetch import fetch
+from storage.fetch import fetch_folder
 from storage.store import StorageError, StorageUnavailableError, Store
 from tasks.audit.checks.registry import Evidence, SkippedError
 
@@ -135,13 +135,11 @@ def open_decoder(store: Store, version: str, cache: Path) -> Decoder:
         StorageError: it is not committed, its files are gone or damaged, or there is no tokenizer among them.
     """
     manifest = manifests.read(store, version)
-    names = [file.name for file in manifest.files if file.name.startswith("model/")]
-    names = [name for name in names if not name.endswith(_WEIGHTS)]
-    if "model/tokenizer_config.json" not in names:
+    files = [file for file in manifest.files if file.name.startswith("model/") and not file.name.endswith(_WEIGHTS)]
+    if "model/tokenizer_config.json" not in [file.name for file in files]:
         raise StorageError(f"{store.uri(version)} has no model/tokenizer_config.json: not a whole checkpoint")
-    paths = {name: fetch(store, manifest, name, cache) for name in names}
-    contents = tuple(file.sha256 for file in manifest.files if file.name in names)
-    return _load(contents, _Place(paths["model/tokenizer_config.json"].parent))
+    folder = fetch_folder(store, manifest, "model", cache, leave_out=_WEIGHTS)
+    return _load(tuple(file.sha256 for file in files), _Place(folder))
 
 
 @dataclass(frozen=True, slots=True)
