@@ -3,11 +3,12 @@
 import difflib
 import importlib
 import inspect
+import traceback
 import typing
 from collections.abc import Mapping
 from typing import Any, Generic, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 T = TypeVar("T")
 
@@ -40,9 +41,16 @@ class Registry(Generic[T]):
         return self._classes[name]
 
     def make(self, name: str, context: object, arguments: Mapping[str, Any]) -> T:
-        """An instance of `name`."""
+        """An instance of `name`.
+
+        Raises:
+            ValueError: unknown name, or its constructor raised something, or tried to end the process.
+        """
         constructor: Any = self.find(name)
-        return typing.cast(T, constructor(context, **arguments))
+        try:
+            return typing.cast(T, constructor(context, **arguments))
+        except (Exception, SystemExit) as error:
+            raise ValueError(f"{self.kind}.type={name!r}: its constructor raised {_told(error)}") from error
 
     def _import(self, name: str) -> type[T]:
         module_name, _, class_name = name.partition(":")
@@ -52,6 +60,8 @@ class Registry(Generic[T]):
             raise ValueError(
                 f"{self.kind}.type={name!r}: no module {error.name!r}; is its folder on PYTHONPATH?"
             ) from error
+        except (Exception, SystemExit) as error:  # whatever a user's module does; Ctrl-C stays one
+            raise ValueError(f"{self.kind}.type={name!r}: importing {module_name!r} raised {_told(error)}") from error
         found = getattr(module, class_name, None)
         if not inspect.isclass(found):
             classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
@@ -65,10 +75,8 @@ class Registry(Generic[T]):
 
         The first parameter is the context that the pipeline passes; the rest is the user's.
         """
-        cls = self.find(name)
-        parameters = dict(list(inspect.signature(cls).parameters.items())[1:])
+        parameters, hints = self._inspect(name)
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-        hints = typing.get_type_hints(cls.__init__, include_extras=True)
         where = f"{self.kind}.args"
         for key, value in arguments.items():
             if key not in parameters and not takes_any:
@@ -87,12 +95,34 @@ class Registry(Generic[T]):
         if missing:
             raise ValueError(f"{where}: {name} needs {', '.join(missing)}")
 
+    def _inspect(self, name: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
+        """Parameters of the constructor of `name` but for the context, and their annotations."""
+        cls = self.find(name)
+        try:
+            parameters = list(inspect.signature(cls).parameters.items())
+            return dict(parameters[1:]), typing.get_type_hints(cls.__init__, include_extras=True)
+        except Exception as error:  # annotations are evaluated, and may be any expression
+            raise ValueError(
+                f"{self.kind}.type={name!r}: the arguments of its constructor cannot be read: {_told(error)}"
+            ) from error
+
+
+def _told(error: BaseException) -> str:
+    """An error of somebody's own code, and the line of it that raised it."""
+    if isinstance(error, SyntaxError):
+        return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {error}{place}"
+
 
 def _check_type(key: str, value: Any, annotation: Any) -> None:
     try:
         TypeAdapter(annotation).validate_python(value)
     except ValidationError as error:
         raise ValueError(f"{key}={value!r}: {error.errors()[0]['msg']}") from None
+    except PydanticUserError as error:
+        raise ValueError(f"{key}: its annotation {annotation!r} is no type of a value in a configuration") from error
 
 
 def nearest(name: str, names: typing.Iterable[str]) -> str:

@@ -142,6 +142,47 @@ def test_refused_with_a_remedy(override: str, message: str) -> None:
         resolve("demo", [override])
 
 
+MODULES = {
+    "no_python": (
+        "class Agent(:",
+        r"importing 'no_python' raised SyntaxError: invalid syntax \(.*no_python.py, line 1\)",
+    ),
+    "raises": ("1 / 0", r"importing 'raises' raised ZeroDivisionError: division by zero \(.*raises.py, line 1\)"),
+    "exits": ("import sys\nsys.exit(3)", r"importing 'exits' raised SystemExit: 3 \(.*exits.py, line 2\)"),
+    "unknown_hint": (
+        "class Agent:\n    def __init__(self, context, *, a: 'Unknown' = 1): ...",
+        "arguments of its constructor cannot be read: NameError: name 'Unknown' is not defined",
+    ),
+    "no_signature": ("class Agent:\n    __signature__ = 1", "arguments of its constructor cannot be read: TypeError"),
+    "strange_hint": (
+        "class Odd: ...\nclass Agent:\n    def __init__(self, context, *, a: Odd): ...",
+        "agent.args.a: its annotation .*Odd'> is no type of a value in a configuration",
+    ),
+    "needs_more": ("import no_such_package", "no module 'no_such_package'; is its folder on PYTHONPATH"),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_file_of_the_users_that_cannot_be_used_is_told_with_its_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it does when it is imported, the configuration is refused, and no traceback is left to read."""
+    text, message = MODULES[name]
+    (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for section in ("agent", "environment"):
+        with pytest.raises(ConfigError, match=message.replace("agent.args", f"{section}.args")):
+            resolve("demo", [f"{section}={{type: '{name}:Agent', args: {{a: 1}}}}"])
+
+
+def test_ctrl_c_in_a_file_of_the_users_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is nobody's mistake."""
+    (tmp_path / "interrupted.py").write_text("raise KeyboardInterrupt")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(KeyboardInterrupt):
+        resolve("demo", ["agent.type=interrupted:Agent"])
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
