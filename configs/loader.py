@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from configs.regular import open_regular
+from configs.safety import check_interpolations
 from configs.schema import Config
 from configs.sections import sections, tags
 
@@ -48,6 +49,7 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Config:
     for override in overrides:
         _apply(override, merged)
     try:
+        check_interpolations(OmegaConf.to_container(merged, resolve=False))
         values = OmegaConf.to_container(merged, resolve=True, throw_on_missing=True)
     except _REFUSALS as error:
         raise ConfigError(f"configuration {name} cannot be resolved: {error}") from None
@@ -117,10 +119,11 @@ def _read(name: str | Path) -> DictConfig:
 
 
 def _apply(override: str, config: DictConfig) -> None:
-    key, equals, _ = override.partition("=")
+    key, equals, text = override.partition("=")
     if not equals or not key:
         raise ConfigError(f"override {override!r} is not key=value, such as run.iterations=2")
     try:
+        check_interpolations({key: text})
         value = OmegaConf.select(OmegaConf.from_dotlist([override]), key, throw_on_missing=True)
         OmegaConf.update(config, key, value, merge=False, force_add=True)
     except _REFUSALS as error:

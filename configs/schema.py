@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field, PlainSerializer, PositiveFloat, Posi
 from configs.audit import Audit
 from configs.knobs import Knobs, NonNegativeFloat, NonNegativeInt, Share, Temperature, refuse_idle
 from configs.plain import check_plain
+from configs.safety import check_extra_args, check_strings, check_uri
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Column = Literal["id", "prompt", "solutions"]
@@ -20,14 +21,7 @@ KLEstimator = Literal["k1", "k2", "k3"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 
 
-def _without_credentials(uri: str) -> str:
-    signed = any(mark in uri for mark in ("X-Amz-", "Signature=", "sig="))
-    if "@" in uri.partition("://")[2].partition("/")[0] or signed:
-        raise ValueError("credentials in a URI would stand in every manifest: give them to the environment instead")
-    return uri
-
-
-URI = Annotated[str, AfterValidator(_without_credentials)]
+URI = Annotated[str, AfterValidator(check_uri)]
 
 
 def _exclusions_version(version: str) -> str:
@@ -303,7 +297,7 @@ class Rollout(Knobs):
 
 class Inference(Knobs):
     urls: list[URI] = []
-    """vLLM servers to use, such as http://127.0.0.1:8000; empty starts `replicas` of our own.
+    """vLLM servers to use, such as http://127.0.0.1:8000 or unix:///run/vllm; empty starts `replicas` of our own.
     They need --enable-scale-out, VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs and
     a view of the checkpoint files; their API key is read from the environment (VLLM_API_KEY). A command does
     not know what they serve: its first swap sets their weights to 0, so the canary proves that others were loaded."""
@@ -330,8 +324,9 @@ class Inference(Knobs):
     """Skip compilation and CUDA graphs: starts sooner, runs slower on GPUs."""
     startup_timeout_s: PositiveFloat = 600
     """A server that is not healthy by then is an error."""
-    extra_args: list[str] = []
-    """More command line arguments for vLLM."""
+    extra_args: Annotated[list[str], AfterValidator(check_extra_args)] = []
+    """More command line arguments for vLLM, such as [--max-num-seqs, "512"]. Those by which it would listen elsewhere,
+    serve something else or run code of others are refused."""
 
 
 class Score(Knobs):
@@ -642,7 +637,9 @@ class Config(Knobs):
 
     @model_validator(mode="after")
     def _storable(self) -> Self:
-        check_plain(self.model_dump())
+        values = self.model_dump()
+        check_plain(values)
+        check_strings(values)
         return self
 
     @model_validator(mode="after")

@@ -62,10 +62,9 @@ def engine(kept: Kept) -> Iterator[Engine]:
 
 
 @pytest.fixture
-def place(kept: Kept, engine: Engine, prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def place(kept: Kept, engine: Engine, prefect_api: str) -> list[str]:
     """Overrides that say where the flows work: the only ones that moving a store asks for."""
     server = engine.servers[0]
-    monkeypatch.setenv("VLLM_API_KEY", server.api_key)
     engine.forget()
     return [
         f"storage.root={kept.store.root}",

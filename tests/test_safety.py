@@ -85,16 +85,77 @@ def test_a_manifest_cannot_name_another_versions_objects(store: Store) -> None:
         manifests.read(store, version)
 
 
-@pytest.mark.parametrize("key", ["storage.root", "policy.path", "problems.train.path"])
-def test_credentials_in_a_uri_are_refused(key: str) -> None:
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://key:topsecret@bucket/x.jsonl",
+        "zip://x.jsonl::https://me:topsecret@host/x.zip",
+        "https://host/x.jsonl?X-Amz-Signature=topsecret",
+        "https://host/x.jsonl?page=2&access_token=topsecret",
+        "https://host/x.jsonl?sv=2&sig=topsecret",
+        "https://host/x.jsonl?api_key=topsecret",
+        "https://host/x.jsonl#token=topsecret",
+        "https://[host/x.jsonl?password=topsecret",
+    ],
+)
+@pytest.mark.parametrize(
+    "override",
+    [
+        "storage.root='{}'",
+        "policy={{path: '{}'}}",
+        "problems.train={{kind: jsonl, path: '{}'}}",
+        "inference.urls=['{}']",
+        "environment={{type: math-verify, args: {{searches: '{}'}}}}",
+    ],
+)
+def test_credentials_in_a_uri_are_refused(uri: str, override: str) -> None:
     """They would stand in every manifest. The message does not repeat them."""
-    values = {
-        "storage.root": "storage.root=s3://key:topsecret@bucket/x",
-        "policy.path": "policy={path: 's3://key:topsecret@bucket/runs/x/checkpoints/000001'}",
-        "problems.train.path": "problems.train={kind: jsonl, path: 's3://key:topsecret@bucket/x.jsonl'}",
-    }
     with pytest.raises(ConfigError, match="credentials in a URI") as error:
-        load("smoke", ["policy={path: x}", values[key]])
+        load("smoke", ["policy={path: x}", override.format(uri)])
+    assert "topsecret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "uri", ["https://host/x.jsonl?raw=true", "data/train-?[0-9].jsonl", "s3://bucket/monkey/*.jsonl", "https://[::1]/x"]
+)
+def test_other_uris_are_not(uri: str) -> None:
+    """Patterns, and queries without a secret."""
+    load("smoke", ["policy={path: x}", f"problems.train={{kind: jsonl, preset: gsm8k, path: '{uri}'}}"])
+
+
+@pytest.mark.parametrize(
+    "value", ["${oc.env:HOME}", "a ${oc.env:HOME,b}", "${oc.decode:${oc.env:HOME}}", "${${x}:HOME}"]
+)
+def test_the_environment_cannot_be_read_by_a_configuration(value: str, tmp_path: Path) -> None:
+    """What stands there would stand in every manifest. Other knobs may be referred to, and text may hold the mark."""
+    text = Path("configs/smoke.yaml").read_text()
+    (tmp_path / "own.yaml").write_text(text.replace("name: smoke", f"name: smoke, when_held: '{value}'"))
+    for name, overrides in ((str(tmp_path / "own.yaml"), []), ("smoke", [f"run.when_held={value}"])):
+        with pytest.raises(ConfigError, match=r"run\.when_held=.*would stand in every manifest"):
+            load(name, overrides)
+    (tmp_path / "own.yaml").write_text(text + r'storage: {root: "${run.name}/var", cache: "\\${oc.env:HOME}"}')
+    storage = load(tmp_path / "own.yaml").storage
+    assert (storage.root, storage.cache) == ("smoke/var", "${oc.env:HOME}")
+
+
+@pytest.mark.parametrize(
+    ("argument", "reason"),
+    [
+        ("--trust-remote-code", "run code"),
+        ("--trust_remote", "run code"),
+        ("--hf-overrides.auto_map", "run code"),
+        ("--load-format=pt", "load pickles"),
+        ("--host", "open the server"),
+        ("--uds=/tmp/x", "open the server"),
+        ("--api-key=topsecret", "open the server"),
+        ("--model", "pipeline's to choose"),
+        ("--config", "pipeline's to choose"),
+    ],
+)
+def test_arguments_that_open_vllm_are_refused(argument: str, reason: str) -> None:
+    """Also abbreviated, and spelt otherwise, as vLLM understands them; values, such as keys, are not repeated."""
+    with pytest.raises(ConfigError, match=reason) as error:
+        load("smoke", [f"inference.extra_args=['--max-num-seqs', '64', '{argument}', 'x']"])
     assert "topsecret" not in str(error.value)
 
 

@@ -1,0 +1,107 @@
+"""What a configuration may not hold: secrets, since it stands in every manifest, and what opens vLLM to others."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+_SECRET = re.compile(
+    r"(^|[-_.])(sig|sas|pwd|auth)$|token|secret|passw|signature|credential|(api|access|private).?key", re.IGNORECASE
+)
+"""In the name of a parameter of a URL, such as `access_token` or `X-Amz-Signature`."""
+_RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{(?:[^{}]|\{[^{}]*\})*?:")
+"""`${name:…}` in a string, unless escaped; `${run.name}` is none."""
+
+_OTHERS_ENTER = "it would open the server to others, or tell them its key: it listens on a socket of your own user"
+_RUNS_CODE = "it would run code, or load pickles, that no manifest names"
+_SERVED = "the policy, its tokenizer and number format are the pipeline's to choose, see policy and inference"
+_REFUSED = {
+    _OTHERS_ENTER: "host port uds api-key hf-token grpc grpc-port root-path headless ssl-keyfile ssl-certfile "
+    "ssl-ca-certs allowed-origins allowed-local-media-path data-parallel-address master-addr otlp-traces-endpoint "
+    "kv-events-config",
+    _RUNS_CODE: "trust-remote-code code-revision hf-overrides load-format config-format model-loader-extra-config "
+    "middleware worker-cls worker-extension-cls scheduler-cls logits-processors model-class-overrides log-config-file "
+    "reasoning-parser-plugin tool-parser-plugin io-processor-plugin trust-request-chat-template",
+    _SERVED: "model tokenizer revision tokenizer-revision served-model-name hf-config-path chat-template config "
+    "download-dir dtype max-model-len generation-config logprobs-mode lora-modules",
+}
+"""Arguments of vLLM that `inference.extra_args` may not hold, by the reason."""
+
+
+def check_uri(uri: str) -> str:
+    """Returns a path or URI without credentials.
+
+    Raises:
+        ValueError: it holds some; they are not repeated.
+    """
+    if any(_has_credentials(part) for part in uri.split("::")):  # zip://a::https://…
+        raise ValueError("credentials in a URI would stand in every manifest: give them to the environment instead")
+    return uri
+
+
+def _has_credentials(uri: str) -> bool:
+    try:
+        parts = urlsplit(uri)
+    except ValueError:  # such as an open bracket, which a pattern may have
+        return "@" in uri.partition("://")[2].partition("/")[0] or bool(_SECRET.search(uri.partition("?")[2]))
+    names = [name for name, _ in parse_qsl(f"{parts.query}&{parts.fragment}", keep_blank_values=True)]
+    return bool(parts.scheme) and ("@" in parts.netloc or any(_SECRET.search(name) for name in names))
+
+
+def check_strings(values: Any) -> None:
+    """Refuse credentials in any text that is a URI, such as an argument of an agent.
+
+    Raises:
+        ValueError: names the key.
+    """
+    for key, text in _strings(values):
+        if re.match(r"[a-z][a-z0-9+.-]*://\S+$", text):
+            try:
+                check_uri(text)
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}") from None
+
+
+def check_interpolations(values: Any) -> None:
+    """Refuse resolvers in the raw text of a configuration, such as `${oc.env:TOKEN}`.
+
+    Raises:
+        ValueError: names the key.
+    """
+    for key, text in _strings(values):
+        if _RESOLVER.search(text):
+            raise ValueError(
+                f"{key}={text!r}: what it stands for, maybe a secret, would stand in every manifest: write the value, "
+                "give it as an override, or let your agent read the environment. ${section.knob} is understood"
+            )
+
+
+def check_extra_args(arguments: Sequence[str]) -> list[str]:
+    """Returns arguments for vLLM that change neither who may use the server nor what it serves.
+
+    Raises:
+        ValueError: names the argument and the reason.
+    """
+    for argument in arguments:
+        name = argument.partition("=")[0].partition(".")[0].removeprefix("--").replace("_", "-")
+        if argument.startswith("--") and name and (reason := _reason_against(name)):
+            raise ValueError(f"{argument.partition('=')[0]} is refused: {reason}")
+    return list(arguments)
+
+
+def _reason_against(name: str) -> str | None:
+    """Why an argument is refused; vLLM understands abbreviations."""
+    reasons = {full: reason for reason, names in _REFUSED.items() for full in names.split()}
+    return reasons.get(name) or next((reason for full, reason in reasons.items() if full.startswith(name)), None)
+
+
+def _strings(values: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """All texts, and dotted keys."""
+    if isinstance(values, str):
+        yield key, values
+    elif isinstance(values, dict):
+        for name, value in values.items():
+            yield from _strings(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(values, list | tuple):
+        for index, value in enumerate(values):
+            yield from _strings(value, f"{key}[{index}]")
