@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from storage import aliases, layout
+from storage import aliases, layout, model_files
 from storage.drafts import Draft, Provenance
 from storage.fetch import fetch, fetch_folder
 from storage.manifests import Manifest, read
@@ -82,7 +82,8 @@ def open_checkpoint(store: Store, version: str, cache: Path, *, state: bool = Fa
     """Fetch and verify a checkpoint; the optimizer's part, which is most of it, only with `state`.
 
     Raises:
-        StorageError: not committed, not a checkpoint, files that are missing, damaged or named by no manifest.
+        StorageError: not committed, not a checkpoint; files that are missing, damaged, named by no manifest, or that
+            would have code run (`storage.model_files`).
     """
     manifest = read(store, version)
     if manifest.kind != "checkpoint":
@@ -90,11 +91,13 @@ def open_checkpoint(store: Store, version: str, cache: Path, *, state: bool = Fa
     names = {file.name for file in manifest.files}
     if not {"canary.json", "model/config.json"} <= names:
         raise StorageError(f"{store.uri(version)} has no model/config.json or no canary.json: not a whole checkpoint")
+    model = fetch_folder(store, manifest, "model", cache)
+    model_files.check(model, (name.removeprefix("model/") for name in names if name.startswith("model/")))
     has_state = state and any(name.startswith("state/") for name in names)
     return Checkpoint(
         version=version,
         number=int(version.rsplit("/", 1)[1]),
-        model=fetch_folder(store, manifest, "model", cache),
+        model=model,
         state=fetch_folder(store, manifest, "state", cache) if has_state else None,
         canary=_canary(store, version, fetch(store, manifest, "canary.json", cache)),
         manifest=manifest,

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from storage.manifests import File, Manifest
+from storage.model_files import PICKLE
 
 _PLACES = {
     "problems": r"problems/[^/]+",
@@ -20,7 +21,6 @@ _PLACES = {
     "exclusions": r"exclusions/[0-9a-f]+",
 }
 """Where `storage.layout` puts the kinds."""
-_PICKLES = (".bin", ".pt", ".pkl", ".pth", ".pickle")
 
 
 def doubts(manifest: Manifest) -> list[str]:
@@ -46,5 +46,5 @@ def _of_checkpoint(names: set[str]) -> Iterator[str]:
     if not any(re.fullmatch(r"model/[^/]+\.safetensors", name) for name in names):
         yield "names no model/*.safetensors"
     for name in sorted(names):
-        if name.endswith(_PICKLES):
+        if PICKLE.fullmatch(name):
             yield f"names {name}, a pickle: to load it would be to run code"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from storage import checkpoints, contents, layout, manifests
+from storage import checkpoints, contents, layout, manifests, model_files
 from storage.claims import doubts
 from storage.fetch import fetch_file, strays
 from storage.lineage import Node, climb_down
@@ -164,6 +164,8 @@ class _Look:
             return contents.parquet(path, kind, file.rows) or (rows.problems(path) if rows else [])
         if kind == "checkpoint" and file.name.endswith(".safetensors"):
             return contents.safetensors(path) or (_not_finite(path) if self._deep else [])
+        if kind == "checkpoint" and file.name.startswith("model/"):
+            return model_files.problems(path)
         return contents.canary(path) if kind == "checkpoint" and file.name == "canary.json" else []
 
     def _weights(self, manifest: Manifest) -> None:

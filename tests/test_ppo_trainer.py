@@ -305,7 +305,7 @@ def test_folders_that_are_not_what_they_should_be(tmp_path: Path) -> None:
     tensors = load_file(file)
     tensors.pop("lm_head.weight")
     save_file(tensors, file, {"format": "pt"})
-    with pytest.raises(ValueError, match=r"lacks the weights \['lm_head.weight'\]"):
+    with pytest.raises(ValueError, match="there are no weights lm_head.weight"):
         trainer.load(tmp_path / "model", None, seed=1)
 
 

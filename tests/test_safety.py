@@ -1,21 +1,27 @@
 """What comes from outside cannot run, climb or listen; what is secret stays so."""
 
 import ast
+import json
 import logging
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 from s3fs import S3FileSystem
 
+import tasks.audit.checks  # noqa: F401 - tasks.audit.tokens cannot be imported before them
 from configs import ConfigError, load
 from flows.math_mt_ppo import math_mt_ppo
-from storage import manifests
+from storage import checkpoints, layout, manifests
+from storage.checkpoints import Canary
 from storage.drafts import Draft, Provenance
 from storage.fetch import fetch
+from storage.model_files import INDEX
 from storage.seal import seal, unseal
 from storage.store import StorageError, StorageUnavailableError, Store
+from tasks.audit.tokens import open_decoder
 from tasks.ppo.importing import import_policy
 
 ROOT = Path(__file__).parent.parent
@@ -38,9 +44,10 @@ def test_nothing_unpickles(path: Path) -> None:
             assert (node.module or "").split(".")[0] not in PICKLES
         if isinstance(node, ast.Call):
             assert ast.unparse(node.func) not in ("torch.load", "np.load", "numpy.load", "pd.read_pickle")
-            for keyword in node.keywords:
-                if keyword.arg in REQUIRED:
-                    assert ast.unparse(keyword.value) == REQUIRED[keyword.arg]
+            given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            assert all(given[name] == value for name, value in REQUIRED.items() if name in given)
+            if ast.unparse(node.func).endswith(".from_pretrained"):  # without it, transformers asks on the terminal
+                assert (given["trust_remote_code"], given["local_files_only"]) == ("False", "True")
 
 
 def test_pickled_weights_are_refused(policy_folder: Path, tmp_path: Path, store: Store) -> None:
@@ -54,6 +61,103 @@ def test_pickled_weights_are_refused(policy_folder: Path, tmp_path: Path, store:
     with pytest.raises(ValueError, match=r"holds no usable policy.*model\.safetensors"):
         import_policy(str(folder), tmp_path / "out", tmp_path / "cache", store)
     assert not ran.exists()
+
+
+CODE = """
+from pathlib import Path
+Path({ran!r}).write_text("")
+"""
+UNSAFE: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "config.json",
+        {"_attn_implementation": "somebody/kernel"},
+        r"config.json says _attn_implementation='somebody/ker",
+    ),
+    ("config.json", {"attn_implementation": "flash_attention_2"}, "remove the key, or give one of eager, sdpa"),
+    ("config.json", {"text_config": {"attn_implementation": "a/b"}}, "says attn_implementation='a/b'"),
+    ("config.json", {"experts_implementation": "deepgemm"}, "says experts_implementation='deepgemm'"),
+    ("config.json", {"quantization_config": {"quant_method": "unheard-of"}}, "quantised weights cannot be trained"),
+    ("config.json", {"transformers_weights": "other.safetensors"}, "says transformers_weights='other.safetensors'"),
+    ("config.json", {"speculators_config": {"verifier": {"name_or_path": "a/b"}}}, "says speculators_config="),
+    ("tokenizer_config.json", {"fast_tokenizer_files": ["../tokenizer.9.json"]}, "names fast_tokenizer_files outside"),
+    ("adapter_config.json", {"base_model_name_or_path": "a/b"}, "is an adapter: merge it"),
+    (INDEX, {"metadata": {}, "weight_map": {"a": "../a.safetensors"}}, r"index.json names '../a.safetensors'"),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "told"), UNSAFE, ids=[next(iter(case[1])) for case in UNSAFE])
+def test_files_that_would_fetch_or_run_something_are_refused(
+    name: str, fields: dict[str, Any], told: str, policy_folder: Path, tmp_path: Path, store: Store
+) -> None:
+    """On import; and where somebody committed them, before a trainer, a tokenizer or a server gets the folder."""
+    folder = tmp_path / "model"
+    shutil.copytree(policy_folder, folder)
+    path = folder / name
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | fields))
+    (folder / "other.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    with pytest.raises(ValueError, match=told) as error:
+        import_policy(str(folder), tmp_path / "out", tmp_path / "cache", store)
+    assert "holds no usable policy" in str(error.value)
+    assert not (tmp_path / "out").exists()
+    (folder / "other.safetensors").unlink()
+    version = layout.checkpoint("r", 0)
+    checkpoints.commit(store, version, folder, None, Canary([1, 2], [-0.5]), Provenance(config={}), [], {})
+    with pytest.raises(StorageError, match=told):
+        checkpoints.open_checkpoint(store, version, tmp_path / "cache")
+    with pytest.raises(StorageError, match=told):
+        open_decoder(store, version, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", ["weights.bin", "modeling.py", "consolidated.safetensors"])
+def test_a_checkpoint_with_other_files_than_a_model_needs_is_not_opened(
+    name: str, policy_folder: Path, tmp_path: Path, store: Store
+) -> None:
+    """Though its manifest names them: pickles, code, and weights that servers prefer."""
+    folder = tmp_path / "model"
+    shutil.copytree(policy_folder, folder)
+    (folder / name).write_bytes((folder / "model.safetensors").read_bytes())
+    version = layout.checkpoint("r", 0)
+    checkpoints.commit(store, version, folder, None, Canary([1, 2], [-0.5]), Provenance(config={}), [], {})
+    with pytest.raises(StorageError, match=f"holds {name}"):
+        checkpoints.open_checkpoint(store, version, tmp_path / "cache")
+
+
+def test_code_beside_weights_is_neither_run_nor_kept(policy_folder: Path, tmp_path: Path, store: Store) -> None:
+    """Nor is anybody asked whether it may. Models that transformers knows still name the code that they began with."""
+    folder, ran = tmp_path / "model", tmp_path / "ran"
+    shutil.copytree(policy_folder, folder)
+    for name in ("modeling.py", "tokenization.py", "custom_generate/generate.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(CODE.format(ran=str(ran)))
+    maps = {
+        "config.json": {"AutoConfig": "modeling.C", "AutoModelForCausalLM": "modeling.M"},
+        "tokenizer_config.json": {"AutoTokenizer": ["tokenization.T", "tokenization.T"]},
+    }
+    for name, auto_map in maps.items():
+        values = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(values | {"auto_map": auto_map, "use_kernels": True}))
+    import_policy(str(folder), tmp_path / "out", tmp_path / "cache", store)
+    assert not ran.exists()
+    assert not list((tmp_path / "out").rglob("*.py"))
+    assert not [path for path in (tmp_path / "out").glob("*.json") if "auto_map" in path.read_text()]
+
+
+def test_a_policy_of_the_hub_is_read_from_files_that_were_looked_at(
+    policy_folder: Path, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is downloaded as a whole, or here found in the cache of downloads, before any of it is loaded."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    repository = tmp_path / "hub" / "models--somebody--tiny"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    shutil.copytree(policy_folder, snapshot)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    assert import_policy("somebody/tiny", tmp_path / "out", tmp_path / "cache", store) is None
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    path = snapshot / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"_attn_implementation": "somebody/kernel"}))
+    with pytest.raises(ValueError, match="somebody/tiny.*says _attn_implementation"):
+        import_policy("somebody/tiny", tmp_path / "again", tmp_path / "cache", store)
 
 
 @pytest.mark.parametrize("field", ["name", "path"])

@@ -285,6 +285,16 @@ DAMAGES: dict[str, tuple[Damage, Callable[[Store], str], str]] = {
         data(SECOND, "state/optimizer.safetensors"),
         "cannot be read as safetensors",
     ),
+    "no configuration": (
+        bytes_of(SECOND, "model/config.json", lambda _: b"{"),
+        data(SECOND, "model/config.json"),
+        "is no JSON",
+    ),
+    "a kernel of somebody's": (
+        bytes_of(SECOND, "model/config.json", lambda _: b'{"_attn_implementation": "org/kernel"}'),
+        data(SECOND, "model/config.json"),
+        "says _attn_implementation='org/kernel': remove the key, or give one of eager, sdpa",
+    ),
     "no Parquet": (bytes_of(SCORES, SHARD, lambda _: b"PAR1, or not"), data(SCORES), "cannot be read as Parquet"),
     "another type": (
         table(PROBLEMS, lambda rows: rows.set_column(0, "problem_id", pc.binary_length(rows["problem_id"]))),
@@ -359,12 +369,7 @@ DEEP: dict[str, tuple[Damage, Callable[[Store], str], str]] = {
     "missing weights": (
         tensors(lambda named: named.pop("model.norm.weight")),
         lambda store: model_folder(store),
-        "the weights ['model.norm.weight'] are missing",
-    ),
-    "no configuration": (
-        bytes_of(SECOND, "model/config.json", lambda _: b"{"),
-        lambda store: model_folder(store),
-        "cannot be loaded",
+        "there are no weights model.norm.weight",
     ),
 }
 

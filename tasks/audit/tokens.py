@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from storage import catalog, layout, manifests
+from storage import catalog, layout, manifests, model_files
 from storage.fetch import fetch_folder
 from storage.store import StorageError, StorageUnavailableError, Store
 from tasks.audit.checks.registry import Evidence, SkippedError
@@ -154,9 +154,10 @@ def _load(contents: tuple[str, ...], place: _Place) -> Decoder:
     """Runs that follow each other mostly share one tokenizer."""
     from transformers import AutoTokenizer
 
+    model_files.check(place.folder)
     try:
-        return Decoder(AutoTokenizer.from_pretrained(place.folder, local_files_only=True))
-    except (OSError, ValueError) as error:
+        return Decoder(AutoTokenizer.from_pretrained(place.folder, trust_remote_code=False, local_files_only=True))
+    except Exception as error:  # the tokenizers library raises nothing more special where it cannot parse
         raise StorageError(f"the tokenizer in {place.folder} cannot be loaded: {error}") from error
 
 

@@ -1,13 +1,23 @@
 """A policy from elsewhere: a transformers folder, a committed checkpoint, or a hub name."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from storage import model_files
 from storage.checkpoints import open_checkpoint
-from storage.store import StorageError, Store
+from storage.store import StorageError, StorageUnavailableError, Store
+
+_WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
+_UNWANTED = ["*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model", "consolidated*"]
+"""Of a repository on the hub: no pickles, no code, and nothing in folders but chat templates."""
+_LONGEST = 400  # characters of another library's message
 
 
 def import_policy(path: str, folder: Path, cache: Path, store: Store) -> str | None:
     """Write model (float32, safetensors) and tokenizer of `path` into `folder`.
+
+    No code that lies there is run, and `folder` names none, whatever the original says (`auto_map`).
 
     Returns:
         the checkpoint's version where it is one of `store`, and so a parent of the policy.
@@ -15,41 +25,72 @@ def import_policy(path: str, folder: Path, cache: Path, store: Store) -> str | N
     Raises:
         ValueError: nothing usable there, or weights in another format than safetensors.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    source, version = _locate(path, cache, store)
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            source, dtype="float32", use_safetensors=True, trust_remote_code=False
-        )
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False)
-    except (OSError, ValueError) as error:
+        source, version = _locate(path, cache, store)
+        _copy(source, folder)
+    except (MemoryError, StorageUnavailableError):
+        raise
+    except Exception as error:  # transformers and tokenizers raise whatever their parsers raise
         raise ValueError(
-            f"policy.path={path!r} holds no usable policy: give a folder with config.json, model.safetensors and a "
-            f"tokenizer, a committed checkpoint's URI, or a hub name ({str(error).splitlines()[0]})"
+            f"policy.path={path!r} holds no usable policy: {_told(error)}. Give a folder with config.json, "
+            "model.safetensors and a tokenizer, a committed checkpoint's URI, or a hub name"
         ) from error
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
     return version
 
 
-def _locate(path: str, cache: Path, store: Store) -> tuple[str, str | None]:
-    """A local folder where `path` is one or a checkpoint of a store; anything else is transformers' to resolve.
+def _copy(source: Path, folder: Path) -> None:
+    from transformers import AutoTokenizer
 
-    Beside it the checkpoint's version, where it lies in `store`.
+    from storage.reload import load_model
+
+    model_files.check(source)
+    with _naming(source / "config.json"):
+        model = load_model(source)
+    with _naming(source / "tokenizer.json"):
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=True)
+    for values in (model.config.__dict__, tokenizer.init_kwargs):
+        values.pop("auto_map", None)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    model_files.check(folder, [path.name for path in folder.iterdir()])
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of other libraries mostly do not say which file they were reading."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        if str(path.parent) in str(error):
+            raise
+        raise ValueError(f"{path}: {_told(error)}") from error
+
+
+def _told(error: Exception) -> str:
+    """An error on one line, with its type where the text alone may mean nothing."""
+    text = " ".join(str(error).split())[:_LONGEST].rstrip(".")
+    return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
+
+
+def _locate(path: str, cache: Path, store: Store) -> tuple[Path, str | None]:
+    """A local folder, and the checkpoint's version where `path` is one that lies in `store`.
+
+    What is neither a folder nor a checkpoint is a name on the hub, which is downloaded.
     """
+    from huggingface_hub import snapshot_download
+
     folder = Path(path).expanduser()
     if (folder / "config.json").is_file():
-        return str(folder), None
+        return folder, None
     root, separator, rest = path.rstrip("/").partition("/runs/")
     if separator and "/checkpoints/" in rest:
         version = f"runs/{rest}"
         here = path.rstrip("/") == store.uri(version)
-        try:
-            model = open_checkpoint(store if here else Store(root), version, cache).model
-            return str(model), version if here else None
-        except StorageError as error:
-            raise ValueError(f"policy.path={path!r}: {error}") from error
-    if path.startswith((".", "/", "~")) and not folder.is_dir():
-        raise ValueError(f"policy.path={path!r} is not a folder")
-    return str(folder) if folder.is_dir() else path, None
+        return open_checkpoint(store if here else Store(root), version, cache).model, version if here else None
+    if folder.is_dir():
+        raise StorageError(f"{folder} has no config.json")
+    if path.startswith((".", "/", "~")):
+        raise StorageError(f"{folder} is not a folder")
+    return Path(snapshot_download(path, allow_patterns=_WANTED, ignore_patterns=_UNWANTED)), None

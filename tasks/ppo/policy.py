@@ -1,15 +1,14 @@
 """The policy: a transformers causal language model in a folder, and a canary that tells its weights from others."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils.logging import disable_progress_bar
+from transformers import PreTrainedModel
 
 from configs.schema import PPO
 from storage.checkpoints import Canary
+from storage.reload import load_model
 from tasks.ppo.logprobs import action_logprobs
 
 CANARY_TOKENS = 256
@@ -23,18 +22,10 @@ def load_policy(folder: Path, ppo: PPO) -> PreTrainedModel:
     checkpointing in training mode, for transformers checkpoints only there (current models have no dropout).
 
     Raises:
-        ValueError: `folder` is none, or lacks some of the weights.
+        ValueError: `folder` is none, or its weights and its config.json do not belong together.
     """
-    disable_progress_bar()  # one for every iteration would bury the log
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"no config.json in {folder}: give the folder of a transformers model")
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, use_safetensors=True, attn_implementation="sdpa", output_loading_info=True
-    )
-    policy: PreTrainedModel = loaded[0].to(_device(ppo.device))
-    report = loaded[1]
-    if report["missing_keys"]:
-        raise ValueError(f"{folder} lacks the weights {sorted(report['missing_keys'])}: save the model completely")
+    policy = load_model(folder)
+    policy.to(_device(ppo.device))  # type: ignore[arg-type]  # wrapped by a decorator without types
     for parameter in policy.parameters():
         parameter.data = parameter.data.clone()  # off the mapped file: alignment there changes the last bits
     if ppo.gradient_checkpointing:
@@ -52,6 +43,9 @@ def make_canary(model: PreTrainedModel, chunk_tokens: int) -> Canary:
     """Logprobs of 256 token ids (fewer where the model reads fewer), in the precision of the weights.
 
     The ids depend on nothing but the size of the vocabulary; those of a shorter canary are the first of a longer one's.
+
+    Raises:
+        ValueError: a logprob is NaN or infinite, though the weights may be finite.
     """
     length = min(CANARY_TOKENS, getattr(model.config, "max_position_embeddings", CANARY_TOKENS))
     ids = np.random.default_rng(0).integers(model.config.vocab_size, size=length)
@@ -59,6 +53,8 @@ def make_canary(model: PreTrainedModel, chunk_tokens: int) -> Canary:
     columns = torch.arange(1, length, device=model.device)
     with torch.no_grad():
         logp, _ = action_logprobs(model, tokens, torch.zeros_like(columns), columns, 1.0, chunk_tokens)
+    if not logp.isfinite().all():
+        raise ValueError("the policy's logprobs are NaN or infinite: its weights overflow, or are NaN themselves")
     return Canary(ids.tolist(), logp.tolist())
 
 

@@ -137,7 +137,8 @@ class _Unhashed:
 def _load_chat(fingerprint: tuple[str, ...], where: _Unhashed) -> Chat:
     from transformers import AutoTokenizer
 
-    return open_chat(AutoTokenizer.from_pretrained(where.folder, local_files_only=True))
+    tokenizer = AutoTokenizer.from_pretrained(where.folder, trust_remote_code=False, local_files_only=True)
+    return open_chat(tokenizer)
 
 
 class _Tally:
