@@ -226,7 +226,8 @@ class WarmStart(Knobs):
 
 class Policy(Knobs):
     path: URI | None = None
-    """A transformers folder, a committed checkpoint's URI, or a hub name."""
+    """A transformers folder, a committed checkpoint's URI, or a hub name. Weights are safetensors and not quantised.
+    What cannot be trained or played is refused; until policy version 0 is committed, the run goes on with another."""
     warm_start: WarmStart | None = None
     """Make a tiny policy instead."""
 

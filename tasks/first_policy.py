@@ -17,7 +17,7 @@ def first_policy(workspace: Workspace) -> str:
     """The checkpoint version that training starts from.
 
     Raises:
-        ValueError: the path, URI or hub name holds no usable policy.
+        ValueError: the path, URI or hub name holds no usable policy, or none for this agent and context.
     """
     version = layout.checkpoint(workspace.name, 0)
     if manifests.committed(workspace.store, version):
@@ -28,6 +28,7 @@ def first_policy(workspace: Workspace) -> str:
             metrics = _make(workspace, folder)
         else:
             origin = _import(workspace, folder)
+        _try_out(workspace, folder)
         return _commit(workspace, version, folder, metrics, origin)
 
 
@@ -65,6 +66,13 @@ def _import(workspace: Workspace, folder: Path) -> str | None:
     assert path is not None
     get_run_logger().info("importing the policy from %s", path)
     return import_policy(path, folder, workspace.cache, workspace.store)
+
+
+def _try_out(workspace: Workspace, folder: Path) -> None:
+    """What would fail in the first rollout is told while nothing is committed."""
+    from tasks.rollouts.tryout import try_out
+
+    try_out(folder, workspace.config)
 
 
 def _commit(workspace: Workspace, version: str, model: Path, metrics: dict[str, float], origin: str | None) -> str:

@@ -29,6 +29,8 @@ MAY_CHANGE = (
     "rollout.request_",
 )
 """Where and how long a run works may change while it lasts; what it computes may not."""
+_TRIED = ("policy", "agent", "environment")
+"""Policy version 0 is made and tried out with these; they may change until there is one, should they be refused."""
 
 
 @contextmanager
@@ -75,6 +77,14 @@ def open_store(config: Config) -> Iterator[Workspace]:
     workspace.trim_cache()
 
 
+def _begun(workspace: Workspace) -> dict[str, Any]:
+    """The configuration that a run goes on with; what is tried is policy version 0's, and any before there is one."""
+    begun = manifests.read(workspace.store, layout.run(workspace.name)).settings
+    first = manifests.find(workspace.store, layout.checkpoint(workspace.name, 0))
+    tried = first.settings if first else up_to_date(workspace.config.model_dump(mode="json"))
+    return begun | {part: tried[part] for part in _TRIED if part in tried}
+
+
 @task(name="start-run", cache_policy=NO_CACHE)
 def start_run(workspace: Workspace) -> None:
     """Commit the run's configuration; where the run exists already, refuse another one."""
@@ -85,7 +95,7 @@ def start_run(workspace: Workspace) -> None:
     if begins:
         with Draft(workspace.store, version, "run") as draft:
             draft.commit(workspace.provenance(), parents=[])
-    _refuse_another(workspace.name, manifests.read(workspace.store, version).settings, config)
+    _refuse_another(workspace.name, _begun(workspace), config)
     if warning := lacking_room(config):
         get_run_logger().warning(warning)
     state = "begins" if begins else "continues"

@@ -42,12 +42,15 @@ def _copy(source: Path, folder: Path) -> None:
     from transformers import AutoTokenizer
 
     from storage.reload import load_model
+    from tasks.ppo.soundness import check_vocabulary, check_weights
 
     model_files.check(source)
+    check_weights(source)
     with _naming(source / "config.json"):
         model = load_model(source)
     with _naming(source / "tokenizer.json"):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=True)
+    check_vocabulary(source, tokenizer, model.config.vocab_size)
     for values in (model.config.__dict__, tokenizer.init_kwargs):
         values.pop("auto_map", None)
     model.save_pretrained(folder)

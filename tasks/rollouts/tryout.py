@@ -1,0 +1,54 @@
+"""Whether a policy can be played as the configuration asks: tried before the policy is committed."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from configs import Config
+from tasks.agents import AGENTS
+from tasks.agents.interface import AgentContext
+from tasks.inference.api import GenerationConfig
+
+if TYPE_CHECKING:
+    from tasks.agents.chat import Chat
+
+
+def try_out(folder: Path, config: Config) -> None:
+    """Load the tokenizer, render toy conversations by its chat template, and make the agent.
+
+    Raises:
+        ValueError: one of these fails, nothing ends a turn, or the policy's context is shorter than asked for.
+    """
+    where = f"policy.path={config.policy.path!r}" if config.policy.path else "the policy of the warm start"
+    _check_context(where, folder, config.inference.max_model_len)
+    chat = _chat(where, folder)
+    if not chat.stop_token_ids:
+        raise ValueError(f"{where}: nothing ends a turn: set eos_token in tokenizer_config.json")
+    gconfig = GenerationConfig(max_new_tokens=config.sampling.max_new_tokens)
+    AGENTS.make(config.agent.type, AgentContext(chat, gconfig, config.inference.max_model_len), config.agent.args)
+
+
+def _chat(where: str, folder: Path) -> "Chat":
+    from transformers import AutoTokenizer
+
+    from tasks.agents.chat import Chat
+
+    try:
+        return Chat(AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True))
+    except Exception as error:  # a template can raise anything
+        raise ValueError(
+            f"{where}: its chat template cannot be used: {error if str(error) else repr(error)}. Correct "
+            "chat_template.jinja, or chat_template in tokenizer_config.json"
+        ) from error
+
+
+def _check_context(where: str, folder: Path, asked: int) -> None:
+    """Positions that are scaled (`rope_scaling`) reach further than the number says, and are left to the server."""
+    values = json.loads((folder / "config.json").read_bytes())
+    positions = values.get("max_position_embeddings")
+    scaled = '"factor"' in json.dumps([values.get(key) for key in ("rope_scaling", "rope_parameters")])
+    if isinstance(positions, int) and not scaled and positions < asked:
+        raise ValueError(
+            f"{where}: its context is {positions} tokens (max_position_embeddings in config.json), "
+            f"inference.max_model_len={asked} asks for more: set it to {positions} at most"
+        )

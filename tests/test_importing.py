@@ -1,0 +1,229 @@
+"""A policy from elsewhere that cannot be trained or played: it is told what is wrong, and nothing is committed."""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+
+from configs import ConfigError
+from storage import layout, manifests
+from storage.model_files import INDEX
+from storage.store import Store
+from tasks import first_policy, open_run
+from tasks.configuration import resolve
+from tasks.ppo.importing import import_policy
+from tasks.workspace import Workspace
+
+WEIGHTS = "model.safetensors"
+Break = Callable[[Path], object]
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def folder(policy_folder: Path, tmp_path: Path) -> Path:
+    """A copy of a whole policy."""
+    return Path(shutil.copytree(policy_folder, tmp_path / "policy"))
+
+
+def cut(folder: Path) -> None:
+    data = (folder / WEIGHTS).read_bytes()
+    (folder / WEIGHTS).write_bytes(data[: len(data) // 2])
+
+
+def write(name: str, data: bytes) -> Break:
+    return lambda folder: (folder / name).write_bytes(data)
+
+
+def says(name: str, **fields: Any) -> Break:
+    """Other values in a JSON file."""
+
+    def change(folder: Path) -> None:
+        (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | fields))
+
+    return change
+
+
+def tensors(change: Callable[[Tensors], object]) -> Break:
+    def rewrite(folder: Path) -> None:
+        named = load_file(folder / WEIGHTS)
+        change(named)
+        save_file(named, folder / WEIGHTS, {"format": "pt"})
+
+    return rewrite
+
+
+def as_type(kind: torch.dtype) -> Break:
+    return tensors(lambda named: named.update({name: value.to(kind) for name, value in named.items()}))
+
+
+def without_a_shard(folder: Path) -> None:
+    named = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    save_file(named, folder / "model-00001-of-00002.safetensors", {"format": "pt"})
+    shards = dict.fromkeys(named, "model-00001-of-00002.safetensors") | {
+        "lm_head.weight": "model-00002-of-00002.safetensors"
+    }
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": shards}))
+
+
+def another_architecture(folder: Path) -> None:
+    config = BertConfig(
+        vocab_size=200, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+    )
+    BertForMaskedLM(config).save_pretrained(folder)
+
+
+def more_tokens(folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens([f"token {number}" for number in range(1000)])
+    tokenizer.save_pretrained(folder)
+
+
+def without_tokenizer(folder: Path) -> None:
+    for path in folder.glob("token*"):
+        path.unlink()
+
+
+BROKEN: dict[str, tuple[Break, str]] = {
+    "cut": (cut, r"model\.safetensors cannot be read as safetensors.*copy it again"),
+    "empty": (write(WEIGHTS, b""), r"model\.safetensors cannot be read as safetensors"),
+    "no safetensors": (write(WEIGHTS, b"PK" * 50), r"model\.safetensors cannot be read as safetensors"),
+    "a shard is missing": (without_a_shard, r"model-00002-of-00002\.safetensors is missing: copy all files"),
+    "no weights": (lambda folder: (folder / WEIGHTS).unlink(), r"model\.safetensors is missing"),
+    "NaN": (
+        tensors(lambda named: named["model.norm.weight"].fill_(float("nan"))),
+        r"model\.safetensors: model\.norm\.weight with NaN or infinities",
+    ),
+    "integers": (as_type(torch.int8), "in I8, which cannot be trained; give weights in one of F64, F32, F16, BF16"),
+    "8 bits": (as_type(torch.float8_e4m3fn), "in F8_E4M3, which cannot be trained"),
+    "a weight is missing": (
+        tensors(lambda named: named.pop("model.norm.weight")),
+        r"do not belong together: there are no weights model\.norm\.weight",
+    ),
+    "a weight too many": (
+        tensors(lambda named: named.update({"model.other.weight": torch.zeros(2)})),
+        r"has no use for the weights model\.other\.weight",
+    ),
+    "another shape": (
+        says("config.json", intermediate_size=52),
+        r"down_proj\.weight has the shape \[64, \d+\], it should have \[64, 52\]",
+    ),
+    "no JSON": (write("config.json", b"{"), r"config\.json is no JSON"),
+    "a list": (write("config.json", b"[]"), r"config\.json is no JSON object"),
+    "unheard-of": (says("config.json", model_type="unheard-of"), r"config\.json: .* has model type `unheard-of`"),
+    "contradicts itself": (says("config.json", num_hidden_layers=7), r"config\.json: .*num_hidden_layers"),
+    "another architecture": (another_architecture, "it is made for BertForMaskedLM, and BertLMHeadModel is the causal"),
+    "no tokenizer": (without_tokenizer, "has no tokenizer: copy tokenizer.json and tokenizer_config.json"),
+    "a broken tokenizer": (write("tokenizer.json", b"{"), r"tokenizer\.json: .*line 1"),
+    "another tokenizer": (more_tokens, r"has \d+ tokens, such as .* of the model \(vocab_size in config.json\)"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_no_policy_is_told_by_file_and_remedy(folder: Path, name: str, tmp_path: Path, store: Store) -> None:
+    """Each was a traceback, or a policy of random or broken weights."""
+    damage, told = BROKEN[name]
+    damage(folder)
+    with pytest.raises(ValueError, match=told) as error:
+        import_policy(str(folder), tmp_path / "out", tmp_path / "cache", store)
+    assert str(error.value).startswith(f"policy.path={str(folder)!r} holds no usable policy: ")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_other_precisions_become_float32(
+    folder: Path, kind: torch.dtype, tmp_path: Path, store: Store
+) -> None:
+    """In half precision most policies are published."""
+    as_type(kind)(folder)
+    import_policy(str(folder), tmp_path / "out", tmp_path / "cache", store)
+    assert {value.dtype for value in load_file(tmp_path / "out" / WEIGHTS).values()} == {torch.float32}
+
+
+def template(text: str) -> Break:
+    return lambda folder: (folder / "chat_template.jinja").write_text(text)
+
+
+def without_end(folder: Path) -> None:
+    """Neither the tokenizer nor the template has one."""
+    template("{% for message in messages %}{{ message.content }} {% endfor %}")(folder)
+    values = json.loads((folder / "tokenizer_config.json").read_text())
+    values.pop("eos_token")
+    (folder / "tokenizer_config.json").write_text(json.dumps(values))
+
+
+UNPLAYABLE: dict[str, tuple[Break, str]] = {
+    "syntax error": (
+        template("{% for message in messages %}"),
+        "chat template cannot be used.*Correct chat_template.jinja",
+    ),
+    "division by 0": (template("{{ 1 / 0 }}"), "chat template cannot be used: division by zero"),
+    "no template": (lambda folder: (folder / "chat_template.jinja").unlink(), "has no chat template"),
+    "no end": (without_end, "nothing ends a turn: set eos_token in tokenizer_config.json"),
+    "short context": (
+        says("config.json", max_position_embeddings=100),
+        r"its context is 100 tokens .*inference.max_model_len=128 asks for more: set it to 100 at most",
+    ),
+    "overflow": (
+        tensors(lambda named: named["lm_head.weight"].fill_(3e38)),
+        "logprobs are NaN or infinite: its weights overflow",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNPLAYABLE)
+def test_what_cannot_be_played_is_told_before_it_is_committed(
+    folder: Path, name: str, tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the run's name is not lost: with another policy the same run begins."""
+    damage, told = UNPLAYABLE[name]
+    damage(folder)
+    quiet(monkeypatch)
+    with pytest.raises(ValueError, match=told):
+        begin(tmp_path, f"policy={{path: {folder}}}")
+    store = Store(f"{tmp_path}/var")
+    assert not list((tmp_path / "var/runs/smoke").glob("checkpoints/*"))
+    assert begin(tmp_path, f"policy={{path: {policy_folder}}}") == layout.checkpoint("smoke", 0)
+    assert begin(tmp_path, f"policy={{path: {policy_folder}}}") == layout.checkpoint("smoke", 0)
+    assert manifests.read(store, layout.checkpoint("smoke", 0)).config["policy"]["path"] == str(policy_folder)
+    with pytest.raises(ConfigError, match=r"(?s)policy\.path: .*begin another run"):  # by now it would be another run
+        begin(tmp_path, f"policy={{path: {folder}}}")
+
+
+def test_an_agent_that_cannot_be_made_is_told_before_a_policy_is_committed(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run goes on with an agent that can."""
+    quiet(monkeypatch)
+    (tmp_path / "agents_that_exit.py").write_text(
+        "import sys\n\nclass Agent:\n    def __init__(self, context, *, good: bool):\n        good or sys.exit(3)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    policy, agent = f"policy={{path: {policy_folder}}}", "agent={{type: 'agents_that_exit:Agent', args: {{good: {}}}}}"
+    with pytest.raises(ValueError, match=r"its constructor raised SystemExit: 3 \(.*agents_that_exit.py, line 5\)"):
+        begin(tmp_path, policy, agent.format("false"))
+    assert not list((tmp_path / "var/runs/smoke").glob("checkpoints/*"))
+    begin(tmp_path, policy, agent.format("true"))
+    with pytest.raises(ConfigError, match=r"agent\.args\.good: True -> False"):
+        begin(tmp_path, policy, agent.format("false"))
+
+
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is called below has no flow run to log for."""
+    for module in (open_run, first_policy):
+        monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
+
+
+def begin(tmp_path: Path, *overrides: str) -> str:
+    """The first steps of a run."""
+    config = resolve("smoke", [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", *overrides])
+    workspace = Workspace(config)
+    open_run.start_run.fn(workspace)
+    return first_policy.first_policy.fn(workspace)
