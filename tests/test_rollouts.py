@@ -93,6 +93,43 @@ def test_first_turn_of_a_group_is_one_request(chat: Chat, verifier: Verifier) ->
     assert len({trajectory.turns[1].seed for trajectory in trajectories}) == 4
 
 
+class BreaksOnce(MathVerifyEnvironment):
+    """The first one cannot be made."""
+
+    made = 0
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        BreaksOnce.made += 1
+        if BreaksOnce.made == 1:
+            raise OSError("no such service")
+
+
+def test_an_environment_that_cannot_be_made_costs_its_episode_only(chat: Chat, verifier: Verifier) -> None:
+    """The others of the group do not wait for its first observation."""
+    settings = Rollout(episode_deadline_s=5)
+    engine = ScriptedEngine(chat, lambda *_: RIGHT)
+    agent = MathMultiTurnAgent(context(chat))
+    played = play(engine, agent, verifier, settings=settings, environment=BreaksOnce)
+    assert sorted(row.status for row in played) == ["completed", "completed", "completed", "failed"]
+    assert [row.reason for row in played if row.status == "failed"] == ["OSError: no such service"]
+
+
+class Exits(MathMultiTurnAgent):
+    """Gives up in the way of a script."""
+
+    async def collect_trajectory(self, *_: Any) -> list[Trajectory]:
+        raise SystemExit(3)
+
+
+def test_an_agent_that_exits_ends_its_episode_only(chat: Chat, verifier: Verifier) -> None:
+    """Else the flow would end in the middle, with the agent's status and no word."""
+    played = play(ScriptedEngine(chat, lambda *_: RIGHT), Exits(context(chat)), verifier)
+    assert {(row.status, row.reason) for row in played} == {
+        ("failed", "RuntimeError: the agent or its environment called sys.exit(3)")
+    }
+
+
 class EndsItself(MathMultiTurnAgent):
     """Has sampling parameters of its own, and a token that ends a completion."""
 

@@ -124,9 +124,7 @@ class Collector:
                 actions.put_nowait(outputs)
 
         server = asyncio.create_task(serve())
-        player = asyncio.create_task(
-            self.agent.collect_trajectory(prompt, self.make_environment(), observations, actions)
-        )
+        player = asyncio.create_task(self._act(prompt, observations, actions))
         try:
             await asyncio.wait({server, player}, return_when=asyncio.FIRST_COMPLETED)
             if not player.done():
@@ -138,6 +136,18 @@ class Collector:
             server.cancel()
             player.cancel()
             await asyncio.gather(server, player, return_exceptions=True)
+
+    async def _act(
+        self,
+        prompt: Prompt,
+        observations: "asyncio.Queue[Observation]",
+        actions: "asyncio.Queue[BundledGenerationOutputs]",
+    ) -> list[Trajectory]:
+        """The agent, in an environment made for it; an exit of theirs would end the event loop, and so the flow."""
+        try:
+            return await self.agent.collect_trajectory(prompt, self.make_environment(), observations, actions)
+        except SystemExit as error:
+            raise RuntimeError(f"the agent or its environment called sys.exit({error.code})") from error
 
     def _salvage(
         self, prompt: Prompt, exchanges: list[BundledGenerationOutputs], status: Status, reason: str
