@@ -9,9 +9,12 @@ import pytest
 
 from configs import Config, ConfigError, differences, load, unknown, up_to_date
 from configs.stored import changed, removed, renamed
-from storage import layout, manifests
+from storage import aliases, catalog, layout, manifests
 from storage.drafts import Draft, Provenance
+from storage.journal import shards
+from storage.leases import Lease
 from storage.logs import Log
+from storage.manifests import File
 from storage.nights import Nights
 from storage.seal import seal, unseal
 from storage.store import StorageError, Store
@@ -193,3 +196,31 @@ def test_a_night_of_a_newer_program_says_so(entry: dict[str, Any], store: Store)
 def test_what_is_known_is_not_unknown() -> None:
     assert unknown(dump()) == []
     assert Config.model_validate(up_to_date(dump())) == load("smoke")
+
+
+def test_a_shard_of_a_newer_program_says_so(store: Store) -> None:
+    """Who goes on with a killed rollout must not play again what he cannot read."""
+    version = layout.trajectories("smoke", 0)
+    file = File(name="a", path=f"{version}/0a/a", bytes=1, rows=1, sha256="0a").model_dump() | {"codec": "new"}
+    Log(store, layout.journal(version)).put(0, {"attempt": "0a", "file": file, "notes": []})
+    with pytest.raises(StorageError, match="00000000.json is no shard that this code knows: codec='new': upgrade"):
+        shards(store, version)
+
+
+def test_more_fields_in_aliases_leases_and_the_catalog_are_let_be(store: Store) -> None:
+    """They add something; what this program reads of them means the same."""
+    with Draft(store, "problems/0a", "problems") as draft:
+        draft.commit(Provenance(config={}), [])
+    move = aliases.move(store, "champion", "problems/0a", None)
+    for log in (layout.alias("champion"), layout.CATALOG):
+        newest = Log(store, log).last()
+        assert newest
+        Log(store, log).put(newest[0] + 1, newest[1] | {"moon": 1})
+    assert [each.version for each in aliases.history(store, "champion")] == [move.version, move.version]
+    assert [entry.version for entry in catalog.everything(store)] == ["problems/0a", "champion", "champion"]
+    with Lease(store, "smoke"):
+        pass
+    entry = Log(store, layout.lease("smoke")).read(0)
+    Log(store, layout.lease("smoke")).put(1, entry | {"moon": 1})
+    with Lease(store, "smoke", ttl_s=0.5) as lease:
+        assert lease.token == 2
