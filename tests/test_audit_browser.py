@@ -104,16 +104,21 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def reader(audited: tuple[Store, str]) -> Iterator[str]:
-    """Address of the reader, started as people do."""
+    """Address of the reader, with its key, started as people do."""
     store, version = audited
     command = [sys.executable, "-m", "tasks.audit", "--root", store.root, "read", version, "--port", "0"]
     job = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert job.stdout
-    found = re.search(r"http://127\.0\.0\.1:\d+", line := job.stdout.readline())
+    found = re.search(r"http://127\.0\.0\.1:\d+/\?key=\S+", line := job.stdout.readline())
     assert found, line
     yield found[0]
     job.send_signal(signal.SIGTERM)
     assert job.wait(PATIENCE_S) == 143
+
+
+def without_key(reader: str) -> str:
+    """The cookie serves instead, once the address was opened."""
+    return reader.partition("?")[0]
 
 
 class Watch:
@@ -246,7 +251,7 @@ def test_trajectories_are_read_page_by_page(browser: Browser, reader: str, size:
     page.get_by_role("link", name=re.compile("group")).first.click()
     watch.keep(f"reader-group-{size[0]}-{scheme}")
     watch.harmless()
-    assert all(url.startswith(reader) for url in watch.asked)
+    assert all(url.startswith(without_key(reader)) for url in watch.asked)
 
 
 def test_the_reader_needs_no_mouse(browser: Browser, reader: str) -> None:
@@ -272,8 +277,9 @@ def test_the_reader_needs_no_mouse(browser: Browser, reader: str) -> None:
 def test_the_cases_of_an_audit_are_read(browser: Browser, reader: str) -> None:
     """The report stands beside the reader, and a check's cases are a filter."""
     watch = Watch(browser, SIZES[0])
-    watch.page.goto(f"{reader}/report")
+    watch.page.goto(reader)
+    watch.page.goto(f"{without_key(reader)}report")
     expect(watch.page.locator("h1")).to_contain_text("FAIL")
-    watch.page.goto(f"{reader}/?check=hidden_characters")
+    watch.page.goto(f"{without_key(reader)}?check=hidden_characters")
     expect(watch.page.get_by_role("status")).to_contain_text("15 of 60 trajectories")
     watch.harmless()

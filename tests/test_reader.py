@@ -4,6 +4,7 @@ import re
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -271,9 +272,12 @@ def test_one_bad_manifest_leaves_the_rest_to_be_read(
     DAMAGE[damage](values)
     path.write_bytes(seal(values).replace(b'"DEEP"', b"[" * 50_000) if values else b"{}")
     pages: list[Any] = []
+    told: list[Any] = []
 
     def look(app: FastAPI, _: object) -> None:
         client = TestClient(app, base_url="http://127.0.0.1:8000")
+        told.append(capsys.readouterr())
+        client.get(re.findall(r"/\?key=\S+", told[0].out)[0])
         pages.extend(client.get(address) for address in ("/", "/trajectory?id=2/0/0", "/trajectory?id=0/0/0"))
 
     monkeypatch.setattr("tasks.audit.reader.serve._run", look)
@@ -284,7 +288,7 @@ def test_one_bad_manifest_leaves_the_rest_to_be_read(
         assert "8 trajectories in" in text(listing.text)
         assert same.status_code == 404
         assert "Not shown: runs/shared/trajectories/000000/manifest.json" in text(listing.text)
-        assert "not shown: runs/shared/trajectories/000000/manifest.json" in capsys.readouterr().err
+        assert "not shown: runs/shared/trajectories/000000/manifest.json" in told[0].err
     else:
         assert "16 trajectories in" in text(listing.text)
         assert same.status_code == 200
@@ -319,8 +323,14 @@ def test_it_serves_until_it_is_told_to_end(filled: Store, tmp_path: Path, told: 
     root = Path(__file__).parent.parent
     job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=root)
     assert job.stdout
-    (address,) = re.findall(r"http://127\.0\.0\.1:\d+/", job.stdout.readline())
-    assert b"143 trajectories" in urllib.request.urlopen(address).read()
+    (address,) = re.findall(r"http://127\.0\.0\.1:\d+/\?key=\S+", job.stdout.readline())
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(), urllib.request.ProxyHandler({}))
+    assert b"143 trajectories" in browser.open(address).read()
+    page = address.partition("?")[0]
+    assert b"143 trajectories" in browser.open(page).read()
+    for stranger in (page, f"{page}?key=x", f"{page}static/page.css", f"{page}trajectory?id=x&data_set=y"):
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(stranger)
     assert list(tmp_path.glob("audit-*")) != []
     job.send_signal(told)
     assert job.wait(120) == 128 + told

@@ -31,10 +31,10 @@ def try_out(folder: Path, config: Config) -> None:
 def _chat(where: str, folder: Path) -> "Chat":
     from transformers import AutoTokenizer
 
-    from tasks.agents.chat import Chat
+    from tasks.agents.trial import open_chat
 
     try:
-        return Chat(AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True))
+        return open_chat(AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True))
     except Exception as error:  # a template can raise anything
         raise ValueError(
             f"{where}: its chat template cannot be used: {error if str(error) else repr(error)}. Correct "

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 ADDRESS = "127.0.0.1"
-"""Nobody else can reach it: it shows whatever is in the store."""
+"""It shows whatever is in the store: other machines cannot reach it, other users of this one need its key."""
 _TOLD = 10
 
 
@@ -56,13 +56,15 @@ def serve(
         intake = take_in(store, data_sets, cache)
         with open_database(data_sets, intake, settings) as database:
             from tasks.audit.reader.app import create_app
+            from tasks.audit.reader.key import lock
             from tasks.audit.reader.vocabulary import warm_up
 
             notes = unreadable(data_sets, intake)
             app = create_app(store, data_sets, database, cache, audit, notes)
             _tell(notes)
             threading.Thread(target=warm_up, daemon=True).start()
-            print(f"The reader is on http://{ADDRESS}:{listener.getsockname()[1]}/ until Ctrl-C", flush=True)
+            address = f"http://{ADDRESS}:{listener.getsockname()[1]}/?key={lock(app)}"
+            print(f"The reader is on {address} until Ctrl-C", flush=True)
             _run(app, listener)
 
 
