@@ -10,8 +10,10 @@ one does disturb it. What libraries log of it has no traceback.
 SIGINT keeps Python's own handler, because `asyncio.run` cancels its main task only where it finds that one.
 """
 
+import atexit
 import contextlib
 import faulthandler
+import functools
 import logging
 import os
 import select
@@ -19,7 +21,6 @@ import signal
 import sys
 import threading
 import time
-from asyncio import CancelledError
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
@@ -41,6 +42,18 @@ def run(command: Callable[[], int | None], advice: str = "") -> NoReturn:
     Where the process was told to end, the status is 130 or 143 whatever `command` makes of it, and `advice` is printed.
     When `command` has ended, what Python and libraries still do at exit may take `LATEST_S`.
     """
+    try:
+        status = _status(command, advice)
+        # Makes Python forget a KeyboardInterrupt that has passed an `exec`: it would end by SIGINT all the same.
+        exec("")
+    except KeyboardInterrupt:  # a second Ctrl-C, while the first was being answered
+        os._exit(128 + signal.SIGINT)
+    threading.Thread(target=_end_hanging, args=[status], name="exit", daemon=True).start()
+    sys.exit(status)
+
+
+def _status(command: Callable[[], int | None], advice: str) -> str | int | None:
+    """What `sys.exit` is to be given; from then on Ctrl-C ends on the spot."""
     global _watching
     watch = _watching = _Watch()
     status: str | int | None = None
@@ -62,9 +75,7 @@ def run(command: Callable[[], int | None], advice: str = "") -> NoReturn:
         if advice:
             _tell(advice)
         _flush()
-    threading.Thread(target=_end_hanging, args=[status], name="exit", daemon=True).start()
-    exec("")  # makes Python forget a KeyboardInterrupt that has passed an `exec`: it would end by SIGINT all the same
-    sys.exit(status)
+    return status
 
 
 def fail(reason: str) -> None:
@@ -80,9 +91,19 @@ def end_at_once() -> None:
 
     What is ignored stays ignored, as in a background job of a shell script.
     """
+    _ignore_at_last()
     for number in _WORDS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda number, _: os._exit(128 + number))
+
+
+@functools.cache
+def _ignore_at_last() -> None:
+    """Ignore both signals when all is done: Python gives up its handlers before it ends, and would end by the signal.
+
+    Registered first, that is done last: until then Ctrl-C ends a process that hangs while it ends.
+    """
+    atexit.register(lambda: [signal.signal(number, signal.SIG_IGN) for number in _WORDS])
 
 
 @contextlib.contextmanager
@@ -192,7 +213,7 @@ class _Watch:
         """
         record = self._make_record(*arguments, **keywords)
         error = record.exc_info[1] if record.exc_info else None
-        if error and (self.heard or not isinstance(_origin(error), CancelledError | GeneratorExit | None)):
+        if error and (self.heard or _is_of_interrupt(error)):
             record.msg, record.args, record.exc_info = f"{record.getMessage()}: {error!r}", (), None
         return record
 
@@ -213,6 +234,12 @@ def _origin(error: BaseException | None) -> BaseException | None:
     while isinstance(error, Exception):
         error = error.__context__
     return error
+
+
+def _is_of_interrupt(error: BaseException) -> bool:
+    from asyncio import CancelledError  # importing it takes longer than all else here
+
+    return not isinstance(_origin(error), CancelledError | GeneratorExit | None)
 
 
 def _tell(line: str) -> None:

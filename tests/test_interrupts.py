@@ -96,6 +96,45 @@ def test_a_second_ctrl_c_ends_at_once() -> None:
     assert job.wait(60) == 130
 
 
+def test_two_at_once_are_an_interrupt() -> None:
+    """Impatient people press Ctrl-C twice: wherever the second one comes, the status is that of the first."""
+    dice = random.Random(3)
+    for _ in range(scaled(12, 300)):
+        job = command("print('works', flush=True)\nwhile True: time.sleep(0.001)")
+        assert job.stdout
+        assert job.stdout.readline() == "works\n"
+        job.send_signal(signal.SIGINT)
+        time.sleep(dice.uniform(0, 0.01))
+        job.send_signal(signal.SIGINT)
+        _, err = job.communicate(timeout=60)
+        assert job.returncode == 130, err
+        assert "Traceback" not in err
+
+
+def test_one_more_while_python_ends_changes_nothing() -> None:
+    """Also at the very end, when Python has given up its handlers."""
+    last = "class Last:\n    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGINT): kill(pid, number)"
+    job = command("interrupt()", f"{last}\nsys.last = Last()")
+    _, err = job.communicate(timeout=60)
+    assert (job.returncode, err.splitlines()[1:]) == (130, ["advice"])
+
+
+@pytest.mark.parametrize("module", ["storage", "tasks.audit", "flows.math_mt_ppo"])
+def test_while_python_imports_an_interrupt_ends_at_once(module: str, tmp_path: Path) -> None:
+    """Without a traceback: importing takes seconds, and nothing is there yet to clean up."""
+    (tmp_path / "argparse.py").write_text("print('imports', flush=True); import time; time.sleep(600)")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    pipe = subprocess.PIPE
+    job = subprocess.Popen(
+        [sys.executable, "-m", module], cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True
+    )
+    assert job.stdout
+    assert job.stdout.readline() == "imports\n"
+    job.send_signal(signal.SIGINT)
+    assert job.communicate(timeout=60) == ("", "")
+    assert job.returncode == 130
+
+
 def test_a_late_interrupt_is_not_a_second_one() -> None:
     """The one that is sent again reaches a thread that sleeps in the kernel only when it wakes."""
     asleep = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]); time.sleep(2.2)"
