@@ -81,6 +81,7 @@ def server_of(job: "subprocess.Popen[str]", port: int) -> list[psutil.Process]:
     """The supervisor, and the server's process, when it answers."""
     deadline = time.monotonic() + 300
     while not healthy(port):
+        assert job.poll() is None, job.communicate()[1]
         assert time.monotonic() < deadline
     return psutil.Process(job.pid).children(recursive=True)
 
