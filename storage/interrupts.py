@@ -21,6 +21,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
@@ -131,6 +132,13 @@ def _end_hanging(status: str | int | None) -> None:
     _tell(f"the end of Python takes longer than {LATEST_S:g} s: ended without it, while the threads were here:")
     faulthandler.dump_traceback(file=2)
     os._exit(status if isinstance(status, int) else int(status is not None))
+
+
+def raised_by_handler(error: BaseException) -> bool:
+    """Whether a signal's handler raised `error`: it may come up in anybody's code, and is not theirs to handle."""
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in _WORDS}
+    frames = traceback.walk_tb(error.__traceback__)
+    return isinstance(error, KeyboardInterrupt) or any(frame.f_code in handlers for frame, _ in frames)
 
 
 class _Watch:

@@ -19,6 +19,10 @@ rejected: the agent returned nothing. failed: an error or the deadline; `reason`
 LAST_TURN_CUT = "the last turn reached sampling.max_new_tokens"
 """Reason of a truncated trajectory that ended: its last turn was judged, and nothing was to follow."""
 
+HIGHEST_LOGPROB = 1e-4
+"""A logprob is never above 0 but for rounding: GPU kernels compute logit - logsumexp in float32, where logits of some
+hundreds have a resolution of 3e-5. More than this is no logprob."""
+
 VerdictName = Literal["correct", "wrong", "unparsable", "timeout", "error"]
 
 Standing = Literal["unknown", "middle", "retired", "suspect"]

@@ -31,6 +31,10 @@ class NextPrompt:
 class Chat:
     """A tokenizer and its template.
 
+    Args:
+        tokenizer: of the policy.
+        vocabulary: number of token ids that the policy knows, where that is not the tokenizer's: many models round up.
+
     Attributes:
         stop_token_ids: what ends a turn: the tokenizer's end of text and the template's end of turn, which in some
             models is another token.
@@ -39,7 +43,8 @@ class Chat:
         ValueError: the tokenizer has no chat template, or it refuses a conversation.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", vocabulary: int | None = None) -> None:
+        self.vocabulary = vocabulary or len(tokenizer)
         self._tokenizer, self._template = tokenizer, Template(tokenizer)
         self._tail, self._end = self._find_end()
         ends = {tokenizer.eos_token_id, self._end if self._template.keeps_plain() else None}

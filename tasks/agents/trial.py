@@ -27,8 +27,8 @@ _LONGEST = 1_000_000
 """Characters of a rendered conversation; those that are tried out have some thousands."""
 
 
-def open_chat(tokenizer: "PreTrainedTokenizerBase") -> Chat:
-    """The chat of a tokenizer from elsewhere.
+def open_chat(tokenizer: "PreTrainedTokenizerBase", vocabulary: int | None = None) -> Chat:
+    """The chat of a tokenizer from elsewhere; `vocabulary` as in `Chat`.
 
     Its template first renders conversations of every shape in a process of its own, with limits of processor time and
     memory. A real conversation may still make a template loop that renders all of these: nothing limits that here.
@@ -40,7 +40,7 @@ def open_chat(tokenizer: "PreTrainedTokenizerBase") -> Chat:
     template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
     if template:
         _try_out(tokenizer.name_or_path, template, tuple(sorted(tokenizer.special_tokens_map.items())))
-    return Chat(tokenizer)
+    return Chat(tokenizer, vocabulary)
 
 
 @lru_cache(maxsize=8)

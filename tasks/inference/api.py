@@ -30,7 +30,7 @@ class GenerationConfig:
     template are added to every request by the collector.
 
     Raises:
-        ValueError: vLLM would sample with another temperature.
+        ValueError: vLLM would refuse it, or sample with another temperature.
     """
 
     n: int = 1
@@ -41,6 +41,14 @@ class GenerationConfig:
     stop_token_ids: tuple[int, ...] = ()  # sampled and returned like any other token, and the last one
 
     def __post_init__(self) -> None:
+        for name, least in (("n", 1), ("max_new_tokens", 1), ("top_k", -1)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise ValueError(f"gconfig.{name}={value!r}: give a whole number, {least} or more")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"gconfig.top_p={self.top_p!r}: give a number above 0, at most 1")
+        if not isinstance(self.stop_token_ids, tuple):
+            raise ValueError(f"gconfig.stop_token_ids={self.stop_token_ids!r}: give a tuple of token ids")
         check_temperature(self.temperature)
 
 

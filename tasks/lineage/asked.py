@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 
-from tasks.audit.visible import visible
+from storage.visible import visible
 from tasks.lineage.plays import Plays
 
 _KEY = re.compile(r"[0-9a-f]{32}")

@@ -7,7 +7,7 @@ from pathlib import Path
 from storage import layout
 from storage.records import Exclusion
 from storage.store import Store
-from tasks.audit.visible import visible
+from storage.visible import visible
 from tasks.lineage.answers import Unknown
 from tasks.lineage.asked import Asked, find_problem
 from tasks.lineage.family import Family

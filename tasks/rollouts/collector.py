@@ -1,29 +1,26 @@
 """Plays episodes against an engine: many at a time, each under a deadline, none lost without a record."""
 
 import asyncio
+import ctypes
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from configs.schema import Rollout
 from storage.records import Status, Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.episode import Episode
-from tasks.agents.interface import Agent, Prompt
+from tasks.agents.interface import Agent
 from tasks.environments.interface import Environment
-from tasks.inference.api import (
-    BundledGenerationOutputs,
-    Completion,
-    ContextLengthError,
-    GenerationConfig,
-    Generator,
-    InferenceError,
-    Observation,
-)
-from tasks.rollouts.opening import Generate, Opening
+from tasks.inference.api import Completion, ContextLengthError, GenerationConfig, Generator, InferenceError
+from tasks.rollouts.admission import reason_of
+from tasks.rollouts.conversation import AgentError, Conversation, dismiss
+from tasks.rollouts.opening import Opening
 from tasks.rollouts.plan import Group
-from tasks.seeds import derive
+from tasks.rollouts.values import RefusedError
+from tasks.rollouts.watch import Watch
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +29,7 @@ logger = logging.getLogger(__name__)
 class Collector:
     """Everything that episodes need.
 
-    An `InferenceError` (the engine refuses, or serves another version) ends the rollout; any other
+    An `InferenceError` of the engine (it refuses, or serves another version) ends the rollout; any other
     error of an episode is kept as a failed trajectory with its reason.
     """
 
@@ -48,23 +45,27 @@ class Collector:
         loads = [0] * self.generator.replicas
         writing = asyncio.Lock()
 
-        async def play_groups() -> None:
+        async def play_groups(watch: Watch) -> None:
             for group in pending:  # shared by all workers: each takes the next
                 replica = loads.index(min(loads))
                 loads[replica] += 1
-                trajectories = await self._play(group, replica)
+                trajectories = await self._play(group, replica, watch)
                 loads[replica] -= 1
                 async with writing:
                     await asyncio.to_thread(sink, trajectories)
 
+        before = asyncio.all_tasks()
         try:
-            async with asyncio.TaskGroup() as workers:
-                for _ in range(max(1, self.settings.concurrency // group_size)):
-                    workers.create_task(play_groups())
-        except ExceptionGroup as errors:
+            with Watch(self.settings.episode_deadline_s) as watch:
+                async with asyncio.TaskGroup() as workers:
+                    for _ in range(max(1, self.settings.concurrency // group_size)):
+                        workers.create_task(play_groups(watch))
+        except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
+        finally:
+            await _leave_behind(asyncio.all_tasks() - before)
 
-    async def _play(self, group: Group, replica: int) -> list[Trajectory]:
+    async def _play(self, group: Group, replica: int, watch: Watch) -> list[Trajectory]:
         """All episodes of a group, on one replica for its prefix cache."""
 
         def generate(token_ids: list[int], gconfig: GenerationConfig, seed: int) -> Awaitable[list[Completion]]:
@@ -75,85 +76,42 @@ class Collector:
         opening = Opening(len(group.prompts), group.seed, generate)
         try:
             async with asyncio.TaskGroup() as episodes:
-                tasks = [episodes.create_task(self._episode(prompt, opening, generate)) for prompt in group.prompts]
-        except ExceptionGroup as errors:
+                tasks = [
+                    episodes.create_task(
+                        self._episode(Conversation(prompt, opening, generate, self.chat.vocabulary), watch)
+                    )
+                    for prompt in group.prompts
+                ]
+        except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         return [trajectory for task in tasks for trajectory in task.result()]
 
-    async def _episode(self, prompt: Prompt, opening: Opening, generate: Generate) -> list[Trajectory]:
+    async def _episode(self, conversation: Conversation, watch: Watch) -> list[Trajectory]:
         """One episode's trajectories, or the record of why there is none."""
-        exchanges: list[BundledGenerationOutputs] = []
         started_at, started = time.time(), time.monotonic()
         try:
             async with asyncio.timeout(self.settings.episode_deadline_s) as deadline:
-                trajectories = await self._converse(prompt, opening, generate, exchanges)
+                trajectories = await conversation.hold(self.agent, self.make_environment, watch, deadline)
             if not trajectories:
-                trajectories = [self._salvage(prompt, exchanges, "rejected", "the agent returned no trajectory")]
+                trajectories = [self._salvage(conversation, "rejected", "the agent returned no trajectory")]
         except InferenceError:
             raise
         except ContextLengthError as error:
-            status: Status = "truncated" if exchanges else "failed"
-            trajectories = [self._salvage(prompt, exchanges, status, str(error))]
+            status: Status = "truncated" if conversation.exchanges else "failed"
+            trajectories = [self._salvage(conversation, status, str(error))]
         except Exception as error:
-            logger.debug("episode %s failed", prompt.record.trajectory_id, exc_info=True)
-            late = isinstance(error, TimeoutError) and deadline.expired()
-            reason = (
-                f"deadline of {self.settings.episode_deadline_s:g} s" if late else f"{type(error).__name__}: {error}"
-            )
-            trajectories = [self._salvage(prompt, exchanges, "failed", reason)]
+            logger.debug("episode %s failed", conversation.prompt.record.trajectory_id, exc_info=True)
+            if isinstance(error, TimeoutError) and deadline.expired():
+                reason = f"deadline of {self.settings.episode_deadline_s:g} s"
+            else:
+                reason = str(error) if isinstance(error, AgentError | RefusedError) else reason_of(error)
+            trajectories = [self._salvage(conversation, "failed", reason)]
         return _stamp(trajectories, started_at, time.monotonic() - started)
 
-    async def _converse(
-        self, prompt: Prompt, opening: Opening, generate: Generate, exchanges: list[BundledGenerationOutputs]
-    ) -> list[Trajectory]:
-        """Run the agent and answer its observations, which are noted in `exchanges`."""
-        observations: asyncio.Queue[Observation] = asyncio.Queue()
-        actions: asyncio.Queue[BundledGenerationOutputs] = asyncio.Queue()
-        asked = False
-
-        async def serve() -> None:
-            nonlocal asked
-            while True:
-                observation = await observations.get()
-                if asked:
-                    outputs = await _ask(observation, derive(prompt.seed, len(exchanges)), generate)
-                else:
-                    asked = True
-                    outputs = await opening.ask(observation)
-                exchanges.append(outputs)
-                actions.put_nowait(outputs)
-
-        server = asyncio.create_task(serve())
-        player = asyncio.create_task(self._act(prompt, observations, actions))
-        try:
-            await asyncio.wait({server, player}, return_when=asyncio.FIRST_COMPLETED)
-            if not player.done():
-                server.result()  # it ends by an error only
-            return await player
-        finally:
-            if not asked:
-                opening.leave()
-            server.cancel()
-            player.cancel()
-            await asyncio.gather(server, player, return_exceptions=True)
-
-    async def _act(
-        self,
-        prompt: Prompt,
-        observations: "asyncio.Queue[Observation]",
-        actions: "asyncio.Queue[BundledGenerationOutputs]",
-    ) -> list[Trajectory]:
-        """The agent, in an environment made for it; an exit of theirs would end the event loop, and so the flow."""
-        try:
-            return await self.agent.collect_trajectory(prompt, self.make_environment(), observations, actions)
-        except SystemExit as error:
-            raise RuntimeError(f"the agent or its environment called sys.exit({error.code})") from error
-
-    def _salvage(
-        self, prompt: Prompt, exchanges: list[BundledGenerationOutputs], status: Status, reason: str
-    ) -> Trajectory:
+    def _salvage(self, conversation: Conversation, status: Status, reason: str) -> Trajectory:
         """A record of what was sampled before an episode ended without the agent's own."""
-        episode = Episode(prompt, exchanges[0].prompt_ids if exchanges else [])
+        exchanges = conversation.exchanges
+        episode = Episode(conversation.prompt, exchanges[0].prompt_ids if exchanges else [])
         for outputs in exchanges:
             held = episode.prompt_ids
             if outputs.prompt_ids[: len(held)] != held:
@@ -164,20 +122,26 @@ class Collector:
         return episode.trajectory(status=status, reason=reason)
 
 
-async def _ask(observation: Observation, seed: int, generate: Generate) -> BundledGenerationOutputs:
-    qid, token_ids, gconfig = observation
-    started = time.monotonic()
-    completions = await generate(token_ids, gconfig, seed)
-    seeds = [seed + i for i in range(len(completions))]
-    return BundledGenerationOutputs(qid, token_ids, completions, seeds, time.monotonic() - started)
+async def _leave_behind(tasks: set[asyncio.Task[Any]]) -> None:
+    """End what agents and requests left running; what cannot be ended is forgotten.
+
+    `asyncio.run` would wait for such a task for ever. Nor may it be destroyed: that would run it once more, without end
+    where it catches everything.
+    """
+    for task in await dismiss(tasks) if tasks else ():
+        asyncio.tasks._unregister_task(task)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
 
 
 def _stamp(trajectories: list[Trajectory], started_at: float, latency_s: float) -> list[Trajectory]:
-    """Times, and an id for each where an agent returned several."""
+    """Times, and an id for each where an agent returned several: `<id>`, `<id>:1` …
+
+    The colon, because a problem's id may end as a sample's does: "a/0" is the first sample of "a", or a problem.
+    """
     return [
         replace(
             trajectory,
-            trajectory_id=f"{trajectory.trajectory_id}/{i}" if i else trajectory.trajectory_id,
+            trajectory_id=f"{trajectory.trajectory_id}:{i}" if i else trajectory.trajectory_id,
             started_at=started_at,
             latency_s=latency_s,
         )

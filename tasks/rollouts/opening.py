@@ -11,62 +11,72 @@ from tasks.inference.api import BundledGenerationOutputs, Completion, Generation
 Generate = Callable[[list[int], GenerationConfig, int], Awaitable[list[Completion]]]
 """(token ids, gconfig, seed) -> completions"""
 
+PATIENCE_S = 1.0
+"""How long the first observation waits for the others: one agent that never asks shall not hold up its group."""
+
+_Asked = tuple[Observation, asyncio.Future[BundledGenerationOutputs]]
+
 
 class Opening:
     """Gathers the first observations of a group's episodes; equal ones become one request with n.
 
     One request with n completions is about twice as fast as n requests, since the prompt is
-    processed once. An agent need not know: episodes that ask something else are asked apart.
+    processed once. An agent need not know: episodes that ask something else, or later, are asked apart.
 
     Args:
         size: episodes in the group.
-        seed: completion i of a shared request is sampled with seed + i.
+        seed: completion i of the group is sampled with seed + i.
         generate: sends a request.
     """
 
     def __init__(self, size: int, seed: int, generate: Generate) -> None:
-        self._expected, self._seed, self._generate = size, seed, generate
-        self._waiting: list[tuple[Observation, asyncio.Future[BundledGenerationOutputs]]] = []
+        self._coming, self._seed, self._generate = size, seed, generate
+        self._waiting: list[_Asked] = []
+        self._patience: asyncio.TimerHandle | None = None
         self._requests: set[asyncio.Task[None]] = set()
 
     async def ask(self, observation: Observation) -> BundledGenerationOutputs:
         """The answer to an episode's first observation."""
-        future: asyncio.Future[BundledGenerationOutputs] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[BundledGenerationOutputs] = loop.create_future()
         self._waiting.append((observation, future))
-        self._send_if_complete()
+        self._patience = self._patience or loop.call_later(PATIENCE_S, self._send)
+        self.leave()
         return await future
 
     def leave(self) -> None:
-        """An episode ended without a first observation: the others need not wait for it."""
-        self._expected -= 1
-        self._send_if_complete()
+        """An episode asked, or ended without a first observation: the others need not wait for it."""
+        self._coming -= 1
+        if self._waiting and self._coming <= 0:
+            self._send()
 
-    def _send_if_complete(self) -> None:
-        if not self._waiting or len(self._waiting) < self._expected:
-            return
-        alike: dict[tuple[tuple[int, ...], GenerationConfig], list[int]] = defaultdict(list)
-        for index, ((_, token_ids, gconfig), _) in enumerate(self._waiting):
-            alike[tuple(token_ids), gconfig].append(index)
-        for (shared, gconfig), indices in alike.items():
-            request = asyncio.create_task(self._request(list(shared), gconfig, indices))
+    def _send(self) -> None:
+        if self._patience:
+            self._patience.cancel()
+        self._patience, waiting, self._waiting = None, self._waiting, []
+        alike: dict[tuple[tuple[int, ...], GenerationConfig], list[_Asked]] = defaultdict(list)
+        for asked in waiting:
+            _, token_ids, gconfig = asked[0]
+            alike[tuple(token_ids), gconfig].append(asked)
+        for (shared, gconfig), group in alike.items():
+            request = asyncio.create_task(self._request(list(shared), gconfig, self._seed, group))
             self._requests.add(request)  # the loop itself holds tasks only weakly
+            self._seed += gconfig.n * len(group)
 
-    async def _request(self, token_ids: list[int], gconfig: GenerationConfig, indices: list[int]) -> None:
-        started = time.monotonic()
-        n, seed = gconfig.n, self._seed + indices[0] * gconfig.n
-        together = replace(gconfig, n=n * len(indices))
-        futures = [self._waiting[index][1] for index in indices]
+    async def _request(self, token_ids: list[int], gconfig: GenerationConfig, seed: int, group: list[_Asked]) -> None:
+        started, n = time.monotonic(), gconfig.n
         try:
-            completions = await self._generate(token_ids, together, seed)
-        except Exception as error:  # noqa: BLE001 - handed to every episode that waits
-            for future in futures:
+            completions = await self._generate(token_ids, replace(gconfig, n=n * len(group)), seed)
+            mine = [range(place * n, (place + 1) * n) for place in range(len(group))]
+            outputs = [([completions[i] for i in places], [seed + i for i in places]) for places in mine]
+        except BaseException as error:  # handed to every episode that waits
+            for _, future in group:
                 if not future.done():
-                    future.set_exception(error)
+                    future.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
+            if not isinstance(error, Exception):
+                raise
             return
         latency = time.monotonic() - started
-        for place, (index, future) in enumerate(zip(indices, futures, strict=True)):
-            qid, prompt_ids, _ = self._waiting[index][0]
-            mine = range(place * n, (place + 1) * n)
-            outputs = [completions[i] for i in mine]
+        for ((qid, prompt_ids, _), future), (found, seeds) in zip(group, outputs, strict=True):
             if not future.done():  # an episode may have met its deadline meanwhile
-                future.set_result(BundledGenerationOutputs(qid, prompt_ids, outputs, [seed + i for i in mine], latency))
+                future.set_result(BundledGenerationOutputs(qid, prompt_ids, found, seeds, latency))

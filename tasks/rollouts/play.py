@@ -3,14 +3,16 @@
 import asyncio
 import gc
 import itertools
+import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from storage import interrupts
 from storage.checkpoints import Checkpoint
 from storage.datasets import ShardWriter, adopted
 from storage.drafts import Draft
@@ -80,7 +82,7 @@ def play(
 
         gc.freeze()  # the half million objects of torch and Prefect need no walking: halves the client's CPU time
         try:
-            asyncio.run(rounds())
+            _run(rounds())
         finally:
             gc.unfreeze()
     tally.tell(last=True)
@@ -90,6 +92,18 @@ def play(
         draft.discard()  # started again, the rollout is played again
         raise
     return tally.metrics(groups_rejected=sum(rejected.values()))
+
+
+def _run(rounds: Coroutine[Any, Any, None]) -> None:
+    try:
+        asyncio.run(rounds)
+    except SystemExit as error:  # of a task beside an agent's own: asyncio ends its loop by it
+        if interrupts.raised_by_handler(error):
+            raise
+        raise RuntimeError(
+            f"a task that an agent started called sys.exit({error.code!r}), which ends the rollout: let it raise "
+            "another exception"
+        ) from error
 
 
 async def _collect(
@@ -125,7 +139,14 @@ def _environment(plan: Plan, verifier: Verifier) -> Environment:
 def load_chat(policy: Checkpoint) -> Chat:
     """The checkpoint's tokenizer; it stays the same through a run, so it is loaded once."""
     fingerprint = tuple(file.sha256 for file in policy.manifest.files if "token" in file.name or "chat" in file.name)
-    return _load_chat(fingerprint, _Unhashed(policy.model))
+    return _load_chat(fingerprint, _vocabulary(policy.model / "config.json"), _Unhashed(policy.model))
+
+
+def _vocabulary(config: Path) -> int | None:
+    """What the model's configuration says, in models of several parts that of its text."""
+    said = json.loads(config.read_bytes())
+    found = said.get("vocab_size", said.get("text_config", {}).get("vocab_size"))
+    return int(found) if found else None
 
 
 @dataclass(frozen=True)
@@ -134,11 +155,11 @@ class _Unhashed:
 
 
 @lru_cache(maxsize=2)
-def _load_chat(fingerprint: tuple[str, ...], where: _Unhashed) -> Chat:
+def _load_chat(fingerprint: tuple[str, ...], vocabulary: int | None, where: _Unhashed) -> Chat:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(where.folder, trust_remote_code=False, local_files_only=True)
-    return open_chat(tokenizer)
+    return open_chat(tokenizer, vocabulary)
 
 
 class _Tally:

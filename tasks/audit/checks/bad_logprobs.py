@@ -1,20 +1,21 @@
 """Behaviour logprobs that cannot be: they would make ratios of PPO infinite, or train on what was never sampled."""
 
+from storage.records import HIGHEST_LOGPROB
 from tasks.audit.checks.registry import Evidence, Measured, register_check
 
 
 def bad_logprobs(evidence: Evidence) -> Measured:
-    """Counts rows with a logprob that is NaN, infinite, above 0, or not 0 where nothing was sampled."""
+    """Counts rows with a logprob that is NaN, infinite, above 0 by more than rounding, or not 0 outside of samples."""
     database = evidence.database
     found = database.flag(
         "bad_logprobs",
         "trajectory",
-        """select trajectory_id, data_set, case
+        f"""select trajectory_id, data_set, case
             when impossible > 0 then impossible || ' logprobs are not finite or above 0'
             else 'it has logprobs where nothing was sampled' end
         from (
             select trajectory_id, data_set,
-                len(list_filter(logprobs, lambda p: not isfinite(p) or p > 0)) as impossible,
+                len(list_filter(logprobs, lambda p: not isfinite(p) or p > {HIGHEST_LOGPROB})) as impossible,
                 len(list_filter(logprobs, lambda p: p <> 0)) as given,
                 coalesce(list_sum(list_transform(turns, lambda t:
                     len(list_filter(logprobs[t."start"::bigint + 1:t."end"], lambda p: p <> 0)))), 0) as sampled

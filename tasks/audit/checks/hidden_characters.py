@@ -1,9 +1,9 @@
 """Characters that reorder or hide text: what people read there is not what the policy does."""
 
+from storage.visible import HIDDEN
 from tasks.audit.checks.registry import Evidence, Measured, register_check
 from tasks.audit.results import Unit
 from tasks.audit.texts import TEXTS, measured
-from tasks.audit.visible import HIDDEN
 
 
 def hidden_characters(evidence: Evidence) -> Measured:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from storage.commands.output import Output
 from storage.store import Store
+from storage.visible import visible
 from tasks.audit.commands.shared import add_last, add_problem, show_doubts, show_first, show_problem, some
-from tasks.audit.visible import visible
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from storage.commands.output import Output
 from storage.store import Store
+from storage.visible import visible
 from tasks.audit.commands.shared import add_last, show_doubts, some
-from tasks.audit.visible import visible
 
 if TYPE_CHECKING:
     from tasks.lineage.answers import Seen

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from storage.commands.output import table
-from tasks.audit.visible import visible
+from storage.visible import visible
 
 if TYPE_CHECKING:
     from rich.table import Table

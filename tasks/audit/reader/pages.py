@@ -10,8 +10,8 @@ from fastapi import Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from storage.visible import visible
 from tasks.audit.report import wording
-from tasks.audit.visible import visible
 
 HERE = Path(__file__).parent / "templates"
 STYLES = {

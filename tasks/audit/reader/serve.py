@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from configs.audit import Audit
 from storage.store import Store
+from storage.visible import visible
 from tasks.audit.database import open_database
 from tasks.audit.intake import Intake, take_in
 from tasks.audit.selection import DataSet, select
-from tasks.audit.visible import visible
 
 if TYPE_CHECKING:
     from fastapi import FastAPI

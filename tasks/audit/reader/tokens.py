@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TypeVar
 
 from storage.records import Trajectory
-from tasks.audit.visible import visible
+from storage.visible import visible
 
 T = TypeVar("T")
 

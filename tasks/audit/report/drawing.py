@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree as Tree
 
-from tasks.audit.visible import visible
+from storage.visible import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -3,11 +3,11 @@
 import base64
 import re
 
+from storage.visible import visible
 from tasks.audit.report import wording
 from tasks.audit.report.drawing import standalone
 from tasks.audit.report.plots import plots
 from tasks.audit.results import AuditResult, CheckResult
-from tasks.audit.visible import visible
 
 _MOST = 500  # characters of one text
 _PLOTS = 6

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from storage.visible import visible
 from tasks.audit.conversations import Conversation
 from tasks.audit.report import wording
 from tasks.audit.report.plots import plots
 from tasks.audit.results import AuditResult, SetNumbers
-from tasks.audit.visible import visible
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -17,6 +17,9 @@ HIDDEN = "[" + "".join(f"{_written(first)}-{_written(last)}" for first, last in 
 """Controls but tab and line break, soft hyphens, zero widths, bidi controls, tags; as Python and RE2 both read it."""
 _HIDDEN = re.compile(HIDDEN)
 _LONE = re.compile(r"[\ud800-\udfff]")
+LONGEST_LINE = 2000
+"""Characters of a line that is printed or logged."""
+_TAIL = 500
 
 
 def visible(text: str, most: int | None = None) -> str:
@@ -29,3 +32,22 @@ def visible(text: str, most: int | None = None) -> str:
     rest = len(text) - len(shown)
     shown = _HIDDEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", _LONE.sub("\ufffd", shown))
     return f"{shown} … {rest:,} more characters" if rest else shown
+
+
+def printable(text: str) -> str:
+    r"""`text` for a terminal or a log: line by line visible, with the middle of an endless line left out.
+
+    Both ends stay, because messages begin with what is wrong and end with what to do.
+
+    >>> printable("run \x1b[2J\nof 1"), len(printable("x" * 100_000))
+    ('run ⟨U+001B⟩[2J\nof 1', 2021)
+    """
+    if len(text) <= LONGEST_LINE and text.isprintable():
+        return text
+    return "\n".join(_line(line) for line in text.split("\n"))
+
+
+def _line(line: str) -> str:
+    if (rest := len(line) - LONGEST_LINE) <= 0:
+        return visible(line)
+    return f"{visible(line[: -rest - _TAIL])} …{rest:,} characters… {visible(line[-_TAIL:])}"
