@@ -5,6 +5,8 @@ import json
 import logging
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -306,3 +308,22 @@ def test_refused_credentials_are_not_repeated(bucket: str, monkeypatch: pytest.M
     with pytest.raises(StorageUnavailableError, match="ordinary AWS chain") as error:
         Store(f"s3://{bucket}/x").read("a")
     assert "topsecret" not in repr(error.value) + repr(error.value.__cause__)
+
+
+def test_torch_keeps_compiled_code_where_no_other_user_can_put_it(tmp_path: Path) -> None:
+    """By default it loads code from a folder of TMPDIR whose name everybody knows."""
+    home, temporary = tmp_path / "home", tmp_path / "tmp"
+    home.mkdir()
+    temporary.mkdir()
+    kept = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    code = "import storage, torch._dynamo.package as package; print(package.DiskDynamoCache, package.cache_dir())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**kept, "HOME": str(home), "TMPDIR": str(temporary)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert str(home) in done.stdout
+    assert not list(temporary.iterdir())
