@@ -27,6 +27,7 @@ from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import EngineClosedError, GenerationConfig, InferenceError
 from tasks.rewards.verifier import Verifier
 from tasks.rollouts import conversation, opening
+from tasks.rollouts.play import _run
 from tests.rollout_helpers import GCONFIG, ScriptedEngine, context, play
 
 HERE = f"{Path(__file__).parent}/"
@@ -303,3 +304,27 @@ def test_what_cannot_be_ended_ends_the_process(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert f"in {script}:11 in main" in done.stderr
     assert "goes on from what is stored" in done.stderr
+
+
+def test_an_exit_beside_an_agent_ends_no_process_silently() -> None:
+    """asyncio ends its loop by it, whoever waits for that task: with status 0 the run would look complete."""
+
+    async def rounds() -> None:
+        async def leave() -> None:
+            sys.exit(0)
+
+        await asyncio.gather(asyncio.create_task(leave()))
+
+    with pytest.raises(RuntimeError, match=r"called sys.exit\(0\)"):
+        _run(rounds())
+
+
+def test_an_engine_that_answers_too_little_holds_up_nobody(chat: Chat, verifier: Verifier) -> None:
+    """A request of a group with fewer completions than episodes is a failure of all that wait for it."""
+
+    class Mean(ScriptedEngine):
+        async def generate(self, *arguments: Any) -> Any:
+            return (await super().generate(*arguments))[:-1]
+
+    rows = play(Mean(chat, lambda *_: "3"), MathMultiTurnAgent(context(chat)), verifier)
+    assert {row.status for row in rows} == {"failed"}

@@ -34,7 +34,23 @@ class Prompt:
 
 
 class Agent(Protocol):
-    """Plays one episode; holds no state between episodes, of which many run at a time."""
+    """Plays one episode; holds no state between episodes, of which many run at a time, all in one thread.
+
+    What one agent does wrong costs its own episode: it is kept as `failed` with the reason.
+
+    - It puts `(qid, token_ids, gconfig)` on `obs_queue`: ids that the policy knows in a list, and at most 256
+      completions at once. Each answer is to be taken from `act_queue`; 256 may wait there.
+    - It returns a list of trajectories made of `prompt.record`, whose identity stays. `Episode` makes them right: a
+      logprob and version, as the engine gave them, for each token of a turn; 0.0 and -1 for all others.
+      Columns are lists of Python's own numbers (numpy: `.tolist()`), texts can be encoded as UTF-8. An empty list
+      rejects the episode. Of several, all but the first get ids of their own: `<id>:1`, `<id>:2` …
+    - It raises what it likes, CancelledError and SystemExit, too. Ctrl-C and SIGTERM alone end the rollout.
+    - At `rollout.episode_deadline_s` it is cancelled, and has two seconds to clean up; then nobody waits for it.
+    - It awaits what takes long, or runs it by `asyncio.to_thread`. What holds up the event loop until the deadline is
+      ended by an exception (`tasks.rollouts.watch`).
+
+    The same holds for its environment, whose methods it calls.
+    """
 
     async def collect_trajectory(
         self,
@@ -43,5 +59,5 @@ class Agent(Protocol):
         obs_queue: "asyncio.Queue[Observation]",
         act_queue: "asyncio.Queue[BundledGenerationOutputs]",
     ) -> list[Trajectory]:
-        """The episode's trajectories; an empty list rejects it. Exceptions are kept as failed episodes."""
+        """The episode's trajectories; an empty list rejects it."""
         ...

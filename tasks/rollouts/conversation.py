@@ -14,7 +14,7 @@ from tasks.inference.api import BundledGenerationOutputs, Completion, Observatio
 from tasks.rollouts.admission import admit, check_observation, reason_of
 from tasks.rollouts.opening import Generate, Opening
 from tasks.rollouts.values import RefusedError
-from tasks.rollouts.watch import Watch
+from tasks.rollouts.watch import HeldUpError, Watch
 from tasks.seeds import derive
 
 logger = logging.getLogger(__name__)
@@ -69,6 +69,8 @@ class Conversation:
                 if deadline.expired() and player.done():
                     return player.result()  # it knows better why it ended
                 raise
+            except HeldUpError as error:  # again, while the first was handled
+                raise AgentError(reason_of(error)) from error
             finally:
                 if not self._asked:
                     self._opening.leave()

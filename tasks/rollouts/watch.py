@@ -119,13 +119,16 @@ class Watch:
             self._stop()
 
     def _stop(self) -> None:
-        if threading.get_ident() == self._thread:
-            self._make_up()  # before the loop looks at the others' deadlines
-            raise HeldUpError
-        if self._main:
+        here = threading.get_ident() == self._thread
+        if self._main and not here:
             signal.pthread_kill(self._thread, _SIGNAL)
-        else:
+            return
+        self._since = time.monotonic() + LOOK_S  # time to end by the exception before the next one
+        if not here:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(HeldUpError))
+            return
+        self._make_up()  # before the loop looks at the others' deadlines
+        raise HeldUpError
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._look()
