@@ -2,13 +2,15 @@
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 _SECRET = re.compile(
-    r"(^|[-_.])(sig|sas|pwd|auth)$|token|secret|passw|signature|credential|(api|access|private).?key", re.IGNORECASE
+    r"(^|[-_.])(sig|sas|pwd|pass|auth|secret|token|passw(or)?d|signature|credentials?|key)$|^x-(amz|goog)-|apikey|accesskeyid",
+    re.IGNORECASE,
 )
-"""In the name of a parameter of a URL, such as `access_token` or `X-Amz-Signature`."""
+"""In the name of a parameter of a URL, such as `access_token` or `X-Amz-Signature`; `max_tokens` is none."""
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{(?:[^{}]|\{[^{}]*\})*?:")
 """`${name:…}` in a string, unless escaped; `${run.name}` is none."""
 
@@ -17,8 +19,8 @@ _RUNS_CODE = "it would run code, or load pickles, that no manifest names"
 _SERVED = "the policy, its tokenizer and number format are the pipeline's to choose, see policy and inference"
 _REFUSED = {
     _OTHERS_ENTER: "host port uds api-key hf-token grpc grpc-port root-path headless ssl-keyfile ssl-certfile "
-    "ssl-ca-certs allowed-origins allowed-local-media-path data-parallel-address master-addr otlp-traces-endpoint "
-    "kv-events-config",
+    "ssl-ca-certs allowed-origins allowed-local-media-path data-parallel-address dpa master-addr otlp-traces-endpoint "
+    "kv-events-config kv-transfer-config ec-transfer-config",
     _RUNS_CODE: "trust-remote-code code-revision hf-overrides load-format config-format model-loader-extra-config "
     "middleware worker-cls worker-extension-cls scheduler-cls logits-processors model-class-overrides log-config-file "
     "reasoning-parser-plugin tool-parser-plugin io-processor-plugin trust-request-chat-template",
@@ -43,9 +45,14 @@ def _has_credentials(uri: str) -> bool:
     try:
         parts = urlsplit(uri)
     except ValueError:  # such as an open bracket, which a pattern may have
-        return "@" in uri.partition("://")[2].partition("/")[0] or bool(_SECRET.search(uri.partition("?")[2]))
-    names = [name for name, _ in parse_qsl(f"{parts.query}&{parts.fragment}", keep_blank_values=True)]
-    return bool(parts.scheme) and ("@" in parts.netloc or any(_SECRET.search(name) for name in names))
+        return "@" in uri.partition("://")[2].partition("/")[0] or _has_secret(uri.partition("?")[2])
+    user_alone = "@" in parts.netloc and parts.scheme in ("http", "https", "ftp", "s3", "s3a", "gs", "gcs")  # a key
+    with_password = ":" in parts.netloc.rpartition("@")[0]
+    return bool(parts.scheme) and (with_password or user_alone or _has_secret(f"{parts.query}&{parts.fragment}"))
+
+
+def _has_secret(query: str) -> bool:
+    return any(_SECRET.search(name) for name, _ in parse_qsl(query, keep_blank_values=True))
 
 
 def check_strings(values: Any) -> None:
@@ -82,10 +89,12 @@ def check_extra_args(arguments: Sequence[str]) -> list[str]:
     Raises:
         ValueError: names the argument and the reason.
     """
-    for argument in arguments:
-        name = argument.partition("=")[0].partition(".")[0].removeprefix("--").replace("_", "-")
-        if argument.startswith("--") and name and (reason := _reason_against(name)):
+    for argument, value in zip_longest(arguments, arguments[1:], fillvalue=""):
+        name = argument.partition("=")[0].partition(".")[0].lstrip("-").replace("_", "-")
+        if argument.startswith("-") and name and (reason := _reason_against(name)):
             raise ValueError(f"{argument.partition('=')[0]} is refused: {reason}")
+        if name.startswith("distributed-exec") and "." in (argument.partition("=")[2] or value):
+            raise ValueError(f"{name} with a class of your own is refused: {_RUNS_CODE}")
     return list(arguments)
 
 

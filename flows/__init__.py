@@ -1,8 +1,5 @@
 """Prefect flows: the pages to read first."""
 
-import sys
+from storage import interrupts
 
-if sys.argv[:1] == ["-m"]:  # Python looks for the module of `python -m flows.…`: importing Prefect will take seconds
-    from storage.interrupts import end_at_once
-
-    end_at_once()
+interrupts.while_importing(__name__)

@@ -21,7 +21,7 @@ import psutil
 
 from flows import prefect_server
 from flows.prefect_server import HOST, healthy, new_password, protection, reserve
-from flows.temporary_server import pass_proxies_by
+from flows.temporary_server import ignore_proxies_on_loopback
 from storage import interrupts
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,8 +31,8 @@ POOL = "local"
 _PREFECT = ("-m", "prefect")
 CLOCK_SECONDS = 60
 """How far an adjusted clock may move a process's start past the writing of its id."""
-START_SECONDS = 120
-"""How long a server or a worker may take to start."""
+START_SECONDS = 900
+"""Guards against hanging only: a busy machine takes long to make the database."""
 STOP_SECONDS = 20
 """How long a flow run has for ending its vLLM server before everything left is killed."""
 
@@ -42,7 +42,7 @@ def up(port: int) -> None:
     STATE.mkdir(parents=True, exist_ok=True)
     STATE.chmod(0o700)
     asks_a_proxy = _asks_a_proxy()
-    pass_proxies_by()
+    ignore_proxies_on_loopback()
     if not (_runs("server") and _runs("worker")):
         down()  # one may have been killed: flow runs without a worker cannot be cancelled
         _start_server(port)

@@ -41,7 +41,7 @@ def protection(port: int, password: str) -> dict[str, str]:
     """Settings by which a server answers only those who know the password, and no web page but its own."""
     return {
         "PREFECT_SERVER_API_AUTH_STRING": password,
-        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{port}",
+        "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{port},http://localhost:{port}",
     }
 
 

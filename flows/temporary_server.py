@@ -41,7 +41,7 @@ def temporary_server() -> Iterator[None]:
     """
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
-    pass_proxies_by()
+    ignore_proxies_on_loopback()
     if PREFECT_API_URL.value():
         yield
         return
@@ -53,11 +53,17 @@ def temporary_server() -> Iterator[None]:
         yield
 
 
-def pass_proxies_by() -> None:
-    """Tell this process and those that it starts that nothing on loopback is behind a proxy."""
-    for name in ("no_proxy", "NO_PROXY"):
-        hosts = [host for host in os.environ.get(name, os.environ.get("no_proxy", "")).split(",") if host]
-        os.environ[name] = ",".join([*hosts, *(host for host in (HOST, "localhost") if host not in hosts)])
+def ignore_proxies_on_loopback() -> None:
+    """Tell this process and those that it starts that nothing on loopback is behind a proxy.
+
+    Libraries prefer the name in lower case, so what stands under the other one alone is kept under both. `*`, which
+    means all hosts, counts only where it stands alone.
+    """
+    said = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    hosts = [host.strip() for host in said.split(",") if host.strip()]
+    if hosts != ["*"]:
+        hosts += [host for host in (HOST, "localhost") if host not in hosts]
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(hosts)
 
 
 class _Server:
@@ -100,7 +106,7 @@ class _Server:
                 logger.warning("the temporary Prefect server has died: starting it anew")
                 self._supervised.stop()
                 self.start()
-        except (RuntimeError, OSError) as error:
-            self._supervised.close()
+        except Exception as error:  # noqa: BLE001 - whatever it is, nobody else would hear of it
             self._listener.close()  # nobody shall wait for it
             interrupts.fail(f"the temporary Prefect server has died, and cannot be started anew: {error}")
+            self._supervised.close()

@@ -98,6 +98,14 @@ def end_at_once() -> None:
             signal.signal(number, lambda number, _: os._exit(128 + number))
 
 
+def while_importing(package: str) -> None:
+    """End at once as long as Python looks for the module of `python -m <package>…`: importing it may take seconds."""
+    if sys.argv[:1] == ["-m"] and "-m" in sys.orig_argv:
+        module = sys.orig_argv[sys.orig_argv.index("-m") + 1 :][:1]
+        if module and module[0].partition(".")[0] == package:
+            end_at_once()
+
+
 @functools.cache
 def _ignore_at_last() -> None:
     """Ignore both signals when all is done: Python gives up its handlers before it ends, and would end by the signal.

@@ -1,8 +1,5 @@
 """The stages: Prefect task shells here, plain Python by subject in the packages below."""
 
-import sys
+from storage import interrupts
 
-if sys.argv[:1] == ["-m"]:  # Python looks for the module of `python -m tasks.…`: importing it will take a while
-    from storage.interrupts import end_at_once
-
-    end_at_once()
+interrupts.while_importing(__name__)

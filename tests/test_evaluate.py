@@ -9,7 +9,7 @@ from typing import Any
 
 import duckdb
 import pytest
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
 from configs.schema import HELD_OUT
 from flows.evaluate import evaluate
@@ -132,9 +132,10 @@ def test_anybody_may_evaluate_a_policy_of_a_run_in_progress(
 ) -> None:
     """While the main job plays its evaluation another flow makes the same one, faster: neither fails, one stands."""
     original, others = play.play, list[threading.Thread]()
+    own = {PREFECT_API_URL: prefect_api, PREFECT_API_AUTH_STRING: PREFECT_API_AUTH_STRING.value()}
 
     def evaluate_beside(policy: str) -> None:
-        with temporary_settings({PREFECT_API_URL: prefect_api}):  # a new thread has none of the main one's
+        with temporary_settings(own):  # a new thread has none of the main one's
             evaluate("smoke", [*overrides, "run.iterations=1"], policy)
 
     def overtaken(plan: Any, problems: Any, engine: Any, verifier: Any, draft: Draft, *rest: Any) -> Any:

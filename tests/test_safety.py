@@ -200,6 +200,8 @@ def test_a_manifest_cannot_name_another_versions_objects(store: Store) -> None:
         "https://host/x.jsonl?page=2&access_token=topsecret",
         "https://host/x.jsonl?sv=2&sig=topsecret",
         "https://host/x.jsonl?api_key=topsecret",
+        "https://topsecret@host/x.jsonl",
+        "sftp://me:topsecret@host/x.jsonl",
         "https://host/x.jsonl#token=topsecret",
         "https://[host/x.jsonl?password=topsecret",
     ],
@@ -222,7 +224,15 @@ def test_credentials_in_a_uri_are_refused(uri: str, override: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "uri", ["https://host/x.jsonl?raw=true", "data/train-?[0-9].jsonl", "s3://bucket/monkey/*.jsonl", "https://[::1]/x"]
+    "uri",
+    [
+        "https://host/x.jsonl?raw=true",
+        "https://host/x.jsonl?max_tokens=512&tokenizer=q&monkey=1",
+        "data/train-?[0-9].jsonl",
+        "s3://bucket/monkey/*.jsonl",
+        "sftp://reader@host/x",
+        "https://[::1]/x",
+    ],
 )
 def test_other_uris_are_not(uri: str) -> None:
     """Patterns, and queries without a secret."""
@@ -251,7 +261,9 @@ def test_the_environment_cannot_be_read_by_a_configuration(value: str, tmp_path:
         ("--trust_remote", "run code"),
         ("--hf-overrides.auto_map", "run code"),
         ("--load-format=pt", "load pickles"),
+        ("--distributed-executor-backend=my.own.Executor", "run code"),
         ("--host", "open the server"),
+        ("-dpa", "open the server"),
         ("--uds=/tmp/x", "open the server"),
         ("--api-key=topsecret", "open the server"),
         ("--model", "pipeline's to choose"),

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from flows.prefect_server import healthy
+from flows.temporary_server import ignore_proxies_on_loopback
 from storage.interrupts import LATEST_S
 from tests.test_interrupts import SLACK_S
 
@@ -126,3 +127,23 @@ def test_a_server_that_cannot_be_started_anew_ends_the_command(tmp_path: Path, s
     assert time.monotonic() - told < LATEST_S + SLACK_S
     assert job.returncode == 1
     assert any(line.startswith("error: the temporary Prefect server has died") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "becomes"),
+    [
+        (None, None, "127.0.0.1,localhost"),
+        (None, "minio.internal", "minio.internal,127.0.0.1,localhost"),
+        ("a, b", "c", "a,b,127.0.0.1,localhost"),
+        ("localhost,127.0.0.1", None, "localhost,127.0.0.1"),
+        ("*", None, "*"),
+    ],
+)
+def test_proxies_for_others_stay_as_they_were(
+    lower: str | None, upper: str | None, becomes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was reached without a proxy still is."""
+    for name, value in (("no_proxy", lower), ("NO_PROXY", upper)):
+        monkeypatch.setenv(name, value or "")
+    ignore_proxies_on_loopback()
+    assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == becomes

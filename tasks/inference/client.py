@@ -23,10 +23,12 @@ _GIVING_UP_S = 5.0
 def connect(url: str, connections: int = 0) -> tuple[aiohttp.BaseConnector, str]:
     """A connector to a server, and the base URL for requests through it; unix:///PATH is a Unix socket.
 
-    At most so many `connections`, without a bound for 0. aiohttp passes proxies by.
+    At most so many `connections`, without a bound for 0. aiohttp ignores proxies.
     """
     if url.startswith(UNIX):
-        return aiohttp.UnixConnector(url.removeprefix(UNIX), limit=connections), "http://localhost"
+        # One that does not fit into the server's queue would fail at once, where over TCP it is tried again.
+        queue = int(Path("/proc/sys/net/core/somaxconn").read_text())
+        return aiohttp.UnixConnector(url.removeprefix(UNIX), limit=min(connections or queue, queue)), "http://localhost"
     return aiohttp.TCPConnector(limit=connections), url.rstrip("/")
 
 

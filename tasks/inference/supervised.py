@@ -5,13 +5,19 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 from tasks.inference import supervisor
 
-_LONGEST_FOLDER = 64
-"""Paths of Unix sockets have 107 bytes at most; those of vLLM have 37 behind its folder."""
+_LONGEST_PARENT = 40
+"""Paths of Unix sockets have 107 bytes at most; those of vLLM have 37 behind its folder, whose own name has 20."""
+_KILLED_S = 10.0
+"""How long killed processes may take to be gone."""
 
 
 class Supervised:
@@ -24,12 +30,11 @@ class Supervised:
 
     def __init__(self, log: Path) -> None:
         self.log = log
-        parent = tempfile.gettempdir()
-        self._made = tempfile.TemporaryDirectory(
-            prefix="math-mt-ppo-", dir=parent if len(os.fsencode(parent)) <= _LONGEST_FOLDER - 24 else "/tmp"
-        )
+        self._made = tempfile.TemporaryDirectory(prefix="math-mt-ppo-", dir=_parent())
         self.folder = Path(self._made.name)
         self._process: subprocess.Popen[bytes] | None = None
+        self._using = threading.RLock()  # one thread may close it while another starts it anew
+        self._closed = False
 
     @property
     def alive(self) -> bool:
@@ -48,35 +53,41 @@ class Supervised:
         pass_fds: Sequence[int] = (),
         cwd: Path | None = None,
     ) -> None:
-        """Start it without waiting; it inherits the open files that `pass_fds` names."""
+        """Start it without waiting, unless it was closed; it inherits the open files that `pass_fds` names."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        # A session of its own: Ctrl-C in the terminal reaches the pipeline, which then ends the command.
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", supervisor.__file__, str(self.log), str(self.folder), *command],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            env={**environment, "TMPDIR": str(self.folder)},
-            start_new_session=True,
-            pass_fds=pass_fds,
-            cwd=cwd,
-        )
+        with self._using:
+            if self._closed:
+                return
+            # A session of its own: Ctrl-C in the terminal reaches the pipeline, which then ends the command.
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", supervisor.__file__, str(self.log), str(self.folder), *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                env={**environment, "TMPDIR": str(self.folder)},
+                start_new_session=True,
+                pass_fds=pass_fds,
+                cwd=cwd,
+            )
 
     def stop(self) -> None:
         """End the process group; returns when it is gone."""
-        if self._process is None:
-            return
-        assert self._process.stdin is not None
-        self._process.stdin.close()  # the supervisor ends the group on end of file
-        try:
-            self._process.wait(timeout=supervisor.GRACE_S + 10)
-        finally:
-            self._process = None
-            self._kill_orphans()
+        with self._using:
+            if self._process is None:
+                return
+            assert self._process.stdin is not None
+            self._process.stdin.close()  # the supervisor ends the group on end of file
+            try:
+                self._process.wait(timeout=supervisor.GRACE_S + 10)
+            finally:
+                self._process = None
+                self._kill_orphans()
 
     def close(self) -> None:
         """End the process group for good and remove the folder."""
-        self.stop()
-        self._made.cleanup()
+        with self._using:
+            self._closed = True
+            self.stop()
+            self._made.cleanup()
 
     def log_tail(self, lines: int = 15) -> str:
         """The last lines that it wrote."""
@@ -86,7 +97,28 @@ class Supervised:
 
     def _kill_orphans(self) -> None:
         """A supervisor that was killed could not do it."""
-        group = self.folder / supervisor.GROUP
-        if group.exists():
-            supervisor.signal_group(int(group.read_text()), signal.SIGKILL)
-            supervisor.empty(self.folder)
+        note = self.folder / supervisor.GROUP
+        if not note.exists():
+            return
+        group = int(note.read_text())
+        if not _is_another(group, note.stat().st_mtime):
+            deadline = time.monotonic() + _KILLED_S
+            while supervisor.signal_group(group, signal.SIGKILL) and time.monotonic() < deadline:
+                time.sleep(0.05)  # a GPU's memory is free only then
+        supervisor.empty(self.folder)
+
+
+def _is_another(leader: int, noted: float) -> bool:
+    """Whether a process that began after the time of the note has the number of a group's first process."""
+    try:
+        return psutil.Process(leader).create_time() > noted + 1
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _parent() -> str:
+    """A folder for folders of sockets."""
+    for parent in (tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR"), "/tmp"):
+        if parent and len(os.fsencode(parent)) <= _LONGEST_PARENT and os.access(parent, os.W_OK | os.X_OK):
+            return parent
+    raise OSError(f"no folder for sockets: set TMPDIR to one that can be written, of at most {_LONGEST_PARENT} bytes")

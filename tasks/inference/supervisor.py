@@ -35,7 +35,8 @@ def main(log_path: str, folder: Path, command: list[str]) -> int:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     child = _start(log_path, command)
     try:
-        (folder / GROUP).write_text(str(child.pid))
+        (folder / f"{GROUP}.new").write_text(str(child.pid))
+        (folder / f"{GROUP}.new").rename(folder / GROUP)
         _wait(child)
     finally:
         _end_group(child)
@@ -54,10 +55,13 @@ def empty(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def signal_group(group: int, number: int) -> None:
-    """Send a signal to a process group, unless it has ended."""
-    with contextlib.suppress(ProcessLookupError):
+def signal_group(group: int, number: int) -> bool:
+    """Send a signal to a process group; False if it has ended."""
+    try:
         os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _start(log_path: str, command: list[str]) -> "subprocess.Popen[bytes]":

@@ -63,8 +63,8 @@ def serve(
             app = create_app(store, data_sets, database, cache, audit, notes)
             _tell(notes)
             threading.Thread(target=warm_up, daemon=True).start()
-            address = f"http://{ADDRESS}:{listener.getsockname()[1]}/?key={lock(app)}"
-            print(f"The reader is on {address} until Ctrl-C", flush=True)
+            port = listener.getsockname()[1]
+            print(f"The reader is on http://{ADDRESS}:{port}/?key={lock(app, port)} until Ctrl-C", flush=True)
             _run(app, listener)
 
 
