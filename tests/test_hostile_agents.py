@@ -105,6 +105,53 @@ def test_whatever_an_agent_raises_is_its_own_failure(chat: Chat, verifier: Verif
     assert len(reason) < 2100
 
 
+async def cancels_itself(*_: object) -> None:
+    task = asyncio.current_task()
+    assert task
+    task.cancel()
+    await asyncio.sleep(60)
+
+
+async def is_cancelled_by_its_helper(*_: object) -> None:
+    parent = asyncio.current_task()
+    assert parent
+
+    async def helper() -> None:
+        parent.cancel()
+
+    await asyncio.gather(helper(), asyncio.sleep(60))
+
+
+async def cancels_itself_and_closes(*_: object) -> None:
+    try:
+        await cancels_itself()
+    except asyncio.CancelledError:
+        raise GeneratorExit from None
+
+
+@pytest.mark.parametrize("act", [cancels_itself, is_cancelled_by_its_helper, cancels_itself_and_closes])
+def test_an_agent_that_is_cancelled_from_within_is_one_failure(chat: Chat, verifier: Verifier, act: Any) -> None:
+    """By itself or its helper, not by the rollout: the others of its group, and the groups after it, are played."""
+    reason = reason_of_the_one(chat, verifier, act)
+    assert reason == ("GeneratorExit" if act is cancels_itself_and_closes else "CancelledError")
+
+
+@pytest.mark.parametrize("coroutine", ["_episode", "play_groups"])
+def test_whoever_cancels_the_rollout_s_own_tasks_ends_it_with_an_error(
+    chat: Chat, verifier: Verifier, coroutine: str
+) -> None:
+    """asyncio's task groups ignore a task that ends cancelled: groups would be missing, and nobody would know."""
+
+    async def cancels(*_: object) -> None:
+        for task in asyncio.all_tasks():
+            if coroutine in repr(task.get_coro()):
+                task.cancel()
+        await asyncio.sleep(60)
+
+    with pytest.raises(RuntimeError, match="was cancelled by an agent"):
+        reason_of_the_one(chat, verifier, cancels)
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), pytest.param(None, id="handler")], ids=["keyboard", "SIGTERM"])
 def test_what_signals_raise_ends_the_rollout(chat: Chat, verifier: Verifier, error: BaseException | None) -> None:
     """Ctrl-C and SIGTERM may come while an agent runs: they are no failure of its episode."""

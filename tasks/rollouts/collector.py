@@ -58,8 +58,9 @@ class Collector:
         try:
             with Watch(self.settings.episode_deadline_s) as watch:
                 async with asyncio.TaskGroup() as workers:
-                    for _ in range(max(1, self.settings.concurrency // group_size)):
-                        workers.create_task(play_groups(watch))
+                    count = max(1, self.settings.concurrency // group_size)
+                    tasks = [workers.create_task(play_groups(watch), name="a worker") for _ in range(count)]
+            _refuse_cancelled(tasks)
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
@@ -78,12 +79,14 @@ class Collector:
             async with asyncio.TaskGroup() as episodes:
                 tasks = [
                     episodes.create_task(
-                        self._episode(Conversation(prompt, opening, generate, self.chat.vocabulary), watch)
+                        self._episode(Conversation(prompt, opening, generate, self.chat.vocabulary), watch),
+                        name=prompt.record.trajectory_id,
                     )
                     for prompt in group.prompts
                 ]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
+        _refuse_cancelled(tasks)
         return [trajectory for task in tasks for trajectory in task.result()]
 
     async def _episode(self, conversation: Conversation, watch: Watch) -> list[Trajectory]:
@@ -120,6 +123,16 @@ class Collector:
                 episode.add_feedback("", outputs.prompt_ids[len(held) :])
             episode.add_completion(outputs, self.chat.decode(outputs.output_ids[0]))
         return episode.trajectory(status=status, reason=reason)
+
+
+def _refuse_cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """A task group says nothing of a task that somebody else cancelled: its groups would be missing."""
+    for task in tasks:
+        if task.cancelled():
+            raise RuntimeError(
+                f"{task.get_name()} of the rollout was cancelled by an agent, or by code beside it: let an agent "
+                "cancel only tasks that it started"
+            )
 
 
 async def _leave_behind(tasks: set[asyncio.Task[Any]]) -> None:

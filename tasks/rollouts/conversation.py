@@ -64,7 +64,7 @@ class Conversation:
                 await asyncio.wait({server, player}, return_when=asyncio.FIRST_COMPLETED)
                 if not player.done():
                     _end_of(server)
-                return player.result()
+                return _result_of(player)
             except asyncio.CancelledError:
                 if deadline.expired() and player.done():
                     return player.result()  # it knows better why it ended
@@ -129,6 +129,17 @@ async def dismiss(tasks: set[asyncio.Task[object]]) -> set[asyncio.Task[object]]
     for task in left:
         logger.warning("%s goes on after it was cancelled: let asyncio.CancelledError through", task.get_name())
     return left
+
+
+def _result_of(player: asyncio.Task[list[Trajectory]]) -> list[Trajectory]:
+    """What the agent returned. One that cancels its own task, or whose helper does, fails like any other."""
+    try:
+        return player.result()
+    except (asyncio.CancelledError, GeneratorExit) as error:
+        own = asyncio.current_task()
+        if own and own.cancelling():
+            raise
+        raise AgentError(reason_of(error)) from error
 
 
 def _end_of(server: asyncio.Task[None]) -> None:
