@@ -6,8 +6,11 @@ an exception in the loop's thread:
 - Python code, `while True: pass`, on the spot, in any thread.
 - a call into C that heeds signals, `time.sleep(3600)`, a read of a socket, a regular expression: on the spot where the
   rollout runs in the main thread, as it does without `run.overlap`. Elsewhere no signal arrives.
-- what then still goes on `GRACE_S` later cannot be ended but with the process. It ends with status 1, and the log names
-  the line. The same command goes on from the shards that were stored.
+- what still goes on `GRACE_S + LAST_S` after the deadline cannot be ended but with the process. It ends with status 1,
+  and the log names the line. The same command goes on from the shards that were stored.
+
+Time in which the watcher itself did not run is not counted: the process was stopped (Ctrl-Z, `docker pause`), or the
+machine is busy.
 
 One thing remains: in another thread than the main one, C code that keeps Python's lock stops this watch, too.
 """
@@ -28,10 +31,12 @@ from types import FrameType, TracebackType
 logger = logging.getLogger(__name__)
 
 LOOK_S = 0.5
-"""Time between two looks; who runs at two of them without a turn of the loop in between is the one who holds it up."""
+"""Time between two looks. A task that runs at two looks in a row, while the loop does not turn, holds up the loop."""
 TELL_S = 10.0
 """A loop that does not turn for so long is worth a warning."""
 GRACE_S = 10.0
+LAST_S = 60.0
+"""Further time before the process is ended: that is the last resort, and a busy machine may only be slow."""
 _SIGNAL = signal.SIGVTALRM
 _OWN = os.path.dirname(__file__)
 _LIBRARIES = (os.path.dirname(os.__file__), "site-packages")
@@ -95,13 +100,16 @@ class Watch:
             del self._episodes[task]
 
     def _watch(self) -> None:
+        stuck_s, turned, looked = 0.0, self._turned, time.monotonic()
         while not self._end.wait(LOOK_S):
             self._look()
-            stuck_s = time.monotonic() - self._turned
+            now = time.monotonic()
+            since_s, looked = min(now - looked, 2 * LOOK_S), now  # more than that is a time in which nothing ran
+            stuck_s, turned = (stuck_s + since_s if turned == self._turned else 0.0), self._turned
             if stuck_s > TELL_S and not self._told:
                 self._told = True
                 logger.warning("%s has held up all episodes for %.0f s, %s", self._name(), stuck_s, self._place())
-            if stuck_s > self._deadline_s + 2 * GRACE_S:
+            if stuck_s > self._deadline_s + GRACE_S + LAST_S:
                 self._end_the_process()
 
     def _look(self) -> None:
