@@ -134,7 +134,7 @@ def test_rounding_and_other_numbers_are_admitted(chat: Chat, verifier: Verifier)
     """A logprob above 0 by rounding, rewards of numpy, an int or a bool, sampling parameters that the agent chose."""
     own = json.dumps({"temperature": 0.5, "max_new_tokens": 4})
     admitted: list[Change] = [at(SAMPLED, "logprobs", HIGHEST_LOGPROB), rowed(sampling=own)]
-    admitted += [turned(reward=reward) for reward in (1, True, np.float32(1), np.int64(1))]
+    admitted += [turned(reward=reward) for reward in (1, True, np.float32(1), np.int64(1), np.True_)]
     for change in admitted:
         rows = played(chat, verifier, change)
         assert [(row.status, row.reason) for row in rows] == [("completed", "")] * 2

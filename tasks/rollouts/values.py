@@ -3,6 +3,8 @@
 from numbers import Real
 from typing import Any
 
+import numpy as np
+
 LONGEST_TEXT = 1_000_000
 """Characters of a text in a record."""
 MOST_TOKENS = 4_000_000
@@ -49,6 +51,8 @@ def check_seed(name: str, seed: Any) -> None:
 
 
 def number(name: str, value: Any) -> float:
+    if isinstance(value, np.bool_):  # as Python's, which is a number
+        value = bool(value)
     real = isinstance(value, Real) and -3e38 < value < 3e38  # type: ignore[operator]  # the abstract class has none
     if not real:  # also NaN, and what is infinite as a float32
         raise RefusedError(f"{name} is {shown(value)}: give a finite number")
