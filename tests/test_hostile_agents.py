@@ -26,8 +26,9 @@ from tasks.environments.interface import Environment, EnvironmentContext
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import EngineClosedError, GenerationConfig, InferenceError
 from tasks.rewards.verifier import Verifier
-from tasks.rollouts import conversation, opening
+from tasks.rollouts import collector, conversation, opening
 from tasks.rollouts.play import _run
+from tasks.rollouts.watch import Watch
 from tests.rollout_helpers import GCONFIG, ScriptedEngine, context, play
 
 HERE = f"{Path(__file__).parent}/"
@@ -65,10 +66,16 @@ def reason_of_the_one(
     engine = ScriptedEngine(chat, lambda turn, _: [r"\boxed{4}", r"\boxed{3}"][turn])
     settings = Rollout(episode_deadline_s=deadline_s, concurrency=4)  # one problem after the other
     played = play(engine, OneOfThemIs(chat, act), verifier, PROBLEMS, settings=settings, environment=environment)
+    if any(row.sample != 1 and row.reason == f"deadline of {deadline_s:g} s" for row in played):
+        raise SlowMachineError(f"others than the one needed more than {deadline_s:g} s")
     assert [(row.problem_id, row.sample) for row in played] == [(p.problem_id, i) for p in PROBLEMS for i in range(4)]
     assert [row.status for row in played] == ["completed", "failed", "completed", "completed"] * 2
     assert len({row.reason for row in played if row.status == "failed"}) == 1
     return played[1].reason
+
+
+class SlowMachineError(Exception):
+    """Episodes that do nothing wrong came to their deadline."""
 
 
 class UnprintableError(Exception):
@@ -276,7 +283,7 @@ def within_deadlines(chat: Chat, verifier: Verifier, act: Act) -> str:
     while True:
         try:
             return reason_of_the_one(chat, verifier, act, deadline_s)
-        except AssertionError:
+        except SlowMachineError:
             if deadline_s > 60:
                 raise
         deadline_s *= 4
@@ -286,6 +293,25 @@ def within_deadlines(chat: Chat, verifier: Verifier, act: Act) -> str:
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(opening, "PATIENCE_S", 0.1)
     monkeypatch.setattr(conversation, "FAREWELL_S", 0.1)
+    monkeypatch.setattr(collector, "CLEAN_UP_S", 0.1)
+
+
+def test_an_agent_that_cleans_up_for_long_finishes(
+    chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stops a container, say: the others do not wait for that, the end of the rollout does."""
+    monkeypatch.setattr(conversation, "FAREWELL_S", 0.1)
+    cleaned = []
+
+    async def cleans_up(prompt: Prompt, *_: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(1.5)
+            cleaned.append(prompt.record.problem_id)
+
+    assert "deadline" in within_deadlines(chat, verifier, cleans_up)
+    assert {problem.problem_id for problem in PROBLEMS} == set(cleaned)
 
 
 @pytest.mark.usefixtures("hurry")
@@ -304,24 +330,66 @@ def test_a_thread_is_watched_too(chat: Chat, verifier: Verifier) -> None:
         assert "HeldUpError" in pool.submit(within_deadlines, chat, verifier, computes).result()
 
 
-def test_a_blocked_loop_is_not_counted_against_others(chat: Chat, verifier: Verifier) -> None:
-    """Who blocks and comes back in time costs the others nothing, though their deadlines pass meanwhile."""
-    verifier.judge([("1", ["1"])])
+def test_a_blocked_loop_is_not_counted_against_others() -> None:
+    """The deadlines of the others move by the time for which one blocked the loop; its own does not."""
 
-    async def blocks(*_: object) -> None:
-        time.sleep(3)  # noqa: ASYNC251
-        raise RuntimeError("back again")
+    async def blocks(watch: Watch) -> None:
+        while not watch._guilty:
+            time.sleep(0.1)  # noqa: ASYNC251
+        time.sleep(2)  # noqa: ASYNC251
 
-    engine = ScriptedEngine(chat, lambda turn, _: [r"\boxed{4}", r"\boxed{3}"][turn], delay_s=1)
-    settings = Rollout(episode_deadline_s=3.5)
-    played = play(engine, OneOfThemIs(chat, blocks), verifier, settings=settings)
-    assert [row.status for row in played] == ["completed", "failed", "completed", "completed"]
+    async def moved() -> list[float]:
+        async with asyncio.timeout(600) as own, asyncio.timeout(600) as others:
+            before = [own.when(), others.when()]
+            with Watch(600) as watch:
+                blocking, waiting = asyncio.create_task(blocks(watch)), asyncio.create_task(asyncio.Event().wait())
+                with watch.over(blocking, own), watch.over(waiting, others):
+                    await blocking
+                    await asyncio.sleep(0.1)  # the loop turns
+                waiting.cancel()
+            return [(after or 0) - (when or 0) for after, when in zip([own.when(), others.when()], before, strict=True)]
+
+    own_s, others_s = asyncio.run(moved())
+    assert own_s == 0
+    assert others_s >= 2
+
+
+STOPPED = """
+import asyncio, sys
+from tasks.rollouts import watch
+watch.GRACE_S = watch.LAST_S = 1.0
+
+async def main():
+    with watch.Watch(1.0):
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        await asyncio.sleep(1)  # a few looks
+    print("done")
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_that_was_stopped_goes_on() -> None:
+    """By Ctrl-Z or `docker pause`: nobody held up the loop meanwhile, so nothing ends the process."""
+    environment = os.environ | {"PYTHONPATH": HERE.removesuffix("tests/")}
+    for _ in range(3):  # whether its watcher or its loop wakes up first is open
+        with subprocess.Popen(
+            [sys.executable, "-c", STOPPED], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as process:
+            assert process.stdout
+            assert process.stdout.readline() == "ready\n"
+            process.send_signal(signal.SIGSTOP)
+            time.sleep(4)
+            process.send_signal(signal.SIGCONT)
+            assert process.communicate("\n", timeout=120)[0] == "done\n"
+            assert process.returncode == 0
 
 
 STUCK = """
 import asyncio, ctypes, logging, sys, threading
 from tasks.rollouts import watch
-watch.GRACE_S = 1.0
+watch.GRACE_S = watch.LAST_S = 1.0
 logging.basicConfig(format="%(message)s")
 
 async def main():

@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import logging
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
@@ -23,6 +24,9 @@ from tasks.rollouts.values import RefusedError
 from tasks.rollouts.watch import Watch
 
 logger = logging.getLogger(__name__)
+
+CLEAN_UP_S = 60.0
+"""Time that agents which still clean up have at the end of a rollout, all together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +68,7 @@ class Collector:
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
-            await _leave_behind(asyncio.all_tasks() - before)
+            await _leave_behind(before)
 
     async def _play(self, group: Group, replica: int, watch: Watch) -> list[Trajectory]:
         """All episodes of a group, on one replica for its prefix cache."""
@@ -135,13 +139,25 @@ def _refuse_cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
             )
 
 
-async def _leave_behind(tasks: set[asyncio.Task[Any]]) -> None:
+async def _leave_behind(before: set[asyncio.Task[Any]]) -> None:
     """End what agents and requests left running; what cannot be ended is forgotten.
+
+    Agents that were cancelled and clean up have `CLEAN_UP_S` for it, unless the rollout is interrupted.
 
     `asyncio.run` would wait for such a task for ever. Nor may it be destroyed: that would run it once more, without end
     where it catches everything.
     """
-    for task in await dismiss(tasks) if tasks else ():
+    cleaning = {task for task in asyncio.all_tasks() - before if task.cancelling()}
+    if cleaning and isinstance(sys.exception(), Exception | None):
+        await asyncio.wait(cleaning, timeout=CLEAN_UP_S)
+    rest = asyncio.all_tasks() - before
+    for task in await dismiss(rest) if rest else ():
+        logger.warning(
+            "%s is left behind, without an end to its clean-up: let it end within %g s of its cancellation, and let "
+            "asyncio.CancelledError through",
+            task.get_name(),
+            CLEAN_UP_S,
+        )
         asyncio.tasks._unregister_task(task)
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
 

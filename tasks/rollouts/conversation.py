@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 MOST_UNREAD = 256
 """Observations, or answers, that may wait to be taken from a queue."""
 FAREWELL_S = 2.0
-"""Time that an agent has to clean up after its deadline before the rollout goes on without waiting for it."""
+"""Time that an agent has to clean up after its deadline before the rollout goes on meanwhile."""
 
 
 class AgentError(Exception):
@@ -74,7 +74,12 @@ class Conversation:
             finally:
                 if not self._asked:
                     self._opening.leave()
-                await dismiss({server, player})
+                for task in await dismiss({server, player}):
+                    logger.warning(
+                        "%s still runs after it was cancelled: it cleans up for long, or catches "
+                        "asyncio.CancelledError and goes on. The rollout goes on meanwhile",
+                        task.get_name(),
+                    )
 
     async def _serve(self) -> None:
         """Answer observations; ends by an error only."""
@@ -119,15 +124,13 @@ class Conversation:
 
 
 async def dismiss(tasks: set[asyncio.Task[object]]) -> set[asyncio.Task[object]]:
-    """Cancel tasks and wait a little for their clean-up; those that go on all the same are left behind."""
+    """Cancel tasks and wait a little for their clean-up; returns those that still run."""
     for task in tasks:
         task.cancel()
     done, left = await asyncio.wait(tasks, timeout=FAREWELL_S)
     for task in done:
         if not task.cancelled():
             task.exception()  # heard of: what ended the episode is told otherwise
-    for task in left:
-        logger.warning("%s goes on after it was cancelled: let asyncio.CancelledError through", task.get_name())
     return left
 
 
