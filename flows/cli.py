@@ -6,7 +6,6 @@ import inspect
 import logging
 import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,6 +16,8 @@ from configs import Config, ConfigError, available, to_yaml
 from flows.temporary_server import temporary_server
 from storage import interrupts
 from storage.arguments import Parser
+from storage.commands.output import say_error
+from storage.visible import printable
 
 Command = Callable[[Config], str]
 """What a flow's command line does instead of running the flow; returns what to print."""
@@ -55,7 +56,7 @@ def main(
         if arguments.print_config:
             print(to_yaml(resolved), end="")
         elif arguments.command:
-            print(arguments.command(resolved))
+            print(printable(arguments.command(resolved)))
         else:
             with temporary_server():
                 run(config, overrides, **_chosen(arguments, options))
@@ -126,10 +127,10 @@ def _status(act: Callable[[], None]) -> int:
     try:
         act()
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say_error(error)
         return 2
     except (ValueError, RuntimeError, OSError) as error:  # Prefect has logged where it came from
-        print(f"error: {error}", file=sys.stderr)
+        say_error(error)
         return 1
     return 0
 

@@ -23,6 +23,7 @@ from flows import prefect_server
 from flows.prefect_server import HOST, healthy, new_password, protection, reserve
 from flows.temporary_server import ignore_proxies_on_loopback
 from storage import interrupts
+from storage.visible import printable
 
 ROOT = Path(__file__).resolve().parent.parent
 STATE = ROOT / "var" / "prefect"
@@ -219,7 +220,7 @@ def main() -> None:
     try:
         up(arguments.port)
     except ValueError as error:
-        sys.exit(f"error: {error}")
+        sys.exit(printable(f"error: {error}"))
 
 
 if __name__ == "__main__":

@@ -8,10 +8,10 @@ import argparse
 import importlib
 import logging
 import signal
-import sys
 
 from storage import interrupts
 from storage.arguments import Parser, parse_with_shared
+from storage.commands.output import say_error
 
 COMMANDS = {
     "ls": "the newest versions",
@@ -58,7 +58,7 @@ def _run(arguments: argparse.Namespace) -> int:
         store = Store(arguments.root, **patience)
         output = importlib.import_module(f"storage.commands.{arguments.command}").run(store, arguments)
     except (StorageError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        say_error(error)
         return 1
     output.print(as_json=arguments.json)
     return int(output.status)

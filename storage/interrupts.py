@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
+from storage.visible import printable
+
 LATEST_S = 12.0
 """How long clean-up may take. Whatever it leaves undone then is safe: a command may also be killed anywhere."""
 LOOK_S = 0.5
@@ -70,7 +72,7 @@ def _status(command: Callable[[], int | None], advice: str) -> str | int | None:
         elif not watch.heard:
             raise
         else:
-            _tell(f"error while ending: {error!r}")
+            _tell(printable(f"error while ending: {error!r}"))
     if watch.heard:
         status = watch.status(watch.heard)
         if advice:
@@ -223,7 +225,7 @@ class _Watch:
             self._report(dropped)
 
     def _record(self, *arguments: Any, **keywords: Any) -> logging.LogRecord:
-        """A log record. An error that comes of an interrupt is told in a line, without its traceback.
+        """A log record for a terminal. An error that comes of an interrupt is told in a line, without its traceback.
 
         It may be logged a moment before the interrupt is heard of; what asyncio cancels by itself is none.
         """
@@ -231,7 +233,21 @@ class _Watch:
         error = record.exc_info[1] if record.exc_info else None
         if error and (self.heard or _is_of_interrupt(error)):
             record.msg, record.args, record.exc_info = f"{record.getMessage()}: {error!r}", (), None
-        return record
+        return _clean(record)
+
+
+def _clean(record: logging.LogRecord) -> logging.LogRecord:
+    """The record without what would hide, reorder or erase text: names and errors in it come from anywhere."""
+    record.name = printable(record.name)
+    with contextlib.suppress(TypeError, ValueError):  # arguments that do not fit: logging tells that itself
+        message = record.getMessage()
+        if (shown := printable(message)) != message:
+            record.msg, record.args = shown, ()
+    if record.exc_info and record.exc_info[0]:
+        trace = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
+        if (shown := printable(trace)) != trace:
+            record.exc_text = shown
+    return record
 
 
 def _terminate(number: int, _: FrameType | None) -> None:

@@ -12,6 +12,7 @@ from prefect.events import emit_event
 
 from configs import Config, ConfigError
 from storage.store import StorageError
+from storage.visible import printable
 from tasks.configuration import resolve
 from tasks.workspace import Workspace
 
@@ -112,10 +113,10 @@ def report_audit(workspace: Workspace, version: str, fail_on: str) -> dict[str, 
     console = Console()
     console.width = max(console.width, _WIDTH)
     brief = [{key: value for key, value in row.items() if key != "found"} for row in rows]
-    console.print(table(f"Audit {version}", brief), markup=False)  # here and below are texts of unknown origin
+    console.print(table(f"Audit {version}", brief))
     for row in rows:
         if row["verdict"] != "pass":
-            console.print(f"{row['verdict']}: {row['check']}: {row['found']}", markup=False, highlight=False)
+            console.print(printable(f"{row['verdict']}: {row['check']}: {row['found']}"), markup=False, highlight=False)
     text = f"{summary(result)}\n{pictures(result)}"
     create_markdown_artifact(key="audit", markdown=text, description=f"Audit {version}")
     create_table_artifact(key="audit-checks", table=rows, description=f"Checks of {version}")

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from storage.visible import printable
+
 if TYPE_CHECKING:
     from rich.table import Table
 
@@ -37,20 +39,23 @@ class Output:
         console = Console(highlight=False)
         console.width = max(console.width, _WIDTH) if not console.is_terminal else console.width
         for part in self.parts:
-            console.print(part, markup=False)
+            console.print(printable(part) if isinstance(part, str) else part, markup=False)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> "Table":
-    """A table; texts in it are shown as they are, names are never cut."""
+    """A table; texts in it are no markup and cannot move the cursor, names are never cut."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=title or None, title_justify="left", box=SIMPLE_HEAD)
+    def text(cell: Any) -> Text:
+        return Text("" if cell is None else printable(str(cell)))
+
+    made = Table(title=text(title) if title else None, title_justify="left", box=SIMPLE_HEAD)
     for column in columns:
-        made.add_column(column, overflow="fold")
+        made.add_column(text(column), overflow="fold")
     for row in rows:
-        made.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+        made.add_row(*map(text, row))
     return made
 
 
@@ -74,4 +79,9 @@ def size(count: float) -> str:
 
 def say(line: str) -> None:
     """Progress, beside the output."""
-    print(line, file=sys.stderr, flush=True)
+    print(printable(line), file=sys.stderr, flush=True)
+
+
+def say_error(error: BaseException) -> None:
+    """Why a command failed."""
+    say(f"error: {error}")

@@ -9,11 +9,11 @@ import argparse
 import importlib
 import logging
 import signal
-import sys
 from types import ModuleType
 
 from storage import interrupts
 from storage.arguments import Parser, parse_with_shared
+from storage.commands.output import say_error
 
 COMMANDS = {
     "read": "browse trajectories: filters, conversations, tokens, groups, and the cases of an audit",
@@ -52,7 +52,7 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         output = _module(arguments.command).run(Store(arguments.root), arguments)
     except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        say_error(error)
         return 1
     output.print(as_json=arguments.json)
     return int(output.status)

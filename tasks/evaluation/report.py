@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from storage.visible import printable
 from tasks.evaluation.comparison import compare
 from tasks.evaluation.history import Evaluation, History, Iteration
 from tasks.evaluation.outcomes import summarise
@@ -171,14 +172,15 @@ def stage_rows(numbers: dict[str, Any]) -> list[Row]:
 
 
 def table(title: str, rows: Sequence[Row]) -> "Table":
-    """Rows for the terminal."""
+    """Rows for the terminal; texts in them are no markup and cannot move the cursor."""
     from rich.table import Table
+    from rich.text import Text
 
-    result = Table(title=title, title_justify="left")
+    result = Table(title=Text(printable(title)), title_justify="left")
     for column in rows[0] if rows else ():
-        result.add_column(column, overflow="fold")
+        result.add_column(Text(printable(column)), overflow="fold")
     for row in rows:
-        result.add_row(*row.values())
+        result.add_row(*(Text(printable(cell)) for cell in row.values()))
     return result
 
 
@@ -189,7 +191,7 @@ def rendered(*parts: "Table | str") -> str:
     text = io.StringIO()
     console = Console(file=text, width=_WIDTH, highlight=False)
     for part in parts:
-        console.print(part, markup=False)
+        console.print(printable(part) if isinstance(part, str) else part, markup=False)
     return text.getvalue()
 
 

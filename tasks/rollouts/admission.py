@@ -77,12 +77,12 @@ def reason_of(error: BaseException) -> str:
 def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Collection[int]) -> Trajectory:
     if not isinstance(trajectory, Trajectory):
         raise RefusedError(f"the agent returned a list with {shown(trajectory)}: it may hold trajectories only")
-    for name in _IDENTITY:
-        if (found := getattr(trajectory, name)) != getattr(record, name):
-            raise RefusedError(
-                f"the agent returned a trajectory with {name}={shown(found)}: make it of prompt.record, which says who "
-                "it is, and change none of that"
-            )
+    if _identity(trajectory) != _identity(record):
+        name, found = next((n, v) for n in _IDENTITY if (v := getattr(trajectory, n)) != getattr(record, n))
+        raise RefusedError(
+            f"the agent returned a trajectory with {name}={shown(found)}: make it of prompt.record, which says who "
+            "it is, and change none of that"
+        )
     if trajectory.status not in get_args(Status):
         raise RefusedError(f"status={shown(trajectory.status)}: there are {', '.join(get_args(Status))}")
     check_text("reason", trajectory.reason)

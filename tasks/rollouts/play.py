@@ -17,6 +17,7 @@ from storage.checkpoints import Checkpoint
 from storage.datasets import ShardWriter, adopted
 from storage.drafts import Draft
 from storage.records import TRAJECTORY_SCHEMA, Problem, Trajectory
+from storage.visible import visible
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat
 from tasks.agents.interface import Agent, AgentContext
@@ -31,6 +32,7 @@ from tasks.rollouts.plan import Plan
 from tasks.rollouts.selection import is_rejected, select
 
 _PROGRESS_S = 5.0
+_LONGEST_REASON = 400  # characters, of several in one message
 
 
 def play(
@@ -216,7 +218,9 @@ class _Tally:
     def check(self, max_failed_share: float) -> None:
         done, failed = self._statuses.total(), self._statuses["failed"]
         if done and failed / done > max_failed_share:
-            listing = "; ".join(f"{count} x {reason}" for reason, count in self._reasons.most_common(3))
+            listing = "; ".join(
+                f"{count} x {visible(reason, _LONGEST_REASON)}" for reason, count in self._reasons.most_common(3)
+            )
             raise ValueError(
                 f"{failed} of {done} episodes failed, more than rollout.max_failed_share={max_failed_share:g}: "
                 f"{listing}"
