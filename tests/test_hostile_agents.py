@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import math
 import os
 import re
@@ -87,6 +88,21 @@ class UnprintableError(Exception):
 
 async def raise_(error: BaseException) -> None:
     raise error
+
+
+def test_what_an_agent_changes_in_its_prompt_changes_nothing_else(chat: Chat, verifier: Verifier) -> None:
+    """Gold answers above all: they are what its answers are judged by, and those of the group."""
+
+    async def act(prompt: Prompt, env: Environment, obs_queue: Queue, act_queue: Queue) -> list[Trajectory]:
+        inner = MathMultiTurnAgent(context(chat), num_turns=2)
+        (trajectory,) = await inner.collect_trajectory(prompt, env, obs_queue, act_queue)
+        prompt.problem.solutions[:] = prompt.record.solutions[:] = ["4"]
+        object.__setattr__(prompt.record, "trajectory_id", "../../etc/x")
+        trajectory.solutions[:] = ["4"]
+        return [dataclasses.replace(trajectory, trajectory_id="../../etc/x")]
+
+    assert "trajectory_id='../../etc/x'" in reason_of_the_one(chat, verifier, act)
+    assert [problem.solutions for problem in PROBLEMS] == [["3"], ["3"]]
 
 
 RAISED: dict[str, tuple[BaseException, str]] = {

@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Collection, Sequence
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, get_args
 
 from storage.records import HIGHEST_LOGPROB, Status, Trajectory, Turn
@@ -23,6 +24,7 @@ LONGEST_REASON = 2000
 _AGENTS_OWN = {"status", "reason", "token_ids", "action_mask", "logprobs", "versions", "turns", "turn_discount"} | {
     "sequence_starts", "unplayed_turns", "sampling", "started_at", "latency_s"}  # fmt: skip
 _IDENTITY = [field.name for field in dataclasses.fields(Trajectory) if field.name not in _AGENTS_OWN]
+_identity = attrgetter(*_IDENTITY)
 
 
 def check_observation(observation: Any, vocabulary: int) -> Observation:
@@ -95,7 +97,8 @@ def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Collect
     if not 0 <= discount <= 1:
         raise RefusedError(f"turn_discount={discount}: give a number from 0 to 1")
     turns = [_checked_turn(f"turn {place}", turn) for place, turn in enumerate(trajectory.turns)]
-    return dataclasses.replace(trajectory, turns=turns, turn_discount=discount)
+    # The gold answers are ours: the agent may still hold, and change, the list that it returned.
+    return dataclasses.replace(trajectory, turns=turns, turn_discount=discount, solutions=record.solutions)
 
 
 def _check_columns(trajectory: Trajectory, vocabulary: int, served: Collection[int]) -> None:

@@ -108,7 +108,7 @@ class Conversation:
         assert task
         try:
             returned = await agent.collect_trajectory(
-                self.prompt, make_environment(), self._observations, self._actions
+                _copy_for_agent(self.prompt), make_environment(), self._observations, self._actions
             )
             served = {
                 v for outputs in self.exchanges for completion in outputs.completions for v in completion.versions
@@ -143,6 +143,12 @@ def _result_of(player: asyncio.Task[list[Trajectory]]) -> list[Trajectory]:
         if own and own.cancelling():
             raise
         raise AgentError(reason_of(error)) from error
+
+
+def _copy_for_agent(prompt: Prompt) -> Prompt:
+    """Whatever an agent changes in it, the gold answers and what its trajectories are compared with stay."""
+    problem = replace(prompt.problem, solutions=list(prompt.problem.solutions))
+    return replace(prompt, problem=problem, record=replace(prompt.record, solutions=list(prompt.record.solutions)))
 
 
 def _end_of(server: asyncio.Task[None]) -> None:
