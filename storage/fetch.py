@@ -9,8 +9,9 @@ from storage import cache, layout
 from storage.manifests import File, Manifest
 from storage.store import StorageError, Store, check_key, sha256
 
-_UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.(part|tmp)")
-"""Names of files that a killed download or upload left; nobody loads them."""
+_PASSED_OVER = re.compile(r"\..+\.[0-9a-f]{8}\.(part|tmp)|\.nfs[0-9a-f]+")
+"""Names of files that nobody loads: what a killed download or upload left, and what NFS keeps of a file that was
+deleted while a process had it open."""
 _NAMED = 3  # files that a message spells out
 
 
@@ -81,7 +82,7 @@ def strays_in(folder: Path, names: Iterable[str]) -> list[str]:
     """Names of what lies in `folder` but is none of the files `names`; a link to a folder counts as a file."""
     known = set(names)
     found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    relative = sorted(path.relative_to(folder).as_posix() for path in found if not _UNFINISHED.fullmatch(path.name))
+    relative = sorted(path.relative_to(folder).as_posix() for path in found if not _PASSED_OVER.fullmatch(path.name))
     return [name for name in relative if name not in known]
 
 

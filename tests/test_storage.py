@@ -252,12 +252,13 @@ def test_files_of_a_model_in_two_folders_are_no_checkpoint(store: Store, tmp_pat
         checkpoints.open_checkpoint(store, version, tmp_path / "cache")
 
 
-def test_what_a_killed_download_left_in_the_cache_is_no_stray(tmp_path: Path) -> None:
-    """It has a name that nobody loads; a kill must not keep the next one from going on."""
+@pytest.mark.parametrize("name", [".model.safetensors.0123abcd.part", ".nfs00000000018a4c1200000007"])
+def test_files_that_nobody_loads_are_no_strays(name: str, tmp_path: Path) -> None:
+    """What a killed download left, and what NFS keeps of a file deleted while open, must not stop the next process."""
     store, cache = Store(f"memory://{tmp_path.name}"), tmp_path / "cache"
     version = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5]))
     model = checkpoints.open_checkpoint(store, version, cache).model
-    (model / ".model.safetensors.0123abcd.part").write_text("half")
+    (model / name).write_text("half")
     checkpoints.open_checkpoint(store, version, cache)
 
 
