@@ -19,7 +19,7 @@ from configs.sections import section_of
 
 Values = dict[str, Any]
 Migration = Callable[[Values], None]
-"""Changes a whole configuration in place; one that is up to date already it leaves as it is."""
+"""Changes a whole configuration in place, and changes nothing in one that is already up to date."""
 
 _ABSENT = object()
 

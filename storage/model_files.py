@@ -36,7 +36,7 @@ _ADAPTER = "adapter_config.json"
 
 
 def check(folder: Path, names: Iterable[str] = ()) -> None:
-    """Refuse a folder of which a file says what it may not, or holds one that it may not.
+    """Refuse a folder that holds a forbidden file, or a file with a forbidden value.
 
     Args:
         folder: of a transformers model.

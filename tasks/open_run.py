@@ -78,7 +78,11 @@ def open_store(config: Config) -> Iterator[Workspace]:
 
 
 def _begun(workspace: Workspace) -> dict[str, Any]:
-    """The configuration that a run goes on with; what is tried is policy version 0's, and any before there is one."""
+    """The configuration that a run must go on with.
+
+    Once policy version 0 is committed, the sections in `_TRIED` must be those that it was made with. Before that, they
+    may be any: they are taken from the present configuration.
+    """
     begun = manifests.read(workspace.store, layout.run(workspace.name)).settings
     first = manifests.find(workspace.store, layout.checkpoint(workspace.name, 0))
     tried = first.settings if first else up_to_date(workspace.config.model_dump(mode="json"))

@@ -27,7 +27,8 @@ RECURSION = (
     [
         (LOOP, "needs more than 1 s of processor time"),
         (RECURSION, "needs more than 1 s of processor time"),
-        ("{{ lipsum(999999, html=false) }}", "needs more than 1 s of processor time"),
+        # Which limit it meets first depends on the processor's speed.
+        ("{{ lipsum(999999, html=false) }}", "needs more than (1 s of processor time|64 MB)"),
         ("{% if messages | length > 3 %}" + LOOP + "{% endif %}", "needs more than 1 s of processor time"),
         ("{% if messages[0].role == 'system' %}" + LOOP + "{% endif %}", "needs more than 1 s of processor time"),
         ("{% if '</think>' in messages[1].content %}" + LOOP + "{% endif %}", "needs more than 1 s of processor time"),
@@ -66,8 +67,8 @@ def test_a_template_that_writes_the_date_is_told(caplog: pytest.LogCaptureFixtur
     ]
 
 
-def test_what_a_template_refuses_is_told_as_ever() -> None:
-    """A trial looks for what cannot be stopped; what a template says is heard where it is used."""
+def test_what_a_template_refuses_is_told_where_it_is_used() -> None:
+    """The trial looks for loops and large texts only; a refusal is an error of whoever renders the conversation."""
     assert open_chat(make_tokenizer(REFUSING)).prompt([QUESTION])
     with pytest.raises(ValueError, match="refuses a conversation of user: no"):
         open_chat(make_tokenizer("{{ raise_exception('no') }}"))
