@@ -3,24 +3,26 @@
 import io
 import json
 import os
+import random
 import re
 import socket
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import FileSource, StoredSource
 from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
-from tasks.problems.files import find, read_jsonl
+from tasks.problems.files import find, read_jsonl, read_parquet
 from tasks.problems.lines import lines
 from tasks.problems.problem_set import RowError
 
@@ -321,6 +323,40 @@ def test_a_parquet_row_above_the_bound_is_a_bad_row(tmp_path: Path) -> None:
     assert ids(found) == ["000001", "000003", "000004"]
     reason = "row of more than 1 MB: set max_line_mb if it is whole"
     assert found.bad == [BadRow(2, reason), BadRow(5, reason)]
+
+
+class _Counted(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
+    """Local files as a remote system has them; the sizes of all pieces that were fetched."""
+
+    protocol = "counted"
+    fetched: ClassVar[list[int]] = []
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        return {"name": path, "type": "file", "size": os.path.getsize(path)}
+
+    def _open(self, path: str, mode: str = "rb", **knobs: Any) -> AbstractBufferedFile:
+        return _CountedFile(self, path, mode, **knobs)
+
+
+class _CountedFile(AbstractBufferedFile):  # type: ignore[misc]
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        _Counted.fetched.append(end - start)
+        return Path(self.path).read_bytes()[start:end]
+
+
+def test_a_parquet_file_is_read_piece_by_piece(tmp_path: Path) -> None:
+    """The first rows of a large row group come before its columns are read whole; nothing is fetched in advance."""
+    texts = [random.Random(number).randbytes(2**15).hex() for number in range(128)]
+    pq.write_table(
+        pa.table({"ask": texts, "gold": texts}), tmp_path / "rows.parquet", use_dictionary=False, write_batch_size=8
+    )
+    fsspec.register_implementation("counted", _Counted, clobber=True)
+    _Counted.fetched.clear()
+    rows = read_parquet(f"counted://{tmp_path}/rows.parquet", 2**24)
+    assert next(rows) == (1, {"ask": texts[0], "gold": texts[0]})
+    assert max(_Counted.fetched) <= 2 * 2**20
+    assert len(list(rows)) == 127
+    assert sum(_Counted.fetched) < 1.5 * (tmp_path / "rows.parquet").stat().st_size
 
 
 def test_sources_of_older_runs_have_the_bound() -> None:

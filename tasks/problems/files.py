@@ -14,7 +14,7 @@ from tasks.problems.problem_set import NoFilesError, Row, RowError
 _ROWS = 64
 """Of a Parquet file that are in memory at once: each may be as large as `longest`."""
 _BUFFER = 2**20
-"""Bytes of a column that are read at once; without it pyarrow takes all of a row group."""
+"""Bytes of a column that are read at once."""
 
 
 def find(path: str) -> list[tuple[str, str]]:
@@ -80,9 +80,10 @@ def read_parquet(path: str, longest: int) -> Iterator[tuple[int, Row | RowError]
     Raises:
         ProblemError: the file cannot be opened or read, is not a regular one, or is not Parquet.
     """
-    with open_file(path) as file:
+    with open_file(path, read_ahead=False) as file:  # columns are read in turns, each from a place of its own
         line = 0
-        for batch in pq.ParquetFile(file, buffer_size=_BUFFER).iter_batches(batch_size=_ROWS):
+        opened = pq.ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False)  # True reads whole columns of a row group
+        for batch in opened.iter_batches(batch_size=_ROWS):
             for row in _batch_rows(batch, longest):
                 line += 1
                 yield line, row

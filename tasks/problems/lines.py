@@ -19,13 +19,18 @@ _CHUNK = 2**20
 
 
 @contextmanager
-def open_file(path: str) -> Iterator[IO[Any]]:
+def open_file(path: str, *, read_ahead: bool = True) -> Iterator[IO[Any]]:
     """A file, local or remote, for reading its bytes; of the local ones regular ones only.
+
+    Args:
+        path: as fsspec has it.
+        read_ahead: whether fsspec may fetch more of a remote file than is asked for, which pays where it is read from
+            its beginning to its end.
 
     Raises:
         ProblemError: it cannot be opened, or, within the block, not be read.
     """
-    with explained(path), _open(path) as file:
+    with explained(path), _open(path, read_ahead) as file:
         yield file
 
 
@@ -41,16 +46,16 @@ def explained(path: str) -> Iterator[None]:
         ) from error
 
 
-def _open(path: str) -> Any:
+def _open(path: str, read_ahead: bool) -> Any:
     outermost = path.rpartition("::")[2]  # of a chained URL, such as the archive itself
     system, local = fsspec.core.url_to_fs(outermost)
-    if not isinstance(system, LocalFileSystem):
-        return fsspec.open(path, "rb")
-    file = open_regular(local)
-    if outermost == path:
-        return file
-    file.close()
-    return fsspec.open(path, "rb")
+    if isinstance(system, LocalFileSystem):
+        file = open_regular(local)
+        if outermost == path:
+            return file
+        file.close()
+    system, inner = fsspec.core.url_to_fs(path)
+    return system.open(inner, "rb", **({} if read_ahead else {"cache_type": "none"}))
 
 
 def lines(file: IO[Any], longest: int) -> Iterator[bytes | RowError]:
