@@ -345,6 +345,38 @@ def test_a_template_that_does_not_show_a_message_is_refused(name: str) -> None:
         Chat(tokenizer)
 
 
+TOOL: Message = {"role": "tool", "content": "3"}
+JSON_TOOLS = (  # as Llama 3 has it
+    "{% for m in messages %}{% set words = (m.content | tojson) if m.role == 'tool' else m.content %}"
+    + _TURN
+    + "{% endfor %}"
+    + _HEADER
+)
+
+
+def test_a_template_may_write_what_a_tool_returns_as_json() -> None:
+    """There, line breaks are a backslash and a letter; one that cuts the text short is refused all the same."""
+    conversation = [QUESTION, {"role": "assistant", "content": WRONG}, TOOL]
+    tokenizer = make_tokenizer(JSON_TOOLS)
+    assert tokenizer.decode(Chat(tokenizer).prompt(conversation)) == render(tokenizer, conversation)
+    chat = Chat(make_tokenizer(JSON_TOOLS.replace("(m.content | tojson)", "(m.content[:64] | tojson)")))
+    with pytest.raises(ValueError, match=r"does not show message 3 \(tool\)"):
+        chat.prompt(conversation)
+
+
+def test_memory_that_is_used_up_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the machine's; to change the template would not help."""
+    tokenizer = make_tokenizer(CHAT_TEMPLATE)
+    chat = Chat(tokenizer)
+
+    def exhausted(*_: object, **__: object) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(tokenizer, "apply_chat_template", exhausted)
+    with pytest.raises(MemoryError):
+        chat.prompt([QUESTION])
+
+
 def test_a_template_without_system_prompts_is_refused_where_one_is_used() -> None:
     """And not elsewhere."""
     chat = Chat(make_tokenizer(MOVING.replace("messages[0].content + '\n\n' + ", "")))

@@ -63,10 +63,12 @@ class Template:
     def _render(self, messages: list[Message]) -> str:
         try:
             text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except MemoryError:
+            raise
         except Exception as error:  # templates raise what they like
             raise ValueError(
-                f"the chat template of {self._name} refuses a conversation of {_roles(messages)}: {error}. Where it "
-                "takes no system prompt, leave agent.args.system_prompt empty and use agent.args.instruction"
+                f"the chat template of {self._name} refuses a conversation of {_roles(messages)}: "
+                f"{str(error) or repr(error)}. {_remedy(messages)}"
             ) from error
         assert isinstance(text, str)
         return text
@@ -153,18 +155,20 @@ class Template:
         return False
 
     def _check_shown(self, messages: list[Message]) -> None:
-        """Whether messages of these roles stand in the text, but for whitespace; thoughts may be dropped.
+        """Whether messages of these roles stand in the text, line by line; thoughts may be dropped.
+
+        Whitespace does not count, nor what is written between lines: some templates write what tools return as JSON.
 
         Raises:
             ValueError: one does not; says which, and what to do.
         """
         toys = [
-            message | {"content": "\n".join(f"{message['role']} {place}.{line}" for line in range(_LINES))}
+            message | {"content": "\n".join(f"{message['role']} {place}.{line:02}" for line in range(_LINES))}
             for place, message in enumerate(messages, 1)
         ]
         text = _letters(self._render(toys))
         for place, toy in enumerate(toys, 1):
-            if _letters(toy["content"]) not in text:
+            if any(_letters(line) not in text for line in toy["content"].splitlines()):
                 raise ValueError(
                     f"the chat template of {self._name} does not show message {place} ({toy['role']}) of a "
                     f"conversation of {_roles(messages)}: the policy would not know of it. Use an instruction-tuned "
@@ -184,6 +188,12 @@ def _answered(toy: list[Message], message: str) -> list[Message]:
 
 def _roles(messages: list[Message]) -> str:
     return ", ".join(message["role"] for message in messages)
+
+
+def _remedy(messages: list[Message]) -> str:
+    if any(message["role"] == "system" for message in messages):
+        return "Where it takes no system prompt, leave agent.args.system_prompt empty and use agent.args.instruction"
+    return f"If that is an error in the template, {REMEDY}"
 
 
 def _letters(text: str) -> str:
