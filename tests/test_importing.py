@@ -1,7 +1,9 @@
 """A policy from elsewhere that cannot be trained or played: it is told what is wrong, and nothing is committed."""
 
+import errno
 import json
 import logging
+import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,7 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 from configs import ConfigError
 from storage import layout, manifests
 from storage.model_files import INDEX
-from storage.store import Store
+from storage.store import StorageUnavailableError, Store
 from tasks import first_policy, open_run
 from tasks.configuration import resolve
 from tasks.ppo.importing import import_policy
@@ -81,9 +83,9 @@ def another_architecture(folder: Path) -> None:
 
 
 def more_tokens(folder: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_tokens([f"token {number}" for number in range(1000)])
-    tokenizer.save_pretrained(folder)
+    values = json.loads((folder / "tokenizer.json").read_text())
+    values["model"]["vocab"] |= {f"token {number}": number for number in range(1000, 2000)}
+    (folder / "tokenizer.json").write_text(json.dumps(values))
 
 
 def without_tokenizer(folder: Path) -> None:
@@ -119,6 +121,10 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "a list": (write("config.json", b"[]"), r"config\.json is no JSON object"),
     "unheard-of": (says("config.json", model_type="unheard-of"), r"config\.json: .* has model type `unheard-of`"),
     "contradicts itself": (says("config.json", num_hidden_layers=7), r"config\.json: .*num_hidden_layers"),
+    "several modalities": (
+        says("config.json", model_type="gemma3", text_config={"model_type": "gemma3_text"}),
+        r"config\.json: gemma3 is a model of several modalities.*give a model that reads text alone",
+    ),
     "another architecture": (another_architecture, "it is made for BertForMaskedLM, and BertLMHeadModel is the causal"),
     "no tokenizer": (without_tokenizer, "has no tokenizer: copy tokenizer.json and tokenizer_config.json"),
     "a broken tokenizer": (write("tokenizer.json", b"{"), r"tokenizer\.json: .*line 1"),
@@ -128,13 +134,45 @@ BROKEN: dict[str, tuple[Break, str]] = {
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_what_is_no_policy_is_told_by_file_and_remedy(folder: Path, name: str, tmp_path: Path, store: Store) -> None:
-    """Each was a traceback, or a policy of random or broken weights."""
+    """The message begins with the knob; no policy of random or broken weights is written."""
     damage, told = BROKEN[name]
     damage(folder)
     with pytest.raises(ValueError, match=told) as error:
         import_policy(str(folder), tmp_path / "out", tmp_path / "cache", store)
     assert str(error.value).startswith(f"policy.path={str(folder)!r} holds no usable policy: ")
     assert not (tmp_path / "out").exists()
+
+
+def test_added_tokens_may_lie_beyond_the_vocabulary(folder: Path, tmp_path: Path, store: Store) -> None:
+    """google/gemma-3-1b-it has a token for images that its model of text alone does not know."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    tokenizer.add_tokens([f"<token {number}>" for number in range(size - len(tokenizer) + 1)], special_tokens=True)
+    tokenizer.save_pretrained(folder)
+    import_policy(str(folder), tmp_path / "out", tmp_path / "cache", store)
+    assert max(AutoTokenizer.from_pretrained(tmp_path / "out").get_vocab().values()) == size
+
+
+def test_a_disk_that_takes_no_more_is_no_fault_of_the_policy(folder: Path, tmp_path: Path, store: Store) -> None:
+    """Files of more than 4 KB cannot be written, as on a full disk."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OSError, match="cannot be copied to .*File too large") as error:
+            import_policy(str(folder), tmp_path / "out", tmp_path / "cache", store)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert error.value.errno == errno.EFBIG
+
+
+def test_a_hub_that_cannot_be_asked_is_told_as_that(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not as a policy that is of no use."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(StorageUnavailableError, match=r"^policy\.path='some/model' is not a folder .*HF_HUB_OFFLINE"):
+        import_policy("some/model", tmp_path / "out", tmp_path / "cache", store)
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
@@ -162,10 +200,13 @@ def without_end(folder: Path) -> None:
 UNPLAYABLE: dict[str, tuple[Break, str]] = {
     "syntax error": (
         template("{% for message in messages %}"),
-        "chat template cannot be used.*Correct chat_template.jinja",
+        "^the chat template of policy.path='.*' refuses a conversation of user: Unexpected end.* mend chat_template in",
     ),
-    "division by 0": (template("{{ 1 / 0 }}"), "chat template cannot be used: .*division by zero"),
-    "no template": (lambda folder: (folder / "chat_template.jinja").unlink(), "has no chat template"),
+    "division by 0": (template("{{ 1 / 0 }}"), "^the chat template of policy.path=.*: division by zero"),
+    "no template": (
+        lambda folder: (folder / "chat_template.jinja").unlink(),
+        "^the tokenizer of policy.path=.* has no chat template",
+    ),
     "no end": (without_end, "nothing ends a turn: set eos_token in tokenizer_config.json"),
     "short context": (
         says("config.json", max_position_embeddings=100),
@@ -186,8 +227,10 @@ def test_what_cannot_be_played_is_told_before_it_is_committed(
     damage, told = UNPLAYABLE[name]
     damage(folder)
     quiet(monkeypatch)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=told) as error:
         begin(tmp_path, f"policy={{path: {folder}}}")
+    assert "policy-" not in str(error.value)  # the scratch folder, which is gone when the message is read
+    assert str(error.value).count("chat_template.jinja") <= 1
     store = Store(f"{tmp_path}/var")
     assert not list((tmp_path / "var/runs/smoke").glob("checkpoints/*"))
     assert begin(tmp_path, f"policy={{path: {policy_folder}}}") == layout.checkpoint("smoke", 0)
@@ -213,6 +256,18 @@ def test_an_agent_that_cannot_be_made_is_told_before_a_policy_is_committed(
     begin(tmp_path, policy, agent.format("true"))
     with pytest.raises(ConfigError, match=r"agent\.args\.good: True -> False"):
         begin(tmp_path, policy, agent.format("false"))
+
+
+def test_an_agent_may_need_the_event_loop_when_it_is_made(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sessions of HTTP clients are such: a rollout makes its agent inside of a loop, and so does the try-out."""
+    quiet(monkeypatch)
+    (tmp_path / "agents_of_a_loop.py").write_text(
+        "import asyncio\n\nclass Agent:\n    def __init__(self, context):\n        asyncio.get_running_loop()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    begin(tmp_path, f"policy={{path: {policy_folder}}}", "agent={type: 'agents_of_a_loop:Agent', args: {}}")
 
 
 def quiet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,12 @@
 """A policy from elsewhere: a transformers folder, a committed checkpoint, or a hub name."""
 
+import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from storage import model_files
 from storage.checkpoints import open_checkpoint
@@ -11,6 +15,8 @@ from storage.store import StorageError, StorageUnavailableError, Store
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 _UNWANTED = ["*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model", "consolidated*"]
 """Of a repository on the hub: no pickles, no code, and nothing in folders but chat templates."""
+_MACHINES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE}
+"""Numbers of errors that are this machine's and not the policy's."""
 _LONGEST = 400  # characters of another library's message
 
 
@@ -24,6 +30,8 @@ def import_policy(path: str, folder: Path, cache: Path, store: Store) -> str | N
 
     Raises:
         ValueError: nothing usable there, or weights in another format than safetensors.
+        StorageUnavailableError: the hub cannot be asked.
+        OSError: this machine lacks something, such as room on its disk.
     """
     try:
         source, version = _locate(path, cache, store)
@@ -31,6 +39,8 @@ def import_policy(path: str, folder: Path, cache: Path, store: Store) -> str | N
     except (MemoryError, StorageUnavailableError):
         raise
     except Exception as error:  # transformers and tokenizers raise whatever their parsers raise
+        if number := _machines(error):
+            raise OSError(number, f"policy.path={path!r} cannot be copied to {folder}: {_told(error)}") from error
         raise ValueError(
             f"policy.path={path!r} holds no usable policy: {_told(error)}. Give a folder with config.json, "
             "model.safetensors and a tokenizer, a committed checkpoint's URI, or a hub name"
@@ -39,14 +49,15 @@ def import_policy(path: str, folder: Path, cache: Path, store: Store) -> str | N
 
 
 def _copy(source: Path, folder: Path) -> None:
-    from transformers import AutoTokenizer
+    from transformers import AutoConfig, AutoTokenizer
 
     from storage.reload import load_model
-    from tasks.ppo.soundness import check_vocabulary, check_weights
+    from tasks.ppo.soundness import check_modalities, check_vocabulary, check_weights
 
     model_files.check(source)
     check_weights(source)
     with _naming(source / "config.json"):
+        check_modalities(AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=True))
         model = load_model(source)
     with _naming(source / "tokenizer.json"):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=True)
@@ -66,9 +77,19 @@ def _naming(path: Path) -> Iterator[None]:
     except MemoryError:
         raise
     except Exception as error:
-        if str(path.parent) in str(error):
+        if str(path.parent) in str(error) or _machines(error):
             raise
         raise ValueError(f"{path}: {_told(error)}") from error
+
+
+def _machines(error: Exception) -> int | None:
+    """The number of an error that no other policy would mend; safetensors tells it in its text alone."""
+    if isinstance(error, OSError):
+        number = error.errno
+    else:
+        found = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, SafetensorError) else None
+        number = int(found[1]) if found else None
+    return number if number in _MACHINES else None
 
 
 def _told(error: Exception) -> str:
@@ -82,8 +103,6 @@ def _locate(path: str, cache: Path, store: Store) -> tuple[Path, str | None]:
 
     What is neither a folder nor a checkpoint is a name on the hub, which is downloaded.
     """
-    from huggingface_hub import snapshot_download
-
     folder = Path(path).expanduser()
     if (folder / "config.json").is_file():
         return folder, None
@@ -96,4 +115,23 @@ def _locate(path: str, cache: Path, store: Store) -> tuple[Path, str | None]:
         raise StorageError(f"{folder} has no config.json")
     if path.startswith((".", "/", "~")):
         raise StorageError(f"{folder} is not a folder")
-    return Path(snapshot_download(path, allow_patterns=_WANTED, ignore_patterns=_UNWANTED)), None
+    return _download(path), None
+
+
+def _download(name: str) -> Path:
+    """The folder of a repository on the hub, or of a copy that was downloaded before."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
+    except (HFValidationError, RepositoryNotFoundError, MemoryError):
+        raise
+    except Exception as error:  # of the network, in classes of several libraries
+        if _machines(error):
+            raise
+        cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
+        raise StorageUnavailableError(
+            f"policy.path={name!r} is not a folder here, and the hub cannot be asked for it: {_told(cause)}. Check "
+            "the network, HF_ENDPOINT and HF_HUB_OFFLINE, or give a folder"
+        ) from error

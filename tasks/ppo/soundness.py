@@ -11,7 +11,7 @@ from storage.model_files import INDEX
 from storage.reload import not_finite
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _NAMED = 3  # tensors that a message spells out
@@ -55,14 +55,27 @@ def _check_tensors(path: Path) -> None:
         raise ValueError(f"{path}: {_some(broken)} with NaN or infinities; give a checkpoint from before they came")
 
 
+def check_modalities(config: "PreTrainedConfig") -> None:
+    """Raises ValueError for a model that reads more than text: its configuration is one of several parts."""
+    if config.get_text_config() is not config:
+        raise ValueError(
+            f"{config.model_type} is a model of several modalities, which cannot be trained here: give a model that "
+            "reads text alone"
+        )
+
+
 def check_vocabulary(folder: Path, tokenizer: "PreTrainedTokenizerBase", vocabulary: int) -> None:
-    """Of a model that knows so many tokens.
+    """Compare a tokenizer with a model that knows `vocabulary` tokens.
+
+    Added tokens may have ids beyond: some models of text alone share a tokenizer with models of images, whose
+    placeholders they do not know. A prompt that holds such an id is refused when it is played.
 
     Raises:
-        ValueError: the tokenizer has ids beyond, or is the empty one that transformers makes up where it finds none.
+        ValueError: other tokens have ids beyond, or it is the empty tokenizer that transformers makes up where it
+            finds none.
     """
-    ids = tokenizer.get_vocab()
-    beyond = [token for token, number in ids.items() if number >= vocabulary]
+    ids, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
+    beyond = [token for token, number in ids.items() if number >= vocabulary and token not in added]
     if ids.keys() <= set(tokenizer.all_special_tokens):
         raise ValueError(f"{folder} has no tokenizer: copy tokenizer.json and tokenizer_config.json, too")
     if beyond:

@@ -145,9 +145,8 @@ def load_chat(policy: Checkpoint) -> Chat:
 
 
 def _vocabulary(config: Path) -> int | None:
-    """What the model's configuration says, in models of several parts that of its text."""
-    said = json.loads(config.read_bytes())
-    found = said.get("vocab_size", said.get("text_config", {}).get("vocab_size"))
+    """What the model's configuration says; models of several parts are refused when they are imported."""
+    found = json.loads(config.read_bytes()).get("vocab_size")
     return int(found) if found else None
 
 

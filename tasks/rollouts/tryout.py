@@ -1,5 +1,6 @@
 """Whether a policy can be played as the configuration asks: tried before the policy is committed."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 def try_out(folder: Path, config: Config) -> None:
     """Load the tokenizer, render toy conversations by its chat template, and make the agent.
 
+    The agent is made as a rollout makes it: inside of an event loop.
+
     Raises:
         ValueError: one of these fails, nothing ends a turn, or the policy's context is shorter than asked for.
     """
@@ -25,7 +28,11 @@ def try_out(folder: Path, config: Config) -> None:
     if not chat.stop_token_ids:
         raise ValueError(f"{where}: nothing ends a turn: set eos_token in tokenizer_config.json")
     gconfig = GenerationConfig(max_new_tokens=config.sampling.max_new_tokens)
-    AGENTS.make(config.agent.type, AgentContext(chat, gconfig, config.inference.max_model_len), config.agent.args)
+    asyncio.run(_make_agent(config, AgentContext(chat, gconfig, config.inference.max_model_len)))
+
+
+async def _make_agent(config: Config, context: AgentContext) -> None:
+    AGENTS.make(config.agent.type, context, config.agent.args)
 
 
 def _chat(where: str, folder: Path) -> "Chat":
@@ -33,13 +40,9 @@ def _chat(where: str, folder: Path) -> "Chat":
 
     from tasks.agents.trial import open_chat
 
-    try:
-        return open_chat(AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True))
-    except Exception as error:  # a template can raise anything
-        raise ValueError(
-            f"{where}: its chat template cannot be used: {error if str(error) else repr(error)}. Correct "
-            "chat_template.jinja, or chat_template in tokenizer_config.json"
-        ) from error
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    tokenizer.name_or_path = where  # errors name what the user gave: `folder` is a scratch folder
+    return open_chat(tokenizer)
 
 
 def _check_context(where: str, folder: Path, asked: int) -> None:
