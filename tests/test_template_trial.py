@@ -48,6 +48,7 @@ def test_a_template_without_measure_is_refused(
     monkeypatch.setattr(trial, "_MEMORY_MB", 64)
     tokenizer = make_tokenizer(written + CHAT_TEMPLATE)
     tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model/config.json").write_text("{}")
     file = File(
         name="model/tokenizer.json", path="x", bytes=0, rows=None, sha256=str(tmp_path)
     )  # none is cached for it
