@@ -70,6 +70,8 @@ def down() -> None:
 
 
 def _start_server(port: int) -> None:
+    if not 0 < port < 2**16:
+        raise ValueError(f"port {port} is none: give one from 1 to 65535")
     with socket.socket() as probe:
         taken = probe.connect_ex((HOST, port)) == 0
     try:

@@ -131,7 +131,7 @@ def check(store: Store, file: File, path: Path) -> None:
     Raises:
         StorageError: it is missing, of another size or of another hash.
     """
-    if not path.exists():
+    if not path.is_file():  # a pipe or a device would be read for ever
         raise missing(store, file)
     _compare(store, file, path.stat().st_size, sha256(path))
 

@@ -45,6 +45,7 @@ def run(command: Callable[[], int | None], advice: str = "") -> NoReturn:
     Where the process was told to end, the status is 130 or 143 whatever `command` makes of it, and `advice` is printed.
     When `command` has ended, what Python and libraries still do at exit may take `LATEST_S`.
     """
+    _open_missing()
     try:
         status = _status(command, advice)
         # Makes Python forget a KeyboardInterrupt that has passed an `exec`: it would end by SIGINT all the same.
@@ -53,6 +54,13 @@ def run(command: Callable[[], int | None], advice: str = "") -> NoReturn:
         os._exit(128 + signal.SIGINT)
     threading.Thread(target=_end_hanging, args=[status], name="exit", daemon=True).start()
     sys.exit(status)
+
+
+def _open_missing() -> None:
+    """Open the standard streams with which we were not started: else the next files and sockets take their numbers."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
 
 
 def _status(command: Callable[[], int | None], advice: str) -> str | int | None:

@@ -5,7 +5,7 @@ import json
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict
 
 from storage import layout
 from storage.seal import newer, unseal
@@ -165,7 +165,9 @@ def parse(store: Store, version: str, data: bytes) -> Manifest:
         if found > MANIFEST_VERSION:
             raise StorageError(f"{where} has format {found}; this code knows {MANIFEST_VERSION}: upgrade")
         manifest = Manifest.model_validate(values if found == 1 else unseal(data, where))
-    except (KeyError, TypeError, UnicodeDecodeError, json.JSONDecodeError, RecursionError, ValidationError) as error:
+    except StorageError:
+        raise
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         if unknown := newer(error):
             raise StorageError(f"{where} has {unknown}, which this code does not know: upgrade") from None
         raise StorageError(f"{where} is not a manifest, or is damaged: {error}") from None

@@ -118,11 +118,13 @@ def _told(error: BaseException) -> str:
 
 def _check_type(key: str, value: Any, annotation: Any) -> None:
     try:
-        TypeAdapter(annotation).validate_python(value)
+        meant = TypeAdapter(annotation).validate_python(value)
     except ValidationError as error:
         raise ValueError(f"{key}={value!r}: {error.errors()[0]['msg']}") from None
     except PydanticUserError as error:
         raise ValueError(f"{key}: its annotation {annotation!r} is no type of a value in a configuration") from error
+    if isinstance(value, str) and isinstance(meant, int | float):  # the constructor would be given the text
+        raise ValueError(f"{key}={value!r}: is a text; without quotes it is {meant!r}")
 
 
 def nearest(name: str, names: typing.Iterable[str]) -> str:

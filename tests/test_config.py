@@ -103,6 +103,7 @@ def test_a_mapping_replaces_its_section() -> None:
         ("agent.type=math-multiturn", "did you mean 'math-multi-turn'"),
         ("agent.args.num_turn=3", "did you mean 'num_turns'"),
         ("agent.args.num_turns=three", "num_turns='three'"),
+        ("agent.args={num_turns: '2'}", "num_turns='2': is a text; without quotes it is 2"),
         ("agent.args.num_turns=0", "num_turns=0"),
         ("environment.args.tolerance=1", "takes no such argument"),
         ("agent.type=no_such_package:Agent", "no_such_package"),

@@ -385,3 +385,10 @@ def assert_clean(ended: Ended, status: int) -> None:
     assert ended.took_s < LATEST_S + SLACK_S, report
     assert "Traceback" not in ended.printed, report
     assert "ended without it" not in ended.printed, report
+
+
+def test_missing_standard_streams_are_not_taken_by_files_and_sockets() -> None:
+    """A server that inherits a socket with number 2 would have its log put in the socket's place."""
+    code = "import os, socket; from storage import interrupts; interrupts.run(lambda: socket.socket().fileno())"
+    done = subprocess.run(["sh", "-c", f"exec {sys.executable} -c '{code}' <&- >&- 2>&-"], cwd=ROOT, check=False)
+    assert done.returncode > 2

@@ -1,6 +1,7 @@
 """Damage of every kind is found and named, a healthy store has none, and versions know their family."""
 
 import json
+import os
 import random
 import tempfile
 from collections.abc import Callable
@@ -14,12 +15,12 @@ import pytest
 from safetensors.numpy import save_file
 
 from storage import catalog, checkpoints, garbage, layout, manifests
-from storage.drafts import Draft
+from storage.drafts import Draft, Provenance
 from storage.lineage import ancestors, descendants
 from storage.manifests import MANIFEST_VERSION
 from storage.retention import Rules
 from storage.seal import seal
-from storage.store import StorageUnavailableError, Store
+from storage.store import StorageError, StorageUnavailableError, Store
 from storage.verify import Report, verify
 from tasks.ppo.policy import make_canary
 from tests import chain_helpers as chains
@@ -531,3 +532,25 @@ def test_ten_thousand_generations(tmp_path: Path) -> None:
     nodes = ancestors(store, values["version"])
     assert [node.depth for node in nodes] == list(range(count))
     assert {node.problem for node in nodes} == {""}
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "data"])
+def test_a_pipe_in_the_place_of_an_object_is_not_read(store: Store, name: str) -> None:
+    """Reading it would never end."""
+    version = "runs/r/scores/000000/a"
+    with Draft(store, version, "run") as draft:
+        draft.add(Path(__file__), "data")
+        manifest = draft.commit(Provenance(config={}), [])
+    (file,) = manifest.files
+    path = Path(store.path(file.path if name == "data" else layout.manifest(version)))
+    path.unlink()
+    os.mkfifo(path)
+    found = {finding.object for finding in verify(store, [version]).findings}
+    assert (file.path if name == "data" else layout.manifest(version)) in found
+
+
+def test_a_number_without_end_in_a_manifest_is_damage(store: Store) -> None:
+    """Python refuses to read it."""
+    store.write(layout.manifest("runs/r/run"), b'{"manifest_version": ' + b"9" * 5000 + b"}")
+    with pytest.raises(StorageError, match="is not a manifest, or is damaged"):
+        manifests.read(store, "runs/r/run")

@@ -35,7 +35,7 @@ class LocalBackend:
         self._appear(path, lambda temporary: shutil.copyfile(source, temporary), os.replace)
 
     def download(self, path: str, target: Path) -> str:
-        shutil.copyfile(path, target)
+        shutil.copyfile(_file(path), target)
         with target.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -73,9 +73,15 @@ class LocalBackend:
 
 
 def _file(path: str) -> Path:
-    """`path`, if it is a file: folders are no objects. Raises what `os.stat` does."""
-    if stat.S_ISDIR(os.stat(path).st_mode):
+    """`path`, if it is a regular file: others are no objects, and a pipe or device would be read for ever.
+
+    Raises what `os.stat` does.
+    """
+    mode = os.stat(path).st_mode
+    if stat.S_ISDIR(mode):
         raise FileNotFoundError(f"{path} is a folder")
+    if not stat.S_ISREG(mode):
+        raise OSError(f"{path} is a pipe, a socket or a device, and not an object")
     return Path(path)
 
 

@@ -78,6 +78,9 @@ class Supervised:
             self._process.stdin.close()  # the supervisor ends the group on end of file
             try:
                 self._process.wait(timeout=supervisor.GRACE_S + 10)
+            except subprocess.TimeoutExpired:  # somebody has stopped it
+                self._process.kill()
+                self._process.wait()
             finally:
                 self._process = None
                 self._kill_orphans()
