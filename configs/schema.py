@@ -283,7 +283,7 @@ class Rollout(Knobs):
     concurrency: PositiveInt = 512
     """Episodes in flight at once (whole groups)."""
     episode_deadline_s: PositiveFloat = 600
-    """An episode that takes longer is kept as failed."""
+    """An episode that takes longer is kept as failed; time for which another one held up all others is not counted."""
     request_timeout_s: PositiveFloat = 300
     """A request that takes longer is sent again."""
     request_retries: NonNegativeInt = 5

@@ -115,9 +115,9 @@ class Watch:
     def _look(self) -> None:
         """Ends the task that holds up the loop and should not have run for so long; from any thread."""
         now, task = time.monotonic(), asyncio.current_task(self._loop)
-        self._loop.call_soon_threadsafe(self._turn)
         if task is not self._suspect:
             self._suspect, self._since = task, now
+        self._loop.call_soon_threadsafe(self._turn)  # after that, so that a turn since then forgets the suspect
         if task is None or now - self._since < LOOK_S / 2:
             return
         self._guilty.add(task)
