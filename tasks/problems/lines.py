@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import IO, Any, BinaryIO
 
 import fsspec
-import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from configs.regular import open_regular
@@ -30,32 +29,30 @@ def open_file(path: str, *, read_ahead: bool = True) -> Iterator[IO[Any]]:
     Raises:
         ProblemError: it cannot be opened, or, within the block, not be read.
     """
-    with explained(path), _open(path, read_ahead) as file:
-        yield file
+    with explained(path):
+        outermost, local = fsspec.core.url_to_fs(path.rpartition("::")[2])  # of a chained URL, such as the archive
+        if isinstance(outermost, LocalFileSystem):
+            with open_regular(local) as file:
+                if "::" not in path:
+                    yield file
+                    return
+        system, inner = fsspec.core.url_to_fs(path)  # an archive's closes its files when nobody holds it any more
+        with system.open(inner, "rb", **({} if read_ahead else {"cache_type": "none"})) as file:
+            yield file
 
 
 @contextmanager
 def explained(path: str) -> Iterator[None]:
-    """What goes wrong within the block is told as an error of `path`."""
+    """Any error within the block, of whatever kind a file system or a format has, is told as one of `path`."""
     try:
         yield
-    except (OSError, ValueError, pa.ArrowException) as error:  # ValueError: a protocol that fsspec does not know
+    except ProblemError:
+        raise
+    except Exception as error:
         raise ProblemError(
             f"{path} cannot be read ({type(error).__name__}: {error}): "
             "check path, permissions and kind (jsonl or parquet)"
         ) from error
-
-
-def _open(path: str, read_ahead: bool) -> Any:
-    outermost = path.rpartition("::")[2]  # of a chained URL, such as the archive itself
-    system, local = fsspec.core.url_to_fs(outermost)
-    if isinstance(system, LocalFileSystem):
-        file = open_regular(local)
-        if outermost == path:
-            return file
-        file.close()
-    system, inner = fsspec.core.url_to_fs(path)
-    return system.open(inner, "rb", **({} if read_ahead else {"cache_type": "none"}))
 
 
 def lines(file: IO[Any], longest: int) -> Iterator[bytes | RowError]:
