@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from configs import load
+from flows import prefect_server
 from storage import aliases, checkpoints, datasets, holders, layout, manifests
 from storage.logs import Log
 from storage.records import Score
@@ -248,7 +249,7 @@ def test_the_command_leaves_no_process(tmp_path: Path) -> None:
         assert time.monotonic() < deadline
         time.sleep(0.1)
     family = psutil.Process(job.pid).children(recursive=True)
-    assert any("uvicorn" in process.cmdline() for process in family)
+    assert any(prefect_server.__file__ in process.cmdline() for process in family)
     assert any("vllm.entrypoints.openai.api_server" in process.cmdline() for process in family)
     job.kill()
     job.wait()
