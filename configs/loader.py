@@ -22,7 +22,7 @@ FOLDER = Path(__file__).parent
 _LARGEST = 2**20
 """Bytes of a configuration file."""
 _REFUSALS = (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError)
-"""What YAML and OmegaConf raise of what they cannot read; OSError: a scalar; ValueError: thousands of digits."""
+"""Raised by YAML and OmegaConf for what they cannot read; OSError: a lone scalar; ValueError: endless digits."""
 
 
 class ConfigError(ValueError):

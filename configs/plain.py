@@ -7,7 +7,7 @@ from typing import Any
 _DEEPEST = 50
 """Mappings and lists within each other; what reads and writes YAML and JSON gives up somewhere above."""
 _LARGEST_BITS = 10_000
-"""Of an integer; Python writes no more than 4,300 digits."""
+"""Bits of the largest integer; Python writes no more than 4,300 digits."""
 
 
 def check_plain(values: dict[str, Any]) -> None:
@@ -20,26 +20,30 @@ def check_plain(values: dict[str, Any]) -> None:
     Raises:
         ValueError: naming the dotted key and the value.
     """
-    for depth, key, value in _walk(values):
+    for depth, key, value in walk(values):
         if depth > _DEEPEST:
             raise ValueError(f"{key}: more than {_DEEPEST} mappings and lists within each other: nest them less deep")
         if problem := _problem(value):
             raise ValueError(f"{key}{problem}")
 
 
-def _walk(values: dict[Any, Any] | list[Any], depth: int = 1, prefix: str = "") -> Iterator[tuple[int, str, Any]]:
-    """Depth, dotted key and value of all that is in `values`, from the outside in."""
+def walk(values: dict[Any, Any] | list[Any], depth: int = 1, prefix: str = "") -> Iterator[tuple[int, str, Any]]:
+    """Depth, dotted key and value of everything in `values`, from the outside in.
+
+    Raises:
+        ValueError: a key is not text.
+    """
     for name, value in values.items() if isinstance(values, dict) else enumerate(values):
         if isinstance(values, dict) and (not isinstance(name, str) or _is_broken(name)):
             raise ValueError(f"{prefix}{name!r}: a key must be text: write it in quotes")
         key = f"{prefix}{name}"
         yield depth, key, value
         if isinstance(value, dict | list):
-            yield from _walk(value, depth + 1, f"{key}.")
+            yield from walk(value, depth + 1, f"{key}.")
 
 
 def _problem(value: Any) -> str:
-    """What is wrong with it, to stand behind its key; empty where nothing is."""
+    """Describe what is wrong with a value, as text that follows its key; empty if nothing is."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"={value!r} is not a finite number: JSON, in which runs keep their configuration, knows no other"
     if isinstance(value, int) and value.bit_length() > _LARGEST_BITS:

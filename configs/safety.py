@@ -1,18 +1,20 @@
-"""What a configuration may not hold: secrets, since it stands in every manifest, and what opens vLLM to others."""
+"""Checks that a configuration holds no secrets, since every manifest repeats it, and does not open vLLM to others."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import zip_longest
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
+
+from configs.plain import walk
 
 _SECRET = re.compile(
     r"(^|[-_.])(sig|sas|pwd|pass|auth|secret|token|passw(or)?d|signature|credentials?|key)$|^x-(amz|goog)-|apikey|accesskeyid",
     re.IGNORECASE,
 )
-"""In the name of a parameter of a URL, such as `access_token` or `X-Amz-Signature`; `max_tokens` is none."""
+"""Matches names of URL parameters that carry secrets, such as `access_token` or `X-Amz-Signature`, not `max_tokens`."""
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{(?:[^{}]|\{[^{}]*\})*?:")
-"""`${name:…}` in a string, unless escaped; `${run.name}` is none."""
+"""Matches `${name:…}` in a text, unless it is escaped; `${run.name}` does not match."""
 
 _OTHERS_ENTER = "it would open the server to others, or tell them its key: it listens on a socket of your own user"
 _RUNS_CODE = "it would run code, or load pickles, that no manifest names"
@@ -28,6 +30,7 @@ _REFUSED = {
     "download-dir dtype max-model-len generation-config logprobs-mode lora-modules",
 }
 """Arguments of vLLM that `inference.extra_args` may not hold, by the reason."""
+_REASONS = {name: reason for reason, names in _REFUSED.items() for name in names.split()}
 
 
 def check_uri(uri: str) -> str:
@@ -55,14 +58,14 @@ def _has_secret(query: str) -> bool:
     return any(_SECRET.search(name) for name, _ in parse_qsl(query, keep_blank_values=True))
 
 
-def check_strings(values: Any) -> None:
+def check_strings(values: dict[str, Any]) -> None:
     """Refuse credentials in any text that is a URI, such as an argument of an agent.
 
     Raises:
         ValueError: names the key.
     """
-    for key, text in _strings(values):
-        if re.match(r"[a-z][a-z0-9+.-]*://\S+$", text):
+    for _, key, text in walk(values):
+        if isinstance(text, str) and re.match(r"[a-z][a-z0-9+.-]*://\S+$", text):
             try:
                 check_uri(text)
             except ValueError as error:
@@ -75,8 +78,8 @@ def check_interpolations(values: Any) -> None:
     Raises:
         ValueError: names the key.
     """
-    for key, text in _strings(values):
-        if _RESOLVER.search(text):
+    for _, key, text in walk(values):
+        if isinstance(text, str) and _RESOLVER.search(text):
             raise ValueError(
                 f"{key}={text!r}: what it stands for, maybe a secret, would stand in every manifest: write the value, "
                 "give it as an override, or let your agent read the environment. ${section.knob} is understood"
@@ -100,17 +103,4 @@ def check_extra_args(arguments: Sequence[str]) -> list[str]:
 
 def _reason_against(name: str) -> str | None:
     """Why an argument is refused; vLLM understands abbreviations."""
-    reasons = {full: reason for reason, names in _REFUSED.items() for full in names.split()}
-    return reasons.get(name) or next((reason for full, reason in reasons.items() if full.startswith(name)), None)
-
-
-def _strings(values: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """All texts, and dotted keys."""
-    if isinstance(values, str):
-        yield key, values
-    elif isinstance(values, dict):
-        for name, value in values.items():
-            yield from _strings(value, f"{key}.{name}" if key else str(name))
-    elif isinstance(values, list | tuple):
-        for index, value in enumerate(values):
-            yield from _strings(value, f"{key}[{index}]")
+    return _REASONS.get(name) or next((reason for full, reason in _REASONS.items() if full.startswith(name)), None)

@@ -70,7 +70,7 @@ def _kl(section: Any) -> Any:
 
 
 def _evaluation(section: Any) -> Any:
-    """With `temperature: 0` all `samples` were greedy."""
+    """Convert a section from when `temperature: 0` made all `samples` greedy."""
     greedy = isinstance(section, dict) and section.get("temperature") == 0
     return {**section, "samples": 0, "temperature": 1.0} if greedy else section
 

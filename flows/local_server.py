@@ -20,8 +20,15 @@ from pathlib import Path
 import psutil
 
 from flows import prefect_server
-from flows.prefect_server import HOST, healthy, new_password, protection, reserve
-from flows.temporary_server import ignore_proxies_on_loopback
+from flows.prefect_server import (
+    HOST,
+    START_SECONDS,
+    healthy,
+    ignore_proxies_on_loopback,
+    new_password,
+    protection,
+    reserve,
+)
 from storage import interrupts
 from storage.visible import printable
 
@@ -32,8 +39,6 @@ POOL = "local"
 _PREFECT = ("-m", "prefect")
 CLOCK_SECONDS = 60
 """How far an adjusted clock may move a process's start past the writing of its id."""
-START_SECONDS = 900
-"""Guards against hanging only: a busy machine takes long to make the database."""
 STOP_SECONDS = 20
 """How long a flow run has for ending its vLLM server before everything left is killed."""
 
@@ -44,13 +49,13 @@ def up(port: int) -> None:
     STATE.chmod(0o700)
     asks_a_proxy = _asks_a_proxy()
     ignore_proxies_on_loopback()
-    if not (_runs("server") and _runs("worker")):
+    if begins := not (_runs("server") and _runs("worker")):
         down()  # one may have been killed: flow runs without a worker cannot be cancelled
         _start_server(port)
     address = _address()
     _prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
     _prefect("deploy", "--all")
-    if not _runs("worker"):
+    if begins:
         with reserve(int(address.rpartition(":")[2])) as reserved:  # while the worker lives nobody else gets the port
             _start("worker", *_PREFECT, "worker", "start", "--pool", POOL, "--name", "local", inherits=[reserved])
     _await("worker", lambda: "started" in _log("worker").read_text())
@@ -96,7 +101,7 @@ def _write_client_settings(port: int, password: str) -> None:
 
 
 def _address() -> str:
-    """Of the server's pages."""
+    """The URL of the server's pages."""
     address: str = tomllib.loads(CLIENT_SETTINGS.read_text())["api"]["url"]
     return address.removesuffix("/api")
 

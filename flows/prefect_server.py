@@ -6,6 +6,7 @@ it where `PREFECT_SERVER_API_AUTH_STRING` is set.
     python -m flows.prefect_server FD
 """
 
+import os
 import secrets
 import socket
 import sys
@@ -13,6 +14,8 @@ import urllib.error
 import urllib.request
 
 HOST = "127.0.0.1"
+START_SECONDS = 900
+"""Guards against hanging only: a busy machine takes long to make the database."""
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -52,6 +55,19 @@ def healthy(port: int) -> bool:
             return True
     except (urllib.error.URLError, TimeoutError, ConnectionError):
         return False
+
+
+def ignore_proxies_on_loopback() -> None:
+    """Tell this process and those that it starts that nothing on loopback is behind a proxy.
+
+    Libraries prefer the name in lower case, so what stands under the other one alone is kept under both. `*`, which
+    means all hosts, counts only where it stands alone.
+    """
+    said = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    hosts = [host.strip() for host in said.split(",") if host.strip()]
+    if hosts != ["*"]:
+        hosts += [host for host in (HOST, "localhost") if host not in hosts]
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(hosts)
 
 
 def main(descriptor: int) -> None:

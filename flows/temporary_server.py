@@ -15,14 +15,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from flows import prefect_server
-from flows.prefect_server import HOST, healthy, new_password, protection, reserve
+from flows.prefect_server import (
+    HOST,
+    START_SECONDS,
+    healthy,
+    ignore_proxies_on_loopback,
+    new_password,
+    protection,
+    reserve,
+)
 from storage import interrupts
 from tasks.inference.supervised import Supervised
 
 logger = logging.getLogger(__name__)
 
-START_SECONDS = 900
-"""Guards against hanging only: a busy machine takes long to make the database."""
 _LOOK_S = 0.2
 _LIGHT = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_SERVER_LOGGING_LEVEL": "ERROR"}
 """As Prefect starts its own temporary server: neither pages nor scheduler."""
@@ -51,19 +57,6 @@ def temporary_server() -> Iterator[None]:
     threading.Thread(target=server.keep, name="prefect-server", daemon=True).start()
     with temporary_settings({PREFECT_API_URL: server.api, PREFECT_API_AUTH_STRING: server.password}):
         yield
-
-
-def ignore_proxies_on_loopback() -> None:
-    """Tell this process and those that it starts that nothing on loopback is behind a proxy.
-
-    Libraries prefer the name in lower case, so what stands under the other one alone is kept under both. `*`, which
-    means all hosts, counts only where it stands alone.
-    """
-    said = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    hosts = [host.strip() for host in said.split(",") if host.strip()]
-    if hosts != ["*"]:
-        hosts += [host for host in (HOST, "localhost") if host not in hosts]
-    os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(hosts)
 
 
 class _Server:

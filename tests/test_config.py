@@ -238,7 +238,7 @@ def test_malformed_yaml_is_named(tmp_path: Path) -> None:
         ("agent.args={x: {1: a}}", r"agent\.args\.x\.1: a key must be text"),
         ("agent.args={x: {1.5: a}}", r"agent\.args\.x\.1\.5: a key must be text"),
         ("agent.args={x: {true: a}}", r"agent\.args\.x\.True: a key must be text"),
-        ("agent.args.\udcff=1", r"agent\.args\.'\\udcff': a key must be text"),
+        ("agent.args.\udcff=1", r"'agent\.args\.\\udcff': a key must be text"),
         ("agent.args.x=\udcff", "cannot be applied"),
         ("agent.args.x=" + "[" * 60 + "]" * 60, "more than 50 mappings and lists within each other"),
         ("agent.args.x=" + "[" * 3000 + "]" * 3000, "cannot be applied: maximum recursion"),

@@ -11,8 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.prefect_server import healthy
-from flows.temporary_server import ignore_proxies_on_loopback
+from flows.prefect_server import healthy, ignore_proxies_on_loopback
 from storage.interrupts import LATEST_S
 from tests.test_interrupts import SLACK_S
 
@@ -84,6 +83,7 @@ def server_of(job: "subprocess.Popen[str]", port: int) -> list[psutil.Process]:
     while not healthy(port):
         assert job.poll() is None, job.communicate()[1]
         assert time.monotonic() < deadline
+        time.sleep(0.1)
     return psutil.Process(job.pid).children(recursive=True)
 
 

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 _ROOT = Path(__file__).parents[2]
 _SECONDS, _MEMORY_MB = 10.0, 512
-"""Of processor time, and beyond an idle process, for all conversations; real templates take 0.1 s and a few MB."""
+"""Limits for all conversations together: processor time, and memory beyond an idle process. Real ones need 0.1 s."""
 _PATIENCE_S = 600.0
 """By the clock: only against a process that waits for ever; a busy machine changes no verdict."""
 _LONGEST = 1_000_000

@@ -14,7 +14,7 @@ from storage.store import StorageError, StorageUnavailableError, Store
 
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 _UNWANTED = ["*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model", "consolidated*"]
-"""Of a repository on the hub: no pickles, no code, and nothing in folders but chat templates."""
+"""Patterns for the files of a hub repository: no pickles, no code, and nothing in folders but chat templates."""
 _MACHINES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE}
 """Numbers of errors that are this machine's and not the policy's."""
 _LONGEST = 400  # characters of another library's message
