@@ -88,6 +88,12 @@ def more_tokens(folder: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(values))
 
 
+def other_digits(folder: Path) -> None:
+    values = json.loads((folder / "tokenizer.json").read_text())
+    values["normalizer"] = {"type": "Replace", "pattern": {"String": "7"}, "content": "1"}
+    (folder / "tokenizer.json").write_text(json.dumps(values))
+
+
 def without_tokenizer(folder: Path) -> None:
     for path in folder.glob("token*"):
         path.unlink()
@@ -128,6 +134,7 @@ BROKEN: dict[str, tuple[Break, str]] = {
     "another architecture": (another_architecture, "it is made for BertForMaskedLM, and BertLMHeadModel is the causal"),
     "no tokenizer": (without_tokenizer, "has no tokenizer: copy tokenizer.json and tokenizer_config.json"),
     "a broken tokenizer": (write("tokenizer.json", b"{"), r"tokenizer\.json: .*line 1"),
+    "other digits": (other_digits, r"makes '12345 \+ 61890' of '12345 \+ 67890': give the model's own tokenizer"),
     "another tokenizer": (more_tokens, r"has \d+ tokens, such as .* of the model \(vocab_size in config.json\)"),
 }
 
@@ -151,6 +158,14 @@ def test_added_tokens_may_lie_beyond_the_vocabulary(folder: Path, tmp_path: Path
     tokenizer.save_pretrained(folder)
     import_policy(str(folder), tmp_path / "out", tmp_path / "cache", store)
     assert max(AutoTokenizer.from_pretrained(tmp_path / "out").get_vocab().values()) == size
+
+
+def test_sampling_parameters_need_no_word_that_they_count(folder: Path, tmp_path: Path, store: Store) -> None:
+    """`do_sample` is missing beside the temperature of many policies; transformers would not write that again."""
+    (folder / "generation_config.json").write_text('{"temperature": 0.6, "eos_token_id": 2}')
+    import_policy(str(folder), tmp_path / "out", tmp_path / "cache", store)
+    written = json.loads((tmp_path / "out/generation_config.json").read_text())
+    assert (written["temperature"], written["do_sample"], written["eos_token_id"]) == (0.6, True, 2)
 
 
 def test_a_disk_that_takes_no_more_is_no_fault_of_the_policy(folder: Path, tmp_path: Path, store: Store) -> None:

@@ -5,12 +5,16 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError
 
 from storage import model_files
 from storage.checkpoints import open_checkpoint
 from storage.store import StorageError, StorageUnavailableError, Store
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 _UNWANTED = ["*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model", "consolidated*"]
@@ -52,7 +56,7 @@ def _copy(source: Path, folder: Path) -> None:
     from transformers import AutoConfig, AutoTokenizer
 
     from storage.reload import load_model
-    from tasks.ppo.soundness import check_modalities, check_vocabulary, check_weights
+    from tasks.ppo.soundness import check_digits, check_modalities, check_vocabulary, check_weights
 
     model_files.check(source)
     check_weights(source)
@@ -62,11 +66,22 @@ def _copy(source: Path, folder: Path) -> None:
     with _naming(source / "tokenizer.json"):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=True)
     check_vocabulary(source, tokenizer, model.config.vocab_size)
+    check_digits(source, tokenizer)
+    _allow_sampling(model)
     for values in (model.config.__dict__, tokenizer.init_kwargs):
         values.pop("auto_map", None)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     model_files.check(folder, [path.name for path in folder.iterdir()])
+
+
+def _allow_sampling(model: "PreTrainedModel") -> None:
+    """Many policies name a temperature without `do_sample`, and transformers would not write that."""
+    assert model.generation_config is not None
+    try:
+        model.generation_config.validate(strict=True)
+    except ValueError:
+        model.generation_config.do_sample = True
 
 
 @contextmanager

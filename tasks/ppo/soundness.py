@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_DIGITS = "12345 + 67890"
 _NAMED = 3  # tensors that a message spells out
 
 
@@ -82,6 +83,15 @@ def check_vocabulary(folder: Path, tokenizer: "PreTrainedTokenizerBase", vocabul
         raise ValueError(
             f"the tokenizer in {folder} has {len(beyond)} tokens, such as {beyond[0]!r}, beyond the {vocabulary} of "
             "the model (vocab_size in config.json): give the model's own tokenizer"
+        )
+
+
+def check_digits(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
+    """Raises ValueError where digits do not come back: the policy would read, and be judged by, other numbers."""
+    said = str(tokenizer.decode(tokenizer.encode(_DIGITS, add_special_tokens=False)))
+    if [letter for letter in said if letter.isdigit()] != [letter for letter in _DIGITS if letter.isdigit()]:
+        raise ValueError(
+            f"the tokenizer in {folder} makes {said[:80]!r} of {_DIGITS!r}: give the model's own tokenizer, whole"
         )
 
 
