@@ -47,6 +47,20 @@ def printable(text: str) -> str:
     return "\n".join(_line(line) for line in text.split("\n"))
 
 
+def described(error: BaseException, most: int | None = None) -> str:
+    """Type and message of an exception, whatever code of somebody else's they are made of; `visible`, as text is.
+
+    >>> described(ValueError("no such file")), described(KeyboardInterrupt())
+    ('ValueError: no such file', 'KeyboardInterrupt')
+    """
+    try:
+        message = str(error)
+    except Exception as another:  # noqa: BLE001 - the message is made by the exception's own class
+        message = f"its message cannot be read ({type(another).__name__})"
+    name = type(error).__name__
+    return visible(f"{name}: {message}" if message else name, most)
+
+
 def _line(line: str) -> str:
     if (rest := len(line) - LONGEST_LINE) <= 0:
         return visible(line)

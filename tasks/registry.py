@@ -10,6 +10,8 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
+from storage.visible import described
+
 T = TypeVar("T")
 
 
@@ -113,7 +115,7 @@ def _told(error: BaseException) -> str:
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}{place}"
+    return f"{described(error)}{place}"
 
 
 def _check_type(key: str, value: Any, annotation: Any) -> None:

@@ -14,6 +14,7 @@ from storage.records import HIGHEST_LOGPROB, TRAJECTORY_SCHEMA, Problem, Traject
 from tasks.agents.chat import Chat
 from tasks.agents.interface import AgentContext, Prompt
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
+from tasks.inference.api import Completion
 from tasks.rewards.verifier import Verifier
 from tests.rollout_helpers import PROBLEM, ScriptedEngine, context, play
 
@@ -71,6 +72,18 @@ def whole(column: str, convert: Callable[[Any], Any]) -> Change:
     return lambda row: rowed(**{column: convert(getattr(row, column))})(row)
 
 
+def in_one(row: Trajectory) -> list[Trajectory]:
+    """Both turns, and what the environment said between them, as one."""
+    turn = replace(row.turns[0], end=row.turns[1].end)
+    return [replace(row, turns=[turn], action_mask=[place >= turn.start for place in range(len(row.token_ids))])]
+
+
+def shorter(row: Trajectory) -> list[Trajectory]:
+    """Without the last token of the last turn."""
+    columns = {name: getattr(row, name)[:-1] for name in ("token_ids", "action_mask", "logprobs", "versions")}
+    return [replace(row, turns=[row.turns[0], replace(row.turns[1], end=row.turns[1].end - 1)], **columns)]
+
+
 SAMPLED = -1  # the last token is
 FAULTS: dict[str, tuple[Change, str]] = {
     "None": (lambda _: None, "returned None: return a list of trajectories"),
@@ -108,7 +121,10 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "minus infinity": (at(SAMPLED, "logprobs", -math.inf), "=-inf: keep those"),
     "positive": (at(SAMPLED, "logprobs", 0.01), "=0.01: keep those"),
     "prompt logprob": (at(0, "logprobs", -0.5), "token 0 was not sampled"),
-    "version": (at(SAMPLED, "versions", 2), "=2, but what this episode asked for was sampled by policy 3"),
+    "version": (at(SAMPLED, "versions", 2), "the versions of turn 1 are not those of a completion that this episode"),
+    "another token": (at(SAMPLED, "token_ids", 7), "the token_ids of turn 1 are not those of a completion"),
+    "another logprob": (at(SAMPLED, "logprobs", -0.4), "the logprobs of turn 1 are not those of a completion"),
+    "in one": (in_one, "the token_ids of turn 0 are not those of a completion"),
     "starts": (rowed(sequence_starts=[0, 10**6]), "sequence_starts=a value of type list: it begins with 0"),
     "discount": (rowed(turn_discount=2.0), "turn_discount=2.0: give a number from 0 to 1"),
     "unplayed": (rowed(unplayed_turns=-2), "unplayed_turns=-2"),
@@ -130,15 +146,27 @@ def test_what_cannot_be_stored_or_trained_on_is_refused_at_once(chat: Chat, veri
         assert (len(row.turns), sum(row.action_mask) > 0) == (2, True)
 
 
-def test_rounding_and_other_numbers_are_admitted(chat: Chat, verifier: Verifier) -> None:
-    """A logprob above 0 by rounding, rewards of numpy, an int or a bool, sampling parameters that the agent chose."""
+def test_other_numbers_and_cut_completions_are_admitted(chat: Chat, verifier: Verifier) -> None:
+    """Rewards of numpy, an int or a bool, sampling parameters that the agent chose, a completion that it cut."""
     own = json.dumps({"temperature": 0.5, "max_new_tokens": 4})
-    admitted: list[Change] = [at(SAMPLED, "logprobs", HIGHEST_LOGPROB), rowed(sampling=own)]
+    admitted: list[Change] = [shorter, rowed(sampling=own)]
     admitted += [turned(reward=reward) for reward in (1, True, np.float32(1), np.int64(1), np.True_)]
     for change in admitted:
         rows = played(chat, verifier, change)
         assert [(row.status, row.reason) for row in rows] == [("completed", "")] * 2
         assert {type(row.turns[0].reward) for row in rows} == {float}
+
+
+def test_rounding_above_zero_is_admitted(chat: Chat, verifier: Verifier) -> None:
+    """Of a certain token a server's logprob is a little above 0 at times."""
+
+    class Rounds(ScriptedEngine):
+        def _completion(self, reply: str | Exception) -> Completion:
+            completion = super()._completion(reply)
+            return replace(completion, logprobs=[HIGHEST_LOGPROB for _ in completion.logprobs])
+
+    rows = play(Rounds(chat, lambda *_: RIGHT), MathMultiTurnAgent(context(chat)), verifier)
+    assert {row.status for row in rows} == {"completed"}
 
 
 def test_agents_cannot_change_what_is_kept_of_a_failed_episode(chat: Chat, verifier: Verifier) -> None:

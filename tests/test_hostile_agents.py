@@ -450,6 +450,24 @@ def test_an_exit_beside_an_agent_ends_no_process_silently() -> None:
         _run(rounds())
 
 
+def test_who_cancels_everything_or_stops_the_loop_ends_the_rollout_with_a_reason() -> None:
+    """Tests and scripts clean up like that, where the loop is their own."""
+
+    async def cancels() -> None:
+        for task in asyncio.all_tasks():
+            task.cancel()
+        await asyncio.sleep(60)
+
+    async def stops() -> None:
+        asyncio.get_running_loop().stop()
+        await asyncio.sleep(60)
+
+    with pytest.raises(RuntimeError, match="an agent started cancelled the rollout's own tasks"):
+        _run(cancels())
+    with pytest.raises(RuntimeError, match="an agent stopped the event loop"):
+        _run(stops())
+
+
 def test_an_engine_that_answers_too_little_holds_up_nobody(chat: Chat, verifier: Verifier) -> None:
     """A request of a group with fewer completions than episodes is a failure of all that wait for it."""
 

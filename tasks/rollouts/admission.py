@@ -7,14 +7,14 @@ training. What is refused fails the episode; the reason says what was wrong and 
 import dataclasses
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, get_args
 
 from storage.records import HIGHEST_LOGPROB, Status, Trajectory, Turn
-from storage.visible import visible
-from tasks.inference.api import GenerationConfig, Observation
+from storage.visible import described
+from tasks.inference.api import Completion, GenerationConfig, Observation
 from tasks.rollouts.values import RefusedError, check_ids, check_kinds, check_seed, check_text, number, shown
 
 MOST_COMPLETIONS = 256
@@ -49,14 +49,14 @@ def check_observation(observation: Any, vocabulary: int) -> Observation:
     return qid, list(token_ids), gconfig
 
 
-def admit(returned: Any, record: Trajectory, vocabulary: int, served: Collection[int]) -> list[Trajectory]:
+def admit(returned: Any, record: Trajectory, vocabulary: int, served: Sequence[Completion]) -> list[Trajectory]:
     """The trajectories that an agent returned.
 
     Args:
         returned: by the agent.
         record: of the episode, as its prompt has it.
         vocabulary: number of token ids that the policy knows.
-        served: policy versions of the tokens that were sampled for this episode.
+        served: what was sampled for this episode.
 
     Raises:
         RefusedError: it is no list of trajectories of this episode that can be stored and trained on.
@@ -67,16 +67,11 @@ def admit(returned: Any, record: Trajectory, vocabulary: int, served: Collection
 
 
 def reason_of(error: BaseException) -> str:
-    """Type and message of an exception, whatever they are made of."""
-    try:
-        message = str(error)
-    except Exception as another:  # noqa: BLE001 - the agent's exception brings code of its own
-        message = f"its message cannot be read ({type(another).__name__})"
-    name = type(error).__name__
-    return visible(f"{name}: {message}" if message else name, LONGEST_REASON)
+    """Type and message of an exception, as records keep them."""
+    return described(error, LONGEST_REASON)
 
 
-def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Collection[int]) -> Trajectory:
+def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Sequence[Completion]) -> Trajectory:
     if not isinstance(trajectory, Trajectory):
         raise RefusedError(f"the agent returned a list with {shown(trajectory)}: it may hold trajectories only")
     if _identity(trajectory) != _identity(record):
@@ -89,7 +84,8 @@ def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Collect
         raise RefusedError(f"status={shown(trajectory.status)}: there are {', '.join(get_args(Status))}")
     check_text("reason", trajectory.reason)
     _check_sampling(trajectory.sampling)
-    _check_columns(trajectory, vocabulary, served)
+    _check_columns(trajectory, vocabulary)
+    _check_served(trajectory, served)
     _check_starts(trajectory)
     if type(trajectory.unplayed_turns) is not int or not -1 <= trajectory.unplayed_turns < 2**31:
         raise RefusedError(f"unplayed_turns={shown(trajectory.unplayed_turns)}: give a number, or -1 for unknown")
@@ -101,7 +97,7 @@ def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Collect
     return dataclasses.replace(trajectory, turns=turns, turn_discount=discount, solutions=record.solutions)
 
 
-def _check_columns(trajectory: Trajectory, vocabulary: int, served: Collection[int]) -> None:
+def _check_columns(trajectory: Trajectory, vocabulary: int) -> None:
     """Tokens, mask, logprobs and versions: of one length, of plain numbers, sampled where a turn says so."""
     ids, mask = trajectory.token_ids, trajectory.action_mask
     check_ids("token_ids", ids, vocabulary)
@@ -121,11 +117,20 @@ def _check_columns(trajectory: Trajectory, vocabulary: int, served: Collection[i
             raise RefusedError(f"token {place} was not sampled, but has a logprob or version: give it 0.0 and -1")
         if sampled and not -math.inf < logprob <= HIGHEST_LOGPROB:
             raise RefusedError(f"logprobs[{place}]={logprob}: keep those of the completion, all finite and not above 0")
-        if sampled and version not in served:
-            raise RefusedError(
-                f"versions[{place}]={version}, but what this episode asked for was sampled by {_listed(served)}: keep "
-                "the versions of the completion"
-            )
+
+
+def _check_served(trajectory: Trajectory, served: Sequence[Completion]) -> None:
+    """Every turn is a completion of this episode, or its beginning: PPO compares the policy with these logprobs."""
+    for place, turn in enumerate(trajectory.turns):
+        span, possible = slice(turn.start, turn.end), served
+        for name in ("token_ids", "logprobs", "versions"):
+            kept = getattr(trajectory, name)[span]
+            possible = [completion for completion in possible if getattr(completion, name)[: len(kept)] == kept]
+            if not possible:
+                raise RefusedError(
+                    f"the {name} of turn {place} are not those of a completion that this episode was given, or of its "
+                    "beginning: keep them as they came, in a turn for each completion"
+                )
 
 
 def _spans(turns: Sequence[Turn], length: int) -> list[bool]:
@@ -173,7 +178,3 @@ def _check_sampling(sampling: Any) -> None:
         said = None
     if not isinstance(said, dict) or type(said.get("max_new_tokens")) is not int:
         raise RefusedError(f"sampling={shown(sampling)}: keep that of prompt.record, or JSON that has all its keys")
-
-
-def _listed(versions: Collection[int]) -> str:
-    return f"policy {', '.join(map(str, sorted(versions)))}" if versions else "nobody"

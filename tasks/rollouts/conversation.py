@@ -110,9 +110,7 @@ class Conversation:
             returned = await agent.collect_trajectory(
                 _copy_for_agent(self.prompt), make_environment(), self._observations, self._actions
             )
-            served = {
-                v for outputs in self.exchanges for completion in outputs.completions for v in completion.versions
-            }
+            served = [completion for outputs in self.exchanges for completion in outputs.completions]
             return admit(returned, self.prompt.record, self._vocabulary, served)
         except RefusedError:
             raise

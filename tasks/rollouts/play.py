@@ -97,15 +97,22 @@ def play(
 
 
 def _run(rounds: Coroutine[Any, Any, None]) -> None:
+    """Play them. What code of an agent's, beside its own task, did to the loop is told as what it is."""
     try:
         asyncio.run(rounds)
-    except SystemExit as error:  # of a task beside an agent's own: asyncio ends its loop by it
+    except (SystemExit, asyncio.CancelledError) as error:
         if interrupts.raised_by_handler(error):
             raise
+        cancelled = isinstance(error, asyncio.CancelledError)
+        did = "cancelled the rollout's own tasks" if cancelled else f"called sys.exit({error})"
         raise RuntimeError(
-            f"a task that an agent started called sys.exit({error.code!r}), which ends the rollout: let it raise "
-            "another exception"
+            f"a task that an agent started {did}, which ends the rollout: let it raise another exception, and cancel "
+            "only tasks that it started"
         ) from error
+    except RuntimeError as error:
+        if not str(error).startswith("Event loop stopped"):
+            raise
+        raise RuntimeError("an agent stopped the event loop, which ends the rollout: let it return instead") from error
 
 
 async def _collect(
