@@ -29,8 +29,8 @@ MAY_CHANGE = (
     "rollout.request_",
 )
 """Where and how long a run works may change while it lasts; what it computes may not."""
-_TRIED = ("policy", "agent", "environment")
-"""Policy version 0 is made and tried out with these; they may change until there is one, should they be refused."""
+_TRIED = ("problems", "policy", "agent", "environment")
+"""Policy version 0 is made, and tried out, after these were read; they may change until there is one."""
 
 
 @contextmanager

@@ -273,6 +273,18 @@ def test_an_agent_that_cannot_be_made_is_told_before_a_policy_is_committed(
         begin(tmp_path, policy, agent.format("false"))
 
 
+def test_problems_may_change_until_there_is_a_policy(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file of problems that cannot be read takes no run's name away."""
+    quiet(monkeypatch)
+    policy, problems = f"policy={{path: {policy_folder}}}", "problems.train={{kind: arithmetic, high: {}}}"
+    start(tmp_path, policy, "problems.train={kind: jsonl, path: /no/such/file, preset: gsm8k}")
+    begin(tmp_path, policy, problems.format(9))
+    with pytest.raises(ConfigError, match=r"problems\.train\.high: 9 -> 8"):
+        start(tmp_path, policy, problems.format(8))
+
+
 def test_an_agent_may_need_the_event_loop_when_it_is_made(
     policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -291,9 +303,14 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
 
 
-def begin(tmp_path: Path, *overrides: str) -> str:
-    """The first steps of a run."""
+def start(tmp_path: Path, *overrides: str) -> Workspace:
+    """The first step of a run."""
     config = resolve("smoke", [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", *overrides])
     workspace = Workspace(config)
     open_run.start_run.fn(workspace)
-    return first_policy.first_policy.fn(workspace)
+    return workspace
+
+
+def begin(tmp_path: Path, *overrides: str) -> str:
+    """The first steps of a run, as far as its policy."""
+    return first_policy.first_policy.fn(start(tmp_path, *overrides))
