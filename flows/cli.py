@@ -22,6 +22,7 @@ from storage.visible import printable
 Command = Callable[[Config], str]
 """What a flow's command line does instead of running the flow; returns what to print."""
 ADVICE = "the same command goes on from what is committed"
+_OWN = ("configs", "storage", "tasks")
 _OVERRIDE = re.compile(r"[a-z_][a-z0-9_.]*=")
 
 
@@ -124,6 +125,8 @@ def _status(act: Callable[[], None]) -> int:
     # Threads that spin while they wait make two busy processes on one machine ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logging.getLogger(name).addFilter(_without_traceback)
     try:
         act()
     except ConfigError as error:
@@ -133,6 +136,15 @@ def _status(act: Callable[[], None]) -> int:
         say_error(error)
         return 1
     return 0
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    """Our own errors say what was wrong and what to do: where Python was then is shown at level DEBUG only."""
+    if record.exc_info and not logging.getLogger(record.name).isEnabledFor(logging.DEBUG):
+        kind = record.exc_info[0]
+        if kind and kind.__module__.partition(".")[0] in _OWN:
+            record.exc_info = None
+    return True
 
 
 def _add_command(group: "argparse._MutuallyExclusiveGroup", name: str, command: Callable[..., str]) -> None:

@@ -73,3 +73,12 @@ def test_help_names_everything(line: str, usage: str) -> None:
     done = call(line)
     assert done.returncode == 0
     assert usage in " ".join(done.stdout.split())
+
+
+def test_a_flow_that_cannot_read_its_problems_says_so_without_a_traceback(tmp_path: Path) -> None:
+    """What was wrong would otherwise stand below a hundred lines of Prefect's."""
+    problems = 'policy.warm_start.teaches.kind=arithmetic problems.train={"kind":"jsonl","path":"/no","preset":"gsm8k"}'
+    done = call(f"flows.math_mt_ppo smoke storage.root={tmp_path}/var storage.cache={tmp_path}/cache {problems}")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: /no cannot be read")
