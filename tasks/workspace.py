@@ -8,7 +8,7 @@ from configs import Config
 from storage.cache import trim
 from storage.drafts import Provenance
 from storage.leases import Lease
-from storage.store import Store
+from storage.store import StorageError, Store
 
 
 class Workspace:
@@ -41,9 +41,16 @@ class Workspace:
 
     @property
     def scratch(self) -> Path:
-        """For files on their way to the store; emptied when the run is opened, so a killed flow leaves nothing."""
+        """For files on their way to the store; emptied when the run is opened, so a killed flow leaves nothing.
+
+        Raises:
+            StorageError: there can be no such folder.
+        """
         folder = self.cache / "scratch" / self.name
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"storage.cache={str(self.cache)!r} cannot be used: {error}") from error
         return folder
 
     @property

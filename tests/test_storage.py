@@ -342,6 +342,13 @@ def test_a_full_disk_leaves_nothing_half_written(store: Store, monkeypatch: pyte
     assert not manifests.committed(store, draft.version)
 
 
+@pytest.mark.parametrize("root", ["/dev/null", "/dev/null/below", "/proc/nothing"])
+def test_a_root_that_can_be_no_folder_is_told(root: str) -> None:
+    """The path alone would say neither what was wrong nor what to do."""
+    with pytest.raises(StorageError, match="cannot be made .*: check the store's root, and who may write there"):
+        Store(root).write("x", b"")
+
+
 def test_manifest_is_plain_json(store: Store) -> None:
     """Anyone can read the commit record."""
     commit_scores(store, "runs/r/scores/000000/x")

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from storage.backends.interface import Found, Upload
+from storage.backends.interface import Found, StorageError, Upload
 
 
 class LocalBackend:
@@ -90,11 +90,20 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """With its parents, each of them entered on the disk into the one above."""
+    """With its parents, each of them entered on the disk into the one above.
+
+    Raises:
+        StorageError: a file is in the way, or the folder above takes none.
+    """
     if folder.is_dir():
         return
     _make_folder(folder.parent)
-    folder.mkdir(exist_ok=True)
+    try:
+        folder.mkdir(exist_ok=True)
+    except (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        raise StorageError(
+            f"the folder {folder} cannot be made ({error.strerror}): check the store's root, and who may write there"
+        ) from error
     _sync(folder.parent)
 
 
