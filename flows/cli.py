@@ -143,7 +143,7 @@ def _without_traceback(record: logging.LogRecord) -> bool:
     if record.exc_info and not logging.getLogger(record.name).isEnabledFor(logging.DEBUG):
         kind = record.exc_info[0]
         if kind and kind.__module__.partition(".")[0] in _OWN:
-            record.exc_info = None
+            record.exc_info = record.exc_text = None
     return True
 
 

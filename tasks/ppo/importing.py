@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from storage import model_files
 from storage.checkpoints import open_checkpoint
 from storage.store import StorageError, StorageUnavailableError, Store
+from tasks.ppo.soundness import PolicyError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,7 +34,7 @@ def import_policy(path: str, folder: Path, cache: Path, store: Store) -> str | N
         the checkpoint's version where it is one of `store`, and so a parent of the policy.
 
     Raises:
-        ValueError: nothing usable there, or weights in another format than safetensors.
+        PolicyError: nothing usable there, or weights in another format than safetensors.
         StorageUnavailableError: the hub cannot be asked.
         OSError: this machine lacks something, such as room on its disk.
     """
@@ -45,7 +46,7 @@ def import_policy(path: str, folder: Path, cache: Path, store: Store) -> str | N
     except Exception as error:  # transformers and tokenizers raise whatever their parsers raise
         if number := _machines(error):
             raise OSError(number, f"policy.path={path!r} cannot be copied to {folder}: {_told(error)}") from error
-        raise ValueError(
+        raise PolicyError(
             f"policy.path={path!r} holds no usable policy: {_told(error)}. Give a folder with config.json, "
             "model.safetensors and a tokenizer, a committed checkpoint's URI, or a hub name"
         ) from error

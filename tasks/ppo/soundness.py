@@ -18,6 +18,10 @@ _DIGITS = "12345 + 67890"
 _NAMED = 3  # tensors that a message spells out
 
 
+class PolicyError(ValueError):
+    """A policy from elsewhere cannot be used; the message names it, the file, what is wrong and the remedy."""
+
+
 def check_weights(folder: Path) -> None:
     """Read every tensor of a model once.
 

@@ -9,6 +9,7 @@ from configs import Config
 from tasks.agents import AGENTS
 from tasks.agents.interface import AgentContext
 from tasks.inference.api import GenerationConfig
+from tasks.ppo.soundness import PolicyError
 
 if TYPE_CHECKING:
     from tasks.agents.chat import Chat
@@ -20,13 +21,14 @@ def try_out(folder: Path, config: Config) -> None:
     The agent is made as a rollout makes it: inside of an event loop.
 
     Raises:
-        ValueError: one of these fails, nothing ends a turn, or the policy's context is shorter than asked for.
+        PolicyError: the template fails, nothing ends a turn, or the policy's context is shorter than asked for.
+        ValueError: the agent cannot be made.
     """
     where = f"policy.path={config.policy.path!r}" if config.policy.path else "the policy of the warm start"
     _check_context(where, folder, config.inference.max_model_len)
     chat = _chat(where, folder)
     if not chat.stop_token_ids:
-        raise ValueError(f"{where}: nothing ends a turn: set eos_token in tokenizer_config.json")
+        raise PolicyError(f"{where}: nothing ends a turn: set eos_token in tokenizer_config.json")
     gconfig = GenerationConfig(max_new_tokens=config.sampling.max_new_tokens)
     asyncio.run(_make_agent(config, AgentContext(chat, gconfig, config.inference.max_model_len)))
 
@@ -42,7 +44,10 @@ def _chat(where: str, folder: Path) -> "Chat":
 
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     tokenizer.name_or_path = where  # errors name what the user gave: `folder` is a scratch folder
-    return open_chat(tokenizer)
+    try:
+        return open_chat(tokenizer)
+    except ValueError as error:
+        raise PolicyError(str(error)) from error
 
 
 def _check_context(where: str, folder: Path, asked: int) -> None:
@@ -51,7 +56,7 @@ def _check_context(where: str, folder: Path, asked: int) -> None:
     positions = values.get("max_position_embeddings")
     scaled = '"factor"' in json.dumps([values.get(key) for key in ("rope_scaling", "rope_parameters")])
     if isinstance(positions, int) and not scaled and positions < asked:
-        raise ValueError(
+        raise PolicyError(
             f"{where}: its context is {positions} tokens (max_position_embeddings in config.json), "
             f"inference.max_model_len={asked} asks for more: set it to {positions} at most"
         )
