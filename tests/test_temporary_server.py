@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -68,7 +69,9 @@ def start(folder: Path, scratch: Path, **environment: str) -> tuple["subprocess.
         text=True,
     )
     assert job.stdout is not None
-    return job, int(job.stdout.readline().removesuffix("/api\n").rpartition(":")[2])
+    address = job.stdout.readline()
+    assert address, job.communicate()[1]
+    return job, int(address.removesuffix("/api\n").rpartition(":")[2])
 
 
 def await_steps(job: "subprocess.Popen[str]", count: int) -> None:
@@ -127,6 +130,17 @@ def test_a_server_that_cannot_be_started_anew_ends_the_command(tmp_path: Path, s
     assert time.monotonic() - told < LATEST_S + SLACK_S
     assert job.returncode == 1
     assert any(line.startswith("error: the temporary Prefect server has died") for line in lines)
+
+
+def test_two_first_commands_at_once_make_the_database_once(tmp_path: Path, scratch: Path) -> None:
+    """Prefect's migrations do not bear a second server that begins them meanwhile."""
+    with ThreadPoolExecutor() as pool:
+        started = list(pool.map(lambda _: start(tmp_path, scratch), range(2)))
+    (tmp_path / "stop").touch()
+    for job, _ in started:
+        out, err = job.communicate(timeout=300)
+        assert job.returncode == 0, err
+        assert out.endswith("done\n")
 
 
 @pytest.mark.parametrize(
