@@ -19,6 +19,8 @@ from typing import IO
 HOST = "127.0.0.1"
 START_SECONDS = 900
 """Guards against hanging only: a busy machine takes long to make the database."""
+LOOPBACK_SECONDS = 5
+"""How long the kernel may take to connect this machine with itself; it needs no process for that."""
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -36,6 +38,26 @@ def reserve(port: int = 0) -> socket.socket:
         reserved.close()
         raise
     return reserved
+
+
+def listen(port: int = 0) -> socket.socket:
+    """Like `reserve`, and it listens: whoever connects waits for the server.
+
+    Raises:
+        OSError: the port is taken.
+        RuntimeError: this machine does not reach itself, so nobody would ever hear from a server.
+    """
+    listener = reserve(port)
+    listener.listen(socket.SOMAXCONN)
+    try:
+        socket.create_connection(listener.getsockname(), timeout=LOOPBACK_SECONDS).close()
+    except OSError as error:
+        listener.close()
+        raise RuntimeError(
+            f"this machine does not reach itself on {HOST} ({error}): its loopback interface is down, or a firewall "
+            "is in the way; `ip link set lo up` brings the interface up"
+        ) from error
+    return listener
 
 
 def new_password() -> str:
