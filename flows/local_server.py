@@ -7,24 +7,28 @@ and the server answers nobody without the password. Processes are found by recor
 
 import argparse
 import contextlib
+import fcntl
 import os
+import re
+import shutil
 import socket
 import subprocess
 import sys
-import time
 import tomllib
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import psutil
-
-from flows import prefect_server
+from flows import prefect_server, prefect_worker
+from flows.background import Background
 from flows.prefect_server import (
     HOST,
+    LOOPBACK_SECONDS,
     START_SECONDS,
     healthy,
     ignore_proxies_on_loopback,
+    listen,
     new_password,
     protection,
     reserve,
@@ -36,29 +40,25 @@ ROOT = Path(__file__).resolve().parent.parent
 STATE = ROOT / "var" / "prefect"
 CLIENT_SETTINGS = ROOT / "prefect.toml"
 POOL = "local"
+SERVER, WORKER = Background("server", STATE), Background("worker", STATE)
 _PREFECT = ("-m", "prefect")
-CLOCK_SECONDS = 60
-"""How far an adjusted clock may move a process's start past the writing of its id."""
-STOP_SECONDS = 20
-"""How long a flow run has for ending its vLLM server before everything left is killed."""
 
 
 def up(port: int) -> None:
     """Starts server and worker unless they run, and deploys `prefect.yaml`; safe to repeat."""
-    STATE.mkdir(parents=True, exist_ok=True)
-    STATE.chmod(0o700)
     asks_a_proxy = _asks_a_proxy()
     ignore_proxies_on_loopback()
-    if begins := not (_runs("server") and _runs("worker")):
-        down()  # one may have been killed: flow runs without a worker cannot be cancelled
-        _start_server(port)
-    address = _address()
-    _prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
-    _prefect("deploy", "--all")
-    if begins:
-        with reserve(int(address.rpartition(":")[2])) as reserved:  # while the worker lives nobody else gets the port
-            _start("worker", *_PREFECT, "worker", "start", "--pool", POOL, "--name", "local", inherits=[reserved])
-    _await("worker", lambda: "started" in _log("worker").read_text())
+    with _alone():
+        if begins := not (SERVER.runs() and WORKER.runs()):
+            _client_settings()  # before anything is ended: those of somebody else would be in the way
+            _down()  # one may have been killed: flow runs without a worker cannot be cancelled
+            _start_server(port)
+        address = _address()
+        _prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
+        _prefect("deploy", "--all")
+        if begins:
+            _start_worker(int(address.rpartition(":")[2]))
+        WORKER.wait(lambda: "started" in WORKER.log.read_text(errors="replace"))
     print(f"Prefect runs on {address} (also in a browser, which asks for the `auth_string` of")
     print(f"{CLIENT_SETTINGS.name}), its logs are in {STATE.relative_to(ROOT)}. Now type:")
     print("  source .venv/bin/activate")
@@ -69,29 +69,65 @@ def up(port: int) -> None:
 
 def down() -> None:
     """Ends worker, flow runs and server; harmless when nothing runs."""
-    for name in ("worker", "server"):
-        _stop(name)
-    CLIENT_SETTINGS.unlink(missing_ok=True)
+    with _alone():
+        _down()
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Wait until nobody else starts or ends anything here. The lock ends with the process that holds it."""
+    STATE.mkdir(parents=True, exist_ok=True)
+    STATE.chmod(0o700)
+    with (STATE / "make.lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("waits for another `make up` or `make down` to end", flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _down() -> None:
+    left = WORKER.stop() + SERVER.stop()
+    try:
+        if _client_settings() is not None:
+            CLIENT_SETTINGS.unlink()
+    except ValueError as error:
+        print(f"left as it is: {error}")
+    if left:
+        raise ValueError(
+            f"processes {', '.join(str(process.pid) for process in left)} were killed and do not end: they belong to "
+            "another user, or wait for a disk or the network. Type `make down` again once that is mended"
+        )
 
 
 def _start_server(port: int) -> None:
     if not 0 < port < 2**16:
         raise ValueError(f"port {port} is none: give one from 1 to 65535")
     with socket.socket() as probe:
+        probe.settimeout(LOOPBACK_SECONDS)
         taken = probe.connect_ex((HOST, port)) == 0
     try:
-        listener = reserve(port)
+        listener = listen(port)
     except OSError:
         taken = True
     if taken:
         raise ValueError(f"port {port} is taken by another program; choose another: make up PORT={port + 1}")
     with listener:
-        listener.listen(socket.SOMAXCONN)
         password = new_password()
         _write_client_settings(port, password)
         command = ["-P", prefect_server.__file__, str(listener.fileno())]
-        _start("server", *command, inherits=[listener], environment=protection(port, password))
-    _await("server", lambda: healthy(port))
+        SERVER.start(command, ROOT, _environment() | protection(port, password), [listener])
+    SERVER.wait(lambda: healthy(port))
+
+
+def _start_worker(port: int) -> None:
+    folder = STATE / "worker"
+    shutil.rmtree(folder, ignore_errors=True)  # what a killed one has left
+    folder.mkdir()
+    command = [prefect_worker.__file__, str(folder), "worker", "start", "--pool", POOL, "--name", "local"]
+    with reserve(port) as reserved:  # while the worker lives nobody else gets the port
+        WORKER.start(["-P", *command], ROOT, _environment(), [reserved])
 
 
 def _write_client_settings(port: int, password: str) -> None:
@@ -100,36 +136,57 @@ def _write_client_settings(port: int, password: str) -> None:
         file.write(f'[api]\nurl = "http://{HOST}:{port}/api"\nauth_string = "{password}"\n')
 
 
+def _client_settings() -> dict[str, Any] | None:
+    """What `make up` wrote into `prefect.toml`, or nothing where it could write no more; None without such a file.
+
+    Raises:
+        ValueError: somebody else wrote it, or it is damaged.
+    """
+    remedy = "`make up` writes its own there: move it away, or remove it"
+    if not CLIENT_SETTINGS.exists():
+        return None
+    if not CLIENT_SETTINGS.is_file():
+        raise ValueError(f"{CLIENT_SETTINGS} is not a file, and {remedy}")
+    try:
+        settings = tomllib.loads(CLIENT_SETTINGS.read_text())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{CLIENT_SETTINGS} cannot be read ({error}), and {remedy}") from error
+    match settings:
+        case {"api": {"url": str(url), "auth_string": str(), **more}, **others} if not (more or others):
+            if re.fullmatch(rf"http://{re.escape(HOST)}:\d+/api", url):
+                return settings
+        case {**all_of_it} if not all_of_it:
+            return settings
+    raise ValueError(f"{CLIENT_SETTINGS} holds other settings than those of `make up`, and {remedy}")
+
+
 def _address() -> str:
     """The URL of the server's pages."""
-    address: str = tomllib.loads(CLIENT_SETTINGS.read_text())["api"]["url"]
-    return address.removesuffix("/api")
+    try:
+        if settings := _client_settings():
+            url: str = settings["api"]["url"]
+            return url.removesuffix("/api")
+        raise ValueError(f"{CLIENT_SETTINGS} is missing or empty")
+    except ValueError as error:
+        raise ValueError(
+            f"{error}. The server runs, but its password is lost: type `make down` and `make up`; flow runs end"
+        ) from error
 
 
 def _prefect(*arguments: str) -> None:
     """Runs a Prefect command to its end; its output, which advises steps that `up` takes itself, is for failures."""
     command = [sys.executable, *_PREFECT, "--no-prompt", *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT, env=_environment(), capture_output=True, text=True, check=False, timeout=START_SECONDS
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ValueError(
+            f"`prefect {' '.join(arguments)}` has not ended in {START_SECONDS} s; "
+            f"why may stand in the server's log {SERVER.log}"
+        ) from error
     if done.returncode:
         raise ValueError(f"`prefect {' '.join(arguments)}` failed:\n{done.stdout}{done.stderr}")
-
-
-def _start(
-    name: str, *arguments: str, inherits: Iterable[socket.socket], environment: Mapping[str, str] | None = None
-) -> None:
-    """Runs a Python command in a session of its own, which its flow runs inherit."""
-    with _log(name).open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, *arguments],
-            cwd=ROOT,
-            env={**_environment(), **(environment or {})},
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            pass_fds=[inherited.fileno() for inherited in inherits],
-        )
-    _pid_file(name).write_text(str(process.pid))
 
 
 def _environment() -> dict[str, str]:
@@ -140,80 +197,7 @@ def _environment() -> dict[str, str]:
 
 def _asks_a_proxy() -> bool:
     """Whether commands in this environment send what is for the server to a proxy."""
-    return "http" in urllib.request.getproxies() and not urllib.request.proxy_bypass(HOST)
-
-
-def _await(name: str, ready: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while not ready():
-        if not _session(name) or time.monotonic() > deadline:
-            raise ValueError(f"the {name} did not start; its log {_log(name)} ends:\n{_log(name).read_text()[-2000:]}")
-        time.sleep(0.5)
-
-
-def _stop(name: str) -> None:
-    """Ends flow runs first, while worker and server still take note of it, then the worker or server itself."""
-    session = _session(name)
-    children = [process for process in session if process.pid != _leader(name)]
-    forced = _end(children) + _end([process for process in session if process not in children])
-    _pid_file(name).unlink(missing_ok=True)
-    if session:
-        print(f"{name} ended" + (f", {forced} processes by force" if forced else ""))
-
-
-def _end(processes: list[psutil.Process]) -> int:
-    """Asks the processes to end; after `STOP_SECONDS` kills them and their descendants. Returns how many it killed."""
-    family = {child for process in processes for child in _children(process)} | set(processes)
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.terminate()
-    _, left = psutil.wait_procs(family, timeout=STOP_SECONDS)
-    for process in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(left)
-    return len(left)
-
-
-def _session(name: str) -> list[psutil.Process]:
-    """The living processes of the session that `_start` opened, also when its first process is gone."""
-    file, leader = _pid_file(name), _leader(name)
-    if leader is None:
-        return []
-    if psutil.pid_exists(leader) and psutil.Process(leader).create_time() > file.stat().st_mtime + CLOCK_SECONDS:
-        return []  # after a reboot, say, somebody else's process has this id
-    return [process for process in psutil.process_iter() if _session_id(process) == leader]
-
-
-def _runs(name: str) -> bool:
-    return _leader(name) in [process.pid for process in _session(name)]
-
-
-def _leader(name: str) -> int | None:
-    """The recorded id of the first process, which is the session's id too; None when nothing was started."""
-    return int(_pid_file(name).read_text()) if _pid_file(name).exists() else None
-
-
-def _session_id(process: psutil.Process) -> int | None:
-    try:
-        return None if process.status() == psutil.STATUS_ZOMBIE else os.getsid(process.pid)
-    except (psutil.NoSuchProcess, ProcessLookupError, PermissionError):
-        return None  # ended while we looked, or not ours to see
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
-def _pid_file(name: str) -> Path:
-    return STATE / f"{name}.pid"
-
-
-def _log(name: str) -> Path:
-    return STATE / f"{name}.log"
+    return bool({"http", "all"} & urllib.request.getproxies().keys()) and not urllib.request.proxy_bypass(HOST)
 
 
 def main() -> None:
@@ -222,11 +206,9 @@ def main() -> None:
     parser.add_argument("command", choices=["up", "down"])
     parser.add_argument("--port", type=int, default=4200)
     arguments = parser.parse_args()
-    if arguments.command == "down":
-        return down()
     try:
-        up(arguments.port)
-    except ValueError as error:
+        up(arguments.port) if arguments.command == "up" else down()
+    except (ValueError, RuntimeError, OSError) as error:
         sys.exit(printable(f"error: {error}"))
 
 

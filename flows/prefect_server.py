@@ -6,16 +6,21 @@ it where `PREFECT_SERVER_API_AUTH_STRING` is set.
     python -m flows.prefect_server FD
 """
 
+import fcntl
 import os
 import secrets
 import socket
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
+from typing import IO
 
 HOST = "127.0.0.1"
 START_SECONDS = 900
 """Guards against hanging only: a busy machine takes long to make the database."""
+LOOPBACK_SECONDS = 5
+"""How long the kernel may take to connect this machine with itself; it needs no process for that."""
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -33,6 +38,26 @@ def reserve(port: int = 0) -> socket.socket:
         reserved.close()
         raise
     return reserved
+
+
+def listen(port: int = 0) -> socket.socket:
+    """Like `reserve`, and it listens: whoever connects waits for the server.
+
+    Raises:
+        OSError: the port is taken.
+        RuntimeError: this machine does not reach itself, so nobody would ever hear from a server.
+    """
+    listener = reserve(port)
+    listener.listen(socket.SOMAXCONN)
+    try:
+        socket.create_connection(listener.getsockname(), timeout=LOOPBACK_SECONDS).close()
+    except OSError as error:
+        listener.close()
+        raise RuntimeError(
+            f"this machine does not reach itself on {HOST} ({error}): its loopback interface is down, or a firewall "
+            "is in the way; `ip link set lo up` brings the interface up"
+        ) from error
+    return listener
 
 
 def new_password() -> str:
@@ -84,7 +109,29 @@ def main(descriptor: int) -> None:
         ws_ping_timeout=settings.api.websocket_ping_timeout,
         log_level=settings.logging_level.lower(),
     )
-    uvicorn.Server(config).run(sockets=[socket.socket(fileno=descriptor)])
+    lock = _starting(get_current_settings().home)
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            await super().startup(sockets)
+            lock.close()
+
+    Server(config).run(sockets=[socket.socket(fileno=descriptor)])
+
+
+def _starting(home: Path) -> IO[str]:
+    """A file that only one process at a time has: the others with the same `PREFECT_HOME` wait here until it is closed.
+
+    A server that starts makes or updates the database, and two that do so at once end with errors of the database.
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    lock = (home / "server-start.lock").open("a")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        print(f"waits while another Prefect server starts in {home}", flush=True)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    return lock
 
 
 if __name__ == "__main__":

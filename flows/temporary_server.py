@@ -6,7 +6,6 @@ the process is killed. This one runs under the supervisor that vLLM runs under.
 
 import logging
 import os
-import socket
 import sys
 import threading
 import time
@@ -20,9 +19,9 @@ from flows.prefect_server import (
     START_SECONDS,
     healthy,
     ignore_proxies_on_loopback,
+    listen,
     new_password,
     protection,
-    reserve,
 )
 from storage import interrupts
 from tasks.inference.supervised import Supervised
@@ -43,7 +42,7 @@ def temporary_server() -> Iterator[None]:
     """Inside of the block Prefect works with a server of this process's own, unless an API is configured.
 
     Raises:
-        RuntimeError: it does not start; holds the end of its log.
+        RuntimeError: it does not start; holds the end of its log. Or this machine does not reach itself.
     """
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
@@ -64,8 +63,7 @@ class _Server:
 
     def __init__(self, log: Path) -> None:
         self.password = new_password()
-        self._listener = reserve()
-        self._listener.listen(socket.SOMAXCONN)
+        self._listener = listen()
         self._port: int = self._listener.getsockname()[1]
         self.api = f"http://{HOST}:{self._port}/api"
         self._supervised = Supervised(log)

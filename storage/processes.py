@@ -7,8 +7,12 @@ from typing import Any
 
 
 def own_identity() -> dict[str, Any]:
-    """This process, unmistakable also after a reboot, in containers, and when its number is used again."""
-    return {"host": socket.gethostname(), "machine": _machine(), "pid": os.getpid(), "started": _started(os.getpid())}
+    return identity(os.getpid())
+
+
+def identity(pid: int) -> dict[str, Any]:
+    """A living process, unmistakable also after a reboot, in containers, and when its number is used again."""
+    return {"host": socket.gethostname(), "machine": _machine(), "pid": pid, "started": _started(pid)}
 
 
 def is_alive(identity: dict[str, Any]) -> bool | None:

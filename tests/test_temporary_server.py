@@ -1,11 +1,14 @@
 """The Prefect server of one command: it may die, and proxies do not matter."""
 
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -68,7 +71,9 @@ def start(folder: Path, scratch: Path, **environment: str) -> tuple["subprocess.
         text=True,
     )
     assert job.stdout is not None
-    return job, int(job.stdout.readline().removesuffix("/api\n").rpartition(":")[2])
+    address = job.stdout.readline()
+    assert address, job.communicate()[1]
+    return job, int(address.removesuffix("/api\n").rpartition(":")[2])
 
 
 def await_steps(job: "subprocess.Popen[str]", count: int) -> None:
@@ -127,6 +132,36 @@ def test_a_server_that_cannot_be_started_anew_ends_the_command(tmp_path: Path, s
     assert time.monotonic() - told < LATEST_S + SLACK_S
     assert job.returncode == 1
     assert any(line.startswith("error: the temporary Prefect server has died") for line in lines)
+
+
+def test_two_first_commands_at_once_make_the_database_once(tmp_path: Path, scratch: Path) -> None:
+    """Prefect's migrations do not bear a second server that begins them meanwhile."""
+    with ThreadPoolExecutor() as pool:
+        started = list(pool.map(lambda _: start(tmp_path, scratch), range(2)))
+    (tmp_path / "stop").touch()
+    for job, _ in started:
+        out, err = job.communicate(timeout=300)
+        assert job.returncode == 0, err
+        assert out.endswith("done\n")
+
+
+def without_loopback() -> list[str]:
+    """What runs a command in a network without any interface that is up; skips the test where that is not allowed."""
+    isolated = ["unshare", "--map-root-user", "--net"]
+    if shutil.which("unshare") is None or subprocess.run([*isolated, "true"], capture_output=True).returncode:
+        pytest.skip("no name spaces for users here")
+    return isolated
+
+
+def test_a_machine_that_does_not_reach_itself_is_told_at_once(tmp_path: Path, scratch: Path) -> None:
+    """As in a sandbox without a loopback interface: the command does not wait for a server that nobody can ask."""
+    own = {"PREFECT_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
+    kept = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    command = [*without_loopback(), sys.executable, "-m", "flows.score", "smoke"]
+    done = subprocess.run(command, cwd=tmp_path, env={**kept, **own}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert re.match(r"error: .*127\.0\.0\.1.*Network is unreachable.*ip link set lo up", done.stderr), done.stderr
 
 
 @pytest.mark.parametrize(
