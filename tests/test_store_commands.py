@@ -11,6 +11,7 @@ import pytest
 from storage import aliases, layout
 from storage.__main__ import COMMANDS
 from storage.drafts import Draft, Provenance
+from storage.logs import Log
 from storage.store import Store
 
 ROOT = Path(__file__).parent.parent
@@ -172,3 +173,33 @@ def test_mend(filled: Store) -> None:
     }
     assert not [finding for finding in data(filled.root, "verify", status=1)["findings"] if "catalog" in str(finding)]
     assert len(data(filled.root, "ls")) == 4
+
+
+@pytest.mark.parametrize("damage", ["digest", "fields", "manifest"])
+def test_ls_names_what_it_cannot_read_beside_the_rest(filled: Store, damage: str) -> None:
+    """One bad entry, or one bad manifest, hides no other version; scripts see it by the status."""
+    versions = [row["version"] for row in data(filled.root, "ls")]
+    if damage == "fields":
+        bad = f"{layout.CATALOG}/{Log(filled, layout.CATALOG).append({'kind': 'run', 'version': 7}):08d}.json"
+    elif damage == "digest":
+        bad, versions = f"{layout.CATALOG}/00000001.json", [versions[0], versions[1], versions[3]]
+        filled.write(bad, b"{")
+    else:
+        bad, versions = layout.manifest(layout.trajectories("r", 0)), [versions[0], versions[2], versions[3]]
+        filled.write(bad, b"{")
+    printed = call(filled.root, "ls", status=1)
+    assert bad in printed
+    assert "Traceback" not in printed
+    assert [row["version"] for row in data(filled.root, "ls", status=1)] == versions
+    assert bad in call(filled.root, "verify", status=1)
+
+
+def test_alias_names_what_it_cannot_read_beside_the_rest(filled: Store) -> None:
+    """So the alias that is whole can still be looked up; that of the catalog's bad entry is unknown."""
+    aliases.move(filled, "champion", layout.checkpoint("r", 0), None)
+    number = Log(filled, layout.alias("champion")).append({"version": 7})
+    assert set(data(filled.root, "alias", status=1)) == {"r/latest"}
+    printed = call(filled.root, "alias", status=1)
+    assert f"aliases/champion/{number:08d}.json" in printed
+    assert "Traceback" not in printed
+    assert "there are: champion, r/latest" in call(filled.root, "alias", "history", "nobody", status=1)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from storage import aliases
 from storage.aliases import Move
-from storage.commands.output import Output, table
+from storage.commands.output import Output, say_error, table
 from storage.store import StorageError, Store
 
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
-    """What stands after it."""
+    """What stands after it. Of all aliases, those that are damaged are told beside the others, with status 1."""
     if arguments.action == "set":
         return _output(arguments.name, [_set(store, arguments)])
     if arguments.action == "back":
@@ -38,11 +38,12 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
         if not moves:
             raise StorageError(f"there is no alias {arguments.name!r}; there are: {', '.join(aliases.names(store))}")
         return _output(arguments.name, moves)
-    standing = {name: aliases.current(store, name) for name in aliases.names(store)}
-    found = {name: move for name, move in standing.items() if move}
+    found, damaged = aliases.readable(store)
+    for error in damaged:
+        say_error(error)
     rows = [(name, move.version, move.number, move.at, move.by, move.reason) for name, move in found.items()]
     parts = [table(["alias", "version", "move", "at", "by", "reason"], rows) if rows else "no aliases yet"]
-    return Output({name: asdict(move) for name, move in found.items()}, parts)
+    return Output({name: asdict(move) for name, move in found.items()}, parts, int(bool(damaged)))
 
 
 def _set(store: Store, arguments: argparse.Namespace) -> Move:
