@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from configs.plain import check_plain
 from storage import catalog, layout
 from storage.logs import Log
 from storage.manifests import Parent, as_parent, read_bytes
 from storage.store import StorageError, StorageUnavailableError, Store, check_key
+
+_LONGEST = 200
+"""Characters of a new name: as a file's name and as a part of a key it then fits everywhere."""
 
 
 class AliasMovedError(StorageError):
@@ -71,8 +75,10 @@ def move(store: Store, name: str, version: str, expected: int | None, reason: st
 
     Raises:
         AliasMovedError: somebody else has moved it.
-        StorageError: no such version, or not a name for an alias.
+        StorageError: no such version, not a name for a new alias, or a reason that cannot be stored.
     """
+    if expected is None and len(name) > _LONGEST:
+        raise StorageError(f"alias name {name[:40]!r}… has {len(name):,} characters: give it {_LONGEST} at most")
     log, entry = _log(store, name), _entry(as_parent(store, version), reason, by)
     _refuse_collected(store, version)
     number = 0 if expected is None else expected + 1
@@ -201,7 +207,12 @@ def _log(store: Store, name: str) -> Log:
 
 def _entry(target: Parent, reason: str, by: str) -> dict[str, Any]:
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"version": target.version, "sha256": target.sha256, "reason": reason, "by": by or _user(), "at": at}
+    entry = {"version": target.version, "sha256": target.sha256, "reason": reason, "by": by or _user(), "at": at}
+    try:
+        check_plain(entry)
+    except ValueError as error:
+        raise StorageError(str(error)) from None
+    return entry
 
 
 def _user() -> str:
