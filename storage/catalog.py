@@ -40,6 +40,18 @@ def values(version: str, kind: str, parents: list[str], attempt: str) -> dict[st
     return {"kind": kind, "version": version, "parents": parents, "attempt": attempt}
 
 
+def check_begun(store: Store) -> None:
+    """Refuse a place without any object: its root is mistyped rather than the store empty.
+
+    Raises:
+        StorageError: there is none. On S3 there are no folders, so an empty prefix is such a place, too.
+    """
+    if not store.exists(Log(store, layout.CATALOG).key(0)) and next(store.walk(), None) is None:
+        raise StorageError(
+            f"nothing is stored in {store.root}: check the root (--root, storage.root); a first run makes it"
+        )
+
+
 def newest_first(store: Store) -> Iterator[Entry | StorageError]:
     """All entries, each read when it is asked for; in place of a damaged one the error that names it.
 

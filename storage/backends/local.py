@@ -76,13 +76,13 @@ class LocalBackend:
 def _file(path: str) -> Path:
     """`path`, if it is a regular file: others are no objects, and a pipe or device would be read for ever.
 
-    Raises what `os.stat` does; a name that is too long is that of no file.
+    Raises what `os.stat` does; a name that is too long, or goes on behind that of a file, is that of no file.
     """
     try:
         mode = os.stat(path).st_mode
     except OSError as error:
-        if error.errno == errno.ENAMETOOLONG:
-            raise FileNotFoundError(f"{path} is longer than the name of a file can be") from None
+        if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR):
+            raise FileNotFoundError(f"{path}: {error.strerror}") from None
         raise
     if stat.S_ISDIR(mode):
         raise FileNotFoundError(f"{path} is a folder")

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 from storage import aliases
 from storage.aliases import Move
+from storage.arguments import whole
 from storage.commands.output import Output, say_error, table
 from storage.store import StorageError, Store
 
@@ -16,13 +17,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     point.add_argument("name", metavar="NAME")
     point.add_argument("version", metavar="VERSION")
     point.add_argument(
-        "--expect", type=int, metavar="MOVE", help="only if this is its newest move: -1 where there must be none yet"
+        "--expect",
+        type=whole(-1),
+        metavar="MOVE",
+        help="only if this is its newest move: -1 where there must be none yet",
     )
     past = actions.add_parser("history", help="where NAME pointed, and who moved it why")
     past.add_argument("name", metavar="NAME")
     back = actions.add_parser("back", help="point NAME where it pointed before")
     back.add_argument("name", metavar="NAME")
-    back.add_argument("--to", type=int, metavar="MOVE", help="or where it pointed after this move")
+    back.add_argument("--to", type=whole(0), metavar="MOVE", help="or where it pointed after this move")
     for action in (point, back):
         action.add_argument("--reason", default="", help="kept in the history")
 

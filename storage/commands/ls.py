@@ -6,13 +6,14 @@ from itertools import islice
 from typing import get_args
 
 from storage import catalog, layout, manifests
+from storage.arguments import whole
 from storage.commands.output import Output, say_error, size, table
 from storage.manifests import Kind, Manifest
 from storage.store import StorageError, StorageUnavailableError, Store
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-n", "--last", type=int, default=10, metavar="N", help="how many; default 10")
+    parser.add_argument("-n", "--last", type=whole(1), default=10, metavar="N", help="how many; default 10")
     parser.add_argument("--run", help="of this run only")
     parser.add_argument("--kind", help=f"of this kind only: {', '.join(get_args(Kind))}")
 
