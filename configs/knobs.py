@@ -4,6 +4,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from configs.plain import brief
+
 Share = Annotated[float, Field(ge=0, le=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
@@ -24,6 +26,24 @@ def check_temperature(temperature: float) -> float:
 
 
 Temperature = Annotated[float, AfterValidator(check_temperature)]
+
+
+def check_seed(seed: int) -> int:
+    """Returns it where torch takes it.
+
+    Raises:
+        ValueError: it does not.
+    """
+    if not -(2**63) <= seed < 2**64:
+        raise ValueError(f"{brief(seed)} does not fit into 64 bits: use a smaller number")
+    return seed
+
+
+Seed = Annotated[int, AfterValidator(check_seed)]
+Workers = Annotated[int, Field(gt=0, le=10_000)]
+"""Processes or threads: more of them no machine starts."""
+Megabytes = Annotated[int, Field(gt=0, lt=2**43 - 2**20)]
+"""So many that their bytes, and a little more, fit into 64 bits."""
 
 
 class Knobs(BaseModel):

@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from configs.plain import brief
 from configs.regular import open_regular
 from configs.safety import check_interpolations
 from configs.schema import Config
@@ -121,13 +122,13 @@ def _read(name: str | Path) -> DictConfig:
 def _apply(override: str, config: DictConfig) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise ConfigError(f"override {override!r} is not key=value, such as run.iterations=2")
+        raise ConfigError(f"override {brief(override)} is not key=value, such as run.iterations=2")
     try:
         check_interpolations({key: text})
         value = OmegaConf.select(OmegaConf.from_dotlist([override]), key, throw_on_missing=True)
         OmegaConf.update(config, key, value, merge=False, force_add=True)
     except _REFUSALS as error:
-        raise ConfigError(f"override {override!r} cannot be applied: {error}") from None
+        raise ConfigError(f"override {brief(override)} cannot be applied: {error}") from None
 
 
 def explain(detail: ErrorDetails) -> str:
@@ -136,12 +137,13 @@ def explain(detail: ErrorDetails) -> str:
     if detail["type"] == "extra_forbidden":
         parent, name = detail["loc"][:-1], str(detail["loc"][-1])
         fields = _fields(parent)
-        return f"{key}={detail['input']!r}: unknown key{_nearest(name, fields)}; there are {', '.join(sorted(fields))}"
+        known = f"there are {', '.join(sorted(fields))}"
+        return f"{key}={brief(detail['input'])}: unknown key{_nearest(name, fields)}; {known}"
     if detail["type"] == "missing":
         return f"{key}: must be given"
     if detail["type"] == "value_error":
         return f"{key + ': ' if key else ''}{detail['ctx']['error']}"
-    return f"{key}={detail['input']!r}: {detail['msg']}"
+    return f"{key}={brief(detail['input'])}: {detail['msg']}"
 
 
 def _fields(location: Sequence[int | str]) -> list[str]:

@@ -8,6 +8,8 @@ _DEEPEST = 50
 """Mappings and lists within each other; what reads and writes YAML and JSON gives up somewhere above."""
 _LARGEST_BITS = 10_000
 """Bits of the largest integer; Python writes no more than 4,300 digits."""
+_SHOWN = 300
+"""Characters of a value that a message shows."""
 
 
 def check_plain(values: dict[str, Any]) -> None:
@@ -40,6 +42,16 @@ def walk(values: dict[Any, Any] | list[Any], depth: int = 1, prefix: str = "") -
         yield depth, key, value
         if isinstance(value, dict | list):
             yield from walk(value, depth + 1, f"{key}.")
+
+
+def brief(value: Any) -> str:
+    """`value` in a message: not longer than a few lines, however large it is."""
+    try:
+        text = repr(value)
+    except ValueError:  # more digits than Python writes
+        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+    rest = len(text) - _SHOWN
+    return f"{text[:_SHOWN]} … {rest:,} more characters" if rest > 0 else text
 
 
 def _problem(value: Any) -> str:

@@ -44,6 +44,35 @@ def check_uri(uri: str) -> str:
     return uri
 
 
+def check_place(place: str) -> str:
+    """Returns a folder or URI that is not empty: the empty one would be the folder in which a command was started.
+
+    Raises:
+        ValueError: it is empty.
+    """
+    if not place:
+        raise ValueError("'' is no place: give a folder such as ./var")
+    return place
+
+
+def check_server(url: str) -> str:
+    """Returns the address of a vLLM server.
+
+    Raises:
+        ValueError: a client could not connect to it.
+    """
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # such as a port that is none
+        known = False
+    if not known and not (url.startswith("unix://") and url != "unix://"):
+        raise ValueError(
+            f"{url!r} is no address of a server: give one such as http://127.0.0.1:8000 or unix:///run/vllm"
+        )
+    return url
+
+
 def _has_credentials(uri: str) -> bool:
     try:
         parts = urlsplit(uri)

@@ -11,9 +11,19 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, Field, PlainSerializer, PositiveFloat, PositiveInt, model_validator
 
 from configs.audit import Audit
-from configs.knobs import Knobs, NonNegativeFloat, NonNegativeInt, Share, Temperature, refuse_idle
+from configs.knobs import (
+    Knobs,
+    Megabytes,
+    NonNegativeFloat,
+    NonNegativeInt,
+    Seed,
+    Share,
+    Temperature,
+    Workers,
+    refuse_idle,
+)
 from configs.plain import check_plain
-from configs.safety import check_extra_args, check_strings, check_uri
+from configs.safety import check_extra_args, check_place, check_server, check_strings, check_uri
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Column = Literal["id", "prompt", "solutions"]
@@ -22,6 +32,12 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=
 
 
 URI = Annotated[str, AfterValidator(check_uri)]
+LONGEST_LEASE_S = 9e9
+"""Threads can wait no longer."""
+LONGEST_VERDICT_S = 9e8
+"""Who waits for a judge waits ten times as long."""
+MOST_PAIRS = 10**9
+"""Of operands: they are all listed before some are drawn."""
 
 
 def _exclusions_version(version: str) -> str:
@@ -40,7 +56,7 @@ HELD_OUT = "held-out"
 class Run(Knobs):
     name: Name
     """Name of the run. The same name continues where it stopped."""
-    seed: int = 1
+    seed: Seed = 1
     """All other seeds derive from it, the iteration, the problem, the sample and the turn."""
     iterations: NonNegativeInt
     """Rollout-score-train rounds. Raising it later continues the same run."""
@@ -52,14 +68,14 @@ class Run(Knobs):
     """Play the next iteration while this one trains; needs `rollout.max_head_offpolicyness` of 1 or more."""
     when_held: Literal["stop", "wait"] = "stop"
     """What to do while another flow run writes the same run: stop and say who, or wait for its end."""
-    lease_s: PositiveFloat = 60.0
+    lease_s: Annotated[float, Field(gt=0, le=LONGEST_LEASE_S)] = 60.0
     """A flow run on another machine counts as dead after so many seconds without a sign of life."""
 
 
 class Storage(Knobs):
-    root: URI = "./var"
+    root: Annotated[URI, AfterValidator(check_place)] = "./var"
     """Where versions live: a local folder, `memory://name` or `s3://bucket/prefix`."""
-    cache: str = "./var/cache"
+    cache: Annotated[str, AfterValidator(check_place)] = "./var/cache"
     """Local folder for versions of a remote root, and for logs of servers."""
     cache_gib: PositiveFloat = 100.0
     """Of a remote root so much is kept there; what was not used for longest goes first."""
@@ -79,7 +95,7 @@ class ArithmeticSource(Knobs):
     """Smallest operand."""
     high: int = 20
     """Largest operand."""
-    operators: list[Literal["+", "-", "*"]] = ["+", "-"]
+    operators: Annotated[list[Literal["+", "-", "*"]], Field(min_length=1)] = ["+", "-"]
     """Operators to draw from."""
     count: PositiveInt | None = None
     """How many to take after shuffling; all of them where empty."""
@@ -90,6 +106,8 @@ class ArithmeticSource(Knobs):
     def _range(self) -> Self:
         if self.high < self.low:
             raise ValueError(f"high={self.high} is below low={self.low}: set high to {self.low} or more")
+        if (pairs := len(set(self.operators)) * (self.high - self.low + 1) ** 2) > MOST_PAIRS:
+            raise ValueError(f"these would be {pairs} problems to choose from, at most {MOST_PAIRS:,}: lower high")
         return self
 
 
@@ -105,7 +123,7 @@ class FileSource(Knobs):
     """Own mapping: which column holds the id (optional), the prompt and the solution(s)."""
     count: PositiveInt | None = None
     """Take the first rows only."""
-    max_line_mb: PositiveInt = 16
+    max_line_mb: Megabytes = 16
     """A longer line, or row of a Parquet file, is a bad row: what has no line ends would fill the memory."""
 
     @model_validator(mode="after")
@@ -204,14 +222,14 @@ class WarmStart(Knobs):
 
     teaches: ArithmeticSource | None = None
     """What it is taught; empty: `problems.train`, which is then arithmetic."""
-    hidden_size: PositiveInt = 128
-    """Width of the model."""
-    layers: PositiveInt = 3
+    hidden_size: Annotated[int, Field(gt=0, le=2**16)] = 128
+    """Width of the model: `heads` times an even number."""
+    layers: Annotated[int, Field(gt=0, le=1000)] = 3
     """Number of layers."""
     heads: PositiveInt = 4
     """Attention heads."""
     kv_heads: PositiveInt = 2
-    """Key-value heads."""
+    """Key-value heads, of which `heads` is a multiple."""
     steps: PositiveInt = 1000
     """Supervised steps at most."""
     target_accuracy: Share = 0.45
@@ -222,6 +240,18 @@ class WarmStart(Knobs):
     """Learning rate after a short rise."""
     two_turn_share: Share = 0.25
     """Share of the examples in which a wrong first answer, masked out of the loss, is corrected."""
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> Self:
+        size = self.hidden_size
+        if size % (2 * self.heads):
+            fitting = ", ".join(str(heads) for heads in range(1, min(size, 100)) if size % (2 * heads) == 0)
+            raise ValueError(
+                f"hidden_size={size} is not heads={self.heads} times an even number: set heads to {fitting}"
+            )
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}: use a divisor of it")
+        return self
 
 
 class Policy(Knobs):
@@ -297,12 +327,12 @@ class Rollout(Knobs):
 
 
 class Inference(Knobs):
-    urls: list[URI] = []
+    urls: list[Annotated[URI, AfterValidator(check_server)]] = []
     """vLLM servers to use, such as http://127.0.0.1:8000 or unix:///run/vllm; empty starts `replicas` of our own.
     They need --enable-scale-out, VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs and
     a view of the checkpoint files; their API key is read from the environment (VLLM_API_KEY). A command does
     not know what they serve: its first swap sets their weights to 0, so the canary proves that others were loaded."""
-    replicas: PositiveInt = 1
+    replicas: Workers = 1
     """Servers to start when no URLs are given. Each gets GPUs of its own out of CUDA_VISIBLE_DEVICES, or else of all:
     as many as the parallel sizes in `extra_args` ask for. Too few are an error. Servers take the last GPUs and the
     trainer the first, which it shares with a server only where none is to spare."""
@@ -319,7 +349,7 @@ class Inference(Knobs):
     """Share of the GPU's memory that a server takes (GPU only)."""
     kv_cache_gib: PositiveInt = 1
     """Memory for the key-value cache (CPU only)."""
-    threads: PositiveInt = 1
+    threads: Workers = 1
     """OpenMP threads of a server (CPU only)."""
     enforce_eager: bool = False
     """Skip compilation and CUDA graphs: starts sooner, runs slower on GPUs."""
@@ -329,13 +359,19 @@ class Inference(Knobs):
     """More command line arguments for vLLM, such as [--max-num-seqs, "512"]. Those by which it would listen elsewhere,
     serve something else or run code of others are refused."""
 
+    @model_validator(mode="after")
+    def _startable(self) -> Self:
+        if not self.urls and self.gpu_memory_utilization == 0:
+            raise ValueError("gpu_memory_utilization=0 leaves a server of our own no memory: use 0.9 or so")
+        return self
+
 
 class Score(Knobs):
-    workers: PositiveInt = 2
+    workers: Workers = 2
     """Killable judge processes."""
-    timeout_s: PositiveFloat = 5
+    timeout_s: Annotated[float, Field(ge=1e-6, le=LONGEST_VERDICT_S)] = 5
     """An answer that needs more seconds of processor time counts as `timeout`; waiting for a busy machine is free."""
-    memory_mb: PositiveInt = 2048
+    memory_mb: Megabytes = 2048
     """An answer that needs more counts as `error`."""
     max_failure_share: Share = 0.05
     """A larger share of timeouts and errors stops the run."""
@@ -508,7 +544,7 @@ class PPO(Knobs):
     """Number format of the forward pass; weights and optimizer stay float32."""
     gradient_checkpointing: bool = False
     """Recompute activations: less memory, about a third more time."""
-    threads: PositiveInt = 2
+    threads: Workers = 2
     """CPU threads of the trainer."""
 
     @model_validator(mode="after")

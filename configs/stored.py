@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
 from configs.loader import ConfigError, explain
+from configs.plain import brief
 from configs.schema import Config
 from configs.sections import section_of
 
@@ -118,7 +119,7 @@ def unknown(values: Values) -> list[str]:
         Config.model_validate(values)
     except ValidationError as error:
         found = [detail for detail in error.errors() if detail["type"] == "extra_forbidden"]
-        return [f"{'.'.join(str(part) for part in detail['loc'])}={detail['input']!r}" for detail in found]
+        return [f"{'.'.join(str(part) for part in detail['loc'])}={brief(detail['input'])}" for detail in found]
     return []
 
 

@@ -15,7 +15,7 @@ from prefect import Flow
 from configs import Config, ConfigError, available, to_yaml
 from flows.temporary_server import temporary_server
 from storage import interrupts
-from storage.arguments import Parser
+from storage.arguments import Parser, whole
 from storage.commands.output import say_error
 from storage.visible import printable
 
@@ -113,7 +113,12 @@ def _add_options(parser: argparse.ArgumentParser, run: "Flow[..., Any]", options
     for option, value in options.items():
         said = re.search(rf"^ +{option}: (.+)$", run.fn.__doc__ or "", re.MULTILINE)
         about = f"{said[1]} Default: {value!r}." if said else f"default {value!r}"
-        parser.add_argument(f"--{option.replace('_', '-')}", type=type(value), default=value, help=about)
+        parser.add_argument(f"--{option.replace('_', '-')}", type=_type(value), default=value, help=about)
+
+
+def _type(default: int | str) -> Callable[[str], int | str]:
+    """Of an option: all numbers there are count something."""
+    return whole(0) if isinstance(default, int) else str
 
 
 def _chosen(arguments: argparse.Namespace, options: Iterable[str]) -> dict[str, int | str]:

@@ -6,20 +6,19 @@ compare-and-swap, and its history is kept.
 
 import getpass
 import os
-import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from configs.plain import check_plain
 from storage import catalog, layout
 from storage.logs import Log
 from storage.manifests import Parent, as_parent, read_bytes
 from storage.store import StorageError, StorageUnavailableError, Store, check_key
 
-_NAME = re.compile(
-    r"(?!runs/[^/]+/|(problems|audits|exclusions)/)[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*(?<!\.json)"
-)
-"""Never that of a version or of a log's entry."""
+_LONGEST = 200
+"""Characters of a new name: as a file's name and as a part of a key it then fits everywhere."""
 
 
 class AliasMovedError(StorageError):
@@ -76,8 +75,10 @@ def move(store: Store, name: str, version: str, expected: int | None, reason: st
 
     Raises:
         AliasMovedError: somebody else has moved it.
-        StorageError: no such version, or not a name for an alias.
+        StorageError: no such version, not a name for a new alias, or a reason that cannot be stored.
     """
+    if expected is None and len(name) > _LONGEST:
+        raise StorageError(f"alias name {name[:40]!r}… has {len(name):,} characters: give it {_LONGEST} at most")
     log, entry = _log(store, name), _entry(as_parent(store, version), reason, by)
     _refuse_collected(store, version)
     number = 0 if expected is None else expected + 1
@@ -135,9 +136,36 @@ def roll_back(store: Store, name: str, to: int | None = None, reason: str = "", 
 
 
 def names(store: Store) -> list[str]:
-    """All aliases."""
-    entered = {entry.version for entry in catalog.everything(store) if entry.kind == "alias"}
-    return sorted(name for name in entered if current(store, name))
+    """All aliases.
+
+    Raises:
+        StorageError: the catalog is damaged.
+    """
+    return _names(store, catalog.everything(store))
+
+
+def readable(store: Store) -> tuple[dict[str, Move], list[StorageError]]:
+    """Where each alias points; and, of aliases and entries of the catalog that are damaged, the errors that name them.
+
+    Raises:
+        StorageUnavailableError: the store does not answer.
+    """
+    entries, damaged = catalog.readable(store)
+    found: dict[str, Move] = {}
+    for name in _names(store, entries):
+        try:
+            if newest := current(store, name):
+                found[name] = newest
+        except StorageUnavailableError:
+            raise
+        except StorageError as error:
+            damaged.append(error)
+    return found, damaged
+
+
+def _names(store: Store, entries: Iterable[catalog.Entry]) -> list[str]:
+    entered = {entry.version for entry in entries if entry.kind == "alias"}
+    return sorted(name for name in entered if _log(store, name).length())
 
 
 def listed(store: Store) -> dict[str, int]:
@@ -153,12 +181,7 @@ def name_of(log: str) -> str | None:
     """The alias whose log has the prefix `log`; None where it is no alias's."""
     prefix = layout.alias("")
     name = log.removeprefix(prefix)
-    return name if log.startswith(prefix) and is_name(name) else None
-
-
-def is_name(name: str) -> bool:
-    """Whether an alias may be called so."""
-    return bool(_NAME.fullmatch(name))
+    return name if log.startswith(prefix) and layout.is_alias(name) else None
 
 
 def resolve(store: Store, reference: str) -> str:
@@ -169,7 +192,7 @@ def resolve(store: Store, reference: str) -> str:
     """
     root = store.uri("x").removesuffix("x")
     reference = reference.removeprefix(root).rstrip("/")
-    if is_name(reference) and (found := current(store, reference)):
+    if layout.is_alias(reference) and (found := current(store, reference)):
         return found.version
     check_key(reference)
     read_bytes(store, reference)
@@ -177,14 +200,19 @@ def resolve(store: Store, reference: str) -> str:
 
 
 def _log(store: Store, name: str) -> Log:
-    if not is_name(name):
+    if not layout.is_alias(name):
         raise StorageError(f"alias name {name!r}: use letters, digits, '.', '_', '-' and '/', and not a version's name")
     return Log(store, layout.alias(name))
 
 
 def _entry(target: Parent, reason: str, by: str) -> dict[str, Any]:
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    return {"version": target.version, "sha256": target.sha256, "reason": reason, "by": by or _user(), "at": at}
+    entry = {"version": target.version, "sha256": target.sha256, "reason": reason, "by": by or _user(), "at": at}
+    try:
+        check_plain(entry)
+    except ValueError as error:
+        raise StorageError(str(error)) from None
+    return entry
 
 
 def _user() -> str:

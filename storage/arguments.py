@@ -1,8 +1,12 @@
 """How every command line reads its arguments: options may stand before, between and behind the others."""
 
 import argparse
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
+
+_MOST = 10**9
+"""Of a whole number: more than there are versions, rows or moves of anything."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -27,3 +31,31 @@ def parse_with_shared(parser: Parser, shared: argparse.ArgumentParser) -> argpar
     """Parse `sys.argv`; the options of `shared`, one of the parser's `parents`, may also stand behind a command."""
     found, rest = shared.parse_known_args()
     return parser.parse_args(rest, found)
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """The `type` of an argument that is a whole number from `least` on."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
+        if number > _MOST:
+            raise argparse.ArgumentTypeError(f"{text!r} is too large: {_MOST:,} at most")
+        return number
+
+    return read
+
+
+def positive_or_zero(text: str) -> float:
+    """The `type` of an argument that is a finite number from 0 on."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:  # also NaN
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+    return number

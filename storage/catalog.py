@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from storage import layout
+from storage.entries import LOST
 from storage.logs import Log
 from storage.store import StorageError, StorageUnavailableError, Store
 
 _READERS = 16
-LOST = "lost"
-"""Kind of an entry that stands where one was damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,36 +40,57 @@ def values(version: str, kind: str, parents: list[str], attempt: str) -> dict[st
     return {"kind": kind, "version": version, "parents": parents, "attempt": attempt}
 
 
-def newest_first(store: Store) -> Iterator[Entry]:
-    """All entries, each read when it is asked for.
+def check_begun(store: Store) -> None:
+    """Refuse a place without any object: its root is mistyped rather than the store empty.
 
     Raises:
-        StorageError: one is damaged. One that was deleted may go unnoticed here; `storage.survey` finds both.
+        StorageError: there is none. On S3 there are no folders, so an empty prefix is such a place, too.
+    """
+    if not store.exists(Log(store, layout.CATALOG).key(0)) and next(store.walk(), None) is None:
+        raise StorageError(
+            f"nothing is stored in {store.root}: check the root (--root, storage.root); a first run makes it"
+        )
+
+
+def newest_first(store: Store) -> Iterator[Entry | StorageError]:
+    """All entries, each read when it is asked for; in place of a damaged one the error that names it.
+
+    One that was deleted may go unnoticed here; `storage.survey` finds both.
     """
     log = Log(store, layout.CATALOG)
     found = (_entry(log, number) for number in range(log.length() - 1, -1, -1))
     return (entry for entry in found if entry)
 
 
-def everything(store: Store) -> list[Entry]:
-    """All entries, oldest first, read many at a time.
+def readable(store: Store) -> tuple[list[Entry], list[StorageError]]:
+    """All entries, oldest first, read many at a time; and of those that are damaged the errors that name them.
 
-    Raises:
-        StorageError: one is damaged. One that was deleted may go unnoticed here; `storage.survey` finds both.
+    One that was deleted may go unnoticed here; `storage.survey` finds both.
     """
     log = Log(store, layout.CATALOG)
     with ThreadPoolExecutor(_READERS) as readers:
-        found = readers.map(lambda number: _entry(log, number), range(log.length()))
-        return [entry for entry in found if entry]
+        found = list(readers.map(lambda number: _entry(log, number), range(log.length())))
+    return [each for each in found if isinstance(each, Entry)], [each for each in found if isinstance(each, Exception)]
 
 
-def _entry(log: Log, number: int) -> Entry | None:
+def everything(store: Store) -> list[Entry]:
+    """All entries, oldest first.
+
+    Raises:
+        StorageError: one is damaged.
+    """
+    entries, damaged = readable(store)
+    for error in damaged:
+        raise error
+    return entries
+
+
+def _entry(log: Log, number: int) -> Entry | StorageError | None:
+    """None for one that stands where one was damaged."""
     try:
         found = log.read(number)
     except StorageUnavailableError:
         raise
     except (StorageError, FileNotFoundError) as error:
-        raise StorageError(
-            f"the catalog has lost an entry, `python -m storage mend` makes it whole: {error}"
-        ) from error
+        return StorageError(f"the catalog has lost an entry, `python -m storage mend` makes it whole: {error}")
     return None if found["kind"] == LOST else Entry(number, found["kind"], found["version"], found["parents"])

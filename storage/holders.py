@@ -5,6 +5,7 @@ import os
 from typing import Any
 
 from storage import layout
+from storage.entries import check_sign
 from storage.logs import Log
 from storage.processes import is_alive
 from storage.seal import unseal
@@ -50,7 +51,7 @@ def sign(store: Store, run: str, token: int) -> dict[str, Any]:
     """The holder's last sign of life; one that cannot be read is none."""
     key = layout.beat(run, token)
     try:
-        return unseal(store.read(key), store.uri(key))
+        return check_sign(unseal(store.read(key), store.uri(key)), store.uri(key))
     except FileNotFoundError:
         return {}
     except StorageUnavailableError:

@@ -77,15 +77,19 @@ def _status(command: Callable[[], int | None], advice: str) -> str | int | None:
             status = error.code
         elif isinstance(error, KeyboardInterrupt):
             watch.heard = watch.heard or signal.SIGINT
-        elif not watch.heard:
-            raise
-        else:
+        elif watch.heard:
             _tell(printable(f"error while ending: {error!r}"))
+        elif isinstance(error, OSError) and _output_is_lost(error):
+            status = _FAILED
+        else:
+            raise
     if watch.heard:
         status = watch.status(watch.heard)
         if advice:
             _tell(advice)
         _flush()
+    elif _output_is_lost():
+        status = status or _FAILED
     return status
 
 
@@ -286,6 +290,24 @@ def _tell(line: str) -> None:
     """Print it, past the locks and buffers that the main thread may hold. Where nobody reads it any more it is lost."""
     with contextlib.suppress(OSError):
         os.write(2, f"{line}\n".encode())
+
+
+def _output_is_lost(raised: OSError | None = None) -> bool:
+    """Whether what was printed cannot be written, on a full disk say; told, and then given up.
+
+    What was not buffered is not tried again: one more line break tells whether `raised` came from there.
+    """
+    if sys.stdout is None:
+        return False
+    try:
+        sys.stdout.flush()
+        if raised and raised.filename is None:
+            os.write(sys.stdout.fileno(), b"\n")
+    except OSError as error:
+        _tell(f"error: standard output cannot be written to: {error.strerror}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return True
+    return False
 
 
 def _flush() -> None:

@@ -27,6 +27,10 @@ class TakenOverError(StorageError):
     """Another writer goes on with this version."""
 
 
+class _NewerError(StorageError):
+    """A newer program wrote it: what it says is not lost."""
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """A finished shard, and what its writer noted beside it."""
@@ -106,22 +110,29 @@ def shards(store: Store, version: str, length: int | None = None) -> dict[str, S
     log, standing = Log(store, layout.journal(version)), dict[str, Shard]()
     for number in range(log.length() if length is None else length):
         try:
-            entry = log.read(number)
-        except StorageUnavailableError:
+            said = _said(log.read(number), store.uri(log.key(number)))
+        except (StorageUnavailableError, _NewerError):
             raise
         except StorageError as error:  # whatever it said: without it, none of those before can be trusted
             logger.warning("%s; what was entered before it is made again", error)
-            entry = {"adopted": []}
-        if "adopted" in entry:
-            standing = {path: shard for path, shard in standing.items() if path in entry["adopted"]}
+            said = []
+        if isinstance(said, Shard):
+            standing[said.file.path] = said
         else:
-            file = _file(entry["file"], store.uri(log.key(number)))
-            standing[file.path] = Shard(file, entry["notes"])
+            standing = {path: standing[path] for path in said if path in standing}
     return standing
 
 
-def _file(values: dict[str, Any], where: str) -> File:
+def _said(entry: dict[str, Any], where: str) -> Shard | list[str]:
+    """The shard that an entry tells of, or the paths of those that its writer took over."""
+    adopted, notes = entry.get("adopted"), entry.get("notes")
+    if isinstance(adopted, list) and all(isinstance(path, str) for path in adopted):
+        return adopted
+    if adopted is not None or not isinstance(notes, list):
+        raise StorageError(f"{where} tells of no shards: it is damaged")
     try:
-        return File.model_validate(values)
+        return Shard(File.model_validate(entry.get("file")), notes)
     except ValidationError as error:
-        raise StorageError(f"{where} is no shard that this code knows: {newer(error) or error}: upgrade") from None
+        if unknown := newer(error):
+            raise _NewerError(f"{where} is no shard that this code knows: {unknown}: upgrade") from None
+        raise StorageError(f"{where} does not hold a file, but {error}: it is damaged") from None

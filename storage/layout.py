@@ -116,6 +116,17 @@ def alias(name: str) -> str:
     return f"aliases/{name}"
 
 
+_ALIAS = re.compile(
+    r"(?!runs/[^/]+/|(problems|audits|exclusions)/)[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*(?<!\.json)"
+)
+"""Never the name of a version or of a log's entry."""
+
+
+def is_alias(name: str) -> bool:
+    """Whether an alias may be called so."""
+    return bool(_ALIAS.fullmatch(name))
+
+
 def latest(run: str) -> str:
     """The alias that the pipeline moves to the newest checkpoint of a run."""
     return f"{run}/latest"

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+from storage.entries import check_entry
 from storage.seal import seal, unseal
 from storage.store import Store
 
@@ -30,7 +31,8 @@ class Log:
     def read(self, number: int) -> dict[str, Any]:
         """An entry. Raises FileNotFoundError where there is none, StorageError where it is damaged."""
         key = self.key(number)
-        return unseal(self._store.read(key), self._store.uri(key))
+        where = self._store.uri(key)
+        return check_entry(self._prefix, unseal(self._store.read(key), where), where)
 
     def last(self) -> tuple[int, dict[str, Any]] | None:
         """Number and values of the newest entry."""

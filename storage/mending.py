@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from storage import catalog, layout
+from storage.entries import LOST
 from storage.logs import Log
 from storage.seal import seal
 from storage.store import StorageError, StorageUnavailableError, Store
@@ -20,7 +21,7 @@ def mend(store: Store, tell: Callable[[str], None] = lambda _: None) -> tuple[li
     found = survey(store)
     log, absent, filled = Log(store, layout.CATALOG), list(found.absent), []
     for number in found.lost:
-        if _fill(store, log, number, absent[0] if absent else catalog.values("", catalog.LOST, [], "")):
+        if _fill(store, log, number, absent[0] if absent else catalog.values("", LOST, [], "")):
             del absent[:1]
             filled.append(log.key(number))
     for values in absent:

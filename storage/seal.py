@@ -37,7 +37,10 @@ def unseal(data: bytes, where: str) -> dict[str, Any]:
     body = data[: match.start()] + b"\n}"
     if hashlib.sha256(body).hexdigest() != match[1].decode():
         raise StorageError(f"{where} does not match its own digest: it is damaged")
-    values = json.loads(body)
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise StorageError(f"{where} is not JSON, though its digest is right: it is damaged, or not ours") from error
     assert isinstance(values, dict)
     return values
 

@@ -23,6 +23,8 @@ class Store:
     """
 
     def __init__(self, root: str, request_timeout_s: float = 30, patience_s: float = 600) -> None:
+        if not root:
+            raise StorageError("root '': give a local folder, memory://name or s3://bucket/prefix")
         scheme, separator, rest = root.partition("://")
         self.root = root if separator else root.rstrip("/") or root
         self._request_timeout_s = request_timeout_s

@@ -14,15 +14,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from storage import aliases, catalog, layout, manifests
+from storage.entries import LOST
 from storage.logs import Log
 from storage.manifests import Manifest
+from storage.nights import Nights
 from storage.store import StorageError, StorageUnavailableError, Store
 from storage.verify import Finding
 
 Entry = dict[str, Any]
 _READERS = 16
 _OTHERS = re.compile("|".join(log("[^/]+") for log in (layout.lease, layout.retraining)))
-_NIGHTS = re.compile(layout.retraining("[^/]+"))
+_NIGHTS = re.compile(layout.retraining("(?P<name>[^/]+)"))
 _MEND = "`python -m storage mend`"
 
 
@@ -50,7 +52,7 @@ def survey(store: Store) -> Survey:
     listed = set(found.versions)
     found.versions += sorted(
         version
-        for version in {entry["version"] for entry in entries if entry["kind"] not in ("alias", catalog.LOST)} - listed
+        for version in {entry["version"] for entry in entries if entry["kind"] not in ("alias", LOST)} - listed
         if manifests.committed(store, version)  # where a folder is a link, it is not listed
     )
     _miss_versions(store, listed - entered, found)
@@ -58,6 +60,8 @@ def survey(store: Store) -> Survey:
         last = _entries(store, log, numbers, found)[-1]
         if name := aliases.name_of(log):
             _look_at_alias(store, name, last, name in entered, found)
+        elif (night := _NIGHTS.fullmatch(log)) and not any(finding.version == log for finding in found.findings):
+            _look_at_nights(store, night["name"], found)
     return found
 
 
@@ -135,6 +139,16 @@ def _miss_versions(store: Store, versions: set[str], found: Survey) -> None:
         found.absent.append(catalog.values(manifest.version, manifest.kind, parents, manifest.nonce))
         problem = f"is not in the catalog, so ls, lineage and gc do not see it: {_MEND} enters it"
         found.findings.append(Finding(manifest.version, layout.CATALOG, problem))
+
+
+def _look_at_nights(store: Store, name: str, found: Survey) -> None:
+    """Nights follow each other, and hold what a night holds."""
+    try:
+        Nights(store, name).read()
+    except StorageUnavailableError:
+        raise
+    except StorageError as error:
+        found.findings.append(Finding(layout.retraining(name), layout.retraining(name), str(error)))
 
 
 def _look_at_alias(store: Store, name: str, newest: Entry | None, is_entered: bool, found: Survey) -> None:

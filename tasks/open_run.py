@@ -9,7 +9,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from configs import Config, ConfigError, differences, unknown, up_to_date
-from storage import layout, manifests
+from storage import catalog, layout, manifests
 from storage.drafts import Draft
 from storage.leases import Lease
 from tasks.workspace import Workspace
@@ -71,8 +71,13 @@ def _check_exclusions(workspace: Workspace) -> None:
 
 @contextmanager
 def open_store(config: Config) -> Iterator[Workspace]:
-    """The workspace of a flow that writes no run: what it commits, another may commit beside it, and it is the same."""
+    """The workspace of a flow that writes no run: what it commits, another may commit beside it, and it is the same.
+
+    Raises:
+        StorageError: nothing is stored there that such a flow could look at.
+    """
     workspace = Workspace(config)
+    catalog.check_begun(workspace.store)
     yield workspace
     workspace.trim_cache()
 

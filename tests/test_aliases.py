@@ -5,9 +5,10 @@ import threading
 
 import pytest
 
-from storage import aliases
+from storage import aliases, catalog, layout, manifests
 from storage.aliases import AliasMovedError
 from storage.drafts import Draft, Provenance
+from storage.logs import Log
 from storage.store import StorageError, Store
 
 
@@ -95,3 +96,38 @@ def test_references(store: Store) -> None:
         assert aliases.resolve(store, reference) == version
     with pytest.raises(StorageError, match="never committed"):
         aliases.resolve(store, "r/wurst")
+
+
+@pytest.mark.parametrize("name", ["a" * 201, "a" * 5000, "a/" * 2000 + "a"])
+def test_a_new_name_has_a_bound(name: str, store: Store) -> None:
+    """A file system, or S3, would refuse it in words of its own, or Python give up among so many folders."""
+    version = commit(store, 1)
+    for point in (lambda: aliases.move(store, name, version, None), lambda: aliases.advance(store, name, version)):
+        with pytest.raises(StorageError, match="characters: give it 200 at most"):
+            point()
+    with pytest.raises(StorageError, match="never committed"):
+        aliases.resolve(store, name)
+    assert aliases.history(store, name) == []
+    assert aliases.names(store) == []
+    aliases.move(store, "a" * 200, version, None)
+
+
+def test_an_old_name_beyond_the_bound_lives_on(store: Store) -> None:
+    """Such an alias was made when names had none: it is read, moved and moved back."""
+    name, versions = "/".join(["a" * 100] * 3), [commit(store, number) for number in range(2)]
+    parent = manifests.as_parent(store, versions[0])
+    old = {"version": versions[0], "sha256": parent.sha256, "reason": "", "by": "ada", "at": "2026"}
+    Log(store, layout.alias(name)).append(old)
+    catalog.enter(store, name, "alias", [versions[0]], "")
+    assert aliases.resolve(store, name) == versions[0]
+    aliases.move(store, name, versions[1], 0)
+    assert aliases.roll_back(store, name).version == versions[0]
+    assert aliases.names(store) == [name]
+
+
+@pytest.mark.parametrize("given", ["reason", "by"])
+def test_text_that_cannot_be_stored_is_refused(given: str, store: Store) -> None:
+    """Arguments with bytes that are no UTF-8 come as halves of surrogate pairs; nothing is stored of the move."""
+    with pytest.raises(StorageError, match=rf"{given}='x\\udcff' holds half a surrogate pair"):
+        aliases.move(store, "champion", commit(store, 1), None, **{given: "x\udcff"})
+    assert aliases.names(store) == []

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from storage import catalog
+from storage.store import Store
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -56,6 +59,7 @@ def test_what_is_wrong_is_refused(line: str, says: str, tmp_path: Path) -> None:
 )
 def test_a_command_takes_them_in_any_order(line: str, says: str, tmp_path: Path) -> None:
     """Those of all commands (`--root`) behind the command, too. What follows is an error about what they named."""
+    catalog.enter(Store(str(tmp_path)), "runs/r/run", "run", [], "")
     done = call(line.replace("ROOT", str(tmp_path)))
     assert done.returncode == 1
     assert says.replace("ROOT", str(tmp_path)) in done.stderr
@@ -82,3 +86,25 @@ def test_a_flow_that_cannot_read_its_problems_says_so_without_a_traceback(tmp_pa
     assert done.returncode == 1
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1].startswith("error: /no cannot be read")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "flows.history storage.root=ROOT",
+        "flows.retrain --nights storage.root=ROOT",
+        "flows.retrain --explain storage.root=ROOT",
+    ],
+)
+def test_flows_that_only_look_refuse_a_root_where_nothing_is(line: str, tmp_path: Path) -> None:
+    """A mistyped one would be a store in which nothing is wrong."""
+    done = call(line.replace("ROOT", f"{tmp_path}/vra"))
+    assert done.returncode == 1
+    assert f"error: nothing is stored in {tmp_path}/vra: check the root" in done.stderr
+    assert not (tmp_path / "vra").exists()
+
+
+def test_numbers_below_zero_are_none_of_a_flow() -> None:
+    done = call("flows.rollout smoke --iteration -1")
+    assert done.returncode == 2
+    assert "argument --iteration: '-1' is no whole number from 0 on" in done.stderr

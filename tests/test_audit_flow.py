@@ -9,7 +9,7 @@ import pytest
 from configs import ConfigError
 from flows.audit_trajectories import audit_trajectories
 from flows.math_mt_ppo import math_mt_ppo
-from storage import layout, manifests
+from storage import catalog, layout, manifests
 from storage.store import StorageUnavailableError, Store
 from storage.verify import verify
 from tasks import audit_trajectories as shell
@@ -79,8 +79,9 @@ def test_a_store_that_does_not_answer(
 
 
 def test_what_is_not_there_is_told_with_what_is(tmp_path: Path) -> None:
-    """An empty store, and a date that is none."""
+    """A store without data sets, and a date that is none."""
     nowhere = [f"storage.root={tmp_path}/none"]
+    catalog.enter(Store(f"{tmp_path}/none"), "runs/r/run", "run", [], "")
     with pytest.raises(TargetError, match="'demo' is neither a run nor a version of trajectories; runs in .*: none"):
         audit_trajectories(["demo"], "smoke", nowhere)
     with pytest.raises(TargetError, match="holds no trajectories of all runs"):

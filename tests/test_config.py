@@ -143,6 +143,79 @@ def test_refused_with_a_remedy(override: str, message: str) -> None:
         resolve("demo", [override])
 
 
+SOURCE = "problems.train={kind: arithmetic, "
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "policy.warm_start.heads=3",
+            r"hidden_size=128 is not heads=3 times an even number: .* 1, 2, 4, 8, 16, 32, 64$",
+        ),
+        ("policy.warm_start.heads=128", "hidden_size=128 is not heads=128 times an even number"),
+        ("policy.warm_start.heads=256", "hidden_size=128 is not heads=256 times an even number"),
+        ("policy.warm_start.kv_heads=3", "heads=4 is not a multiple of kv_heads=3"),
+        ("policy.warm_start.hidden_size=1000000000", "less than or equal to 65536"),
+        ("policy.warm_start.layers=1000000000", "less than or equal to 1000"),
+        ("run.seed=18446744073709551616", r"run\.seed: 18446744073709551616 does not fit into 64 bits"),
+        ("run.seed=-9223372036854775809", r"run\.seed: -9223372036854775809 does not fit into 64 bits"),
+        ("run.lease_s=1e300", r"run\.lease_s=1e\+300"),
+        ("score.timeout_s=1e300", r"score\.timeout_s=1e\+300"),
+        ("score.timeout_s=1e-7", r"score\.timeout_s=1e-07"),
+        ("score.memory_mb=1000000000000000", r"score\.memory_mb=1000000000000000"),
+        ("score.workers=1000000000", r"score\.workers=1000000000"),
+        ("inference.replicas=1000000000", r"inference\.replicas=1000000000"),
+        ("inference.threads=1000000000", r"inference\.threads=1000000000"),
+        ("ppo.threads=1000000000", r"ppo\.threads=1000000000"),
+        (SOURCE + "operators: []}", "problems.train.arithmetic.operators=.*at least 1 item"),
+        (SOURCE + "high: 100000000000000000000}", "problems.* would be 2[0-9]{40} problems to choose from"),
+        (
+            "problems.train={kind: jsonl, path: x, preset: gsm8k, max_line_mb: 10000000000000}",
+            "max_line_mb=10000000000000",
+        ),
+        ("inference.gpu_memory_utilization=0", "inference: gpu_memory_utilization=0 .* use 0.9 or so"),
+        (
+            "inference.urls=['file:///etc/passwd']",
+            "file:///etc/passwd' is no address of a server: .*http://.* unix:///",
+        ),
+        ("inference.urls=['http://']", "'http://' is no address of a server"),
+        ("inference.urls=['unix://']", "'unix://' is no address of a server"),
+        ("inference.urls=['http://a:99999']", "'http://a:99999' is no address of a server"),
+        ("inference.urls=['127.0.0.1:8000']", "'127.0.0.1:8000' is no address of a server"),
+        ("storage.root=''", "storage.root: '' is no place"),
+        ("storage.cache=''", "storage.cache: '' is no place"),
+        ("rollout.group_size=-0x" + "f" * 5000, r"rollout\.group_size=a number of 20000 bits: Input should be greater"),
+        ("agent.type=[" + "x," * 400 + "]", r"agent\.type=\['x', 'x', .*more characters: Input should be"),
+        ("sampling.no={a: " + "x" * 50_000 + "}", "more characters: unknown key"),
+    ],
+)
+def test_numbers_and_addresses_that_cannot_work_are_refused(override: str, message: str) -> None:
+    """At the start and by the name of their knob, not hours later in the words of torch, vLLM or the kernel."""
+    overrides = ["problems.held_out.split=train"] if override.startswith(SOURCE) else []
+    with pytest.raises(ConfigError, match=message) as refused:
+        load("demo", [override, *overrides])
+    assert len(str(refused.value)) < 1500
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "run.seed=18446744073709551615",
+        "run.seed=-9223372036854775808",
+        "run.lease_s=9e9",
+        "score.timeout_s=9e8",
+        "score.memory_mb=1000000000000",
+        "policy.warm_start={hidden_size: 64, heads: 2, kv_heads: 1}",
+        "inference={urls: ['HTTP://[::1]:8000/x', 'unix:///run/vllm'], gpu_memory_utilization: 0}",
+    ],
+)
+def test_what_can_work_is_accepted(override: str) -> None:
+    """A bound refuses nothing that a run which is stored may have been begun with."""
+    config = load("demo", [override])
+    assert load_text(to_yaml(config)) == config
+
+
 MODULES = {
     "no_python": (
         "class Agent(:",
@@ -283,7 +356,9 @@ VALUES = st.recursive(
 
 
 @settings(max_examples=40)
-@given(arguments=st.dictionaries(TEXTS, VALUES, max_size=3), seed=st.integers(), bias=st.floats(-9, 9))
+@given(
+    arguments=st.dictionaries(TEXTS, VALUES, max_size=3), seed=st.integers(-(2**63), 2**64 - 1), bias=st.floats(-9, 9)
+)
 def test_what_is_accepted_comes_back_equal(
     arguments: dict[str, Any], seed: int, bias: float, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -243,6 +243,28 @@ def test_the_command_says_how_to_use_what_it_made(family: Place, call: Call, tmp
     )
 
 
+def test_a_file_of_ids_as_editors_save_it(family: Place, call: Call, tmp_path: Path) -> None:
+    """A byte order mark is no part of the first id; what is no text is told, and where."""
+    ids = tmp_path / "ids"
+    arguments = ["exclude", "--ids", str(ids), "--reason", WHY, "--dry-run"]
+    ids.write_bytes("\ufeffb/000000/1/0\r\n".encode())
+    assert call(*arguments).startswith("1 trajectories in 1 data sets")
+    for data, place in ((b"b/000000/1/0\n\x89PNG\r\n", 13), ("b/000000/1/0".encode("utf-16"), 0)):
+        ids.write_bytes(data)
+        told = f"{ids} is not text in UTF-8 (byte {place}): give one id of a trajectory in each line"
+        assert told in call(*arguments, status=1)
+
+
+def test_arguments_that_are_no_utf8_are_told(family: Place, call: Call) -> None:
+    """Python hands them on as halves of surrogate pairs, which neither Parquet nor DuckDB takes."""
+    told = call("exclude", key(ONE), "--reason", "x\udcff", status=1)
+    assert "reason='x\\udcff' holds half a surrogate pair" in told
+    for arguments in (["a\udcff"], ["--prompt", "a\udcff"], [key(ONE), "--run", "a\udcff"]):
+        told = call("trained-on", *arguments, status=1)
+        assert "a\\udcff'" in told
+        assert "codec" not in told
+
+
 @pytest.mark.usefixtures("prefect_api")
 def test_a_run_goes_on_without_what_was_excluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Played, then excluded, then trained: a problem and an episode enter no update; the problem is not drawn again."""

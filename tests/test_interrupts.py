@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import random
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from textwrap import indent
+from typing import IO
 
 import pytest
 
@@ -39,14 +41,14 @@ LOSSES = {
 """Code in which Python drops a KeyboardInterrupt."""
 
 
-def start_code(code: str) -> "subprocess.Popen[str]":
+def start_code(code: str, output: int | IO[str] = subprocess.PIPE) -> "subprocess.Popen[str]":
     """A process that runs `code`."""
     begin = "import asyncio, ctypes, os, signal, sys, threading, time, weakref\nfrom storage import interrupts\n"
     return subprocess.Popen(
         [sys.executable, "-c", begin + code],
         cwd=ROOT,
         stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
+        stdout=output,
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -392,3 +394,47 @@ def test_missing_standard_streams_are_not_taken_by_files_and_sockets() -> None:
     code = "import os, socket; from storage import interrupts; interrupts.run(lambda: socket.socket().fileno())"
     done = subprocess.run(["sh", "-c", f"exec {sys.executable} -c '{code}' <&- >&- 2>&-"], cwd=ROOT, check=False)
     assert done.returncode > 2
+
+
+FULL = f"error: standard output cannot be written to: {os.strerror(errno.ENOSPC)}\n"
+BUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+
+
+@BUFFERED
+@pytest.mark.parametrize("work", ["print('x')", "print('x' * 100_000); time.sleep(0)", "print('x', flush=True)"])
+def test_a_full_disk_behind_the_output_is_an_error_in_one_line(
+    work: str, unbuffered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether Python finds out while it prints, or at its end only."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    with open("/dev/full", "w") as full:
+        job = start_code(f"def act():\n    {work}\ninterrupts.run(act)", full)
+        _, err = job.communicate(timeout=60)
+    assert (job.returncode, err) == (1, FULL)
+
+
+@BUFFERED
+@pytest.mark.parametrize("line", ["storage --root ROOT --json alias", "storage alias --root ROOT"])
+def test_a_command_line_tells_that_its_output_was_lost(
+    line: str, unbuffered: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a table and of JSON; all command lines end in the same place."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    (tmp_path / "some").touch()
+    command = [sys.executable, "-m", *line.replace("ROOT", str(tmp_path)).split()]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, FULL)
+
+
+@BUFFERED
+def test_other_errors_are_not_taken_for_those_of_the_output(unbuffered: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full elsewhere is told as what it is."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    job = start_code("def act():\n    print('said')\n    os.write(os.open('/dev/full', 1), b'x')\ninterrupts.run(act)")
+    out, err = job.communicate(timeout=60)
+    assert (job.returncode, out.strip()) == (1, "said")
+    assert "No space left on device" in err
+    assert "standard output" not in err

@@ -1,18 +1,22 @@
 """Finished shards outlive a killed writer, and two writers never mix theirs."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from storage import datasets
+from storage import datasets, layout
 from storage.datasets import ShardWriter
 from storage.drafts import Provenance
 from storage.journal import JournaledDraft, TakenOverError
+from storage.logs import Log
 from storage.records import TRAJECTORY_SCHEMA, Trajectory
 from storage.store import Store
 from tests.ppo_helpers import make_trajectory
 
 VERSION = "runs/r/trajectories/000000"
+WHOLE = object()
+"""Stands for a real file."""
 
 
 def group(number: int) -> list[Trajectory]:
@@ -95,6 +99,20 @@ def test_a_damaged_entry_costs_what_came_before_it(store: Store) -> None:
     store.write(f"{VERSION}/journal/00000001.json", b"{")
     with JournaledDraft(store, VERSION, "trajectories") as second:
         assert [note["problem_id"] for note in second.notes] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{}, {"adopted": 3}, {"adopted": [["a"]]}, {"file": None, "notes": []}, {"notes": []}, {"file": WHOLE, "notes": 3}],
+)
+def test_an_entry_with_wrong_fields_costs_no_more_than_a_damaged_one(entry: dict[str, Any], store: Store) -> None:
+    """Its digest is right; what it says cannot be gone on with."""
+    with JournaledDraft(store, VERSION, "trajectories") as first:
+        write(first, range(4))
+    file = first.files[0].model_dump()
+    Log(store, layout.journal(VERSION)).append({key: file if value is WHOLE else value for key, value in entry.items()})
+    with JournaledDraft(store, VERSION, "trajectories") as second:
+        assert second.adopted == []
 
 
 def test_discarded_shards_are_not_gone_on_with(store: Store) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -126,6 +127,16 @@ def test_a_silent_holder_elsewhere_is_replaced_after_its_time(any_store: Store) 
     with Lease(any_store, "r", ttl_s=1.0) as lease:
         assert lease.token == 1
     assert time.monotonic() - started >= 1.0
+
+
+@pytest.mark.parametrize("sign", [{"ttl_s": "x"}, {"ttl_s": -1}, {"released": "no"}])
+def test_a_sign_of_life_with_wrong_fields_is_none(sign: dict[str, Any], store: Store) -> None:
+    """Of a holder whose entry is damaged, too: the lease is free after one's own time."""
+    elsewhere(store, ttl_s=0.5)
+    store.write(layout.lease("r") + "/00000000.json", b"{")
+    store.write(layout.beat("r", 0), seal({"at": "2026", "released": False, "ttl_s": 0.5} | sign))
+    with Lease(store, "r", ttl_s=0.5) as lease:
+        assert lease.token == 1
 
 
 def test_a_living_holder_elsewhere_is_respected(store: Store) -> None:

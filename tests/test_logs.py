@@ -1,5 +1,6 @@
 """Numbered logs, their seals, and the catalog made of them."""
 
+import hashlib
 import threading
 from itertools import islice
 
@@ -91,8 +92,8 @@ def test_the_newest_are_read_first(any_store: Store) -> None:
     """Looking at the end of the catalog does not read the rest."""
     for number in range(20):
         catalog.enter(any_store, f"runs/r/scores/{number:06d}/x", "scores", [], "nonce")
-    newest = [entry.number for entry in islice(catalog.newest_first(any_store), 3)]
-    assert newest == [19, 18, 17]
+    newest = list(islice(catalog.newest_first(any_store), 3))
+    assert newest == catalog.everything(any_store)[:-4:-1]
     assert [entry.number for entry in catalog.everything(any_store)] == list(range(20))
 
 
@@ -103,3 +104,12 @@ def test_a_damaged_entry_is_named(store: Store) -> None:
     store.write("some/log/00000000.json", store.read("some/log/00000000.json").replace(b"1", b"2", 1))
     with pytest.raises(StorageError, match="00000000.json does not match its own digest"):
         log.read(0)
+
+
+@pytest.mark.parametrize("body", [b'{\n "a": \n}', b"{" + b'"a": [' * 100_000 + b"\n}", b'{\n "a": "\xff"\n}'])
+def test_a_right_digest_of_nonsense_is_damage(store: Store, body: bytes) -> None:
+    """Whoever wrote it, it is told like any other damage."""
+    digest = hashlib.sha256(body).hexdigest()
+    store.write("some/log/00000000.json", body[:-2] + f',\n "digest": "{digest}"\n}}\n'.encode())
+    with pytest.raises(StorageError, match="00000000.json is not JSON, though its digest is right"):
+        Log(store, "some/log").read(0)

@@ -1,13 +1,16 @@
 """A log that lost entries is noticed, and made whole from what is there; gc takes nothing on its word."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from storage import aliases, catalog, garbage, layout
 from storage.drafts import Draft, Provenance
+from storage.leases import Lease
 from storage.logs import Log
 from storage.mending import mend
+from storage.processes import own_identity
 from storage.retention import Rules
 from storage.store import StorageError, Store
 from storage.survey import survey
@@ -18,6 +21,7 @@ MOVES = [VERSIONS[number] for number in (5, 4, 3, 1, 5, 2)]
 STANDING = MOVES[-1]
 ENTRIES = [*VERSIONS, "champion"]
 """Of the catalog."""
+ABSENT = object()
 
 
 def entry(log: str, number: int) -> str:
@@ -206,8 +210,57 @@ def test_a_deleted_entry_of_a_lease(store: Store) -> None:
     """Is told, and filled."""
     log = Log(store, layout.lease("r"))
     for number in range(3):
-        log.append({"holder": {}, "label": str(number)})
+        log.append(GOOD[layout.lease("r")] | {"label": str(number)})
     store.delete(log.key(1))
     assert problems(store) == {(layout.lease("r"), log.key(1))}
     assert mend(store) == ([log.key(1)], [])
     assert [log.read(number)["label"] for number in range(3)] == ["0", "2", "2"]
+
+
+GOOD: dict[str, dict[str, Any]] = {
+    layout.CATALOG: catalog.values("runs/r/checkpoints/000009", "checkpoint", [], ""),
+    layout.alias("champion"): {"version": VERSIONS[1], "sha256": "0", "reason": "", "by": "ada", "at": "2026"},
+    layout.lease("r"): {"holder": own_identity(), "label": "", "at": "2026", "ttl_s": 60.0},
+}
+"""An entry of each kind of log."""
+WRONG: dict[str, list[dict[str, Any]]] = {
+    layout.CATALOG: [
+        {"kind": 3},
+        {"kind": None},
+        {"version": ["a"]},
+        {"version": "../a"},
+        {"version": ""},
+        {"parents": {"a": 1}},
+        {"parents": [1]},
+        {"kind": "alias", "version": "no name"},
+    ],
+    layout.alias("champion"): [{"version": 3}, {"version": "../a"}, {"sha256": None}, {"reason": ["x"]}, {"at": 3}],
+    layout.lease("r"): [{"holder": []}, {"holder": {}}, {"ttl_s": "x"}, {"ttl_s": float("nan")}, {"at": None}],
+}
+CASES = [(log, wrong) for log, changes in WRONG.items() for wrong in changes]
+CASES += [(log, {field: ABSENT}) for log, values in GOOD.items() for field in values if field not in ("attempt",)]
+
+
+@pytest.mark.parametrize(("log", "wrong"), CASES)
+def test_an_entry_with_wrong_fields_is_damage(filled: Store, log: str, wrong: dict[str, Any]) -> None:
+    """A right digest says that it is as it was written, not by whom: it is named, and hides no other."""
+    values = {field: value for field, value in (GOOD[log] | wrong).items() if value is not ABSENT}
+    number = Log(filled, log).append(values)
+    key = entry(log, number)
+    found = [finding for finding in survey(Store(filled.root)).findings if finding.object == key]
+    assert [finding.version for finding in found] == [log]
+    assert f"{key} does not hold what" in found[0].problem
+    assert "python -m storage" in found[0].problem or log == layout.lease("r")
+    assert taken_by_gc(filled) <= {VERSIONS[3], VERSIONS[4]}
+    with pytest.raises(StorageError, match=list(wrong)[-1]):
+        Log(filled, log).read(number)
+    if log == layout.CATALOG:
+        assert mend(filled) == ([key], [])
+        assert listed(filled) == ENTRIES
+        assert problems(filled) == set()
+    if log == layout.alias("champion"):
+        aliases.move(filled, "champion", VERSIONS[3], number)
+        assert aliases.names(filled) == ["champion"]
+    if log == layout.lease("r"):
+        with Lease(filled, "r", ttl_s=0.5) as lease:
+            assert lease.token == number + 1

@@ -1,6 +1,7 @@
 """The log of nights: read back as written, whole or not at all; and the tools that look after it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,3 +126,15 @@ def test_verify_looks_at_it_and_mend_leaves_it(store: Store, tmp_path: Path) -> 
     assert (finding.version, finding.problem) == ("retraining/nightly", "is missing, and hides later entries")
     assert mend(fresh, lambda _: None) == ([], [])
     assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{"trained": {"number": 1, "challenger": CHALLENGER}}, {"began": {"number": "x"}}, {"ended": 3}, {"began": None}],
+)
+def test_an_entry_that_is_no_night_is_found_by_verify(entry: dict[str, Any], store: Store) -> None:
+    """Its digest is right: what it holds is looked at, and told without a traceback."""
+    Log(store, layout.retraining("nightly")).append(entry)
+    (finding,) = survey(store).findings
+    assert finding.version == layout.retraining("nightly")
+    assert "retraining 'nightly' has lost an entry" in finding.problem

@@ -335,3 +335,23 @@ def test_it_serves_until_it_is_told_to_end(filled: Store, tmp_path: Path, told: 
     job.send_signal(told)
     assert job.wait(120) == 128 + told
     assert list(tmp_path.glob("audit-*")) == []
+
+
+def test_no_files_left_to_open_is_told_in_a_line() -> None:
+    """Loading ahead is for speed alone: where it fails, the page that needs it tries again."""
+    code = (
+        "import resource, sys, threading\n"
+        "import tasks.audit.reader.app\nfrom tasks.audit.reader.vocabulary import warm_up\n"
+        "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))\n"
+        "thread = threading.Thread(target=warm_up); thread.start(); thread.join()\n"
+        "assert 'transformers' not in sys.modules\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))\n"
+        "warm_up()\n"
+        "assert 'transformers' in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("the tokenizers' library was not loaded ahead, a page that needs it tries again: ")
+    assert "Too many open files" in done.stderr
+    assert "Traceback" not in done.stderr

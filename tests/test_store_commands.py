@@ -3,15 +3,18 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from storage import aliases, layout
-from storage.__main__ import COMMANDS
+from storage.__main__ import COMMANDS, main
+from storage.catalog import check_begun
 from storage.drafts import Draft, Provenance
-from storage.store import Store
+from storage.logs import Log
+from storage.store import StorageError, Store
 
 ROOT = Path(__file__).parent.parent
 
@@ -172,3 +175,92 @@ def test_mend(filled: Store) -> None:
     }
     assert not [finding for finding in data(filled.root, "verify", status=1)["findings"] if "catalog" in str(finding)]
     assert len(data(filled.root, "ls")) == 4
+
+
+@pytest.mark.parametrize("damage", ["digest", "fields", "manifest"])
+def test_ls_names_what_it_cannot_read_beside_the_rest(filled: Store, damage: str) -> None:
+    """One bad entry, or one bad manifest, hides no other version; scripts see it by the status."""
+    versions = [row["version"] for row in data(filled.root, "ls")]
+    if damage == "fields":
+        bad = f"{layout.CATALOG}/{Log(filled, layout.CATALOG).append({'kind': 'run', 'version': 7}):08d}.json"
+    elif damage == "digest":
+        bad, versions = f"{layout.CATALOG}/00000001.json", [versions[0], versions[1], versions[3]]
+        filled.write(bad, b"{")
+    else:
+        bad, versions = layout.manifest(layout.trajectories("r", 0)), [versions[0], versions[2], versions[3]]
+        filled.write(bad, b"{")
+    printed = call(filled.root, "ls", status=1)
+    assert bad in printed
+    assert "Traceback" not in printed
+    assert [row["version"] for row in data(filled.root, "ls", status=1)] == versions
+    assert bad in call(filled.root, "verify", status=1)
+
+
+def test_alias_names_what_it_cannot_read_beside_the_rest(filled: Store) -> None:
+    """So the alias that is whole can still be looked up; that of the catalog's bad entry is unknown."""
+    aliases.move(filled, "champion", layout.checkpoint("r", 0), None)
+    number = Log(filled, layout.alias("champion")).append({"version": 7})
+    assert set(data(filled.root, "alias", status=1)) == {"r/latest"}
+    printed = call(filled.root, "alias", status=1)
+    assert f"aliases/champion/{number:08d}.json" in printed
+    assert "Traceback" not in printed
+    assert "there are: champion, r/latest" in call(filled.root, "alias", "history", "nobody", status=1)
+
+
+@pytest.mark.parametrize(
+    ("command", "make"),
+    [
+        ("ls", Path.exists),
+        ("ls", Path.mkdir),
+        ("ls", Path.touch),
+        ("verify", Path.exists),
+        ("alias", Path.exists),
+        ("gc", Path.exists),
+        ("mend", Path.exists),
+        ("show runs/r/run", Path.exists),
+    ],
+)
+def test_a_root_where_nothing_is_no_empty_store(command: str, make: Callable[[Path], object], tmp_path: Path) -> None:
+    """Most likely it is mistyped: a script must not take it for a store that is whole, and nothing is made there."""
+    root = tmp_path / "vra"
+    make(root)
+    printed = call(str(root), *command.split(), status=1)
+    remedy = "check the root (--root, storage.root); a first run makes it"
+    assert printed == f"error: nothing is stored in {root}: {remedy}\n"
+    assert not list(tmp_path.glob("vra/*"))
+
+
+def test_a_prefix_without_objects_is_no_empty_store(any_store: Store) -> None:
+    """On S3 there are no folders: what holds no object is not there. A single object will do, whatever it is."""
+    with pytest.raises(StorageError, match="nothing is stored in"):
+        check_begun(any_store)
+    any_store.write("doctor/0a/left", b"x")
+    check_begun(any_store)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("gc --keep-last -1", "argument --keep-last: '-1' is no whole number from 1 on"),
+        ("gc --keep-last 0", "argument --keep-last: '0' is no whole number from 1 on"),
+        ("gc --keep-every -2", "argument --keep-every: '-2' is no whole number from 0 on"),
+        ("gc --older-than-hours nan", "argument --older-than-hours: 'nan' is no number from 0 on"),
+        ("gc --older-than-hours inf", "argument --older-than-hours: 'inf' is no number from 0 on"),
+        ("gc --older-than-hours -1", "argument --older-than-hours: '-1' is no number from 0 on"),
+        ("gc --older-than-hours x", "argument --older-than-hours: 'x' is no number from 0 on"),
+        ("ls -n -1", "argument -n/--last: '-1' is no whole number from 1 on"),
+        ("ls -n x", "argument -n/--last: 'x' is no whole number from 1 on"),
+        ("ls -n 9999999999", "argument -n/--last: '9999999999' is too large: 1,000,000,000 at most"),
+        ("alias set a b --expect -2", "argument --expect: '-2' is no whole number from -1 on"),
+        ("alias back a --to -1", "argument --to: '-1' is no whole number from 0 on"),
+    ],
+)
+def test_numbers_that_mean_nothing_are_refused(
+    line: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong command, before anything is looked at; they would keep more or less than was thought, or end oddly."""
+    monkeypatch.setattr(sys, "argv", ["storage", "--root", "nowhere", *line.split()])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert says in capsys.readouterr().err

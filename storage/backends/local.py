@@ -1,6 +1,7 @@
 """Objects as files of a local folder, on the disk before a call returns."""
 
 import contextlib
+import errno
 import hashlib
 import os
 import shutil
@@ -75,9 +76,14 @@ class LocalBackend:
 def _file(path: str) -> Path:
     """`path`, if it is a regular file: others are no objects, and a pipe or device would be read for ever.
 
-    Raises what `os.stat` does.
+    Raises what `os.stat` does; a name that is too long, or goes on behind that of a file, is that of no file.
     """
-    mode = os.stat(path).st_mode
+    try:
+        mode = os.stat(path).st_mode
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ENOTDIR):
+            raise FileNotFoundError(f"{path}: {error.strerror}") from None
+        raise
     if stat.S_ISDIR(mode):
         raise FileNotFoundError(f"{path} is a folder")
     if not stat.S_ISREG(mode):

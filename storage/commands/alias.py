@@ -5,7 +5,8 @@ from dataclasses import asdict
 
 from storage import aliases
 from storage.aliases import Move
-from storage.commands.output import Output, table
+from storage.arguments import whole
+from storage.commands.output import Output, say_error, table
 from storage.store import StorageError, Store
 
 
@@ -16,19 +17,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     point.add_argument("name", metavar="NAME")
     point.add_argument("version", metavar="VERSION")
     point.add_argument(
-        "--expect", type=int, metavar="MOVE", help="only if this is its newest move: -1 where there must be none yet"
+        "--expect",
+        type=whole(-1),
+        metavar="MOVE",
+        help="only if this is its newest move: -1 where there must be none yet",
     )
     past = actions.add_parser("history", help="where NAME pointed, and who moved it why")
     past.add_argument("name", metavar="NAME")
     back = actions.add_parser("back", help="point NAME where it pointed before")
     back.add_argument("name", metavar="NAME")
-    back.add_argument("--to", type=int, metavar="MOVE", help="or where it pointed after this move")
+    back.add_argument("--to", type=whole(0), metavar="MOVE", help="or where it pointed after this move")
     for action in (point, back):
         action.add_argument("--reason", default="", help="kept in the history")
 
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
-    """What stands after it."""
+    """What stands after it. Of all aliases, those that are damaged are told beside the others, with status 1."""
     if arguments.action == "set":
         return _output(arguments.name, [_set(store, arguments)])
     if arguments.action == "back":
@@ -38,11 +42,12 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
         if not moves:
             raise StorageError(f"there is no alias {arguments.name!r}; there are: {', '.join(aliases.names(store))}")
         return _output(arguments.name, moves)
-    standing = {name: aliases.current(store, name) for name in aliases.names(store)}
-    found = {name: move for name, move in standing.items() if move}
+    found, damaged = aliases.readable(store)
+    for error in damaged:
+        say_error(error)
     rows = [(name, move.version, move.number, move.at, move.by, move.reason) for name, move in found.items()]
     parts = [table(["alias", "version", "move", "at", "by", "reason"], rows) if rows else "no aliases yet"]
-    return Output({name: asdict(move) for name, move in found.items()}, parts)
+    return Output({name: asdict(move) for name, move in found.items()}, parts, int(bool(damaged)))
 
 
 def _set(store: Store, arguments: argparse.Namespace) -> Move:

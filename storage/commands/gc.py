@@ -4,6 +4,7 @@ import argparse
 from dataclasses import asdict
 
 from storage import garbage
+from storage.arguments import positive_or_zero, whole
 from storage.commands.output import Output, say, size, table
 from storage.retention import KINDS, Rules
 from storage.store import Store
@@ -14,13 +15,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--delete", action="store_true", help="do it; otherwise only say what would be deleted")
     parser.add_argument(
         "--keep-last",
-        type=int,
+        type=whole(1),
         default=rules.keep_last,
         metavar="N",
         help=f"newest of a run; default {rules.keep_last}",
     )
     parser.add_argument(
-        "--keep-every", type=int, default=0, metavar="M", help="also versions 0, M, 2M …; default: only version 0"
+        "--keep-every", type=whole(0), default=0, metavar="M", help="also versions 0, M, 2M …; default: only version 0"
     )
     parser.add_argument(
         "--kind",
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--older-than-hours",
-        type=_hours,
+        type=positive_or_zero,
         default=rules.older_than_s / 3600,
         metavar="H",
         help="age of what killed attempts and unfinished uploads left; default 24",
@@ -40,17 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _hours(text: str) -> float:
-    """For argparse: not negative."""
-    if (hours := float(text)) < 0:
-        raise ValueError(text)
-    return hours
-
-
 def run(store: Store, arguments: argparse.Namespace) -> Output:
     """One line for each run."""
     rules = Rules(
-        keep_last=max(1, arguments.keep_last),
+        keep_last=arguments.keep_last,
         keep_every=arguments.keep_every,
         kinds=tuple(arguments.kind or Rules().kinds),
         older_than_s=arguments.older_than_hours * 3600,

@@ -6,36 +6,48 @@ from itertools import islice
 from typing import get_args
 
 from storage import catalog, layout, manifests
-from storage.commands.output import Output, size, table
+from storage.arguments import whole
+from storage.commands.output import Output, say_error, size, table
 from storage.manifests import Kind, Manifest
-from storage.store import Store
+from storage.store import StorageError, StorageUnavailableError, Store
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-n", "--last", type=int, default=10, metavar="N", help="how many; default 10")
+    parser.add_argument("-n", "--last", type=whole(1), default=10, metavar="N", help="how many; default 10")
     parser.add_argument("--run", help="of this run only")
     parser.add_argument("--kind", help=f"of this kind only: {', '.join(get_args(Kind))}")
 
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
-    """Newest first."""
-    found = list(islice(_newest(store, arguments.run, arguments.kind), arguments.last))
+    """Newest first. What is damaged is told beside the rest, with status 1."""
+    damaged: list[StorageError] = []
+    found = list(islice(_newest(store, arguments.run, arguments.kind, damaged), arguments.last))
+    for error in damaged:
+        say_error(error)
     data = [
         {"version": m.version, "kind": m.kind, "created_at": m.created_at, "rows": m.rows, "bytes": m.bytes}
         for m in found
     ]
     rows = [(f"{m.created_at:%Y-%m-%d %H:%M:%S}", m.kind, m.version, m.rows or "", size(m.bytes)) for m in found]
-    if not rows:
-        return Output(data, [f"no such version in {store.root}"])
-    return Output(data, [table(["created (UTC)", "kind", "version", "rows", "size"], rows)])
+    shown = table(["created (UTC)", "kind", "version", "rows", "size"], rows)
+    return Output(data, [shown if rows else f"no such version in {store.root}"], int(bool(damaged)))
 
 
-def _newest(store: Store, run_name: str | None, kind: str | None) -> Iterator[Manifest]:
+def _newest(store: Store, run_name: str | None, kind: str | None, damaged: list[StorageError]) -> Iterator[Manifest]:
+    """The versions that are asked for; what cannot be read goes to `damaged`."""
     seen = set()
     for entry in catalog.newest_first(store):
+        if isinstance(entry, StorageError):
+            damaged.append(entry)
+            continue
         wanted = (not kind or entry.kind == kind) and (not run_name or layout.run_of(entry.version) == run_name)
         if entry.kind == "alias" or not wanted or entry.version in seen:
             continue
         seen.add(entry.version)
-        if manifest := manifests.find(store, entry.version):
-            yield manifest
+        try:
+            if manifest := manifests.find(store, entry.version):
+                yield manifest
+        except StorageUnavailableError:
+            raise
+        except StorageError as error:
+            damaged.append(error)

@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 
+from configs.plain import check_plain
 from storage.visible import visible
 from tasks.lineage.plays import Plays
 
@@ -28,8 +29,9 @@ def find_problem(plays: Plays, text: str, *, by_prompt: bool = False) -> Asked:
     """The one problem that `text` means: an id or a key; or, `by_prompt`, a part of the prompt, whatever its case.
 
     Raises:
-        ValueError: none is meant, or several are; says which.
+        ValueError: none is meant, or several are; says which. Or `text` is none that could be stored.
     """
+    check_plain({"PROBLEM": text})
     if by_prompt:
         keys = _keys(plays, "prompt = ?", text) or _keys(plays, "contains(lower(prompt), lower(?))", text)
     else:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from configs.plain import check_plain
 from storage import layout
 from storage.records import Exclusion
 from storage.store import Store
@@ -40,7 +41,8 @@ def propose_problem(
         by_prompt: `problem` is a part of the prompt.
 
     Raises:
-        ValueError: no problem, or several are meant; there is no such run; no reason is given.
+        ValueError: no problem, or several are meant; there is no such run; no reason is given, or one that cannot be
+            stored.
     """
     _check(reason)
     family = Family(store, cache)
@@ -78,6 +80,7 @@ def propose_ids(store: Store, ids: Sequence[str], cache: Path, reason: str, *, r
 def _check(reason: str) -> None:
     if not reason.strip():
         raise ValueError("no reason is given: say why, for those who ask later")
+    check_plain({"reason": reason})
 
 
 def _rows(plays: Plays, reason: str, *, whole: bool) -> list[Exclusion]:

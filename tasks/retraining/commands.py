@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from configs import Config
-from storage import aliases, manifests
+from storage import aliases, catalog, manifests
 from storage.aliases import Move
 from storage.leases import Lease
 from storage.nights import End, Nights, Record, now
@@ -19,17 +19,16 @@ if TYPE_CHECKING:
 
 def explain(config: Config) -> str:
     """print why the last gate decided as it did"""
-    records = Nights(Store.of(config.storage), config.run.name).read()
+    store = _begun(config)
+    records = Nights(store, config.run.name).read()
     if not records:
         return f"retraining {config.run.name!r} has had no night yet in {config.storage.root}"
-    return "\n".join(
-        _explained(Store.of(config.storage), config, record) for record in records[-1:] + _last_ended(records)
-    )
+    return "\n".join(_explained(store, config, record) for record in records[-1:] + _last_ended(records))
 
 
 def nights(config: Config) -> str:
     """print all nights and moves of the champion"""
-    events = read_timeline(Store.of(config.storage), config)
+    events = read_timeline(_begun(config), config)
     if not events:
         return f"there is no champion yet: no alias {config.retrain.champion!r} in {config.storage.root}"
     return rendered(table(f"Retraining {config.run.name}", timeline_rows(events)))
@@ -95,6 +94,13 @@ def give_up(config: Config) -> str:
         )
         log.end(end)
     return f"night {night.number} is given up; its {night.counts['new']} new problems wait for the next night"
+
+
+def _begun(config: Config) -> Store:
+    """The store, which must hold something: another place would look like a retraining without nights."""
+    store = Store.of(config.storage)
+    catalog.check_begun(store)
+    return store
 
 
 def _explained(store: Store, config: Config, record: Record) -> str:

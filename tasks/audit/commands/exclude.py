@@ -71,7 +71,11 @@ def _read(path: Path) -> str:
         data = file.read(_LARGEST + 1)
     if len(data) > _LARGEST:
         raise ValueError(f"{path} holds more than {_LARGEST:,} bytes: give one id of a trajectory in each line")
-    return data.decode()
+    try:
+        return data.decode("utf-8-sig")  # -sig: some editors begin a file with a byte order mark
+    except UnicodeDecodeError as error:
+        where = f"{path} is not text in UTF-8 (byte {error.start})"
+        raise ValueError(f"{where}: give one id of a trajectory in each line") from None
 
 
 def _told(proposal: "Proposal") -> str:

@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from storage.arguments import whole
 from storage.commands.output import table
 from storage.visible import visible
 
@@ -25,7 +26,7 @@ def add_problem(parser: argparse.ArgumentParser, *, optional: bool = False) -> N
 
 
 def add_last(parser: argparse.ArgumentParser, what: str) -> None:
-    parser.add_argument("-n", "--last", type=int, default=20, metavar="N", help=f"{what} shown; default 20")
+    parser.add_argument("-n", "--last", type=whole(0), default=20, metavar="N", help=f"{what} shown; default 20")
 
 
 def show_problem(asked: "Asked") -> str:

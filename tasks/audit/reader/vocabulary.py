@@ -1,5 +1,6 @@
 """Text of single tokens, by the tokenizer of the run that they belong to."""
 
+import logging
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -9,13 +10,17 @@ from storage.store import Store
 from tasks.audit.selection import DataSet
 from tasks.audit.tokens import NO_TOKEN, Decoder, find_decoder
 
+logger = logging.getLogger(__name__)
 _LOADING = Lock()  # transformers cannot be imported by two threads at once
 
 
 def warm_up() -> None:
     """The import takes seconds, for which the first page with tokens should not wait."""
     with _LOADING:
-        from transformers import AutoTokenizer  # noqa: F401
+        try:
+            from transformers import AutoTokenizer  # noqa: F401
+        except Exception as error:  # noqa: BLE001 - too many open files, no memory: a thread has nobody else to tell
+            logger.warning("the tokenizers' library was not loaded ahead, a page that needs it tries again: %s", error)
 
 
 class Vocabularies:
