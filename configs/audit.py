@@ -1,8 +1,8 @@
 """The knobs of the audit: each check with its threshold and what becomes of a data set that passes it."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from configs.knobs import Knobs, NonNegativeFloat, NonNegativeInt
 
@@ -136,5 +136,5 @@ class Audit(Knobs):
     """A problem with fewer episodes is not called never solved."""
     examples: PositiveInt = 5
     """Cases of each check that the report shows whole; the rest it names."""
-    memory_gib: PositiveFloat = 2.0
+    memory_gib: Annotated[float, Field(gt=0, lt=1e16)] = 2.0
     """Of the database; what needs more goes to a temporary folder."""

@@ -40,8 +40,9 @@ def check_seed(seed: int) -> int:
 
 
 Seed = Annotated[int, AfterValidator(check_seed)]
-Workers = Annotated[int, Field(gt=0, le=10_000)]
+MOST_WORKERS = 10_000
 """Processes or threads: more of them no machine starts."""
+Workers = Annotated[int, Field(gt=0, le=MOST_WORKERS)]
 Megabytes = Annotated[int, Field(gt=0, lt=2**43 - 2**20)]
 """So many that their bytes, and a little more, fit into 64 bits."""
 

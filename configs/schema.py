@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, PlainSerializer, PositiveFloat, Posi
 
 from configs.audit import Audit
 from configs.knobs import (
+    MOST_WORKERS,
     Knobs,
     Megabytes,
     NonNegativeFloat,
@@ -332,7 +333,7 @@ class Inference(Knobs):
     They need --enable-scale-out, VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs and
     a view of the checkpoint files; their API key is read from the environment (VLLM_API_KEY). A command does
     not know what they serve: its first swap sets their weights to 0, so the canary proves that others were loaded."""
-    replicas: Workers = 1
+    replicas: PositiveInt = 1
     """Servers to start when no URLs are given. Each gets GPUs of its own out of CUDA_VISIBLE_DEVICES, or else of all:
     as many as the parallel sizes in `extra_args` ask for. Too few are an error. Servers take the last GPUs and the
     trainer the first, which it shares with a server only where none is to spare."""
@@ -349,7 +350,7 @@ class Inference(Knobs):
     """Share of the GPU's memory that a server takes (GPU only)."""
     kv_cache_gib: PositiveInt = 1
     """Memory for the key-value cache (CPU only)."""
-    threads: Workers = 1
+    threads: PositiveInt = 1
     """OpenMP threads of a server (CPU only)."""
     enforce_eager: bool = False
     """Skip compilation and CUDA graphs: starts sooner, runs slower on GPUs."""
@@ -361,8 +362,13 @@ class Inference(Knobs):
 
     @model_validator(mode="after")
     def _startable(self) -> Self:
-        if not self.urls and self.gpu_memory_utilization == 0:
+        if self.urls:  # the others' servers are as they are
+            return self
+        if self.gpu_memory_utilization == 0:
             raise ValueError("gpu_memory_utilization=0 leaves a server of our own no memory: use 0.9 or so")
+        for name in ("replicas", "threads"):
+            if getattr(self, name) > MOST_WORKERS:
+                raise ValueError(f"{name} is above {MOST_WORKERS:,}: more no machine starts")
         return self
 
 

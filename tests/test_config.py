@@ -165,8 +165,9 @@ SOURCE = "problems.train={kind: arithmetic, "
         ("score.timeout_s=1e-7", r"score\.timeout_s=1e-07"),
         ("score.memory_mb=1000000000000000", r"score\.memory_mb=1000000000000000"),
         ("score.workers=1000000000", r"score\.workers=1000000000"),
-        ("inference.replicas=1000000000", r"inference\.replicas=1000000000"),
-        ("inference.threads=1000000000", r"inference\.threads=1000000000"),
+        ("inference.replicas=1000000000", "inference: replicas is above 10,000"),
+        ("inference.threads=1000000000", "inference: threads is above 10,000"),
+        ("audit.memory_gib=1e300", r"audit\.memory_gib=1e\+300"),
         ("ppo.threads=1000000000", r"ppo\.threads=1000000000"),
         (SOURCE + "operators: []}", "problems.train.arithmetic.operators=.*at least 1 item"),
         (SOURCE + "high: 100000000000000000000}", "problems.* would be 2[0-9]{40} problems to choose from"),
@@ -207,7 +208,7 @@ def test_numbers_and_addresses_that_cannot_work_are_refused(override: str, messa
         "score.timeout_s=9e8",
         "score.memory_mb=1000000000000",
         "policy.warm_start={hidden_size: 64, heads: 2, kv_heads: 1}",
-        "inference={urls: ['HTTP://[::1]:8000/x', 'unix:///run/vllm'], gpu_memory_utilization: 0}",
+        "inference={urls: ['HTTP://[::1]:80/x', 'unix:///run/vllm'], gpu_memory_utilization: 0, replicas: 99999}",
     ],
 )
 def test_what_can_work_is_accepted(override: str) -> None:

@@ -30,6 +30,13 @@ FIELDS: dict[Literal["id", "prompt", "solutions"], str] = {"prompt": "ask", "sol
 NAMED: dict[Literal["id", "prompt", "solutions"], str] = {"id": "key", **FIELDS}
 
 
+PRESET_ROWS: dict[str, dict[str, Any]] = {
+    "gsm8k": {"question": "p", "answer": "#### 1"},
+    "math": {"problem": "p", "answer": "1", "unique_id": "u", "subject": "Algebra", "level": 3, "solution": "long"},
+    "areal": {"query_id": "u", "prompt": "p", "task": "math", "solutions": ["1"]},
+}
+
+
 def write(path: Path, *rows: Any) -> Path:
     """A JSONL file; text is written as it is."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -352,7 +359,7 @@ def test_a_parquet_file_is_read_piece_by_piece(tmp_path: Path) -> None:
     )
     fsspec.register_implementation("counted", _Counted, clobber=True)
     _Counted.fetched.clear()
-    rows = read_parquet(f"counted://{tmp_path}/rows.parquet", 2**24)
+    rows = read_parquet(f"counted://{tmp_path}/rows.parquet", 2**24, ["ask", "gold"])
     assert next(rows) == (1, {"ask": texts[0], "gold": texts[0]})
     assert max(_Counted.fetched) <= 2 * 2**20
     assert len(list(rows)) == 127
@@ -362,3 +369,62 @@ def test_a_parquet_file_is_read_piece_by_piece(tmp_path: Path) -> None:
 def test_sources_of_older_runs_have_the_bound() -> None:
     """They were stored without the knob."""
     assert FileSource.model_validate({"kind": "jsonl", "path": "x", "preset": "gsm8k"}).max_line_mb == 16
+
+
+def _odd_columns() -> dict[str, "pa.Array[Any]"]:
+    """Types that Python has no values for, or that cost much to read."""
+    return {
+        "far": pa.array([10**17], pa.timestamp("ms")),
+        "day": pa.array([2**31 - 1], pa.date32()),
+        "nested": pa.array([[{"a": [10**17]}]], pa.list_(pa.struct([("a", pa.list_(pa.timestamp("ms")))]))),
+        "uuid": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0" * 16], pa.binary(16))),
+        "blob": pa.array([b"x" * 2_000_000], pa.large_binary()),
+        "words": pa.array(["a"]).dictionary_encode(),
+        "broken": pa.Array.from_buffers(
+            pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\1\0\0\0"), pa.py_buffer(b"\xff")]
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", _odd_columns())
+def test_columns_that_nobody_asked_for_are_not_read(name: str, tmp_path: Path) -> None:
+    """Whatever they hold: they neither make a row bad nor count for its length."""
+    columns = {"ask": pa.array(["p"]), name: _odd_columns()[name], "gold": pa.array([["1", "2"]])}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    found = load(tmp_path / "a.parquet", kind="parquet", max_line_mb=1)
+    assert [(problem.prompt, problem.solutions) for problem in found.problems] == [("p", ["1", "2"])]
+    with pytest.raises(ProblemError, match=f"no column 'tell'; there are ask, {name}, gold"):
+        load(tmp_path / "a.parquet", kind="parquet", fields={"prompt": "tell", "solutions": "gold"})
+    with pytest.raises(ProblemError, match=f"no column 'no'; there are ask, {name}, gold"):
+        load(tmp_path / "a.parquet", kind="parquet", fields={"prompt": "no", "solutions": "neither"})
+
+
+def test_a_column_without_values_for_python_makes_bad_rows(tmp_path: Path) -> None:
+    """It was asked for: its rows are told, one by one, and the others are read."""
+    pq.write_table(
+        pa.table({"ask": ["p", "q"], "gold": ["1", "2"], "key": pa.array([0, 10**17], pa.timestamp("ms"))}),
+        tmp_path / "a.parquet",
+    )
+    with pytest.raises(ProblemError, match="line 1: column 'key' is not text.*\n.*line 2: .*cannot be read"):
+        load(tmp_path / "a.parquet", kind="parquet", fields=NAMED)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_thousands_of_columns_make_a_short_message(kind: str, tmp_path: Path) -> None:
+    """The first of them are named; a terminal and a log stay readable."""
+    values = {f"column-{number}": "x" for number in range(20_000)}
+    path = write(tmp_path / "a", values) if kind == "jsonl" else tmp_path / "a"
+    if kind == "parquet":
+        pq.write_table(pa.table({name: [value] for name, value in values.items()}), path)
+    with pytest.raises(ProblemError, match=r"no column 'ask'; there are column-0, .* more characters") as refused:
+        load(path, kind=kind)
+    assert len(str(refused.value)) < 2000
+
+
+@pytest.mark.parametrize(("preset", "row"), PRESET_ROWS.items())
+def test_presets_have_the_columns_that_they_read(preset: str, row: dict[str, Any], tmp_path: Path) -> None:
+    """Of Parquet no others are read: a problem is the same as from JSON, where all are."""
+    pq.write_table(pa.Table.from_pylist([{**row, "other": 1}]), tmp_path / "a.parquet")
+    write(tmp_path / "a.jsonl", {**row, "other": 1})
+    found = [load(tmp_path / f"a.{kind}", kind=kind, preset=preset).problems for kind in ("parquet", "jsonl")]
+    assert found[0] == found[1]

@@ -119,7 +119,7 @@ def test_too_few_problems_is_an_error() -> None:
     with pytest.raises(ProblemError, match=r"^\d+ train problems .* count=900: lower count or widen"):
         arithmetic(count=900)
     with pytest.raises(ProblemError, match=r"^0 train problems"):
-        arithmetic(operators=[])
+        arithmetic(low=2, high=2, operators=["+"])  # the only one is held out
 
 
 # Fingerprint

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tasks.problems.lines import explained, lines, open_file
-from tasks.problems.problem_set import NoFilesError, Row, RowError
+from tasks.problems.problem_set import NoFilesError, PartOfRow, Row, RowError
 
 _ROWS = 64
 """Of a Parquet file that are in memory at once: each may be as large as `longest`."""
@@ -74,8 +74,11 @@ def read_jsonl(path: str, longest: int) -> Iterator[tuple[int, Row | RowError]]:
                 yield line, _parse(raw)
 
 
-def read_parquet(path: str, longest: int) -> Iterator[tuple[int, Row | RowError]]:
-    """Row number, from 1, and row of each row; text that is not UTF-8, or above `longest` bytes, is a `RowError`.
+def read_parquet(path: str, longest: int, columns: Sequence[str]) -> Iterator[tuple[int, Row | RowError]]:
+    """Row number, from 1, and `columns` of each row, as far as the file has them; others may hold whatever they like.
+
+    A row with values that Python has no words for, such as text that is not UTF-8, or above `longest` bytes, is a
+    `RowError`.
 
     Raises:
         ProblemError: the file cannot be opened or read, is not a regular one, or is not Parquet.
@@ -83,17 +86,18 @@ def read_parquet(path: str, longest: int) -> Iterator[tuple[int, Row | RowError]
     with open_file(path, read_ahead=False) as file:  # columns are read in turns, each from a place of its own
         line = 0
         opened = pq.ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False)  # True reads whole columns of a row group
-        for batch in opened.iter_batches(batch_size=_ROWS):
+        names = opened.schema_arrow.names
+        for batch in opened.iter_batches(batch_size=_ROWS, columns=[name for name in columns if name in names]):
             for row in _batch_rows(batch, longest):
                 line += 1
-                yield line, row
+                yield line, row if isinstance(row, RowError) else PartOfRow(row, names)
 
 
 def _batch_rows(batch: pa.RecordBatch, longest: int) -> Sequence[Row | RowError]:
     try:
         if batch.nbytes <= longest:
             return batch.to_pylist()
-    except UnicodeDecodeError:  # does not say which row
+    except (ValueError, OverflowError, NotImplementedError):  # does not say which row
         pass
     return [_row(batch.slice(index, 1), longest) for index in range(batch.num_rows)]
 
@@ -105,6 +109,8 @@ def _row(single: pa.RecordBatch, longest: int) -> Row | RowError:
         row: Row = single.to_pylist()[0]
     except UnicodeDecodeError as error:
         return RowError(f"text is not UTF-8: {error.reason} at byte {error.start}")
+    except (ValueError, OverflowError, NotImplementedError) as error:  # such as a date beyond those of Python
+        return RowError(f"a value cannot be read: {error}")
     return row
 
 

@@ -5,7 +5,7 @@ from itertools import islice
 
 from configs.schema import ArithmeticSource, FileSource, HubSource, Source, StoredSource
 from tasks.problems import arithmetic, files, hub
-from tasks.problems.presets import PRESETS, from_fields
+from tasks.problems.presets import COLUMNS, PRESETS, from_fields
 from tasks.problems.problem_set import Place, ProblemSet, Row, RowError, collect
 
 
@@ -32,6 +32,12 @@ def load_problems(source: Source, max_bad_share: float) -> ProblemSet:
 def _rows(source: FileSource | HubSource) -> Iterator[tuple[Place, Row | RowError]]:
     if isinstance(source, HubSource):
         return ((Place(line), row) for line, row in hub.read(source.name, source.subset, source.split))
-    read = files.read_jsonl if source.kind == "jsonl" else files.read_parquet
     found, longest = files.find(source.path), source.max_line_mb * 2**20
-    return ((Place(line, name), row) for name, path in found for line, row in read(path, longest))
+
+    def read(path: str) -> Iterator[tuple[int, Row | RowError]]:
+        if source.kind == "jsonl":
+            return files.read_jsonl(path, longest)
+        columns = COLUMNS[source.preset] if source.preset else list(source.fields.values())
+        return files.read_parquet(path, longest, columns)
+
+    return ((Place(line, name), row) for name, path in found for line, row in read(path))

@@ -5,12 +5,16 @@ where the row cannot be used. Solutions are kept as they are written; boxing the
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from reprlib import repr as brief
 from typing import Literal
 
 from storage.records import Problem
-from tasks.problems.problem_set import Row, RowError
+from storage.visible import visible
+from tasks.problems.problem_set import PartOfRow, Row, RowError
+
+_NAMED = 500
+"""Characters of the names of columns in a message."""
 
 
 def gsm8k(row: Row, number: str) -> Problem:
@@ -51,6 +55,12 @@ def areal(row: Row, number: str) -> Problem:
 
 
 PRESETS: dict[str, Callable[[Row, str], Problem]] = {"gsm8k": gsm8k, "math": math, "areal": areal}
+COLUMNS: dict[str, Sequence[str]] = {
+    "gsm8k": ["question", "answer"],
+    "math": ["problem", "answer", "unique_id", "subject", "level"],
+    "areal": ["query_id", "prompt", "task", "solutions"],
+}
+"""What each preset looks at; of Parquet nothing else is read."""
 
 
 def from_fields(fields: Mapping[Literal["id", "prompt", "solutions"], str]) -> Callable[[Row, str], Problem]:
@@ -65,7 +75,8 @@ def from_fields(fields: Mapping[Literal["id", "prompt", "solutions"], str]) -> C
 
 def _text(row: Row, column: str) -> str:
     if column not in row:
-        raise RowError(f"no column {column!r}; there are {', '.join(map(str, row))}")
+        names = row.names if isinstance(row, PartOfRow) else row
+        raise RowError(f"no column {column!r}; there are {visible(', '.join(map(str, names)), _NAMED)}")
     return _checked(row[column], column)
 
 

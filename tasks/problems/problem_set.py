@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -77,6 +77,15 @@ class ProblemSet:
 
 Row = dict[str, Any]
 """One row of a source: column -> value."""
+
+
+class PartOfRow(dict[str, Any]):
+    """A row of which only the columns that were asked for were read."""
+
+    def __init__(self, values: Row, names: Sequence[str]) -> None:
+        super().__init__(values)
+        self.names = names
+        """Of all columns that the row has."""
 
 
 def collect(
