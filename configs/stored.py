@@ -76,11 +76,18 @@ def _evaluation(section: Any) -> Any:
     return {**section, "samples": 0, "temperature": 1.0} if greedy else section
 
 
+def _place(path: Any) -> Any:
+    """The empty path meant the folder in which a command was started."""
+    return "." if path == "" else path
+
+
 MIGRATIONS: Sequence[Migration] = (
     renamed("ppo.minibatches", "ppo.ppo_n_minibatches"),
     renamed("ppo.behaviour_weight_cap", "ppo.behaviour_weight.cap"),
     changed("ppo.kl", _kl),
     changed("evaluation", _evaluation),
+    changed("storage.root", _place),
+    changed("storage.cache", _place),
 )
 """Oldest first. Nothing is ever taken out: the stores of then are still there."""
 

@@ -45,6 +45,11 @@ def test_a_renamed_knob_keeps_its_value() -> None:
     assert (ppo["ppo_n_minibatches"], ppo["behaviour_weight"]["cap"], ppo["kl"]["kl_ctl"]) == (7, 3.0, 0.0)
 
 
+def test_a_place_without_a_name_was_the_folder_one_was_in() -> None:
+    storage = up_to_date({"storage": {"root": "", "cache": ""}})["storage"]
+    assert (storage["root"], storage["cache"]) == (".", ".")
+
+
 def dump(*overrides: str) -> dict[str, Any]:
     return load("smoke", overrides).model_dump(mode="json")
 
