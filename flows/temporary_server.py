@@ -17,6 +17,7 @@ from flows import prefect_server
 from flows.prefect_server import (
     HOST,
     START_SECONDS,
+    check_proxies,
     healthy,
     ignore_proxies_on_loopback,
     listen,
@@ -45,10 +46,12 @@ def temporary_server() -> Iterator[None]:
 
     Raises:
         RuntimeError: it does not start; holds the end of its log. Or this machine does not reach itself.
+        ValueError: Prefect cannot work with a proxy of the environment.
     """
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
     ignore_proxies_on_loopback()
+    check_proxies()
     if PREFECT_API_URL.value():
         yield
         return
