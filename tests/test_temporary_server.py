@@ -102,7 +102,8 @@ def starting(job: "subprocess.Popen[str]") -> list[psutil.Process]:
 
 def test_a_server_that_dies_is_started_anew(tmp_path: Path, scratch: Path) -> None:
     """And the flow goes on: its requests wait, and ask no proxy. At the end neither a process nor a file is left."""
-    silent = {"http_proxy": "http://127.0.0.1:9", "HTTP_PROXY": "http://127.0.0.1:9", "all_proxy": "http://127.0.0.1:9"}
+    http, socks = "http://127.0.0.1:9", "socks5h://127.0.0.1:9"
+    silent = {"http_proxy": http, "HTTP_PROXY": http, "all_proxy": socks}
     job, port = start(tmp_path, scratch, **silent, no_proxy="", NO_PROXY="")
     await_steps(job, 3)
     killed = list[psutil.Process]()
