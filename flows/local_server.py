@@ -26,6 +26,7 @@ from flows.prefect_server import (
     HOST,
     LOOPBACK_SECONDS,
     START_SECONDS,
+    check_proxies,
     healthy,
     ignore_proxies_on_loopback,
     listen,
@@ -48,6 +49,7 @@ def up(port: int) -> None:
     """Starts server and worker unless they run, and deploys `prefect.yaml`; safe to repeat."""
     asks_a_proxy = _asks_a_proxy()
     ignore_proxies_on_loopback()
+    check_proxies()
     with _alone():
         if begins := not (SERVER.runs() and WORKER.runs()):
             _client_settings()  # before anything is ended: those of somebody else would be in the way

@@ -95,6 +95,26 @@ def ignore_proxies_on_loopback() -> None:
     os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(hosts)
 
 
+def check_proxies() -> None:
+    """Whether httpx, by which Prefect asks its server, can use the proxies of the environment.
+
+    It prepares all of them, also for what goes to loopback. They are not taken away: downloads may need them.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    import httpx
+
+    try:
+        httpx.Client(verify=False).close()
+    except (ValueError, ImportError) as error:
+        names = sorted(name for name in os.environ if name.lower() in ("http_proxy", "https_proxy", "all_proxy"))
+        raise ValueError(
+            f"{', '.join(names)}: httpx, by which Prefect asks its server, cannot use such a proxy ({error}); unset "
+            "it, or write a SOCKS proxy as socks5h://HOST:PORT"
+        ) from error
+
+
 def main(descriptor: int) -> None:
     """Serve on the bound socket `descriptor` until a signal ends it."""
     import uvicorn

@@ -17,6 +17,7 @@ from flows import prefect_server
 from flows.prefect_server import (
     HOST,
     START_SECONDS,
+    check_proxies,
     healthy,
     ignore_proxies_on_loopback,
     listen,
@@ -29,6 +30,8 @@ from tasks.inference.supervised import Supervised
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
+_STARTS = 3
+"""How often a server that is killed while it starts is started."""
 _LIGHT = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_SERVER_LOGGING_LEVEL": "ERROR"}
 """As Prefect starts its own temporary server: neither pages nor scheduler."""
 
@@ -43,10 +46,12 @@ def temporary_server() -> Iterator[None]:
 
     Raises:
         RuntimeError: it does not start; holds the end of its log. Or this machine does not reach itself.
+        ValueError: Prefect cannot work with a proxy of the environment.
     """
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
     ignore_proxies_on_loopback()
+    check_proxies()
     if PREFECT_API_URL.value():
         yield
         return
@@ -69,11 +74,24 @@ class _Server:
         self._supervised = Supervised(log)
 
     def start(self) -> None:
-        """Returns when it answers.
+        """Returns when it answers. One that is killed before it does is started again, up to `_STARTS` times.
 
         Raises:
             RuntimeError: it does not; holds the end of its log.
         """
+        self._spawn()
+        for again in reversed(range(_STARTS)):
+            if self._answers():
+                return
+            if not again or not self._supervised.was_killed:
+                break
+            logger.warning("the temporary Prefect server was killed while it started: starting it anew")
+            self._supervised.stop()
+            self._spawn()
+        log, end = self._supervised.log, self._supervised.log_tail()
+        raise RuntimeError(f"the temporary Prefect server did not start; {log} ends:\n{end}")
+
+    def _spawn(self) -> None:
         from prefect.settings import get_current_settings
 
         descriptor = self._listener.fileno()
@@ -81,12 +99,15 @@ class _Server:
         environment = {**os.environ, **settings, **_LIGHT, **protection(self._port, self.password)}
         command = [sys.executable, "-P", prefect_server.__file__, str(descriptor)]
         self._supervised.start(command, environment, pass_fds=[descriptor])
+
+    def _answers(self) -> bool:
+        """Wait for its first answer; False if it ends, or takes too long."""
         deadline = time.monotonic() + START_SECONDS
         while not healthy(self._port):
             if not self._supervised.alive or time.monotonic() > deadline:
-                log, end = self._supervised.log, self._supervised.log_tail()
-                raise RuntimeError(f"the temporary Prefect server did not start; {log} ends:\n{end}")
+                return False
             time.sleep(_LOOK_S)
+        return True
 
     def keep(self) -> None:
         """Start it anew whenever it has died. If that fails the command ends: it could only wait for answers."""

@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from flows import local_server
 from flows.background import Background
 from storage.processes import identity
 from tests.s3_server import free_port
@@ -273,3 +274,25 @@ def test_flow_runs_of_a_killed_worker_are_not_taken_for_a_worker(
     ours.kill_shell()
     assert worker.members() == [ours.child]
     assert not worker.runs()
+
+
+@pytest.mark.parametrize(
+    ("proxies", "advised"),
+    [
+        ({}, False),
+        ({"http_proxy": "http://proxy:1"}, True),
+        ({"all_proxy": "http://proxy:1"}, True),
+        ({"https_proxy": "http://proxy:1"}, False),
+        ({"http_proxy": "http://proxy:1", "no_proxy": "127.0.0.1"}, False),
+    ],
+)
+def test_up_advises_no_proxy_where_commands_would_ask_one_for_the_server(
+    proxies: dict[str, str], advised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next command runs in the user's environment, not in that of `up`."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in proxies.items():
+        monkeypatch.setenv(name, value)
+    assert local_server._asks_a_proxy() == advised

@@ -42,6 +42,12 @@ class Supervised:
         return self._process is not None and self._process.poll() is None
 
     @property
+    def was_killed(self) -> bool:
+        """Whether a signal has ended the command or the supervisor: not a fault of the command's own."""
+        status = self._process.poll() if self._process else None
+        return status is not None and (status < 0 or status > 128)  # the supervisor's exit status is one byte
+
+    @property
     def pid(self) -> int | None:
         """Of the supervisor, the parent of the command's process group."""
         return self._process.pid if self._process else None
