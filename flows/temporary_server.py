@@ -79,15 +79,14 @@ class _Server:
         Raises:
             RuntimeError: it does not; holds the end of its log.
         """
-        self._spawn()
-        for again in reversed(range(_STARTS)):
+        for _ in range(_STARTS):
+            self._spawn()
             if self._answers():
                 return
-            if not again or not self._supervised.was_killed:
+            if not self._supervised.was_killed:
                 break
-            logger.warning("the temporary Prefect server was killed while it started: starting it anew")
+            logger.warning("the temporary Prefect server was killed while it started")
             self._supervised.stop()
-            self._spawn()
         log, end = self._supervised.log, self._supervised.log_tail()
         raise RuntimeError(f"the temporary Prefect server did not start; {log} ends:\n{end}")
 
