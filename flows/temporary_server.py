@@ -30,6 +30,8 @@ from tasks.inference.supervised import Supervised
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
+_STOPPED_S = 5
+"""How long a stopped server may stay so: Prefect's client would wait twenty minutes for it, and then fail."""
 _STARTS = 3
 """How often a server that is killed while it starts is started."""
 _LIGHT = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_SERVER_LOGGING_LEVEL": "ERROR"}
@@ -108,13 +110,25 @@ class _Server:
             time.sleep(_LOOK_S)
         return True
 
+    def _await_end(self) -> None:
+        """Returns when it has died, or was seen stopped at all looks of `_STOPPED_S`. How slow it is does not matter.
+
+        Looks are counted, not time: whoever stops a whole job and continues it stops this process as well.
+        """
+        stopped = 0
+        while self._supervised.alive and stopped * _LOOK_S < _STOPPED_S:
+            stopped = stopped + 1 if self._supervised.is_stopped else 0
+            time.sleep(_LOOK_S)
+
     def keep(self) -> None:
-        """Start it anew whenever it has died. If that fails the command ends: it could only wait for answers."""
+        """Start it anew whenever it has died, or somebody has stopped it.
+
+        If that fails the command ends: it could only wait for answers.
+        """
         try:
             while True:
-                while self._supervised.alive:
-                    time.sleep(_LOOK_S)
-                logger.warning("the temporary Prefect server has died: starting it anew")
+                self._await_end()
+                logger.warning("the temporary Prefect server has died, or was stopped: starting it anew")
                 self._supervised.stop()
                 self.start()
         except Exception as error:  # noqa: BLE001 - whatever it is, nobody else would hear of it

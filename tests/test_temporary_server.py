@@ -112,13 +112,17 @@ def test_a_server_that_dies_is_started_anew(tmp_path: Path, scratch: Path) -> No
         family[victim].kill()
         psutil.wait_procs(family, timeout=60)
         killed += family
+    family = server_of(job, port)
+    family[1].suspend()  # it hears of nothing then, and would not end either
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
     last = server_of(job, port)
     await_steps(job, 10)
     (tmp_path / "stop").touch()
     out, err = job.communicate(timeout=300)
     assert job.returncode == 0, err
     assert out.endswith("done\n")
-    assert err.count("starting it anew") == 3
+    assert err.count("starting it anew") == 4
     _, alive = psutil.wait_procs([*killed, *last], timeout=60)
     assert not alive
 

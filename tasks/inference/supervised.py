@@ -48,6 +48,14 @@ class Supervised:
         return status is not None and (status < 0 or status > 128)  # the supervisor's exit status is one byte
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether somebody has stopped the command with SIGSTOP: it answers nothing, and not since it is slow."""
+        try:
+            return psutil.Process(self._group()).status() == psutil.STATUS_STOPPED
+        except (FileNotFoundError, psutil.NoSuchProcess):
+            return False
+
+    @property
     def pid(self) -> int | None:
         """Of the supervisor, the parent of the command's process group."""
         return self._process.pid if self._process else None
@@ -104,12 +112,16 @@ class Supervised:
             return "(no log)"
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
+    def _group(self) -> int:
+        """The process group, which is also the number of the command's first process."""
+        return int((self.folder / supervisor.GROUP).read_text())
+
     def _kill_orphans(self) -> None:
         """A supervisor that was killed could not do it."""
         note = self.folder / supervisor.GROUP
         if not note.exists():
             return
-        group = int(note.read_text())
+        group = self._group()
         if not _is_another(group, note.stat().st_mtime):
             deadline = time.monotonic() + _KILLED_S
             while supervisor.signal_group(group, signal.SIGKILL) and time.monotonic() < deadline:
