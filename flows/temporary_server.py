@@ -30,10 +30,10 @@ from tasks.inference.supervised import Supervised
 logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
-_STOPPED_S = 5
-"""How long a stopped server may stay so: Prefect's client would wait twenty minutes for it, and then fail."""
-_STARTS = 3
-"""How often a server that is killed while it starts is started."""
+_STOPPED_LOOKS = 10
+"""A server that somebody has stopped answers nothing: Prefect's client would wait twenty minutes, and then fail."""
+_STARTS = 5
+"""How often a server is started that is killed or stopped before it answers."""
 _LIGHT = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_SERVER_LOGGING_LEVEL": "ERROR"}
 """As Prefect starts its own temporary server: neither pages nor scheduler."""
 
@@ -76,19 +76,20 @@ class _Server:
         self._supervised = Supervised(log)
 
     def start(self) -> None:
-        """Returns when it answers. One that is killed before it does is started again, up to `_STARTS` times.
+        """Returns when it answers. One that is killed or stopped before it does is started again, if not too often.
 
         Raises:
             RuntimeError: it does not; holds the end of its log.
         """
-        for _ in range(_STARTS):
+        for again in range(_STARTS):
+            if again:
+                logger.warning("the temporary Prefect server was killed or stopped while it started: starting it anew")
+                self._supervised.stop()
             self._spawn()
             if self._answers():
                 return
-            if not self._supervised.was_killed:
+            if not (self._supervised.was_killed or self._supervised.is_stopped):
                 break
-            logger.warning("the temporary Prefect server was killed while it started")
-            self._supervised.stop()
         log, end = self._supervised.log, self._supervised.log_tail()
         raise RuntimeError(f"the temporary Prefect server did not start; {log} ends:\n{end}")
 
@@ -102,21 +103,23 @@ class _Server:
         self._supervised.start(command, environment, pass_fds=[descriptor])
 
     def _answers(self) -> bool:
-        """Wait for its first answer; False if it ends, or takes too long."""
+        """Wait for its first answer; False if it ends, is stopped or takes too long."""
         deadline = time.monotonic() + START_SECONDS
-        while not healthy(self._port):
-            if not self._supervised.alive or time.monotonic() > deadline:
-                return False
-            time.sleep(_LOOK_S)
-        return True
+        for _ in self._looks():
+            if healthy(self._port):
+                return True
+            if time.monotonic() > deadline:
+                break
+        return False
 
-    def _await_end(self) -> None:
-        """Returns when it has died, or was seen stopped at all looks of `_STOPPED_S`. How slow it is does not matter.
+    def _looks(self) -> Iterator[None]:
+        """Ends when it has died, or was seen stopped `_STOPPED_LOOKS` times in a row. How slow it is does not matter.
 
         Looks are counted, not time: whoever stops a whole job and continues it stops this process as well.
         """
         stopped = 0
-        while self._supervised.alive and stopped * _LOOK_S < _STOPPED_S:
+        while self._supervised.alive and stopped < _STOPPED_LOOKS:
+            yield
             stopped = stopped + 1 if self._supervised.is_stopped else 0
             time.sleep(_LOOK_S)
 
@@ -127,7 +130,8 @@ class _Server:
         """
         try:
             while True:
-                self._await_end()
+                for _ in self._looks():
+                    pass
                 logger.warning("the temporary Prefect server has died, or was stopped: starting it anew")
                 self._supervised.stop()
                 self.start()

@@ -445,9 +445,9 @@ def test_the_command_line(place: Place) -> None:
         command = [sys.executable, "-m", "flows.retrain", "smoke", *place.overrides, *arguments]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
+    done = call("--retry", "1")  # its lease is the first object of the store
+    assert done.returncode == 1
+    assert done.stderr == "error: retraining 'nightly' has had 0 nights, but no night 1\n"
     done = call("--explain")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("retraining 'nightly' has had no night yet")
-    done = call("--retry", "1")
-    assert done.returncode == 1
-    assert done.stderr == "error: retraining 'nightly' has had 0 nights, but no night 1\n"

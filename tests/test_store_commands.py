@@ -212,7 +212,6 @@ def test_alias_names_what_it_cannot_read_beside_the_rest(filled: Store) -> None:
     [
         ("ls", Path.exists),
         ("ls", Path.mkdir),
-        ("ls", Path.touch),
         ("verify", Path.exists),
         ("alias", Path.exists),
         ("gc", Path.exists),
@@ -228,6 +227,11 @@ def test_a_root_where_nothing_is_no_empty_store(command: str, make: Callable[[Pa
     remedy = "check the root (--root, storage.root); a first run makes it"
     assert printed == f"error: nothing is stored in {root}: {remedy}\n"
     assert not list(tmp_path.glob("vra/*"))
+
+
+def test_a_file_is_no_root(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert call(f"{tmp_path}/file", "ls", status=1).startswith("error: [Errno 20] Not a directory: ")
 
 
 def test_a_prefix_without_objects_is_no_empty_store(any_store: Store) -> None:

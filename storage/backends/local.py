@@ -44,6 +44,8 @@ class LocalBackend:
         Path(path).unlink(missing_ok=True)
 
     def walk(self, prefix: str) -> Iterator[Found]:
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(prefix)  # raises where a file is in the way; os.walk would find nothing there
         for folder, _, names in os.walk(prefix):
             for name in sorted(names):
                 path = os.path.join(folder, name)
