@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import random
+import re
 import signal
 import statistics
 import subprocess
@@ -179,11 +180,13 @@ def test_it_ends_where_nobody_reads_what_it_prints(number: str, status: int) -> 
     ids=["a thread that nobody ends", "a clean-up that hangs"],
 )
 def test_it_ends_after_a_while_at_the_latest(act: str) -> None:
-    """An interrupt at the wrong moment may leave a lock that nobody releases."""
+    """An interrupt at the wrong moment may leave a lock that nobody releases. Either of two limits may say so."""
     job = command(act, "interrupts.LATEST_S = 0.5")
     _, err = job.communicate(timeout=60)
     assert job.returncode == 130
-    assert "clean-up takes longer than 0.5 s: ended without it, while the threads were here:\n" in err
+    assert re.search(
+        r"(clean-up|the end of Python) takes longer than 0.5 s: ended without it, while the threads were here:\n", err
+    )
     assert "in wait\n" in err
 
 
