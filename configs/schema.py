@@ -23,7 +23,7 @@ from configs.knobs import (
     Workers,
     refuse_idle,
 )
-from configs.plain import check_plain
+from configs.plain import brief, check_plain
 from configs.safety import check_extra_args, check_place, check_server, check_strings, check_uri
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
@@ -37,7 +37,7 @@ LONGEST_LEASE_S = 9e9
 """Threads can wait no longer."""
 LONGEST_VERDICT_S = 9e8
 """Who waits for a judge waits ten times as long."""
-MOST_PAIRS = 10**9
+MOST_PAIRS = 10**8
 """Of operands: they are all listed before some are drawn."""
 
 
@@ -108,7 +108,7 @@ class ArithmeticSource(Knobs):
         if self.high < self.low:
             raise ValueError(f"high={self.high} is below low={self.low}: set high to {self.low} or more")
         if (pairs := len(set(self.operators)) * (self.high - self.low + 1) ** 2) > MOST_PAIRS:
-            raise ValueError(f"these would be {pairs} problems to choose from, at most {MOST_PAIRS:,}: lower high")
+            raise ValueError(f"these would be {brief(pairs)} problems to draw from, {MOST_PAIRS:,} may be: lower high")
         return self
 
 
@@ -247,9 +247,8 @@ class WarmStart(Knobs):
         size = self.hidden_size
         if size % (2 * self.heads):
             fitting = ", ".join(str(heads) for heads in range(1, min(size, 100)) if size % (2 * heads) == 0)
-            raise ValueError(
-                f"hidden_size={size} is not heads={self.heads} times an even number: set heads to {fitting}"
-            )
+            remedy = f"set heads to {fitting}" if fitting else "set hidden_size to an even number"
+            raise ValueError(f"hidden_size={size} is not heads={self.heads} times an even number: {remedy}")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}: use a divisor of it")
         return self

@@ -138,7 +138,8 @@ def _status(act: Callable[[], None]) -> int:
         say_error(error)
         return 2
     except (ValueError, RuntimeError, OSError) as error:  # Prefect has logged where it came from
-        say_error(error)
+        if not interrupts.is_lost_output(error):
+            say_error(error)
         return 1
     return 0
 

@@ -6,6 +6,7 @@ it where `PREFECT_SERVER_API_AUTH_STRING` is set.
     python -m flows.prefect_server FD
 """
 
+import errno
 import fcntl
 import os
 import secrets
@@ -53,6 +54,8 @@ def listen(port: int = 0) -> socket.socket:
         socket.create_connection(listener.getsockname(), timeout=LOOPBACK_SECONDS).close()
     except OSError as error:
         listener.close()
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+            raise
         raise RuntimeError(
             f"this machine does not reach itself on {HOST} ({error}): its loopback interface is down, or a firewall "
             "is in the way; `ip link set lo up` brings the interface up"
@@ -107,11 +110,12 @@ def check_proxies() -> None:
 
     try:
         httpx.Client(verify=False).close()
-    except (ValueError, ImportError) as error:
-        names = sorted(name for name in os.environ if name.lower() in ("http_proxy", "https_proxy", "all_proxy"))
+    except (ValueError, ImportError, httpx.InvalidURL) as error:
+        variables = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
+        names = sorted(name for name in os.environ if name.lower() in variables)
         raise ValueError(
-            f"{', '.join(names)}: httpx, by which Prefect asks its server, cannot use such a proxy ({error}); unset "
-            "it, or write a SOCKS proxy as socks5h://HOST:PORT"
+            f"{', '.join(names)}: httpx, by which Prefect asks its server, cannot use one of them ({error}); "
+            "a SOCKS proxy is written socks5h://HOST:PORT, and no_proxy names hosts without ports or brackets"
         ) from error
 
 

@@ -88,10 +88,14 @@ class _Server:
             self._spawn()
             if self._answers():
                 return
-            if not (self._supervised.was_killed or self._supervised.is_stopped):
-                break
-        log, end = self._supervised.log, self._supervised.log_tail()
-        raise RuntimeError(f"the temporary Prefect server did not start; {log} ends:\n{end}")
+            if not (self._supervised.alive or self._supervised.was_killed):
+                raise self._failure("did not start")
+        raise self._failure(f"was killed or stopped {_STARTS} times while it started")
+
+    def _failure(self, what: str) -> RuntimeError:
+        return RuntimeError(
+            f"the temporary Prefect server {what}; {self._supervised.log} ends:\n{self._supervised.log_tail()}"
+        )
 
     def _spawn(self) -> None:
         from prefect.settings import get_current_settings
@@ -103,13 +107,17 @@ class _Server:
         self._supervised.start(command, environment, pass_fds=[descriptor])
 
     def _answers(self) -> bool:
-        """Wait for its first answer; False if it ends, is stopped or takes too long."""
+        """Wait for its first answer; False if it ends, or if somebody stops it.
+
+        Raises:
+            RuntimeError: it takes too long.
+        """
         deadline = time.monotonic() + START_SECONDS
         for _ in self._looks():
             if healthy(self._port):
                 return True
             if time.monotonic() > deadline:
-                break
+                raise self._failure(f"has not answered in {START_SECONDS} s")
         return False
 
     def _looks(self) -> Iterator[None]:

@@ -12,6 +12,7 @@ SIGINT keeps Python's own handler, because `asyncio.run` cancels its main task o
 
 import atexit
 import contextlib
+import errno
 import faulthandler
 import functools
 import logging
@@ -32,6 +33,7 @@ LATEST_S = 12.0
 """How long clean-up may take. Whatever it leaves undone then is safe: a command may also be killed anywhere."""
 LOOK_S = 0.5
 """Time between two looks at the main thread. One look may fall between two clean-ups: two must see it at work."""
+_OF_OUTPUT = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _NO_SIGNAL = 0
 _FAILED = 1
 _WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
@@ -79,7 +81,7 @@ def _status(command: Callable[[], int | None], advice: str) -> str | int | None:
             watch.heard = watch.heard or signal.SIGINT
         elif watch.heard:
             _tell(printable(f"error while ending: {error!r}"))
-        elif isinstance(error, OSError) and _output_is_lost(error):
+        elif is_lost_output(error):
             status = _FAILED
         else:
             raise
@@ -292,16 +294,22 @@ def _tell(line: str) -> None:
         os.write(2, f"{line}\n".encode())
 
 
-def _output_is_lost(raised: OSError | None = None) -> bool:
+def is_lost_output(error: BaseException) -> bool:
+    """Whether `error` came up since standard output cannot be written, on a full disk say; if so, it is told."""
+    possible = isinstance(error, OSError) and error.filename is None and error.errno in _OF_OUTPUT
+    return possible and _output_is_lost(raised=True)
+
+
+def _output_is_lost(*, raised: bool = False) -> bool:
     """Whether what was printed cannot be written, on a full disk say; told, and then given up.
 
-    What was not buffered is not tried again: one more line break tells whether `raised` came from there.
+    What was not buffered is not tried again: where something was `raised`, one more line break tells whence it came.
     """
     if sys.stdout is None:
         return False
     try:
         sys.stdout.flush()
-        if raised and raised.filename is None:
+        if raised:
             os.write(sys.stdout.fileno(), b"\n")
     except OSError as error:
         _tell(f"error: standard output cannot be written to: {error.strerror}")

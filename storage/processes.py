@@ -7,6 +7,7 @@ from typing import Any
 
 
 def own_identity() -> dict[str, Any]:
+    """That of this process."""
     return identity(os.getpid())
 
 

@@ -30,7 +30,7 @@ MAY_CHANGE = (
 )
 """Where and how long a run works may change while it lasts; what it computes may not."""
 _TRIED = ("problems", "policy", "agent", "environment")
-"""Policy version 0 is made, and tried out, after these were read; they may change until there is one."""
+"""These may turn out to be of no use when policy version 0 is made; until there is one, they may change."""
 
 
 @contextmanager
@@ -86,12 +86,17 @@ def _begun(workspace: Workspace) -> dict[str, Any]:
     """The configuration that a run must go on with.
 
     Once policy version 0 is committed, the sections in `_TRIED` must be those that it was made with. Before that, they
-    may be any: they are taken from the present configuration.
+    may be any: they are taken from the present configuration. A curriculum holds its problems as soon as it is there.
     """
     begun = manifests.read(workspace.store, layout.run(workspace.name)).settings
     first = manifests.find(workspace.store, layout.checkpoint(workspace.name, 0))
-    tried = first.settings if first else up_to_date(workspace.config.model_dump(mode="json"))
-    return begun | {part: tried[part] for part in _TRIED if part in tried}
+    planned = first or manifests.find(workspace.store, layout.curriculum(workspace.name))
+    present = up_to_date(workspace.config.model_dump(mode="json"))
+    for part in _TRIED:
+        made = planned if part == "problems" else first
+        values = made.settings if made else present
+        begun = begun | ({part: values[part]} if part in values else {})
+    return begun
 
 
 @task(name="start-run", cache_policy=NO_CACHE)

@@ -462,7 +462,7 @@ def test_who_cancels_everything_or_stops_the_loop_ends_the_rollout_with_a_reason
         asyncio.get_running_loop().stop()
         await asyncio.sleep(60)
 
-    with pytest.raises(RuntimeError, match="an agent started cancelled the rollout's own tasks"):
+    with pytest.raises(RuntimeError, match="an agent has cancelled the rollout's own tasks"):
         _run(cancels())
     with pytest.raises(RuntimeError, match="an agent stopped the event loop"):
         _run(stops())

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from configs import ConfigError
 from storage import layout, manifests
+from storage.drafts import Draft
 from storage.model_files import INDEX
 from storage.store import StorageUnavailableError, Store
 from tasks import first_policy, open_run
@@ -281,6 +282,21 @@ def test_problems_may_change_until_there_is_a_policy(
     policy, problems = f"policy={{path: {policy_folder}}}", "problems.train={{kind: arithmetic, high: {}}}"
     start(tmp_path, policy, "problems.train={kind: jsonl, path: /no/such/file, preset: gsm8k}")
     begin(tmp_path, policy, problems.format(9))
+    with pytest.raises(ConfigError, match=r"problems\.train\.high: 9 -> 8"):
+        start(tmp_path, policy, problems.format(8))
+
+
+def test_problems_are_held_by_a_curriculum(
+    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is committed before there is a policy, and is of no use for other problems."""
+    quiet(monkeypatch)
+    policy, problems = f"policy={{path: {policy_folder}}}", "problems.train={{kind: arithmetic, high: {}}}"
+    workspace = start(tmp_path, policy, problems.format(9))
+    start(tmp_path, policy, problems.format(8))
+    with Draft(workspace.store, layout.curriculum("smoke"), "curriculum") as draft:
+        draft.commit(workspace.provenance(), parents=[])
+    start(tmp_path, policy, problems.format(9))
     with pytest.raises(ConfigError, match=r"problems\.train\.high: 9 -> 8"):
         start(tmp_path, policy, problems.format(8))
 

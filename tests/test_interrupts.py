@@ -417,7 +417,9 @@ def test_a_full_disk_behind_the_output_is_an_error_in_one_line(
 
 
 @BUFFERED
-@pytest.mark.parametrize("line", ["storage --root ROOT --json alias", "storage alias --root ROOT"])
+@pytest.mark.parametrize(
+    "line", ["storage --root ROOT --json alias", "storage alias --root ROOT", "flows.math_mt_ppo --print-config"]
+)
 def test_a_command_line_tells_that_its_output_was_lost(
     line: str, unbuffered: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -441,3 +443,13 @@ def test_other_errors_are_not_taken_for_those_of_the_output(unbuffered: str, mon
     assert (job.returncode, out.strip()) == (1, "said")
     assert "No space left on device" in err
     assert "standard output" not in err
+
+
+def test_an_error_beside_lost_output_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is what the command ended by; the output is lost in any case."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", "")
+    with open("/dev/full", "w") as full:
+        job = start_code("def act():\n    print('x')\n    open('/no/such/file')\ninterrupts.run(act)", full)
+        _, err = job.communicate(timeout=60)
+    assert job.returncode
+    assert "No such file or directory: '/no/such/file'" in err

@@ -230,11 +230,11 @@ def test_what_cannot_be_killed_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A process that waits in the kernel hears no signal. Its note stays, so that the next `down` ends it."""
-    monkeypatch.setattr("flows.background.STOP_SECONDS", 0.1)
-    monkeypatch.setattr("flows.background.KILLED_SECONDS", 0.1)
     deaf, folder = session(True), project / "var/prefect"
     noted = note(project, "worker", json.dumps(identity(deaf.pid)))
     with monkeypatch.context() as patched:
+        for name in ("STOP_SECONDS", "KILLED_SECONDS"):
+            patched.setattr(f"flows.background.{name}", 0.1)
         for name in ("terminate", "kill"):
             patched.setattr(psutil.Process, name, lambda process: None)
         left = Background("worker", folder).stop()

@@ -231,7 +231,8 @@ def test_a_root_where_nothing_is_no_empty_store(command: str, make: Callable[[Pa
 
 def test_a_file_is_no_root(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert call(f"{tmp_path}/file", "ls", status=1).startswith("error: [Errno 20] Not a directory: ")
+    printed = call(f"{tmp_path}/file", "ls", status=1)
+    assert printed.endswith("Not a directory: a file is in the way, check the store's root\n")
 
 
 def test_a_prefix_without_objects_is_no_empty_store(any_store: Store) -> None:

@@ -123,6 +123,7 @@ def test_a_server_that_dies_is_started_anew(tmp_path: Path, scratch: Path) -> No
     assert job.returncode == 0, err
     assert out.endswith("done\n")
     assert err.count("starting it anew") == 4
+    assert err.count("killed or stopped while it started") >= 1
     _, alive = psutil.wait_procs([*killed, *last], timeout=60)
     assert not alive
 
@@ -177,16 +178,22 @@ def test_a_machine_that_does_not_reach_itself_is_told_at_once(tmp_path: Path, sc
     assert re.match(r"error: .*127\.0\.0\.1.*Network is unreachable.*ip link set lo up", done.stderr), done.stderr
 
 
-def test_a_proxy_that_cannot_be_used_is_told_before_anything_starts(tmp_path: Path, scratch: Path) -> None:
+@pytest.mark.parametrize(
+    "setting",
+    [{"all_proxy": "socks://me:topsecret@127.0.0.1:9/"}, {"http_proxy": "http://h:none"}, {"no_proxy": "[::1]"}],
+)
+def test_a_proxy_that_cannot_be_used_is_told_before_anything_starts(
+    setting: dict[str, str], tmp_path: Path, scratch: Path
+) -> None:
     """Desktops write `socks://`, which httpx does not know. Its password is not repeated."""
     own = {"PREFECT_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
     kept = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
-    own["all_proxy"] = "socks://me:topsecret@127.0.0.1:9/"
+    own |= setting
     command = [sys.executable, "-m", "flows.score", "smoke"]
     done = subprocess.run(command, cwd=tmp_path, env={**kept, **own}, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert done.stderr.count("\n") == 1
-    assert re.match(r"error: all_proxy.*socks://.*write a SOCKS proxy as socks5h://", done.stderr), done.stderr
+    assert re.match(rf"error: .*{next(iter(setting))}.*cannot use one of them .*socks5h://", done.stderr), done.stderr
     assert "topsecret" not in done.stderr
     assert not (tmp_path / "home/temporary-server.log").exists()
 

@@ -44,8 +44,7 @@ class LocalBackend:
         Path(path).unlink(missing_ok=True)
 
     def walk(self, prefix: str) -> Iterator[Found]:
-        with contextlib.suppress(FileNotFoundError):
-            os.stat(prefix)  # raises where a file is in the way; os.walk would find nothing there
+        _check_way(prefix)
         for folder, _, names in os.walk(prefix):
             for name in sorted(names):
                 path = os.path.join(folder, name)
@@ -91,6 +90,17 @@ def _file(path: str) -> Path:
     if not stat.S_ISREG(mode):
         raise OSError(f"{path} is a pipe, a socket or a device, and not an object")
     return Path(path)
+
+
+def _check_way(folder: str) -> None:
+    """Raises StorageError where a file is in the way: `os.walk` would find nothing there."""
+    try:
+        os.stat(folder)
+    except NotADirectoryError as error:
+        raise StorageError(f"{folder}: {error.strerror}: a file is in the way, check the store's root") from error
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
+            raise
 
 
 def _write(path: Path, data: bytes) -> None:

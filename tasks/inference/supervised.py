@@ -52,7 +52,7 @@ class Supervised:
         """Whether somebody has stopped the command with SIGSTOP: it answers nothing, and not since it is slow."""
         try:
             return psutil.Process(self._group()).status() == psutil.STATUS_STOPPED
-        except (FileNotFoundError, psutil.NoSuchProcess):
+        except (OSError, psutil.Error):  # gone, or it cannot be seen for the moment: too many open files, say
             return False
 
     @property

@@ -97,18 +97,21 @@ def play(
 
 
 def _run(rounds: Coroutine[Any, Any, None]) -> None:
-    """Play them. What code of an agent's, beside its own task, did to the loop is told as what it is."""
+    """Play them.
+
+    Raises:
+        RuntimeError: code of an agent's has ended, cancelled or stopped the whole rollout; says which of these.
+    """
     try:
         asyncio.run(rounds)
     except (SystemExit, asyncio.CancelledError) as error:
         if interrupts.raised_by_handler(error):
             raise
-        cancelled = isinstance(error, asyncio.CancelledError)
-        did = "cancelled the rollout's own tasks" if cancelled else f"called sys.exit({error})"
-        raise RuntimeError(
-            f"a task that an agent started {did}, which ends the rollout: let it raise another exception, and cancel "
-            "only tasks that it started"
-        ) from error
+        if isinstance(error, SystemExit):
+            did, remedy = f"a task of an agent called sys.exit({error.code!r})", "raise another exception"
+        else:
+            did, remedy = "an agent has cancelled the rollout's own tasks", "cancel only tasks that it started"
+        raise RuntimeError(f"{did}, which ends the rollout: let it {remedy}") from error
     except RuntimeError as error:
         if not str(error).startswith("Event loop stopped"):
             raise
