@@ -29,10 +29,10 @@ Temperature = Annotated[float, AfterValidator(check_temperature)]
 
 
 def check_seed(seed: int) -> int:
-    """Returns it where torch takes it.
+    """Return `seed` if it fits into 64 bits, as torch needs it.
 
     Raises:
-        ValueError: it does not.
+        ValueError: it does not fit.
     """
     if not -(2**63) <= seed < 2**64:
         raise ValueError(f"{brief(seed)} does not fit into 64 bits: use a smaller number")
@@ -44,7 +44,7 @@ MOST_WORKERS = 10_000
 """Processes or threads: more of them no machine starts."""
 Workers = Annotated[int, Field(gt=0, le=MOST_WORKERS)]
 Megabytes = Annotated[int, Field(gt=0, lt=2**43 - 2**20)]
-"""So many that their bytes, and a little more, fit into 64 bits."""
+"""A number of megabytes whose bytes, and a little more, fit into 64 bits."""
 
 
 class Knobs(BaseModel):

@@ -34,11 +34,11 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=
 
 URI = Annotated[str, AfterValidator(check_uri)]
 LONGEST_LEASE_S = 9e9
-"""Threads can wait no longer."""
+"""The longest time that a thread can wait."""
 LONGEST_VERDICT_S = 9e8
-"""Who waits for a judge waits ten times as long."""
+"""A tenth of the longest time that a thread can wait: the pipeline waits ten times as long for a judge."""
 MOST_PAIRS = 10**8
-"""Of operands: they are all listed before some are drawn."""
+"""Largest number of pairs of operands: all of them are listed before some are drawn."""
 
 
 def _exclusions_version(version: str) -> str:
@@ -108,7 +108,7 @@ class ArithmeticSource(Knobs):
         if self.high < self.low:
             raise ValueError(f"high={self.high} is below low={self.low}: set high to {self.low} or more")
         if (pairs := len(set(self.operators)) * (self.high - self.low + 1) ** 2) > MOST_PAIRS:
-            raise ValueError(f"these would be {brief(pairs)} problems to draw from, {MOST_PAIRS:,} may be: lower high")
+            raise ValueError(f"{brief(pairs)} problems to draw from are more than {MOST_PAIRS:,}: lower high")
         return self
 
 

@@ -19,11 +19,11 @@ from storage import interrupts
 from storage.processes import identity, is_alive
 
 CLOCK_SECONDS = 60
-"""How far an adjusted clock may move a process's start past the writing of its number."""
+"""Largest difference by which an adjusted clock may put a process's start after the writing of its number."""
 STOP_SECONDS = 20
-"""How long a flow run has for ending its vLLM server before everything left is killed."""
+"""Time that a flow run has for ending its vLLM server, before everything left is killed."""
 KILLED_SECONDS = 10
-"""How long killed processes may take to be gone. One that waits in the kernel, for a disk say, may never be."""
+"""Time that killed processes have to end. One that waits in the kernel, for a disk say, may never end."""
 _MOST = 2**22
 """No process of Linux has a higher number."""
 
@@ -75,7 +75,7 @@ class Background:
             time.sleep(0.5)
 
     def runs(self) -> bool:
-        """Whether its first process lives: flow runs may outlive a worker that was killed."""
+        """Return whether its first process lives: flow runs may outlive a worker that was killed."""
         noted = self._noted()
         return noted is not None and noted["pid"] in [process.pid for process in self.members()]
 
@@ -100,14 +100,16 @@ class Background:
             print(f"{self._note} is damaged: if the {self.name} still runs, end it by hand")
         members = self.members()
         flow_runs = [process for process in members if noted and process.pid != noted["pid"]]
-        killed, left = _end(flow_runs)
-        killed_then, left_then = _end([process for process in members if process not in flow_runs])
-        if not left + left_then:
-            self._note.unlink(missing_ok=True)
-        if members and not left + left_then:
-            forced = killed + killed_then
+        forced, left = 0, list[psutil.Process]()
+        for processes in (flow_runs, [process for process in members if process not in flow_runs]):
+            killed, alive = _end(processes)
+            forced, left = forced + killed, left + alive
+        if left:
+            return left
+        self._note.unlink(missing_ok=True)
+        if members:
             print(f"{self.name} ended" + (f", {forced} processes by force" if forced else ""))
-        return left + left_then
+        return []
 
     def _noted(self) -> dict[str, Any] | None:
         """Identity, or as former versions noted it the number, of the first process; None without a whole note."""
@@ -125,7 +127,7 @@ class Background:
         return None
 
     def _is_noted(self, process: psutil.Process, noted: dict[str, Any]) -> bool:
-        """Whether the living process is the one that was noted, and not a later one with its number."""
+        """Return whether a living process is the one that was noted, and not a later one with the same number."""
         if "machine" in noted:
             return is_alive(noted) is True
         try:

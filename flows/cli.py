@@ -117,7 +117,7 @@ def _add_options(parser: argparse.ArgumentParser, run: "Flow[..., Any]", options
 
 
 def _type(default: int | str) -> Callable[[str], int | str]:
-    """Of an option: all numbers there are count something."""
+    """The type of an option, from its default: all numbers among them are counts."""
     return whole(0) if isinstance(default, int) else str
 
 

@@ -153,12 +153,12 @@ def _client_settings() -> dict[str, Any] | None:
         settings = tomllib.loads(CLIENT_SETTINGS.read_text())
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{CLIENT_SETTINGS} cannot be read ({error}), and {remedy}") from error
+    if not settings:
+        return settings
     match settings:
         case {"api": {"url": str(url), "auth_string": str(), **more}, **others} if not (more or others):
             if re.fullmatch(rf"http://{re.escape(HOST)}:\d+/api", url):
                 return settings
-        case {**all_of_it} if not all_of_it:
-            return settings
     raise ValueError(f"{CLIENT_SETTINGS} holds other settings than those of `make up`, and {remedy}")
 
 
@@ -209,7 +209,10 @@ def main() -> None:
     parser.add_argument("--port", type=int, default=4200)
     arguments = parser.parse_args()
     try:
-        up(arguments.port) if arguments.command == "up" else down()
+        if arguments.command == "up":
+            up(arguments.port)
+        else:
+            down()
     except (ValueError, RuntimeError, OSError) as error:
         sys.exit(printable(f"error: {error}"))
 

@@ -141,7 +141,7 @@ def names(store: Store) -> list[str]:
     Raises:
         StorageError: the catalog is damaged.
     """
-    return _names(store, catalog.everything(store))
+    return [name for name in _entered(catalog.everything(store)) if _log(store, name).length()]
 
 
 def readable(store: Store) -> tuple[dict[str, Move], list[StorageError]]:
@@ -152,7 +152,7 @@ def readable(store: Store) -> tuple[dict[str, Move], list[StorageError]]:
     """
     entries, damaged = catalog.readable(store)
     found: dict[str, Move] = {}
-    for name in _names(store, entries):
+    for name in _entered(entries):
         try:
             if newest := current(store, name):
                 found[name] = newest
@@ -163,9 +163,9 @@ def readable(store: Store) -> tuple[dict[str, Move], list[StorageError]]:
     return found, damaged
 
 
-def _names(store: Store, entries: Iterable[catalog.Entry]) -> list[str]:
-    entered = {entry.version for entry in entries if entry.kind == "alias"}
-    return sorted(name for name in entered if _log(store, name).length())
+def _entered(entries: Iterable[catalog.Entry]) -> list[str]:
+    """Names of aliases in the catalog; one may not exist, since its entry is written first."""
+    return sorted({entry.version for entry in entries if entry.kind == "alias"})
 
 
 def listed(store: Store) -> dict[str, int]:

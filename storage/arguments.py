@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 _MOST = 10**9
-"""Of a whole number: more than there are versions, rows or moves of anything."""
+"""Largest whole number: there are never so many versions, rows or moves."""
 
 
 class Parser(argparse.ArgumentParser):

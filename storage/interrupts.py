@@ -295,7 +295,7 @@ def _tell(line: str) -> None:
 
 
 def is_lost_output(error: BaseException) -> bool:
-    """Whether `error` came up since standard output cannot be written, on a full disk say; if so, it is told."""
+    """Whether `error` was raised because standard output cannot be written, on a full disk say; if so, say it."""
     possible = isinstance(error, OSError) and error.filename is None and error.errno in _OF_OUTPUT
     return possible and _output_is_lost(raised=True)
 
@@ -303,7 +303,8 @@ def is_lost_output(error: BaseException) -> bool:
 def _output_is_lost(*, raised: bool = False) -> bool:
     """Whether what was printed cannot be written, on a full disk say; told, and then given up.
 
-    What was not buffered is not tried again: where something was `raised`, one more line break tells whence it came.
+    What was not buffered is not tried again: where an error was `raised`, writing one more line break shows whether it
+    came from there.
     """
     if sys.stdout is None:
         return False

@@ -88,14 +88,15 @@ def _begun(workspace: Workspace) -> dict[str, Any]:
     Once policy version 0 is committed, the sections in `_TRIED` must be those that it was made with. Before that, they
     may be any: they are taken from the present configuration. A curriculum holds its problems as soon as it is there.
     """
-    begun = manifests.read(workspace.store, layout.run(workspace.name)).settings
+    begun = dict(manifests.read(workspace.store, layout.run(workspace.name)).settings)
     first = manifests.find(workspace.store, layout.checkpoint(workspace.name, 0))
     planned = first or manifests.find(workspace.store, layout.curriculum(workspace.name))
     present = up_to_date(workspace.config.model_dump(mode="json"))
     for part in _TRIED:
         made = planned if part == "problems" else first
         values = made.settings if made else present
-        begun = begun | ({part: values[part]} if part in values else {})
+        if part in values:
+            begun[part] = values[part]
     return begun
 
 

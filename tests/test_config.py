@@ -170,7 +170,7 @@ SOURCE = "problems.train={kind: arithmetic, "
         ("audit.memory_gib=1e300", r"audit\.memory_gib=1e\+300"),
         ("ppo.threads=1000000000", r"ppo\.threads=1000000000"),
         (SOURCE + "operators: []}", "problems.train.arithmetic.operators=.*at least 1 item"),
-        (SOURCE + "high: 100000000000000000000}", "problems.* would be 2[0-9]{40} problems to draw from"),
+        (SOURCE + "high: 100000000000000000000}", "problems.* 2[0-9]{40} problems to draw from are more"),
         (
             "problems.train={kind: jsonl, path: x, preset: gsm8k, max_line_mb: 10000000000000}",
             "max_line_mb=10000000000000",

@@ -41,7 +41,8 @@ class Agent(Protocol):
     - It puts `(qid, token_ids, gconfig)` on `obs_queue`: ids that the policy knows in a list, and at most 256
       completions at once. Each answer is to be taken from `act_queue`; 256 may wait there.
     - It returns a list of trajectories made of `prompt.record`, whose identity stays. `Episode` makes them right: a
-      logprob and version, as the engine gave them, for each token of a turn; 0.0 and -1 for all others.
+      turn is a completion, or its beginning, with tokens, logprobs and versions as the engine gave them; all other
+      tokens have 0.0 and -1.
       Columns are lists of Python's own numbers (numpy: `.tolist()`), texts can be encoded as UTF-8. An empty list
       rejects the episode. Of several, all but the first get ids of their own: `<id>:1`, `<id>:2` …
     - It raises what it likes, CancelledError and SystemExit, too. Ctrl-C and SIGTERM alone end the rollout.

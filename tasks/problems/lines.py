@@ -36,7 +36,7 @@ def open_file(path: str, *, read_ahead: bool = True) -> Iterator[IO[Any]]:
                 if "::" not in path:
                     yield file
                     return
-        system, inner = fsspec.core.url_to_fs(path)  # an archive's closes its files when nobody holds it any more
+        system, inner = fsspec.core.url_to_fs(path)  # held here: that of an archive closes its files when it is deleted
         with system.open(inner, "rb", **({} if read_ahead else {"cache_type": "none"})) as file:
             yield file
 

@@ -5,8 +5,8 @@ where the row cannot be used. Solutions are kept as they are written; boxing the
 """
 
 import json
+import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from reprlib import repr as brief
 from typing import Literal
 
 from storage.records import Problem
@@ -26,7 +26,7 @@ def gsm8k(row: Row, number: str) -> Problem:
     _, mark, tail = _text(row, "answer").rpartition("####")
     solution = tail.strip().replace(",", "")
     if not mark or not solution:
-        raise RowError(f"column 'answer' does not end in '#### n': {brief(row['answer'])}")
+        raise RowError(f"column 'answer' does not end in '#### n': {reprlib.repr(row['answer'])}")
     return Problem(number, _text(row, "question"), [solution], source="gsm8k")
 
 
@@ -48,9 +48,9 @@ def math(row: Row, number: str) -> Problem:
 def areal(row: Row, number: str) -> Problem:
     """The seed system's format: `query_id`, `prompt`, `task` (only "math"), `solutions` (a list of strings)."""
     if _text(row, "task") != "math":
-        raise RowError(f"column 'task' is {brief(row['task'])}: only 'math' can be judged")
+        raise RowError(f"column 'task' is {reprlib.repr(row['task'])}: only 'math' can be judged")
     if not isinstance(row.get("solutions"), list):
-        raise RowError(f"column 'solutions' is not a list: {brief(row.get('solutions'))}")
+        raise RowError(f"column 'solutions' is not a list: {reprlib.repr(row.get('solutions'))}")
     return Problem(_text(row, "query_id"), _text(row, "prompt"), _texts(row, "solutions"), source="areal")
 
 
@@ -94,9 +94,10 @@ def _checked(value: object, column: str) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):
-        raise RowError(f"column {column!r} is not text: {brief(value)}")
+        raise RowError(f"column {column!r} is not text: {reprlib.repr(value)}")
     if not value.strip():
         raise RowError(f"column {column!r} is blank")
     if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
-        raise RowError(f"column {column!r} holds half a surrogate pair, which UTF-8 cannot store: {brief(value)}")
+        shown = reprlib.repr(value)
+        raise RowError(f"column {column!r} holds half a surrogate pair, which UTF-8 cannot store: {shown}")
     return value

@@ -158,7 +158,7 @@ async def _leave_behind(before: set[asyncio.Task[Any]]) -> None:
             task.get_name(),
             CLEAN_UP_S,
         )
-        asyncio.tasks._unregister_task(task)
+        asyncio.tasks._unregister_task(task)  # Python's documentation has it for those who implement tasks
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
 
 

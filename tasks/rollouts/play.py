@@ -113,7 +113,7 @@ def _run(rounds: Coroutine[Any, Any, None]) -> None:
             did, remedy = "an agent has cancelled the rollout's own tasks", "cancel only tasks that it started"
         raise RuntimeError(f"{did}, which ends the rollout: let it {remedy}") from error
     except RuntimeError as error:
-        if not str(error).startswith("Event loop stopped"):
+        if not str(error).startswith("Event loop stopped"):  # asyncio has no class for it
             raise
         raise RuntimeError("an agent stopped the event loop, which ends the rollout: let it return instead") from error
 

@@ -148,9 +148,12 @@ def _ls() -> list[Any]:
     """The data that `python -m storage --root s3://bench/many ls` prints."""
     import argparse
 
+    from storage.catalog import check_begun
     from storage.commands import ls
 
-    data = ls.run(Store("s3://bench/many"), argparse.Namespace(last=10, run=None, kind=None)).data
+    store = Store("s3://bench/many")
+    check_begun(store)
+    data = ls.run(store, argparse.Namespace(last=10, run=None, kind=None)).data
     assert isinstance(data, list)
     return data
 
