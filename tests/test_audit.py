@@ -162,6 +162,15 @@ def test_a_shard_that_no_manifest_names_is_named_and_not_read(store: Store, veri
     assert others == {name: check for name, check in before.items() if name != "damaged_objects"}
 
 
+@pytest.mark.parametrize("first", [0.0, 1.0])
+def test_an_answer_judged_both_ways_equally_often(store: Store, verifier: Verifier, first: float) -> None:
+    """Whatever comes first, the turns judged correct are named: two audits of the same data say the same."""
+    commit(store, scores=[s for row in ROWS for s in make_scores(row.trajectory_id, first, 1.0 - first)])
+    check = look(store, verifier, "r")["verdicts_disagree"]
+    odd = {case.detail for case in check.examples if "elsewhere" in case.detail}
+    assert odd == {f"turn {1 if first else 2}: elsewhere this answer was judged the other way"}
+
+
 def test_a_file_beside_a_policy_that_no_manifest_names_is_named(
     store: Store, verifier: Verifier, tmp_path: Path
 ) -> None:

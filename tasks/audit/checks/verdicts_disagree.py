@@ -6,6 +6,8 @@ from tasks.audit.checks.registry import Evidence, Measured, register_check
 def verdicts_disagree(evidence: Evidence) -> Measured:
     """Counts turns that environment and score judge differently, and answers that the scores judge both ways.
 
+    Of an answer that was judged both ways equally often, the turns judged correct are counted.
+
     Verdicts of other names, which an environment of one's own may use, are not compared.
     """
     database = evidence.database
@@ -23,7 +25,7 @@ def verdicts_disagree(evidence: Evidence) -> Measured:
         """select t.trajectory_id, t.data_set,
             'turn ' || (t.turn + 1) || ': elsewhere this answer was judged the other way'
         from turns t join (
-            select problem_id, prompt, solutions, text, mode(verdict = 'correct') as usual
+            select problem_id, prompt, solutions, text, count(*) filter (verdict = 'correct') * 2 > count(*) as usual
             from turns join (select row, prompt, solutions from trajectories) using (row)
             where verdict in ('correct', 'wrong') group by 1, 2, 3, 4
             having count(distinct verdict = 'correct') > 1
