@@ -1,4 +1,4 @@
-"""A command in the background of this machine, which is found again by what was noted of it, never by name."""
+"""Commands that run in the background, found again by the noted identity of their process, never by name."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ from storage.processes import identity, is_alive
 CLOCK_SECONDS = 60
 """Largest difference by which an adjusted clock may put a process's start after the writing of its number."""
 STOP_SECONDS = 20
-"""Time that a flow run has for ending its vLLM server, before everything left is killed."""
+"""Time that a flow run has to end its vLLM server, before all processes that are left are killed."""
 KILLED_SECONDS = 10
 """Time that killed processes have to end. One that waits in the kernel, for a disk say, may never end."""
 _MOST = 2**22
@@ -91,7 +91,7 @@ class Background:
         return members if self._is_noted(first, noted) else []
 
     def stop(self) -> list[psutil.Process]:
-        """End flow runs first, while worker and server still take note of it, then the command itself.
+        """End flow runs first, while worker and server can still record it, then the command itself.
 
         Returns:
             Processes that do not end. As long as there are any, the note stays.
@@ -169,7 +169,7 @@ def _wait(processes: Iterable[psutil.Process], seconds: float) -> list[psutil.Pr
 
 
 def _lives(process: psutil.Process) -> bool:
-    """A zombie does not: it stays until its parent takes note of it, which may be never."""
+    """Return False for a zombie as well: it stays until its parent reaps it, which may be never."""
     try:
         return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:

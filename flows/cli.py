@@ -117,7 +117,7 @@ def _add_options(parser: argparse.ArgumentParser, run: "Flow[..., Any]", options
 
 
 def _type(default: int | str) -> Callable[[str], int | str]:
-    """The type of an option, from its default: all numbers among them are counts."""
+    """Return the type of an option from its default value; every number is a count."""
     return whole(0) if isinstance(default, int) else str
 
 
@@ -145,7 +145,7 @@ def _status(act: Callable[[], None]) -> int:
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """Our own errors say what was wrong and what to do: where Python was then is shown at level DEBUG only."""
+    """Drop the traceback of our own errors below level DEBUG: their message says what was wrong and what to do."""
     if record.exc_info and not logging.getLogger(record.name).isEnabledFor(logging.DEBUG):
         kind = record.exc_info[0]
         if kind and kind.__module__.partition(".")[0] in _OWN:

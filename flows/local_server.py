@@ -50,7 +50,7 @@ def up(port: int) -> None:
     asks_a_proxy = _asks_a_proxy()
     ignore_proxies_on_loopback()
     check_proxies()
-    with _alone():
+    with _locked():
         if begins := not (SERVER.runs() and WORKER.runs()):
             _client_settings()  # before anything is ended: those of somebody else would be in the way
             _down()  # one may have been killed: flow runs without a worker cannot be cancelled
@@ -71,13 +71,13 @@ def up(port: int) -> None:
 
 def down() -> None:
     """Ends worker, flow runs and server; harmless when nothing runs."""
-    with _alone():
+    with _locked():
         _down()
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
-    """Wait until nobody else starts or ends anything here. The lock ends with the process that holds it."""
+def _locked() -> Iterator[None]:
+    """Hold a lock against other `make up` and `make down`; it ends with this process, however that ends."""
     STATE.mkdir(parents=True, exist_ok=True)
     STATE.chmod(0o700)
     with (STATE / "make.lock").open("a") as lock:
@@ -139,7 +139,7 @@ def _write_client_settings(port: int, password: str) -> None:
 
 
 def _client_settings() -> dict[str, Any] | None:
-    """What `make up` wrote into `prefect.toml`, or nothing where it could write no more; None without such a file.
+    """Read what `make up` wrote into `prefect.toml`: nothing if it was killed before that; None without the file.
 
     Raises:
         ValueError: somebody else wrote it, or it is damaged.

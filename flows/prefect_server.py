@@ -21,7 +21,7 @@ HOST = "127.0.0.1"
 START_SECONDS = 900
 """Guards against hanging only: a busy machine takes long to make the database."""
 LOOPBACK_SECONDS = 5
-"""How long the kernel may take to connect this machine with itself; it needs no process for that."""
+"""Longest time that the kernel may take to connect this machine with itself; no process takes part in it."""
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -42,7 +42,7 @@ def reserve(port: int = 0) -> socket.socket:
 
 
 def listen(port: int = 0) -> socket.socket:
-    """Like `reserve`, and it listens: whoever connects waits for the server.
+    """Reserve a port and listen on it: connections wait until the server accepts them.
 
     Raises:
         OSError: the port is taken.
@@ -99,9 +99,9 @@ def ignore_proxies_on_loopback() -> None:
 
 
 def check_proxies() -> None:
-    """Whether httpx, by which Prefect asks its server, can use the proxies of the environment.
+    """Check that httpx, the HTTP client of Prefect, can use the proxies of the environment.
 
-    It prepares all of them, also for what goes to loopback. They are not taken away: downloads may need them.
+    It sets up all of them, even for requests to loopback. They stay in the environment: downloads may need them.
 
     Raises:
         ValueError: it cannot.
@@ -114,7 +114,7 @@ def check_proxies() -> None:
         variables = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
         names = sorted(name for name in os.environ if name.lower() in variables)
         raise ValueError(
-            f"{', '.join(names)}: httpx, by which Prefect asks its server, cannot use one of them ({error}); "
+            f"{', '.join(names)}: httpx, the HTTP client of Prefect, cannot use one of them ({error}); "
             "a SOCKS proxy is written socks5h://HOST:PORT, and no_proxy names hosts without ports or brackets"
         ) from error
 
@@ -133,7 +133,7 @@ def main(descriptor: int) -> None:
         ws_ping_timeout=settings.api.websocket_ping_timeout,
         log_level=settings.logging_level.lower(),
     )
-    lock = _starting(get_current_settings().home)
+    lock = _lock_start(get_current_settings().home)
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -143,10 +143,10 @@ def main(descriptor: int) -> None:
     Server(config).run(sockets=[socket.socket(fileno=descriptor)])
 
 
-def _starting(home: Path) -> IO[str]:
-    """A file that only one process at a time has: the others with the same `PREFECT_HOME` wait here until it is closed.
+def _lock_start(home: Path) -> IO[str]:
+    """Lock `home` against other servers that start, until the returned file is closed.
 
-    A server that starts makes or updates the database, and two that do so at once end with errors of the database.
+    A starting server creates or migrates the database in `PREFECT_HOME`; two at once fail with database errors.
     """
     home.mkdir(parents=True, exist_ok=True)
     lock = (home / "server-start.lock").open("a")

@@ -31,9 +31,9 @@ logger = logging.getLogger(__name__)
 
 _LOOK_S = 0.2
 _STOPPED_LOOKS = 10
-"""A server that somebody has stopped answers nothing: Prefect's client would wait twenty minutes, and then fail."""
+"""A stopped server (SIGSTOP) does not answer: Prefect's client would wait twenty minutes, and then fail."""
 _STARTS = 5
-"""How often a server is started that is killed or stopped before it answers."""
+"""Most attempts to start a server, where each is killed or stopped before it answers."""
 _LIGHT = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_SERVER_LOGGING_LEVEL": "ERROR"}
 """As Prefect starts its own temporary server: neither pages nor scheduler."""
 
@@ -76,7 +76,7 @@ class _Server:
         self._supervised = Supervised(log)
 
     def start(self) -> None:
-        """Returns when it answers. One that is killed or stopped before it does is started again, if not too often.
+        """Start the server and wait until it answers. If it is killed or stopped before, try again: `_STARTS` times.
 
         Raises:
             RuntimeError: it does not; holds the end of its log.
@@ -107,7 +107,7 @@ class _Server:
         self._supervised.start(command, environment, pass_fds=[descriptor])
 
     def _answers(self) -> bool:
-        """Wait for its first answer; False if it ends, or if somebody stops it.
+        """Wait for the first answer; return False if the server ends or is stopped before it.
 
         Raises:
             RuntimeError: it takes too long.
@@ -121,9 +121,9 @@ class _Server:
         return False
 
     def _looks(self) -> Iterator[None]:
-        """Ends when it has died, or was seen stopped `_STOPPED_LOOKS` times in a row. How slow it is does not matter.
+        """Yield until the server died or was seen stopped `_STOPPED_LOOKS` times in a row. Being slow does not count.
 
-        Looks are counted, not time: whoever stops a whole job and continues it stops this process as well.
+        Looks are counted instead of seconds, because stopping the whole job stops this process as well.
         """
         stopped = 0
         while self._supervised.alive and stopped < _STOPPED_LOOKS:
@@ -132,9 +132,9 @@ class _Server:
             time.sleep(_LOOK_S)
 
     def keep(self) -> None:
-        """Start it anew whenever it has died, or somebody has stopped it.
+        """Start the server again whenever it has died or was stopped.
 
-        If that fails the command ends: it could only wait for answers.
+        If that fails, the command ends: it could only wait for answers.
         """
         try:
             while True:

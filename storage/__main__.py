@@ -51,14 +51,14 @@ def main() -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from storage.catalog import check_begun
+    from storage.catalog import check_not_empty
     from storage.store import StorageError, Store
 
     patience = _DOCTORS_PATIENCE if arguments.command == "doctor" else {}
     try:
         store = Store(arguments.root, **patience)
         if arguments.command != "doctor":  # which may try a place before it is used
-            check_begun(store)
+            check_not_empty(store)
         output = importlib.import_module(f"storage.commands.{arguments.command}").run(store, arguments)
     except (StorageError, OSError) as error:
         say_error(error)

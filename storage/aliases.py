@@ -145,7 +145,7 @@ def names(store: Store) -> list[str]:
 
 
 def readable(store: Store) -> tuple[dict[str, Move], list[StorageError]]:
-    """Where each alias points; and, of aliases and entries of the catalog that are damaged, the errors that name them.
+    """Read where every alias points, and collect an error for each damaged alias or catalog entry.
 
     Raises:
         StorageUnavailableError: the store does not answer.

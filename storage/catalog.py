@@ -40,8 +40,8 @@ def values(version: str, kind: str, parents: list[str], attempt: str) -> dict[st
     return {"kind": kind, "version": version, "parents": parents, "attempt": attempt}
 
 
-def check_begun(store: Store) -> None:
-    """Refuse a place without any object: its root is mistyped rather than the store empty.
+def check_not_empty(store: Store) -> None:
+    """Refuse a root without any object, which is more likely mistyped than empty.
 
     Raises:
         StorageError: there is none. On S3 there are no folders, so an empty prefix is such a place, too.
@@ -80,8 +80,8 @@ def everything(store: Store) -> list[Entry]:
         StorageError: one is damaged.
     """
     entries, damaged = readable(store)
-    for error in damaged:
-        raise error
+    if damaged:
+        raise damaged[0]
     return entries
 
 

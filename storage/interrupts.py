@@ -295,16 +295,19 @@ def _tell(line: str) -> None:
 
 
 def is_lost_output(error: BaseException) -> bool:
-    """Whether `error` was raised because standard output cannot be written, on a full disk say; if so, say it."""
+    """Return whether `error` was raised because standard output cannot be written to; if so, print that.
+
+    The usual reason is a full disk.
+    """
     possible = isinstance(error, OSError) and error.filename is None and error.errno in _OF_OUTPUT
     return possible and _output_is_lost(raised=True)
 
 
 def _output_is_lost(*, raised: bool = False) -> bool:
-    """Whether what was printed cannot be written, on a full disk say; told, and then given up.
+    """Return whether standard output cannot be written to; if so, print that, and discard what is printed from then on.
 
-    What was not buffered is not tried again: where an error was `raised`, writing one more line break shows whether it
-    came from there.
+    Unbuffered text is never written again. So where an error was `raised`, one more line break is written: if that
+    fails as well, the error came from standard output.
     """
     if sys.stdout is None:
         return False

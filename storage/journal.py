@@ -17,7 +17,7 @@ from storage.drafts import Draft, Fence
 from storage.fetch import fetch_file
 from storage.logs import Log
 from storage.manifests import File, Kind
-from storage.seal import newer
+from storage.seal import field_errors, newer
 from storage.store import StorageError, StorageUnavailableError, Store
 
 logger = logging.getLogger(__name__)
@@ -135,4 +135,4 @@ def _said(entry: dict[str, Any], where: str) -> Shard | list[str]:
     except ValidationError as error:
         if unknown := newer(error):
             raise _NewerError(f"{where} is no shard that this code knows: {unknown}: upgrade") from None
-        raise StorageError(f"{where} does not hold a file, but {error}: it is damaged") from None
+        raise StorageError(f"{where} does not hold a file ({field_errors(error)}): it is damaged") from None

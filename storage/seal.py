@@ -10,6 +10,8 @@ from pydantic import ValidationError
 from storage.backends.interface import StorageError
 
 _DIGEST = re.compile(rb',\n "digest": "([0-9a-f]{64})"\n\}\n\Z')
+_SHOWN = 3
+"""Fields that a message names."""
 
 
 def seal(values: dict[str, Any]) -> bytes:
@@ -51,3 +53,13 @@ def newer(error: Exception) -> str:
         return ""
     details = [each for each in error.errors() if each["type"] in ("extra_forbidden", "literal_error")]
     return ", ".join(f"{'.'.join(map(str, each['loc']))}={each['input']!r}" for each in details)
+
+
+def field_errors(error: ValidationError) -> str:
+    """Name the fields of a record that are wrong, and why, on one line; the first few of them.
+
+    Example: "kind: Input should be a valid string; version: Field required"
+    """
+    details = error.errors(include_url=False, include_input=False)
+    named = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}".removeprefix(": ") for each in details[:_SHOWN]]
+    return "; ".join(named) + (f"; and {len(details) - _SHOWN} more" if len(details) > _SHOWN else "")

@@ -30,7 +30,7 @@ MAY_CHANGE = (
 )
 """Where and how long a run works may change while it lasts; what it computes may not."""
 _TRIED = ("problems", "policy", "agent", "environment")
-"""These may turn out to be of no use when policy version 0 is made; until there is one, they may change."""
+"""Sections that may prove unusable while policy version 0 is made; they may change until it is committed."""
 
 
 @contextmanager
@@ -74,10 +74,10 @@ def open_store(config: Config) -> Iterator[Workspace]:
     """The workspace of a flow that writes no run: what it commits, another may commit beside it, and it is the same.
 
     Raises:
-        StorageError: nothing is stored there that such a flow could look at.
+        StorageError: the store is empty: there is nothing that such a flow could read.
     """
     workspace = Workspace(config)
-    catalog.check_begun(workspace.store)
+    catalog.check_not_empty(workspace.store)
     yield workspace
     workspace.trim_cache()
 

@@ -44,7 +44,7 @@ class Workspace:
         """For files on their way to the store; emptied when the run is opened, so a killed flow leaves nothing.
 
         Raises:
-            StorageError: there can be no such folder.
+            StorageError: the folder cannot be created.
         """
         folder = self.cache / "scratch" / self.name
         try:

@@ -25,6 +25,7 @@ from tasks.ppo.importing import import_policy
 from tasks.workspace import Workspace
 
 WEIGHTS = "model.safetensors"
+PROBLEMS = "problems.train={{kind: arithmetic, high: {}}}"
 Break = Callable[[Path], object]
 Tensors = dict[str, torch.Tensor]
 
@@ -33,6 +34,14 @@ Tensors = dict[str, torch.Tensor]
 def folder(policy_folder: Path, tmp_path: Path) -> Path:
     """A copy of a whole policy."""
     return Path(shutil.copytree(policy_folder, tmp_path / "policy"))
+
+
+@pytest.fixture
+def policy(policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The override for a whole policy. The tasks that import it have no flow run to log for here."""
+    for module in (open_run, first_policy):
+        monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
+    return f"policy={{path: {policy_folder}}}"
 
 
 def cut(folder: Path) -> None:
@@ -237,35 +246,33 @@ UNPLAYABLE: dict[str, tuple[Break, str]] = {
 
 @pytest.mark.parametrize("name", UNPLAYABLE)
 def test_what_cannot_be_played_is_told_before_it_is_committed(
-    folder: Path, name: str, tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, name: str, tmp_path: Path, policy: str, policy_folder: Path
 ) -> None:
     """And the run's name is not lost: with another policy the same run begins."""
     damage, told = UNPLAYABLE[name]
     damage(folder)
-    quiet(monkeypatch)
     with pytest.raises(ValueError, match=told) as error:
         begin(tmp_path, f"policy={{path: {folder}}}")
     assert "policy-" not in str(error.value)  # the scratch folder, which is gone when the message is read
     assert str(error.value).count("chat_template.jinja") <= 1
     store = Store(f"{tmp_path}/var")
     assert not list((tmp_path / "var/runs/smoke").glob("checkpoints/*"))
-    assert begin(tmp_path, f"policy={{path: {policy_folder}}}") == layout.checkpoint("smoke", 0)
-    assert begin(tmp_path, f"policy={{path: {policy_folder}}}") == layout.checkpoint("smoke", 0)
+    assert begin(tmp_path, policy) == layout.checkpoint("smoke", 0)
+    assert begin(tmp_path, policy) == layout.checkpoint("smoke", 0)
     assert manifests.read(store, layout.checkpoint("smoke", 0)).config["policy"]["path"] == str(policy_folder)
     with pytest.raises(ConfigError, match=r"(?s)policy\.path: .*begin another run"):  # by now it would be another run
         begin(tmp_path, f"policy={{path: {folder}}}")
 
 
 def test_an_agent_that_cannot_be_made_is_told_before_a_policy_is_committed(
-    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run goes on with an agent that can."""
-    quiet(monkeypatch)
     (tmp_path / "agents_that_exit.py").write_text(
         "import sys\n\nclass Agent:\n    def __init__(self, context, *, good: bool):\n        good or sys.exit(3)\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    policy, agent = f"policy={{path: {policy_folder}}}", "agent={{type: 'agents_that_exit:Agent', args: {{good: {}}}}}"
+    agent = "agent={{type: 'agents_that_exit:Agent', args: {{good: {}}}}}"
     with pytest.raises(ValueError, match=r"its constructor raised SystemExit: 3 \(.*agents_that_exit.py, line 5\)"):
         begin(tmp_path, policy, agent.format("false"))
     assert not list((tmp_path / "var/runs/smoke").glob("checkpoints/*"))
@@ -274,49 +281,34 @@ def test_an_agent_that_cannot_be_made_is_told_before_a_policy_is_committed(
         begin(tmp_path, policy, agent.format("false"))
 
 
-def test_problems_may_change_until_there_is_a_policy(
-    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_problems_may_change_until_there_is_a_policy(policy: str, tmp_path: Path) -> None:
     """A file of problems that cannot be read takes no run's name away."""
-    quiet(monkeypatch)
-    policy, problems = f"policy={{path: {policy_folder}}}", "problems.train={{kind: arithmetic, high: {}}}"
     start(tmp_path, policy, "problems.train={kind: jsonl, path: /no/such/file, preset: gsm8k}")
-    begin(tmp_path, policy, problems.format(9))
+    begin(tmp_path, policy, PROBLEMS.format(9))
     with pytest.raises(ConfigError, match=r"problems\.train\.high: 9 -> 8"):
-        start(tmp_path, policy, problems.format(8))
+        start(tmp_path, policy, PROBLEMS.format(8))
 
 
-def test_problems_are_held_by_a_curriculum(
-    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_problems_are_held_by_a_curriculum(policy: str, tmp_path: Path) -> None:
     """It is committed before there is a policy, and is of no use for other problems."""
-    quiet(monkeypatch)
-    policy, problems = f"policy={{path: {policy_folder}}}", "problems.train={{kind: arithmetic, high: {}}}"
-    workspace = start(tmp_path, policy, problems.format(9))
-    start(tmp_path, policy, problems.format(8))
+    workspace = start(tmp_path, policy, PROBLEMS.format(9))
+    start(tmp_path, policy, PROBLEMS.format(8))
     with Draft(workspace.store, layout.curriculum("smoke"), "curriculum") as draft:
         draft.commit(workspace.provenance(), parents=[])
-    start(tmp_path, policy, problems.format(9))
+    start(tmp_path, policy, PROBLEMS.format(9))
     with pytest.raises(ConfigError, match=r"problems\.train\.high: 9 -> 8"):
-        start(tmp_path, policy, problems.format(8))
+        start(tmp_path, policy, PROBLEMS.format(8))
 
 
 def test_an_agent_may_need_the_event_loop_when_it_is_made(
-    policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Sessions of HTTP clients are such: a rollout makes its agent inside of a loop, and so does the try-out."""
-    quiet(monkeypatch)
     (tmp_path / "agents_of_a_loop.py").write_text(
         "import asyncio\n\nclass Agent:\n    def __init__(self, context):\n        asyncio.get_running_loop()\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    begin(tmp_path, f"policy={{path: {policy_folder}}}", "agent={type: 'agents_of_a_loop:Agent', args: {}}")
-
-
-def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is called below has no flow run to log for."""
-    for module in (open_run, first_policy):
-        monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
+    begin(tmp_path, policy, "agent={type: 'agents_of_a_loop:Agent', args: {}}")
 
 
 def start(tmp_path: Path, *overrides: str) -> Workspace:

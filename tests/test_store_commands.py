@@ -11,7 +11,7 @@ import pytest
 
 from storage import aliases, layout
 from storage.__main__ import COMMANDS, main
-from storage.catalog import check_begun
+from storage.catalog import check_not_empty
 from storage.drafts import Draft, Provenance
 from storage.logs import Log
 from storage.store import StorageError, Store
@@ -238,9 +238,9 @@ def test_a_file_is_no_root(tmp_path: Path) -> None:
 def test_a_prefix_without_objects_is_no_empty_store(any_store: Store) -> None:
     """On S3 there are no folders: what holds no object is not there. A single object will do, whatever it is."""
     with pytest.raises(StorageError, match="nothing is stored in"):
-        check_begun(any_store)
+        check_not_empty(any_store)
     any_store.write("doctor/0a/left", b"x")
-    check_begun(any_store)
+    check_not_empty(any_store)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ class LocalBackend:
         Path(path).unlink(missing_ok=True)
 
     def walk(self, prefix: str) -> Iterator[Found]:
-        _check_way(prefix)
+        _check_no_file_above(prefix)
         for folder, _, names in os.walk(prefix):
             for name in sorted(names):
                 path = os.path.join(folder, name)
@@ -92,8 +92,8 @@ def _file(path: str) -> Path:
     return Path(path)
 
 
-def _check_way(folder: str) -> None:
-    """Raises StorageError where a file is in the way: `os.walk` would find nothing there."""
+def _check_no_file_above(folder: str) -> None:
+    """Raise StorageError where a file stands in place of a folder of the path: `os.walk` would find nothing there."""
     try:
         os.stat(folder)
     except NotADirectoryError as error:
@@ -108,7 +108,7 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """With its parents, each of them entered on the disk into the one above.
+    """Make a folder and its parents, and write the entry of each in the folder above to the disk.
 
     Raises:
         StorageError: a file is in the way, or the folder above takes none.

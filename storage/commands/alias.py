@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
-    """What stands after it. Of all aliases, those that are damaged are told beside the others, with status 1."""
+    """Do what is asked, and show the moves. Damaged aliases are errors beside the list of the others, with status 1."""
     if arguments.action == "set":
         return _output(arguments.name, [_set(store, arguments)])
     if arguments.action == "back":

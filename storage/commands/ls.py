@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
-    """Newest first. What is damaged is told beside the rest, with status 1."""
+    """List versions, newest first. Damaged ones are errors beside the list of the others, with status 1."""
     damaged: list[StorageError] = []
     found = list(islice(_newest(store, arguments.run, arguments.kind, damaged), arguments.last))
     for error in damaged:

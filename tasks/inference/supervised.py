@@ -43,13 +43,13 @@ class Supervised:
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal has ended the command or the supervisor: not a fault of the command's own."""
+        """Whether a signal ended the command or the supervisor, so that the command itself is not at fault."""
         status = self._process.poll() if self._process else None
         return status is not None and (status < 0 or status > 128)  # the supervisor's exit status is one byte
 
     @property
     def is_stopped(self) -> bool:
-        """Whether somebody has stopped the command with SIGSTOP: it answers nothing, and not since it is slow."""
+        """Whether the command was stopped with SIGSTOP, which is why it does not answer; a slow one is not stopped."""
         try:
             return psutil.Process(self._group()).status() == psutil.STATUS_STOPPED
         except (OSError, psutil.Error):  # gone, or it cannot be seen for the moment: too many open files, say

@@ -75,9 +75,9 @@ def read_jsonl(path: str, longest: int) -> Iterator[tuple[int, Row | RowError]]:
 
 
 def read_parquet(path: str, longest: int, columns: Sequence[str]) -> Iterator[tuple[int, Row | RowError]]:
-    """Row number, from 1, and `columns` of each row, as far as the file has them; others may hold whatever they like.
+    """Yield the number, from 1, of each row and its `columns`, as far as the file has them; no other column is read.
 
-    A row with values that Python has no words for, such as text that is not UTF-8, or above `longest` bytes, is a
+    A row above `longest` bytes, or with values that Python cannot represent, such as text that is not UTF-8, is a
     `RowError`.
 
     Raises:

@@ -60,7 +60,7 @@ COLUMNS: dict[str, Sequence[str]] = {
     "math": ["problem", "answer", "unique_id", "subject", "level"],
     "areal": ["query_id", "prompt", "task", "solutions"],
 }
-"""What each preset looks at; of Parquet nothing else is read."""
+"""The columns that each preset uses; no others are read from Parquet files."""
 
 
 def from_fields(fields: Mapping[Literal["id", "prompt", "solutions"], str]) -> Callable[[Row, str], Problem]:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def explain(config: Config) -> str:
     """print why the last gate decided as it did"""
-    store = _begun(config)
+    store = _open_store(config)
     records = Nights(store, config.run.name).read()
     if not records:
         return f"retraining {config.run.name!r} has had no night yet in {config.storage.root}"
@@ -28,7 +28,7 @@ def explain(config: Config) -> str:
 
 def nights(config: Config) -> str:
     """print all nights and moves of the champion"""
-    events = read_timeline(_begun(config), config)
+    events = read_timeline(_open_store(config), config)
     if not events:
         return f"there is no champion yet: no alias {config.retrain.champion!r} in {config.storage.root}"
     return rendered(table(f"Retraining {config.run.name}", timeline_rows(events)))
@@ -96,10 +96,10 @@ def give_up(config: Config) -> str:
     return f"night {night.number} is given up; its {night.counts['new']} new problems wait for the next night"
 
 
-def _begun(config: Config) -> Store:
-    """The store, which must hold something: another place would look like a retraining without nights."""
+def _open_store(config: Config) -> Store:
+    """Return the store. An empty one is an error: a mistyped root would look like a retraining without nights."""
     store = Store.of(config.storage)
-    catalog.check_begun(store)
+    catalog.check_not_empty(store)
     return store
 
 

@@ -148,11 +148,11 @@ def _ls() -> list[Any]:
     """The data that `python -m storage --root s3://bench/many ls` prints."""
     import argparse
 
-    from storage.catalog import check_begun
+    from storage.catalog import check_not_empty
     from storage.commands import ls
 
     store = Store("s3://bench/many")
-    check_begun(store)
+    check_not_empty(store)
     data = ls.run(store, argparse.Namespace(last=10, run=None, kind=None)).data
     assert isinstance(data, list)
     return data

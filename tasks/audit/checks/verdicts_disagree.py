@@ -6,8 +6,7 @@ from tasks.audit.checks.registry import Evidence, Measured, register_check
 def verdicts_disagree(evidence: Evidence) -> Measured:
     """Counts turns that environment and score judge differently, and answers that the scores judge both ways.
 
-    Of an answer that was judged both ways equally often, the turns judged correct are counted.
-
+    If an answer was judged both ways equally often, the turns that were judged correct are counted.
     Verdicts of other names, which an environment of one's own may use, are not compared.
     """
     database = evidence.database
