@@ -66,7 +66,7 @@ smoke: setup ## The same pipeline, as small as it gets: does it run at all?
 	@$(BIN)/python -m flows.math_mt_ppo smoke $(ARGS)
 
 retrain-demo: setup ## Three nights of retraining and a roll-back on the tiny model, in minutes
-	@$(BIN)/python -m flows.retrain_demo $(ARGS)
+	@$(BIN)/python -m flows.launch.retrain_demo $(ARGS)
 
 # Tests often wait: three files at a time, each with its own servers, on two cores.
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
@@ -113,10 +113,10 @@ lock: setup ## Write both lock files again from pyproject.toml (ARGS=--upgrade: 
 	"$${compile[@]}" --extra gpu --output-file requirements-gpu.lock
 
 up: setup ## Start a Prefect server (PORT=4200), a work pool and a worker, and deploy prefect.yaml
-	@$(BIN)/python -m flows.local_server up --port $(PORT)
+	@$(BIN)/python -m flows.launch.local_server up --port $(PORT)
 
 down: ## End what `make up` started, flow runs included
-	@if [ -x $(BIN)/python ]; then $(BIN)/python -m flows.local_server down; fi
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -m flows.launch.local_server down; fi
 
 clean: down ## Remove .venv and caches; data and checkpoints under var/ stay
 	@rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -44,8 +44,8 @@ MOST_PAIRS = 10**8
 def _exclusions_version(version: str) -> str:
     if not re.fullmatch(r"exclusions/[0-9a-f]+", version):
         raise ValueError(
-            f"{version!r} is no version such as exclusions/1f0c4a7be23d5566: `python -m tasks.audit exclude` prints "
-            "them, `python -m storage ls --kind exclusions` lists them; an alias may move, so it cannot stand here"
+            f"{version!r} is no version such as exclusions/1f0c4a7be23d5566: `python -m tasks.provenance exclude` "
+            "prints them, `python -m storage ls --kind exclusions` lists them; an alias may move, so it is not allowed"
         )
     return version
 
@@ -211,7 +211,7 @@ class Problems(Knobs):
     sampling: ProblemSampling = ProblemSampling()
     """Which of `train` are drawn how often."""
     exclusions: list[Annotated[str, AfterValidator(_exclusions_version)]] = []
-    """Versions (`exclusions/…`) of what is not trained on, as `python -m tasks.audit exclude` makes them: their
+    """Versions (`exclusions/…`) of what is not trained on, as `python -m tasks.provenance exclude` makes them: their
     trajectories enter no update, their problems are not drawn. May change while a run lasts. What a warm start
     teaches is not affected."""
     max_bad_share: Share = 0.01

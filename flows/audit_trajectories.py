@@ -10,10 +10,10 @@ from typing import Any
 
 from prefect import flow
 
-from flows.cli import main_of_targets
-from tasks.audit_trajectories import audit, audit_config, report_audit, select_data_sets, speak_plainly
-from tasks.open_run import open_store
-from tasks.resources import open_verifier
+from flows.launch.cli import main_of_targets
+from tasks.audit.task import audit, audit_config, report_audit, select_data_sets, speak_plainly
+from tasks.run.opening import open_store
+from tasks.run.resources import open_verifier
 
 
 @flow(name="audit-trajectories")

@@ -7,14 +7,15 @@ from typing import Any
 
 from prefect import flow
 
-from flows.cli import main
-from storage import checkpoints, layout
-from tasks.configuration import resolve
-from tasks.evaluate import evaluate_sets
-from tasks.import_problems import import_sets
-from tasks.open_run import open_store
-from tasks.report import report_evaluations
-from tasks.resources import open_engine, open_verifier
+from flows.launch.cli import main
+from storage import layout
+from storage.versions import checkpoints
+from tasks.evaluate.task import evaluate_sets
+from tasks.problems.task import import_sets
+from tasks.run.configuration import resolve
+from tasks.run.opening import open_store
+from tasks.run.report import report_evaluations
+from tasks.run.resources import open_engine, open_verifier
 
 
 @flow(name="evaluate")

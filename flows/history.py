@@ -7,10 +7,10 @@ from typing import Any
 
 from prefect import flow
 
-from flows.cli import main
-from tasks.configuration import resolve
-from tasks.curriculum import report_history
-from tasks.open_run import open_store
+from flows.launch.cli import main
+from tasks.problems.curriculum_task import report_history
+from tasks.run.configuration import resolve
+from tasks.run.opening import open_store
 
 
 @flow(name="history")

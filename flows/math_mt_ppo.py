@@ -12,18 +12,18 @@ the same run again continues it, wherever it was stopped or killed.
 
 from prefect import flow
 
-from flows.cli import main
-from tasks.configuration import resolve
-from tasks.evaluate import evaluate
-from tasks.first_policy import first_policy
-from tasks.import_problems import import_problems
-from tasks.open_run import open_run
-from tasks.progress import iterations, newest_policy
-from tasks.report import report
-from tasks.resources import open_engine, open_trainer, open_verifier
-from tasks.rollout import Rollouts
-from tasks.score import score
-from tasks.train import train
+from flows.launch.cli import main
+from tasks.evaluate.task import evaluate
+from tasks.problems.task import import_problems
+from tasks.rollout.task import Rollouts
+from tasks.run.configuration import resolve
+from tasks.run.opening import open_run
+from tasks.run.progress import iterations, newest_policy
+from tasks.run.report import report
+from tasks.run.resources import open_engine, open_trainer, open_verifier
+from tasks.score.task import score
+from tasks.train.task import train
+from tasks.warm_start.task import first_policy
 
 
 @flow(name="math-mt-ppo")

@@ -5,7 +5,7 @@
                                                                               │
     champion and challenger on every evaluation set ──> gate ──> promoted, or kept for study ──> report
 
-What has come and what became of it stands in a log in the store (`storage.nights`), so a night that was killed is
+What has come and what became of it stands in a log in the store (`storage.logs.nights`), so a night that was killed is
 continued by the next one, wherever it stopped.
 
     python -m flows.retrain retrain
@@ -16,28 +16,28 @@ from typing import TYPE_CHECKING
 
 from prefect import flow
 
-from flows.cli import main
-from tasks.configuration import resolve
-from tasks.evaluate import evaluate_sets
-from tasks.first_policy import first_policy
-from tasks.gate import crown_first, decide, measure_distance, promote
-from tasks.import_problems import import_problems
-from tasks.night import end_night, end_training, open_night
-from tasks.night_report import report_last, report_night, tell_nothing_new
-from tasks.open_run import hold, open_run
-from tasks.progress import iterations, newest_policy
-from tasks.resources import open_engine, open_trainer, open_verifier
-from tasks.retraining.commands import explain, give_up, nights, retry, roll_back
-from tasks.retraining.planning import continued
-from tasks.rollout import Rollouts
-from tasks.score import score
-from tasks.train import train
-from tasks.workspace import Workspace
+from flows.launch.cli import main
+from tasks.evaluate.task import evaluate_sets
+from tasks.problems.task import import_problems
+from tasks.retrain.commands import explain, give_up, nights, retry, roll_back
+from tasks.retrain.gate_task import crown_first, decide, measure_distance, promote
+from tasks.retrain.night_task import end_night, end_training, open_night
+from tasks.retrain.planning import continued
+from tasks.retrain.report_task import report_last, report_night, tell_nothing_new
+from tasks.rollout.task import Rollouts
+from tasks.run.configuration import resolve
+from tasks.run.opening import hold, open_run
+from tasks.run.progress import iterations, newest_policy
+from tasks.run.resources import open_engine, open_trainer, open_verifier
+from tasks.run.workspace import Workspace
+from tasks.score.task import score
+from tasks.train.task import train
+from tasks.warm_start.task import first_policy
 
 if TYPE_CHECKING:
     from tasks.inference.engine import Engine
-    from tasks.ppo.trainer import Trainer
-    from tasks.rewards.verifier import Verifier
+    from tasks.score.verifier import Verifier
+    from tasks.train.trainer import Trainer
 
 
 @flow(name="retrain")

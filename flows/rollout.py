@@ -5,14 +5,14 @@ python -m flows.rollout demo --iteration 0
 
 from prefect import flow
 
-import tasks.rollout
-from flows.cli import main
+import tasks.rollout.task
+from flows.launch.cli import main
 from storage import layout
-from tasks.configuration import resolve
-from tasks.first_policy import first_policy
-from tasks.import_problems import import_problems
-from tasks.open_run import open_run
-from tasks.resources import open_engine, open_verifier
+from tasks.problems.task import import_problems
+from tasks.run.configuration import resolve
+from tasks.run.opening import open_run
+from tasks.run.resources import open_engine, open_verifier
+from tasks.warm_start.task import first_policy
 
 
 @flow(name="rollout")
@@ -21,9 +21,9 @@ def rollout(config: str = "demo", overrides: list[str] | None = None, iteration:
     with open_run(resolve(config, overrides)) as workspace:
         problems, _ = import_problems(workspace)
         policy = layout.checkpoint(workspace.name, iteration) if iteration else first_policy(workspace)
-        policy = tasks.rollout.lagging_policy(workspace, iteration) or policy
+        policy = tasks.rollout.task.lagging_policy(workspace, iteration) or policy
         with open_engine(workspace) as engine, open_verifier(workspace) as verifier:
-            return tasks.rollout.rollout(workspace, engine, verifier, iteration, policy, problems)
+            return tasks.rollout.task.rollout(workspace, engine, verifier, iteration, policy, problems)
 
 
 if __name__ == "__main__":

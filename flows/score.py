@@ -5,19 +5,19 @@ python -m flows.score demo --iteration 0
 
 from prefect import flow
 
-import tasks.score
-from flows.cli import main
+import tasks.score.task
+from flows.launch.cli import main
 from storage import layout
-from tasks.configuration import resolve
-from tasks.open_run import open_run
-from tasks.resources import open_verifier
+from tasks.run.configuration import resolve
+from tasks.run.opening import open_run
+from tasks.run.resources import open_verifier
 
 
 @flow(name="score")
 def score(config: str = "demo", overrides: list[str] | None = None, iteration: int = 0) -> str:
     """Judge one iteration's trajectories."""
     with open_run(resolve(config, overrides)) as workspace, open_verifier(workspace) as verifier:
-        return tasks.score.score(workspace, verifier, iteration, layout.trajectories(workspace.name, iteration))
+        return tasks.score.task.score(workspace, verifier, iteration, layout.trajectories(workspace.name, iteration))
 
 
 if __name__ == "__main__":

@@ -5,22 +5,22 @@ python -m flows.train demo --iteration 0
 
 from prefect import flow
 
-import tasks.train
-from flows.cli import main
+import tasks.train.task
+from flows.launch.cli import main
 from storage import layout
-from tasks.configuration import resolve
-from tasks.open_run import open_run
-from tasks.resources import open_trainer
+from tasks.run.configuration import resolve
+from tasks.run.opening import open_run
+from tasks.run.resources import open_trainer
 
 
 @flow(name="train")
 def train(config: str = "demo", overrides: list[str] | None = None, iteration: int = 0) -> str:
     """Update the policy on one iteration's scored trajectories."""
-    from tasks.rewards.scoring import scorer_fingerprint
+    from tasks.score.scoring import scorer_fingerprint
 
     with open_run(resolve(config, overrides)) as workspace, open_trainer(workspace) as trainer:
         name = workspace.name
-        return tasks.train.train(
+        return tasks.train.task.train(
             workspace,
             trainer,
             iteration,

@@ -1,4 +1,15 @@
-"""Versions in object storage: records, layout, manifests, data sets and checkpoints. The contract between stages."""
+"""Versions in object storage: the contract between the stages.
+
+errors, layout, records   every error, every name of an object, and every row that stages exchange
+objects/                  whole objects by key, in a local folder, in memory or on S3, with put-if-absent
+logs/                     numbered entries that are created once: catalog, leases, nights
+versions/                 what is committed: manifests, drafts, data sets, checkpoints; aliases that point at versions
+maintenance/              verify, repair, gc and doctor
+commands/                 `python -m storage`
+
+Each of these imports only what stands above it. A version is committed by `versions.drafts`: data objects first, then
+an entry in the catalog, then the manifest with put-if-absent. What has no manifest does not exist.
+"""
 
 import os
 

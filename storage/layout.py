@@ -18,11 +18,11 @@ manifest.json                               the commit
 journal/<number>.json                       shards that a rollout has finished, so that it can be continued
 collected.json                              gc took the data away; the manifest stays
 
-And beside versions, logs of numbered entries that are created once (see `storage.logs`):
+And beside versions, logs of numbered entries that are created once (see `storage.logs.log`):
 catalog/<number>.json                       every attempt to commit, in order
 aliases/<name>/<number>.json                where an alias pointed
 leases/<run>/<number>.json                  who may write a run; `beats/<number>.json` are his signs of life
-retraining/<name>/<number>.json             nights that began and ended (see `storage.nights`)
+retraining/<name>/<number>.json             nights that began and ended (see `storage.logs.nights`)
 """
 
 import re

@@ -19,17 +19,18 @@ import pyarrow.compute as pc
 
 from configs import Config, load
 from configs.schema import ArithmeticSource
-from storage import checkpoints, layout, manifests
-from storage.checkpoints import Canary
-from storage.datasets import write_parquet
-from storage.drafts import Draft, Provenance
+from storage import layout
+from storage.objects.store import Store
 from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem, to_table
-from storage.store import Store
+from storage.versions import checkpoints, manifests
+from storage.versions.checkpoints import Canary
+from storage.versions.datasets import write_parquet
+from storage.versions.drafts import Draft, Provenance
 from tasks.agents.chat import Chat
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK
 from tasks.problems import fingerprint
 from tasks.problems.arithmetic import generate
-from tasks.rewards.scoring import scorer_fingerprint
+from tasks.score.scoring import scorer_fingerprint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -200,7 +201,7 @@ class Weights:
 
     def __init__(self, folder: Path) -> None:
         from configs.schema import PPO
-        from tasks.ppo.policy import load_policy
+        from tasks.train.policy import load_policy
 
         self._model = load_policy(folder, PPO(device="cpu", threads=1))
         self._known: dict[bytes, Floats] = {}
@@ -229,7 +230,7 @@ class Weights:
     def _compute(self, rows: Sequence[tuple[npt.NDArray[np.int32], Bools]], temperature: float) -> list[Floats]:
         import torch
 
-        from tasks.ppo.logprobs import action_logprobs
+        from tasks.train.logprobs import action_logprobs
 
         tokens = np.zeros((len(rows), max(2, *(len(ids) for ids, _ in rows))), np.int64)
         sampled = np.zeros(tokens.shape, np.bool_)

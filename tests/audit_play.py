@@ -9,16 +9,16 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from configs.audit import Audit
-from storage import checkpoints
-from storage.checkpoints import Canary
+from storage.objects.store import Store
 from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem, Score, Trajectory, VerdictName
-from storage.store import Store
+from storage.versions import checkpoints
+from storage.versions.checkpoints import Canary
 from tasks.agents.chat import Chat
 from tasks.audit.checks import CHECKS, Evidence, Measured
 from tasks.audit.database import open_database
 from tasks.audit.intake import take_in
 from tasks.audit.selection import select
-from tasks.rewards.verifier import Verifier
+from tasks.score.verifier import Verifier
 from tests.chain_helpers import FIRST, PROBLEMS, SCORES, TRAJECTORIES, commit_rows, provenance
 from tests.ppo_helpers import make_trajectory
 

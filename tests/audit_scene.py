@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from configs import Config
-from storage import layout, manifests
-from storage.checkpoints import Checkpoint
+from storage import layout
+from storage.objects.store import Store
 from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem, Score, Trajectory, to_table, to_trajectory
-from storage.store import Store
+from storage.versions import manifests
+from storage.versions.checkpoints import Checkpoint
 from tasks.agents.episode import Episode
 from tasks.agents.interface import Prompt
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from safetensors.numpy import load_file, save_file
 
-from storage import checkpoints, datasets, layout, manifests
-from storage.drafts import Draft, Provenance
-from storage.manifests import Manifest
+from storage import layout
+from storage.objects.seal import seal, unseal
+from storage.objects.store import Store
 from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem
-from storage.seal import seal, unseal
-from storage.store import Store
+from storage.versions import checkpoints, datasets, manifests
+from storage.versions.drafts import Draft, Provenance
+from storage.versions.manifests import Manifest
 from tests.ppo_helpers import make_scores, make_trajectory
 
 PROBLEMS = layout.problems("0123456789abcdef")

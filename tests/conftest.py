@@ -22,12 +22,13 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.pop("PREFECT_API_URL", None)
 
 from configs.schema import ArithmeticSource, Inference, Rollout, WarmStart
-from storage import checkpoints, layout
-from storage.checkpoints import Checkpoint
-from storage.drafts import Provenance
-from storage.store import Store
+from storage import layout
+from storage.objects.store import Store
+from storage.versions import checkpoints
+from storage.versions.checkpoints import Checkpoint
+from storage.versions.drafts import Provenance
 from tasks.inference.engine import Engine
-from tasks.rewards.verifier import Verifier
+from tasks.score.verifier import Verifier
 from tests import real_data
 from tests import s3_server as s3
 
@@ -63,7 +64,7 @@ def commit_policy(store: Store, version: int, folder: Path, noise: float = 0.0) 
     from transformers import AutoTokenizer
 
     from configs.schema import PPO
-    from tasks.ppo.policy import load_policy, make_canary
+    from tasks.train.policy import load_policy, make_canary
 
     model = load_policy(folder, PPO())
     generator = torch.Generator().manual_seed(version)
@@ -113,7 +114,7 @@ def prefect_api() -> Iterator[str]:
     """
     from prefect.settings import PREFECT_API_URL
 
-    from flows.temporary_server import temporary_server
+    from flows.launch.temporary_server import temporary_server
 
     with temporary_server():
         yield PREFECT_API_URL.value()

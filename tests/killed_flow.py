@@ -17,6 +17,7 @@ from typing import Any, Literal
 import psutil
 
 from storage import interrupts
+from storage.errors import StorageError
 
 MARK = "KILLED_FLOW_TEST"
 """Environment variable by which the descendants of a killed flow are found."""
@@ -27,7 +28,7 @@ OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=1"]
 class Point:
     """A call at which the flow sends itself a signal: before or after the `nth` call of a function.
 
-    Example: Point("train", "tasks.ppo.step:Stepper.take", 2, "before")
+    Example: Point("train", "tasks.train.step:Stepper.take", 2, "before")
     """
 
     stage: str
@@ -46,7 +47,7 @@ def start(overrides: list[str], point: Point | None, log: Path, environment: dic
     Its exit code is -9 where it was killed, 130 where it was interrupted, 0 where it came to its end.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["flows.math_mt_ppo", "torch", "transformers", "tasks.ppo.trainer", "tasks.rewards"])
+    context.set_forkserver_preload(["flows.math_mt_ppo", "torch", "transformers", "tasks.train.trainer", "tasks.score"])
     process = context.Process(target=_run, args=(overrides, point, log, environment))
     process.start()
     return process
@@ -84,9 +85,9 @@ def _run(overrides: list[str], point: Point | None, log: Path, environment: dict
 
 def _refuse_work_that_is_done() -> None:
     """Each stage's work fails the flow where its version is committed already."""
-    from storage import layout, manifests
-    from storage.drafts import Draft
-    from storage.store import StorageError
+    from storage import layout
+    from storage.versions import manifests
+    from storage.versions.drafts import Draft
 
     def check(store: Any, version: str) -> None:
         if manifests.committed(store, version):
@@ -97,8 +98,8 @@ def _refuse_work_that_is_done() -> None:
         check(draft.store, draft.version)
         return call(*arguments, **keywords)
 
-    _wrap("tasks.rollouts.play:play", fill)
-    _wrap("tasks.rewards.scoring:score_rows", fill)
+    _wrap("tasks.rollout.play:play", fill)
+    _wrap("tasks.score.scoring:score_rows", fill)
     trains: list[Any] = []
 
     def open_run(call: Callable[..., Any], config: Any) -> Any:
@@ -106,14 +107,14 @@ def _refuse_work_that_is_done() -> None:
         return call(config)
 
     def update(call: Callable[..., Any], *arguments: Any) -> Any:
-        from tasks.workspace import Workspace
+        from tasks.run.workspace import Workspace
 
         workspace = Workspace(trains[0])
         check(workspace.store, layout.checkpoint(workspace.name, arguments[3] + 1))
         return call(*arguments)
 
     _wrap("flows.math_mt_ppo:open_run", open_run)
-    _wrap("tasks.ppo.trainer:Trainer.update", update)
+    _wrap("tasks.train.trainer:Trainer.update", update)
 
 
 def send_at(point: Point) -> None:

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from storage import checkpoints, datasets, layout, manifests
-from storage.checkpoints import Canary
-from storage.drafts import Draft, Provenance
+from storage import layout
+from storage.objects.seal import seal
+from storage.objects.store import Store
 from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem, Status
-from storage.seal import seal
-from storage.store import Store
+from storage.versions import checkpoints, datasets, manifests
+from storage.versions.checkpoints import Canary
+from storage.versions.drafts import Draft, Provenance
 from tasks.audit.__main__ import main
 from tasks.problems import fingerprint
 from tests.ppo_helpers import make_scores, make_trajectory

@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from configs.audit import Audit, Checks
 from storage import layout
-from storage.checkpoints import Checkpoint
+from storage.objects.store import Store
 from storage.records import Problem, Trajectory
-from storage.store import Store
+from storage.versions.checkpoints import Checkpoint
 from tasks.agents.math_multi_turn import CORRECT_FEEDBACK
 from tests import audit_helpers as made
 from tests.audit_helpers import Language, Weights
@@ -29,7 +29,7 @@ from tests.chain_helpers import SHARD, key, rewrite, rewrite_shard
 
 if TYPE_CHECKING:
     from tasks.audit.results import Case, CheckResult
-    from tasks.rewards.verifier import Verifier
+    from tasks.score.verifier import Verifier
 
 GROUPS = 12  # of a run with a fault
 EVERYTHING = Audit(examples=1_000_000, recomputed=1000)  # all rows of up to three data sets
@@ -843,7 +843,7 @@ def show(found: Sequence[Found]) -> None:
 def main() -> None:
     """Plant, audit and print, with policies taught for a moment."""
     from tasks.agents.math_multi_turn import WRONG_FEEDBACK
-    from tasks.rewards.verifier import Verifier
+    from tasks.score.verifier import Verifier
     from tasks.warm_start.teach import make_policy
     from tests import conftest
 

@@ -1,4 +1,4 @@
-"""Hand-made rows and tiny random models for the tests of `tasks.ppo`."""
+"""Hand-made rows and tiny random models for the tests of `tasks.train`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwe
 
 from configs.schema import PPO, Optimizer, Reward
 from storage.records import Score, Status, Trajectory, Turn
-from tasks.ppo.trainer import Trainer
+from tasks.train.trainer import Trainer
 
 VOCABULARY = 50
 UNCLIPPED = Optimizer(lr=1e-3, max_grad_norm=1e9)

@@ -22,7 +22,7 @@ from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterNam
 from prefect.client.schemas.objects import FlowRun
 from prefect.client.schemas.sorting import FlowRunSort
 
-from flows.prefect_server import HOST, healthy
+from flows.launch.prefect_server import HOST, healthy
 from tasks.inference.supervised import Supervised
 from tests.s3_server import free_port as free_port
 

@@ -3,10 +3,11 @@
 import dataclasses
 from typing import Any
 
-from storage import datasets, layout
-from storage.drafts import Draft, Provenance
+from storage import layout
+from storage.objects.store import Store
 from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score, Trajectory
-from storage.store import Store
+from storage.versions import datasets
+from storage.versions.drafts import Draft, Provenance
 from tests.ppo_helpers import make_scores, make_trajectory
 
 EVIL = "<script>alert(1)</script>"

@@ -8,17 +8,17 @@ from pathlib import Path
 
 from configs import Config, load
 from configs.schema import Rollout
-from storage.checkpoints import Canary, Checkpoint
-from storage.manifests import Manifest
 from storage.records import Problem, Trajectory
+from storage.versions.checkpoints import Canary, Checkpoint
+from storage.versions.manifests import Manifest
 from tasks.agents.chat import Chat
 from tasks.agents.interface import Agent, AgentContext
 from tasks.environments.interface import Environment, EnvironmentContext
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import Completion, GenerationConfig
-from tasks.rewards.verifier import Verifier
-from tasks.rollouts.collector import Collector
-from tasks.rollouts.plan import Plan
+from tasks.rollout.collector import Collector
+from tasks.rollout.plan import Plan
+from tasks.score.verifier import Verifier
 
 PROBLEM = Problem("1+2", "What is 1 + 2?", ["3"])
 GCONFIG = GenerationConfig(max_new_tokens=8)

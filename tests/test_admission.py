@@ -15,7 +15,7 @@ from tasks.agents.chat import Chat
 from tasks.agents.interface import AgentContext, Prompt
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.inference.api import Completion
-from tasks.rewards.verifier import Verifier
+from tasks.score.verifier import Verifier
 from tests.rollout_helpers import PROBLEM, ScriptedEngine, context, play
 
 RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"

@@ -5,11 +5,13 @@ import threading
 
 import pytest
 
-from storage import aliases, catalog, layout, manifests
-from storage.aliases import AliasMovedError
-from storage.drafts import Draft, Provenance
-from storage.logs import Log
-from storage.store import StorageError, Store
+from storage import layout
+from storage.errors import AliasMovedError, StorageError
+from storage.logs import catalog
+from storage.logs.log import Log
+from storage.objects.store import Store
+from storage.versions import aliases, manifests
+from storage.versions.drafts import Draft, Provenance
 
 
 def commit(store: Store, number: int) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from storage import catalog
-from storage.store import Store
+from storage.logs import catalog
+from storage.objects.store import Store
 
 ROOT = Path(__file__).parent.parent
 
@@ -53,7 +53,7 @@ def test_what_is_wrong_is_refused(line: str, says: str, tmp_path: Path) -> None:
     [
         ("storage verify one --deep two --root ROOT", "ROOT/one was never committed"),
         ("storage --json verify --root ROOT one two --deep", "ROOT/one was never committed"),
-        ("storage alias back --root ROOT --reason why champion", "'champion' has 0 moves"),
+        ("storage alias rollback --root ROOT --reason why champion", "'champion' has 0 moves"),
         ("tasks.audit read one --port 0 two --root ROOT", "'one' is neither a run"),
     ],
 )

@@ -12,18 +12,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from configs.audit import Audit, Checks
-from storage import aliases, checkpoints, layout, manifests
-from storage.checkpoints import Canary
-from storage.drafts import Draft, Provenance
-from storage.leases import Lease
+from storage import layout
+from storage.logs.leases import Lease
+from storage.objects.store import Store
 from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score, Trajectory
-from storage.store import Store
+from storage.versions import aliases, checkpoints, manifests
+from storage.versions.checkpoints import Canary
+from storage.versions.drafts import Draft, Provenance
 from tasks.audit.checks import CHECKS
 from tasks.audit.record import commit_audit, read_audit
 from tasks.audit.results import CheckResult
 from tasks.audit.run import Audited, audit
 from tasks.audit.selection import select, since, split_uri
-from tasks.rewards.verifier import Verifier
+from tasks.score.verifier import Verifier
 from tests.chain_helpers import commit_rows, key, parquet_bytes, replace_file
 from tests.ppo_helpers import make_scores, make_trajectory
 

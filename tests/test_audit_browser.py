@@ -19,14 +19,14 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from configs.audit import Audit
 from storage import layout
-from storage.checkpoints import Checkpoint
-from storage.drafts import Provenance
+from storage.objects.store import Store
 from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score, Trajectory, VerdictName
-from storage.store import Store
+from storage.versions.checkpoints import Checkpoint
+from storage.versions.drafts import Provenance
 from tasks.audit.record import REPORT, commit_audit, read_audit
 from tasks.audit.run import audit
 from tasks.audit.selection import select
-from tasks.rewards.verifier import Verifier
+from tasks.score.verifier import Verifier
 from tests.chain_helpers import commit_rows
 from tests.ppo_helpers import make_trajectory
 

@@ -9,10 +9,13 @@ import pytest
 from configs import ConfigError
 from flows.audit_trajectories import audit_trajectories
 from flows.math_mt_ppo import math_mt_ppo
-from storage import catalog, layout, manifests
-from storage.store import StorageUnavailableError, Store
-from storage.verify import verify
-from tasks import audit_trajectories as shell
+from storage import layout
+from storage.errors import UnavailableError
+from storage.logs import catalog
+from storage.maintenance.verify import verify
+from storage.objects.store import Store
+from storage.versions import manifests
+from tasks.audit import task as shell
 from tasks.audit.selection import TargetError
 from tests.chain_helpers import key
 
@@ -71,7 +74,7 @@ def test_a_store_that_does_not_answer(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
     patience = [f"storage.cache={tmp_path}", "storage.patience_s=2", "storage.request_timeout_s=1"]
-    with pytest.raises(StorageUnavailableError, match="s3://bucket/x"):
+    with pytest.raises(UnavailableError, match="s3://bucket/x"):
         audit_trajectories(["s3://bucket/x/runs/demo"], "smoke", patience)
     told = [record for record in caplog.records if "exception" in record.getMessage()]
     assert told

@@ -7,10 +7,10 @@ import torch
 
 from configs.audit import Audit
 from storage import layout
+from storage.objects.store import Store
 from storage.records import PROBLEM_SCHEMA, TRAJECTORY_SCHEMA, Problem, Trajectory
-from storage.store import Store
 from tasks.audit.checks import CHECKS, SkippedError, text_differs
-from tasks.rewards.verifier import Verifier
+from tasks.score.verifier import Verifier
 from tests.audit_play import FEEDBACK, SUM, TEXTS, Audited, Play, judged, look, say
 from tests.chain_helpers import FIRST, PROBLEMS, commit_rows
 from tests.ppo_helpers import make_trajectory, save_tiny, tiny_model

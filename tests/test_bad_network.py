@@ -12,15 +12,18 @@ from botocore.exceptions import ClientError
 from s3fs.errors import translate_boto_error
 
 from flows.math_mt_ppo import math_mt_ppo
-from storage import aliases, catalog, datasets, layout
-from storage.backends.patience import is_transient
-from storage.backends.s3 import PART_BYTES
-from storage.drafts import Draft, Provenance
-from storage.logs import Log
-from storage.manifests import read
+from storage import layout
+from storage.errors import UnavailableError
+from storage.logs import catalog
+from storage.logs.log import Log
+from storage.maintenance.verify import verify
+from storage.objects.retries import is_transient
+from storage.objects.s3 import PART_BYTES
+from storage.objects.store import Store
 from storage.records import SCORE_SCHEMA, Score
-from storage.store import StorageUnavailableError, Store
-from storage.verify import verify
+from storage.versions import aliases, datasets
+from storage.versions.drafts import Draft, Provenance
+from storage.versions.manifests import read
 from tests.fault_proxy import ALL, FaultProxy
 from tests.s3_server import Elsewhere, Rgw
 
@@ -151,14 +154,14 @@ def test_silence_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
         store = Store("s3://bucket", request_timeout_s=0.5, patience_s=1)
         for call in (lambda: store.create("a", b"data"), lambda: store.read("a"), lambda: store.size("a")):
             started = time.monotonic()
-            with pytest.raises(StorageUnavailableError):
+            with pytest.raises(UnavailableError):
                 call()
             assert time.monotonic() - started < 60  # botocore by itself: 60 s, five times
 
 
 def test_a_bucket_that_is_not_there(bucket: str) -> None:
     """Is told at the first look, and is not an empty store."""
-    with pytest.raises(StorageUnavailableError, match=f"there is no bucket '{bucket}-x'"):
+    with pytest.raises(UnavailableError, match=f"there is no bucket '{bucket}-x'"):
         Store(f"s3://{bucket}-x/root").exists("a")
 
 
@@ -167,7 +170,7 @@ def test_an_end_to_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "nobody")
-    with pytest.raises(StorageUnavailableError, match=r"s3://bucket/a: no success for storage.patience_s=1.*is safe"):
+    with pytest.raises(UnavailableError, match=r"s3://bucket/a: no success for storage.patience_s=1.*is safe"):
         Store("s3://bucket", request_timeout_s=1, patience_s=1).read("a")
 
 

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from configs import Config, ConfigError, available, differences, load, to_yaml
 from configs.knobs import Knobs
-from tasks import open_run
 from tasks.agents.room import lacking_room
-from tasks.configuration import resolve
-from tasks.workspace import Workspace
+from tasks.run import opening as open_run
+from tasks.run.configuration import resolve
+from tasks.run.workspace import Workspace
 
 ROOT = Path(__file__).parent.parent
 

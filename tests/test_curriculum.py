@@ -8,14 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import ProblemSampling
-from storage import datasets, layout
-from storage.drafts import Draft
+from storage import layout
+from storage.maintenance.verify import verify
+from storage.objects.store import Store
 from storage.records import CURRICULUM_SCHEMA, CurriculumEntry, Problem, ProblemHistory
-from storage.store import Store
-from storage.verify import verify
+from storage.versions import datasets
+from storage.versions.drafts import Draft
 from tasks.problems.curriculum import FLOOR, plan_curriculum, standing_rows, suspect_rows, suspects
 from tasks.problems.difference import key
-from tasks.rollouts.plan import draw, spares
+from tasks.rollout.plan import draw, spares
 from tests.chain_helpers import provenance
 
 MIDDLE = ProblemSampling(prefer="middle")

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from configs.schema import Inference, Rollout
-from storage.checkpoints import Checkpoint
+from storage.versions.checkpoints import Checkpoint
 from tasks.inference import devices
 from tasks.inference import engine as engine_module
 from tasks.inference.api import InferenceError

@@ -14,11 +14,12 @@ import pytest
 from botocore.exceptions import ClientError
 from s3fs import S3FileSystem
 
-from storage.backends.interface import Found
-from storage.backends.local import LocalBackend
-from storage.doctor import Check, examine
-from storage.probes import folder, races
-from storage.store import StorageUnavailableError, Store
+from storage.errors import UnavailableError
+from storage.maintenance.doctor import Check, examine
+from storage.maintenance.probes import folder, races
+from storage.objects.interface import Found
+from storage.objects.local import LocalBackend
+from storage.objects.store import Store
 
 
 def by_name(checks: list[Check]) -> dict[str, Check]:
@@ -140,9 +141,9 @@ def test_lies_about_single_objects(store: Store) -> None:
     assert "absence" in failed(examine(with_backend(store, Inventing())))
 
 
-def refusal() -> StorageUnavailableError:
+def refusal() -> UnavailableError:
     """As the S3 backend raises it."""
-    error, cause = StorageUnavailableError("s3://…: Access Denied. Credentials …"), PermissionError("Access Denied")
+    error, cause = UnavailableError("s3://…: Access Denied. Credentials …"), PermissionError("Access Denied")
     cause.__cause__ = ClientError({"Error": {"Code": "AccessDenied"}}, "Whatever")
     error.__cause__ = cause
     return error

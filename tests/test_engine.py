@@ -18,8 +18,8 @@ import pytest
 from aiohttp import web
 
 from configs.schema import Inference, Rollout
-from storage.checkpoints import Canary, Checkpoint
-from storage.store import Store
+from storage.objects.store import Store
+from storage.versions.checkpoints import Canary, Checkpoint
 from tasks.inference.api import Completion, ContextLengthError, GenerationConfig, InferenceError
 from tasks.inference.client import Client
 from tasks.inference.engine import Engine
@@ -42,7 +42,7 @@ def own_logprobs(policy: Checkpoint, completion: Completion, temperature: float)
     import torch
 
     from configs.schema import PPO
-    from tasks.ppo.policy import load_policy
+    from tasks.train.policy import load_policy
 
     ids = torch.tensor([PROMPT + completion.token_ids])
     with torch.no_grad():

@@ -15,12 +15,15 @@ from configs.schema import HELD_OUT
 from flows.evaluate import evaluate
 from flows.history import history
 from flows.math_mt_ppo import math_mt_ppo
-from storage import aliases, catalog, datasets, layout, manifests
-from storage.drafts import Draft
-from storage.store import StorageError, Store
-from storage.verify import verify
-from tasks import progress
-from tasks.rollouts import play
+from storage import layout
+from storage.errors import StorageError
+from storage.logs import catalog
+from storage.maintenance.verify import verify
+from storage.objects.store import Store
+from storage.versions import aliases, datasets, manifests
+from storage.versions.drafts import Draft
+from tasks.rollout import play
+from tasks.run import progress
 
 OWN = "evaluation.sets={own: {kind: jsonl, path: OWN, fields: {prompt: prompt, solutions: answer}}}"
 

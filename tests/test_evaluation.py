@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from configs import load
 from configs.schema import HELD_OUT
 from storage import layout
-from storage.checkpoints import Canary
-from storage.datasets import write_rows
-from storage.drafts import Draft, Provenance
+from storage.objects.store import Store
 from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score
-from storage.store import Store
-from tasks.evaluation.comparison import compare
-from tasks.evaluation.history import Evaluation, History, read_history
-from tasks.evaluation.outcomes import Outcome, join, read_outcomes, summarise
-from tasks.evaluation.protocol import greedy
-from tasks.evaluation.report import accuracy_rows, comparison_rows, evaluation_rows, summary, table
-from tasks.evaluation.statistics import (
+from storage.versions.checkpoints import Canary
+from storage.versions.datasets import write_rows
+from storage.versions.drafts import Draft, Provenance
+from tasks.evaluate.comparison import compare
+from tasks.evaluate.history import Evaluation, History, read_history
+from tasks.evaluate.outcomes import Outcome, join, read_outcomes, summarise
+from tasks.evaluate.protocol import greedy
+from tasks.evaluate.report import accuracy_rows, comparison_rows, evaluation_rows, summary, table
+from tasks.evaluate.statistics import (
     Estimate,
     mcnemar,
     mean,
@@ -103,7 +103,7 @@ def test_the_bootstrap_is_that_of_scipy(monkeypatch: pytest.MonkeyPatch) -> None
     assert mean(values) == estimate != mean(values, seed=1)
     half = 1.96 * (0.56 / len(values)) ** 0.5  # the variance of the five numbers is 0.56
     assert (estimate.low, estimate.high) == pytest.approx((0.8 - half, 0.8 + half), abs=0.01)
-    monkeypatch.setattr("tasks.evaluation.statistics._BATCH", 9999)
+    monkeypatch.setattr("tasks.evaluate.statistics._BATCH", 9999)
     assert mean(values) == estimate
 
 

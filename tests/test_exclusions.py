@@ -10,15 +10,19 @@ import torch
 from configs import ConfigError, load
 from flows.math_mt_ppo import math_mt_ppo
 from flows.rollout import rollout
-from storage import catalog, datasets, garbage, layout, manifests
-from storage.drafts import Draft
+from storage import layout
+from storage.errors import StorageError
+from storage.logs import catalog
+from storage.maintenance import gc as garbage
+from storage.maintenance.check_logs import survey
+from storage.maintenance.retention import KINDS, Rules
+from storage.maintenance.verify import verify
+from storage.objects.store import Store
 from storage.records import EXCLUSION_SCHEMA, Exclusion, Problem
-from storage.retention import KINDS, Rules
-from storage.store import StorageError, Store
-from storage.survey import survey
-from storage.verify import verify
-from tasks.lineage.answers import Unknown
-from tasks.lineage.exclusions import (
+from storage.versions import datasets, manifests
+from storage.versions.drafts import Draft
+from tasks.problems.difference import key
+from tasks.problems.exclusions import (
     Excluded,
     check_exclusions,
     commit_exclusions,
@@ -27,10 +31,10 @@ from tasks.lineage.exclusions import (
     set_aside,
     version_of,
 )
-from tasks.lineage.proposals import propose_ids, propose_problem
-from tasks.lineage.questions import seen_by, trained_on
-from tasks.open_run import hold
-from tasks.problems.difference import key
+from tasks.provenance.answers import Unknown
+from tasks.provenance.proposals import propose_ids, propose_problem
+from tasks.provenance.questions import seen_by, trained_on
+from tasks.run.opening import hold
 from tests.chain_helpers import rewrite_shard
 from tests.lineage_helpers import ONE, OTHER, TWO, Call, Place, Played, caller, two_runs
 from tests.ppo_helpers import make_trainer, random_rows, save_tiny, weights
@@ -204,7 +208,7 @@ def test_verify_finds_what_exclusions_cannot_hold(family: Place, tmp_path: Path)
 
 def test_what_are_no_exclusions_is_refused_before_anything_begins(store: Store, tmp_path: Path) -> None:
     """Unknown versions, aliases, URIs and other kinds: each with what to do."""
-    remedy = r"ls --kind exclusions` lists those there are, `python -m tasks.audit .* exclude` makes one"
+    remedy = r"ls --kind exclusions` lists those there are, `python -m tasks.provenance .* exclude` makes one"
     root = [f"storage.root={store.root}", f"storage.cache={tmp_path}/cache"]
     config = load("smoke", [*root, "problems.exclusions=[exclusions/ab12]"])
     with pytest.raises(StorageError, match=f"exclusions/ab12 was never committed.*{remedy}"), hold(config):
@@ -214,7 +218,7 @@ def test_what_are_no_exclusions_is_refused_before_anything_begins(store: Store, 
     with pytest.raises(StorageError, match=f"is a problems version. .*{remedy}"):
         check_exclusions(store, [version])
     for other in ("champion", "./var/exclusions/ab12", "exclusions/AB", version):
-        with pytest.raises(ConfigError, match="an alias may move, so it cannot stand here"):
+        with pytest.raises(ConfigError, match="an alias may move, so it is not allowed"):
             load("smoke", [f"problems.exclusions=[{other}]"])
 
 

@@ -24,9 +24,11 @@ from flows.math_mt_ppo import math_mt_ppo
 from flows.rollout import rollout
 from flows.score import score
 from flows.train import train
-from storage import checkpoints, datasets, layout, manifests
-from storage.leases import Lease, LeaseHeldError
-from storage.store import StorageError, Store
+from storage import layout
+from storage.errors import LeaseHeldError, StorageError
+from storage.logs.leases import Lease
+from storage.objects.store import Store
+from storage.versions import checkpoints, datasets, manifests
 from tests.chain_helpers import nonces
 from tests.killed_flow import OVERLAP
 from tests.s3_server import free_port
@@ -97,7 +99,7 @@ def test_run_again_continues(overrides: list[str], tmp_path: Path) -> None:
 def test_another_judge_continues(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that an older judge began goes on under today's, and its report tells of all of it."""
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.rewards.scoring._RULES", 1)
+        patch.setattr("tasks.score.scoring._RULES", 1)
         run_flow("smoke", [*overrides, "run.iterations=1", "evaluation.every=1"])
     numbers = run_flow("smoke", [*overrides, "evaluation.every=1"])
     assert numbers["iterations"] == 2
@@ -168,7 +170,7 @@ def test_two_flow_runs_of_one_run(overrides: list[str], tmp_path: Path, monkeypa
     assert not (tmp_path / "var/runs").exists()
     with held:
         waiting = threading.Event()
-        monkeypatch.setattr("storage.leases.logger.warning", lambda *_: waiting.set())
+        monkeypatch.setattr("storage.logs.leases.logger.warning", lambda *_: waiting.set())
 
         def release() -> None:
             waiting.wait()
@@ -221,7 +223,7 @@ def test_a_failure_ends_the_rollout_that_plays_ahead(
     overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Training fails while the next iteration is played: that ends unfinished, and no error but training's is told."""
-    monkeypatch.setattr("tasks.ppo.trainer.Trainer.update", broken_update)
+    monkeypatch.setattr("tasks.train.trainer.Trainer.update", broken_update)
     with pytest.raises(ValueError, match="training broke"):
         run_flow("smoke", [*overrides, *OVERLAP, "rollout.problems_per_iteration=60"])
     store = Store(f"{tmp_path}/var")
@@ -372,12 +374,14 @@ def served(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     port = str(free_port())
     try:
         with ThreadPoolExecutor() as pool:
-            ups = [pool.submit(prefect, project, "-m", "flows.local_server", "up", "--port", port) for _ in range(2)]
+            ups = [
+                pool.submit(prefect, project, "-m", "flows.launch.local_server", "up", "--port", port) for _ in range(2)
+            ]
         assert all("Prefect runs on" in up.result() for up in ups)
         assert sum("waits for another `make up`" in up.result() for up in ups) == 1
         yield project
     finally:
-        prefect(project, "-m", "flows.local_server", "down")
+        prefect(project, "-m", "flows.launch.local_server", "down")
 
 
 def prefect(project: Path, *arguments: str) -> str:

@@ -9,18 +9,22 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from storage import aliases, garbage, holders, layout, manifests
-from storage.drafts import Draft, Provenance
-from storage.fetch import fetch
-from storage.journal import JournaledDraft
-from storage.leases import Lease, LeaseLostError
-from storage.logs import Log
-from storage.manifests import read
+from storage import layout
+from storage.errors import LeaseLostError, StorageError
+from storage.logs import holders
+from storage.logs.leases import Lease
+from storage.logs.log import Log
+from storage.maintenance import gc as garbage
+from storage.maintenance.retention import Rules
+from storage.maintenance.verify import verify
+from storage.objects.seal import seal
+from storage.objects.store import Store
 from storage.processes import own_identity
-from storage.retention import Rules
-from storage.seal import seal
-from storage.store import StorageError, Store
-from storage.verify import verify
+from storage.versions import aliases, manifests
+from storage.versions.drafts import Draft, Provenance
+from storage.versions.fetch import fetch
+from storage.versions.journal import JournaledDraft
+from storage.versions.manifests import read
 
 NOW = Rules(older_than_s=0)
 

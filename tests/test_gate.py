@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Gate
-from tasks.evaluation.comparison import compare
-from tasks.evaluation.outcomes import Outcome
-from tasks.retraining.gate import Check, Decision, Evidence, decide
+from tasks.evaluate.comparison import compare
+from tasks.evaluate.outcomes import Outcome
+from tasks.retrain.gate import Check, Decision, Evidence, decide
 
 CLIMBING = [0.3, 0.4, 0.5, 0.5, 0.6, 0.7]
 

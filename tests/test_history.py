@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import checkpoints, datasets, layout, manifests
-from storage.checkpoints import Canary
-from storage.drafts import Draft, Provenance
+from storage import layout
+from storage.errors import StorageError
+from storage.maintenance.verify import verify
+from storage.objects.seal import seal
+from storage.objects.store import Store
 from storage.records import (
     HISTORY_SCHEMA,
     SCORE_SCHEMA,
@@ -22,9 +24,9 @@ from storage.records import (
     Status,
     Trajectory,
 )
-from storage.seal import seal
-from storage.store import StorageError, Store
-from storage.verify import verify
+from storage.versions import checkpoints, datasets, manifests
+from storage.versions.checkpoints import Canary
+from storage.versions.drafts import Draft, Provenance
 from tasks.problems.difference import key
 from tasks.problems.history import all_runs, commit_history, read_history, summarise_run
 from tests.chain_helpers import Held, commit_chain, provenance, rewrite, rewrite_shard

@@ -26,10 +26,11 @@ from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.environments.interface import Environment, EnvironmentContext
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import EngineClosedError, GenerationConfig, InferenceError
-from tasks.rewards.verifier import Verifier
-from tasks.rollouts import collector, conversation, opening
-from tasks.rollouts.play import _run
-from tasks.rollouts.watch import Watch
+from tasks.rollout import collector, conversation
+from tasks.rollout import first_turns as opening
+from tasks.rollout.play import _run
+from tasks.rollout.watch import Watch
+from tasks.score.verifier import Verifier
 from tests.rollout_helpers import GCONFIG, ScriptedEngine, context, play
 
 HERE = f"{Path(__file__).parent}/"
@@ -372,7 +373,7 @@ def test_a_blocked_loop_is_not_counted_against_others() -> None:
 
 STOPPED = """
 import asyncio, sys
-from tasks.rollouts import watch
+from tasks.rollout import watch
 watch.GRACE_S = watch.LAST_S = 1.0
 
 async def main():
@@ -404,7 +405,7 @@ def test_a_process_that_was_stopped_goes_on() -> None:
 
 STUCK = """
 import asyncio, ctypes, logging, sys, threading
-from tasks.rollouts import watch
+from tasks.rollout import watch
 watch.GRACE_S = watch.LAST_S = 1.0
 logging.basicConfig(format="%(message)s")
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from storage import aliases
 from storage.commands.output import Output, table
-from storage.drafts import Draft, Provenance
-from storage.store import Store
+from storage.objects.store import Store
+from storage.versions import aliases
+from storage.versions.drafts import Draft, Provenance
 from storage.visible import printable
-from tasks.evaluation import report as evaluation
+from tasks.evaluate import report as evaluation
 
 ROOT = Path(__file__).parent.parent
 EVIL = "\x1b[2J\r\x07\u202e\u200b\x9b"

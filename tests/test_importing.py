@@ -15,14 +15,17 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from configs import ConfigError
-from storage import layout, manifests
-from storage.drafts import Draft
-from storage.model_files import INDEX
-from storage.store import StorageUnavailableError, Store
-from tasks import first_policy, open_run
-from tasks.configuration import resolve
-from tasks.ppo.importing import import_policy
-from tasks.workspace import Workspace
+from storage import layout
+from storage.errors import UnavailableError
+from storage.objects.store import Store
+from storage.versions import manifests
+from storage.versions.drafts import Draft
+from storage.versions.model_files import INDEX
+from tasks.run import opening as open_run
+from tasks.run.configuration import resolve
+from tasks.run.workspace import Workspace
+from tasks.warm_start import task as first_policy
+from tasks.warm_start.importing import import_policy
 
 WEIGHTS = "model.safetensors"
 PROBLEMS = "problems.train={{kind: arithmetic, high: {}}}"
@@ -196,7 +199,7 @@ def test_a_hub_that_cannot_be_asked_is_told_as_that(
     """And not as a policy that is of no use."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(StorageUnavailableError, match=r"^policy\.path='some/model' is not a folder .*HF_HUB_OFFLINE"):
+    with pytest.raises(UnavailableError, match=r"^policy\.path='some/model' is not a folder .*HF_HUB_OFFLINE"):
         import_policy("some/model", tmp_path / "out", tmp_path / "cache", store)
 
 

@@ -18,9 +18,9 @@ import pytest
 
 from storage import layout
 from storage.interrupts import LATEST_S
-from storage.logs import Log
-from storage.store import Store
-from storage.verify import verify
+from storage.logs.log import Log
+from storage.maintenance.verify import verify
+from storage.objects.store import Store
 from tests.chain_helpers import nonces
 from tests.killed_flow import MARK, OVERLAP, Point, marked, start
 from tests.soak import scaled
@@ -345,10 +345,10 @@ def test_told_to_end_at_any_moment_of_a_run(
 @pytest.mark.parametrize(
     ("point", "settings"),
     [
-        (Point("rollout", "tasks.rollouts.collector:Collector._episode", 3), []),
-        (Point("score", "tasks.rewards.scoring:_score", 2), []),
-        (Point("train", "tasks.ppo.step:Stepper.take"), []),
-        (Point("rollout ahead", "tasks.rollouts.collector:Collector._episode", 20), OVERLAP),
+        (Point("rollout", "tasks.rollout.collector:Collector._episode", 3), []),
+        (Point("score", "tasks.score.scoring:_score", 2), []),
+        (Point("train", "tasks.train.step:Stepper.take"), []),
+        (Point("rollout ahead", "tasks.rollout.collector:Collector._episode", 20), OVERLAP),
     ],
     ids=["rollout", "score", "train", "rollout ahead"],
 )

@@ -5,13 +5,15 @@ from typing import Any
 
 import pytest
 
-from storage import datasets, layout
-from storage.datasets import ShardWriter
-from storage.drafts import Provenance
-from storage.journal import JournaledDraft, TakenOverError
-from storage.logs import Log
+from storage import layout
+from storage.errors import TakenOverError
+from storage.logs.log import Log
+from storage.objects.store import Store
 from storage.records import TRAJECTORY_SCHEMA, Trajectory
-from storage.store import Store
+from storage.versions import datasets
+from storage.versions.datasets import ShardWriter
+from storage.versions.drafts import Provenance
+from storage.versions.journal import JournaledDraft
 from tests.ppo_helpers import make_trajectory
 
 VERSION = "runs/r/trajectories/000000"

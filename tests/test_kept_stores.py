@@ -11,12 +11,14 @@ from configs.schema import Config, Inference, Rollout, Run
 from flows.audit_trajectories import audit_trajectories
 from flows.math_mt_ppo import math_mt_ppo
 from flows.retrain import retrain
-from storage import aliases, catalog, checkpoints, layout, manifests
-from storage.journal import shards
-from storage.nights import Nights
-from storage.store import Store
-from storage.survey import survey
-from storage.verify import verify
+from storage import layout
+from storage.logs import catalog
+from storage.logs.nights import Nights
+from storage.maintenance.check_logs import survey
+from storage.maintenance.verify import verify
+from storage.objects.store import Store
+from storage.versions import aliases, checkpoints, manifests
+from storage.versions.journal import shards
 from tasks.audit.record import read_audit
 from tasks.inference.engine import Engine
 from tests.chain_helpers import nonces
@@ -85,7 +87,7 @@ class NewConfig(Config):
 @pytest.fixture
 def upgraded(monkeypatch: pytest.MonkeyPatch) -> None:
     """The program has one knob more than the one that made the store."""
-    for module in ("configs.loader", "configs.stored", "tasks.retraining.planning"):
+    for module in ("configs.loader", "configs.stored", "tasks.retrain.planning"):
         monkeypatch.setattr(f"{module}.Config", NewConfig)
 
 

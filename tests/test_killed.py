@@ -14,12 +14,14 @@ import psutil
 import pytest
 
 from configs import load
-from flows import prefect_server
-from storage import aliases, checkpoints, datasets, holders, layout, manifests
-from storage.logs import Log
+from flows.launch import prefect_server
+from storage import layout
+from storage.logs import holders
+from storage.logs.log import Log
+from storage.maintenance.verify import verify
+from storage.objects.store import Store
 from storage.records import Score
-from storage.store import Store
-from storage.verify import verify
+from storage.versions import aliases, checkpoints, datasets, manifests
 from tests.killed_flow import MARK, OVERLAP, Point, marked, start
 from tests.soak import scaled
 
@@ -29,17 +31,17 @@ PROBLEMS, SAMPLES = 4, 4
 SETTINGS = [f"rollout.rows_per_shard={SAMPLES}", "evaluation.every=10"]
 
 BOTH: tuple[Literal["before"], Literal["after"]] = ("before", "after")
-EPISODE = "tasks.rollouts.collector:Collector._episode"
-SHARD = "storage.journal:JournaledDraft.add_shard"
-SCORE = "tasks.rewards.scoring:_score"
-STEP = "tasks.ppo.step:Stepper.take"
-SAVE = "tasks.ppo.trainer:Trainer.save"
-ADD = "storage.drafts:Draft.add"
-ENTER = "storage.catalog:enter"
-CREATE = "storage.store:Store.create"
-COMMIT = "storage.drafts:Draft.commit"
-ALIAS = "storage.aliases:move"
-LEASE = "storage.leases:Lease._acquire"
+EPISODE = "tasks.rollout.collector:Collector._episode"
+SHARD = "storage.versions.journal:JournaledDraft.add_shard"
+SCORE = "tasks.score.scoring:_score"
+STEP = "tasks.train.step:Stepper.take"
+SAVE = "tasks.train.trainer:Trainer.save"
+ADD = "storage.versions.drafts:Draft.add"
+ENTER = "storage.logs.catalog:enter"
+CREATE = "storage.objects.store:Store.create"
+COMMIT = "storage.versions.drafts:Draft.commit"
+ALIAS = "storage.versions.aliases:move"
+LEASE = "storage.logs.leases:Lease._acquire"
 
 COMMIT_POINTS = [
     *(Point("commit", ADD, nth, when) for nth in (1, 3) for when in BOTH),
@@ -151,7 +153,7 @@ def assert_undisturbed(witness: Witness, tmp_path: Path) -> None:
 
 
 def train_undisturbed(witness: Witness, folder: Path) -> Path:
-    from tasks.ppo.trainer import Trainer
+    from tasks.train.trainer import Trainer
 
     config, store = load("smoke", witness.overrides), witness.store
     oldest = config.rollout.max_head_offpolicyness

@@ -3,14 +3,21 @@
 import ast
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
 LAYERS = ["configs", "storage", "tasks", "flows"]
-TORCH_MAY_BE_IN = ("tasks/ppo/", "tasks/warm_start/", "storage/reload.py")
+STORAGE = ["objects", "logs", "versions", "maintenance", "commands", "__main__"]
+"""The order inside of storage/: what stands directly there (errors, layout, records, …) comes before all of these."""
+TASKS = [
+    *("inference", "problems", "score", "environments", "agents", "train", "rollout", "warm_start"),
+    *("evaluate", "provenance", "audit", "retrain", "run"),
+]
+"""The order of the plain code inside of tasks/. Prefect tasks (task.py, …_task.py) come after all of it."""
+TORCH_MAY_BE_IN = ("tasks/train/", "tasks/warm_start/", "storage/versions/weights.py")
 
 
 def modules() -> list[Path]:
@@ -18,26 +25,57 @@ def modules() -> list[Path]:
 
 
 def imports(path: Path) -> Iterator[str]:
+    """Names of modules, and of what may be one: `from storage import layout` gives `storage.layout`."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def rank(parts: Sequence[str]) -> tuple[int, int]:
+    """How high a module stands: its layer, and its place within the layer.
+
+    >>> rank(["storage", "layout"]) < rank(["storage", "objects", "store"]) < rank(["tasks", "score", "verifier"])
+    True
+    """
+    layer, inside = LAYERS.index(parts[0]), parts[1] if len(parts) > 1 else ""
+    if parts[0] == "storage" and inside in STORAGE:
+        return layer, 1 + STORAGE.index(inside)
+    if parts[0] == "tasks" and is_task(parts):
+        return layer, 1 + len(TASKS)
+    if parts[0] == "tasks" and inside in TASKS:
+        return layer, 1 + TASKS.index(inside)
+    return layer, 0
+
+
+def is_task(parts: Sequence[str]) -> bool:
+    """Whether it is a Prefect task of a stage: `tasks.score.task`, `tasks.retrain.gate_task`."""
+    return len(parts) > 2 and (parts[2] == "task" or parts[2].endswith("_task"))
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_point_downwards(path: Path) -> None:
-    """flows -> tasks -> storage -> configs; Prefect above tasks/*.py only; torch where models are."""
+    """flows -> tasks -> storage -> configs, and the order inside; Prefect and torch only where they belong."""
     place = path.relative_to(ROOT)
-    rank = LAYERS.index(place.parts[0])
+    parts = place.with_suffix("").parts
     for name in imports(path):
         package = name.split(".")[0]
         if package in LAYERS:
-            assert LAYERS.index(package) <= rank, f"{place} imports {name}"
+            assert rank(name.split(".")) <= rank(parts), f"{place} imports {name}"
         if package == "prefect":
-            assert place.parts[0] == "flows" or (place.parts[0] == "tasks" and len(place.parts) == 2), place
+            assert parts[0] == "flows" or parts[:2] == ("tasks", "run") or is_task(parts), f"{place} imports Prefect"
         if package == "torch":
             assert str(place).startswith(TORCH_MAY_BE_IN), f"{place} imports torch"
+
+
+def test_every_folder_has_its_place() -> None:
+    """A folder that no rule knows would be free to import anything."""
+    folders = {
+        layer: {path.name for path in (ROOT / layer).iterdir() if (path / "__init__.py").exists()} for layer in LAYERS
+    }
+    assert folders["storage"] | {"__main__"} == set(STORAGE)
+    assert folders["tasks"] == set(TASKS)
 
 
 HEAVY = ["torch", "transformers", "vllm", "scipy", "duckdb", "matplotlib", "math_verify", "aiohttp", "tenacity"]

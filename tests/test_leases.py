@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 
-from storage import holders, layout
-from storage.drafts import Draft, Provenance
-from storage.leases import Lease, LeaseHeldError, LeaseLostError
-from storage.logs import Log
-from storage.manifests import committed
+from storage import layout
+from storage.errors import LeaseHeldError, LeaseLostError, StorageError
+from storage.logs import holders
+from storage.logs.leases import Lease
+from storage.logs.log import Log
+from storage.objects.seal import seal
+from storage.objects.store import Store
 from storage.processes import is_alive, own_identity
-from storage.seal import seal
-from storage.store import StorageError, Store
+from storage.versions.drafts import Draft, Provenance
+from storage.versions.manifests import committed
 
 TTL_S = 2.0
 
@@ -75,7 +77,7 @@ def test_signs_of_life_keep_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Store, "write", beat)
     watch = SimpleNamespace(monotonic=lambda: len(written) * TTL_S / 2, sleep=time.sleep)
-    monkeypatch.setattr("storage.leases.time", watch)
+    monkeypatch.setattr("storage.logs.leases.time", watch)
 
     def second() -> None:
         with Lease(Store(root), "r", when_held="wait"):

@@ -18,8 +18,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows import local_server
-from flows.background import Background
+from flows.launch import local_server
+from flows.launch.background import Background
 from storage.processes import identity
 from tests.s3_server import free_port
 from tests.test_temporary_server import without_loopback
@@ -39,7 +39,7 @@ def project(tmp_path: Path) -> Path:
 def begin(project: Path, *arguments: str, before: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
     kept = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
     return subprocess.Popen(
-        [*before, sys.executable, "-m", "flows.local_server", *arguments],
+        [*before, sys.executable, "-m", "flows.launch.local_server", *arguments],
         cwd=project,
         env={**kept, "PYTHONPATH": str(project), "PYTHONUNBUFFERED": "1"},
         stdout=subprocess.PIPE,
@@ -234,7 +234,7 @@ def test_what_cannot_be_killed_is_told(
     noted = note(project, "worker", json.dumps(identity(deaf.pid)))
     with monkeypatch.context() as patched:
         for name in ("STOP_SECONDS", "KILLED_SECONDS"):
-            patched.setattr(f"flows.background.{name}", 0.1)
+            patched.setattr(f"flows.launch.background.{name}", 0.1)
         for name in ("terminate", "kill"):
             patched.setattr(psutil.Process, name, lambda process: None)
         left = Background("worker", folder).stop()

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage import catalog
-from storage.logs import Log, first_free
-from storage.seal import seal, unseal
-from storage.store import StorageError, Store
+from storage.errors import StorageError
+from storage.logs import catalog
+from storage.logs.log import Log, first_free
+from storage.objects.seal import seal, unseal
+from storage.objects.store import Store
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

@@ -5,15 +5,19 @@ from typing import Any
 
 import pytest
 
-from storage import aliases, catalog, garbage, layout
-from storage.drafts import Draft, Provenance
-from storage.leases import Lease
-from storage.logs import Log
-from storage.mending import mend
+from storage import layout
+from storage.errors import StorageError
+from storage.logs import catalog
+from storage.logs.leases import Lease
+from storage.logs.log import Log
+from storage.maintenance import gc as garbage
+from storage.maintenance.check_logs import survey
+from storage.maintenance.repair import mend
+from storage.maintenance.retention import Rules
+from storage.objects.store import Store
 from storage.processes import own_identity
-from storage.retention import Rules
-from storage.store import StorageError, Store
-from storage.survey import survey
+from storage.versions import aliases
+from storage.versions.drafts import Draft, Provenance
 
 VERSIONS = [layout.run("r"), *(layout.checkpoint("r", number) for number in range(5))]
 MOVES = [VERSIONS[number] for number in (5, 4, 3, 1, 5, 2)]
@@ -88,7 +92,7 @@ def test_a_lost_entry_of_the_catalog(filled: Store, number: int, damage: str) ->
     key = entry(layout.CATALOG, number)
     if damage == "changed":
         filled.write(key, filled.read(key).replace(b"kind", b"Kind"))
-        with pytest.raises(StorageError, match="python -m storage mend"):
+        with pytest.raises(StorageError, match="python -m storage repair"):
             listed(filled)
     else:
         filled.delete(key)

@@ -6,14 +6,15 @@ from typing import Any
 import pytest
 
 from storage import layout
-from storage.leases import Lease, LeaseLostError
-from storage.logs import Log
-from storage.mending import mend
-from storage.nights import End, Night, Nights
+from storage.errors import LeaseLostError, StorageError
+from storage.logs.leases import Lease
+from storage.logs.log import Log
+from storage.logs.nights import End, Night, Nights
+from storage.maintenance.check_logs import survey
+from storage.maintenance.repair import mend
+from storage.objects.store import Store
 from storage.processes import own_identity
-from storage.store import StorageError, Store
-from storage.survey import survey
-from tasks.retraining.planning import Memory, remembered
+from tasks.retrain.planning import Memory, remembered
 
 NIGHT = Night(
     number=1,

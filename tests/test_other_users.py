@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from storage.checkpoints import Checkpoint
+from storage.versions.checkpoints import Checkpoint
 from tasks.inference.api import Completion, GenerationConfig
 from tasks.inference.engine import Engine
 

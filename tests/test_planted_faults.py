@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from configs.audit import Checks
-from storage.checkpoints import Checkpoint
-from storage.store import Store
+from storage.objects.store import Store
+from storage.versions.checkpoints import Checkpoint
 from tasks.audit.results import CheckResult
-from tasks.rewards.verifier import Verifier
+from tasks.score.verifier import Verifier
 from tests.planted_faults import CLEAN, FAULTS, Found, Planted, examine, look, plant_all
 
 NAMES = [fault.name for fault in FAULTS]

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Advantage, Reward
-from tasks.ppo.advantages import Observed, estimate
-from tasks.ppo.advantages.normalise import normalise
-from tasks.ppo.samples import Floats, Sample, build_samples
+from tasks.train.advantages import Observed, estimate
+from tasks.train.advantages.normalise import normalise
+from tasks.train.samples import Floats, Sample, build_samples
 from tests.ppo_helpers import make_scores, make_trajectory
 
 Rows = dict[str, tuple[str, list[float]]]

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Reward
-from tasks.ppo.batches import Columns, Piece, cut_by_length, draw_minibatches, make_minibatch
-from tasks.ppo.samples import build_samples
+from tasks.train.batches import Columns, Piece, cut_by_length, draw_minibatches, make_minibatch
+from tasks.train.samples import build_samples
 from tests.ppo_helpers import make_scores, make_trajectory, random_rows
 
 CPU = torch.device("cpu")

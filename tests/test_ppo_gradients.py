@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from configs.schema import PPO, Advantage, Reward
-from tasks.ppo.batches import draw_minibatches, make_minibatch
-from tasks.ppo.prepare import Preparation
-from tasks.ppo.samples import build_samples
+from tasks.train.batches import draw_minibatches, make_minibatch
+from tasks.train.prepare import Preparation
+from tasks.train.samples import build_samples
 from tests.ppo_helpers import (
     EVERYTHING,
     GAE,

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from tasks.ppo.logprobs import action_logprobs, read_out
+from tasks.train.logprobs import action_logprobs, read_out
 from tests.ppo_helpers import VOCABULARY, tiny_model
 
 TOKENS = torch.randint(0, VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(5))

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from configs.schema import KLEstimator
-from tasks.ppo.kl import adapted, kl_estimate
-from tasks.ppo.losses import PolicyLoss, behaviour_weights, policy_loss, value_loss
+from tasks.train.kl import adapted, kl_estimate
+from tasks.train.losses import PolicyLoss, behaviour_weights, policy_loss, value_loss
 
 
 def tensor(*values: float) -> Tensor:

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from configs.schema import PPO, Reward
-from tasks.ppo.batches import MicroBatch
-from tasks.ppo.losses import ValueLoss, policy_loss
-from tasks.ppo.metrics import sample_metrics, step_metrics, value_metrics
-from tasks.ppo.samples import build_samples
-from tasks.ppo.step import Outcome, Step
+from tasks.train.batches import MicroBatch
+from tasks.train.losses import ValueLoss, policy_loss
+from tasks.train.metrics import sample_metrics, step_metrics, value_metrics
+from tasks.train.samples import build_samples
+from tasks.train.step import Outcome, Step
 from tests.ppo_helpers import make_scores, make_trajectory
 
 ROWS = [

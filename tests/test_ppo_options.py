@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from configs.schema import PPO, Optimizer, Reward
-from tasks.ppo.advantages import register_advantage
-from tasks.ppo.advantages.group import group
-from tasks.ppo.critic import ValueNorm
-from tasks.ppo.trainer import Trainer
+from tasks.train.advantages import register_advantage
+from tasks.train.advantages.group import group
+from tasks.train.critic import ValueNorm
+from tasks.train.trainer import Trainer
 from tests.ppo_helpers import (
     GAE,
     UNCLIPPED,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from configs.schema import Reward
 from storage.records import LAST_TURN_CUT, Status
-from tasks.ppo.samples import build_samples, fresh, known
+from tasks.train.samples import build_samples, fresh, known
 from tests.ppo_helpers import make_scores, make_trajectory
 
 

@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from configs.schema import PPO, Optimizer, Reward
-from tasks.ppo.prepare import Preparation
-from tasks.ppo.samples import build_samples
-from tasks.ppo.trainer import Trainer
+from tasks.train.prepare import Preparation
+from tasks.train.samples import build_samples
+from tasks.train.trainer import Trainer
 from tests.ppo_helpers import (
     EVERYTHING,
     GAE,

@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 
 from configs.schema import Reward
-from storage import aliases, layout, manifests
+from storage import layout
+from storage.errors import StorageError
+from storage.objects.store import Store
 from storage.records import Problem, Status
-from storage.store import StorageError, Store
+from storage.versions import aliases, manifests
 from tasks.audit.__main__ import COMMANDS
-from tasks.lineage.answers import First, Unknown
-from tasks.lineage.questions import affected, seen_by, trained_on
-from tasks.ppo.samples import build_samples, fresh
 from tasks.problems.difference import key
+from tasks.provenance.answers import First, Unknown
+from tasks.provenance.questions import affected, seen_by, trained_on
+from tasks.train.samples import build_samples, fresh
 from tests.lineage_helpers import ONE, OTHER, TWO, Call, Place, Played, caller, two_runs
 from tests.ppo_helpers import make_scores, make_trajectory
 

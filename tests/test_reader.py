@@ -22,10 +22,10 @@ from starlette.testclient import TestClient
 
 from configs.audit import Audit
 from storage import layout
-from storage.drafts import Draft, Provenance
+from storage.objects.seal import seal, unseal
+from storage.objects.store import Store
 from storage.records import CASE_SCHEMA
-from storage.seal import seal, unseal
-from storage.store import Store
+from storage.versions.drafts import Draft, Provenance
 from tasks.audit.commands import read
 from tasks.audit.database import open_database
 from tasks.audit.intake import take_in

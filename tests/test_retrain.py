@@ -12,15 +12,17 @@ import pytest
 
 from configs import Config, load
 from flows.retrain import retrain
-from storage import aliases, datasets, layout, manifests
-from storage.aliases import Move
-from storage.leases import Lease, LeaseHeldError
-from storage.nights import Night, Nights, Record
-from storage.store import StorageError, Store
-from tasks.gate import crown_first, decide
-from tasks.retraining.commands import explain, give_up, nights, retry, roll_back
-from tasks.retraining.timeline import read_timeline
-from tasks.workspace import Workspace
+from storage import layout
+from storage.errors import LeaseHeldError, StorageError
+from storage.logs.leases import Lease
+from storage.logs.nights import Night, Nights, Record
+from storage.objects.store import Store
+from storage.versions import aliases, datasets, manifests
+from storage.versions.aliases import Move
+from tasks.retrain.commands import explain, give_up, nights, retry, roll_back
+from tasks.retrain.gate_task import crown_first, decide
+from tasks.retrain.timeline import read_timeline
+from tasks.run.workspace import Workspace
 
 ROOT = Path(__file__).parent.parent
 PROMOTE = ["retrain.gate={least_gain: -1, margin: 1, max_kl: 1000, max_length_ratio: 1000, max_truncated_gain: 1}"]
@@ -179,7 +181,7 @@ def test_a_night_goes_on_under_another_judge(place: Place, monkeypatch: pytest.M
     """What an older judge scored, and the update was made from, stays what the gate measures the distance on."""
     place.arrive("a", range(8))
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.rewards.scoring._RULES", 1)
+        patch.setattr("tasks.score.scoring._RULES", 1)
         patch.setattr("flows.retrain.measure_distance", broken)
         with pytest.raises(RuntimeError):
             place.night(*PROMOTE)
@@ -208,7 +210,7 @@ def test_what_did_harm_is_set_aside(place: Place, monkeypatch: pytest.MonkeyPatc
     assert place.night(*REJECT) == "rejected"  # and waits
     place.arrive("c", range(12, 20), wrong_by=7)
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.retraining.gate._is_worse", lambda *_: True)
+        patch.setattr("tasks.retrain.gate._is_worse", lambda *_: True)
         assert place.night(*REJECT) == "rejected"
     place.arrive("d", range(20, 24))
     assert place.night(*PROMOTE) == "promoted"
@@ -377,7 +379,9 @@ def test_a_champion_that_was_deleted(untouched: Place, tmp_path: Path) -> None:
     assert untouched.champion
     manifest = tmp_path / "var" / untouched.champion.version / "manifest.json"
     hidden = manifest.rename(tmp_path / "hidden")
-    with pytest.raises(StorageError, match=r"alias 'champion' points at a champion that cannot be used: .*alias back"):
+    with pytest.raises(
+        StorageError, match=r"alias 'champion' points at a champion that cannot be used: .*alias rollback"
+    ):
         untouched.night(*PROMOTE)
     hidden.rename(manifest)
     untouched.store.write(layout.collected(untouched.champion.version), b"{}")
@@ -429,8 +433,8 @@ def test_a_clock_that_jumps(place: Place, monkeypatch: pytest.MonkeyPatch) -> No
     place.night(*PROMOTE)
     place.arrive("b", range(8, 12))
     now = time.time
-    monkeypatch.setattr("storage.nights.now", lambda: "2001-01-01T00:00:00+00:00")
-    monkeypatch.setattr("tasks.night.now", lambda: "2001-01-01T00:00:00+00:00")
+    monkeypatch.setattr("storage.logs.nights.now", lambda: "2001-01-01T00:00:00+00:00")
+    monkeypatch.setattr("tasks.retrain.night_task.now", lambda: "2001-01-01T00:00:00+00:00")
     monkeypatch.setattr(time, "time", lambda: now() - 365 * 86400)
     assert place.night(*PROMOTE, "run.max_minutes=60") == "promoted"
     assert [event.label for event in read_timeline(place.store, place.config())] == ["first", "night 1", "night 2"]

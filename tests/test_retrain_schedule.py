@@ -12,10 +12,11 @@ import yaml
 from prefect.states import Crashed
 
 from configs import load
-from storage import aliases, layout, manifests
-from storage.nights import Nights
-from storage.store import Store
-from tasks.retraining.commands import explain
+from storage import layout
+from storage.logs.nights import Nights
+from storage.objects.store import Store
+from storage.versions import aliases, manifests
+from tasks.retrain.commands import explain
 from tests.prefect_services import Postgres, PrefectServer, Worker
 from tests.soak import scaled
 from tests.test_retrain import PROMOTE, Place

@@ -25,8 +25,8 @@ from tasks.inference.api import (
     InferenceError,
     Observation,
 )
-from tasks.rewards.verifier import Verifier
-from tasks.rollouts.plan import draw
+from tasks.rollout.plan import draw
+from tasks.score.verifier import Verifier
 from tests.rollout_helpers import PROBLEM, ScriptedEngine, context, play
 
 

@@ -16,15 +16,17 @@ from s3fs import S3FileSystem
 import tasks.audit.checks  # noqa: F401 - tasks.audit.tokens cannot be imported before them
 from configs import ConfigError, load
 from flows.math_mt_ppo import math_mt_ppo
-from storage import checkpoints, layout, manifests
-from storage.checkpoints import Canary
-from storage.drafts import Draft, Provenance
-from storage.fetch import fetch
-from storage.model_files import INDEX
-from storage.seal import seal, unseal
-from storage.store import StorageError, StorageUnavailableError, Store
+from storage import layout
+from storage.errors import StorageError, UnavailableError
+from storage.objects.seal import seal, unseal
+from storage.objects.store import Store
+from storage.versions import checkpoints, manifests
+from storage.versions.checkpoints import Canary
+from storage.versions.drafts import Draft, Provenance
+from storage.versions.fetch import fetch
+from storage.versions.model_files import INDEX
 from tasks.audit.tokens import open_decoder
-from tasks.ppo.importing import import_policy
+from tasks.warm_start.importing import import_policy
 
 ROOT = Path(__file__).parent.parent
 PICKLES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
@@ -317,7 +319,7 @@ def test_secrets_are_written_nowhere(
 def test_refused_credentials_are_not_repeated(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says where they come from, and not what they are."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "topsecret")
-    with pytest.raises(StorageUnavailableError, match="ordinary AWS chain") as error:
+    with pytest.raises(UnavailableError, match="ordinary AWS chain") as error:
         Store(f"s3://{bucket}/x").read("a")
     assert "topsecret" not in repr(error.value) + repr(error.value.__cause__)
 

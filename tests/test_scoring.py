@@ -6,7 +6,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from configs.schema import Score
-from tasks.rewards.scoring import scorer_fingerprint
+from tasks.score.scoring import scorer_fingerprint
 
 
 def judging_libraries() -> set[str]:

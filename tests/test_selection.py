@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from configs import load
 from configs.schema import Rollout
-from storage import datasets
-from storage.checkpoints import Checkpoint
-from storage.drafts import Draft, Provenance
+from storage.objects.store import Store
 from storage.records import Problem, Status, Trajectory
-from storage.store import Store
+from storage.versions import datasets
+from storage.versions.checkpoints import Checkpoint
+from storage.versions.drafts import Draft, Provenance
 from tasks.inference.engine import Engine
-from tasks.ppo.samples import build_samples
-from tasks.rewards.verifier import Verifier
-from tasks.rollouts.plan import Plan, spares
-from tasks.rollouts.play import play
-from tasks.rollouts.selection import select, success_rate
+from tasks.rollout.plan import Plan, spares
+from tasks.rollout.play import play
+from tasks.rollout.selection import select, success_rate
+from tasks.score.verifier import Verifier
+from tasks.train.samples import build_samples
 from tests.ppo_helpers import make_trajectory
 from tests.rollout_helpers import GCONFIG
 

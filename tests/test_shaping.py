@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Reward
-from tasks.rewards.shaping import least_reward, overlong, turn_returns, turn_rewards
+from tasks.train.reward_shaping import least_reward, overlong, turn_returns, turn_rewards
 
 FINITE = st.floats(-100, 100)
 

@@ -11,12 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage import checkpoints, datasets, layout, manifests
-from storage.cache import RECENT_S, touch, trim
-from storage.checkpoints import Canary
-from storage.drafts import Draft, Provenance
+from storage import layout
+from storage.errors import StorageError
+from storage.objects.cache import RECENT_S, touch, trim
+from storage.objects.store import Store
 from storage.records import SCHEMA_VERSION, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score, to_table
-from storage.store import StorageError, Store
+from storage.versions import checkpoints, datasets, manifests
+from storage.versions.checkpoints import Canary
+from storage.versions.drafts import Draft, Provenance
 from tests.chain_helpers import file_of, key, rewrite
 from tests.ppo_helpers import make_trajectory
 

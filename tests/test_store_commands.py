@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 
-from storage import aliases, layout
+from storage import layout
 from storage.__main__ import COMMANDS, main
-from storage.catalog import check_not_empty
-from storage.drafts import Draft, Provenance
-from storage.logs import Log
-from storage.store import StorageError, Store
+from storage.errors import StorageError
+from storage.logs.catalog import check_not_empty
+from storage.logs.log import Log
+from storage.objects.store import Store
+from storage.versions import aliases
+from storage.versions.drafts import Draft, Provenance
 
 ROOT = Path(__file__).parent.parent
 
@@ -166,7 +168,7 @@ def test_help() -> None:
 def test_mend(filled: Store) -> None:
     """A damaged catalog stops who reads it with the command that helps, and after that command all is seen again."""
     filled.write(f"{layout.CATALOG}/00000001.json", b"{")
-    assert "`python -m storage mend` makes it whole" in call(filled.root, "ls", "-n", "9", status=1)
+    assert "`python -m storage repair` makes it whole" in call(filled.root, "ls", "-n", "9", status=1)
     found = data(filled.root, "verify", status=1)["findings"]  # beside these: contents that are none
     assert [finding["object"] for finding in found[:2]] == [f"{layout.CATALOG}/00000001.json", layout.CATALOG]
     assert data(filled.root, "mend") == {
@@ -257,7 +259,7 @@ def test_a_prefix_without_objects_is_no_empty_store(any_store: Store) -> None:
         ("ls -n x", "argument -n/--last: 'x' is no whole number from 1 on"),
         ("ls -n 9999999999", "argument -n/--last: '9999999999' is too large: 1,000,000,000 at most"),
         ("alias set a b --expect -2", "argument --expect: '-2' is no whole number from -1 on"),
-        ("alias back a --to -1", "argument --to: '-1' is no whole number from 0 on"),
+        ("alias rollback a --to -1", "argument --to: '-1' is no whole number from 0 on"),
     ],
 )
 def test_numbers_that_mean_nothing_are_refused(

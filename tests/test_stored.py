@@ -9,18 +9,21 @@ import pytest
 
 from configs import Config, ConfigError, differences, load, unknown, up_to_date
 from configs.stored import changed, removed, renamed
-from storage import aliases, catalog, layout, manifests
-from storage.drafts import Draft, Provenance
-from storage.journal import shards
-from storage.leases import Lease
-from storage.logs import Log
-from storage.manifests import File
-from storage.nights import Nights
-from storage.seal import seal, unseal
-from storage.store import StorageError, Store
-from tasks import open_run
-from tasks.retraining.planning import continued
-from tasks.workspace import Workspace
+from storage import layout
+from storage.errors import StorageError
+from storage.logs import catalog
+from storage.logs.leases import Lease
+from storage.logs.log import Log
+from storage.logs.nights import Nights
+from storage.objects.seal import seal, unseal
+from storage.objects.store import Store
+from storage.versions import aliases, manifests
+from storage.versions.drafts import Draft, Provenance
+from storage.versions.journal import shards
+from storage.versions.manifests import File
+from tasks.retrain.planning import continued
+from tasks.run import opening as open_run
+from tasks.run.workspace import Workspace
 from tests.test_nights import NIGHT
 
 FIRST = json.loads((Path(__file__).parent / "kept_stores/first-configurations.json").read_text())

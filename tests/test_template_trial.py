@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-from storage.checkpoints import Canary, Checkpoint
-from storage.manifests import File, Manifest
+from storage.versions.checkpoints import Canary, Checkpoint
+from storage.versions.manifests import File, Manifest
 from tasks.agents import trial
 from tasks.agents.trial import open_chat
-from tasks.rollouts.play import load_chat
+from tasks.rollout.play import load_chat
 from tasks.template_trial import make_environment
 from tasks.warm_start.tokenizer import CHAT_TEMPLATE
 from tests.test_templates import ALL, QUESTION, REFUSING, make_tokenizer

@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from storage import datasets
-from storage.drafts import Draft, Provenance
+from storage.objects.store import Store
 from storage.records import TRAJECTORY_SCHEMA, Trajectory, to_table
-from storage.store import Store
+from storage.versions import datasets
+from storage.versions.drafts import Draft, Provenance
 from tasks.agents.chat import Chat
 from tasks.agents.interface import Prompt
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK, MathMultiTurnAgent
 from tasks.agents.template import Message
 from tasks.environments.interface import Environment
 from tasks.inference.api import BundledGenerationOutputs, Observation
-from tasks.rewards.verifier import Verifier
+from tasks.score.verifier import Verifier
 from tasks.warm_start.tokenizer import CHAT_TEMPLATE, END_OF_TEXT, build_tokenizer
 from tests.rollout_helpers import PROBLEM, ScriptedEngine, context, play
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.prefect_server import healthy, ignore_proxies_on_loopback
+from flows.launch.prefect_server import healthy, ignore_proxies_on_loopback
 from storage.interrupts import LATEST_S
 from tests.test_interrupts import SLACK_S
 

@@ -9,11 +9,12 @@ import pytest
 
 from configs import load
 from configs.schema import PPO, Rollout
-from storage import checkpoints, layout
-from storage.checkpoints import Checkpoint
-from storage.drafts import Provenance
+from storage import layout
+from storage.objects.store import Store
 from storage.records import Problem, Trajectory
-from storage.store import Store
+from storage.versions import checkpoints
+from storage.versions.checkpoints import Checkpoint
+from storage.versions.drafts import Provenance
 from tasks.agents import AGENTS
 from tasks.agents.interface import AgentContext
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
@@ -21,10 +22,10 @@ from tasks.environments.interface import EnvironmentContext
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import GenerationConfig
 from tasks.inference.engine import Engine
-from tasks.rewards.verifier import Verifier
-from tasks.rollouts.collector import Collector
-from tasks.rollouts.plan import Plan
-from tasks.rollouts.play import load_chat
+from tasks.rollout.collector import Collector
+from tasks.rollout.plan import Plan
+from tasks.rollout.play import load_chat
+from tasks.score.verifier import Verifier
 from tasks.warm_start.tokenizer import CHAT_TEMPLATE, END_OF_TEXT, IM_END
 
 ROOM = GenerationConfig(max_new_tokens=40)
@@ -49,7 +50,7 @@ def foreign(checkpoint_store: Store, policy_folder: Path) -> Checkpoint:
     import torch
     from transformers import AutoTokenizer
 
-    from tasks.ppo.policy import load_policy, make_canary
+    from tasks.train.policy import load_policy, make_canary
 
     tokenizer = AutoTokenizer.from_pretrained(policy_folder)
     tokenizer.chat_template = CHAT_TEMPLATE.replace(IM_END, END_OF_TEXT)

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tasks.rewards.verifier import Verdict, Verifier
+from tasks.score.verifier import Verdict, Verifier
 
 ENDLESS = "$9^{9^{9^{9}}}$"
 
@@ -277,7 +277,7 @@ def test_close_ends_the_processes_and_the_waiting() -> None:
 
 
 PARENT = f"""
-from tasks.rewards.verifier import Verifier
+from tasks.score.verifier import Verifier
 verifier = Verifier(workers=2, timeout_s=600)
 verifier.judge([("1", ["1"]), ("2", ["2"])])
 verifier._submit([({ENDLESS!r}, ["1"])])
@@ -306,7 +306,7 @@ if __name__ == "__mp_main__":  # in the judges, which import the main module aga
     ballast = mmap.mmap(-1, {ballast_mb} * 2**20)
 
 def main():
-    from tasks.rewards.verifier import Verifier
+    from tasks.score.verifier import Verifier
     answers = [("1/2", ["0.5"]), ("$" + "x" * 20_000_000 + "$", ["5"])]
     try:
         with Verifier(workers=1, memory_mb={memory_mb}, timeout_s=60) as verifier:

@@ -14,15 +14,19 @@ import pyarrow.compute as pc
 import pytest
 from safetensors.numpy import save_file
 
-from storage import catalog, checkpoints, garbage, layout, manifests
-from storage.drafts import Draft, Provenance
-from storage.lineage import ancestors, descendants
-from storage.manifests import MANIFEST_VERSION
-from storage.retention import Rules
-from storage.seal import seal
-from storage.store import StorageError, StorageUnavailableError, Store
-from storage.verify import Report, verify
-from tasks.ppo.policy import make_canary
+from storage import layout
+from storage.errors import StorageError, UnavailableError
+from storage.logs import catalog
+from storage.maintenance import gc as garbage
+from storage.maintenance.retention import Rules
+from storage.maintenance.verify import Report, verify
+from storage.objects.seal import seal
+from storage.objects.store import Store
+from storage.versions import checkpoints, manifests
+from storage.versions.drafts import Draft, Provenance
+from storage.versions.lineage import ancestors, descendants
+from storage.versions.manifests import MANIFEST_VERSION
+from tasks.train.policy import make_canary
 from tests import chain_helpers as chains
 from tests.chain_helpers import (
     CHAIN,
@@ -449,10 +453,10 @@ def test_a_network_that_fails_is_no_finding(chain: Store, monkeypatch: pytest.Mo
     """Nothing is said about versions that could not be looked at."""
 
     def fail(key: str) -> bytes:
-        raise StorageUnavailableError("no answer")
+        raise UnavailableError("no answer")
 
     monkeypatch.setattr(chain, "read", fail)
-    with pytest.raises(StorageUnavailableError):
+    with pytest.raises(UnavailableError):
         verify(chain, [SECOND])
 
 
@@ -462,7 +466,7 @@ def test_a_full_disk_here_is_no_finding(chain: Store, monkeypatch: pytest.Monkey
     def fail(*_: object) -> Path:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("storage.verify.fetch_file", fail)
+    monkeypatch.setattr("storage.maintenance.verify.fetch_file", fail)
     with pytest.raises(OSError, match="No space left"):
         verify(chain, [SECOND])
 

@@ -5,7 +5,7 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from storage.checkpoints import Checkpoint
+from storage.versions.checkpoints import Checkpoint
 from tasks.inference.api import Completion, GenerationConfig
 
 IM_END = 2  # of the tiny tokenizer

@@ -1,1 +1,4 @@
-"""The commands of `python -m storage`: each module adds its arguments, does its work and returns an `Output`."""
+"""The commands of `python -m storage`, one module each; see `program`.
+
+`arguments` reads command lines and `output` prints tables and JSON, for every command line of the project.
+"""

@@ -3,11 +3,12 @@
 import argparse
 from dataclasses import asdict
 
-from storage import aliases
-from storage.aliases import Move
-from storage.arguments import whole
+from storage.commands.arguments import whole
 from storage.commands.output import Output, say_error, table
-from storage.store import StorageError, Store
+from storage.errors import StorageError
+from storage.objects.store import Store
+from storage.versions import aliases
+from storage.versions.aliases import Move
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,10 +25,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     past = actions.add_parser("history", help="where NAME pointed, and who moved it why")
     past.add_argument("name", metavar="NAME")
-    back = actions.add_parser("back", help="point NAME where it pointed before")
-    back.add_argument("name", metavar="NAME")
-    back.add_argument("--to", type=whole(0), metavar="MOVE", help="or where it pointed after this move")
-    for action in (point, back):
+    rollback = actions.add_parser("rollback", help="point NAME where it pointed before")
+    former = actions.add_parser("back")  # its former name, which help does not list
+    for action in (rollback, former):
+        action.set_defaults(action="rollback")
+        action.add_argument("name", metavar="NAME")
+        action.add_argument("--to", type=whole(0), metavar="MOVE", help="or where it pointed after this move")
+    for action in (point, rollback, former):
         action.add_argument("--reason", default="", help="kept in the history")
 
 
@@ -35,7 +39,7 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
     """Do what is asked, and show the moves. Damaged aliases are errors beside the list of the others, with status 1."""
     if arguments.action == "set":
         return _output(arguments.name, [_set(store, arguments)])
-    if arguments.action == "back":
+    if arguments.action == "rollback":
         return _output(arguments.name, [aliases.roll_back(store, arguments.name, arguments.to, arguments.reason)])
     if arguments.action == "history":
         moves = aliases.history(store, arguments.name)

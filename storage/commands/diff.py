@@ -3,9 +3,9 @@
 import argparse
 from typing import Any
 
-from storage import aliases, manifests
 from storage.commands.output import Output, short, table
-from storage.store import Store
+from storage.objects.store import Store
+from storage.versions import aliases, manifests
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import asdict
 
 from storage.commands.output import Output, table
-from storage.store import Store
+from storage.objects.store import Store
 
 _VERDICTS = {True: "ok", False: "PROBLEM", None: "-"}
 
@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
     """Status 1 where anything would go wrong."""
-    from storage.doctor import examine
+    from storage.maintenance.doctor import examine
 
     checks = examine(store)
     rows = [(check.name, _VERDICTS[check.ok], check.found, check.consequence) for check in checks]

@@ -3,11 +3,11 @@
 import argparse
 from dataclasses import asdict
 
-from storage import garbage
-from storage.arguments import positive_or_zero, whole
+from storage.commands.arguments import positive_or_zero, whole
 from storage.commands.output import Output, say, size, table
-from storage.retention import KINDS, Rules
-from storage.store import Store
+from storage.maintenance import gc as garbage
+from storage.maintenance.retention import KINDS, Rules
+from storage.objects.store import Store
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

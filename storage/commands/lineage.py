@@ -4,9 +4,9 @@ import argparse
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from storage import aliases
 from storage.commands.output import Output, size, table
-from storage.store import Store
+from storage.objects.store import Store
+from storage.versions import aliases
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
     """Nearest first; `distance` counts the steps between."""
-    from storage.lineage import ancestors, descendants
+    from storage.versions.lineage import ancestors, descendants
 
     version = aliases.resolve(store, arguments.version)
     nodes = descendants(store, version) if arguments.up else ancestors(store, version)

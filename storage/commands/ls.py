@@ -5,11 +5,14 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import get_args
 
-from storage import catalog, layout, manifests
-from storage.arguments import whole
+from storage import layout
+from storage.commands.arguments import whole
 from storage.commands.output import Output, say_error, size, table
-from storage.manifests import Kind, Manifest
-from storage.store import StorageError, StorageUnavailableError, Store
+from storage.errors import DamagedError, StorageError
+from storage.logs import catalog
+from storage.objects.store import Store
+from storage.versions import manifests
+from storage.versions.manifests import Kind, Manifest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +50,5 @@ def _newest(store: Store, run_name: str | None, kind: str | None, damaged: list[
         try:
             if manifest := manifests.find(store, entry.version):
                 yield manifest
-        except StorageUnavailableError:
-            raise
-        except StorageError as error:
+        except DamagedError as error:
             damaged.append(error)

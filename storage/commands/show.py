@@ -2,9 +2,10 @@
 
 import argparse
 
-from storage import aliases, layout, manifests
+from storage import layout
 from storage.commands.output import Output, short, size, table
-from storage.store import Store
+from storage.objects.store import Store
+from storage.versions import aliases, manifests
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

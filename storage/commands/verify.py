@@ -3,9 +3,9 @@
 import argparse
 from dataclasses import asdict
 
-from storage import aliases
 from storage.commands.output import Output, say, size, table
-from storage.store import Store
+from storage.objects.store import Store
+from storage.versions import aliases
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,8 +16,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
     """Status 1 where anything is wrong."""
-    from storage.survey import Survey, survey
-    from storage.verify import verify
+    from storage.maintenance.check_logs import Survey, survey
+    from storage.maintenance.verify import verify
 
     versions = [aliases.resolve(store, version) for version in arguments.versions]
     found = Survey(versions) if versions else survey(store)

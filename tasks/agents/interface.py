@@ -48,7 +48,7 @@ class Agent(Protocol):
     - It raises what it likes, CancelledError and SystemExit, too. Ctrl-C and SIGTERM alone end the rollout.
     - At `rollout.episode_deadline_s` it is cancelled, and has two seconds to clean up; then nobody waits for it.
     - It awaits what takes long, or runs it by `asyncio.to_thread`. What holds up the event loop until the deadline is
-      ended by an exception (`tasks.rollouts.watch`).
+      ended by an exception (`tasks.rollout.watch`).
 
     The same holds for its environment, whose methods it calls.
     """

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tasks.audit.database import Database
+from tasks.audit.database import AuditDatabase
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Conversation:
     turns: list[SpokenTurn]
 
 
-def read_conversations(database: Database, rows: Sequence[int]) -> list[Conversation]:
+def read_conversations(database: AuditDatabase, rows: Sequence[int]) -> list[Conversation]:
     """The trajectories with these row numbers, in this order; unknown ones are left out."""
     spoken: dict[int, list[SpokenTurn]] = {}
     for row, *columns in database.all(

@@ -13,16 +13,13 @@ turns          one for each turn: row, data_set, run, iteration, trajectory_id, 
 problems       each distinct problem: problem_id, prompt, solutions
 cases          what the checks point at: check_name, unit, id, data_set, detail
 
-`row` is a number of its own for each row, whatever its id. The tables lie in a temporary file, so that memory stays
-bounded.
+`row` is a number of its own for each row, whatever its id.
 """
 
 import dataclasses
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
@@ -31,35 +28,11 @@ from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA
 from tasks.audit.intake import Intake
 from tasks.audit.results import Case, Unit
 from tasks.audit.selection import DataSet
-
-if TYPE_CHECKING:
-    from duckdb import DuckDBPyConnection
-
-_THREADS = 2
+from tasks.trajectory_db import TrajectoryDb, open_trajectory_db
 
 
-class DatabaseError(RuntimeError):
-    """DuckDB gave up."""
-
-
-class Database:
+class AuditDatabase(TrajectoryDb):
     """An audit's tables, and the cases that its checks find."""
-
-    def __init__(self, connection: "DuckDBPyConnection", folder: Path) -> None:
-        self.connection, self.folder = connection, folder
-
-    def all(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """All rows of a query."""
-        return self.connection.execute(query, parameters).fetchall()
-
-    def one(self, query: str, *parameters: Any) -> tuple[Any, ...]:
-        """The only row of a query."""
-        (row,) = self.all(query, *parameters)
-        return row
-
-    def number(self, query: str, *parameters: Any) -> float:
-        """The only value of a query, 0 for null."""
-        return float(self.one(query, *parameters)[0] or 0)
 
     def flag(self, check: str, unit: Unit, query: str, *parameters: Any) -> int:
         """Note the rows of `query` (id, data_set number, detail) as cases; returns how many there are."""
@@ -96,45 +69,30 @@ class Database:
 
 
 @contextmanager
-def open_database(data_sets: Sequence[DataSet], intake: Intake, settings: Audit) -> Iterator[Database]:
-    """The tables of `data_sets`; they are gone when the block is left."""
-    import duckdb
+def open_database(data_sets: Sequence[DataSet], intake: Intake, settings: Audit) -> Iterator[AuditDatabase]:
+    """The tables of `data_sets`; they are gone when the block is left.
 
-    with tempfile.TemporaryDirectory(prefix="audit-") as folder:
-        connection = duckdb.connect(str(Path(folder) / "audit.duckdb"))
-        try:
-            connection.execute(f"set memory_limit = '{settings.memory_gib}GiB'")
-            connection.execute(f"set threads = {_THREADS}")
-            connection.execute(f"set temp_directory = '{folder}/spill'")
-            connection.execute("set preserve_insertion_order = false")
-            connection.execute("set enable_progress_bar = false")
-            _create(connection, data_sets, intake)
-            yield Database(connection, Path(folder))
-        except duckdb.Error as error:
-            raise DatabaseError(
-                f"the audit's database: {error}. Where memory ran out, raise audit.memory_gib; where a disk did, make "
-                f"room in {tempfile.gettempdir()}, or name another folder with TMPDIR"
-            ) from error
-        finally:
-            connection.close()
-
-
-def _create(connection: "DuckDBPyConnection", data_sets: Sequence[DataSet], intake: Intake) -> None:
-    connection.execute(
-        """create table data_sets (data_set integer, version varchar, run varchar, iteration integer,
-        evaluation boolean, allowed integer, policy varchar, policies varchar[], problem_set varchar)"""
-    )
-    if data_sets:  # executemany takes no empty list
-        connection.executemany(
-            "insert into data_sets values (?, ?, ?, ?, ?, ?, ?, ?, ?)", [_row(each) for each in data_sets]
+    Raises:
+        DatabaseError: memory or disk ran out, in the block too.
+    """
+    with open_trajectory_db(settings.memory_gib) as opened:
+        database = AuditDatabase(opened.connection, opened.folder)
+        database.connection.execute(
+            """create table data_sets (data_set integer, version varchar, run varchar, iteration integer,
+            evaluation boolean, allowed integer, policy varchar, policies varchar[], problem_set varchar)"""
         )
-    connection.execute(
-        "create table cases (check_name varchar, unit varchar, id varchar, data_set varchar, detail varchar)"
-    )
-    _view(connection, "trajectories", intake.trajectories, TRAJECTORY_SCHEMA)
-    _view(connection, "scores", intake.scores, SCORE_SCHEMA)
-    for statement in _TABLES:
-        connection.execute(statement)
+        if data_sets:  # executemany takes no empty list
+            database.connection.executemany(
+                "insert into data_sets values (?, ?, ?, ?, ?, ?, ?, ?, ?)", [_row(each) for each in data_sets]
+            )
+        database.connection.execute(
+            "create table cases (check_name varchar, unit varchar, id varchar, data_set varchar, detail varchar)"
+        )
+        database.add_view("trajectories", TRAJECTORY_SCHEMA, intake.trajectories)
+        database.add_view("scores", SCORE_SCHEMA, intake.scores)
+        for statement in _TABLES:
+            database.connection.execute(statement)
+        yield database
 
 
 def _row(data_set: DataSet) -> tuple[Any, ...]:
@@ -152,25 +110,6 @@ def _row(data_set: DataSet) -> tuple[Any, ...]:
         policies,
         next((parent for parent in parents if parent.startswith("problems/")), ""),
     )
-
-
-def _view(connection: "DuckDBPyConnection", name: str, files: Iterable[tuple[int, Path]], schema: pa.Schema) -> None:
-    """All files as one view, with their data set's number and a number for each row; typed also without any file."""
-    connection.register(f"no_{name}", schema.empty_table())
-    connection.execute(f"create table {name}_files (file bigint, data_set integer, filename varchar)")
-    rows = [(number, data_set, str(path)) for number, (data_set, path) in enumerate(files)]
-    query = f"select *, null::integer as data_set, null::bigint as row from no_{name}"
-    if rows:
-        connection.executemany(f"insert into {name}_files values (?, ?, ?)", rows)
-        names = ", ".join("'" + path.replace("'", "''") + "'" for _, _, path in rows)
-        query += f""" union all by name
-            select p.* exclude (filename, file_row_number), f.data_set, (f.file << 32) + p.file_row_number as row
-            from read_parquet([{names}], union_by_name = true, filename = true,
-                file_row_number = true) p
-            join {name}_files f using (filename)"""
-    if name == "trajectories":  # files of schema 1 have one sequence a row
-        query = f"select * replace (coalesce(sequence_starts, [0]) as sequence_starts) from ({query})"
-    connection.execute(f"create temp view {name} as {query}")
 
 
 _TABLES = (

@@ -5,14 +5,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from tasks.audit.database import Database
+from tasks.audit.database import AuditDatabase
 from tasks.audit.results import Unit
 
 
 def flag_found(
-    database: Database, check: str, unit: Unit, rows: pa.Table | Mapping[str, Sequence[Any]], query: str
+    database: AuditDatabase, check: str, unit: Unit, rows: pa.Table | Mapping[str, Sequence[Any]], query: str
 ) -> int:
-    """As `Database.flag`, where `query` may read the table `found`, which are `rows`; returns how many cases there are.
+    """Note cases, as `AuditDatabase.flag` does; `query` may read `rows` as the table `found`. Returns their number.
 
     Args:
         database: where they are noted.

@@ -4,11 +4,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from storage import contents, layout, manifests
-from storage.fetch import fetch_file, strays
-from storage.lineage import climb_down
-from storage.manifests import File, Manifest
-from storage.store import StorageError, StorageUnavailableError, Store
+from storage import layout
+from storage.errors import DamagedError
+from storage.objects.store import Store
+from storage.versions import contents, manifests
+from storage.versions.fetch import fetch_file, strays
+from storage.versions.lineage import climb_down
+from storage.versions.manifests import File, Manifest
 from tasks.audit.results import Case
 from tasks.audit.selection import DataSet
 
@@ -40,7 +42,7 @@ def take_in(store: Store, data_sets: list[DataSet], cache: Path) -> Intake:
     """Fetch all files of `data_sets` and their scores, with a look at size, hash and schema.
 
     Raises:
-        StorageUnavailableError: the store does not answer.
+        UnavailableError: the store does not answer.
     """
     intake = Intake()
     with ThreadPoolExecutor(_FETCHED_AT_ONCE) as fetching:
@@ -89,9 +91,7 @@ def _scores(store: Store, data_set: DataSet, intake: Intake) -> list[tuple[Manif
         return []
     try:
         return [(manifests.read(store, data_set.scores[-1]), intake.scores)]
-    except StorageUnavailableError:
-        raise
-    except StorageError as error:
+    except DamagedError as error:
         key = layout.manifest(data_set.scores[-1])
         intake.damaged.append(Case("object", key, data_set.version, str(error)))
         return []
@@ -101,9 +101,7 @@ def _look(store: Store, kind: str, file: File, cache: Path) -> tuple[Path | None
     """The local file, or how it is damaged, or what is strange about its schema."""
     try:
         path = fetch_file(store, file, cache)
-    except StorageUnavailableError:
-        raise
-    except (StorageError, OSError) as error:
+    except (DamagedError, OSError) as error:
         return None, str(error), ""
     return path, "", "; ".join(contents.parquet(path, kind, file.rows))
 
@@ -129,9 +127,7 @@ def _strays(store: Store, version: str) -> list[str]:
     try:
         manifest = manifests.find(store, version)
         return [] if manifest is None or store.exists(layout.collected(version)) else strays(store, manifest)
-    except StorageUnavailableError:
-        raise
-    except StorageError:
+    except DamagedError:
         return []
 
 

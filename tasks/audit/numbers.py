@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from tasks.audit.checks.zero_variance import GROUPS
-from tasks.audit.database import Database
+from tasks.audit.database import AuditDatabase
 from tasks.audit.results import Histogram, SetNumbers
 
 _BINS = 20
 
 
-def set_numbers(database: Database, drifts: Mapping[str, float]) -> list[SetNumbers]:
+def set_numbers(database: AuditDatabase, drifts: Mapping[str, float]) -> list[SetNumbers]:
     """One for each data set that could be read, in their order; `drifts` by version, where it was looked at."""
     success = defaultdict[int, list[float | None]](list)
     for number, _, rate in database.all("select data_set, turn, avg(success) from turns group by 1, 2 order by 1, 2"):
@@ -48,7 +48,7 @@ def set_numbers(database: Database, drifts: Mapping[str, float]) -> list[SetNumb
     return found
 
 
-def histograms(database: Database) -> list[Histogram]:
+def histograms(database: AuditDatabase) -> list[Histogram]:
     """Of the lengths of turns, of the success rates of groups, and of the staleness of tokens."""
     lengths = _histogram(database, "Length of a turn", "tokens", 'select "end" - "start" from turns')
     rates = _histogram(
@@ -67,11 +67,11 @@ def histograms(database: Database) -> list[Histogram]:
     return [each for each in (lengths, rates, stale) if each]
 
 
-def _by_set(database: Database, query: str) -> dict[int, tuple[Any, ...]]:
+def _by_set(database: AuditDatabase, query: str) -> dict[int, tuple[Any, ...]]:
     return {row[0]: row[1:] for row in database.all(query)}
 
 
-def _histogram(database: Database, title: str, unit: str, query: str) -> Histogram | None:
+def _histogram(database: AuditDatabase, title: str, unit: str, query: str) -> Histogram | None:
     """Bins of equal width, of whole numbers where the values are such; None without values."""
     low, high, whole = database.one(
         f"select min(v), max(v), bool_and(v = floor(v)) from ({query}) as t(v) where v is not null"

@@ -9,11 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage import layout, manifests
-from storage.drafts import Draft, Provenance
-from storage.manifests import Manifest, Parent
+from storage import layout
+from storage.errors import DamagedError
+from storage.objects.store import Store
 from storage.records import CASE_SCHEMA
-from storage.store import StorageError, StorageUnavailableError, Store
+from storage.versions import manifests
+from storage.versions.drafts import Draft, Provenance
+from storage.versions.manifests import Manifest, Parent
 from tasks.audit.conversations import Conversation, read_conversations
 from tasks.audit.report import page
 from tasks.audit.results import AuditResult, from_dict
@@ -71,7 +73,7 @@ def read_audit(store: Store, version: str, cache: Path) -> tuple[AuditResult, Pa
     Raises:
         StorageError: there is none, or it is damaged.
     """
-    from storage.fetch import fetch
+    from storage.versions.fetch import fetch
 
     manifest = manifests.read(store, version)
     paths = [fetch(store, manifest, file.name, cache) for file in manifest.files]
@@ -83,9 +85,7 @@ def _readable(store: Store, version: str) -> Parent | None:
     """`version` as a parent; None where its manifest is damaged, which a check has told by now."""
     try:
         return manifests.as_parent(store, version)
-    except StorageUnavailableError:
-        raise
-    except StorageError:
+    except DamagedError:
         return None
 
 

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.audit import Audit, Checks
-from storage.store import Store
+from storage.objects.store import Store
 from tasks.audit.checks import CHECKS, Check, Evidence, SkippedError
-from tasks.audit.database import Database, open_database
+from tasks.audit.database import AuditDatabase, open_database
 from tasks.audit.intake import take_in
 from tasks.audit.numbers import histograms, set_numbers
 from tasks.audit.results import AuditResult, CheckResult, Verdict, worst
 from tasks.audit.selection import DataSet
 
 if TYPE_CHECKING:
-    from tasks.rewards.verifier import Verifier
+    from tasks.score.verifier import Verifier
 
 Progress = Callable[[str], None]
 
@@ -27,7 +27,7 @@ class Audited:
     """What came of it, and the database in which all cases stand."""
 
     result: AuditResult
-    database: Database
+    database: AuditDatabase
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def audit(
     """Look at `data_sets` with every check that is not ignored; the database stands while the block lasts.
 
     Raises:
-        StorageUnavailableError: the store does not answer.
+        UnavailableError: the store does not answer.
     """
     clock = _Clock(progress)
     with clock.step("fetch and verify"):
@@ -127,7 +127,7 @@ class _Clock:
         self._progress(f"{name}: {self.seconds[name]:.1f} s")
 
     @contextmanager
-    def opened(self, name: str, opening: AbstractContextManager[Database]) -> Iterator[Database]:
+    def opened(self, name: str, opening: AbstractContextManager[AuditDatabase]) -> Iterator[AuditDatabase]:
         """A context whose beginning is a step."""
         with ExitStack() as stack:
             with self.step(name):

@@ -6,10 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
-from storage import aliases, catalog, layout, manifests
-from storage.lineage import scores_of
-from storage.manifests import Manifest
-from storage.store import StorageError, StorageUnavailableError, Store
+from storage import layout
+from storage.errors import DamagedError
+from storage.logs import catalog
+from storage.objects.store import Store
+from storage.versions import aliases, manifests
+from storage.versions.lineage import scores_of
+from storage.versions.manifests import Manifest
 
 _KINDS = ("trajectories", "evaluation")
 _READERS = 16
@@ -144,9 +147,7 @@ def _resolved(store: Store, target: str, attempts: Iterable[str]) -> str:
     try:
         version = aliases.resolve(store, split_uri(target)[1])
         manifest = manifests.read(store, version)
-    except StorageUnavailableError:
-        raise
-    except (StorageError, ValueError) as error:
+    except DamagedError as error:
         raise TargetError(f"{target!r} is neither a run nor a version of trajectories; {there} ({error})") from None
     if manifest.kind in _KINDS:
         return version
@@ -164,9 +165,7 @@ def _data_set(store: Store, version: str, scores: dict[str, list[str]]) -> DataS
         if manifest is None:
             return None
         manifest.number("rollout.max_head_offpolicyness")  # every look at the data begins with it
-    except StorageUnavailableError:
-        raise
-    except (StorageError, OSError) as error:
+    except (DamagedError, OSError) as error:
         return DataSet(0, version, run, number, None, problem=str(error))
     judged = [each for each in scores.get(version, ()) if manifests.committed(store, each)]
     gone = "its data were collected by gc" if store.exists(layout.collected(version)) else ""

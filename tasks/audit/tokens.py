@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from storage import catalog, layout, manifests, model_files
-from storage.fetch import fetch_folder
-from storage.store import StorageError, StorageUnavailableError, Store
+from storage import layout
+from storage.errors import DamagedError
+from storage.logs import catalog
+from storage.objects.store import Store
+from storage.versions import manifests, model_files
+from storage.versions.fetch import fetch_folder
 from tasks.audit.checks.registry import Evidence, SkippedError
 
 if TYPE_CHECKING:
@@ -137,7 +140,7 @@ def open_decoder(store: Store, version: str, cache: Path) -> Decoder:
     manifest = manifests.read(store, version)
     files = [file for file in manifest.files if file.name.startswith("model/") and not file.name.endswith(_WEIGHTS)]
     if "model/tokenizer_config.json" not in [file.name for file in files]:
-        raise StorageError(f"{store.uri(version)} has no model/tokenizer_config.json: not a whole checkpoint")
+        raise DamagedError(f"{store.uri(version)} has no model/tokenizer_config.json: not a whole checkpoint")
     folder = fetch_folder(store, manifest, "model", cache, leave_out=_WEIGHTS)
     return _load(tuple(file.sha256 for file in files), _Place(folder))
 
@@ -158,7 +161,7 @@ def _load(contents: tuple[str, ...], place: _Place) -> Decoder:
     try:
         return Decoder(AutoTokenizer.from_pretrained(place.folder, trust_remote_code=False, local_files_only=True))
     except Exception as error:  # the tokenizers library raises nothing more special where it cannot parse
-        raise StorageError(f"the tokenizer in {place.folder} cannot be loaded: {error}") from error
+        raise DamagedError(f"the tokenizer in {place.folder} cannot be loaded: {error}") from error
 
 
 def find_decoder(store: Store, run: str, policies: Iterable[str], cache: Path) -> tuple[Decoder | None, str]:
@@ -171,9 +174,7 @@ def find_decoder(store: Store, run: str, policies: Iterable[str], cache: Path) -
         if version and not store.exists(layout.collected(version)):
             try:
                 return open_decoder(store, version, cache), ""
-            except StorageUnavailableError:
-                raise
-            except StorageError as error:
+            except DamagedError as error:
                 problem = str(error)
     return None, problem
 

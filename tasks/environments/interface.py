@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tasks.rewards.verifier import Verifier
+from tasks.score.verifier import Verifier
 
 
 @dataclass(frozen=True, slots=True)

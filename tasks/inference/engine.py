@@ -15,7 +15,7 @@ from tenacity import AsyncRetrying, before_sleep_log, retry_if_exception_type, s
 
 from configs.schema import Inference, Rollout
 from storage import layout
-from storage.checkpoints import Checkpoint
+from storage.versions.checkpoints import Checkpoint
 from tasks.inference.api import AbortedError, Completion, EngineClosedError, GenerationConfig, InferenceError
 from tasks.inference.client import Client
 from tasks.inference.devices import deal, devices_of_a_server, visible_devices

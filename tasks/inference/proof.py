@@ -1,14 +1,14 @@
 """Proof that a server serves the weights of a checkpoint, and not those that it served before.
 
-A canary (`storage.checkpoints.Canary`) tells weights apart by their logprobs. In half precision a server's logprobs err
-by more than one update changes them: there the server's own checksums show that the weights were replaced.
+A canary (`storage.versions.checkpoints.Canary`) tells weights apart by their logprobs. In half precision a server's
+logprobs err by more than one update changes them: there the server's own checksums show that the weights were replaced.
 """
 
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from storage.checkpoints import Checkpoint
+from storage.versions.checkpoints import Checkpoint
 from tasks.inference.api import InferenceError
 from tasks.inference.client import Client
 

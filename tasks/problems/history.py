@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from storage import catalog, datasets, layout, manifests
-from storage.drafts import Draft, Provenance
-from storage.lineage import trained_on
-from storage.logs import first_free
+from storage import layout
+from storage.logs import catalog
+from storage.logs.log import first_free
+from storage.objects.store import Store
 from storage.records import HISTORY_SCHEMA, Problem, ProblemHistory
-from storage.store import Store
+from storage.versions import datasets, manifests
+from storage.versions.drafts import Draft, Provenance
+from storage.versions.lineage import trained_on
 from tasks.problems.difference import key
 
 _ROWS_PER_SHARD = 50_000

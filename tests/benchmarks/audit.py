@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from storage.store import Store
+from storage.objects.store import Store
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row
 
@@ -72,11 +72,11 @@ def _growth(found: dict[int, dict[str, Any]]) -> list[Row]:
 def main(root: str) -> None:
     """Audit all runs of the store; the last line of output says what it took."""
     from configs.audit import Audit
-    from storage.drafts import Provenance
+    from storage.versions.drafts import Provenance
     from tasks.audit.record import commit_audit
     from tasks.audit.run import audit
     from tasks.audit.selection import select
-    from tasks.rewards.verifier import Verifier
+    from tasks.score.verifier import Verifier
 
     store, begun = Store(root), time.monotonic()
     chosen = select(store, [])

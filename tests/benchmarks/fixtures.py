@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Any
 
 from configs import Config, load
-from storage.checkpoints import Checkpoint, open_checkpoint
-from storage.store import Store
+from storage.objects.store import Store
+from storage.versions.checkpoints import Checkpoint, open_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 WARM_START_STEPS = 300
@@ -46,9 +46,9 @@ class Lab:
         """Policy version 0, made as the demo makes it, with fewer teaching steps."""
         from prefect.logging import disable_run_logger
 
-        from tasks.first_policy import first_policy
-        from tasks.open_run import start_run
-        from tasks.workspace import Workspace
+        from tasks.run.opening import start_run
+        from tasks.run.workspace import Workspace
+        from tasks.warm_start.task import first_policy
 
         with disable_run_logger():
             workspace = Workspace(load("demo", self._settings))

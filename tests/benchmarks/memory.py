@@ -16,7 +16,7 @@ from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row
 
 if TYPE_CHECKING:
-    from tasks.workspace import Workspace
+    from tasks.run.workspace import Workspace
 
 GOAL = 1.2
 GROUPS = (63, 625)  # of 16: 1,008 and 10,000 trajectories
@@ -52,7 +52,7 @@ def _peak(lab: Lab, stage: str, groups: int) -> float:
 
 def main(stage: str, policy: str, overrides: list[str]) -> None:
     """Run a stage; the last line of output is the peak in MB."""
-    from tasks.workspace import Workspace
+    from tasks.run.workspace import Workspace
 
     {"rollout": _rollout, "score": _score, "train": _train}[stage](Workspace(load("demo", overrides)), policy)
     # Not getrusage: its ru_maxrss is handed on through fork and exec, so a child starts with its parent's peak.
@@ -63,9 +63,9 @@ def main(stage: str, policy: str, overrides: list[str]) -> None:
 def _rollout(workspace: "Workspace", policy: str) -> None:
     from prefect.logging import disable_run_logger
 
-    from tasks.import_problems import import_problems
-    from tasks.resources import open_engine, open_verifier
-    from tasks.rollout import rollout
+    from tasks.problems.task import import_problems
+    from tasks.rollout.task import rollout
+    from tasks.run.resources import open_engine, open_verifier
 
     with disable_run_logger(), open_engine(workspace) as engine, open_verifier(workspace) as verifier:
         problems, _ = import_problems.fn(workspace)
@@ -75,8 +75,8 @@ def _rollout(workspace: "Workspace", policy: str) -> None:
 def _score(workspace: "Workspace", _: str) -> None:
     from prefect.logging import disable_run_logger
 
-    from tasks.resources import open_verifier
-    from tasks.score import score
+    from tasks.run.resources import open_verifier
+    from tasks.score.task import score
 
     with disable_run_logger(), open_verifier(workspace) as verifier:
         score.fn(workspace, verifier, 0, layout.trajectories(workspace.name, 0))
@@ -85,9 +85,9 @@ def _score(workspace: "Workspace", _: str) -> None:
 def _train(workspace: "Workspace", policy: str) -> None:
     from prefect.logging import disable_run_logger
 
-    from tasks.resources import open_trainer
-    from tasks.rewards.scoring import scorer_fingerprint
-    from tasks.train import train
+    from tasks.run.resources import open_trainer
+    from tasks.score.scoring import scorer_fingerprint
+    from tasks.train.task import train
 
     name = workspace.name
     scores = layout.scores(name, 0, scorer_fingerprint(workspace.config.score))

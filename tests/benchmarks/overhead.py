@@ -12,12 +12,13 @@ from functools import wraps
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from storage import layout, manifests
+from storage import layout
+from storage.versions import manifests
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row, spread
 
 if TYPE_CHECKING:
-    from tasks.evaluation.history import Iteration
+    from tasks.evaluate.history import Iteration
 
 GOAL = 0.05
 RUN = "overhead"
@@ -31,8 +32,8 @@ Span = tuple[str, float, float]
 
 def measure(lab: Lab) -> list[Row]:
     """Iterations of the demo, from one checkpoint's manifest to the next, less what the stages themselves take."""
-    from tasks.evaluation.history import read_history
-    from tasks.rewards.scoring import scorer_fingerprint
+    from tasks.evaluate.history import read_history
+    from tasks.score.scoring import scorer_fingerprint
 
     overrides = [f"run.name={RUN}", f"run.iterations={ITERATIONS}", f"evaluation.every={ITERATIONS}"]
     overrides += ["policy.warm_start=null", f"policy.path={lab.store.uri(lab.policy.version)}"]
@@ -81,12 +82,12 @@ def _seconds(lab: Lab, iteration: "Iteration", spans: Sequence[Span]) -> dict[st
 def main(overrides: list[str]) -> None:
     """Run the flow; the last line of output holds the spans as JSON."""
     from flows.math_mt_ppo import math_mt_ppo
-    from storage import checkpoints
+    from storage.versions import checkpoints
     from tasks.inference.engine import Engine
-    from tasks.ppo.trainer import Trainer
-    from tasks.rollout import rollout
-    from tasks.score import score
-    from tasks.train import train
+    from tasks.rollout.task import rollout
+    from tasks.score.task import score
+    from tasks.train.task import train
+    from tasks.train.trainer import Trainer
 
     spans: list[Span] = []
     left = time.time()  # when the last stage's own code ended

@@ -8,7 +8,9 @@ import json
 import sys
 from statistics import fmean
 
-from storage import catalog, layout, manifests
+from storage import layout
+from storage.logs import catalog
+from storage.versions import manifests
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row
 

@@ -9,14 +9,14 @@ from unittest.mock import patch
 
 from configs import Config
 from configs.schema import Agent
-from storage.drafts import Draft
+from storage.versions.drafts import Draft
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row, spread
 
 if TYPE_CHECKING:
     from tasks.inference.engine import Engine
-    from tasks.rewards.verifier import Verifier
-    from tasks.rollouts.plan import Plan
+    from tasks.rollout.plan import Plan
+    from tasks.score.verifier import Verifier
 
 GOAL = 0.85
 WARM_UP = 2
@@ -36,7 +36,7 @@ class _Measured:
 def measure(lab: Lab) -> list[Row]:
     """The stage plays an iteration, then its requests go out bare, and so on with other problems and seeds."""
     from tasks.inference.engine import Engine
-    from tasks.rewards.verifier import Verifier
+    from tasks.score.verifier import Verifier
 
     config = lab.config().model_copy(update={"agent": Agent(type="math-single-step")})
     pairs = []
@@ -64,7 +64,7 @@ def _row(pairs: list[tuple[_Measured, _Measured]], judged: float) -> Row:
 
 def _plan(lab: Lab, config: Config, iteration: int) -> "Plan":
     from tasks.inference.api import GenerationConfig
-    from tasks.rollouts.plan import Plan
+    from tasks.rollout.plan import Plan
 
     sampling = config.sampling
     gconfig = GenerationConfig(1, sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_new_tokens)
@@ -75,8 +75,8 @@ def _stage(lab: Lab, plan: "Plan", engine: "Engine", verifier: "Verifier") -> tu
     """Plays the plan's iteration; also the requests that went to the server, for the other side."""
     from tasks.inference.client import Client
     from tasks.problems import load_problems
-    from tasks.rollouts.plan import draw
-    from tasks.rollouts.play import play
+    from tasks.rollout.plan import draw
+    from tasks.rollout.play import play
 
     config, requests, post = plan.config, [], Client._post
 

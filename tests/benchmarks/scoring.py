@@ -18,7 +18,7 @@ from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row, spread
 
 if TYPE_CHECKING:
-    from tasks.rewards.verifier import Verifier
+    from tasks.score.verifier import Verifier
 
 GOAL = 5.0
 PROBLEMS, GROUP = 32, 16
@@ -63,7 +63,7 @@ class _Measured:
 
 def measure(_: Lab) -> list[Row]:
     """Each kind of answers with an empty cache; the workers are warm."""
-    from tasks.rewards.verifier import Verifier
+    from tasks.score.verifier import Verifier
 
     settings = load("demo").score
     gc.freeze()  # what other benchmarks have loaded would make each garbage collection of the bare side slower

@@ -21,12 +21,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import s3fs
 
-from storage import layout, manifests
-from storage.datasets import shards, write_parquet
-from storage.drafts import Draft, Provenance
-from storage.fetch import fetch
+from storage import layout
+from storage.objects.store import Store
 from storage.records import TRAJECTORY_SCHEMA
-from storage.store import Store
+from storage.versions import manifests
+from storage.versions.datasets import shards, write_parquet
+from storage.versions.drafts import Draft, Provenance
+from storage.versions.fetch import fetch
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row, spread
 from tests.fault_proxy import FaultProxy
@@ -148,8 +149,8 @@ def _ls() -> list[Any]:
     """The data that `python -m storage --root s3://bench/many ls` prints."""
     import argparse
 
-    from storage.catalog import check_not_empty
     from storage.commands import ls
+    from storage.logs.catalog import check_not_empty
 
     store = Store("s3://bench/many")
     check_not_empty(store)
@@ -160,8 +161,8 @@ def _ls() -> list[Any]:
 
 def _small_version(store: Store, number: int) -> None:
     """A version as small as it gets, with its number as its place in the catalog."""
-    from storage.logs import Log
-    from storage.seal import seal
+    from storage.logs.log import Log
+    from storage.objects.seal import seal
 
     version = f"runs/r/scores/{number:06d}/a"
     entry = {"kind": "scores", "version": version, "parents": [], "attempt": "a"}

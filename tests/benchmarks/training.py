@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
-    from tasks.ppo.batches import Minibatch
-    from tasks.ppo.trainer import Trainer
+    from tasks.train.batches import Minibatch
+    from tasks.train.trainer import Trainer
 
 GOAL = 0.8
 WARM_UP, ROUNDS = 1, 8
@@ -31,7 +31,7 @@ def measure(lab: Lab) -> list[Row]:
     """Updates on a rollout of the demo, and after each the bare loop over the batches that it saw."""
     import torch
 
-    from tasks.ppo.policy import load_policy
+    from tasks.train.policy import load_policy
 
     config = lab.config("run.name=training")
     trajectories, scores = _play(lab, config)
@@ -49,7 +49,7 @@ def measure(lab: Lab) -> list[Row]:
 
 
 def _trainer(lab: Lab, config: Config, ppo: PPO) -> "Trainer":
-    from tasks.ppo.trainer import Trainer
+    from tasks.train.trainer import Trainer
 
     trainer = Trainer(ppo, config.optimizer, config.reward, config.sampling.temperature)
     trainer.load(lab.policy.model, None, config.run.seed)
@@ -99,12 +99,12 @@ def _play(lab: Lab, config: Config) -> tuple[list[Trajectory], list[Score]]:
     """An iteration of the demo, scored."""
     from prefect.logging import disable_run_logger
 
-    from storage import datasets
-    from tasks.import_problems import import_problems
-    from tasks.resources import open_engine, open_verifier
-    from tasks.rollout import rollout
-    from tasks.score import score
-    from tasks.workspace import Workspace
+    from storage.versions import datasets
+    from tasks.problems.task import import_problems
+    from tasks.rollout.task import rollout
+    from tasks.run.resources import open_engine, open_verifier
+    from tasks.run.workspace import Workspace
+    from tasks.score.task import score
 
     workspace = Workspace(config)
     with disable_run_logger(), open_engine(workspace) as engine, open_verifier(workspace) as verifier:
@@ -120,8 +120,8 @@ def _minibatches(config: Config, trajectories: list[Trajectory], scores: list[Sc
     import numpy as np
     import torch
 
-    from tasks.ppo.batches import Columns, draw_minibatches, make_minibatch
-    from tasks.ppo.samples import build_samples
+    from tasks.train.batches import Columns, draw_minibatches, make_minibatch
+    from tasks.train.samples import build_samples
 
     samples = build_samples(trajectories, scores, config.reward)
     columns = [Columns(np.zeros(len(sample.actions))) for sample in samples]

@@ -17,7 +17,7 @@ from unittest.mock import patch
 from tests.experiments.runs import Arm, Experiment
 
 if TYPE_CHECKING:
-    from tasks.rewards.verifier import Verdict
+    from tasks.score.verifier import Verdict
 
 
 class CoinFlips:
@@ -33,7 +33,7 @@ class CoinFlips:
         return self._verdict(solutions)
 
     def _verdict(self, solutions: Sequence[str]) -> "Verdict":
-        from tasks.rewards.verifier import Verdict
+        from tasks.score.verifier import Verdict
 
         right = self._flip.random() < 0.5
         return Verdict("correct" if right else "wrong", float(right), "", solutions[0], "")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 from storage import interrupts
 
 if TYPE_CHECKING:
-    from tasks.evaluation.history import History
+    from tasks.evaluate.history import History
 
 _COLORS = ("tab:blue", "tab:green", "tab:red", "tab:purple")
 
@@ -108,10 +108,10 @@ class Experiment:
         from configs import load
         from flows.math_mt_ppo import math_mt_ppo
         from storage import layout
-        from storage.store import Store
-        from tasks.evaluation.history import read_history
+        from storage.objects.store import Store
+        from tasks.evaluate.history import read_history
         from tasks.problems import fingerprint, load_problems
-        from tasks.rewards.scoring import scorer_fingerprint
+        from tasks.score.scoring import scorer_fingerprint
 
         settings = self.settings(arm, seed, iterations, root)
         with arm.around():
@@ -174,7 +174,7 @@ def _row(title: str, results: Sequence[Result], place: int, difference: str, exp
 
 
 def _difference(base: Sequence[Result], results: Sequence[Result]) -> str:
-    from tasks.evaluation.statistics import paired_difference
+    from tasks.evaluate.statistics import paired_difference
 
     before, after = ([v for result in some for v in result.first_turns(-1)] for some in (base, results))
     estimate = paired_difference(before, after)

@@ -37,8 +37,8 @@ OVERRIDES = [
     "score.workers=1",
 ]
 EASY = "retrain.gate={least_gain: -1, margin: 1, max_kl: 1000, max_length_ratio: 1000, max_truncated_gain: 1}"
-UPDATE = "tasks.ppo.trainer:Trainer.update"
-SHARD = "storage.journal:JournaledDraft.add_shard"
+UPDATE = "tasks.train.trainer:Trainer.update"
+SHARD = "storage.versions.journal:JournaledDraft.add_shard"
 KILLED = -signal.SIGKILL
 
 
@@ -98,7 +98,7 @@ def _run(flow: str, overrides: list[str], point: Point | None = None) -> None:
 def _flow(flow: str, overrides: list[str], point: Point | None) -> None:
     import importlib
 
-    from flows.temporary_server import temporary_server
+    from flows.launch.temporary_server import temporary_server
 
     if point:
         send_at(point)

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 
-from storage import catalog, layout, manifests
-from storage.datasets import rows
+from storage import layout
+from storage.errors import DamagedError
+from storage.logs import catalog
 from storage.records import Problem
-from storage.store import StorageError, StorageUnavailableError
+from storage.versions import manifests
+from storage.versions.datasets import rows
 from tasks.audit.checks.registry import Evidence, Measured, SkippedError, register_check
 from tasks.audit.found import flag_found
 from tasks.problems.contamination import find_overlaps
@@ -64,9 +66,7 @@ def _parents(evidence: Evidence, evaluation: str) -> list[str]:
     """Its problem set; nothing where it was not committed. What is damaged is for `storage verify` to tell."""
     try:
         manifest = manifests.find(evidence.store, evaluation)
-    except StorageUnavailableError:
-        raise
-    except StorageError:
+    except DamagedError:
         return []
     parents = manifest.parents if manifest else []
     return [parent.version for parent in parents if parent.version.startswith("problems/")]
@@ -76,9 +76,7 @@ def _read(evidence: Evidence, version: str) -> Iterable[Problem]:
     try:
         for row in rows(evidence.store, version, evidence.cache, ["problem_id", "prompt", "solutions"]):
             yield Problem(**row)
-    except StorageUnavailableError:
-        raise
-    except StorageError as error:
+    except DamagedError as error:
         raise SkippedError(f"an evaluation set cannot be read: {error}") from error
 
 

@@ -7,7 +7,7 @@ from typing import Any, Literal
 from tasks.audit.checks.registry import Evidence, Measured, register_check
 from tasks.audit.results import Case
 from tasks.audit.second_checker import Opinion, opinion
-from tasks.evaluation.statistics import proportion
+from tasks.evaluate.statistics import proportion
 
 _SHOWN = 60  # characters
 _LEAST = 20  # turns: of fewer each may be the odd one

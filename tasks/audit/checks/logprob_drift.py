@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from storage import layout, manifests
-from storage.checkpoints import open_checkpoint
-from storage.store import StorageError, StorageUnavailableError
+from storage import layout
+from storage.errors import StorageError, UnavailableError
+from storage.versions import manifests
+from storage.versions.checkpoints import open_checkpoint
 from tasks.audit.checks.registry import Evidence, Measured, SkippedError, register_check
 from tasks.audit.results import Case
 
@@ -122,7 +123,7 @@ def _is_there(evidence: Evidence, policy: str) -> bool:
 
 def _differences(evidence: Evidence, played: _Played, count: int) -> list[_Difference]:
     """Of up to `count` trajectories, of their tokens of that policy version."""
-    from tasks.ppo.recompute import Spoken, recompute
+    from tasks.train.recompute import Spoken, recompute
 
     rows = evidence.database.all(
         """select trajectory_id, token_ids, action_mask, sequence_starts, logprobs, versions from trajectories
@@ -134,7 +135,7 @@ def _differences(evidence: Evidence, played: _Played, count: int) -> list[_Diffe
     try:
         model = open_checkpoint(evidence.store, played.policy, evidence.cache).model
         found = recompute(model, [Spoken(*row[:4]) for row in rows], played.temperature)
-    except StorageUnavailableError:
+    except UnavailableError:
         raise
     except (StorageError, ValueError, OSError) as error:
         raise SkippedError(f"the policy {played.policy} cannot be loaded: {error}") from error

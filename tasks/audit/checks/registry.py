@@ -7,23 +7,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.audit import Audit, Checks
-from storage import layout, manifests
-from storage.holders import is_held
-from storage.store import Store
-from tasks.audit.database import Database
+from storage import layout
+from storage.logs.holders import is_held
+from storage.objects.store import Store
+from storage.versions import manifests
+from tasks.audit.database import AuditDatabase
 from tasks.audit.intake import Intake
 from tasks.audit.results import Unit
 from tasks.audit.selection import DataSet
 
 if TYPE_CHECKING:
-    from tasks.rewards.verifier import Verifier
+    from tasks.score.verifier import Verifier
 
 
 @dataclass(frozen=True)
 class Evidence:
     """What checks look at."""
 
-    database: Database
+    database: AuditDatabase
     store: Store
     cache: Path
     data_sets: list[DataSet]
@@ -107,7 +108,7 @@ def register_check(name: str, title: str, unit: Unit, run: Run, *, needs_scores:
         name: of its knob.
         title: for people.
         unit: what its cases are.
-        run: notes the cases (`Database.flag`) and measures; raises `SkippedError` where it cannot.
+        run: notes the cases (`AuditDatabase.flag`) and measures; raises `SkippedError` where it cannot.
         needs_scores: it is skipped where no turn has a score.
     """
     if name not in Checks.model_fields:

@@ -8,7 +8,7 @@ from tasks.audit.checks.registry import Evidence, Measured, register_check
 from tasks.audit.found import flag_found
 
 if TYPE_CHECKING:
-    from tasks.rewards.verifier import Verdict
+    from tasks.score.verifier import Verdict
 
 _NO_ANSWER = ("n/a", "na", "nan", "null", "unknown", "todo", "tbd", "?", "-", "...")
 """What stands where somebody had no answer; math-verify matches most of these with themselves."""

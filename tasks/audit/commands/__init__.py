@@ -1,1 +1,1 @@
-"""The commands of `python -m tasks.audit`: each module adds its arguments, does its work and returns an `Output`."""
+"""The commands of `python -m tasks.audit`; see `storage.commands.program`."""

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from storage.commands.output import Output
-from storage.store import Store
+from storage.objects.store import Store
 
 _PORT = 8600
 
@@ -23,7 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(store: Store, arguments: argparse.Namespace) -> Output:
     """Until Ctrl-C."""
     from configs.audit import Audit
-    from storage import catalog, manifests
+    from storage.logs import catalog
+    from storage.versions import manifests
     from tasks.audit.reader.serve import serve
     from tasks.audit.record import REPORT, read_audit
     from tasks.audit.selection import since, split_uri

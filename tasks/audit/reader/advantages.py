@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from configs.schema import PPO, Reward
-from storage.manifests import Manifest
 from storage.records import Score, Trajectory
+from storage.versions.manifests import Manifest
 from tasks.audit.reader.library import Library
 from tasks.audit.selection import DataSet
 
 if TYPE_CHECKING:
-    from tasks.ppo.samples import Sample
+    from tasks.train.samples import Sample
 
 MOST_ROWS, MOST_TOKENS = 4096, 2_000_000
 """Of a data set that is normalised as a whole; sampled tokens."""
@@ -86,7 +86,7 @@ class Advantage:
 
     def _computed(self, number: int, problem_id: str | None) -> _Computed:
         """Of a group, or of a whole data set where `problem_id` is None."""
-        from tasks.ppo.advantages import Observed, estimate
+        from tasks.train.advantages import Observed, estimate
 
         ppo, reward, oldest = _knobs(self._data_sets[number].manifest)
         if ppo.critic is not None:
@@ -111,7 +111,7 @@ class Advantage:
         self, number: int, problem_id: str | None, reward: Reward, oldest: int, mask_truncated: bool
     ) -> "list[Sample]":
         """What the update trained on."""
-        from tasks.ppo.samples import build_samples, fresh, known
+        from tasks.train.samples import build_samples, fresh, known
 
         rows = self._rows(number, problem_id)
         trajectories, scores = self._library.trajectories(rows), self._scores(rows)

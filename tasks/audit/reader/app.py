@@ -8,8 +8,9 @@ from fastapi.responses import FileResponse
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-from storage.store import StorageError, Store
-from tasks.audit.database import Database
+from storage.errors import StorageError
+from storage.objects.store import Store
+from tasks.audit.database import AuditDatabase
 from tasks.audit.reader.library import Library
 from tasks.audit.reader.lists import Lists
 from tasks.audit.reader.pages import HEADERS, REPORT_POLICY, STYLES, PageError, Pages
@@ -26,7 +27,7 @@ View = Callable[[Mapping[str, str]], Response]
 def create_app(
     store: Store,
     data_sets: Sequence[DataSet],
-    database: Database,
+    database: AuditDatabase,
     cache: Path,
     audit: Path | None = None,
     notes: Sequence[str] = (),

@@ -11,9 +11,9 @@ from urllib.parse import urlencode
 import numpy as np
 import numpy.typing as npt
 
-from storage.datasets import check_schema
 from storage.records import Trajectory, to_trajectory
-from tasks.audit.database import Database
+from storage.versions.datasets import check_schema
+from tasks.audit.database import AuditDatabase
 from tasks.audit.reader.filters import Filter
 from tasks.audit.reader.query import ORDERS, where
 
@@ -44,10 +44,10 @@ _TABLES = (
 )
 
 
-class SharedDatabase(Database):
+class SharedDatabase(AuditDatabase):
     """A database that many threads may ask: it answers one after the other."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: AuditDatabase) -> None:
         super().__init__(database.connection, database.folder)
         self._lock = Lock()
 
@@ -101,7 +101,7 @@ class Library:
         cases: Parquet file of an audit's cases; None without an audit.
     """
 
-    def __init__(self, database: Database, cases: Path | None = None) -> None:
+    def __init__(self, database: AuditDatabase, cases: Path | None = None) -> None:
         self.database = SharedDatabase(database)
         for statement in _TABLES:
             self.database.all(statement)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from configs.audit import Audit
-from storage.store import Store
+from storage.objects.store import Store
 from storage.visible import visible
 from tasks.audit.database import open_database
 from tasks.audit.intake import Intake, take_in
@@ -45,7 +45,7 @@ def serve(
 
     Raises:
         ValueError: a target means nothing, there is nothing to read, or the port is taken.
-        StorageUnavailableError: the store does not answer.
+        UnavailableError: the store does not answer.
     """
     with _listening(port) as listener:
         data_sets = select(store, targets, since)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from fastapi import Response
 
+from storage.objects.store import Store
 from storage.records import Trajectory
-from storage.store import Store
 from tasks.audit.conversations import Conversation, read_conversations
 from tasks.audit.reader.advantages import Advantage, Advantages, NoAdvantageError
 from tasks.audit.reader.colours import advantage_legend, advantage_step, logprob_legend, logprob_step

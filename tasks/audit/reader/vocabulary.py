@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from threading import Lock
 
-from storage.store import Store
+from storage.objects.store import Store
 from tasks.audit.selection import DataSet
 from tasks.audit.tokens import NO_TOKEN, Decoder, find_decoder
 

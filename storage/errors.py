@@ -1,0 +1,46 @@
+"""Every error that the storage raises.
+
+    StorageError                 something stored cannot be used, or a request makes no sense
+    ├── DamagedError             missing, damaged, collected, of the wrong kind, or written by a newer program
+    ├── UnavailableError         the place does not answer, or refuses this user
+    └── ConflictError            another writer was faster, or holds the right to write
+        ├── LeaseHeldError       another flow run holds the run's lease
+        ├── LeaseLostError       this flow run has lost the run's lease
+        ├── AliasMovedError      the alias does not point where the caller thought
+        └── TakenOverError       another writer continues this version
+
+Code that can go on without one damaged version catches `DamagedError`. Nobody catches `UnavailableError` to go on: a
+place that does not answer says nothing about its objects. Absence of a single object is Python's FileNotFoundError.
+"""
+
+
+class StorageError(ValueError):
+    """Something stored cannot be used, or a request makes no sense; the message names the object and the remedy."""
+
+
+class DamagedError(StorageError):
+    """Something stored is missing, damaged, or not what it should be."""
+
+
+class UnavailableError(StorageError):
+    """The place does not answer, or refuses this user."""
+
+
+class ConflictError(StorageError):
+    """Another writer was faster, or holds the right to write."""
+
+
+class LeaseHeldError(ConflictError):
+    """Another flow run holds the run's lease."""
+
+
+class LeaseLostError(ConflictError):
+    """This flow run has lost the run's lease to another."""
+
+
+class AliasMovedError(ConflictError):
+    """The alias does not point where the caller thought it does."""
+
+
+class TakenOverError(ConflictError):
+    """Another writer continues this version."""

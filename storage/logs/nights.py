@@ -1,0 +1,172 @@
+"""The log of a retraining: nights that began, what came of their training, and how they ended.
+
+It is the watermark, too: the newest night says which problems had come by then, as a version of a problem set. No
+clock has a part in it, and a night that was killed is found as one that has not ended.
+"""
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from storage import layout
+from storage.errors import ConflictError, DamagedError
+from storage.logs.fence import Fence
+from storage.logs.log import Log
+from storage.objects.keys import Key
+from storage.objects.seal import newer
+from storage.objects.store import Store
+
+Ending = Literal["promoted", "rejected", "overtaken", "given up"]
+"""overtaken: the champion was moved by somebody else meanwhile. given up: by hand, see `flows.retrain --give-up`."""
+_READERS = 16
+
+
+class _Entry(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Night(_Entry):
+    """A retraining that began.
+
+    Example: Night(number=3, run="nightly-0003", champion="runs/nightly-0002/checkpoints/000030", move=2, …)
+    """
+
+    number: int  # from 1
+    run: str
+    champion: Key | None  # version of the policy it continues from; None: there was none, version 0 of `run` becomes it
+    move: int | None  # newest move of the alias then
+    problems: Key  # what it trains on: new, waiting and replayed ones
+    fresh: Key  # of these, the new ones and those of earlier nights that were rejected without harm
+    accepted: Key | None  # problems that champions were trained on
+    seen: Key  # all that had come by then: the watermark
+    counts: dict[str, int]  # of problems: new, waiting, replayed, dropped
+    sets: dict[str, Key]  # evaluation sets by name
+    config: dict[str, Any]  # of `run`
+    at: str
+
+
+class Trained(_Entry):
+    """A night's training came to its end."""
+
+    number: int
+    challenger: Key
+
+
+class End(_Entry):
+    """A night that ended, and with what."""
+
+    number: int
+    outcome: Ending
+    challenger: Key | None
+    decision: Key | None
+    move: int | None  # newest move of the champion's alias afterwards
+    accepted: Key | None  # as in `Night`, for the next one
+    waiting: Key | None  # problems to be tried again
+    at: str
+
+
+class Retry(_Entry):
+    """After the newest night: problems of an earlier one wait again, by hand."""
+
+    waiting: Key
+    at: str
+
+
+@dataclass(slots=True)
+class Record:
+    """One night, as far as it has come."""
+
+    night: Night
+    challenger: str | None = None
+    end: End | None = None
+    retried: list[str] = field(default_factory=list)  # what waits by hand since its end
+
+
+class Nights:
+    """The nights of the retraining `name`.
+
+    Read it before writing: an entry is made behind what was read, and refused where another has come there.
+
+    Args:
+        store: where it lies.
+        name: of the retraining.
+        fence: the lease under which one writes; looked at before each entry.
+    """
+
+    def __init__(self, store: Store, name: str, fence: Fence | None = None) -> None:
+        self._log, self._name, self._fence = Log(store, layout.retraining(name)), name, fence
+        self._next = 0
+
+    def read(self) -> list[Record]:
+        """All nights, oldest first.
+
+        Raises:
+            StorageError: an entry is missing or damaged.
+        """
+        self._next = self._log.length()
+        try:
+            with ThreadPoolExecutor(_READERS) as readers:
+                return _records(readers.map(self._log.read, range(self._next)))
+        except (FileNotFoundError, KeyError, IndexError, ValidationError) as error:
+            if unknown := newer(error):
+                raise DamagedError(
+                    f"the log of retraining {self._name!r} has {unknown}, which this code does not know: upgrade"
+                ) from None
+            raise DamagedError(f"the log of retraining {self._name!r} has lost an entry: {error!r}") from error
+
+    def begin(self, night: Night) -> None:
+        """Raises StorageError where another writer was faster, as the others do."""
+        self._append("began", night)
+
+    def trained(self, number: int, challenger: str) -> None:
+        self._append("trained", Trained(number=number, challenger=challenger))
+
+    def end(self, end: End) -> None:
+        self._append("ended", end)
+
+    def retry(self, waiting: str) -> None:
+        self._append("retried", Retry(waiting=waiting, at=now()))
+
+    def _append(self, event: str, entry: _Entry) -> None:
+        if self._fence:
+            self._fence.check()
+        if not self._log.put(self._next, {event: entry.model_dump(mode="json")}):
+            raise ConflictError(f"retraining {self._name!r} is being written by somebody else: this flow run stops")
+        self._next += 1
+
+
+def _records(entries: Iterable[dict[str, Any]]) -> list[Record]:
+    """Raises KeyError, IndexError, ValidationError or StorageError where the entries make no sense."""
+    records: list[Record] = []
+    for entry in entries:
+        if "began" in entry:
+            records.append(Record(Night.model_validate(entry["began"])))
+            _expect(records[-1].night.number, len(records))
+        elif "trained" in entry:
+            trained = Trained.model_validate(entry["trained"])
+            _expect(trained.number, len(records))
+            records[-1].challenger = trained.challenger
+        elif "retried" in entry:
+            records[-1].retried.append(Retry.model_validate(entry["retried"]).waiting)
+        elif "ended" not in entry:
+            raise DamagedError(
+                f"an entry of a night says {next(iter(entry))!r}, which this code does not know: upgrade"
+            )
+        else:
+            records[-1].end = End.model_validate(entry["ended"])
+            _expect(records[-1].end.number, len(records))
+    return records
+
+
+def _expect(number: int, nights: int) -> None:
+    if number != nights:
+        raise KeyError(f"night {nights} is followed by an entry of night {number}")
+
+
+def now() -> str:
+    """For people to read; nothing is decided by it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,194 @@
+"""Whether versions are what their manifests say, and their manifests what their children say.
+
+Reads every object once, and one at a time; objects of a remote root pass through a temporary folder that is emptied
+after each version.
+"""
+
+import errno
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from storage import layout
+from storage.errors import DamagedError, UnavailableError
+from storage.maintenance.check_manifest import doubts
+from storage.objects.store import Store
+from storage.versions import checkpoints, contents, manifests, model_files
+from storage.versions.fetch import fetch_file, strays
+from storage.versions.lineage import Node, climb_down
+from storage.versions.manifests import File, Manifest
+
+_OUR_DISK = (errno.ENOSPC, errno.EDQUOT)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something wrong with an object of a version.
+
+    Example: Finding("runs/demo/scores/000003/1f0c", "runs/demo/scores/000003/1f0c/9e…/part-00000.parquet", "has …")
+    """
+
+    version: str
+    object: str  # its key
+    problem: str
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found, and how much was looked at."""
+
+    findings: list[Finding] = field(default_factory=list)
+    versions: int = 0
+    objects: int = 0  # data objects
+    bytes: int = 0
+    collected: int = 0  # of the versions, those whose data gc took away
+
+
+def verify(
+    store: Store,
+    versions: Sequence[str],
+    *,
+    deep: bool = False,
+    ancestors: bool = True,
+    progress: Callable[[str], None] | None = None,
+) -> Report:
+    """Look at `versions` and, with `ancestors`, at all they were made from. Damage is reported, never raised.
+
+    Args:
+        store: where they lie.
+        versions: store keys.
+        deep: read every page and row of the data, and load the weights.
+        ancestors: without it, of the parents only that they stand and have the hash that the version names.
+        progress: told each version before it is looked at.
+
+    Raises:
+        UnavailableError: the store does not answer.
+    """
+    nodes = climb_down(store, versions, None if ancestors else 1)
+    wanted = [node for node in nodes if ancestors or node.depth == 0]
+    report = Report(_broken(nodes) + _fallen(nodes), versions=len(wanted))
+    for number, node in enumerate(wanted, 1):
+        if progress:
+            progress(f"{number}/{len(wanted)} {node.version}")
+        if node.kind:
+            with TemporaryDirectory(prefix="verify-") as folder:
+                _Look(store, node.version, Path(folder), deep, report).look()
+    return report
+
+
+def _broken(nodes: list[Node]) -> list[Finding]:
+    return [Finding(node.version, layout.manifest(node.version), node.problem) for node in nodes if node.problem]
+
+
+def _fallen(nodes: list[Node]) -> list[Finding]:
+    """Versions written by one who had lost the run to the writer of their parents."""
+    fences = {node.version: node.fence for node in nodes}
+    return [
+        Finding(
+            node.version,
+            layout.manifest(node.version),
+            f"its fencing token is {node.fence}, that of its parent {parent} {fences[parent]}: its writer had lost the "
+            "run to another",
+        )
+        for node in nodes
+        for parent in node.parents
+        if layout.run_of(parent) == layout.run_of(node.version)
+        and node.fence is not None
+        and (fences.get(parent) or 0) > node.fence
+    ]
+
+
+class _Look:
+    """At one version."""
+
+    def __init__(self, store: Store, version: str, folder: Path, deep: bool, report: Report) -> None:
+        self._store, self._version, self._folder = store, version, folder
+        self._deep, self._report = deep, report
+
+    def look(self) -> None:
+        try:
+            manifest = manifests.read(self._store, self._version)
+        except (DamagedError, OSError) as error:  # it was whole a moment ago
+            self._tell(layout.manifest(self._version), str(error))
+        else:
+            self._manifest(manifest)
+
+    def _manifest(self, manifest: Manifest) -> None:
+        for problem in doubts(manifest):
+            self._tell(layout.manifest(self._version), problem)
+        if self._store.exists(layout.collected(self._version)):
+            self._report.collected += 1
+        else:
+            self._objects(manifest)
+
+    def _objects(self, manifest: Manifest) -> None:
+        before = len(self._report.findings)
+        rows = contents.Rows(manifest.kind) if manifest.kind in contents.SCHEMAS and self._deep else None
+        for file in manifest.files:
+            self._report.objects += 1
+            self._report.bytes += file.bytes
+            for problem in self._object(manifest, file, rows):
+                self._tell(file.path, problem)
+        self._strays(manifest)
+        if self._deep and manifest.kind == "checkpoint" and len(self._report.findings) == before:
+            self._weights(manifest)
+
+    def _strays(self, manifest: Manifest) -> None:
+        try:
+            found = strays(self._store, manifest)
+        except (DamagedError, OSError) as error:  # of a manifest whose nonce is none
+            self._tell(layout.manifest(self._version), str(error))
+        else:
+            for key in found:
+                self._tell(key, "lies among the data of this version, but its manifest does not name it")
+
+    def _object(self, manifest: Manifest, file: File, rows: contents.Rows | None) -> list[str]:
+        try:
+            path = fetch_file(self._store, file, self._folder)
+        except (DamagedError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in _OUR_DISK:
+                raise
+            return [str(error)]
+        problems = self._inside(manifest.kind, file, path, rows)
+        if not self._store.is_local and not (self._deep and file.name.startswith("model/")):
+            path.unlink()
+        return problems
+
+    def _inside(self, kind: str, file: File, path: Path, rows: contents.Rows | None) -> list[str]:
+        if kind in contents.SCHEMAS and file.name.endswith(".parquet"):
+            return contents.parquet(path, kind, file.rows) or (rows.problems(path) if rows else [])
+        if kind == "checkpoint" and file.name.endswith(".safetensors"):
+            return contents.safetensors(path) or (_not_finite(path) if self._deep else [])
+        if kind == "checkpoint" and file.name.startswith("model/"):
+            return model_files.problems(path)
+        return contents.canary(path) if kind == "checkpoint" and file.name == "canary.json" else []
+
+    def _weights(self, manifest: Manifest) -> None:
+        from storage.versions.weights import canary_difference
+
+        where = f"{self._version}/{manifest.nonce}/model"
+        try:
+            tolerance = manifest.number("inference.canary_tolerance")
+            difference = canary_difference(checkpoints.open_checkpoint(self._store, self._version, self._folder))
+        except (UnavailableError, MemoryError):
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever keeps a model from loading, its checkpoint is of no use
+            self._tell(where, f"cannot be loaded: {error!r}")
+        else:
+            if not difference <= tolerance:  # also NaN
+                self._tell(where, f"its logprobs of the canary differ by {difference:.3g}, more than {tolerance:g}")
+
+    def _tell(self, key: str, problem: str) -> None:
+        self._report.findings.append(Finding(self._version, key, problem))
+
+
+def _not_finite(path: Path) -> list[str]:
+    from safetensors import SafetensorError
+
+    from storage.versions.weights import not_finite
+
+    try:
+        return [f"tensor {name} is not finite" for name in not_finite(path)]
+    except (SafetensorError, RuntimeError, TypeError) as error:  # such as a type of numbers that torch does not have
+        return [f"its tensors cannot be read: {error}"]

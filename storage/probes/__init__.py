@@ -1,1 +1,0 @@
-"""What `storage.doctor` tries on a place, by subject. A probe returns what it found, or raises `Wrong` or `Untried`."""

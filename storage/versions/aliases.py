@@ -1,0 +1,222 @@
+"""Names that move: `champion`, `demo/latest`, names of the user's own.
+
+An alias is a numbered log. Each entry names the version it points at and replaces the one before, so moving it is a
+compare-and-swap, and its history is kept.
+"""
+
+import getpass
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from configs.plain import check_plain
+from storage import layout
+from storage.errors import AliasMovedError, DamagedError, StorageError
+from storage.logs import catalog
+from storage.logs.log import Log
+from storage.objects.keys import check_key
+from storage.objects.store import Store
+from storage.versions.manifests import Parent, as_parent, read_bytes
+
+_LONGEST = 200
+"""Characters of a new name: as a file's name and as a part of a key it then fits everywhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One entry of an alias's history.
+
+    Example: Move(number=2, version="runs/demo/checkpoints/000100", sha256="9a…", reason="", by="ada", at="2026-…")
+    """
+
+    number: int
+    version: str
+    sha256: str  # of the version's manifest
+    reason: str
+    by: str
+    at: str
+
+
+def current(store: Store, name: str, at_least: int = 0) -> Move | None:
+    """Where `name` points; None where there is no such alias. `at_least` so many moves are known to have been made.
+
+    Raises:
+        StorageError: its newest move is damaged.
+    """
+    log = _log(store, name)
+    if not (length := log.length(at_least)):
+        return None
+    try:
+        return _move(length - 1, log.read(length - 1))
+    except DamagedError as error:
+        raise DamagedError(
+            f"where alias {name!r} points cannot be read: {error}; {remedy(name, length - 1)}"
+        ) from error
+
+
+def remedy(name: str, damaged: int) -> str:
+    """What to do where the newest move of an alias is damaged."""
+    return f"`python -m storage alias set {name} VERSION --expect {damaged}` points it somewhere again"
+
+
+def history(store: Store, name: str) -> list[Move]:
+    """All moves of `name`, oldest first."""
+    log = _log(store, name)
+    return [_move(number, log.read(number)) for number in range(log.length())]
+
+
+def move(store: Store, name: str, version: str, expected: int | None, reason: str = "", by: str = "") -> Move:
+    """Point `name` at `version`, if the newest move of it is `expected` (None: there is no such alias yet).
+
+    Raises:
+        AliasMovedError: somebody else has moved it.
+        StorageError: no such version, not a name for a new alias, or a reason that cannot be stored.
+    """
+    if expected is None and len(name) > _LONGEST:
+        raise StorageError(f"alias name {name[:40]!r}… has {len(name):,} characters: give it {_LONGEST} at most")
+    log, entry = _log(store, name), _entry(as_parent(store, version), reason, by)
+    _refuse_collected(store, version)
+    number = 0 if expected is None else expected + 1
+    free = log.length() == number
+    if free and number == 0:  # so that it is found by those who ask for all aliases
+        catalog.enter(store, name, "alias", [version], "")
+    if not free or not log.put(number, entry):
+        standing = current(store, name)
+        where = f"at {standing.version} by move {standing.number} of {standing.by}" if standing else "nowhere"
+        raise AliasMovedError(f"alias {name!r} was moved by somebody else: it points {where}. Look again, then move it")
+    try:
+        _refuse_collected(store, version)  # once more: gc marks what it takes, and then looks at the aliases
+    except StorageError:
+        if number:  # back to where it pointed
+            log.put(number + 1, {**log.read(number - 1), "reason": f"move {number} was to a version that gc took"})
+        raise
+    return _move(number, entry)
+
+
+def _refuse_collected(store: Store, version: str) -> None:
+    if store.exists(layout.collected(version)):
+        raise DamagedError(f"{store.uri(version)} was collected by gc: its data are gone, and no alias may point at it")
+
+
+def advance(store: Store, name: str, version: str, by: str = "") -> None:
+    """Point `name` at `version` unless it points there or at a later one of the same kind and run."""
+    series = layout.series_of(version)
+    while (standing := current(store, name)) is None or (
+        layout.series_of(standing.version) != series or standing.version < version
+    ):
+        try:
+            move(store, name, version, standing.number if standing else None, "newest of its run", by)
+        except AliasMovedError:
+            continue
+
+
+def roll_back(store: Store, name: str, to: int | None = None, reason: str = "", by: str = "") -> Move:
+    """Point `name` where it pointed before its newest move, or at its move `to`; itself a move.
+
+    Raises:
+        StorageError: there is no such alias or move, or the version is not what it was then.
+    """
+    log = _log(store, name)
+    moves = log.length()
+    number = moves - 2 if to is None else to
+    if not 0 <= number < moves:
+        raise StorageError(f"alias {name!r} has {moves} moves in its history: there is none to go back to")
+    target = _move(number, log.read(number))
+    if as_parent(store, target.version).sha256 != target.sha256:
+        raise DamagedError(
+            f"{store.uri(target.version)} is not the version that alias {name!r} pointed at: it was changed"
+        )
+    reason = reason or f"roll back to move {target.number}"
+    return move(store, name, target.version, moves - 1, reason, by)
+
+
+def names(store: Store) -> list[str]:
+    """All aliases.
+
+    Raises:
+        StorageError: the catalog is damaged.
+    """
+    return [name for name in _entered(catalog.everything(store)) if _log(store, name).length()]
+
+
+def readable(store: Store) -> tuple[dict[str, Move], list[StorageError]]:
+    """Read where every alias points, and collect an error for each damaged alias or catalog entry.
+
+    Raises:
+        UnavailableError: the store does not answer.
+    """
+    entries, damaged = catalog.readable(store)
+    found: dict[str, Move] = {}
+    for name in _entered(entries):
+        try:
+            if newest := current(store, name):
+                found[name] = newest
+        except DamagedError as error:
+            damaged.append(error)
+    return found, damaged
+
+
+def _entered(entries: Iterable[catalog.Entry]) -> list[str]:
+    """Names of aliases in the catalog; one may not exist, since its entry is written first."""
+    return sorted({entry.version for entry in entries if entry.kind == "alias"})
+
+
+def listed(store: Store) -> dict[str, int]:
+    """All aliases and how many moves each has, also where entries were lost: for those who delete versions."""
+    moves: dict[str, int] = {}
+    for item in store.walk(layout.alias("").rstrip("/")):
+        if (entry := layout.entry_of(item.path)) and (name := name_of(entry[0])):
+            moves[name] = max(moves.get(name, 0), entry[1] + 1)
+    return moves
+
+
+def name_of(log: str) -> str | None:
+    """The alias whose log has the prefix `log`; None where it is no alias's."""
+    prefix = layout.alias("")
+    name = log.removeprefix(prefix)
+    return name if log.startswith(prefix) and layout.is_alias(name) else None
+
+
+def resolve(store: Store, reference: str) -> str:
+    """The version that `reference` means: an alias, a version, or a version's URI in this store.
+
+    Raises:
+        StorageError: none of them.
+    """
+    root = store.uri("x").removesuffix("x")
+    reference = reference.removeprefix(root).rstrip("/")
+    if layout.is_alias(reference) and (found := current(store, reference)):
+        return found.version
+    check_key(reference)
+    read_bytes(store, reference)
+    return reference
+
+
+def _log(store: Store, name: str) -> Log:
+    if not layout.is_alias(name):
+        raise StorageError(f"alias name {name!r}: use letters, digits, '.', '_', '-' and '/', and not a version's name")
+    return Log(store, layout.alias(name))
+
+
+def _entry(target: Parent, reason: str, by: str) -> dict[str, Any]:
+    at = datetime.now(UTC).isoformat(timespec="seconds")
+    entry = {"version": target.version, "sha256": target.sha256, "reason": reason, "by": by or _user(), "at": at}
+    try:
+        check_plain(entry)
+    except ValueError as error:
+        raise StorageError(str(error)) from None
+    return entry
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return f"user {os.getuid()}"
+
+
+def _move(number: int, entry: dict[str, Any]) -> Move:
+    fields = ("version", "sha256", "reason", "by", "at")
+    return Move(number, **{field: entry[field] for field in fields})

@@ -1,0 +1,113 @@
+"""A checkpoint is a version with two folders and a canary:
+
+model/          a transformers folder: config.json, model.safetensors, tokenizer files
+state/          optimizer and RNG, safetensors and JSON (absent from version 0)
+canary.json     token ids and the logprobs the trainer gives them, by which a server proves what it serves
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from storage import layout
+from storage.errors import DamagedError
+from storage.objects.store import Store
+from storage.versions import aliases, model_files
+from storage.versions.drafts import Draft, Provenance
+from storage.versions.fetch import fetch, fetch_folder
+from storage.versions.manifests import Manifest, read
+
+
+@dataclass(frozen=True, slots=True)
+class Canary:
+    """A fixed sequence and the trainer's logprobs of it at temperature 1.
+
+    Example: Canary(token_ids=[3, 1, 2], logprobs=[-4.1, -3.9])
+    """
+
+    token_ids: list[int]  # N
+    logprobs: list[float]  # N - 1: of token_ids[1:] given what stands before
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A committed policy version as verified local files."""
+
+    version: str  # store key
+    number: int  # policy version: updates committed before it
+    model: Path
+    state: Path | None  # None where there is none, or it was not asked for
+    canary: Canary
+    manifest: Manifest
+
+
+def commit(
+    store: Store,
+    version: str,
+    model: Path,
+    state: Path | None,
+    canary: Canary,
+    provenance: Provenance,
+    parents: list[str],
+    metrics: dict[str, float],
+    cache: Path | None = None,
+) -> Manifest:
+    """Store the folders as policy version `version`; with `cache` the files move there."""
+    with Draft(store, version, "checkpoint") as draft:
+        draft.add_folder(model, "model")
+        if state:
+            draft.add_folder(state, "state")
+        path = draft.scratch / "canary.json"
+        path.write_text(json.dumps(asdict(canary)))
+        draft.add(path, "canary.json")
+        manifest = draft.commit(provenance, parents, metrics)
+        if cache:
+            draft.hand_over(cache)
+        return manifest
+
+
+def resolve(store: Store, reference: str) -> str:
+    """The checkpoint that an alias, a version or a URI in this store means; its data are there.
+
+    Raises:
+        StorageError: there is none, it is no checkpoint, or gc has taken its data.
+    """
+    version = aliases.resolve(store, reference)
+    if (kind := read(store, version).kind) != "checkpoint":
+        raise DamagedError(f"{store.uri(version)} is a {kind} version, not a checkpoint")
+    if store.exists(layout.collected(version)):
+        raise DamagedError(f"{store.uri(version)} was collected by gc: its data are gone")
+    return version
+
+
+def open_checkpoint(store: Store, version: str, cache: Path, *, state: bool = False) -> Checkpoint:
+    """Fetch and verify a checkpoint; the optimizer's part, which is most of it, only with `state`.
+
+    Raises:
+        StorageError: not committed, not a checkpoint; files that are missing, damaged, named by no manifest, or that
+            would have code run (`storage.versions.model_files`).
+    """
+    manifest = read(store, version)
+    if manifest.kind != "checkpoint":
+        raise DamagedError(f"{store.uri(version)} is a {manifest.kind} version, not a checkpoint")
+    names = {file.name for file in manifest.files}
+    if not {"canary.json", "model/config.json"} <= names:
+        raise DamagedError(f"{store.uri(version)} has no model/config.json or no canary.json: not a whole checkpoint")
+    model = fetch_folder(store, manifest, "model", cache)
+    model_files.check(model, (name.removeprefix("model/") for name in names if name.startswith("model/")))
+    has_state = state and any(name.startswith("state/") for name in names)
+    return Checkpoint(
+        version=version,
+        number=int(version.rsplit("/", 1)[1]),
+        model=model,
+        state=fetch_folder(store, manifest, "state", cache) if has_state else None,
+        canary=_canary(store, version, fetch(store, manifest, "canary.json", cache)),
+        manifest=manifest,
+    )
+
+
+def _canary(store: Store, version: str, path: Path) -> Canary:
+    try:
+        return Canary(**json.loads(path.read_text()))
+    except (TypeError, ValueError) as error:
+        raise DamagedError(f"{store.uri(version)}: its canary.json is none: {error}") from error

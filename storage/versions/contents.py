@@ -1,0 +1,151 @@
+"""What is wrong inside of an object that is, byte for byte, the one its manifest names; each problem a sentence."""
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from storage.records import (
+    CASE_SCHEMA,
+    CURRICULUM_SCHEMA,
+    EXCLUSION_SCHEMA,
+    HISTORY_SCHEMA,
+    PROBLEM_SCHEMA,
+    SCHEMA_VERSION,
+    SCORE_SCHEMA,
+    TRAJECTORY_SCHEMA,
+)
+from storage.versions.checkpoints import Canary
+from storage.versions.datasets import read_parquet
+
+SCHEMAS = {
+    "problems": PROBLEM_SCHEMA,
+    "trajectories": TRAJECTORY_SCHEMA,
+    "evaluation": TRAJECTORY_SCHEMA,
+    "scores": SCORE_SCHEMA,
+    "history": HISTORY_SCHEMA,
+    "curriculum": CURRICULUM_SCHEMA,
+    "audit": CASE_SCHEMA,
+    "exclusions": EXCLUSION_SCHEMA,
+}
+"""By kind of version, of each of its Parquet files."""
+_KEYS = {
+    "problems": ("problem_id",),
+    "trajectories": ("trajectory_id",),
+    "evaluation": ("trajectory_id",),
+    "scores": ("trajectory_id", "turn"),
+    "history": ("problem_key", "iteration"),
+    "curriculum": ("problem_id",),
+    "audit": ("number",),
+    "exclusions": ("trajectory_id", "data_set", "problem_key"),
+}
+"""What no two rows of a version have in common."""
+_NEW_IN = {2: {"sequence_starts"}, 3: {"unplayed_turns"}}
+"""Columns that files of an older schema lack, by the version that brought them."""
+_PER_TOKEN = ("token_ids", "action_mask", "logprobs", "versions")
+_NAMED = 3  # rows that a message spells out
+
+
+def parquet(path: Path, kind: str, rows: int | None) -> list[str]:
+    """Problems of footer, schema and number of rows; what lies between is not read."""
+    try:
+        with pq.ParquetFile(path) as file:
+            found, schema = file.metadata.num_rows, file.schema_arrow
+        written = int((schema.metadata or {}).get(b"schema_version", b"0"))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        return [f"cannot be read as Parquet: {error}"]
+    if written > SCHEMA_VERSION:
+        return [f"was written with schema_version {written}; this code knows {SCHEMA_VERSION}: upgrade"]
+    optional = {name for version, names in _NEW_IN.items() if written < version for name in names}
+    problems = _schema_problems(schema, SCHEMAS[kind], optional)
+    if found != rows:
+        problems.append(f"has {found} rows, its manifest says {rows}")
+    return problems
+
+
+def _schema_problems(found: pa.Schema, expected: pa.Schema, optional: set[str]) -> list[str]:
+    missing = [name for name in expected.names if name not in found.names and name not in optional]
+    strange = [name for name in found.names if name not in expected.names]
+    common = [name for name in expected.names if name in found.names]
+    others = [_typed(found.field(name)) for name in common if not found.field(name).equals(expected.field(name))]
+    if not missing + strange + others and found.names != common:
+        return [f"has its columns in another order: {', '.join(found.names)}"]
+    kinds = (("lacks the columns", missing), ("has strange columns", strange), ("has columns of other types", others))
+    return [f"{what} {', '.join(names)}" for what, names in kinds if names]
+
+
+def _typed(field: "pa.Field[pa.DataType]") -> str:
+    return f"{field.name} {field.type}{' or null' if field.nullable else ''}"
+
+
+class Rows:
+    """Reads all rows of one version, file by file; only the ids are kept."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self._key, self._seen = kind, _KEYS[kind], set[tuple[Any, ...]]()
+
+    def problems(self, path: Path) -> list[str]:
+        """Of one file of the version: pages, and rows that contradict themselves or rows before."""
+        faults: dict[str, list[int]] = defaultdict(list)
+        damage = []
+        try:
+            for number, row in enumerate(read_parquet(path)):
+                for fault in self._faults(row):
+                    faults[fault].append(number)
+        except (ValueError, TypeError, KeyError) as error:
+            damage = [f"its rows cannot be read: {error}"]
+        return [f"{fault} ({_some(numbers)})" for fault, numbers in faults.items()] + damage
+
+    def _faults(self, row: dict[str, Any]) -> Iterator[str]:
+        key = tuple(row[name] for name in self._key)
+        if key in self._seen:
+            yield f"{' and '.join(self._key)} of a row are those of another"
+        self._seen.add(key)
+        if SCHEMAS[self._kind] is TRAJECTORY_SCHEMA:
+            yield from _trajectory_faults(row)
+
+
+def _trajectory_faults(row: dict[str, Any]) -> Iterator[str]:
+    length = len(row["token_ids"])
+    if any(len(row[name]) != length for name in _PER_TOKEN):
+        yield f"{', '.join(_PER_TOKEN)} of a row differ in length"
+    if not all(0 <= turn["start"] <= turn["end"] <= length for turn in row["turns"]):
+        yield "turns lie outside of their row's tokens"
+    starts = row.get("sequence_starts", [0])
+    if starts[:1] != [0] or starts != sorted(starts) or starts[-1] > length:
+        yield "sequences do not begin with the tokens of their row, or lie outside of them"
+
+
+def _some(numbers: list[int]) -> str:
+    more = f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else ""
+    return f"rows {', '.join(map(str, numbers[:_NAMED]))}{more}"
+
+
+def safetensors(path: Path) -> list[str]:
+    """Problems of the header, which must describe every byte of the file."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="np"):
+            return []
+    except (SafetensorError, OSError) as error:
+        return [f"cannot be read as safetensors: {error}"]
+
+
+def canary(path: Path) -> list[str]:
+    """Problems of a `canary.json`."""
+    try:
+        found = Canary(**json.loads(path.read_bytes()))
+        ids, logprobs = [int(token) for token in found.token_ids], [float(logp) for logp in found.logprobs]
+    except (ValueError, TypeError) as error:
+        return [f"is no canary: {error}"]
+    if not logprobs or len(logprobs) != len(ids) - 1:
+        return [f"has {len(logprobs)} logprobs for {len(ids)} tokens"]
+    if min(ids) < 0 or not all(map(math.isfinite, logprobs)):
+        return ["has tokens below 0, or logprobs that are not finite"]
+    return []

@@ -1,0 +1,143 @@
+"""The commit protocol: data objects first, the manifest last.
+
+A version is drafted, its files are added under a folder of this attempt's own, the attempt is entered into the
+catalog, and `commit` creates `<version>/manifest.json` with put-if-absent. Of two writers one wins; the other gets
+the winner's manifest. A killed attempt leaves objects that no manifest names.
+"""
+
+import functools
+import json
+import shutil
+import subprocess
+import tempfile
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict
+
+from storage import layout
+from storage.errors import ConflictError
+from storage.logs import catalog
+from storage.logs.fence import Fence
+from storage.objects.seal import seal
+from storage.objects.store import Store, sha256
+from storage.versions.manifests import MANIFEST_VERSION, File, Kind, Manifest, as_parent, read
+
+
+class Provenance(BaseModel):
+    """What made a version: the resolved configuration, the flow run it happened in, and its right to write."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    config: dict[str, Any]
+    prefect_run_id: str | None = None
+    fence: Fence | None = None
+
+
+class Draft:
+    """A version being written; nobody sees it before `commit`.
+
+    Use as a context manager: `scratch` is a temporary folder for files on their way to the store.
+    """
+
+    def __init__(self, store: Store, version: str, kind: Kind) -> None:
+        self.store, self.version, self.kind = store, version, kind
+        self.nonce = uuid.uuid4().hex[:12]
+        self._files: list[File] = []
+        self._sources: dict[str, Path] = {}
+        self.adopted: list[File] = []
+        """Of these, shards taken over from attempts before (`storage.versions.journal`)."""
+        self.notes: list[Any] = []
+        """What was noted beside them, in order."""
+        self._scratch = tempfile.TemporaryDirectory(prefix="draft-")
+        self.scratch = Path(self._scratch.name)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._scratch.cleanup()
+
+    @property
+    def files(self) -> list[File]:
+        """What has been added so far."""
+        return list(self._files)
+
+    def add(self, path: Path, name: str, rows: int | None = None) -> File:
+        """Hash and upload the local file `path` as `name`."""
+        key = f"{self.version}/{self.nonce}/{name}"
+        with ThreadPoolExecutor(1) as hashing:  # beside the upload, which mostly waits
+            digest = hashing.submit(sha256, path)
+            self.store.put(key, path)
+        file = File(name=name, path=key, bytes=path.stat().st_size, rows=rows, sha256=digest.result())
+        self._files.append(file)
+        self._sources[name] = path
+        return file
+
+    def add_shard(self, path: Path, name: str, rows: int, notes: list[Any]) -> File:
+        """`add` a shard of a data set; `notes` are for those who can continue it (`storage.versions.journal`)."""
+        return self.add(path, name, rows)
+
+    def discard(self) -> None:
+        """Nobody shall go on with what was added; nobody can but where there is a journal."""
+
+    def add_folder(self, folder: Path, prefix: str) -> None:
+        """`add` every file of `folder` as `<prefix>/<name>`."""
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                self.add(path, f"{prefix}/{path.relative_to(folder).as_posix()}")
+
+    def hand_over(self, folder: Path) -> None:
+        """Move the files that were added into the cache `folder` of a remote store: they need not be fetched again."""
+        for file in [] if self.store.is_local else self._files:
+            source, target = self._sources.get(file.name), folder / file.path
+            if source and source.exists():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.move(source, target)
+
+    def commit(self, provenance: Provenance, parents: list[str], metrics: dict[str, Any] | None = None) -> Manifest:
+        """Make the version exist; returns the manifest that stands, this attempt's or an earlier winner's.
+
+        Raises:
+            StorageError: a parent was never committed; or this writer has lost the run to another.
+        """
+        parents_found = [as_parent(self.store, parent) for parent in parents]
+        manifest = Manifest(
+            manifest_version=MANIFEST_VERSION,
+            kind=self.kind,
+            version=self.version,
+            parents=parents_found,
+            files=self._files,
+            config=provenance.config,
+            code_version=code_version(),
+            prefect_run_id=provenance.prefect_run_id,
+            metrics=metrics or {},
+            created_at=datetime.now(UTC),
+            nonce=self.nonce,
+            fence=provenance.fence.token if provenance.fence else None,
+        )
+        catalog.enter(self.store, self.version, self.kind, parents, self.nonce)
+        if provenance.fence:
+            provenance.fence.check()
+        created = self.store.create(layout.manifest(self.version), seal(json.loads(manifest.model_dump_json())))
+        if not created and provenance.fence and layout.run_of(self.version):
+            raise ConflictError(
+                f"{self.store.uri(self.version)} was committed by another writer while this one held the run's lease: "
+                "this flow run stops; start it again to go on from what stands there"
+            )
+        return manifest if created else read(self.store, self.version)
+
+
+@functools.cache
+def code_version() -> str:
+    """The commit of the source tree (`-dirty` where it was changed), or `unknown` outside of a checkout."""
+    root = Path(__file__).parents[2]
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return "unknown"
+    return result.stdout.strip() or "unknown"

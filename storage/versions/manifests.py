@@ -1,0 +1,177 @@
+"""Manifests: the commit records of versions. What has no manifest does not exist. `drafts` writes them."""
+
+import hashlib
+import json
+from functools import cached_property
+from typing import Any, Literal
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict
+
+from storage import layout
+from storage.errors import DamagedError, StorageError
+from storage.objects.keys import Key
+from storage.objects.seal import newer, unseal
+from storage.objects.store import Store
+
+MANIFEST_VERSION = 2  # 2: fencing token, digest
+
+Kind = Literal[
+    "run",
+    "problems",
+    "checkpoint",
+    "trajectories",
+    "scores",
+    "evaluation",
+    "history",
+    "curriculum",
+    "decision",
+    "audit",
+    "exclusions",
+]
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Parent(_Record):
+    """A version that this one was made from, and the hash of its manifest."""
+
+    version: Key
+    sha256: str
+
+
+class File(_Record):
+    """One data object; `path` is a key under the store's root, `name` its place in the version."""
+
+    name: Key
+    path: Key
+    bytes: int
+    rows: int | None
+    sha256: str
+
+
+class Manifest(_Record):
+    """The commit record of one version.
+
+    Example: {"manifest_version": 2, "kind": "scores", "version": "runs/demo/scores/000003/1f0c",
+    "parents": [{"version": "runs/demo/trajectories/000003", "sha256": "9a…"}], "files": […], …}
+    """
+
+    manifest_version: int
+    kind: Kind
+    version: str  # key of the version's folder
+    parents: list[Parent]
+    files: list[File]
+    config: dict[str, Any]  # resolved configuration, in the words of the program that wrote it
+    code_version: str
+    prefect_run_id: str | None
+    metrics: dict[str, Any]
+    created_at: AwareDatetime
+    nonce: str  # unique to the attempt
+    fence: int | None = None  # fencing token of the run's lease; never falls from parent to child within a run
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """`config` in the words of this program: what decides something is read from here."""
+        from configs import up_to_date
+
+        return up_to_date(self.config)
+
+    def knob(self, key: str) -> Any:
+        """What a knob of `settings`, such as `inference.dtype`, was set to; None where there is no such knob."""
+        value: Any = self.settings
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return value
+
+    def number(self, key: str) -> float:
+        """The number that a knob, such as `rollout.policy_lag`, was set to.
+
+        Raises:
+            StorageError: it is none.
+        """
+        value = self.knob(key)
+        if not isinstance(value, int | float):
+            raise DamagedError(f"the configuration in the manifest of {self.version} has {key}={value!r}: no number")
+        return value
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows or 0 for file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+
+def committed(store: Store, version: str) -> bool:
+    """Whether `version` exists."""
+    return store.exists(layout.manifest(version))
+
+
+def find(store: Store, version: str) -> Manifest | None:
+    """The manifest of `version`, None where it was never committed."""
+    try:
+        data = store.read(layout.manifest(version))
+    except FileNotFoundError:
+        return None
+    return parse(store, version, data)
+
+
+def read(store: Store, version: str) -> Manifest:
+    """The manifest of `version`.
+
+    Raises:
+        StorageError: there is none, or it is not a manifest of this version.
+    """
+    return parse(store, version, read_bytes(store, version))
+
+
+def as_parent(store: Store, version: str) -> Parent:
+    """`version` as a parent, with its manifest's hash.
+
+    Raises:
+        StorageError: it was never committed, or its manifest is damaged.
+    """
+    data = read_bytes(store, version)
+    parse(store, version, data)
+    return Parent(version=version, sha256=hashlib.sha256(data).hexdigest())
+
+
+def read_bytes(store: Store, version: str) -> bytes:
+    """The manifest of `version` as stored; its sha256 is what children name.
+
+    Raises:
+        StorageError: it was never committed.
+    """
+    try:
+        return store.read(layout.manifest(version))
+    except FileNotFoundError:
+        raise DamagedError(f"{store.uri(version)} was never committed: it has no manifest.json") from None
+
+
+def parse(store: Store, version: str, data: bytes) -> Manifest:
+    """The manifest in `data`, which was read where that of `version` stands.
+
+    Raises:
+        StorageError: it is damaged, of a future format, or another version's.
+    """
+    where = store.uri(layout.manifest(version))
+    try:
+        values = json.loads(data)
+        found = values["manifest_version"]
+        if found > MANIFEST_VERSION:
+            raise DamagedError(f"{where} has format {found}; this code knows {MANIFEST_VERSION}: upgrade")
+        manifest = Manifest.model_validate(values if found == 1 else unseal(data, where))
+    except StorageError:
+        raise
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        if unknown := newer(error):
+            raise DamagedError(f"{where} has {unknown}, which this code does not know: upgrade") from None
+        raise DamagedError(f"{where} is not a manifest, or is damaged: {error}") from None
+    if manifest.version != version:
+        raise DamagedError(f"{where} says it is version {manifest.version!r}: it was copied or moved by hand")
+    if strange := [file.path for file in manifest.files if not file.path.startswith(f"{version}/")]:
+        raise DamagedError(f"{where} names objects of other versions: {strange[:3]}")
+    return manifest

@@ -1,0 +1,227 @@
+"""A run's history as numbers, a table and a picture."""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from storage.visible import printable
+from tasks.evaluate.comparison import compare
+from tasks.evaluate.history import Evaluation, History, Iteration
+from tasks.evaluate.outcomes import summarise
+from tasks.evaluate.statistics import proportion
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+Row = dict[str, str]
+_WIDTH = 150
+
+
+def summary(history: History) -> dict[str, Any]:
+    """Everything the report says, as JSON-ready numbers."""
+    evaluations = [
+        {"policy_version": evaluation.policy_version} | summarise(evaluation.outcomes)
+        for evaluation in history.evaluations
+    ]
+    result: dict[str, Any] = {
+        "run": history.name,
+        "iterations": len(history.iterations),
+        "evaluations": evaluations,
+        "stages": _stages(history.iterations),
+        "training": [
+            {"iteration": iteration.number} | iteration.rollout | iteration.train for iteration in history.iterations
+        ],
+    }
+    if len(history.evaluations) > 1:
+        result["improvement"] = _improvement(history.evaluations[0], history.evaluations[-1])
+    return result
+
+
+def _improvement(before: Evaluation, after: Evaluation) -> dict[str, Any]:
+    """Paired differences on the same problems, last evaluation against the first."""
+    comparison = compare(before.outcomes, after.outcomes)
+    return {key: comparison[key]["difference"] for _, key in _LINES}
+
+
+def _stages(iterations: Sequence[Iteration]) -> dict[str, dict[str, float]]:
+    """Mean seconds of each stage's own work, tokens per second, and the mean staleness of what was trained on."""
+    if not iterations:
+        return {}
+    rollout = [iteration.rollout for iteration in iterations]
+    seconds = fmean(metrics["seconds"] for metrics in rollout)
+    stages = {
+        "rollout": {
+            "seconds": seconds,
+            "tokens_per_second": fmean(metrics["generated_tokens"] for metrics in rollout) / seconds,
+        },
+        "score": {"seconds": fmean(iteration.score["seconds"] for iteration in iterations)},
+    }
+    train = [iteration.train for iteration in iterations if iteration.train["trajectories"]]
+    if train:
+        learning = fmean(metrics["seconds/prepare"] + metrics["seconds/update"] for metrics in train)
+        stages["train"] = {
+            "seconds": learning,
+            "tokens_per_second": fmean(metrics["tokens/all"] for metrics in train) / learning,
+            "staleness": fmean(metrics["staleness/mean"] for metrics in train),
+        }
+    return stages
+
+
+def accuracy_rows(numbers: dict[str, Any]) -> list[Row]:
+    """Accuracy before and after, with 95 % intervals; one row each for first turn, any turn and every turn."""
+    evaluations = numbers["evaluations"]
+    if not evaluations:
+        return []
+    before, after = evaluations[0], evaluations[-1]
+    rows = [
+        _accuracy_row(label, before[key], after[key], numbers.get("improvement", {}).get(key)) for label, key in _LINES
+    ]
+    for turn in range(max(len(before["by_turn"]), len(after["by_turn"]))):
+        cells = [_at(evaluation["by_turn"], turn) for evaluation in (before, after)]
+        rows.append(_accuracy_row(f"turn {turn + 1}, where reached", cells[0], cells[1], None))
+    return rows
+
+
+_LINES = (("first turn", "first_turn"), ("any turn", "any_turn"))
+
+
+def _accuracy_row(label: str, before: Any, after: Any, difference: Any) -> Row:
+    return {
+        "held-out accuracy": label,
+        "before": _estimate(before),
+        "after": _estimate(after),
+        "difference": _estimate(difference, "+"),
+    }
+
+
+def _at(values: Sequence[Any], index: int) -> Any:
+    return values[index] if index < len(values) else None
+
+
+def _estimate(estimate: dict[str, float] | None, sign: str = "") -> str:
+    if estimate is None:
+        return ""
+    return f"{estimate['value']:{sign}.3f} [{estimate['low']:{sign}.3f}, {estimate['high']:{sign}.3f}]"
+
+
+def evaluation_rows(numbers: dict[str, Any]) -> list[Row]:
+    """One evaluation, as `summarise` says it; empty cells where nothing was observed."""
+    lines = [(label, numbers[key], ".3f") for label, key in _LINES]
+    if "sampled" in numbers:  # of any turn that is pass@1
+        lines.append(("first turn, sampled", numbers["sampled"]["first_turn"], ".3f"))
+    lines += [(f"turn {turn}, where reached", value, ".3f") for turn, value in enumerate(numbers["by_turn"], 1)]
+    lines += [(f"pass@{k}, any turn", value, ".3f") for k, value in numbers.get("pass_at", {}).items()]
+    lines += [(label, numbers[key], form) for label, key, form in _BEHAVIOUR]
+    return [
+        {
+            "measure": label,
+            "value": f"{value['value']:{form}}" if value else "",
+            "95 % interval": f"[{value['low']:{form}}, {value['high']:{form}}]" if value else "",
+        }
+        for label, value, form in lines
+    ]
+
+
+_BEHAVIOUR = (
+    ("fix rate (wrong, then right)", "fix_rate", ".3f"),
+    ("break rate (right, then wrong)", "break_rate", ".3f"),
+    ("truncated episodes", "truncated", ".3f"),
+    ("failed verdicts", "failed_verdicts", ".3f"),
+    ("tokens of an answer", "answer_tokens", ".1f"),
+)
+
+
+def comparison_rows(comparison: dict[str, Any]) -> list[Row]:
+    """Two policies on the same problems, as `compare` says it. Fixed: solved only after; broken: only before."""
+    tokens, truncated = comparison["answer_tokens"], comparison["truncated"]
+    cut = f"{truncated['after'] - truncated['before']:+.3f}"
+    longer = "" if tokens["ratio"] is None else f"{tokens['ratio']:.2f} times"
+    rows = [_tested_row(label, comparison[key]) for label, key in _LINES]
+    rows.append(_comparison_row("truncated episodes", truncated, ".3f", cut))
+    rows.append(_comparison_row("tokens of an answer", tokens, ".1f", longer))
+    return rows
+
+
+def _tested_row(label: str, accuracy: dict[str, Any]) -> Row:
+    row = _comparison_row(label, accuracy, ".3f", _estimate(accuracy["difference"], "+"))
+    row["p"] = "" if accuracy["p"] is None else f"{accuracy['p']:.3g}"  # None: stored by an older version
+    if accuracy["only_after"] is not None:  # one episode of a problem
+        row["fixed / broken"] = f"{accuracy['only_after']} / {accuracy['only_before']}"
+    return row
+
+
+def _comparison_row(label: str, values: dict[str, Any], form: str, difference: str) -> Row:
+    before, after = ("" if values[key] is None else f"{values[key]:{form}}" for key in ("before", "after"))
+    row = {"measure": label, "before": before, "after": after, "difference": difference}
+    return row | {"p": "", "fixed / broken": ""}
+
+
+def stage_rows(numbers: dict[str, Any]) -> list[Row]:
+    """Mean seconds of an iteration, tokens/s and staleness by stage."""
+    return [
+        {
+            "stage": stage,
+            "seconds an iteration": f"{values['seconds']:.2f}",
+            "tokens/s": f"{values['tokens_per_second']:.0f}" if "tokens_per_second" in values else "",
+            "staleness": f"{values['staleness']:.2f}" if "staleness" in values else "",
+        }
+        for stage, values in numbers["stages"].items()
+    ]
+
+
+def table(title: str, rows: Sequence[Row]) -> "Table":
+    """Rows for the terminal; texts in them are no markup and cannot move the cursor."""
+    from rich.table import Table
+    from rich.text import Text
+
+    result = Table(title=Text(printable(title)), title_justify="left")
+    for column in rows[0] if rows else ():
+        result.add_column(Text(printable(column)), overflow="fold")
+    for row in rows:
+        result.add_row(*(Text(printable(cell)) for cell in row.values()))
+    return result
+
+
+def rendered(*parts: "Table | str") -> str:
+    """Tables and lines as one text."""
+    from rich.console import Console
+
+    text = io.StringIO()
+    console = Console(file=text, width=_WIDTH, highlight=False)
+    for part in parts:
+        console.print(printable(part) if isinstance(part, str) else part, markup=False)
+    return text.getvalue()
+
+
+def plot(history: History, path: Path) -> None:
+    """Held-out accuracy with intervals, and the success of the training episodes, over the iterations."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    sampled = [
+        (i.number, i.rollout["success"][0], i.rollout["solved"]) for i in history.iterations if i.rollout["success"]
+    ]
+    if sampled:
+        numbers, first, solved = zip(*sampled, strict=True)
+        axes.plot(
+            numbers, first, color="tab:blue", alpha=0.35, linewidth=1, label="training episodes, first turn (sampled)"
+        )
+        axes.plot(
+            numbers, solved, color="tab:orange", alpha=0.35, linewidth=1, label="training episodes, any turn (sampled)"
+        )
+    for key, name, color in (("first", "first turn", "tab:blue"), ("any", "any turn", "tab:orange")):
+        points = [proportion([getattr(outcome, key) for outcome in e.outcomes]) for e in history.evaluations]
+        if points:
+            versions = [e.policy_version for e in history.evaluations]
+            values = [point.value for point in points]
+            spread = [[p.value - p.low for p in points], [p.high - p.value for p in points]]
+            axes.errorbar(versions, values, yerr=spread, marker="o", capsize=3, color=color, label=f"held-out, {name}")
+    axes.set(xlabel="policy version (PPO updates)", ylabel="accuracy", ylim=(0, 1), title=f"Run {history.name}")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", fontsize=8)
+    figure.savefig(path, dpi=150)

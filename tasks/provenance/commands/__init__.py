@@ -1,0 +1,1 @@
+"""The commands of `python -m tasks.provenance`; see `storage.commands.program`."""

@@ -1,0 +1,34 @@
+"""`trained-on`: which checkpoints had a problem."""
+
+import argparse
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from storage.commands.output import Output
+from storage.objects.store import Store
+from tasks.provenance.commands.shared import add_last, add_problem, show_doubts, show_first, show_problem, some
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_problem(parser)
+    add_last(parser, "updates")
+
+
+def run(store: Store, arguments: argparse.Namespace) -> Output:
+    """By run and iteration."""
+    from tasks.provenance.questions import trained_on
+
+    cache, name = Path(arguments.cache), arguments.problem
+    answer = trained_on(store, name, cache, run=arguments.run, by_prompt=arguments.prompt)
+    rows = [
+        (use.checkpoint, use.how, use.data_set, use.episodes or "", use.trained if use.data_set else "")
+        for use in answer.uses
+    ]
+    parts: list[Table | str] = [show_problem(answer.problem)]
+    parts += some(["checkpoint", "by", "data set", "episodes", "trained on"], rows, arguments.last)
+    parts += show_first(answer.first) or ["no checkpoint is known to be trained on it"]
+    return Output(asdict(answer), [*parts, *show_doubts(answer.doubtful, answer.unknown)])

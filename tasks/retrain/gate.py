@@ -1,0 +1,162 @@
+"""The gate: whether a challenger replaces the champion, and every reason for it.
+
+Better on the target set with confidence, not worse than a margin on every guarded set, and no alarm. Bounds are those
+of 95 % intervals of paired differences, the bootstrap's or one that holds for few problems, whichever is wider; an
+exact test stands beside them (see `tasks.evaluate.comparison`).
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any, Literal
+
+from configs.schema import Gate
+
+_LEVEL = 0.05
+_LEAST_ITERATIONS = 4
+"""Fewer say nothing about a trend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the gate looks at.
+
+    Example: Evidence(comparisons={"held-out": {…}}, failed_verdicts=0.0, kl=0.04, training=[0.41, 0.48, 0.55, 0.6])
+    """
+
+    comparisons: Mapping[str, Mapping[str, Any]]  # by set: champion before, challenger after
+    failed_verdicts: float  # share of timeouts and errors among the verdicts on all that the night trained on
+    kl: float | None  # nats a token from the champion; None where nothing was sampled
+    training: Sequence[float]  # share of solved training episodes, by iteration
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One demand of the gate.
+
+    Example: Check("held-out", "better", passed=True, says="first turn +0.120 [+0.050, +0.190]: above +0.000")
+    """
+
+    subject: str  # a set's name, or what an alarm watches
+    kind: Literal["better", "not worse", "alarm"]
+    passed: bool
+    says: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The gate's answer."""
+
+    promote: bool
+    harmful: bool  # worse with confidence: its problems are set aside
+    checks: list[Check]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def decide(evidence: Evidence, gate: Gate) -> Decision:
+    """Challenger against champion.
+
+    Raises:
+        KeyError: a set that the gate names was not compared.
+    """
+    guarded = gate.guarded if gate.guarded is not None else list(evidence.comparisons)
+    checks = [_better(evidence.comparisons[gate.target], gate)]
+    checks += [_not_worse(name, evidence.comparisons[name], gate) for name in guarded]
+    checks += _alarms(evidence, gate)
+    harmful = any(_is_worse(evidence.comparisons[name], gate) for name in {gate.target, *guarded})
+    return Decision(all(check.passed for check in checks), harmful, checks)
+
+
+def measured(gate: Gate) -> str:
+    """The gate's measure in words.
+
+    Example: "first turn", or "any turn, sampled".
+    """
+    return gate.measure.replace("_", " ") + (", sampled" if gate.episodes == "sampled" else "")
+
+
+def _better(comparison: Mapping[str, Any], gate: Gate) -> Check:
+    """A test is asked, too: on a handful of problems a bootstrap is sure of anything."""
+    found = comparison[gate.measure]
+    above, p = _low(found) > gate.least_gain, found["p"]
+    certain = p <= _LEVEL or gate.least_gain < 0
+    verdict = f"{'above' if above else 'not all above'} {gate.least_gain:+.3f}, p = {p:.2g}"
+    return Check(gate.target, "better", above and certain, f"{_difference(comparison, gate)}: {verdict}")
+
+
+def _not_worse(name: str, comparison: Mapping[str, Any], gate: Gate) -> Check:
+    passed = _low(comparison[gate.measure]) > -gate.margin
+    verdict = "above" if passed else "not all above"
+    hint = "" if passed or _is_worse(comparison, gate) else "; a larger set would narrow the interval"
+    return Check(name, "not worse", passed, f"{_difference(comparison, gate)}: {verdict} {-gate.margin:+.3f}{hint}")
+
+
+def _is_worse(comparison: Mapping[str, Any], gate: Gate) -> bool:
+    """With confidence: the whole interval lies below 0."""
+    return _high(comparison[gate.measure]) < 0
+
+
+def _low(found: Mapping[str, Any]) -> float:
+    """The lower end of the wider of both intervals: where few problems differ, the bootstrap is too sure."""
+    return min(float(interval["low"]) for interval in _intervals(found))
+
+
+def _high(found: Mapping[str, Any]) -> float:
+    return max(float(interval["high"]) for interval in _intervals(found))
+
+
+def _intervals(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [found[name] for name in ("difference", "score_interval", "adjusted_interval") if found[name]]
+
+
+def _difference(comparison: Mapping[str, Any], gate: Gate) -> str:
+    found = comparison[gate.measure]
+    return (
+        f"{measured(gate)} {found['before']:.3f} -> {found['after']:.3f}, "
+        f"{found['difference']['value']:+.3f} [{_low(found):+.3f}, {_high(found):+.3f}]"
+    )
+
+
+def _alarms(evidence: Evidence, gate: Gate) -> Iterator[Check]:
+    share, most = evidence.failed_verdicts, gate.max_failed_verdicts
+    says = f"{share:.1%} of verdicts in training are timeouts or errors, at most {most:.1%}"
+    yield _alarm("verifier", share <= most, says)
+    if evidence.kl is not None:
+        says = f"{evidence.kl:.3f} nats a token from the champion, at most {gate.max_kl:g}"
+        yield _alarm("KL", evidence.kl <= gate.max_kl, says)
+    for name, comparison in evidence.comparisons.items():
+        yield _length_alarm(name, comparison, gate)
+    yield _hacking_alarm(evidence, gate)
+
+
+def _length_alarm(name: str, comparison: Mapping[str, Any], gate: Gate) -> Check:
+    tokens, truncated = comparison["answer_tokens"], comparison["truncated"]
+    if tokens["ratio"] is None:
+        return _alarm(f"length on {name}", False, "champion or challenger has not answered at all")
+    rise = truncated["after"] - truncated["before"]
+    passed = tokens["ratio"] <= gate.max_length_ratio and rise <= gate.max_truncated_gain
+    return _alarm(
+        f"length on {name}", passed,
+        f"answers {tokens['before']:.1f} -> {tokens['after']:.1f} tokens, at most {gate.max_length_ratio:g} times; "
+        f"truncated {rise:+.1%}, at most {gate.max_truncated_gain:+.1%}",
+    )  # fmt: skip
+
+
+def _hacking_alarm(evidence: Evidence, gate: Gate) -> Check:
+    """Reward up while held-out accuracy is down: what was learnt is not what is wanted."""
+    accuracy = evidence.comparisons[gate.target][gate.measure]["difference"]["value"]
+    third = len(evidence.training) // 3
+    if len(evidence.training) < _LEAST_ITERATIONS:
+        return _alarm("reward hacking", True, f"{len(evidence.training)} iterations are too few to tell")
+    rise = fmean(evidence.training[-third:]) - fmean(evidence.training[:third])
+    passed = not (rise > gate.hacking_gain and accuracy < -gate.hacking_gain)
+    return _alarm(
+        "reward hacking", passed,
+        f"solved while training {rise:+.3f} (last third against first), accuracy on {gate.target} {accuracy:+.3f}",
+    )  # fmt: skip
+
+
+def _alarm(subject: str, passed: bool, says: str) -> Check:
+    return Check(subject, "alarm", passed, says)

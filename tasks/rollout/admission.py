@@ -1,0 +1,180 @@
+"""What of an agent is let in: its observations before the engine sees them, its trajectories before they are stored.
+
+Here everything is looked at, so that nothing is refused later by vLLM, which would end the rollout, by Arrow or by
+training. What is refused fails the episode; the reason says what was wrong and what to do.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any, get_args
+
+from storage.records import HIGHEST_LOGPROB, Status, Trajectory, Turn
+from storage.visible import described
+from tasks.inference.api import Completion, GenerationConfig, Observation
+from tasks.rollout.values import RefusedError, check_ids, check_kinds, check_seed, check_text, number, shown
+
+MOST_COMPLETIONS = 256
+"""Of one observation: vLLM takes 16,384 in a request, which the episodes of a group share."""
+LONGEST_REASON = 2000
+
+_AGENTS_OWN = {"status", "reason", "token_ids", "action_mask", "logprobs", "versions", "turns", "turn_discount"} | {
+    "sequence_starts", "unplayed_turns", "sampling", "started_at", "latency_s"}  # fmt: skip
+_IDENTITY = [field.name for field in dataclasses.fields(Trajectory) if field.name not in _AGENTS_OWN]
+_identity = attrgetter(*_IDENTITY)
+
+
+def check_observation(observation: Any, vocabulary: int) -> Observation:
+    """The observation, its ids copied; a prompt that is too long for the context is the engine's to refuse.
+
+    Raises:
+        RefusedError: it is none that the engine could answer.
+    """
+    if not isinstance(observation, tuple) or len(observation) != 3:
+        raise RefusedError(f"obs_queue got {shown(observation)}: put (qid, token_ids, gconfig) on it")
+    qid, token_ids, gconfig = observation
+    if not isinstance(qid, str):
+        raise RefusedError(f"the qid of an observation is {shown(qid)}: give prompt.qid, or another text")
+    if not isinstance(gconfig, GenerationConfig):
+        raise RefusedError(f"the gconfig of an observation is {shown(gconfig)}: give a GenerationConfig")
+    if gconfig.n > MOST_COMPLETIONS:
+        raise RefusedError(f"gconfig.n={gconfig.n}: at most {MOST_COMPLETIONS} completions can be asked for at once")
+    check_ids("the token_ids of an observation", token_ids, vocabulary)
+    if not token_ids:
+        raise RefusedError("an observation has no token ids: give those of a prompt")
+    check_ids("gconfig.stop_token_ids", list(gconfig.stop_token_ids), vocabulary)
+    return qid, list(token_ids), gconfig
+
+
+def admit(returned: Any, record: Trajectory, vocabulary: int, served: Sequence[Completion]) -> list[Trajectory]:
+    """The trajectories that an agent returned.
+
+    Args:
+        returned: by the agent.
+        record: of the episode, as its prompt has it.
+        vocabulary: number of token ids that the policy knows.
+        served: what was sampled for this episode.
+
+    Raises:
+        RefusedError: it is no list of trajectories of this episode that can be stored and trained on.
+    """
+    if not isinstance(returned, list):
+        raise RefusedError(f"the agent returned {shown(returned)}: return a list of trajectories, [] to reject")
+    return [_admit(trajectory, record, vocabulary, served) for trajectory in returned]
+
+
+def reason_of(error: BaseException) -> str:
+    """Type and message of an exception, as records keep them."""
+    return described(error, LONGEST_REASON)
+
+
+def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Sequence[Completion]) -> Trajectory:
+    if not isinstance(trajectory, Trajectory):
+        raise RefusedError(f"the agent returned a list with {shown(trajectory)}: it may hold trajectories only")
+    if _identity(trajectory) != _identity(record):
+        name, found = next((n, v) for n in _IDENTITY if (v := getattr(trajectory, n)) != getattr(record, n))
+        raise RefusedError(
+            f"the agent returned a trajectory with {name}={shown(found)}: make it of prompt.record, which says who "
+            "it is, and change none of that"
+        )
+    if trajectory.status not in get_args(Status):
+        raise RefusedError(f"status={shown(trajectory.status)}: there are {', '.join(get_args(Status))}")
+    check_text("reason", trajectory.reason)
+    _check_sampling(trajectory.sampling)
+    _check_columns(trajectory, vocabulary)
+    _check_served(trajectory, served)
+    _check_starts(trajectory)
+    if type(trajectory.unplayed_turns) is not int or not -1 <= trajectory.unplayed_turns < 2**31:
+        raise RefusedError(f"unplayed_turns={shown(trajectory.unplayed_turns)}: give a number, or -1 for unknown")
+    discount = number("turn_discount", trajectory.turn_discount)
+    if not 0 <= discount <= 1:
+        raise RefusedError(f"turn_discount={discount}: give a number from 0 to 1")
+    turns = [_checked_turn(f"turn {place}", turn) for place, turn in enumerate(trajectory.turns)]
+    # The gold answers are ours: the agent may still hold, and change, the list that it returned.
+    return dataclasses.replace(trajectory, turns=turns, turn_discount=discount, solutions=record.solutions)
+
+
+def _check_columns(trajectory: Trajectory, vocabulary: int) -> None:
+    """Tokens, mask, logprobs and versions: of one length, of plain numbers, sampled where a turn says so."""
+    ids, mask = trajectory.token_ids, trajectory.action_mask
+    check_ids("token_ids", ids, vocabulary)
+    columns: dict[str, set[type]] = {"action_mask": {bool}, "logprobs": {float, int}, "versions": {int}}
+    for name, kinds in columns.items():
+        column = getattr(trajectory, name)
+        check_kinds(name, column, kinds)
+        if len(column) != len(ids):
+            raise RefusedError(f"{name} has {len(column)} values for {len(ids)} tokens: every token needs one")
+    if mask != _spans(trajectory.turns, len(ids)):
+        raise RefusedError("action_mask is not true exactly on the tokens of the turns: use Episode.add_completion")
+    if not any(mask) and trajectory.status in ("completed", "truncated"):
+        raise RefusedError(f"{trajectory.status}, but without a sampled token: ask for completions, or return []")
+    rows = zip(mask, trajectory.logprobs, trajectory.versions, strict=True)
+    for place, (sampled, logprob, version) in enumerate(rows):
+        if not sampled and (logprob != 0 or version != -1):
+            raise RefusedError(f"token {place} was not sampled, but has a logprob or version: give it 0.0 and -1")
+        if sampled and not -math.inf < logprob <= HIGHEST_LOGPROB:
+            raise RefusedError(f"logprobs[{place}]={logprob}: keep those of the completion, all finite and not above 0")
+
+
+def _check_served(trajectory: Trajectory, served: Sequence[Completion]) -> None:
+    """Every turn is a completion of this episode, or its beginning: PPO compares the policy with these logprobs."""
+    for place, turn in enumerate(trajectory.turns):
+        span, possible = slice(turn.start, turn.end), served
+        for name in ("token_ids", "logprobs", "versions"):
+            kept = getattr(trajectory, name)[span]
+            possible = [completion for completion in possible if getattr(completion, name)[: len(kept)] == kept]
+            if not possible:
+                raise RefusedError(
+                    f"the {name} of turn {place} are not those of a completion that this episode was given, or of its "
+                    "beginning: keep them as they came, in a turn for each completion"
+                )
+
+
+def _spans(turns: Sequence[Turn], length: int) -> list[bool]:
+    """The mask that turns make; they follow one another."""
+    check_kinds("turns", turns, {Turn})
+    mask, begin = [False] * length, 0
+    for place, turn in enumerate(turns):
+        check_kinds(f"start and end of turn {place}", [turn.start, turn.end], {int})
+        if not begin <= turn.start <= turn.end <= length:
+            raise RefusedError(
+                f"turn {place} is token_ids[{turn.start}:{turn.end}], which overlaps the turn before or ends after the "
+                f"{length} tokens"
+            )
+        mask[turn.start : turn.end] = [True] * (turn.end - turn.start)
+        begin = turn.end
+    return mask
+
+
+def _check_starts(trajectory: Trajectory) -> None:
+    starts = trajectory.sequence_starts
+    check_kinds("sequence_starts", starts, {int})
+    rising = starts[:1] == [0] and all(a < b for a, b in pairwise([*starts, max(len(trajectory.token_ids), 1)]))
+    if not rising or any(trajectory.action_mask[start] for start in starts if trajectory.token_ids):
+        raise RefusedError(
+            f"sequence_starts={shown(starts)}: it begins with 0 and rises, and a sequence begins with its prompt"
+        )
+
+
+def _checked_turn(where: str, turn: Turn) -> Turn:
+    """The turn with its numbers as Python's own."""
+    for name in ("text", "verdict", "feedback"):
+        check_text(f"{name} of {where}", getattr(turn, name))
+    if turn.finish_reason not in ("stop", "length"):
+        raise RefusedError(f"finish_reason of {where} is {shown(turn.finish_reason)}: keep the completion's")
+    check_seed(f"seed of {where}", turn.seed)
+    reward, latency = (number(f"{name} of {where}", getattr(turn, name)) for name in ("reward", "latency_s"))
+    return dataclasses.replace(turn, reward=reward, latency_s=latency)
+
+
+def _check_sampling(sampling: Any) -> None:
+    check_text("sampling", sampling)
+    try:
+        said = json.loads(sampling)
+    except ValueError:
+        said = None
+    if not isinstance(said, dict) or type(said.get("max_new_tokens")) is not int:
+        raise RefusedError(f"sampling={shown(sampling)}: keep that of prompt.record, or JSON that has all its keys")

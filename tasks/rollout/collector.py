@@ -1,0 +1,178 @@
+"""Plays episodes against an engine: many at a time, each under a deadline, none lost without a record."""
+
+import asyncio
+import ctypes
+import logging
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from configs.schema import Rollout
+from storage.records import Status, Trajectory
+from tasks.agents.chat import Chat
+from tasks.agents.episode import Episode
+from tasks.agents.interface import Agent
+from tasks.environments.interface import Environment
+from tasks.inference.api import Completion, ContextLengthError, GenerationConfig, Generator, InferenceError
+from tasks.rollout.admission import reason_of
+from tasks.rollout.conversation import AgentError, Conversation, dismiss
+from tasks.rollout.first_turns import Opening
+from tasks.rollout.plan import Group
+from tasks.rollout.values import RefusedError
+from tasks.rollout.watch import Watch
+
+logger = logging.getLogger(__name__)
+
+CLEAN_UP_S = 60.0
+"""Time that agents which still clean up have at the end of a rollout, all together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collector:
+    """Everything that episodes need.
+
+    An `InferenceError` of the engine (it refuses, or serves another version) ends the rollout; any other
+    error of an episode is kept as a failed trajectory with its reason.
+    """
+
+    generator: Generator
+    agent: Agent
+    make_environment: Callable[[], Environment]
+    chat: Chat
+    settings: Rollout
+
+    async def collect(self, groups: Iterable[Group], group_size: int, sink: Callable[[list[Trajectory]], None]) -> None:
+        """Play all groups, `concurrency` episodes at a time; each finished group goes to `sink` (in a thread)."""
+        pending = iter(groups)
+        loads = [0] * self.generator.replicas
+        writing = asyncio.Lock()
+
+        async def play_groups(watch: Watch) -> None:
+            for group in pending:  # shared by all workers: each takes the next
+                replica = loads.index(min(loads))
+                loads[replica] += 1
+                trajectories = await self._play(group, replica, watch)
+                loads[replica] -= 1
+                async with writing:
+                    await asyncio.to_thread(sink, trajectories)
+
+        before = asyncio.all_tasks()
+        try:
+            with Watch(self.settings.episode_deadline_s) as watch:
+                async with asyncio.TaskGroup() as workers:
+                    count = max(1, self.settings.concurrency // group_size)
+                    tasks = [workers.create_task(play_groups(watch), name="a worker") for _ in range(count)]
+            _refuse_cancelled(tasks)
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        finally:
+            await _leave_behind(before)
+
+    async def _play(self, group: Group, replica: int, watch: Watch) -> list[Trajectory]:
+        """All episodes of a group, on one replica for its prefix cache."""
+
+        def generate(token_ids: list[int], gconfig: GenerationConfig, seed: int) -> Awaitable[list[Completion]]:
+            # Of every agent: vLLM by itself knows the model's end of text only.
+            ends = (*gconfig.stop_token_ids, *self.chat.stop_token_ids)
+            return self.generator.generate(token_ids, replace(gconfig, stop_token_ids=ends), seed, replica)
+
+        opening = Opening(len(group.prompts), group.seed, generate)
+        try:
+            async with asyncio.TaskGroup() as episodes:
+                tasks = [
+                    episodes.create_task(
+                        self._episode(Conversation(prompt, opening, generate, self.chat.vocabulary), watch),
+                        name=prompt.record.trajectory_id,
+                    )
+                    for prompt in group.prompts
+                ]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        _refuse_cancelled(tasks)
+        return [trajectory for task in tasks for trajectory in task.result()]
+
+    async def _episode(self, conversation: Conversation, watch: Watch) -> list[Trajectory]:
+        """One episode's trajectories, or the record of why there is none."""
+        started_at, started = time.time(), time.monotonic()
+        try:
+            async with asyncio.timeout(self.settings.episode_deadline_s) as deadline:
+                trajectories = await conversation.hold(self.agent, self.make_environment, watch, deadline)
+            if not trajectories:
+                trajectories = [self._salvage(conversation, "rejected", "the agent returned no trajectory")]
+        except InferenceError:
+            raise
+        except ContextLengthError as error:
+            status: Status = "truncated" if conversation.exchanges else "failed"
+            trajectories = [self._salvage(conversation, status, str(error))]
+        except Exception as error:
+            logger.debug("episode %s failed", conversation.prompt.record.trajectory_id, exc_info=True)
+            if isinstance(error, TimeoutError) and deadline.expired():
+                reason = f"deadline of {self.settings.episode_deadline_s:g} s"
+            else:
+                reason = str(error) if isinstance(error, AgentError | RefusedError) else reason_of(error)
+            trajectories = [self._salvage(conversation, "failed", reason)]
+        return _stamp(trajectories, started_at, time.monotonic() - started)
+
+    def _salvage(self, conversation: Conversation, status: Status, reason: str) -> Trajectory:
+        """A record of what was sampled before an episode ended without the agent's own."""
+        exchanges = conversation.exchanges
+        episode = Episode(conversation.prompt, exchanges[0].prompt_ids if exchanges else [])
+        for outputs in exchanges:
+            held = episode.prompt_ids
+            if outputs.prompt_ids[: len(held)] != held:
+                episode.start_sequence("", outputs.prompt_ids)
+            elif len(outputs.prompt_ids) > len(held):
+                episode.add_feedback("", outputs.prompt_ids[len(held) :])
+            episode.add_completion(outputs, self.chat.decode(outputs.output_ids[0]))
+        return episode.trajectory(status=status, reason=reason)
+
+
+def _refuse_cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """A task group says nothing of a task that somebody else cancelled: its groups would be missing."""
+    for task in tasks:
+        if task.cancelled():
+            raise RuntimeError(
+                f"{task.get_name()} of the rollout was cancelled by an agent, or by code beside it: let an agent "
+                "cancel only tasks that it started"
+            )
+
+
+async def _leave_behind(before: set[asyncio.Task[Any]]) -> None:
+    """End what agents and requests left running; what cannot be ended is forgotten.
+
+    Agents that were cancelled and clean up have `CLEAN_UP_S` for it, unless the rollout is interrupted.
+
+    `asyncio.run` would wait for such a task for ever. Nor may it be destroyed: that would run it once more, without end
+    where it catches everything.
+    """
+    cleaning = {task for task in asyncio.all_tasks() - before if task.cancelling()}
+    if cleaning and isinstance(sys.exception(), Exception | None):
+        await asyncio.wait(cleaning, timeout=CLEAN_UP_S)
+    rest = asyncio.all_tasks() - before
+    for task in await dismiss(rest) if rest else ():
+        logger.warning(
+            "%s is left behind, without an end to its clean-up: let it end within %g s of its cancellation, and let "
+            "asyncio.CancelledError through",
+            task.get_name(),
+            CLEAN_UP_S,
+        )
+        asyncio.tasks._unregister_task(task)  # Python's documentation has it for those who implement tasks
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
+
+
+def _stamp(trajectories: list[Trajectory], started_at: float, latency_s: float) -> list[Trajectory]:
+    """Times, and an id for each where an agent returned several: `<id>`, `<id>:1` …
+
+    The colon, because a problem's id may end as a sample's does: "a/0" is the first sample of "a", or a problem.
+    """
+    return [
+        replace(
+            trajectory,
+            trajectory_id=f"{trajectory.trajectory_id}:{i}" if i else trajectory.trajectory_id,
+            started_at=started_at,
+            latency_s=latency_s,
+        )
+        for i, trajectory in enumerate(trajectories)
+    ]

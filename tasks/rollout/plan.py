@@ -1,0 +1,178 @@
+"""Which episodes an iteration plays, and what their records say before they begin."""
+
+import json
+import math
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from configs.schema import Config
+from storage.records import Problem, Trajectory
+from storage.versions.checkpoints import Checkpoint
+from tasks.agents.interface import Prompt
+from tasks.inference.api import GenerationConfig
+from tasks.seeds import derive
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The episodes of one problem."""
+
+    problem: Problem
+    seed: int  # of the first turn; sample i uses seed + i
+    prompts: list[Prompt]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that the records of one rollout have in common.
+
+    Args:
+        name: prefix of the trajectory ids, such as `demo/000003` or `demo/evaluation/000003`.
+        config: the resolved configuration.
+        iteration: of the run.
+        policy: the checkpoint that plays.
+        problem_set: version of the problem set.
+        gconfig: sampling parameters.
+        group_size: episodes of each problem that are played.
+        selecting: whether `tasks.rollout.selection` chooses among them; not in an evaluation.
+    """
+
+    name: str
+    config: Config
+    iteration: int
+    policy: Checkpoint
+    problem_set: str
+    gconfig: GenerationConfig
+    group_size: int
+    selecting: bool = False
+
+    def groups(self, problems: Sequence[Problem]) -> Iterator[Group]:
+        """One group for each problem."""
+        for problem in problems:
+            place = (self.config.run.seed, self.name, problem.problem_id)
+            seeds = [derive(*place, sample) for sample in range(self.group_size)]
+            prompts = [
+                Prompt(f"{problem.problem_id}/{sample}", problem, seed, self._record(problem, sample, seed))
+                for sample, seed in enumerate(seeds)
+            ]
+            yield Group(problem, derive(*place), prompts)
+
+    def _record(self, problem: Problem, sample: int, seed: int) -> Trajectory:
+        agent, environment = self.config.agent, self.config.environment
+        sampling = {"temperature": self.gconfig.temperature, "top_p": self.gconfig.top_p, "top_k": self.gconfig.top_k}
+        return Trajectory(
+            trajectory_id=f"{self.name}/{problem.problem_id}/{sample}",
+            run=self.config.run.name,
+            iteration=self.iteration,
+            problem_id=problem.problem_id,
+            sample=sample,
+            status="completed",
+            reason="",
+            token_ids=[],
+            action_mask=[],
+            logprobs=[],
+            versions=[],
+            turns=[],
+            turn_discount=1.0,
+            prompt=problem.prompt,
+            solutions=problem.solutions,
+            problem_set=self.problem_set,
+            policy=self.policy.version,
+            policy_version=self.policy.number,
+            sampling=json.dumps(sampling | {"max_new_tokens": self.gconfig.max_new_tokens}),
+            agent=agent.type,
+            agent_args=json.dumps(agent.args),
+            environment=environment.type,
+            environment_args=json.dumps(environment.args),
+            seed=seed,
+            started_at=0.0,
+            latency_s=0.0,
+        )
+
+
+def draw(
+    problems: Sequence[Problem], count: int, iteration: int, seed: int, weights: Mapping[str, float] | None = None
+) -> list[Problem]:
+    """`count` problems for an iteration: a seeded order that passes through all before any repeats.
+
+    Each pass (epoch) has an order of its own; an iteration may span two of them, and where it does
+    the same problem never stands in it twice unless `count` is more than there are.
+
+    With `weights` (problem id -> 0 or more) those of weight 0 are left out; where the others' weights differ, each
+    iteration draws anew, without replacement, with chances proportional to them.
+
+    Raises:
+        ValueError: there is no problem, or none but of weight 0; a problem has no weight, or one that cannot be.
+    """
+    if not problems:
+        raise ValueError("the training problem set is empty")
+    if weights is not None:
+        problems = _drawable(problems, weights)
+        if _differ(problems, weights):
+            return _by_weight(problems, weights, iteration, seed)[:count]
+    drawn: dict[str, Problem] = {}
+    position = iteration * count
+    while len(drawn) < min(count, len(problems)):
+        epoch, index = divmod(position, len(problems))
+        problem = problems[_order(len(problems), seed, epoch)[index]]
+        drawn.setdefault(problem.problem_id, problem)
+        position += 1
+    return list(drawn.values())
+
+
+def spares(
+    problems: Sequence[Problem],
+    drawn: Sequence[Problem],
+    iteration: int,
+    seed: int,
+    weights: Mapping[str, float] | None = None,
+) -> list[Problem]:
+    """All other problems in a seeded order of this iteration: what takes the place of rejected groups.
+
+    With `weights` that `draw` had, too, it goes on where the draw ended.
+    """
+    taken = {problem.problem_id for problem in drawn}
+    if weights is not None:
+        problems = _drawable(problems, weights)
+        if _differ(problems, weights):
+            order = _by_weight(problems, weights, iteration, seed)
+            return [problem for problem in order if problem.problem_id not in taken]
+    others = [problem for problem in problems if problem.problem_id not in taken]
+    random.Random(derive(seed, "spares", iteration)).shuffle(others)
+    return others
+
+
+def _order(size: int, seed: int, epoch: int) -> list[int]:
+    order = list(range(size))
+    random.Random(derive(seed, "problem order", epoch)).shuffle(order)
+    return order
+
+
+def _drawable(problems: Sequence[Problem], weights: Mapping[str, float]) -> list[Problem]:
+    """Those of a weight above 0."""
+    bad = [p.problem_id for p in problems if not 0 <= weights.get(p.problem_id, math.nan) < math.inf]
+    if bad:
+        raise ValueError(
+            f"{len(bad)} problems have no weight of 0 or more, such as {bad[0]!r}: the curriculum is that of another "
+            "problem set, or damaged"
+        )
+    found = [problem for problem in problems if weights[problem.problem_id] > 0]
+    if not found:
+        raise ValueError("all problems have weight 0: the curriculum leaves nothing to draw (problems.sampling)")
+    return found
+
+
+def _differ(problems: Sequence[Problem], weights: Mapping[str, float]) -> bool:
+    return len({weights[problem.problem_id] for problem in problems}) > 1
+
+
+def _by_weight(problems: Sequence[Problem], weights: Mapping[str, float], iteration: int, seed: int) -> list[Problem]:
+    """All `problems`, one drawn after another, each time with chances proportional to the weights of the rest.
+
+    Efraimidis & Spirakis (2006), "Weighted random sampling with a reservoir": falling order of u^(1/w). Here the
+    rising order of -log(u) / w, which is the same and does not underflow.
+    """
+    generator = random.Random(derive(seed, "curriculum", iteration))
+    keys = [-math.log(1.0 - generator.random()) / weights[problem.problem_id] for problem in problems]
+    return [problems[index] for index in sorted(range(len(problems)), key=keys.__getitem__)]

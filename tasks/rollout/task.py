@@ -1,0 +1,143 @@
+"""Task: play an iteration's episodes and commit them as a trajectory data set."""
+
+from typing import TYPE_CHECKING
+
+from prefect import State, get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.futures import PrefectFuture
+from prefect.states import Cancelled
+
+from storage import layout
+from storage.versions import manifests
+from tasks.inference.api import EngineClosedError
+from tasks.problems.curriculum_task import weights
+from tasks.problems.task import read_problems
+from tasks.run.workspace import Workspace
+
+if TYPE_CHECKING:
+    from storage.records import Problem
+    from tasks.inference.engine import Engine
+    from tasks.score.verifier import Verifier
+
+
+@task(name="rollout", task_run_name="rollout-{iteration}", cache_policy=NO_CACHE)
+def rollout(
+    workspace: Workspace, engine: "Engine", verifier: "Verifier", iteration: int, policy: str, problem_set: str
+) -> str:
+    """The version of iteration's trajectories, sampled from checkpoint `policy`."""
+    from storage.versions import checkpoints
+    from storage.versions.journal import JournaledDraft
+    from tasks.inference.api import GenerationConfig
+    from tasks.rollout.plan import Plan
+    from tasks.rollout.play import load_chat, play
+
+    config, store = workspace.config, workspace.store
+    version = layout.trajectories(workspace.name, iteration)
+    if manifests.committed(store, version):
+        return version
+    drawn, spare = _draw(workspace, problem_set, iteration)
+    checkpoint = checkpoints.open_checkpoint(store, policy, workspace.cache)
+    load_chat(checkpoint)  # a tokenizer that cannot be used is told before servers start
+    engine.serve(checkpoint, or_newer=config.run.overlap)
+    sampling = config.sampling
+    plan = Plan(
+        name=f"{workspace.name}/{iteration:06d}",
+        config=config,
+        iteration=iteration,
+        policy=checkpoint,
+        problem_set=problem_set,
+        gconfig=GenerationConfig(1, sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_new_tokens),
+        group_size=config.rollout.generation_size or config.rollout.group_size,
+        selecting=True,
+    )
+    with JournaledDraft(store, version, "trajectories", workspace.lease) as draft:
+        metrics = play(plan, drawn, engine, verifier, draft, get_run_logger().info, spare)
+        # This run's newer weights may have been swapped in while episodes were played: the tokens know.
+        swapped_in = [n for n in metrics["policy_versions"] if n != checkpoint.number]
+        parents = [policy, *(layout.checkpoint(workspace.name, number) for number in swapped_in), problem_set]
+        draft.commit(workspace.provenance(), parents, metrics)
+    return version
+
+
+@task(name="rollout", task_run_name="rollout-{iteration}", cache_policy=NO_CACHE)
+def _rollout_ahead(
+    workspace: Workspace, engine: "Engine", verifier: "Verifier", iteration: int, policy: str, problem_set: str
+) -> "str | State[str]":
+    """A rollout beside scoring and training. Where the flow ends meanwhile it is cancelled, which is no error."""
+    try:
+        return rollout.fn(workspace, engine, verifier, iteration, policy, problem_set)
+    except EngineClosedError as closed:
+        return Cancelled(message=str(closed))
+
+
+def _draw(workspace: Workspace, problem_set: str, iteration: int) -> "tuple[list[Problem], list[Problem]]":
+    """The iteration's problems, and those that may take the place of rejected ones.
+
+    What `problems.exclusions` excludes is replaced like what is rejected, so that all others are who they were.
+    """
+    from tasks.problems.exclusions import left_of, read_exclusions
+    from tasks.rollout.plan import draw, spares
+
+    config = workspace.config
+    problems, seed, weigh = read_problems(workspace, problem_set), config.run.seed, weights(workspace)
+    count, versions = config.rollout.problems_per_iteration, config.problems.exclusions
+    drawn = draw(problems, count, iteration, seed, weigh)
+    spare = spares(problems, drawn, iteration, seed, weigh)
+    if versions:
+        excluded = read_exclusions(workspace.store, versions, workspace.cache)
+        left = left_of([*drawn, *spare], excluded)
+        get_run_logger().info(
+            "%d of %d problems are excluded by %s",
+            len(drawn) + len(spare) - len(left),
+            len(drawn) + len(spare),
+            ", ".join(versions),
+        )
+        drawn, spare = left[:count], left[count:]
+    return drawn, spare
+
+
+def lagging_policy(workspace: Workspace, iteration: int) -> str | None:
+    """The older checkpoint that `rollout.policy_lag` lets play an iteration; None without a lag."""
+    lag = workspace.config.rollout.policy_lag
+    return layout.checkpoint(workspace.name, max(0, iteration - lag)) if lag else None
+
+
+class Rollouts:
+    """Hands out the trajectories of one iteration after another.
+
+    With `run.overlap` those of the next iteration are played in a thread while this one is scored and trained on:
+    with the policy of then, and from its first request after a `swap` on with the one just trained.
+    """
+
+    def __init__(self, workspace: Workspace, engine: "Engine", verifier: "Verifier", problem_set: str) -> None:
+        self._workspace, self._engine, self._verifier, self._problem_set = workspace, engine, verifier, problem_set
+        self._ahead: PrefectFuture[str | State[str]] | None = None
+
+    def take(self, iteration: int, policy: str) -> str:
+        """The version of iteration's trajectories; `policy` is the newest checkpoint."""
+        run = self._workspace.config.run
+        playing = lagging_policy(self._workspace, iteration) or policy
+        trajectories = rollout(*self._arguments(iteration, playing)) if self._ahead is None else self._ahead.result()
+        assert isinstance(trajectories, str)  # cancelled it is only where nobody takes it any more
+        self._ahead = None
+        following = layout.trajectories(self._workspace.name, iteration + 1)
+        if run.overlap and iteration + 1 < run.iterations and not manifests.committed(self._workspace.store, following):
+            self._ahead = _rollout_ahead.submit(*self._arguments(iteration + 1, policy))
+        return trajectories
+
+    def finish(self) -> None:
+        """Wait for a rollout that plays ahead although no iteration follows: a budget ended the run early."""
+        if self._ahead is not None:
+            self._ahead.wait()
+            self._ahead = None
+
+    def swap(self, policy: str) -> None:
+        """Hand a new checkpoint to the engine that plays ahead; its requests are kept."""
+        from storage.versions import checkpoints
+
+        if self._ahead is not None:
+            workspace = self._workspace
+            self._engine.serve(checkpoints.open_checkpoint(workspace.store, policy, workspace.cache))
+
+    def _arguments(self, iteration: int, policy: str) -> "tuple[Workspace, Engine, Verifier, int, str, str]":
+        return self._workspace, self._engine, self._verifier, iteration, policy, self._problem_set

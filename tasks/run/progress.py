@@ -1,0 +1,74 @@
+"""How far a run has come: what is committed, and a Prefect artifact that shows it while the run lasts."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from uuid import UUID
+
+from prefect import get_run_logger
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+
+from storage import layout
+from storage.logs.log import first_free
+from storage.versions import aliases, manifests
+from tasks.run.workspace import Workspace
+
+
+def newest_policy(workspace: Workspace) -> str | None:
+    """The last checkpoint committed by `run.iterations` updates or fewer; None before the first update.
+
+    The run's alias is moved there, should its writer have died before he could.
+    """
+    number = _finished(workspace)
+    if not number:
+        return None
+    policy = layout.checkpoint(workspace.name, number)
+    aliases.advance(workspace.store, layout.latest(workspace.name), policy, workspace.label)
+    return policy
+
+
+def iterations(workspace: Workspace) -> Iterator[int]:
+    """The iterations that have no checkpoint yet, within the run's budget; each moves the progress artifact."""
+    total, first = workspace.config.run.iterations, _finished(workspace)
+    artifact = create_progress_artifact(progress=0.0, key="iterations", description=f"{total} iterations")
+    assert isinstance(artifact, UUID)
+    may_begin = _within_budget(workspace, first, time.monotonic())
+    for iteration in itertools.takewhile(may_begin, range(first, total)):
+        yield iteration
+        update_progress_artifact(artifact_id=artifact, progress=100 * (iteration + 1) / total)
+
+
+def _within_budget(workspace: Workspace, first: int, started: float) -> Callable[[int], bool]:
+    """Whether the run may go on with an iteration; tells once why not.
+
+    Tokens count over the whole run, minutes of this flow run alone, by a clock that nobody sets.
+    """
+    run, logger = workspace.config.run, get_run_logger()
+
+    def tokens(iteration: int) -> int:
+        rollout = manifests.read(workspace.store, layout.trajectories(workspace.name, iteration))
+        return int(rollout.metrics["generated_tokens"])
+
+    spent = sum(map(tokens, range(first))) if run.max_tokens else 0
+
+    def may_begin(iteration: int) -> bool:
+        nonlocal spent
+        if run.max_tokens and iteration > first:
+            spent += tokens(iteration - 1)
+        minutes = (time.monotonic() - started) / 60
+        for name, limit, used in (("max_tokens", run.max_tokens, spent), ("max_minutes", run.max_minutes, minutes)):
+            if limit and used >= limit:
+                logger.info("run.%s=%g is spent: the run ends with %d iterations", name, limit, iteration)
+                return False
+        return True
+
+    return may_begin
+
+
+def _finished(workspace: Workspace) -> int:
+    """Iterations that were completed; their checkpoints are found by name."""
+
+    def has_update(number: int) -> bool:
+        return manifests.committed(workspace.store, layout.checkpoint(workspace.name, number + 1))
+
+    return min(first_free(has_update), workspace.config.run.iterations)

@@ -1,0 +1,86 @@
+"""Scores of a stored trajectory data set: every turn against the problem's solutions."""
+
+import hashlib
+import importlib.metadata
+import itertools
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from configs.schema import Score as ScoreSettings
+from storage.records import SCORE_SCHEMA, Score
+from storage.versions.datasets import ShardWriter
+from storage.versions.drafts import Draft
+from tasks.score.verifier import Verdict, Verifier
+
+NEEDED = ["trajectory_id", "turns", "solutions"]
+"""Columns of a trajectory data set that the judge reads."""
+_BATCH_ROWS = 512
+_LIBRARIES = ("math-verify", "latex2sympy2_extended", "antlr4-python3-runtime", "sympy", "mpmath")
+_RULES = 2  # raise when the judge comes to other verdicts by a change of ours; 2: timeouts by processor time
+
+
+def scorer_fingerprint(settings: ScoreSettings) -> str:
+    """Names the judge: versions of its libraries, our rules and the limits that decide verdicts."""
+    identity = {
+        **{name: importlib.metadata.version(name) for name in _LIBRARIES},
+        "rules": _RULES,
+        "timeout_s": settings.timeout_s,
+        "memory_mb": settings.memory_mb,
+    }
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def score_rows(
+    rows: Iterable[dict[str, Any]],
+    verifier: Verifier,
+    settings: ScoreSettings,
+    draft: Draft,
+    rows_per_shard: int,
+    tell: Callable[[Score], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Judge all turns of trajectory `rows` into shards of `draft`, a batch in memory at a time; `tell` hears each.
+
+    Raises:
+        ValueError: timeouts and errors pass `score.max_failure_share`.
+    """
+    started = time.monotonic()
+    verdicts: Counter[str] = Counter()
+    example = ""
+    with ShardWriter(draft, SCORE_SCHEMA, rows_per_shard) as writer:
+        for score in _scores(rows, verifier):
+            verdicts[score.verdict] += 1
+            if score.reason and not example:
+                example = f"{score.trajectory_id} turn {score.turn}: {score.verdict}, {score.reason}"
+            writer.write(score)
+            tell(score)
+    total, failures = verdicts.total(), verdicts["timeout"] + verdicts["error"]
+    if total and failures / total > settings.max_failure_share:
+        raise ValueError(
+            f"{failures} of {total} answers ended in a timeout or an error, more than "
+            f"score.max_failure_share={settings.max_failure_share:g}; the first: {example}"
+        )
+    return {"turns": total, "verdicts": dict(verdicts), "seconds": time.monotonic() - started}
+
+
+def _scores(rows: Iterable[dict[str, Any]], verifier: Verifier) -> Iterator[Score]:
+    stream = iter(rows)
+    while batch := list(itertools.islice(stream, _BATCH_ROWS)):
+        turns = [(row, index, turn) for row in batch for index, turn in enumerate(row["turns"])]
+        verdicts = verifier.judge([(turn["text"], row["solutions"]) for row, _, turn in turns])
+        for (row, index, _), verdict in zip(turns, verdicts, strict=True):
+            yield _score(row["trajectory_id"], index, verdict)
+
+
+def _score(trajectory_id: str, turn: int, verdict: Verdict) -> Score:
+    return Score(
+        trajectory_id=trajectory_id,
+        turn=turn,
+        verdict=verdict.name,
+        success=verdict.success,
+        extracted=verdict.extracted,
+        solution=verdict.solution,
+        reason=verdict.reason,
+    )

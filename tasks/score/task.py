@@ -1,0 +1,31 @@
+"""Task: judge the stored answers and commit the verdicts beside the trajectories."""
+
+from typing import TYPE_CHECKING
+
+from prefect import task
+from prefect.cache_policies import NO_CACHE
+
+from storage import layout
+from storage.versions import manifests
+from storage.versions.drafts import Draft
+from tasks.run.workspace import Workspace
+
+if TYPE_CHECKING:
+    from tasks.score.verifier import Verifier
+
+
+@task(name="score", task_run_name="score-{iteration}", cache_policy=NO_CACHE)
+def score(workspace: Workspace, verifier: "Verifier", iteration: int, trajectories: str) -> str:
+    """The version of the scores of `trajectories`."""
+    from storage.versions import datasets
+    from tasks.score.scoring import NEEDED, score_rows, scorer_fingerprint
+
+    store, settings = workspace.store, workspace.config
+    version = layout.scores(workspace.name, iteration, scorer_fingerprint(settings.score))
+    if manifests.committed(store, version):
+        return version
+    rows = datasets.rows(store, trajectories, workspace.cache, NEEDED)
+    with Draft(store, version, "scores") as draft:
+        metrics = score_rows(rows, verifier, settings.score, draft, settings.rollout.rows_per_shard)
+        draft.commit(workspace.provenance(), [trajectories], metrics)
+    return version

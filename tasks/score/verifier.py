@@ -1,0 +1,284 @@
+r"""Verdicts by math-verify, from processes that can be killed, each distinct pair judged once.
+
+    with Verifier(workers=2) as verifier:
+        verifier.judge([("so it is \\boxed{19}", ["19"]), ("1/2", ["0.5"])])  # two Verdicts, both correct
+        await verifier.judge_async("\\boxed{19}", ["19"])                      # the same, in a rollout
+
+math-verify can run for ever (`9^{9^{9^{9}}}`), and its own timeouts work only in a main thread: so it
+runs in pebble's worker processes, a chunk of answers under one limit of time. Where a chunk passes it or
+its worker dies, its answers are judged again one by one, and only the guilty one is called `timeout` or `error`.
+
+The limit is processor time, which the kernel measures: a machine that stalls or has other work changes no verdict.
+A worker that dies otherwise, or that gets nowhere for minutes, proves nothing: its answer is judged again.
+Only what the judge itself said is kept; who asks for a timeout, a death or too much memory again is judged anew.
+"""
+
+import asyncio
+import hashlib
+import logging
+import math
+import multiprocessing
+import signal
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import resource_tracker
+from types import TracebackType
+from typing import Any, Self
+
+from pebble import ProcessExpired, ProcessFuture, ProcessPool
+
+from storage import interrupts
+from storage.records import VerdictName
+from tasks.limits import OUT_OF_TIME, hard_address_space
+from tasks.score import worker
+
+logger = logging.getLogger(__name__)
+
+_LARGEST_CHUNK = 32
+_USEFUL_MB = 256
+"""Most answers need a fraction of it."""
+_USUAL_MB = 1024
+"""A judge and what a flow imports."""
+_TRIES = 3
+_FAILURES = (TimeoutError, ProcessExpired, MemoryError)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the judge says about one answer.
+
+    Example: Verdict(name="correct", success=1.0, extracted="19", solution="19", reason="")
+    """
+
+    name: VerdictName
+    success: float  # 1 or 0
+    extracted: str  # what the judge read out of the answer, cut to 500 characters
+    solution: str  # the gold solution that matched, or the first
+    reason: str  # details of a timeout or an error
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    key: bytes
+    answer: str
+    solutions: tuple[str, ...]
+    future: "Future[Verdict]"
+
+
+class Verifier:
+    """Judges in `workers` processes. Safe to use from threads and event loops.
+
+    An answer gets `timeout_s` seconds of processor time and `memory_mb` MB on top of what an idle judge needs.
+    The verdicts of the last `cache_size` distinct pairs are kept, about 0.5 kB each.
+    """
+
+    def __init__(
+        self, workers: int = 2, timeout_s: float = 5, memory_mb: int = 2048, cache_size: int = 1_000_000
+    ) -> None:
+        self._workers, self._timeout_s, self._memory_mb = workers, timeout_s, memory_mb
+        self._patience_s = 60 + 10 * timeout_s  # by the clock: only against a worker that waits for ever
+        self._lock = threading.Lock()
+        self._closed = False
+        self._pool = self._make_pool()
+        self._cache_size = cache_size
+        self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
+        self._in_flight: dict[bytes, Future[Verdict]] = {}
+        self.sent = 0
+        """Pairs that had to be judged so far; all others were answered from the cache."""
+        try:
+            self._check_room()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the processes; whoever still waits for a verdict gets a RuntimeError."""
+        self._closed = True
+        _end(self._pool)
+        with self._lock:
+            waiting, self._in_flight = list(self._in_flight.values()), {}
+        for future in waiting:  # not every one hears from the pool that it has ended
+            if not future.done():
+                future.set_exception(RuntimeError("the verifier was closed"))
+
+    def _make_pool(self) -> ProcessPool:
+        # Spawned: forking this process, with its threads and models, would be unsafe.
+        context = multiprocessing.get_context("spawn")
+        limits = [self._timeout_s, self._memory_mb]
+        pool = ProcessPool(self._workers, initializer=worker.prepare, initargs=limits, context=context)
+        try:
+            with interrupts.held(), _interrupts_blocked():  # no worker is half started; and Ctrl-C is not for workers
+                assert pool.active  # that starts them, and threads that replace them
+        except BaseException:  # an interrupt
+            _end(pool)
+            raise
+        return pool
+
+    def _check_room(self) -> None:
+        """Whether judges have memory to work with, where a hard limit decides; where none does, nothing is waited for.
+
+        Raises:
+            ValueError: they have not; says which limit, and how much is needed.
+        """
+        hard = hard_address_space()
+        if hard is None:
+            return
+        useful = min(self._memory_mb, _USEFUL_MB)
+        limit = f"the hard limit of address space is {hard >> 20} MB (`ulimit -Hv` shows it in kB)"
+        try:
+            idle, left = self._pool.schedule(worker.room).result()
+        except (BrokenProcessPool, ProcessExpired) as error:
+            raise ValueError(f"no judge can start: {limit}; {_USUAL_MB + useful} MB are mostly enough") from error
+        if left < useful:
+            raise ValueError(
+                f"judges have too little memory: {limit}, but an idle judge needs {idle} MB, "
+                f"and an answer {useful} MB on top: raise it to {idle + useful} MB or more"
+            )
+        if left < self._memory_mb:
+            logger.warning("answers have %d MB, less than score.memory_mb=%d: %s", left, self._memory_mb, limit)
+
+    def _active_pool(self) -> ProcessPool:
+        """The pool; a new one where it broke, as it does when idle workers are killed from outside."""
+        with self._lock:
+            if not self._pool.active and not self._closed:
+                self._pool = self._make_pool()
+            return self._pool
+
+    def judge(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> list[Verdict]:
+        """Verdicts on (answer, solutions) pairs, in order; any of the solutions counts."""
+        return [future.result() for future in self._submit(pairs)]
+
+    async def judge_async(self, answer: str, solutions: Sequence[str]) -> Verdict:
+        """Verdict on one pair, without blocking the event loop."""
+        return await asyncio.wrap_future(self._submit([(answer, solutions)])[0])
+
+    def _submit(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> "list[Future[Verdict]]":
+        """A future for each pair; new pairs go out in chunks of neighbouring solutions, which are parsed once."""
+        futures, new = [], []
+        with self._lock:
+            for answer, solutions in pairs:
+                request = _request(answer, solutions)
+                known = self._known(request.key)
+                if known is None:
+                    self._in_flight[request.key] = request.future
+                    new.append(request)
+                futures.append(known or request.future)
+            self.sent += len(new)
+        new.sort(key=lambda request: request.solutions)
+        size = max(1, min(_LARGEST_CHUNK, math.ceil(len(new) / (2 * self._workers))))
+        for start in range(0, len(new), size):
+            self._send(new[start : start + size])
+        return futures
+
+    def _known(self, key: bytes) -> "Future[Verdict] | None":
+        if key not in self._verdicts:
+            return self._in_flight.get(key)
+        self._verdicts.move_to_end(key)
+        future: Future[Verdict] = Future()
+        future.set_result(self._verdicts[key])
+        return future
+
+    def _send(self, requests: Sequence[_Request], retries: int = _TRIES - 1) -> None:
+        pairs = [(request.answer, request.solutions) for request in requests]
+        try:
+            answer = self._active_pool().schedule(worker.judge_all, args=[pairs], timeout=self._patience_s)
+        except RuntimeError as error:  # closed
+            self._give_up(requests, error)
+            return
+        answer.add_done_callback(partial(self._receive, requests, retries))
+
+    def _receive(self, requests: Sequence[_Request], retries: int, answer: "ProcessFuture[Any]") -> None:
+        try:
+            outcomes = answer.result()
+        except BrokenProcessPool as error:
+            if retries and not self._closed:
+                self._send(requests, retries - 1)
+            else:
+                self._give_up(requests, error)
+            return
+        except _FAILURES as failure:
+            if len(requests) > 1:
+                for request in requests:
+                    self._send([request])
+            elif retries and not _is_proof(failure):
+                self._send(requests, retries - 1)
+            else:
+                self._settle(requests[0], self._failure(failure), keep=False)
+            return
+        except Exception as error:  # noqa: BLE001 - raised again where the verdicts are awaited
+            self._give_up(requests, error)
+            return
+        for request, outcome in zip(requests, outcomes, strict=True):
+            self._settle(request, outcome, keep=True)
+
+    def _give_up(self, requests: Sequence[_Request], error: Exception) -> None:
+        for request in requests:
+            if self._in_flight.pop(request.key, None):
+                request.future.set_exception(RuntimeError(f"the verifier was closed or broke: {error!r}"))
+
+    def _failure(self, failure: BaseException) -> worker.Outcome:
+        if _is_out_of_time(failure):
+            return "timeout", "", 0, f"needs more than {self._timeout_s:g} s of processor time"
+        if isinstance(failure, TimeoutError):
+            return "timeout", "", 0, f"no end within {self._patience_s:g} s, {_TRIES} times"
+        if isinstance(failure, MemoryError):
+            return "error", "", 0, f"needs more than {failure}"
+        return "error", "", 0, f"the judge's process died {_TRIES} times: {failure}"
+
+    def _settle(self, request: _Request, outcome: worker.Outcome, *, keep: bool) -> None:
+        name, extracted, index, reason = outcome
+        verdict = Verdict(name, float(name == "correct"), extracted, request.solutions[index], reason)
+        with self._lock:
+            self._in_flight.pop(request.key, None)
+            if keep:
+                self._verdicts[request.key] = verdict
+                if len(self._verdicts) > self._cache_size:
+                    self._verdicts.popitem(last=False)
+        request.future.set_result(verdict)
+
+
+def _is_out_of_time(failure: BaseException) -> bool:
+    return isinstance(failure, ProcessExpired) and failure.exitcode == OUT_OF_TIME
+
+
+def _is_proof(failure: BaseException) -> bool:
+    """Whether the answer is to blame for certain: its worker met a limit, and did not just die or stand still."""
+    return isinstance(failure, MemoryError) or _is_out_of_time(failure)
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Processes and threads that start within the block inherit that SIGINT does not reach them."""
+    resource_tracker.ensure_running()  # its start would unblock them
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end(pool: ProcessPool) -> None:
+    pool.stop()  # type: ignore[no-untyped-call]
+    pool.join()
+
+
+def _request(answer: str, solutions: Sequence[str]) -> _Request:
+    if isinstance(solutions, str) or not solutions:
+        raise ValueError(f"solutions={solutions!r} must be a list of 1 or more gold answers")
+    pair = (answer, tuple(solutions))
+    key = hashlib.blake2b(repr(pair).encode(), digest_size=16).digest()  # repr escapes lone surrogates
+    future: Future[Verdict] = Future()
+    future.set_running_or_notify_cancel()  # others may wait for it: who is cancelled must not cancel it for all
+    return _Request(key, *pair, future)

@@ -1,0 +1,75 @@
+"""Generalised advantage estimation over the action tokens of multi-turn episodes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from configs.schema import Advantage
+from tasks.train.advantages.interface import Estimated, Observed
+from tasks.train.samples import Floats, Sample
+
+
+def gae(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advantage) -> Estimated:
+    """Advantages and returns of action tokens from a critic's values.
+
+    Prompt and feedback tokens are not there at all: the step from the last token of a turn to what follows is one
+    step, discounted by the episode's `turn_discount`; all others by `knobs.discount`. A turn's reward lies on its
+    last action token, penalties on their own. Behind the last turn lies `bootstrap`.
+    Source: GAE (arXiv 1506.02438), turn discount as in AReaL (2505.24298).
+    """
+    rewards = [_rewards(*pair) for pair in zip(samples, observed, strict=True)]
+    values = [_values(*pair) for pair in zip(samples, observed, strict=True)]
+    following = [np.append(v[1:], o.bootstrap) for v, o in zip(values, observed, strict=True)]
+    discounts = [_discounts(sample, knobs.discount) for sample in samples]
+    table = backward(_stack(rewards), _stack(values), _stack(following), _stack(discounts), knobs.gae_lambda)  # [B, A]
+    advantages = [row[: len(sample.actions)] for row, sample in zip(table, samples, strict=True)]
+    return Estimated(advantages, [a + v for a, v in zip(advantages, values, strict=True)])
+
+
+def backward(rewards: Floats, values: Floats, following: Floats, discounts: Floats, gae_lambda: float) -> Floats:
+    """The recursion `delta_t = r_t + g_t V_{t+1} - V_t`, `A_t = delta_t + g_t lambda A_{t+1}`, all [B, A].
+
+    Args:
+        rewards: r_t.
+        values: V_t.
+        following: V_{t+1}; at the end the value to bootstrap from, or 0.
+        discounts: g_t. Padding at the right is 0 in all of them, and stays 0.
+        gae_lambda: lambda.
+    """
+    deltas = rewards + discounts * following - values
+    advantages = np.zeros_like(deltas)
+    carried = np.zeros(len(deltas))
+    for t in range(deltas.shape[1] - 1, -1, -1):
+        carried = deltas[:, t] + discounts[:, t] * gae_lambda * carried
+        advantages[:, t] = carried
+    return advantages
+
+
+def _rewards(sample: Sample, observed: Observed) -> Floats:
+    """Rewards [A]: penalties, and those of the turns on their last action tokens."""
+    last = np.cumsum(np.bincount(sample.turn_of_action, minlength=len(sample.rewards))) - 1
+    rewards = observed.penalties.copy()
+    np.add.at(rewards, np.maximum(last, 0), sample.rewards)
+    return rewards
+
+
+def _values(sample: Sample, observed: Observed) -> Floats:
+    if observed.values is None:
+        raise ValueError(
+            f"ppo.advantage.type=gae needs a critic's values of {sample.trajectory_id}: set ppo.critic={{}}"
+        )
+    return observed.values
+
+
+def _discounts(sample: Sample, discount: float) -> Floats:
+    """Discount [A] of the step that follows each token."""
+    turns = np.append(np.diff(sample.turn_of_action), 1)  # a turn without tokens is discounted, too
+    return np.where(turns > 0, sample.turn_discount**turns, discount)
+
+
+def _stack(arrays: Sequence[Floats]) -> Floats:
+    """[B, A], padded with 0 at the right."""
+    table = np.zeros((len(arrays), max(len(array) for array in arrays)))
+    for row, array in zip(table, arrays, strict=True):
+        row[: len(array)] = array
+    return table

@@ -1,0 +1,106 @@
+"""The critic: values of action tokens, from a head on the policy or a model of its own."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from configs.schema import PPO, Optimizer
+from configs.schema import Critic as CriticKnobs
+from tasks.train.optimizer_state import make_adamw
+from tasks.train.policy import load_policy
+
+Number = TypeVar("Number", Tensor, float)
+
+_SMALLEST_VARIANCE = 1e-2  # returns that hardly vary are not blown up
+
+
+class ValueNorm:
+    """Running mean and standard deviation of returns, in float64.
+
+    `exp`: `m <- beta m + (1 - beta) batch mean`, the same for the squares, divided by what the weights add up to
+    (debiased); `ma`: over all returns seen; `none`: 0 and 1. Source: PPO in AReaL (arXiv 2505.24298).
+    """
+
+    def __init__(self, kind: str, beta: float) -> None:
+        self._kind, self._beta = kind, beta
+        self.sums = [0.0, 0.0, 0.0]
+        """Of weights, weighted values and weighted squares."""
+
+    def update(self, returns: Tensor) -> None:
+        """Takes in a batch [A]."""
+        if self._kind == "none":
+            return
+        values = returns.double()
+        batch = [1.0, values.mean().item(), (values**2).mean().item()]
+        if self._kind == "ma":
+            self.sums = [old + len(values) * new for old, new in zip(self.sums, batch, strict=True)]
+        else:
+            self.sums = [self._beta * old + (1 - self._beta) * new for old, new in zip(self.sums, batch, strict=True)]
+
+    @property
+    def mean(self) -> float:
+        return self.sums[1] / self.sums[0] if self.sums[0] else 0.0
+
+    @property
+    def std(self) -> float:
+        if not self.sums[0]:
+            return 1.0
+        return math.sqrt(max(_SMALLEST_VARIANCE, self.sums[2] / self.sums[0] - self.mean**2))
+
+    def normalise(self, values: Number) -> Number:
+        """From units of returns to what the critic learns."""
+        return (values - self.mean) / self.std
+
+    def denormalise(self, values: Number) -> Number:
+        """From what the critic says to units of returns."""
+        return values * self.std + self.mean
+
+
+class Critic:
+    """A linear head, zero at first, on the last hidden states of `backbone`.
+
+    Args:
+        knobs: the configuration's `ppo.critic`.
+        policy: the policy in training, whose hidden states a value head reads.
+        first: folder of policy version 0, with which a model of its own begins.
+        ppo: device and the like.
+        optimizer: of the policy; a model of its own gets another AdamW with these knobs.
+    """
+
+    def __init__(
+        self, knobs: CriticKnobs, policy: PreTrainedModel, first: Path, ppo: PPO, optimizer: Optimizer
+    ) -> None:
+        self.knobs = knobs
+        self.own: PreTrainedModel | None = None
+        self.adamw: torch.optim.AdamW | None = None
+        """Of a model of its own; the parameters of a head on the policy are stepped with the policy's."""
+        self.norm = ValueNorm(knobs.value_norm, knobs.value_norm_beta)
+        self.head = nn.Linear(policy.config.hidden_size, 1)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        self.head.to(policy.device)
+        if knobs.model == "own":
+            self.own = load_policy(first, ppo)
+            self.adamw = make_adamw([(knobs.lr or optimizer.lr, self.parameters())], optimizer)
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What belongs to the critic alone; without the output layer of a language model."""
+        if self.own is not None:
+            for name, parameter in self.own.base_model.named_parameters():
+                yield f"model.{name}", parameter
+        for name, parameter in self.head.named_parameters():
+            yield f"head.{name}", parameter
+
+    def parameters(self) -> list[nn.Parameter]:
+        return [parameter for _, parameter in self.named_parameters()]
+
+    def read(self, states: Tensor) -> Tensor:
+        """Values [...] in normalised units from hidden states [..., H], in float32."""
+        with torch.autocast(states.device.type, enabled=False):
+            values: Tensor = self.head(states.float()).squeeze(-1)
+        return values

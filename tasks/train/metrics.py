@@ -1,0 +1,133 @@
+"""Metrics of an update: flat names, plain floats. A metric of which nothing was observed is left out.
+
+Turns count from 1 in the names (`success/turn_1`). Token metrics are means over action tokens.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from configs.schema import PPO
+from tasks.train.advantages.group import turn_groups, varied
+from tasks.train.kl import kl_estimate
+from tasks.train.samples import Floats, Sample
+from tasks.train.step import Outcome, Step
+
+Metrics = dict[str, float]
+
+
+def sample_metrics(samples: Sequence[Sample], version: int) -> Metrics:
+    """What the data say, whatever the weights.
+
+    `success/fix_rate`: of the wrong turns that were followed by another, the share followed by a right one;
+    `success/break_rate`: of the right ones, the share followed by a wrong one. A sequence is correct where its
+    last turn is. `share/zero_variance`: of the groups by problem and turn. Staleness: `version`, which the
+    weights have before the update, minus the version that sampled a token.
+    """
+    groups, returns = turn_groups(samples), np.concatenate([sample.returns for sample in samples])
+    staleness = version - np.concatenate([sample.versions for sample in samples])
+    return {
+        **_by_turn(samples),
+        **_transitions(samples),
+        **_means("length", _lengths(samples)),
+        "share/truncated": float(np.mean([sample.truncated for sample in samples])),
+        "share/zero_variance": 1 - float(varied(groups, returns).mean()),
+        "staleness/min": float(staleness.min()),
+        "staleness/mean": float(staleness.mean()),
+        "staleness/max": float(staleness.max()),
+        "tokens/all": float(sum(len(sample.token_ids) for sample in samples)),
+        "tokens/action": float(len(staleness)),
+        "tokens/masked": float(sum((~sample.in_loss).sum() for sample in samples)),
+        "reward/all_minimal": float(not any(sample.successes.any() for sample in samples)),
+        "trajectories": float(len(samples)),
+    }
+
+
+def value_metrics(values: Floats, returns: Floats) -> Metrics:
+    """How well the critic foresaw the returns [A] before the update: 1 is perfect, 0 as good as their mean."""
+    variance = float(returns.var())
+    return {"value/explained_variance": 1 - float((returns - values).var()) / variance} if variance else {}
+
+
+def step_metrics(steps: Sequence[Step], ppo: PPO) -> Metrics:
+    """How the models moved on the action tokens, in the passes that trained them.
+
+    `kl_*` estimates KL(other ‖ policy) by Schulman's k3 at tokens of the other policy, and KL(policy ‖ reference)
+    likewise. `weight/effective_share` is the effective sample size `(sum w)² / sum w²` over the number of tokens.
+    `proximal/*_difference` is the mismatch between trainer and engine: over all tokens where proximal logprobs are
+    recomputed, else over those of the first minibatch, whose weights are still those that sampled.
+    """
+    outcomes = [outcome for step in steps for outcome in step.outcomes]
+    logp, behaviour = _join(o.logp for o in outcomes), _join(o.batch.behaviour for o in outcomes)
+    metrics = {
+        "policy/loss": _join(o.policy.loss for o in outcomes).mean(),
+        "policy/entropy": _join(o.entropy for o in outcomes).mean(),
+        "policy/ratio": _join(o.policy.ratio for o in outcomes).mean(),
+        "policy/clip_fraction": _join(o.policy.clipped for o in outcomes).mean(),
+        "policy/kl_behaviour": _k3(behaviour, logp),
+        **_mismatch(steps, ppo),
+    }
+    if ppo.c_clip is not None:
+        metrics["policy/dual_clip_fraction"] = _join(o.policy.dual_clipped for o in outcomes).mean()
+    if ppo.use_decoupled_loss and ppo.recompute_logprob:
+        metrics["policy/kl_proximal"] = _k3(_join(o.proximal for o in outcomes), logp)
+        metrics |= _weight(_join(o.weight for o in outcomes))
+    if references := [o.batch.reference for o in outcomes if o.batch.reference is not None]:
+        metrics["policy/kl_reference"] = _k3(logp, _join(references))
+    if values := [o.value for o in outcomes if o.value is not None]:
+        metrics["value/loss"] = _join(value.loss for value in values).mean()
+        metrics["value/clip_fraction"] = _join(value.clipped for value in values).mean()
+    return {name: value.item() for name, value in metrics.items()} | {
+        "tokens/padding_share": 1 - sum(step.tokens for step in steps) / sum(step.padded_tokens for step in steps),
+        "policy/early_stopped": float(np.mean([step.early_stopped for step in steps])),
+        "optimizer/grad_norm": float(np.mean([step.grad_norm for step in steps])),
+    }
+
+
+def _by_turn(samples: Sequence[Sample]) -> Metrics:
+    metrics: Metrics = {}
+    for turn in range(max(len(sample.successes) for sample in samples)):
+        reached = [sample for sample in samples if len(sample.successes) > turn]
+        metrics[f"success/turn_{turn + 1}"] = float(np.mean([sample.successes[turn] for sample in reached]))
+        metrics[f"reward/turn_{turn + 1}"] = float(np.mean([sample.rewards[turn] for sample in reached]))
+    return metrics
+
+
+def _transitions(samples: Sequence[Sample]) -> Metrics:
+    now = np.concatenate([sample.successes[:-1] for sample in samples]) > 0.5
+    after = np.concatenate([sample.successes[1:] for sample in samples]) > 0.5
+    return _means("success", {"fix_rate": after[~now], "break_rate": ~after[now]})
+
+
+def _lengths(samples: Sequence[Sample]) -> dict[str, np.ndarray]:
+    lengths = np.array([len(sample.token_ids) for sample in samples])
+    correct = np.array([sample.successes[-1] > 0.5 for sample in samples])
+    return {"correct": lengths[correct], "wrong": lengths[~correct]}
+
+
+def _means(group: str, values: dict[str, np.ndarray]) -> Metrics:
+    return {f"{group}/{name}": float(array.mean()) for name, array in values.items() if array.size}
+
+
+def _mismatch(steps: Sequence[Step], ppo: PPO) -> dict[str, Tensor]:
+    recomputed = ppo.use_decoupled_loss and ppo.recompute_logprob
+    outcomes: list[Outcome] = [o for step in (steps if recomputed else steps[:1]) for o in step.outcomes]
+    own = _join((o.proximal if recomputed else o.logp) for o in outcomes)
+    difference = (_join(o.batch.behaviour for o in outcomes) - own).abs()
+    return {"proximal/mean_difference": difference.mean(), "proximal/max_difference": difference.max()}
+
+
+def _weight(weight: Tensor) -> dict[str, Tensor]:
+    share = weight.sum() ** 2 / (weight**2).sum().clamp(min=1e-300) / len(weight)  # all may be masked
+    return {"weight/mean": weight.mean(), "weight/max": weight.max(), "weight/effective_share": share}
+
+
+def _k3(at: Tensor, other: Tensor) -> Tensor:
+    """Mean k3 estimate of KL(at ‖ other), at tokens of `at`."""
+    return kl_estimate(at, other, "k3").mean()
+
+
+def _join(parts: Iterable[Tensor]) -> Tensor:
+    return torch.cat(list(parts)).double()

@@ -1,0 +1,33 @@
+"""The reference policy that a KL penalty looks at."""
+
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from configs.schema import PPO
+from tasks.train.policy import load_policy
+
+
+class Reference:
+    """Policy version 0, or the exponential moving average of all versions, which begins there.
+
+    Args:
+        folder: of policy version 0.
+        ppo: the knobs.
+    """
+
+    def __init__(self, folder: Path, ppo: PPO) -> None:
+        self.model: PreTrainedModel = load_policy(folder, ppo).requires_grad_(False)
+        self._decay = ppo.kl.ema_decay if ppo.kl.reference == "ema" else None
+
+    @property
+    def moves(self) -> bool:
+        return self._decay is not None
+
+    @torch.no_grad()
+    def follow(self, policy: PreTrainedModel) -> None:
+        """After an update: `reference <- decay * reference + (1 - decay) * policy`, where it is an average."""
+        if self._decay is not None:
+            for mine, theirs in zip(self.model.parameters(), policy.parameters(), strict=True):
+                mine.lerp_(theirs, 1 - self._decay)

@@ -1,0 +1,197 @@
+"""One optimizer step on a minibatch."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from transformers import PreTrainedModel
+
+from configs.schema import PPO, Optimizer
+from tasks.train.batches import MicroBatch, Minibatch
+from tasks.train.critic import Critic
+from tasks.train.kl import kl_estimate
+from tasks.train.logprobs import hidden_states, predicting, read_out
+from tasks.train.losses import PolicyLoss, ValueLoss, behaviour_weights, policy_loss, value_loss
+from tasks.train.samples import name_some
+from tasks.train.train_state import Learner
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the training pass over a micro-batch leaves behind, without gradient. [A] everywhere."""
+
+    batch: MicroBatch
+    logp: Tensor
+    proximal: Tensor
+    weight: Tensor
+    entropy: Tensor
+    policy: PolicyLoss
+    value: ValueLoss | None
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What became of one minibatch."""
+
+    outcomes: list[Outcome]
+    grad_norm: float  # of the policy and a value head on it, before clipping
+    early_stopped: bool  # the policy was left as it is
+
+    @property
+    def tokens(self) -> int:
+        """In its forward passes, without padding."""
+        return sum(sum(outcome.batch.lengths) for outcome in self.outcomes)
+
+    @property
+    def padded_tokens(self) -> int:
+        """The same with padding."""
+        return sum(outcome.batch.tokens.numel() for outcome in self.outcomes)
+
+
+class Stepper:
+    """Takes optimizer steps with a learner.
+
+    Args:
+        learner: what is changed.
+        ppo: the loss.
+        optimizer: learning rate and gradient bound.
+        temperature: of the sampled tokens.
+    """
+
+    def __init__(self, learner: Learner, ppo: PPO, optimizer: Optimizer, temperature: float) -> None:
+        self._learner, self._ppo, self._knobs, self._temperature = learner, ppo, optimizer, temperature
+
+    def take(self, minibatch: Minibatch) -> Step:
+        """One step of the policy, and one of the critic; a value head is left out where the policy is.
+
+        Gradients add up over the micro-batches, each token's share being 1 / N with N the action tokens of the
+        whole minibatch: neither padding nor the cut into micro-batches nor the order of rows matters.
+
+        Raises:
+            ValueError: a loss or gradient is not finite; nothing was changed.
+        """
+        learner, critic = self._learner, self._learner.critic
+        for adamw in self._adamws():
+            adamw.zero_grad(set_to_none=True)
+        actions = sum(len(batch.rows) for batch in minibatch)
+        outcomes = [self._accumulate(batch, actions) for batch in minibatch]
+        stopped = self._too_far(outcomes)  # an overflowing ratio is no reason to end the run
+        if not stopped:
+            _refuse_not_finite("losses", [(outcome.batch, outcome.policy.loss) for outcome in outcomes])
+        _refuse_not_finite("value losses", [(o.batch, o.value.loss) for o in outcomes if o.value])
+        own = critic.parameters() if critic and critic.own is not None else []
+        head = critic.parameters() if critic and critic.own is None else []
+        shared = [*learner.model.parameters(), *head]
+        norm, own_norm = _norm(shared), _norm(own)
+        for checked in (own_norm,) if stopped else (norm, own_norm):
+            _refuse_not_finite("gradients", [(batch, checked.expand(len(batch.rows))) for batch in minibatch])
+        learner.steps += 1
+        if not stopped:
+            self._apply(learner.adamw, shared, norm)
+        if critic and critic.adamw:
+            self._apply(critic.adamw, own, own_norm)
+        return Step(outcomes, norm.item(), stopped)
+
+    def learning_rate(self, step: int) -> float:
+        """Rises linearly to its full value at step `warmup_steps`, counted from 1."""
+        return self._knobs.lr * self._warm(step)
+
+    def precision(self) -> AbstractContextManager[object]:
+        """Autocast, where `ppo.autocast` asks for it."""
+        enabled = self._ppo.autocast == "bfloat16"
+        return torch.autocast(self._learner.device.type, torch.bfloat16, enabled=enabled)
+
+    def _warm(self, step: int) -> float:
+        return min(1.0, step / max(1, self._knobs.warmup_steps))
+
+    def _adamws(self) -> list[torch.optim.AdamW]:
+        critic = self._learner.critic
+        return [self._learner.adamw, *([critic.adamw] if critic and critic.adamw else [])]
+
+    def _apply(self, adamw: torch.optim.AdamW, parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
+        clip_grads_with_norm_(parameters, self._knobs.max_grad_norm, norm)
+        for group in adamw.param_groups:
+            group["lr"] = group["full_lr"] * self._warm(self._learner.steps)
+        adamw.step()
+
+    def _too_far(self, outcomes: Sequence[Outcome]) -> bool:
+        """Whether the mean ratio of the minibatch is above `early_stop_imp_ratio`."""
+        limit = self._ppo.early_stop_imp_ratio
+        return limit is not None and torch.cat([outcome.policy.ratio for outcome in outcomes]).mean().item() > limit
+
+    def _accumulate(self, batch: MicroBatch, actions: int) -> Outcome:
+        """Adds the micro-batch's share of the gradients; `actions` counts the action tokens of the minibatch."""
+        critic = self._learner.critic
+        states = self._states(self._learner.model, batch)
+        logp, entropy = self._read_out(states, batch)
+        # None: the weights are those from before the update, so this pass is the proximal one.
+        proximal = logp.detach() if batch.proximal is None else batch.proximal
+        weight, ppo = self._weight(proximal, batch), self._ppo
+        of_policy = policy_loss(logp, proximal, weight, batch.advantages, ppo.eps_clip, ppo.eps_clip_higher, ppo.c_clip)
+        loss = self._with_terms(of_policy.loss, logp, entropy, batch)
+        total, of_value = loss.sum(), None
+        if critic is not None and critic.own is None:
+            of_value = self._value_loss(critic, states, batch)
+            total = total + critic.knobs.value_loss_coefficient * of_value.loss.sum()
+        (total / actions).backward()
+        if critic is not None and critic.own is not None:  # after the policy's backward pass, which frees its memory
+            of_value = self._value_loss(critic, self._states(critic.own, batch), batch)
+            (of_value.loss.sum() / actions).backward()
+        return Outcome(
+            batch=batch,
+            logp=logp.detach(),
+            proximal=proximal,
+            weight=weight,
+            entropy=entropy.detach(),
+            policy=of_policy._replace(loss=loss.detach()),
+            value=of_value and of_value._replace(loss=of_value.loss.detach()),
+        )
+
+    def _states(self, model: PreTrainedModel, batch: MicroBatch) -> Tensor:
+        """Hidden states [A, H] that predict the action tokens."""
+        with self.precision():
+            return predicting(hidden_states(model, batch.tokens[:, :-1]), batch.rows, batch.columns)
+
+    def _read_out(self, states: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+        """Logprobs [A], and entropies [A] with a gradient where there is a bonus for them."""
+        head, bonus = self._learner.model.get_output_embeddings(), self._ppo.entropy_coefficient > 0
+        targets, chunk = batch.tokens[batch.rows, batch.columns], self._ppo.logprob_chunk_tokens
+        return read_out(head, states, targets, self._temperature, chunk, entropy_gradient=bonus)
+
+    def _with_terms(self, loss: Tensor, logp: Tensor, entropy: Tensor, batch: MicroBatch) -> Tensor:
+        """The policy's loss with KL penalty and entropy bonus, [A]."""
+        kl, bonus = self._ppo.kl, self._ppo.entropy_coefficient
+        if kl.in_loss:
+            assert batch.reference is not None
+            loss = loss + kl.kl_ctl * kl_estimate(logp, batch.reference, kl.chosen_estimator)
+        return loss - bonus * entropy if bonus else loss
+
+    def _weight(self, proximal: Tensor, batch: MicroBatch) -> Tensor:
+        if not self._ppo.use_decoupled_loss or not len(proximal):
+            return torch.ones_like(proximal)
+        knobs = self._ppo.behaviour_weight
+        return behaviour_weights(proximal, batch.behaviour, batch.rows, knobs.cap, knobs.mode, knobs.level)
+
+    def _value_loss(self, critic: Critic, states: Tensor, batch: MicroBatch) -> ValueLoss:
+        assert batch.values is not None
+        assert batch.returns is not None
+        return value_loss(critic.read(states), batch.values, batch.returns, critic.knobs.value_eps_clip)
+
+
+def _norm(parameters: Sequence[nn.Parameter]) -> Tensor:
+    return get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+
+
+def _refuse_not_finite(what: str, values: Sequence[tuple[MicroBatch, Tensor]]) -> None:
+    """Raises ValueError where a value [A] of an action token is NaN or infinite, naming its trajectories."""
+    if not values or torch.stack([torch.isfinite(value).all() for _, value in values]).all():
+        return
+    rows = [(batch, set(batch.rows[~torch.isfinite(value)].tolist())) for batch, value in values]
+    ids = sorted(batch.trajectory_ids[row] for batch, bad in rows for row in bad)
+    raise ValueError(
+        f"NaN or infinite {what} with the trajectories {name_some(ids)}: the step was not taken. "
+        "Look at their logprobs, or go on from the last checkpoint with a lower optimizer.lr"
+    )

@@ -1,0 +1,78 @@
+"""Task: one PPO update on stored trajectories and scores, committed as the next policy version."""
+
+import shutil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from storage import layout
+from storage.versions import aliases, manifests
+from tasks.run.workspace import Workspace
+
+if TYPE_CHECKING:
+    from storage.versions.checkpoints import Checkpoint
+    from tasks.train.trainer import Trainer
+
+_NAMED = 20
+"""Trajectories that the log spells out."""
+
+
+@task(name="train", task_run_name="train-{iteration}", cache_policy=NO_CACHE)
+def train(workspace: Workspace, trainer: "Trainer", iteration: int, policy: str, trajectories: str, scores: str) -> str:
+    """The checkpoint after an update of `policy` on `trajectories`."""
+    from storage.versions import checkpoints
+
+    store, cache = workspace.store, workspace.cache
+    version = layout.checkpoint(workspace.name, iteration + 1)
+    if manifests.committed(store, version):
+        aliases.advance(store, layout.latest(workspace.name), version, workspace.label)
+        return version
+    loading = trainer.holds != policy
+    checkpoint = checkpoints.open_checkpoint(store, policy, cache, state=loading)
+    if loading:
+        first = layout.checkpoint(workspace.name, 0)
+        begun = checkpoints.open_checkpoint(store, first, cache).model if trainer.needs_first else None
+        trainer.load(checkpoint.model, checkpoint.state, workspace.config.run.seed, begun)
+    metrics = _update(workspace, trainer, checkpoint.number, trajectories, scores)
+    with TemporaryDirectory(prefix="checkpoint-", dir=workspace.scratch) as scratch:
+        model, state = Path(scratch) / "model", Path(scratch) / "state"
+        trainer.save(model, state)
+        _copy_tokenizer(checkpoint, model)
+        parents = [policy, trajectories, scores, *dict.fromkeys(workspace.config.problems.exclusions)]
+        provenance = workspace.provenance()
+        checkpoints.commit(store, version, model, state, trainer.canary(), provenance, parents, metrics, cache)
+    workspace.trim_cache(layout.checkpoint(workspace.name, 0), policy, version)
+    trainer.holds = version
+    aliases.advance(store, layout.latest(workspace.name), version, workspace.label)
+    return version
+
+
+def _update(workspace: Workspace, trainer: "Trainer", number: int, trajectories: str, scores: str) -> dict[str, float]:
+    """Its metrics; what `problems.exclusions` excludes is no part of it."""
+    from storage.records import Score
+    from storage.versions import datasets
+    from tasks.problems.exclusions import read_exclusions, set_aside
+
+    store, cache, logger = workspace.store, workspace.cache, get_run_logger()
+    rows, metrics = list(datasets.trajectories(store, trajectories, cache)), dict[str, float]()
+    if versions := workspace.config.problems.exclusions:
+        rows, excluded = set_aside(rows, trajectories, read_exclusions(store, versions, cache))
+        metrics["trajectories/excluded"] = float(len(excluded))
+        if excluded:
+            logger.info("%d trajectories are excluded by %s: %s", len(excluded), ", ".join(versions), _some(excluded))
+    judged = [Score(**row) for row in datasets.rows(store, scores, cache)]
+    return trainer.update(rows, judged, number, logger.info) | metrics
+
+
+def _some(ids: list[str]) -> str:
+    return ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")
+
+
+def _copy_tokenizer(checkpoint: "Checkpoint", model: Path) -> None:
+    """What the trainer does not write comes from the checkpoint before: tokenizer and chat template."""
+    for path in checkpoint.model.iterdir():
+        if not (model / path.name).exists() and path.suffix != ".safetensors":
+            shutil.copyfile(path, model / path.name)

@@ -1,0 +1,131 @@
+"""Everything that training changes, and how it is stored between updates."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from configs.schema import PPO, Optimizer
+from tasks.train.critic import Critic
+from tasks.train.logprobs import hidden_states, predicting
+from tasks.train.optimizer_state import (
+    CRITIC,
+    OPTIMIZER,
+    REFERENCE,
+    load_tensors,
+    make_adamw,
+    moments,
+    read_counts,
+    restore_moments,
+    save_tensors,
+    write_counts,
+)
+from tasks.train.policy import load_policy, save_policy
+from tasks.train.reference import Reference
+
+
+@dataclass(slots=True)
+class Learner:
+    """The policy, its optimizer, and what stands beside them."""
+
+    model: PreTrainedModel
+    critic: Critic | None
+    reference: Reference | None
+    adamw: torch.optim.AdamW  # of the policy, and of a value head on it
+    generator: torch.Generator  # its own, so that nobody else's draws change the minibatches
+    steps: int  # minibatches so far, those included that `early_stop_imp_ratio` left out
+    kl_ctl: float
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def values(self, tokens: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        """The critic's values [A], normalised, of the states before the positions; a position may follow the last."""
+        assert self.critic is not None
+        return self.critic.read(predicting(hidden_states(self.critic.own or self.model, tokens), rows, columns))
+
+
+def load_learner(
+    model: Path, state: Path | None, first: Path | None, seed: int, ppo: PPO, optimizer: Optimizer
+) -> Learner:
+    """Reads what `save_learner` wrote.
+
+    Args:
+        model: folder of the policy.
+        state: folder of the rest; None begins afresh with an RNG of `seed`.
+        first: folder of policy version 0; where a reference or a critic of its own begins. None: `model`.
+        seed: of a fresh RNG.
+        ppo: the knobs.
+        optimizer: AdamW's.
+
+    Raises:
+        ValueError: a folder is not what it should be, or `first` is missing.
+    """
+    if state is not None and first is None and ppo.kl.kl_ctl and ppo.kl.reference == "fixed":
+        raise ValueError("a fixed reference policy (ppo.kl) is policy version 0: give its folder as `first`")
+    policy = load_policy(model, ppo)
+    critic = Critic(ppo.critic, policy, first or model, ppo, optimizer) if ppo.critic else None
+    parameters = [(optimizer.lr, list(policy.parameters()))]
+    if critic and critic.own is None:
+        parameters.append((critic.knobs.lr or optimizer.lr, critic.parameters()))
+    learner = Learner(
+        model=policy,
+        critic=critic,
+        reference=Reference(first or model, ppo) if ppo.kl.kl_ctl else None,
+        adamw=make_adamw(parameters, optimizer),
+        generator=torch.Generator().manual_seed(seed),
+        steps=0,
+        kl_ctl=ppo.kl.kl_ctl,
+    )
+    if state is not None:
+        _restore(learner, state)
+    return learner
+
+
+def save_learner(learner: Learner, model: Path, state: Path) -> None:
+    """Writes the weights, with their configuration but no tokenizer, into `model` and the rest into `state`."""
+    save_policy(learner.model, model)
+    policy = moments(dict(learner.model.named_parameters()), learner.adamw)
+    save_tensors(state / OPTIMIZER, {**policy, "rng": learner.generator.get_state()})
+    counts: dict[str, object] = {"steps": learner.steps, "kl_ctl": learner.kl_ctl}
+    if critic := learner.critic:
+        named = dict(critic.named_parameters())
+        weights = {f"weight/{name}": parameter.detach().cpu() for name, parameter in named.items()}
+        save_tensors(state / CRITIC, weights | moments(named, critic.adamw or learner.adamw))
+        counts["value_norm"] = critic.norm.sums
+    if learner.reference and learner.reference.moves:
+        save_tensors(state / REFERENCE, _weights(learner.reference.model))
+    write_counts(state, counts)
+
+
+def _restore(learner: Learner, state: Path) -> None:
+    tensors = load_tensors(state / OPTIMIZER)
+    learner.generator.set_state(tensors.pop("rng"))
+    restore_moments(dict(learner.model.named_parameters()), learner.adamw, tensors, state / OPTIMIZER)
+    counts = read_counts(state)
+    learner.steps, learner.kl_ctl = int(counts["steps"]), float(counts["kl_ctl"])
+    if critic := learner.critic:
+        tensors, named = load_tensors(state / CRITIC), dict(critic.named_parameters())
+        weights = {name: tensors.pop(f"weight/{name}", None) for name in named}
+        _overwrite(named, weights, state / CRITIC)
+        restore_moments(named, critic.adamw or learner.adamw, tensors, state / CRITIC)
+        critic.norm.sums = [float(value) for value in counts["value_norm"]]
+    if learner.reference and learner.reference.moves:
+        _overwrite(dict(learner.reference.model.named_parameters()), load_tensors(state / REFERENCE), state / REFERENCE)
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
+
+
+@torch.no_grad()
+def _overwrite(named: dict[str, nn.Parameter], values: Mapping[str, Tensor | None], path: Path) -> None:
+    for name, parameter in named.items():
+        value = values.get(name)
+        if value is None or value.shape != parameter.shape:
+            raise ValueError(f"{path} is not that of this model (see {name}): give the folder saved with it")
+        parameter.copy_(value)

@@ -1,0 +1,99 @@
+"""Parquet files of trajectories, scores and problems as views of DuckDB, for the audit, the reader and provenance.
+
+The database is a temporary file, so that memory stays bounded; it is gone when the block is left.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
+
+_THREADS = 2
+
+
+class DatabaseError(RuntimeError):
+    """DuckDB gave up."""
+
+
+class TrajectoryDb:
+    """A connection, and the folder of its file; other files may be kept there."""
+
+    def __init__(self, connection: "DuckDBPyConnection", folder: Path) -> None:
+        self.connection, self.folder = connection, folder
+
+    def all(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
+        """All rows of a query."""
+        return self.connection.execute(query, parameters).fetchall()
+
+    def one(self, query: str, *parameters: Any) -> tuple[Any, ...]:
+        """The only row of a query."""
+        (row,) = self.all(query, *parameters)
+        return row
+
+    def number(self, query: str, *parameters: Any) -> float:
+        """The only value of a query, 0 for null."""
+        return float(self.one(query, *parameters)[0] or 0)
+
+    def insert(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
+        """Insert all rows at once: DuckDB's `executemany` takes a millisecond for each."""
+        if rows:
+            columns = {f"c{place}": list(values) for place, values in enumerate(zip(*rows, strict=True))}
+            self.connection.register("inserted", pa.table(columns))
+            self.connection.execute(f"insert into {table} select * from inserted")
+            self.connection.unregister("inserted")
+
+    def add_view(self, name: str, schema: pa.Schema, files: Sequence[tuple[int, Path]]) -> None:
+        """Show all files as the view `name`: the columns of `schema`, and `data_set` and `row`.
+
+        `data_set` is the number given with the file. `row` is unique to each row, whatever its id. Without any file the
+        view is empty, with the same types. The table `<name>_files` has the columns file, data_set and filename.
+        """
+        self.connection.register(f"no_{name}", schema.empty_table())
+        self.connection.execute(f"create table {name}_files (file bigint, data_set integer, filename varchar)")
+        self.insert(f"{name}_files", [(number, each, str(path)) for number, (each, path) in enumerate(files)])
+        query = f"select *, null::integer as data_set, null::bigint as row from no_{name}"
+        if files:
+            names = ", ".join("'" + str(path).replace("'", "''") + "'" for _, path in files)
+            query += f""" union all by name
+                select p.* exclude (filename, file_row_number), f.data_set, (f.file << 32) + p.file_row_number as row
+                from read_parquet([{names}], union_by_name = true, filename = true, file_row_number = true) p
+                join {name}_files f using (filename)"""
+        if "sequence_starts" in schema.names:  # files of schema 1 have one sequence a row
+            query = f"select * replace (coalesce(sequence_starts, [0]) as sequence_starts) from ({query})"
+        self.connection.execute(f"create temp view {name} as {query}")
+
+
+@contextmanager
+def open_trajectory_db(memory_gib: float) -> Iterator[TrajectoryDb]:
+    """An empty database.
+
+    Args:
+        memory_gib: what exceeds it is written to the disk, or fails where DuckDB cannot.
+
+    Raises:
+        DatabaseError: memory or disk ran out, in the block too.
+    """
+    import duckdb
+
+    with tempfile.TemporaryDirectory(prefix="trajectories-") as folder:
+        connection = duckdb.connect(str(Path(folder) / "trajectories.duckdb"))
+        try:
+            connection.execute(f"set memory_limit = '{memory_gib}GiB'")
+            connection.execute(f"set threads = {_THREADS}")
+            connection.execute(f"set temp_directory = '{folder}/spill'")
+            connection.execute("set preserve_insertion_order = false")
+            connection.execute("set enable_progress_bar = false")
+            yield TrajectoryDb(connection, Path(folder))
+        except duckdb.Error as error:
+            raise DatabaseError(
+                f"the database of trajectories: {error}. Where memory ran out, raise audit.memory_gib; where a "
+                f"disk did, make room in {tempfile.gettempdir()}, or name another folder with TMPDIR"
+            ) from error
+        finally:
+            connection.close()

@@ -1,0 +1,87 @@
+"""Task: policy version 0, made by a warm start or imported."""
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from prefect import get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+
+from storage import layout
+from storage.versions import manifests
+from tasks.run.workspace import Workspace
+
+_TOLD_STEPS = 100
+
+
+@task(name="first-policy", cache_policy=NO_CACHE)
+def first_policy(workspace: Workspace) -> str:
+    """The checkpoint version that training starts from.
+
+    Raises:
+        ValueError: the path, URI or hub name holds no usable policy, or none for this agent and context.
+    """
+    version = layout.checkpoint(workspace.name, 0)
+    if manifests.committed(workspace.store, version):
+        return version
+    with TemporaryDirectory(prefix="policy-", dir=workspace.scratch) as scratch:
+        folder, metrics, origin = Path(scratch), dict[str, float](), None
+        if workspace.config.policy.warm_start:
+            metrics = _make(workspace, folder)
+        else:
+            origin = _import(workspace, folder)
+        _try_out(workspace, folder)
+        return _commit(workspace, version, folder, metrics, origin)
+
+
+def _make(workspace: Workspace, folder: Path) -> dict[str, float]:
+    from tasks.agents.math_multi_turn import WRONG_FEEDBACK
+    from tasks.warm_start.teach import make_policy
+
+    config, logger = workspace.config, get_run_logger()
+    assert config.policy.warm_start is not None
+    taught = config.policy.warm_start.teaches or config.problems.train
+    assert taught.kind == "arithmetic"  # the schema refuses others
+    feedback = str(config.agent.args.get("wrong_feedback", WRONG_FEEDBACK))
+    steps = config.policy.warm_start.steps
+
+    def tell(step: int, loss: float, accuracy: float) -> None:
+        if step % _TOLD_STEPS == 0:
+            logger.info("warm start: step %d of at most %d, loss %.3f, sampled right %.2f", step, steps, loss, accuracy)
+
+    return make_policy(
+        config.policy.warm_start,
+        taught,
+        feedback,
+        config.run.seed,
+        folder,
+        threads=config.ppo.threads,
+        progress=tell,
+    )
+
+
+def _import(workspace: Workspace, folder: Path) -> str | None:
+    """The version that the policy comes from, if it is one of this store."""
+    from tasks.warm_start.importing import import_policy
+
+    path = workspace.config.policy.path
+    assert path is not None
+    get_run_logger().info("importing the policy from %s", path)
+    return import_policy(path, folder, workspace.cache, workspace.store)
+
+
+def _try_out(workspace: Workspace, folder: Path) -> None:
+    """What would fail in the first rollout is told while nothing is committed."""
+    from tasks.warm_start.tryout import try_out
+
+    try_out(folder, workspace.config)
+
+
+def _commit(workspace: Workspace, version: str, model: Path, metrics: dict[str, float], origin: str | None) -> str:
+    from storage.versions import checkpoints
+    from tasks.train.policy import load_policy, make_canary
+
+    ppo = workspace.config.ppo
+    canary = make_canary(load_policy(model, ppo), ppo.logprob_chunk_tokens)
+    parents = [layout.run(workspace.name), *([origin] if origin else [])]
+    checkpoints.commit(workspace.store, version, model, None, canary, workspace.provenance(), parents, metrics)
+    return version
