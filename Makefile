@@ -81,7 +81,7 @@ test: setup ## Run the tests (ARGS="-k name" selects)
 	@$(BIN)/python -m pytest $(or $(ARGS),$(SIDE_BY_SIDE))
 
 soak: setup ## Hundreds of kills and interrupts instead of samples, the schedule on SQLite: over an hour
-	@SOAK=1 $(BIN)/python -m pytest -s tests/test_killed.py tests/test_interrupts.py tests/test_retrain_schedule.py $(ARGS)
+	@SOAK=1 $(BIN)/python -m pytest -s tests/flows/test_killed.py tests/flows/test_interrupts.py tests/retrain/test_schedule.py $(ARGS)
 
 check: setup ## Lint, format check and types, over everything
 	@$(BIN)/ruff check .

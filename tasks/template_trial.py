@@ -4,7 +4,7 @@
                                       "seconds": 10, "memory_mb": 512}
 
 It prints a `Finding` as JSON. It imports little, because every stage waits for it: Jinja, set up as in transformers
-(`tests/test_template_trial.py` holds the two together).
+(`tests/agents/test_template_trial.py` holds the two together).
 """
 
 import json

@@ -29,8 +29,8 @@ from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Provenance
 from tasks.inference.engine import Engine
 from tasks.score.verifier import Verifier
-from tests import real_data
-from tests import s3_server as s3
+from tests.support import real_data
+from tests.support import s3_server as s3
 
 # Shells start background jobs with SIGINT ignored, and what the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.support.paths import ROOT
+
 LAYERS = ["configs", "storage", "tasks", "flows"]
 STORAGE = ["objects", "logs", "versions", "maintenance", "commands", "__main__"]
 """The order inside of storage/: what stands directly there (errors, layout, records, …) comes before all of these."""

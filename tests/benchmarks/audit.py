@@ -24,7 +24,7 @@ SLOWEST = 5  # steps that are named
 
 def measure(lab: Lab) -> list[Row]:
     """A store for each size, made here, and its audit."""
-    from tests.audit_helpers import write_run
+    from tests.support.audit_helpers import write_run
 
     found: dict[int, dict[str, Any]] = {}
     for size in map(int, os.environ.get("BENCH_AUDIT_ROWS", SIZES).split(",")):

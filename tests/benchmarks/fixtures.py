@@ -13,8 +13,8 @@ from typing import Any
 from configs import Config, load
 from storage.objects.store import Store
 from storage.versions.checkpoints import Checkpoint, open_checkpoint
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 WARM_START_STEPS = 300
 
 

@@ -78,7 +78,7 @@ def main(seconds: float, overrides: list[str]) -> None:
     from unittest.mock import patch
 
     from flows.math_mt_ppo import math_mt_ppo
-    from tests.waiting_engine import WaitingEngine, opens
+    from tests.support.waiting_engine import WaitingEngine, opens
 
     with patch("flows.math_mt_ppo.open_engine", opens(WaitingEngine(seconds))) if seconds else nullcontext():
         print(json.dumps(math_mt_ppo("demo", overrides)))

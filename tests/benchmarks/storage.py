@@ -30,8 +30,8 @@ from storage.versions.drafts import Draft, Provenance
 from storage.versions.fetch import fetch
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row, spread
-from tests.fault_proxy import FaultProxy
-from tests.s3_server import KEY, SECRET, Rgw, available
+from tests.support.fault_proxy import FaultProxy
+from tests.support.s3_server import KEY, SECRET, Rgw, available
 
 GOAL = 0.8
 PAIRS = 5

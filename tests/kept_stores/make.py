@@ -2,8 +2,8 @@
 
     python -m tests.kept_stores.make 2026-11
 
-writes `tests/kept_stores/2026-11.tar.gz` in about three minutes. `tests/test_kept_stores.py` continues, verifies and
-audits every store that is kept. A store holds
+writes `tests/kept_stores/2026-11.tar.gz` in about three minutes. `tests/flows/test_kept_stores.py` continues, verifies
+and audits every store that is kept. A store holds
 
     runs/half           one iteration whole, of a second one the rollout and its scores; killed before it was trained on
     runs/killed         a rollout with two shards in its journal and no manifest; killed while it played
@@ -24,7 +24,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from tests.killed_flow import Point, send_at
+from tests.support.killed_flow import Point, send_at
 
 FOLDER = Path(__file__).parent
 LARGEST = 1_000_000

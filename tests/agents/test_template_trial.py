@@ -1,0 +1,113 @@
+"""Chat templates are programs from elsewhere: none hangs a stage, fills its memory, or changes what it said."""
+
+import logging
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from transformers.utils.chat_template_utils import _compile_jinja_template
+
+from storage.versions.checkpoints import Canary, Checkpoint
+from storage.versions.manifests import File, Manifest
+from tasks.agents import trial
+from tasks.agents.trial import open_chat
+from tasks.rollout.play import load_chat
+from tasks.template_trial import make_environment
+from tasks.warm_start.tokenizer import CHAT_TEMPLATE
+from tests.agents.test_templates import ALL, QUESTION, REFUSING, make_tokenizer
+
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+RECURSION = (
+    "{% macro m(n) %}{% for i in range(9) %}{% if n %}{{ m(n - 1) }}{% endif %}{% endfor %}{% endmacro %}{{ m(30) }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        (LOOP, "needs more than 1 s of processor time"),
+        (RECURSION, "needs more than 1 s of processor time"),
+        # Which limit it meets first depends on the processor's speed.
+        ("{{ lipsum(999999, html=false) }}", "needs more than (1 s of processor time|64 MB)"),
+        ("{% if messages | length > 3 %}" + LOOP + "{% endif %}", "needs more than 1 s of processor time"),
+        ("{% if messages[0].role == 'system' %}" + LOOP + "{% endif %}", "needs more than 1 s of processor time"),
+        ("{% if '</think>' in messages[1].content %}" + LOOP + "{% endif %}", "needs more than 1 s of processor time"),
+        ("{{ 'x' * 10 ** 10 }}", "needs more than 64 MB"),
+        ("{% set x = 'x' * 10 ** 10 %}", "needs more than 64 MB"),
+        ("{% for i in range(999) %}{{ 'x' * 10 ** 6 }}{% endfor %}", "needs more than 64 MB"),
+        ("{{ 'x' * 1500000 }}", "makes 1,5.*characters of a short conversation"),
+        ("{{ strftime_now('%H:%M:%S') }}", "depends on the time of day"),
+        ("{{ [1, 2, 3, 4] | random }}", "depends on chance"),
+    ],
+)
+def test_a_template_without_measure_is_refused(
+    written: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Before it is rendered in the process of a stage; whose it is and what to do are told."""
+    monkeypatch.setattr(trial, "_SECONDS", 1.0)
+    monkeypatch.setattr(trial, "_MEMORY_MB", 64)
+    tokenizer = make_tokenizer(written + CHAT_TEMPLATE)
+    tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "model/config.json").write_text("{}")
+    file = File(
+        name="model/tokenizer.json", path="x", bytes=0, rows=None, sha256=str(tmp_path)
+    )  # none is cached for it
+    manifest = Manifest.model_construct(files=[file])
+    policy = Checkpoint("runs/r/checkpoints/000003", 3, tmp_path / "model", None, Canary([], []), manifest)
+    with pytest.raises(ValueError, match=rf"^the chat template of {tmp_path}/model .*{message}.* mend chat_template"):
+        load_chat(policy)
+
+
+def test_a_template_that_writes_the_date_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """As some families of models do: their prompts change at midnight, which is no reason to do without them."""
+    with caplog.at_level(logging.WARNING, "tasks.agents"):
+        open_chat(make_tokenizer("{{ strftime_now('%d %b %Y') }}" + CHAT_TEMPLATE))
+        open_chat(make_tokenizer(CHAT_TEMPLATE))
+    assert [record.getMessage() for record in caplog.records] == [
+        "the chat template of  writes the date: the same conversation has other tokens on another day"
+    ]
+
+
+def test_what_a_template_refuses_is_told_where_it_is_used() -> None:
+    """The trial looks for loops and large texts only; a refusal is an error of whoever renders the conversation."""
+    assert open_chat(make_tokenizer(REFUSING)).prompt([QUESTION])
+    with pytest.raises(ValueError, match="refuses a conversation of user: no"):
+        open_chat(make_tokenizer("{{ raise_exception('no') }}"))
+    with pytest.raises(ValueError, match="no chat template"):
+        open_chat(make_tokenizer(None))
+
+
+def test_a_template_is_tried_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process a stage, not one an iteration."""
+    trial._try_out.cache_clear()
+    open_chat(make_tokenizer(CHAT_TEMPLATE))
+    monkeypatch.setattr(trial, "_find", None)
+    open_chat(make_tokenizer(CHAT_TEMPLATE))
+
+
+def test_templates_are_tried_out_as_transformers_renders_them() -> None:
+    """The trial does without transformers, which takes seconds to import: it must still be the same Jinja."""
+    own, theirs = make_environment([datetime(2026, 1, 2)]), _compile_jinja_template("").environment
+    for names in ("filters", "globals", "tests"):
+        assert getattr(own, names).keys() == getattr(theirs, names).keys()
+    options = ("trim_blocks", "lstrip_blocks", "keep_trailing_newline", "autoescape", "intercepted_binops")
+    assert [getattr(own, name) for name in options] == [getattr(theirs, name) for name in options]
+    tags = [{tag for extension in each.extensions.values() for tag in extension.tags} for each in (own, theirs)]
+    assert tags[0] == tags[1]
+
+
+SYNTAX = (
+    "{%- for m in messages %}\n  {% if loop.index > 3 %}{% break %}{% endif %}\n{{ bos_token }}{{ m | tojson }}"
+    "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}{{ {'ö': '<'} | tojson(indent=1) }}"
+)
+
+
+@pytest.mark.parametrize("name", [*ALL, "syntax"])
+def test_a_trial_writes_what_transformers_writes(name: str) -> None:
+    """Character by character."""
+    template = {**ALL, "syntax": SYNTAX}[name]
+    tokenizer, environment = make_tokenizer(template), make_environment([datetime(2026, 1, 2)])
+    compiled = environment.from_string(template)
+    for messages in [[QUESTION], [QUESTION, {"role": "assistant", "content": "<think>x</think>4"}, QUESTION]]:
+        own = compiled.render(messages=messages, add_generation_prompt=True, **tokenizer.special_tokens_map)
+        assert own == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)

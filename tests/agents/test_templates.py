@@ -1,0 +1,530 @@
+"""Chat templates of several shapes: the policy is given what its template renders, and sampled ids stay."""
+
+import asyncio
+import logging
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from storage.objects.store import Store
+from storage.records import TRAJECTORY_SCHEMA, Trajectory, to_table
+from storage.versions import datasets
+from storage.versions.drafts import Draft, Provenance
+from tasks.agents.chat import Chat
+from tasks.agents.interface import Prompt
+from tasks.agents.math_multi_turn import WRONG_FEEDBACK, MathMultiTurnAgent
+from tasks.agents.template import Message
+from tasks.environments.interface import Environment
+from tasks.inference.api import BundledGenerationOutputs, Observation
+from tasks.score.verifier import Verifier
+from tasks.warm_start.tokenizer import CHAT_TEMPLATE, END_OF_TEXT, build_tokenizer
+from tests.support.rollout_helpers import PROBLEM, ScriptedEngine, context, play
+
+_TURN = "{{ '<|im_start|>' + m.role + '\n' + words + '<|im_end|>\n' }}"
+_HEADER = "{% if add_generation_prompt %}<|im_start|>assistant\n{{ opening }}{% endif %}"
+_BEFORE_LAST_QUESTION = "(messages[loop.index0 + 1:] | selectattr('role', 'equalto', 'user') | list)"
+
+INJECTING = (
+    "{% if messages[0].role != 'system' %}<|im_start|>system\nBe helpful.<|im_end|>\n{% endif %}"
+    "{% for m in messages %}{% set words = m.content %}" + _TURN + "{% endfor %}" + _HEADER
+)
+FORGETTING = (
+    "{% for m in messages %}{% set words = m.content %}"
+    "{% if m.role == 'assistant' and " + _BEFORE_LAST_QUESTION + " %}"
+    "{% set words = words.split('</think>')[-1].lstrip('\n') %}{% endif %}" + _TURN + "{% endfor %}" + _HEADER
+)
+OPENING = (
+    "{% set opening = '<think>\n' %}{% for m in messages %}{% set words = m.content %}"
+    "{% if m.role == 'assistant' %}{% set words = words.split('</think>')[-1] %}{% endif %}"
+    + _TURN
+    + "{% endfor %}"
+    + _HEADER
+)
+KEEPING = (
+    "{% set opening = '<think>\n' %}{% for m in messages %}{% set words = m.content %}"
+    + _TURN
+    + "{% endfor %}"
+    + _HEADER
+)
+MOVING = (  # the system prompt stands in the newest question
+    "{% for m in messages %}{% if m.role != 'system' %}{% set words = m.content %}"
+    "{% if loop.last and messages[0].role == 'system' %}"
+    "{% set words = messages[0].content + '\n\n' + m.content %}{% endif %}"
+    + _TURN
+    + "{% endif %}{% endfor %}"
+    + _HEADER
+)
+NUMBERED = (  # every question is told which it is
+    "{% for m in messages %}{% set words = m.content if m.role == 'assistant' else loop.index ~ ': ' ~ m.content %}"
+    + _TURN
+    + "{% endfor %}"
+    + _HEADER
+)
+TRIMMING = "{% for m in messages %}{% set words = m.content | trim %}" + _TURN + "{% endfor %}" + _HEADER
+SPACED = "{% for m in messages %}{% set words = m.content + '\n' %}" + _TURN + "{% endfor %}" + _HEADER
+REFUSING = (
+    "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role here') }}{% endif %}"
+    "{% set words = m.content %}" + _TURN + "{% endfor %}" + _HEADER
+)
+PARTS = (  # the policy itself says which part of its turn it begins, and ends each
+    "{% for m in messages %}{% set words = ('answer: ' if m.role == 'assistant' else '') + m.content %}"
+    + _TURN
+    + "{% endfor %}"
+    + _HEADER
+)
+BLANK = (  # the policy says the blank, or the template writes it
+    "{% for m in messages %}{% set words = (' ' if m.role == 'assistant' else '') + m.content | trim %}"
+    + _TURN
+    + "{% endfor %}"
+    + _HEADER
+)
+SHORTENING = (  # only where there is an answer, which no toy has
+    "{% for m in messages %}{% set words = m.content %}"
+    "{% if m.role == 'assistant' %}{% set words = words.split('{')[0] %}{% endif %}" + _TURN + "{% endfor %}" + _HEADER
+)
+APPEND_ONLY = {"chatml": CHAT_TEMPLATE, "injecting": INJECTING, "keeping": KEEPING}
+TEMPLATES = {**APPEND_ONLY, "forgetting": FORGETTING, "opening": OPENING}
+ALL = {
+    **TEMPLATES,
+    "moving": MOVING,
+    "numbered": NUMBERED,
+    "trimming": TRIMMING,
+    "spaced": SPACED,
+    "refusing": REFUSING,
+    "parts": PARTS,
+    "blank": BLANK,
+}
+OPENED = {"keeping", "opening"}  # the template itself writes <think> before a completion
+
+QUESTION: Message = {"role": "user", "content": PROBLEM.prompt}
+END = "<|im_end|>"
+SYSTEM: Message = {"role": "system", "content": "Be brief."}
+RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
+
+
+def make_tokenizer(template: str | None) -> PreTrainedTokenizerFast:
+    tokenizer = build_tokenizer([PROBLEM.prompt, WRONG_FEEDBACK, "think Hmm boxed"])
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def render(tokenizer: PreTrainedTokenizerFast, messages: list[Message], *, prompt: bool = True) -> str:
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
+    assert isinstance(text, str)
+    return text
+
+
+def thought(name: str, answer: str) -> str:
+    """A completion with a thought; where the template opened it, without its `<think>`."""
+    return f"{'' if name in OPENED else '<think>' + chr(10)}Hmm\n</think>\n\n{answer}"
+
+
+@pytest.mark.parametrize("thinks", [(False, False), (True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_prompt_is_what_the_template_renders(name: str, thinks: tuple[bool, bool]) -> None:
+    """Three turns: the ids given decode to the rendered conversation; they extend those held, or begin anew."""
+    tokenizer = make_tokenizer(TEMPLATES[name])
+    chat = Chat(tokenizer)
+    written, messages = [QUESTION], [QUESTION]
+    ids = chat.prompt(messages)
+    for think in thinks:
+        completion = thought(name, WRONG) if think else WRONG
+        held = ids + chat.encode(completion + END)
+        following = chat.next_prompt(messages, chat.encode(completion + END), "Try again.")
+        assert following.fresh == (think and name not in APPEND_ONLY)
+        opened = "<think>\n" if name in OPENED else ""
+        written = [*written, {"role": "assistant", "content": opened + completion}]
+        written = [*written, {"role": "user", "content": "Try again."}]
+        messages = following.messages
+        ids = following.token_ids if following.fresh else held + following.token_ids
+        assert tokenizer.decode(ids) == render(tokenizer, written)
+        assert ids == chat.prompt(messages)
+
+
+@lru_cache
+def chat_of(name: str) -> Chat:
+    """One for all conversations, as in a run."""
+    return Chat(make_tokenizer(ALL[name]))
+
+
+WORDS = st.lists(st.sampled_from([WRONG, "Hmm", " ", "\n", "think", ".", "?"]), max_size=5).map("".join)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> tuple[str, list[Message], list[tuple[str, bool, str]]]:
+    """A template's name, how a conversation begins, and its turns: completion, whether it ended, what is answered."""
+    name = draw(st.sampled_from(sorted(ALL)))
+    system = [SYSTEM] if name != "refusing" and draw(st.booleans()) else []
+    said = st.one_of(WORDS, WORDS.map(partial(thought, name)))
+    turns = draw(st.lists(st.tuples(said, st.booleans(), WORDS), min_size=1, max_size=3))
+    return name, [*system, QUESTION], turns
+
+
+@given(conversations())
+def test_the_policy_is_given_what_a_whole_rendering_says(
+    conversation: tuple[str, list[Message], list[tuple[str, bool, str]]],
+) -> None:
+    """Whatever the template, the contents and the number of turns: the whole conversation, whitespace aside.
+
+    In its sequence or a new one, with a system prompt or without.
+    """
+    name, messages, turns = conversation
+    tokenizer = make_tokenizer(ALL[name])
+    chat, written = chat_of(name), list(messages)
+    ids = chat.prompt(messages)
+    for completion, ended, answer in turns:
+        sampled = chat.encode(completion + END * ended)
+        following = chat.next_prompt(messages, sampled, answer)
+        opened = "<think>\n" if name in OPENED else ""
+        written += [{"role": "assistant", "content": opened + completion}, {"role": "user", "content": answer}]
+        messages = following.messages
+        ids = following.token_ids if following.fresh else ids + sampled + following.token_ids
+        assert "".join(str(tokenizer.decode(ids)).split()) == "".join(render(tokenizer, written).split())
+
+
+def test_feedback_holds_no_second_system_prompt() -> None:
+    """An injected system prompt stands once, at the beginning: feedback is a difference, not a rendered message."""
+    tokenizer = make_tokenizer(INJECTING)
+    chat = Chat(tokenizer)
+    assert tokenizer.decode(chat.prompt([QUESTION])).count("Be helpful.") == 1
+    following = chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.")
+    assert tokenizer.decode(following.token_ids) == "\n<|im_start|>user\nTry again.<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize("name", ["forgetting", "opening"])
+def test_a_forgotten_thought_begins_a_sequence(name: str) -> None:
+    """The prompt after a thought lacks it; an answer without one stays in its sequence."""
+    tokenizer = make_tokenizer(TEMPLATES[name])
+    chat = Chat(tokenizer)
+    fresh = chat.next_prompt([QUESTION], chat.encode(thought(name, WRONG) + END), "Try again.")
+    assert fresh.fresh
+    text = tokenizer.decode(fresh.token_ids)
+    assert "Hmm" not in text
+    assert "</think>" not in text
+    assert text.count("<think>") == (name in OPENED)  # the new turn's own
+    assert WRONG in text
+    assert not chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.").fresh
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("cut", [WRONG, "<think>\nHmm"])
+def test_a_truncated_completion_gets_the_rest_of_its_turn(name: str, cut: str) -> None:
+    """Without its end-of-turn token, and in the middle of a thought too, the template's own follows."""
+    tokenizer = make_tokenizer(TEMPLATES[name])
+    chat = Chat(tokenizer)
+    ended, unended = (chat.next_prompt([QUESTION], chat.encode(text), "Try again.") for text in (cut + END, cut))
+    assert not ended.fresh
+    assert not unended.fresh
+    assert unended.token_ids == chat.encode(END) + ended.token_ids
+    assert unended.messages == ended.messages
+
+
+def test_turns_may_end_with_another_token_than_the_tokenizers() -> None:
+    """As in models whose end of turn is not their end of text: what was sampled is not repeated."""
+    tokenizer = make_tokenizer(FORGETTING)
+    tokenizer.eos_token = END_OF_TEXT
+    chat = Chat(tokenizer)
+    following = chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.")
+    assert not following.fresh
+    assert following.token_ids == chat.encode("\n<|im_start|>user\nTry again.<|im_end|>\n<|im_start|>assistant\n")
+    assert following.messages[1]["content"] == WRONG
+
+
+def test_trimmed_whitespace_stays_as_sampled() -> None:
+    """A template that trims contents begins no sequence for the sake of a blank."""
+    chat = Chat(make_tokenizer(TRIMMING))
+    following = chat.next_prompt([SYSTEM, QUESTION], chat.encode(f" {WRONG}\n{END}"), "Try again.")
+    assert not following.fresh
+
+
+def test_a_system_prompt_that_moves_begins_a_sequence(caplog: pytest.LogCaptureFixture) -> None:
+    """A template may only append where there is no system prompt, and move one that there is: said when first met."""
+    tokenizer = make_tokenizer(MOVING)
+    with caplog.at_level(logging.INFO, "tasks.agents"):
+        chat = Chat(tokenizer)
+        answered = chat.encode(WRONG + END)
+        assert not chat.next_prompt([QUESTION], answered, "Try again.").fresh
+        assert not caplog.messages
+        for _ in range(2):
+            following = chat.next_prompt([SYSTEM, QUESTION], answered, "Try again.")
+            assert following.fresh
+            assert tokenizer.decode(following.token_ids) == render(tokenizer, following.messages)
+    assert len(caplog.messages) == 1
+    assert "rewrites earlier turns (of system, user, assistant, user, for one)" in caplog.text
+
+
+def test_a_refused_system_prompt_is_told() -> None:
+    """A template without a system role is used without one; with one it is named, and what to do."""
+    chat = Chat(make_tokenizer(REFUSING))
+    assert not chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.").fresh
+    with pytest.raises(ValueError, match=r"of system, user: no system role here.*agent\.args\.system_prompt empty"):
+        chat.prompt([SYSTEM, QUESTION])
+
+
+def test_the_first_real_conversation_is_rendered_in_full(caplog: pytest.LogCaptureFixture) -> None:
+    """Where a template does with real contents what it does with no toy, each turn is decided by its own contents."""
+    tokenizer = make_tokenizer(SHORTENING)
+    with caplog.at_level(logging.INFO, "tasks.agents"):
+        chat = Chat(tokenizer)
+        assert not caplog.messages
+        for _ in range(2):
+            following = chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.")
+            assert following.fresh
+            assert tokenizer.decode(following.token_ids) == render(tokenizer, following.messages)
+    assert len(caplog.messages) == 1
+    assert "renders the first real conversation of user, assistant, user in another way" in caplog.text
+    assert not chat.next_prompt([QUESTION], chat.encode("Hmm" + END), "Try again.").fresh
+
+
+def test_the_end_of_a_turn_is_the_templates() -> None:
+    """Found behind what stands before it; ordinary text is none, for it would end completions in the middle.
+
+    Nor is what ends a part of a turn.
+    """
+    for template in (CHAT_TEMPLATE, SPACED, FORGETTING, OPENING, MOVING):
+        tokenizer = make_tokenizer(template)
+        end, text_end = (tokenizer.encode(token)[0] for token in (END, END_OF_TEXT))
+        assert Chat(tokenizer).stop_token_ids == (end,)
+        tokenizer.eos_token = END_OF_TEXT
+        assert Chat(tokenizer).stop_token_ids == tuple(sorted([end, text_end]))
+    plain = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}assistant: "
+    assert Chat(make_tokenizer(plain)).stop_token_ids == (end,)
+    tokenizer = make_tokenizer(PARTS)
+    tokenizer.eos_token = END_OF_TEXT
+    assert Chat(tokenizer).stop_token_ids == (text_end,)
+
+
+def test_a_sampled_end_is_not_repeated_where_contents_decide() -> None:
+    """In a template that rewrites what does not begin with a blank, after an answer that does."""
+    chat = Chat(make_tokenizer(BLANK))
+    following = chat.next_prompt([QUESTION], chat.encode(f" {WRONG}{END}"), "Try again.")
+    assert following.token_ids == chat.encode("\n<|im_start|>user\nTry again.<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize("said", [WRONG + "\n", WRONG])
+def test_a_turn_that_ends_behind_a_newline(said: str) -> None:
+    """With the template's newline sampled or not, its end is not repeated, and the newline is not the answer's."""
+    tokenizer = make_tokenizer(SPACED)
+    tokenizer.eos_token = END_OF_TEXT
+    chat = Chat(tokenizer)
+    following = chat.next_prompt([QUESTION], chat.encode(said + END), "Try again.")
+    assert not following.fresh
+    assert following.messages[1]["content"] == WRONG
+    assert following.token_ids == chat.encode("\n<|im_start|>user\nTry again.\n<|im_end|>\n<|im_start|>assistant\n")
+    cut = chat.next_prompt([QUESTION], chat.encode(said), "Try again.")
+    assert cut.messages[1]["content"] == said
+    assert cut.token_ids == [*chat.encode("\n" + END), *following.token_ids]
+
+
+SPEAKER = "{{ '<|im_start|>' + m.role + '\n' }}"
+DEAF = {
+    "nothing": ("Speak!" + _HEADER, 1),
+    "first question only": ("{{ messages[0].content }}" + _HEADER, 2),
+    "answers": (CHAT_TEMPLATE.replace("{{ '", "{{ '' if message['role'] == 'assistant' else '", 1), 2),
+    "questions": ("{% for m in messages if m.role == 'assistant' %}{{ m.content }}{% endfor %}" + _HEADER, 1),
+    "last message only": ("{{ messages[-1].content }}" + _HEADER, 1),
+    "beginnings": ("{% for m in messages %}" + SPEAKER + "{{ m.content[:64] }}{% endfor %}" + _HEADER, 1),
+    "roles": ("{% for m in messages %}" + SPEAKER + "{% endfor %}" + _HEADER, 1),
+}
+
+
+@pytest.mark.parametrize("name", DEAF)
+def test_a_template_that_does_not_show_a_message_is_refused(name: str) -> None:
+    """The policy would answer what it was never asked, and every verdict would be believed."""
+    template, place = DEAF[name]
+    tokenizer = make_tokenizer(template)
+    tokenizer.name_or_path = "models/deaf"
+    with pytest.raises(
+        ValueError, match=rf"template of models/deaf does not show message {place} .*, or mend chat_temp"
+    ):
+        Chat(tokenizer)
+
+
+TOOL: Message = {"role": "tool", "content": "3"}
+JSON_TOOLS = (  # as Llama 3 has it
+    "{% for m in messages %}{% set words = (m.content | tojson) if m.role == 'tool' else m.content %}"
+    + _TURN
+    + "{% endfor %}"
+    + _HEADER
+)
+
+
+def test_a_template_may_write_what_a_tool_returns_as_json() -> None:
+    """There, line breaks are a backslash and a letter; one that cuts the text short is refused all the same."""
+    conversation = [QUESTION, {"role": "assistant", "content": WRONG}, TOOL]
+    tokenizer = make_tokenizer(JSON_TOOLS)
+    assert tokenizer.decode(Chat(tokenizer).prompt(conversation)) == render(tokenizer, conversation)
+    chat = Chat(make_tokenizer(JSON_TOOLS.replace("(m.content | tojson)", "(m.content[:64] | tojson)")))
+    with pytest.raises(ValueError, match=r"does not show message 3 \(tool\)"):
+        chat.prompt(conversation)
+
+
+def test_memory_that_is_used_up_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the machine's; to change the template would not help."""
+    tokenizer = make_tokenizer(CHAT_TEMPLATE)
+    chat = Chat(tokenizer)
+
+    def exhausted(*_: object, **__: object) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(tokenizer, "apply_chat_template", exhausted)
+    with pytest.raises(MemoryError):
+        chat.prompt([QUESTION])
+
+
+def test_a_template_without_system_prompts_is_refused_where_one_is_used() -> None:
+    """And not elsewhere."""
+    chat = Chat(make_tokenizer(MOVING.replace("messages[0].content + '\n\n' + ", "")))
+    assert chat.prompt([QUESTION])
+    with pytest.raises(ValueError, match=r"does not show message 1 \(system\) of a conversation of system, user"):
+        chat.prompt([SYSTEM, QUESTION])
+
+
+def test_what_a_template_raises_is_told_as_its_refusal() -> None:
+    """Templates are programs: they divide by zero, too."""
+    for broken in ("{{ 1 / 0 }}", "{{ messages[9].content }}", "{{ messages | nofilter }}", "{% for %}"):
+        with pytest.raises(ValueError, match="refuses a conversation of user"):
+            Chat(make_tokenizer(broken))
+
+
+def test_prompts_and_feedback_are_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of episodes at a time: on an append-only template none of them renders anything of its own."""
+    tokenizer = make_tokenizer(CHAT_TEMPLATE)
+    chat = Chat(tokenizer)
+    first = chat.prompt([QUESTION]), chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.").token_ids
+    monkeypatch.setattr(tokenizer, "apply_chat_template", None)
+    again = chat.prompt([QUESTION]), chat.next_prompt([QUESTION], chat.encode(RIGHT + END), "Try again.").token_ids
+    assert first == again
+
+
+def test_rewriting_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """At the start, and not of templates that only append."""
+    with caplog.at_level(logging.INFO, "tasks.agents"):
+        for template in APPEND_ONLY.values():
+            Chat(make_tokenizer(template))
+        assert not caplog.messages
+        chat = Chat(make_tokenizer(FORGETTING))
+        chat.next_prompt([QUESTION], chat.encode(thought("forgetting", WRONG) + END), "Try again.")
+    assert len(caplog.messages) == 1
+    assert "rewrites earlier turns" in caplog.text
+
+
+def test_a_tokenizer_without_a_template_is_refused() -> None:
+    """A base model's tokenizer is named before anything is sampled."""
+    with pytest.raises(ValueError, match="no chat template"):
+        Chat(make_tokenizer(None))
+
+
+def two_turns(name: str, verifier: Verifier, *, thinks: bool, max_model_len: int = 256) -> Trajectory:
+    """An episode that is wrong, then right."""
+    chat = Chat(make_tokenizer(TEMPLATES[name]))
+    replies = [thought(name, WRONG) if thinks else WRONG, RIGHT]
+    agent = MathMultiTurnAgent(context(chat, max_model_len), num_turns=2)
+    return play(ScriptedEngine(chat, lambda turn, _: replies[turn]), agent, verifier)[0]
+
+
+@pytest.mark.parametrize("name", ["chatml", "injecting"])
+def test_an_episode_decodes_to_the_rendered_conversation(name: str, verifier: Verifier) -> None:
+    """All tokens of an append-only episode, to the last end of turn."""
+    tokenizer = make_tokenizer(TEMPLATES[name])
+    trajectory = two_turns(name, verifier, thinks=True)
+    conversation = [
+        QUESTION,
+        {"role": "assistant", "content": thought(name, WRONG)},
+        {"role": "user", "content": WRONG_FEEDBACK},
+        {"role": "assistant", "content": RIGHT},
+    ]
+    assert f"{tokenizer.decode(trajectory.token_ids)}\n" == render(tokenizer, conversation, prompt=False)
+    assert trajectory.sequence_starts == [0]
+
+
+@pytest.mark.parametrize("name", ["forgetting", "opening"])
+def test_an_episode_of_two_sequences(name: str, verifier: Verifier) -> None:
+    """One trajectory: both sequences end to end, the mask and the turns' spans on what was sampled."""
+    tokenizer = make_tokenizer(TEMPLATES[name])
+    trajectory = two_turns(name, verifier, thinks=True)
+    first, second = trajectory.turns
+    assert (trajectory.status, first.verdict, second.verdict) == ("completed", "wrong", "correct")
+    assert first.feedback == WRONG_FEEDBACK
+    start = trajectory.sequence_starts[1]
+    assert trajectory.sequence_starts == [0, first.end]
+    texts = tokenizer.decode(trajectory.token_ids[:start]), tokenizer.decode(trajectory.token_ids[start:])
+    assert texts[0] == render(tokenizer, [QUESTION]) + thought(name, WRONG) + END
+    answered = [QUESTION, {"role": "assistant", "content": thought(name, WRONG)}]
+    assert texts[1] == render(tokenizer, [*answered, {"role": "user", "content": WRONG_FEEDBACK}]) + RIGHT + END
+    sampled = {*range(first.start, first.end), *range(second.start, second.end)}
+    assert tokenizer.decode(trajectory.token_ids[second.start : second.end]) == RIGHT + END
+    assert trajectory.action_mask == [place in sampled for place in range(len(trajectory.token_ids))]
+    assert [version == 3 for version in trajectory.versions] == trajectory.action_mask
+    assert [logprob < 0 for logprob in trajectory.logprobs] == trajectory.action_mask
+    assert two_turns(name, verifier, thinks=False).sequence_starts == [0]
+
+
+def test_the_context_holds_one_sequence(verifier: Verifier) -> None:
+    """What an earlier sequence held takes no room from the next."""
+    whole = two_turns("forgetting", verifier, thinks=True)
+    longest = max(whole.sequence_starts[1], len(whole.token_ids) - whole.sequence_starts[1])
+    assert two_turns("forgetting", verifier, thinks=True, max_model_len=longest).status == "completed"
+    prompt = whole.turns[1].start - whole.sequence_starts[1]
+    truncated = two_turns("forgetting", verifier, thinks=True, max_model_len=prompt)
+    assert (truncated.status, truncated.sequence_starts) == ("truncated", [0])
+
+
+class Rejecting(MathMultiTurnAgent):
+    """Plays its episodes and returns none."""
+
+    async def collect_trajectory(
+        self,
+        prompt: Prompt,
+        env: Environment,
+        obs_queue: "asyncio.Queue[Observation]",
+        act_queue: "asyncio.Queue[BundledGenerationOutputs]",
+    ) -> list[Trajectory]:
+        await super().collect_trajectory(prompt, env, obs_queue, act_queue)
+        return []
+
+
+def test_what_is_salvaged_keeps_all_sequences(verifier: Verifier) -> None:
+    """An episode that an agent gives up is recorded from its exchanges as the agent would have."""
+    chat = Chat(make_tokenizer(FORGETTING))
+    engine = ScriptedEngine(chat, lambda turn, _: [thought("forgetting", WRONG), RIGHT][turn])
+    rejected = play(engine, Rejecting(context(chat, 256), num_turns=2), verifier)[0]
+    kept = two_turns("forgetting", verifier, thinks=True)
+    assert rejected.status == "rejected"
+    assert rejected.token_ids == kept.token_ids
+    assert rejected.action_mask == kept.action_mask
+    assert rejected.sequence_starts == kept.sequence_starts
+
+
+def commit(store: Store, table: Any) -> str:
+    """A trajectory data set of one file."""
+    with Draft(store, "runs/r/trajectories/000000", "trajectories") as draft:
+        path = draft.scratch / "part-00000.parquet"
+        datasets.write_parquet(table, path)
+        draft.add(path, path.name, rows=table.num_rows)
+        return draft.commit(Provenance(config={}), []).version
+
+
+def test_sequences_come_back_from_storage(store: Store, verifier: Verifier, tmp_path: Path) -> None:
+    """Where the sequences begin is stored with the tokens."""
+    row = two_turns("forgetting", verifier, thinks=True)
+    version = commit(store, to_table([row], TRAJECTORY_SCHEMA))
+    (back,) = datasets.trajectories(store, version, tmp_path)
+    assert back.sequence_starts == row.sequence_starts
+    assert back.token_ids == row.token_ids
+    assert len(back.sequence_starts) == 2
+
+
+def test_files_of_the_first_schema_hold_one_sequence_a_row(store: Store, verifier: Verifier, tmp_path: Path) -> None:
+    """Data sets written before sequences were told apart stay readable."""
+    row = two_turns("chatml", verifier, thinks=False)
+    table = to_table([row], TRAJECTORY_SCHEMA).drop_columns(["sequence_starts"])
+    old = table.replace_schema_metadata({"kind": "trajectories", "schema_version": "1"})
+    (back,) = datasets.trajectories(store, commit(store, old), tmp_path)
+    assert back.sequence_starts == [0]
+    assert back.token_ids == row.token_ids

@@ -1,0 +1,285 @@
+"""Report and reader in a real browser: they open, sort, filter, page, and show hostile text as text.
+
+Screenshots of what a person would see are kept in var/screenshots, to be looked at.
+"""
+
+import dataclasses
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from configs.audit import Audit
+from storage import layout
+from storage.objects.store import Store
+from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score, Trajectory, VerdictName
+from storage.versions.checkpoints import Checkpoint
+from storage.versions.drafts import Provenance
+from tasks.audit.record import REPORT, commit_audit, read_audit
+from tasks.audit.run import audit
+from tasks.audit.selection import select
+from tasks.score.verifier import Verifier
+from tests.support.chain_helpers import commit_rows
+from tests.support.paths import ROOT
+from tests.support.train_helpers import make_trajectory
+
+SCREENSHOTS = ROOT / "var" / "screenshots"
+SIZES = [(1280, 900), (400, 800)]
+PATIENCE_S = 120
+"""Guards against hanging only: an idle machine needs a second."""
+CELLS = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
+EVIL = [
+    "<script>window.evil = 1</script><img src=x onerror='window.evil = 1'>",
+    "[click](javascript:window.evil=1) **bold** $\\frac{1}{2}$ \\boxed{3}",
+    "left \u202egnp.exe\u202c right \u200b zero",
+    "A" * 1_000_000,
+]
+
+
+def rows() -> list[Trajectory]:
+    """15 groups of 4; each says something that wants to be more than text."""
+    made = []
+    for number in range(60):
+        problem, sample = divmod(number, 4)
+        row = make_trajectory(
+            f"shared/000000/{problem}</script>/{sample}", [[7, 8], [9]], problem=f"{problem}</script>"
+        )
+        turns = [
+            dataclasses.replace(turn, text=EVIL[number % 4], seed=number, feedback="" if place else "Try again.")
+            for place, turn in enumerate(row.turns)
+        ]
+        policy = layout.checkpoint("shared", 0)
+        prompt = f"What is {problem} + 1? {EVIL[0]}"
+        made.append(dataclasses.replace(row, sample=sample, turns=turns, prompt=prompt, solutions=["3"], policy=policy))
+    return made
+
+
+def scores(made: list[Trajectory]) -> list[Score]:
+    verdicts: tuple[VerdictName, ...] = ("wrong", "correct", "unparsable")
+    return [
+        Score(row.trajectory_id, turn, (name := verdicts[(number + turn) % 3]), float(name == "correct"), "3", "3", "")
+        for number, row in enumerate(made)
+        for turn in range(2)
+    ]
+
+
+@pytest.fixture(scope="module")
+def audited(
+    policies: list[Checkpoint], checkpoint_store: Store, verifier: Verifier, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Store, str]:
+    """A store with hostile rows, and their audit."""
+    root = tmp_path_factory.mktemp("browser") / "store"
+    shutil.copytree(Path(checkpoint_store.path("runs")).parent, root)
+    store, made = Store(str(root)), rows()
+    version = layout.trajectories("shared", 0)
+    commit_rows(store, version, "trajectories", TRAJECTORY_SCHEMA, made, [policies[0].version])
+    commit_rows(store, layout.scores("shared", 0, "5c"), "scores", SCORE_SCHEMA, scores(made), [version])
+    sets = select(store, ["shared"])
+    with audit(store, sets, Audit(recomputed=0), root / "cache", verifier) as found:
+        return store, commit_audit(store, sets, found, Provenance(config={}), root / "cache", "read").version
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if not chromium:
+        reason = "no chromium: apt-get install chromium"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    expect.set_options(timeout=1000 * PATIENCE_S)
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def reader(audited: tuple[Store, str]) -> Iterator[str]:
+    """Address of the reader, with its key, started as people do."""
+    store, version = audited
+    command = [sys.executable, "-m", "tasks.audit", "--root", store.root, "read", version, "--port", "0"]
+    job = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert job.stdout
+    found = re.search(r"http://127\.0\.0\.1:\d+/\?key=\S+", line := job.stdout.readline())
+    assert found, line
+    yield found[0]
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(PATIENCE_S) == 143
+
+
+def without_key(reader: str) -> str:
+    """The cookie serves instead, once the address was opened."""
+    return reader.partition("?")[0]
+
+
+class Watch:
+    """A page, and all that it must not do."""
+
+    def __init__(self, browser: Browser, size: tuple[int, int], scheme: str = "light") -> None:
+        width, height = size
+        look: Literal["light", "dark"] = "dark" if scheme == "dark" else "light"
+        self.context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=look)
+        self.context.set_default_timeout(1000 * PATIENCE_S)
+        self.page: Page = self.context.new_page()
+        self.asked: list[str] = []
+        self.said: list[str] = []
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.said.append(f"dialog {dialog.message}"))
+
+    def harmless(self) -> None:
+        """Nothing was run that came from data, nothing asked for elsewhere, nothing is wider than the window."""
+        assert self.said == []
+        assert self.page.evaluate("window.evil") is None
+        assert self.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+
+    def keep(self, name: str) -> None:
+        SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+        self.page.screenshot(path=SCREENSHOTS / f"{name}.png")
+
+
+@pytest.fixture
+def report(audited: tuple[Store, str]) -> str:
+    store, version = audited
+    return (read_audit(store, version, Path(store.path("cache")))[1] / REPORT).as_uri()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size[0]))
+def test_the_report_stands_alone(browser: Browser, report: str, size: tuple[int, int], scheme: str) -> None:
+    """One file, no request; verdict first; all opened, nothing hostile runs or breaks out of its box."""
+    watch = Watch(browser, size, scheme)
+    watch.page.goto(report)
+    expect(watch.page.locator("h1")).to_contain_text("FAIL")
+    watch.keep(f"report-{size[0]}-{scheme}")
+    watch.page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+    expect(watch.page.get_by_text("<script>window.evil = 1</script>").first).to_be_visible()
+    expect(watch.page.get_by_text("⟨U+202E⟩gnp.exe").first).to_be_visible()
+    watch.page.locator("#plots").scroll_into_view_if_needed()
+    watch.keep(f"report-plots-{size[0]}-{scheme}")
+    watch.harmless()
+    assert watch.asked == [report]
+
+
+def ordered(texts: list[str], descending: bool) -> list[str]:
+    """Numbers as the report writes them in their order, whatever is no number behind them."""
+    numbers = [text for text in texts if text.replace(",", "").isdigit()]
+    numbers.sort(key=lambda text: int(text.replace(",", "")), reverse=descending)
+    return numbers + [text for text in texts if text not in numbers]
+
+
+def test_tables_of_the_report_sort(browser: Browser, report: str) -> None:
+    """By mouse and by keyboard: the rows are in the order that is announced, empty ones last, and stay whole."""
+    watch = Watch(browser, SIZES[0])
+    watch.page.goto(report)
+    table = watch.page.get_by_role("region", name="All checks").locator("table")
+    header = table.locator("th", has_text="cases")
+    column = int(header.evaluate("cell => cell.cellIndex"))
+    rows = table.locator("tbody tr")
+    before = [[text.strip() for text in row] for row in rows.evaluate_all(CELLS)]
+    texts = [row[column] for row in before]
+    down, up = ordered(texts, descending=True), ordered(texts, descending=False)
+    assert not all(text.isdigit() for text in texts)  # some have no number
+    assert texts not in (down, up)
+    assert down != up
+
+    def assert_sorted(direction: str, expected: list[str]) -> None:
+        expect(header).to_have_attribute("aria-sort", direction)
+        expect(table.locator(f"tbody td:nth-child({column + 1})")).to_have_text(expected)
+        after = [[text.strip() for text in row] for row in rows.evaluate_all(CELLS)]
+        assert sorted(after) == sorted(before)
+
+    header.click()
+    assert_sorted("descending", down)
+    header.focus()
+    watch.page.keyboard.press("Enter")
+    assert_sorted("ascending", up)
+    watch.harmless()
+
+
+def test_every_count_leads_to_its_cases(browser: Browser, report: str) -> None:
+    """A link to a check that passed opens what is folded away, also in browsers that do not open it by themselves."""
+    watch = Watch(browser, SIZES[0])
+    watch.page.goto(report)
+    for target in watch.page.locator("a[href^='#']").evaluate_all("links => links.map(link => link.hash)"):
+        assert watch.page.evaluate(
+            "hash => document.getElementById(decodeURIComponent(hash.slice(1))) !== null", target
+        )
+    watch.page.locator("table a[href='#check-duplicate_ids']").first.click()
+    expect(watch.page.locator("#check-duplicate_ids")).to_be_visible()
+    folded = watch.page.locator("details", has=watch.page.locator("#check-duplicate_ids"))
+    folded.evaluate("details => { details.open = false; dispatchEvent(new Event('hashchange')) }")
+    expect(watch.page.locator("#check-duplicate_ids")).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size[0]))
+def test_trajectories_are_read_page_by_page(browser: Browser, reader: str, size: tuple[int, int], scheme: str) -> None:
+    """List, filter, conversation, tokens by logprob and by advantage, group: all of it is text."""
+    watch = Watch(browser, size, scheme)
+    page = watch.page
+    page.goto(reader)
+    expect(page.get_by_role("status")).to_contain_text("60 trajectories")
+    watch.keep(f"reader-list-{size[0]}-{scheme}")
+    watch.harmless()
+    page.get_by_role("link", name="Next →").first.click()
+    expect(page.get_by_role("status")).to_contain_text("51 to 60")
+    page.get_by_role("textbox", name="Text").fill("javascript:")
+    page.locator("select[name=verdict]").select_option("correct")
+    page.get_by_role("button", name="Show").click()
+    expect(page.get_by_role("status")).to_contain_text("10 of 60 trajectories")
+    watch.harmless()
+
+    page.locator("td a.id").first.click()
+    expect(page.get_by_text("[click](javascript:window.evil=1)").first).to_be_visible()
+    watch.keep(f"reader-trajectory-{size[0]}-{scheme}")
+    watch.harmless()
+    page.get_by_role("link", name="advantage").click()
+    expect(page.locator("[aria-current]", has_text="advantage")).to_be_visible()
+    watch.keep(f"reader-advantage-{size[0]}-{scheme}")
+    watch.harmless()
+    page.get_by_role("link", name=re.compile("group")).first.click()
+    watch.keep(f"reader-group-{size[0]}-{scheme}")
+    watch.harmless()
+    assert all(url.startswith(without_key(reader)) for url in watch.asked)
+
+
+def test_the_reader_needs_no_mouse(browser: Browser, reader: str) -> None:
+    """The first Tab skips to the content; a filter is sent with Enter; a trajectory opens with Enter."""
+    watch = Watch(browser, SIZES[0])
+    page = watch.page
+    page.goto(reader)
+    page.keyboard.press("Tab")
+    assert "content" in (page.locator(":focus").text_content() or "").lower()
+    page.keyboard.press("Enter")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.querySelector('main').contains(document.activeElement)")
+    page.get_by_label("Problem id").focus()
+    page.keyboard.type("14</script>")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("status")).to_contain_text("4 of 60")
+    page.locator("td a.id").first.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_contain_text("shared/000000/14</script>/0")
+    watch.harmless()
+
+
+def test_the_cases_of_an_audit_are_read(browser: Browser, reader: str) -> None:
+    """The report stands beside the reader, and a check's cases are a filter."""
+    watch = Watch(browser, SIZES[0])
+    watch.page.goto(reader)
+    watch.page.goto(f"{without_key(reader)}report")
+    expect(watch.page.locator("h1")).to_contain_text("FAIL")
+    watch.page.goto(f"{without_key(reader)}?check=hidden_characters")
+    expect(watch.page.get_by_role("status")).to_contain_text("15 of 60 trajectories")
+    watch.harmless()

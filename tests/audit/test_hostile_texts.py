@@ -1,0 +1,112 @@
+"""Texts of unknown origin on a terminal: no escape sequence, no reordering, no endless line gets there."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from storage.commands.output import Output, table
+from storage.objects.store import Store
+from storage.versions import aliases
+from storage.versions.drafts import Draft, Provenance
+from storage.visible import printable
+from tasks.evaluate import report as evaluation
+from tests.support.paths import ROOT
+
+EVIL = "\x1b[2J\r\x07\u202e\u200b\x9b"
+ENDLESS = "x" * 100_000
+
+
+def is_clean(text: str) -> bool:
+    return not set(text) & set("\x1b\r\x07\u202e\u200b\x9b") and max(map(len, text.splitlines()), default=0) < 2500
+
+
+def command(*arguments: str) -> str:
+    """What a command prints, to both streams."""
+    call = [sys.executable, "-m", *arguments]
+    done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture
+def evil_store(store: Store) -> Store:
+    """Everything in a manifest that is text says something evil."""
+    bad = EVIL + ENDLESS
+    for number in range(2):
+        with Draft(store, f"runs/r/checkpoints/{number:06d}", "checkpoint") as draft:
+            path = draft.scratch / "data"
+            path.write_text("x")
+            draft.add(path, "a")
+            config, metrics = {bad: f"{bad}{number}"}, {bad: f"{bad}{number}"}
+            provenance = Provenance(config=config, prefect_run_id=bad)
+            draft.commit(provenance, [f"runs/r/checkpoints/{number - 1:06d}"] if number else [], metrics)
+    aliases.move(store, "best", "runs/r/checkpoints/000001", None, reason=bad)
+    return store
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["ls"], ["show", "--config", "best"], ["lineage", "best"], ["verify"], ["alias", "history", "best"],
+     ["diff", "runs/r/checkpoints/000000", "best"], ["show", f"no{EVIL}{ENDLESS}"]],
+    ids=["ls", "show", "lineage", "verify", "history", "diff", "error"],
+)  # fmt: skip
+def test_commands_of_the_store_print_no_escapes(evil_store: Store, arguments: list[str]) -> None:
+    """Tables, lines and errors; each holds some of the manifest's texts or of the command's own words."""
+    printed = command("storage", "--root", evil_store.root, *arguments)
+    assert is_clean(printed)
+
+
+def test_json_stays_exact(evil_store: Store) -> None:
+    """Scripts read what is stored."""
+    printed = command("storage", "--root", evil_store.root, "--json", "alias", "history", "best")
+    assert "\\u202e" in printed
+    assert "x" * 100_000 in printed
+
+
+def test_errors_of_the_command_lines_are_clean() -> None:
+    """Of the flows, before anything starts, and of the audit; with their own lines kept apart."""
+    printed = command("flows.math_mt_ppo", "smoke", f"run.{EVIL}=1")
+    assert is_clean(printed)
+    assert "smoke:\n  run.⟨U+001B⟩" in printed
+    assert is_clean(command("tasks.audit", "--root", f"/nowhere{EVIL}{ENDLESS}", "trained-on", EVIL))
+
+
+def test_tables_are_clean(capsys: pytest.CaptureFixture[str]) -> None:
+    """Both kinds, titles and columns, too; markup in them is text."""
+    rows = [{f"a{EVIL}": f"[red]{EVIL}{ENDLESS}[/red]"}]
+    made: list[Any] = [table([EVIL], [[EVIL + ENDLESS]], title=EVIL), EVIL + ENDLESS]
+    Output(None, made).print(as_json=False)
+    printed = capsys.readouterr().out + evaluation.rendered(evaluation.table(f"[b]{EVIL}", rows), f"[i]{EVIL}")
+    assert is_clean(printed)
+    assert "[red]" in printed
+    assert "[b]" in printed
+    assert "[i]" in printed
+
+
+def test_logs_are_clean() -> None:
+    """Messages, their arguments and tracebacks; of all loggers, whoever handles them."""
+    code = (
+        "import logging, sys\nfrom storage import interrupts\nevil = sys.argv[1]\n"
+        "def act():\n    logging.basicConfig(format='%(message)s')\n    log = logging.getLogger(evil)\n"
+        "    log.warning('two\\nlines %s', evil)\n    log.warning(ValueError(evil))\n    log.warning('%d', 7)\n"
+        "    try: raise ValueError(evil + 'y' * 100_000)\n    except ValueError: log.exception('said')\n"
+        "    log.warning('%d wrong', evil)\n"
+        "interrupts.run(act)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, EVIL], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert is_clean(done.stderr.replace(repr(EVIL), ""))
+    assert done.stderr.startswith("two\nlines ⟨U+001B⟩[2J⟨U+000D⟩")
+    assert "\n7\n" in done.stderr
+    assert "ValueError: ⟨U+001B⟩" in done.stderr
+
+
+def test_our_own_lines_stay() -> None:
+    """Line breaks, tabs and letters of any language are what they were."""
+    text = "error: a\n  b\tÄ 数学 🙂\n"
+    assert printable(text) == text
+    assert printable("") == ""
+    assert len(printable(ENDLESS)) < 2100

@@ -1,0 +1,358 @@
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fastapi import FastAPI
+from starlette.testclient import TestClient
+
+from configs.audit import Audit
+from storage import layout
+from storage.objects.seal import seal, unseal
+from storage.objects.store import Store
+from storage.records import CASE_SCHEMA
+from storage.versions.drafts import Draft, Provenance
+from tasks.audit.commands import read
+from tasks.audit.database import open_database
+from tasks.audit.intake import take_in
+from tasks.audit.reader.app import create_app
+from tasks.audit.reader.serve import serve
+from tasks.audit.results import AuditResult
+from tasks.audit.selection import select
+from tests.conftest import commit_policy
+from tests.support.paths import ROOT
+from tests.support.reader_helpers import CRITIC, EVIL, HOSTILE, LONG, NORMALISED, PLAIN, commit, strange, sums
+
+GROUP = "/group?data_set=runs/shared/trajectories/000000&problem=7"
+
+
+@pytest.fixture(scope="module")
+def filled(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
+    store = Store(str(tmp_path_factory.mktemp("reader")))
+    policy = commit_policy(store, 0, policy_folder).version
+    for iteration, rows in enumerate([sums(PLAIN, 30), strange(), sums(NORMALISED, 2), sums(CRITIC, 2)]):
+        commit(store, iteration, rows, [policy])
+    return store
+
+
+@pytest.fixture(scope="module")
+def reader(filled: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """Beside it what an audit leaves in a folder."""
+    folder, data_sets = tmp_path_factory.mktemp("audit"), select(filled, [])
+    (folder / "audit.json").write_text(json.dumps(AuditResult("memory://", "warn", [], [], [], {}).as_dict()))
+    (folder / "report.html").write_text("<script>sort()</script>")
+    cases = [("loops", "turn", "0/3/1", ""), ("same", "group", "7", layout.trajectories("shared", PLAIN))]
+    rows = [dict(zip(CASE_SCHEMA.names, (n, *case, HOSTILE), strict=True)) for n, case in enumerate(cases)]
+    pq.write_table(pa.Table.from_pylist(rows, CASE_SCHEMA), folder / "cases.parquet")
+    with open_database(data_sets, take_in(filled, data_sets, folder), Audit()) as database:
+        app = create_app(filled, data_sets, database, folder, folder)
+        yield TestClient(app, base_url="http://127.0.0.1:8000")
+
+
+def text(page: str) -> str:
+    """What a person reads."""
+    return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", "", page)))
+
+
+def ids(page: str) -> list[str]:
+    """The lines of the list, by what stands in their first cell."""
+    return [unescape(found) for found in re.findall(r'role="rowheader"><a[^>]*>([^<]*)<', page)]
+
+
+FILTERS = """
+     143 0/0/0
+data_set=TRAJECTORIES/000002 8 2/0/0
+problem=7&end=0 4 0/7/0
+end=0&verdict=correct 60 0/0/0
+end=0&verdict=correct&turn=2 30 0/0/1
+end=0&verdict=wrong&turn=last 60 0/0/2
+verdict=unscored&begin=1&end=1 6 evil/<script>
+end=0&least=1&turn=last 60 0/0/0
+end=0&most=0.5&turn=2 30 0/0/2
+turns=0 1 empty
+status=truncated&begin=0&end=0 1 0/0/3
+text=BOXED%7B5&inside=answers&end=0 30 0/0/2
+text=100%25+wrong_&end=0 60 0/0/1
+text=what+is+12&inside=prompt&end=0 4 0/12/0
+check=loops 1 0/3/1
+check=same 4 0/7/0
+"""
+
+
+@pytest.mark.parametrize("line", FILTERS.strip("\n").splitlines())
+def test_filters(reader: TestClient, line: str) -> None:
+    """Each finds what it says: text as it stands, verdicts and rewards in the turn that is meant."""
+    query, count, first = line.rsplit(maxsplit=2) if line[0] != " " else ("", *line.split())
+    page = reader.get(f"/?{query}").text
+    assert re.search(rf"\b{count}( of 143)? trajector", text(page))
+    assert ids(page)[0].startswith(first)
+
+
+def test_filters_that_find_nothing(reader: TestClient) -> None:
+    for query in ("text=100%25+wrongX", "text=_&inside=prompt", "text=%00", "end=0&turns=3"):
+        assert "No trajectory is like that" in text(reader.get(f"/?{query}").text)
+
+
+def test_the_list_goes_page_by_page(reader: TestClient) -> None:
+    """Fifty lines each; the filter stays; beyond the last page is the last; a trajectory knows its neighbours."""
+    first, last = reader.get("/?end=0").text, reader.get("/?end=0&page=3").text
+    assert (len(ids(first)), len(ids(last))) == (50, 20)
+    assert "101 to 120" in text(last)
+    assert ids(reader.get("/?end=0&page=999").text) == ids(last)
+    assert 'href="/?end=0&amp;page=2"' in first
+    page = reader.get("/trajectory?id=0/0/2&turns=2").text
+    assert 'rel="next" href="/trajectory?id=0%2F1%2F1&amp;turns=2' in page
+    assert "2 of 68 in the list" in text(page)
+
+
+def test_a_trajectory_is_read_turn_by_turn_and_token_by_token(reader: TestClient) -> None:
+    """With verdicts, answer and gold; tokens by the run's tokenizer, nothing by mouse or colour alone."""
+    html = reader.get("/trajectory?id=0/7/1").text
+    page = text(html[html.index("<h2") :])
+    parts = ["What is 7 + 1?", "Turn 1", "wrong", "\\boxed{3}", "100% wrong_, try again", "Turn 2", "correct"]
+    places = [page.index(part) for part in parts]
+    assert places == sorted(places)
+    assert "policy version 0, mean logprob -0.3" in page
+    assert len(re.findall(r'class="token p2" title="[^"]*logprob -0.3, policy version 0"', html)) == 5
+    assert "Logprob</th>" in html
+
+
+@pytest.mark.parametrize(("sample", "advantages"), [(0, [1.5]), (1, [0.5, 1.0]), (2, [-1.5, -1.0]), (3, [-0.5])])
+def test_advantages_are_those_of_the_update(reader: TestClient, sample: int, advantages: list[float]) -> None:
+    """Worked by hand: returns of first turns 1, 0, -2, -1, of second ones 1, -1, each less their mean."""
+    page = text(reader.get(f"/trajectory?id=0/7/{sample}&colour=advantage").text)
+    assert [float(found) for found in re.findall(r"policy version 0, advantage (\S+)", page)] == advantages
+    assert "from the 4 trajectories of the group" in page
+
+
+def test_normalised_advantages_are_those_of_the_whole_data_set(reader: TestClient) -> None:
+    """Two groups of the same advantages, divided by the root mean square over all tokens."""
+    tokens = np.repeat([1.5, 0.5, -1.5, -0.5, 1.0, -1.0], [2, 2, 2, 2, 3, 3])
+    page = text(reader.get("/trajectory?id=2/0/1&colour=advantage").text)
+    assert f"advantage {0.5 / (np.sqrt((tokens**2).mean()) + 1e-5):.3g}" in page
+    assert "from the 8 trajectories of the data set" in page
+
+
+@pytest.mark.parametrize(("name", "why"), [("3/0/0", "needs a critic's values"), ("long", "no score for turns [0]")])
+def test_where_there_are_no_advantages_the_page_says_why(reader: TestClient, name: str, why: str) -> None:
+    assert why in text(reader.get(f"/trajectory?id={name}&colour=advantage").text)
+
+
+def test_a_group_stands_side_by_side(reader: TestClient) -> None:
+    """All episodes, what they answered how often, and a way to each."""
+    page = reader.get(GROUP).text
+    assert page.count("<article") == 4
+    assert all(f"/trajectory?id=0%2F7%2F{sample}&amp;" in page for sample in range(4))
+    assert "wrong \u00d7 3" in text(page)
+
+
+def test_hostile_text_is_only_text(reader: TestClient) -> None:
+    """Scripts, templates, links and reordering, in texts, ids and addresses: escaped and spelled out."""
+    links = [unescape(link) for link in re.findall(r'href="(/[^"#]*)', reader.get("/?begin=1&end=1").text)]
+    asked = [f"/?text={EVIL}&problem={EVIL}&verdict={EVIL}&order={EVIL}", f"/group?problem={EVIL}", f"/{EVIL}"]
+    for address in {*links, *asked, f"/trajectory?id={EVIL}", f"/text?id={EVIL}"} - {"/report"}:
+        page = reader.get(address)
+        assert page.status_code in (200, 400, 404), address
+        assert not re.search(r'<script|\u202e|(href|src)="(?!/|#|data:,")', page.text)
+    evil = reader.get("/trajectory", params={"id": f"evil/{HOSTILE}/?&#"}).text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;&#39;&#34;{{ 7 * 7 }} ⟨U+202E⟩ltr" in evil
+
+
+def test_what_is_long_is_cut(reader: TestClient) -> None:
+    """A text is read whole elsewhere, tokens part by part."""
+    page = reader.get("/trajectory?id=long").text
+    assert len(page) < 60_000
+    whole = reader.get(unescape(re.findall(r'href="(/text[^"]*)"', page)[0]))
+    assert whole.headers["content-type"] == "text/plain; charset=utf-8"
+    assert whole.text == LONG
+    part = reader.get("/trajectory?id=many&part=3").text
+    assert part.count('<span class="token" title') == 500
+    assert "part 3 of 3, 4,500 tokens" in text(part)
+
+
+def test_rows_with_one_id_are_all_found(reader: TestClient) -> None:
+    links = re.findall(r'href="(/trajectory[^"]*)"', reader.get("/?problem=twice").text)
+    pages = [reader.get(unescape(link)).text for link in links]
+    assert [">first<" in pages[0], ">second<" in pages[1]] == [True, True]
+    assert "This id is not unique" in reader.get("/trajectory?id=twice").text
+
+
+def test_browsers_are_told_to_run_nothing(reader: TestClient) -> None:
+    """Also on pages about errors; the report alone may run its own script, where it sees nothing else."""
+    for address in ("/", "/trajectory?id=0/7/1", GROUP, "/?turn=x", "/nothing", "/static/style.css", "/audit"):
+        headers = reader.get(address).headers
+        assert headers["content-security-policy"].startswith("default-src 'none'")
+        assert "script-src" not in headers["content-security-policy"]
+        assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
+    report = reader.get("/report")
+    assert report.text == "<script>sort()</script>"
+    assert "sandbox allow-scripts" in report.headers["content-security-policy"]
+
+
+def test_other_names_for_this_machine_are_refused(reader: TestClient) -> None:
+    for host in ("evil.example", "127.0.0.1.evil.example:8000", ""):
+        assert reader.get("/", headers={"host": host}).status_code == 400
+    assert reader.get("/", headers={"host": "[::1]:8000"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("address", "status", "says"),
+    [
+        ("/trajectory?id=nobody", 404, "There is no trajectory 'nobody'"),
+        ("/trajectory?row=9999999999999999999", 404, "There is no trajectory"),
+        ("/trajectory?id=many&part=4", 404, "have 3 parts"),
+        ("/text?id=long&of=secret", 404, "'secret' is none of prompt"),
+        ("/group?data_set=x&problem=y", 404, "There is no problem 'y'"),
+        ("/openapi.json", 404, "no page with this address"),
+        ("/?least=abc", 400, "Reward from: 'abc' is no number"),
+        ("/?begin=-1&status=lost", 400, "Status: 'lost' is not known: choose completed"),
+        ("/?check=unknown", 400, "found nothing"),
+        ("/?page=0", 400, "Page: '0' is no page"),
+        (f"/?text={'x' * 1001}", 400, "1,001 characters"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(reader: TestClient, address: str, status: int, says: str) -> None:
+    page = reader.get(address)
+    assert page.status_code == status
+    assert says in text(page.text)
+
+
+def test_no_trajectories_are_no_error(store: Store, tmp_path: Path) -> None:
+    """An empty data set has a page; a store without any is told before anything starts."""
+    with pytest.raises(ValueError, match="there are no trajectories"):
+        serve(store, [], None, tmp_path, Audit(), 0)
+    commit(store, PLAIN, ([], []), [])
+    data_sets = select(store, [])
+    with open_database(data_sets, take_in(store, data_sets, tmp_path), Audit()) as database:
+        reader = TestClient(create_app(store, data_sets, database, tmp_path), base_url="http://localhost")
+        assert "There are no trajectories here" in reader.get("/").text
+        assert reader.get("/report").status_code == 404
+
+
+def with_config(config: object) -> Callable[[dict[str, Any]], object]:
+    return lambda values: values.update(config=config)
+
+
+DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no digest": lambda values: values.clear(),
+    "newer": lambda values: values.update(manifest_version=99),
+    "no number": with_config({"rollout": {"max_head_offpolicyness": "many"}}),
+    "no section": with_config({"rollout": None, "ppo": [1], "inference": 3}),
+    "time without zone": lambda values: values.update(created_at="2026-11-01T00:00:00"),
+    "nested": lambda values: values.update(metrics="DEEP"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("kind", ["trajectories", "scores", "checkpoint"])
+def test_one_bad_manifest_leaves_the_rest_to_be_read(
+    damage: str, kind: str, store: Store, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The reader starts, shows all that can be read, and says on the page and in the terminal what cannot."""
+    policy = commit_policy(store, 0, policy_folder).version
+    for iteration in (PLAIN, NORMALISED):
+        commit(store, iteration, sums(iteration, 2), [policy])
+    bad = {"trajectories": layout.trajectories("shared", PLAIN), "scores": layout.scores("shared", PLAIN, "5c0e")}
+    path = Path(store.root) / layout.manifest(bad.get(kind, policy))
+    values = unseal(path.read_bytes(), "")
+    DAMAGE[damage](values)
+    path.write_bytes(seal(values).replace(b'"DEEP"', b"[" * 50_000) if values else b"{}")
+    pages: list[Any] = []
+    told: list[Any] = []
+
+    def look(app: FastAPI, _: object) -> None:
+        client = TestClient(app, base_url="http://127.0.0.1:8000")
+        told.append(capsys.readouterr())
+        client.get(re.findall(r"/\?key=\S+", told[0].out)[0])
+        pages.extend(client.get(address) for address in ("/", "/trajectory?id=2/0/0", "/trajectory?id=0/0/0"))
+
+    monkeypatch.setattr("tasks.audit.reader.serve._run", look)
+    serve(store, [], datetime(2026, 1, 1, tzinfo=UTC), tmp_path, Audit(), 0)
+    listing, other, same = pages
+    assert (listing.status_code, other.status_code) == (200, 200)
+    if kind == "trajectories":
+        assert "8 trajectories in" in text(listing.text)
+        assert same.status_code == 404
+        assert "Not shown: runs/shared/trajectories/000000/manifest.json" in text(listing.text)
+        assert "not shown: runs/shared/trajectories/000000/manifest.json" in told[0].err
+    else:
+        assert "16 trajectories in" in text(listing.text)
+        assert same.status_code == 200
+
+
+def test_an_audit_of_a_data_set_that_is_damaged_since_is_read(store: Store, tmp_path: Path) -> None:
+    """What it found beside that one is still shown, and the other data sets."""
+    for iteration in (PLAIN, NORMALISED):
+        commit(store, iteration, sums(iteration, 2), [])
+    audited = [layout.trajectories("shared", iteration) for iteration in (PLAIN, NORMALISED)]
+    audit = layout.audit("0a")
+    with Draft(store, audit, "audit") as draft:
+        for name in ("audit.json", "report.html"):
+            (draft.scratch / name).write_text(json.dumps(AuditResult("memory://", "warn", [], [], [], {}).as_dict()))
+            draft.add(draft.scratch / name, name)
+        pq.write_table(pa.Table.from_pylist([], CASE_SCHEMA), draft.scratch / "cases.parquet")
+        draft.add(draft.scratch / "cases.parquet", "cases.parquet", 0)
+        draft.commit(Provenance(config={}), [*audited, layout.scores("shared", PLAIN, "5c0e")])
+    (Path(store.root) / layout.manifest(audited[0])).write_bytes(b"{}")
+    with pytest.MonkeyPatch.context() as patch:
+        shown: list[str] = []
+        patch.setattr("tasks.audit.reader.serve.serve", lambda _, targets, *__: shown.extend(targets))
+        read.run(store, Namespace(targets=[audit], since="", port=0, cache=str(tmp_path)))
+    assert shown == audited
+
+
+@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_until_it_is_told_to_end(filled: Store, tmp_path: Path, told: signal.Signals) -> None:
+    """Its tables are not left behind."""
+    command = [sys.executable, "-m", "tasks.audit", "--root", filled.root, "read", "shared", "--port", "0"]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    root = ROOT
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=root)
+    assert job.stdout
+    (address,) = re.findall(r"http://127\.0\.0\.1:\d+/\?key=\S+", job.stdout.readline())
+    browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(), urllib.request.ProxyHandler({}))
+    assert b"143 trajectories" in browser.open(address).read()
+    page = address.partition("?")[0]
+    assert b"143 trajectories" in browser.open(page).read()
+    for stranger in (page, f"{page}?key=x", f"{page}static/page.css", f"{page}trajectory?id=x&data_set=y"):
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.build_opener(urllib.request.ProxyHandler({})).open(stranger)
+    assert list(tmp_path.glob("audit-*")) != []
+    job.send_signal(told)
+    assert job.wait(120) == 128 + told
+    assert list(tmp_path.glob("audit-*")) == []
+
+
+def test_no_files_left_to_open_is_told_in_a_line() -> None:
+    """Loading ahead is for speed alone: where it fails, the page that needs it tries again."""
+    code = (
+        "import resource, sys, threading\n"
+        "import tasks.audit.reader.app\nfrom tasks.audit.reader.vocabulary import warm_up\n"
+        "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))\n"
+        "thread = threading.Thread(target=warm_up); thread.start(); thread.join()\n"
+        "assert 'transformers' not in sys.modules\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))\n"
+        "warm_up()\n"
+        "assert 'transformers' in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("the tokenizers' library was not loaded ahead, a page that needs it tries again: ")
+    assert "Too many open files" in done.stderr
+    assert "Traceback" not in done.stderr

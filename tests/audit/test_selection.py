@@ -1,0 +1,124 @@
+"""Which episodes are trained on: success rates, best of k, and what replaces a rejected group."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs import load
+from configs.schema import Rollout
+from storage.objects.store import Store
+from storage.records import Problem, Status, Trajectory
+from storage.versions import datasets
+from storage.versions.checkpoints import Checkpoint
+from storage.versions.drafts import Draft, Provenance
+from tasks.inference.engine import Engine
+from tasks.rollout.plan import Plan, spares
+from tasks.rollout.play import play
+from tasks.rollout.selection import select, success_rate
+from tasks.score.verifier import Verifier
+from tasks.train.samples import build_samples
+from tests.support.rollout_helpers import GCONFIG
+from tests.support.train_helpers import make_trajectory
+
+
+def episode(sample: int, *rewards: float, length: int = 2, status: Status = "completed") -> Trajectory:
+    row = make_trajectory(f"t{sample}", [[10] * length for _ in rewards], status=status)
+    turns = [replace(turn, reward=reward) for turn, reward in zip(row.turns, rewards, strict=True)]
+    return replace(row, sample=sample, turns=turns)
+
+
+def statuses(rows: list[Trajectory]) -> list[str]:
+    return [row.status for row in rows]
+
+
+GROUP = [episode(0, 1), episode(1, 0, 1), episode(2, 0, 0), episode(3, status="failed")]
+
+
+def test_success_rate_counts_turns_of_played_episodes() -> None:
+    """Two of five turns; an episode that failed says nothing about the policy."""
+    assert success_rate(GROUP) == pytest.approx(2 / 5)
+    assert success_rate(GROUP[3:]) is None
+
+
+@pytest.mark.parametrize(("low", "high", "stays"), [(0, 1, True), (0.4, 0.4, True), (0.41, 1, False), (0, 0.39, False)])
+def test_groups_outside_the_bounds_are_rejected(low: float, high: float, stays: bool) -> None:
+    """The bounds belong to the interval; a rejected group is kept, with its reason, and a failure stays one."""
+    rows = select(GROUP, Rollout(success_rate_lb=low, success_rate_ub=high))
+    assert statuses(rows) == (["completed"] * 3 if stays else ["rejected"] * 3) + ["failed"]
+    if not stays:
+        assert rows[0].reason == f"success rate of its group outside [{low:g}, {high:g}]: 0.40"
+        assert build_samples(rows, [], load("smoke").reward) == []
+
+
+def test_the_best_of_a_group_are_kept() -> None:
+    """Right before wrong, short before long; the others are rejected and say so."""
+    group = [episode(0, 0, 0), episode(1, 0, 1, length=5), episode(2, 0, 1), episode(3, 1), episode(4, status="failed")]
+    rows = select(group, Rollout(group_size=2, generation_size=5))
+    assert statuses(rows) == ["rejected", "rejected", "completed", "completed", "failed"]
+    assert rows[0].reason == "not among the best 2 of 5"
+
+
+@given(
+    st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=3), min_size=1, max_size=8), st.integers(2, 8)
+)
+def test_selection_keeps_the_order_and_as_many_as_there_are(rewards: list[list[float]], size: int) -> None:
+    """Nothing is lost, nothing moved, and never more than `group_size` stay."""
+    group = [episode(sample, *turns) for sample, turns in enumerate(rewards)]
+    rows = select(group, Rollout(group_size=size, generation_size=8))
+    assert [row.trajectory_id for row in rows] == [row.trajectory_id for row in group]
+    assert statuses(rows).count("completed") == min(size, len(group))
+
+
+def test_spares_are_the_other_problems_in_a_seeded_order() -> None:
+    """Never one that the iteration plays already; another order in another iteration."""
+    problems = [Problem(str(i), "", ["0"]) for i in range(30)]
+    orders = [[p.problem_id for p in spares(problems, problems[:10], iteration, 1)] for iteration in (0, 1, 0)]
+    assert set(orders[0]) == {str(i) for i in range(10, 30)}
+    assert orders[0] == orders[2] != orders[1]
+
+
+def play_all(
+    settings: dict[str, Any], engine: Engine, verifier: Verifier, policy: Checkpoint, store: Store, problems: int
+) -> tuple[dict[str, Any], list[Trajectory]]:
+    """The metrics and rows of a rollout of 2 problems with the rest to spare."""
+    config = load("smoke", [f"rollout={json.dumps({'group_size': 3, **settings})}"])
+    every = [Problem(f"{i}+1", f"What is {i} + 1?", [str(i + 1)]) for i in range(problems)]
+    plan = Plan("r/000000", config, 0, policy, "problems/x", GCONFIG, 3, selecting=True)
+    engine.serve(policy)
+    with Draft(store, "runs/r/trajectories/000000", "trajectories") as draft:
+        metrics = play(plan, every[:2], engine, verifier, draft, lambda _: None, every[2:])
+        draft.commit(Provenance(config={}), [], metrics)
+    return metrics, list(datasets.trajectories(store, "runs/r/trajectories/000000", Path(store.root)))
+
+
+@pytest.mark.parametrize(("rounds", "problems", "groups"), [(0, 9, 2), (2, 9, 6), (2, 3, 3)])
+def test_rejected_groups_are_replaced_for_some_rounds(
+    engine: Engine,
+    verifier: Verifier,
+    policies: list[Checkpoint],
+    store: Store,
+    rounds: int,
+    problems: int,
+    groups: int,
+) -> None:
+    """A policy that knows nothing fails every bound: two problems a round, until rounds or problems are used up."""
+    settings = {"success_rate_lb": 0.9, "max_resampling_rounds": rounds}
+    metrics, rows = play_all(settings, engine, verifier, policies[0], store, problems)
+    assert (metrics["groups"], metrics["groups_rejected"]) == (groups, groups)
+    assert metrics["episodes"] == len(rows) == 3 * groups
+    assert metrics["status"] == {"rejected": 3 * groups}
+    assert len({row.problem_id for row in rows}) == groups
+
+
+def test_without_bounds_nothing_is_resampled(
+    engine: Engine, verifier: Verifier, policies: list[Checkpoint], store: Store
+) -> None:
+    """The default."""
+    metrics, rows = play_all({}, engine, verifier, policies[0], store, 9)
+    assert (metrics["groups"], metrics["groups_rejected"], len(rows)) == (2, 0, 6)
+    assert metrics["policy_versions"] == [0]

@@ -1,0 +1,199 @@
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from configs.audit import Audit
+from storage import layout
+from storage.objects.store import Store
+from storage.records import PROBLEM_SCHEMA, TRAJECTORY_SCHEMA, Problem, Trajectory
+from tasks.audit.checks import CHECKS, SkippedError, text_differs
+from tasks.score.verifier import Verifier
+from tests.support.audit_play import FEEDBACK, SUM, TEXTS, Audited, Play, judged, look, say
+from tests.support.chain_helpers import FIRST, PROBLEMS, commit_rows
+from tests.support.train_helpers import make_trajectory, save_tiny, tiny_model
+
+
+@pytest.fixture(scope="module")
+def play() -> Play:
+    from tasks.warm_start.tokenizer import build_tokenizer
+
+    return Play(build_tokenizer([SUM.prompt, FEEDBACK, r"\boxed"]))
+
+
+@pytest.fixture(scope="module")
+def model(play: Play, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model, and a tokenizer that knows more than it."""
+    folder = save_tiny(tmp_path_factory.mktemp("model"))
+    play.tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def audited(store: Store, tmp_path: Path, verifier: Verifier, model: Path) -> Audited:
+    audited = Audited(store, tmp_path, verifier)
+    audited.add_policy(model)
+    return audited
+
+
+def test_text_differs(audited: Audited, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ids that were changed, also into such as no vocabulary holds, and text that was."""
+    rows = [play(str(number), r"\boxed{18}", r"\boxed{19}") for number in range(40)]
+    ids = list(rows[1].token_ids)
+    ids[rows[1].turns[0].start + 1] = -5
+    rows[1] = dataclasses.replace(rows[1], token_ids=ids)
+    rows[2] = say(rows[2], 1, text=r"\boxed{18}")
+    audited.add(rows)
+    measured, found = audited.run("text_differs")
+    assert (measured.value, measured.of) == (2, 80)
+    assert [name for name, _ in found] == ["1", "2"]
+    assert 'turn 2: its tokens say "\\boxed{19}", its text "\\boxed{18}"' in found[1][1]
+    monkeypatch.setattr(text_differs, "MOST_TOKENS", 200)
+    with audited.evidence(Audit()) as evidence:
+        assert 0 < text_differs.text_differs(evidence).of < 80
+
+
+def test_template_drift(audited: Audited, play: Play) -> None:
+    """One group's prompt among many, and tokens that do not give the feedback that is stored."""
+    problems = [Problem(str(number), f"What is {number} + 1?", ["1"]) for number in range(10)]
+    rows = [play(problem.problem_id, "18", "19", problem=problem) for problem in problems[1:]]
+    rows.append(play("odd", "18", "19", problem=problems[0], before="Hi. "))
+    rows.append(say(play("mute", "18", "19"), 0, feedback="Right."))
+    audited.add(rows)
+    measured, found = audited.run("template_drift")
+    assert measured.value == 2
+    assert [name for name, _ in found] == ["mute", "odd"]
+    assert "'<|im_start|>user\\nHi. ⟨problem⟩" in found[1][1]
+
+
+def test_loops(audited: Audited, play: Play) -> None:
+    """The share where it is highest, of long turns only."""
+    rows = [play("loop", "1+2=" * 10), play("long", "".join(map(chr, range(33, 80)))), play("short", "1111111")]
+    audited.add(rows)
+    measured, found = audited.run("loops")
+    assert (measured.value, measured.of) == (0.5, 2)
+    assert [name for name, _ in found] == ["loop"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "names"),
+    [
+        (lambda play: [play("a", "18", "19")], []),
+        (lambda play: [play("a", "18", problem=Problem("p", "What is 12 + 7? Answer: 19", ["19"]))], ["p"]),
+        (lambda play: [play("a", "18", before="The answer is 19. ")], ["12+7"]),  # in the tokens alone
+        (lambda play: [play("a", "18", "19", feedback="No, it is 19.")], ["a"]),
+        (lambda play: [play("a", "18", "19", feedback="No, it is 119.")], []),
+        (lambda play: [play("a", "19", "19", feedback="No, not 19.")], []),
+        (
+            lambda play: [  # an example that all problems share is no leak, though it fits one of them
+                play(f"{n}", "0", before="1 + 2? The answer is 3. ", problem=Problem(f"{n}", f"{n} + 1?", [f"{n + 1}"]))
+                for n in range(5)
+            ],
+            [],
+        ),
+    ],
+)
+def test_leaked_answers(
+    audited: Audited, play: Play, rows: Callable[[Play], list[Trajectory]], names: list[str]
+) -> None:
+    audited.add(rows(play))
+    measured, found = audited.run("leaked_answers")
+    assert [name for name, _ in found] == names
+    assert measured.value == len(names)
+
+
+def test_unmatched_gold(audited: Audited, play: Play) -> None:
+    golds = {"good": r"\frac{3}{4}", "dollars": r"\$5", "empty": " ", "broken": r"\boxed{}"}
+    rows = [play(name, "1", problem=Problem(name, f"What is {name}?", [gold])) for name, gold in golds.items()]
+    audited.add(rows)
+    measured, found = audited.run("unmatched_gold")
+    assert [name for name, _ in found] == ["broken", "empty"]
+    assert measured.value == 2
+
+
+def test_never_solved(audited: Audited, play: Play) -> None:
+    """Agreement on another answer counts, not failure alone."""
+    other, agreed = Problem("hard", "hard?", ["19"]), Problem("agreed", "agreed?", ["19"])
+    rows = [play(f"a{n}", r"\boxed{18}", problem=agreed) for n in range(4)]
+    rows += [play(f"h{n}", rf"\boxed{{{n}}}", problem=other) for n in range(4)]
+    audited.add(rows, *(score for row in rows for score in judged(row, "wrong")))
+    measured, found = audited.run("never_solved", least_episodes=4)
+    assert measured.value == 1
+    assert found == [("agreed", "4 of 4 episodes ended in 18, none in the gold 19")]
+
+
+def test_false_verdicts(audited: Audited, play: Play) -> None:
+    """All verdicts are turned round: the interval's lower end is near 1."""
+    rows = [play(str(number), r"\boxed{19}", r"\boxed{18}") for number in range(30)]
+    audited.add(rows, *(score for row in rows for score in judged(row, "wrong", "correct")))
+    for check, turn in (("false_negatives", 0), ("false_positives", 1)):
+        measured, found = audited.run(check, judged_again=20)
+        assert measured.of == len(found) == 20
+        assert 0.8 < measured.value < 1
+        assert all(detail.startswith(f"turn {turn + 1}: judged") for _, detail in found)
+
+
+def test_contamination(audited: Audited, play: Play) -> None:
+    """Against the set of a committed evaluation of the run; without one there is nothing to compare."""
+    row = play("a", "18")
+    audited.add([row])
+    with pytest.raises(SkippedError, match="evaluations"):
+        audited.run("contamination")
+    held_out, version = layout.problems("fedcba9876543210"), layout.evaluation(FIRST, "held-out", "greedy-0123456789ab")
+    commit_rows(audited.store, held_out, "problems", PROBLEM_SCHEMA, [dataclasses.replace(SUM, problem_id="e1")], [])
+    commit_rows(audited.store, version, "evaluation", TRAJECTORY_SCHEMA, [row], [FIRST, held_out], 1)
+    measured, found = audited.run("contamination")
+    assert measured.value == 1
+    assert found[0][0] == "12+7"
+    assert "e1 of" in found[0][1]
+
+
+@pytest.mark.parametrize("check", TEXTS)
+def test_searches_texts(audited: Audited, play: Play, check: str) -> None:
+    """In a turn, in feedback and in the prompt; what was found is not repeated."""
+    row, rows, expected = play("", "18", "19"), list[Trajectory](), dict[str, str]()
+    for number, (text, detail) in enumerate(TEXTS[check]):
+        said = dataclasses.replace(row, trajectory_id=f"said {number}")
+        told = dataclasses.replace(row, trajectory_id=f"told {number}")
+        asked = dataclasses.replace(row, prompt=text, problem_id=f"asked {number}")
+        rows += [say(said, 0, text=text), say(told, 0, feedback=text), asked]
+        expected |= {f"{place} {number}": detail for place in ("said", "told", "asked") if detail}
+    audited.add(rows)
+    measured, found = audited.run(check)
+    assert measured.value == len(found)
+    assert {name: detail[-len(expected.get(name, "?")) :] for name, detail in found} == expected
+    assert not any(text in detail for text, _ in TEXTS[check] for _, detail in found)
+
+
+def test_logprob_drift(audited: Audited) -> None:
+    """Logprobs of the stored weights, and such that another policy gave to one trajectory of five."""
+    weights = tiny_model()
+    rows = []
+    for number in range(5):
+        row = dataclasses.replace(make_trajectory(str(number), [[number + 7, 8], [9]]), policy=FIRST)
+        logprobs = (weights(torch.tensor([row.token_ids])).logits.detach() / 0.5).log_softmax(-1)[0]
+        known = [0.0] + [float(logprobs[at, token]) for at, token in enumerate(row.token_ids[1:])]
+        known = [
+            value - (number == 3) if sampled else 0.0 for value, sampled in zip(known, row.action_mask, strict=True)
+        ]
+        rows.append(dataclasses.replace(row, logprobs=known, sampling='{"temperature": 0.5}'))
+    audited.add(rows)
+    measured, found = audited.run("logprob_drift")
+    assert measured.value == pytest.approx(0.2, abs=1e-4)
+    assert [name for name, _ in found] == ["3"]
+    with pytest.raises(SkippedError, match="recomputed=0"):
+        audited.run("logprob_drift", recomputed=0)
+
+
+def test_empty_and_without_checkpoints(store: Store, tmp_path: Path, verifier: Verifier) -> None:
+    """Nothing to look at is no failure; no tokenizer is a reason to skip."""
+    audited = Audited(store, tmp_path, verifier)
+    audited.add([], parents=[PROBLEMS])
+    with audited.evidence(Audit()) as evidence:
+        for check in ("loops", "leaked_answers", "unmatched_gold", "never_solved", *TEXTS):
+            assert look(evidence, check)[0].value == 0
+        for check in ("text_differs", "template_drift", "logprob_drift", "contamination"):
+            with pytest.raises(SkippedError):
+                CHECKS[check].run(evidence)

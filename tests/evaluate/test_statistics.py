@@ -1,0 +1,472 @@
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs import load
+from configs.schema import HELD_OUT
+from storage import layout
+from storage.objects.store import Store
+from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score
+from storage.versions.checkpoints import Canary
+from storage.versions.datasets import write_rows
+from storage.versions.drafts import Draft, Provenance
+from tasks.evaluate.comparison import compare
+from tasks.evaluate.history import Evaluation, History, read_history
+from tasks.evaluate.outcomes import Outcome, join, read_outcomes, summarise
+from tasks.evaluate.protocol import greedy
+from tasks.evaluate.report import accuracy_rows, comparison_rows, evaluation_rows, summary, table
+from tasks.evaluate.statistics import (
+    Estimate,
+    mcnemar,
+    mean,
+    paired_difference,
+    paired_means,
+    paired_proportions,
+    pass_at_k,
+    proportion,
+    sign_flip,
+)
+from tests.support.chain_helpers import FIRST, PROBLEMS, ROWS, SECOND, VERDICTS, commit_chain, commit_rows
+from tests.support.train_helpers import make_scores, make_trajectory
+
+BITS = st.sampled_from([0.0, 1.0])
+
+
+def played(problem: str, *success: float, tokens: Sequence[int] | None = None, **changes: Any) -> Outcome:
+    """An outcome of so many turns, of 10 tokens each unless told."""
+    outcome = Outcome(problem, 0, "completed", list(success), list(tokens or [10] * len(success)), 0)
+    return replace(outcome, **changes)
+
+
+GREEDY = [
+    played("a", 0, 1, tokens=[4, 6]),
+    played("b", 0, 0, 1, tokens=[1, 2, 3]),
+    played("c", 1, tokens=[8]),
+    played("d", 1, 0, tokens=[5, 5], failed_verdicts=1),
+    played("e", 0, tokens=[16], status="truncated"),
+    played("f", status="failed"),
+]
+
+
+def row(name: str, problem: str = "p", sample: int = 0, *lengths: int) -> dict[str, Any]:
+    turns = [{"start": 3, "end": 3 + length} for length in lengths]
+    return {"trajectory_id": name, "problem_id": problem, "sample": sample, "status": "completed", "turns": turns}
+
+
+def verdict(name: str, turn: int, word: str) -> dict[str, Any]:
+    return {"trajectory_id": name, "turn": turn, "verdict": word, "success": float(word == "correct")}
+
+
+# Statistics
+
+
+def test_wilson_intervals() -> None:
+    """Golden numbers; none of them leaves [0, 1], as a normal interval would."""
+    estimate = proportion([1.0] * 8 + [0.0] * 2)
+    assert (estimate.value, estimate.low, estimate.high) == pytest.approx((0.8, 0.4902, 0.9433), abs=1e-4)
+    assert (proportion([1]).high, proportion([0]).low) == (1, 0)
+    with pytest.raises(ValueError, match="at least one"):
+        proportion([])
+
+
+def test_a_mean_without_spread_has_no_width() -> None:
+    """One problem, or all alike: scipy would fail or give NaN."""
+    assert mean([3.0]) == mean([3.0, 3.0]) == mean([3.0, 3.0], [1, 5]) == Estimate(3.0, 3.0, 3.0)
+    assert paired_difference([1.0, 0.0], [1.0, 0.0]) == Estimate(0.0, 0.0, 0.0)
+    with pytest.raises(ValueError, match="at least one value"):
+        mean([])
+    with pytest.raises(ValueError, match="2 values have 1 weights"):
+        mean([1.0, 2.0], [1.0])
+
+
+def test_what_is_not_paired_is_refused() -> None:
+    """numpy would repeat a single number for all problems."""
+    with pytest.raises(ValueError, match="shorter"):
+        paired_difference([1.0, 0.0], [1.0])
+    with pytest.raises(ValueError, match="shorter"):
+        mcnemar([1.0, 0.0], [1.0])
+
+
+def test_the_bootstrap_is_that_of_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same whatever the batch, twice the same, another with another seed, and about the normal interval."""
+    values = [0.0, 1.0, 1.0, 0.0, 2.0] * 60
+    estimate = mean(values)
+    assert mean(values) == estimate != mean(values, seed=1)
+    half = 1.96 * (0.56 / len(values)) ** 0.5  # the variance of the five numbers is 0.56
+    assert (estimate.low, estimate.high) == pytest.approx((0.8 - half, 0.8 + half), abs=0.01)
+    monkeypatch.setattr("tasks.evaluate.statistics._BATCH", 9999)
+    assert mean(values) == estimate
+
+
+def test_weights_are_resampled_with_their_values() -> None:
+    """A mean over turns is one over problems by their turns; equal weights change nothing."""
+    values, weights = [2.0, 4.0, 9.0] * 20, [3.0, 1.0, 1.0] * 20
+    assert mean(values, weights).value == pytest.approx(19 / 5)
+    plain, even = mean(values), mean(values, [2.0] * 60)
+    assert (even.value, even.low, even.high) == pytest.approx((plain.value, plain.low, plain.high))
+    assert mean(values, weights).low < 19 / 5 < mean(values, weights).high
+
+
+@given(st.integers(1, 7), st.data())
+def test_pass_at_k_counts_the_draws(n: int, data: st.DataObject) -> None:
+    """It is the share of all k-subsets of the episodes that hold a success; c / n for one."""
+    c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    draws = [any(draw) for draw in combinations([True] * c + [False] * (n - c), k)]
+    assert pass_at_k(n, c, k) == pytest.approx(fmean(draws))
+    assert pass_at_k(n, c, 1) == c / n
+
+
+@given(st.integers(1, 300), st.data())
+def test_pass_at_k_rises(n: int, data: st.DataObject) -> None:
+    """More successes or more tries are never worse, however large the binomials."""
+    c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    value = pass_at_k(n, c, k)
+    assert 0 <= value <= 1
+    assert c == n or pass_at_k(n, c + 1, k) >= value
+    assert k == n or pass_at_k(n, c, k + 1) >= value
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(4, 1, 0), (4, 1, 5), (4, 5, 1), (4, -1, 1), (0, 0, 1)])
+def test_pass_at_k_of_nonsense(n: int, c: int, k: int) -> None:
+    """More tries than episodes: no estimate, rather than a wrong one."""
+    with pytest.raises(ValueError, match="is not defined"):
+        pass_at_k(n, c, k)
+
+
+def test_mcnemar_by_hand() -> None:
+    """5 lost, 1 won: 2 * (1 + 6) / 2^6. Pairs that agree do not count; without others nothing is known."""
+    test = mcnemar([1] * 5 + [0] + [1, 0], [0] * 5 + [1] + [1, 0])
+    assert (test.only_before, test.only_after, test.p) == (5, 1, 0.21875)
+    assert mcnemar([1, 0], [1, 0]).p == mcnemar([], []).p == 1
+
+
+@given(st.lists(st.tuples(BITS, BITS), max_size=30))
+def test_mcnemar_is_symmetric(pairs: list[tuple[float, float]]) -> None:
+    """Exchanged, the counts change places and p stays."""
+    before, after = [old for old, _ in pairs], [new for _, new in pairs]
+    one, other = mcnemar(before, after), mcnemar(after, before)
+    assert (one.only_before, one.only_after) == (other.only_after, other.only_before)
+    assert one.p == pytest.approx(other.p)
+    assert 0 < one.p <= 1
+
+
+@settings(max_examples=30)
+@given(st.lists(st.tuples(BITS, BITS), min_size=1, max_size=9))
+def test_sign_flips_of_single_episodes_are_mcnemars(pairs: list[tuple[float, float]]) -> None:
+    """The permutation test and McNemar's exact one agree where every success is 0 or 1."""
+    before, after = [old for old, _ in pairs], [new for _, new in pairs]
+    assert sign_flip(before, after) == pytest.approx(mcnemar(before, after).p)
+
+
+def test_sign_flips_by_hand() -> None:
+    """Differences 0.5, 0.25 and 0.25: of 8 signs only all plus and all minus are as far from 0."""
+    assert sign_flip([0.25, 0.5, 0], [0.75, 0.75, 0.25]) == pytest.approx(2 / 8)
+    with pytest.raises(ValueError, match="1 before, 2 after"):
+        sign_flip([0], [1, 1])
+
+
+def test_adjusted_interval_by_hand() -> None:
+    """10 pairs without a difference: 0 ± z sqrt((2 / 12) / 12); one won of two pairs: as of 4 pairs, 2 won, 1 lost."""
+    z = 1.959963984540054
+    nothing = paired_means([0.5] * 10, [0.5] * 10)
+    assert (nothing.value, nothing.low, nothing.high) == pytest.approx((0, -z * (1 / 72) ** 0.5, z * (1 / 72) ** 0.5))
+    one = paired_means([0, 1], [1, 1])
+    assert (one.value, one.low) == pytest.approx((0.5, 0.25 - z * (0.6875 / 4) ** 0.5))
+    assert one.high == 1
+
+
+# Outcomes
+
+
+def test_join_by_hand() -> None:
+    """Turns are ordered, failed verdicts counted, and an episode without any turn is there as well."""
+    scores = [verdict("x", 1, "correct"), verdict("x", 0, "timeout"), verdict("elsewhere", 0, "correct")]
+    outcomes = join([row("y", "q"), row("x", "p", 2, 5, 7)], scores)
+    assert outcomes == [
+        Outcome("p", 2, "completed", [0.0, 1.0], [5, 7], failed_verdicts=1),
+        Outcome("q", 0, "completed", [], [], failed_verdicts=0),
+    ]
+    assert [(outcome.first, outcome.any) for outcome in outcomes] == [(0, 1), (0, 0)]
+
+
+def test_several_trajectories_of_one_episode_stay_apart() -> None:
+    """`x/0` and `x/0/1` are two outcomes, though problem, sample, status and turns agree."""
+    rows = [row("x/0/1", "x", 0, 3), row("x/0", "x", 0, 4)]
+    outcomes = join(rows, [verdict("x/0", 0, "wrong"), verdict("x/0/1", 0, "correct")])
+    assert [(outcome.tokens, outcome.success) for outcome in outcomes] == [([4], [0.0]), ([3], [1.0])]
+
+
+def test_two_scores_of_a_turn_are_refused() -> None:
+    """Rows of two scorers would move every later turn by one."""
+    with pytest.raises(ValueError, match="two scores for turn 0 of x: give the rows of one scorer"):
+        join([row("x", "p", 0, 3)], [verdict("x", 0, "wrong"), verdict("x", 0, "correct")])
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.lists(st.booleans(), max_size=3)), max_size=12),
+    st.randoms(use_true_random=False),
+)
+def test_join_loses_no_row(episodes: list[tuple[str, int, list[bool]]], random: Any) -> None:
+    """One outcome for each row with its own verdicts, ordered, whatever the order of arrival."""
+    rows = [row(f"t{n}", problem, sample, *[n + 1] * len(right)) for n, (problem, sample, right) in enumerate(episodes)]
+    scores = [
+        verdict(f"t{n}", turn, "correct" if good else "wrong")
+        for n, (_, _, right) in enumerate(episodes)
+        for turn, good in enumerate(right)
+    ]
+    outcomes = join(rows, scores)
+    told = Counter((o.problem_id, o.sample, tuple(o.success), tuple(o.tokens)) for o in outcomes)
+    assert told == Counter((p, s, tuple(right), (n + 1,) * len(right)) for n, (p, s, right) in enumerate(episodes))
+    places = [(outcome.problem_id, outcome.sample) for outcome in outcomes]
+    assert places == sorted(places)
+    random.shuffle(rows)
+    random.shuffle(scores)
+    assert join(rows, scores) == outcomes
+
+
+def commit(store: Store, version: str, kind: Any, schema: Any, rows: Sequence[Any]) -> str:
+    with Draft(store, version, kind) as draft:
+        write_rows(draft, schema, rows, rows_per_shard=2)
+        draft.commit(Provenance(config={}), [])
+    return version
+
+
+def test_outcomes_of_stored_versions(store: Store, tmp_path: Path) -> None:
+    """What the stages write, over several shards, read back by the columns that are needed."""
+    rows = [make_trajectory(f"t{n}", [[7] * (n + 1), [8]], problem=f"p{9 - n}") for n in range(3)]
+    scores = [score for n in range(3) for score in make_scores(f"t{n}", 0.0, float(n == 1))]
+    scores[0] = Score("t0", 0, "error", 0.0, "", "", "no memory")
+    trajectories = commit(store, layout.trajectories("r", 0), "trajectories", TRAJECTORY_SCHEMA, rows)
+    judged = commit(store, layout.scores("r", 0, "5c0e"), "scores", SCORE_SCHEMA, scores)
+    assert read_outcomes(store, trajectories, judged, tmp_path / "cache") == [
+        Outcome("p7", 0, "completed", [0.0, 0.0], [3, 1], 0),
+        Outcome("p8", 0, "completed", [0.0, 1.0], [2, 1], 0),
+        Outcome("p9", 0, "completed", [0.0, 0.0], [1, 1], 1),
+    ]
+
+
+# What a run has committed
+
+
+def test_a_run_that_another_judge_began(store: Store, tmp_path: Path) -> None:
+    """A run is read whole though its scores are of several judges; where today's has judged, too, his scores count."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    commit_chain(store, tmp_path / "model", tmp_path / "model", Canary([1, 2], [-1.0]))
+    config = load("smoke", ["run.name=r", "run.iterations=1"])
+    begun, ended = (greedy(config, HELD_OUT, PROBLEMS).evaluation(policy) for policy in (FIRST, SECOND))
+    for version in (begun, ended):
+        commit_rows(store, version, "evaluation", TRAJECTORY_SCHEMA, ROWS, [])
+        commit_rows(store, layout.evaluation_scores(version, "01d"), "scores", SCORE_SCHEMA, VERDICTS, [version])
+    right = [score for row in ROWS for score in make_scores(row.trajectory_id, 1.0, 1.0)]
+    commit_rows(store, layout.evaluation_scores(ended, "2ec"), "scores", SCORE_SCHEMA, right, [ended])
+    with Draft(store, layout.evaluation_scores(ended, "dead"), "scores"):
+        pass  # an attempt that died
+
+    history = read_history(store, config, "2ec", PROBLEMS, tmp_path / "cache")
+    assert [iteration.number for iteration in history.iterations] == [0]
+    found = [(each.policy_version, each.scores, each.outcomes[0].success) for each in history.evaluations]
+    assert found == [
+        (0, layout.evaluation_scores(begun, "01d"), [0.0, 1.0]),
+        (1, layout.evaluation_scores(ended, "2ec"), [1.0, 1.0]),
+    ]
+
+
+# Summaries
+
+
+def values(numbers: dict[str, Any], *names: str) -> list[float]:
+    return [numbers[name]["value"] for name in names]
+
+
+def test_a_summary_by_hand() -> None:
+    """Six episodes, among them a cut one and one that failed before its first turn."""
+    numbers = summarise(GREEDY)
+    assert numbers["episodes"] == 6
+    assert values(numbers, "first_turn", "any_turn", "truncated") == pytest.approx([2 / 6, 4 / 6, 1 / 6])
+    assert [(turn["value"], turn["episodes"]) for turn in numbers["by_turn"]] == [(2 / 5, 5), (1 / 3, 3), (1.0, 1)]
+    assert values(numbers, "fix_rate", "break_rate") == pytest.approx([2 / 3, 1])  # a; b wrong, then right; d
+    assert values(numbers, "answer_tokens", "failed_verdicts") == pytest.approx([50 / 9, 1 / 9])
+    assert numbers["first_turn"] == proportion([0, 0, 1, 1, 0, 0]).as_dict()
+    for name in ("fix_rate", "break_rate", "truncated", "answer_tokens", "failed_verdicts"):
+        assert numbers[name]["low"] <= numbers[name]["value"] <= numbers[name]["high"]
+    assert json.loads(json.dumps(numbers, allow_nan=False)) == numbers
+    assert summarise(GREEDY) == numbers
+
+
+def test_what_was_not_observed_is_none() -> None:
+    """No second turn, or no turn at all: neither 0 nor NaN; and no sampled episodes, no pass@k."""
+    single, failed = summarise([played("a", 1), played("b", 0)]), summarise([played("a", status="failed")])
+    assert (single["fix_rate"], single["break_rate"], single["answer_tokens"]["value"]) == (None, None, 10)
+    assert (failed["answer_tokens"], failed["failed_verdicts"], failed["by_turn"]) == (None, None, [])
+    assert failed["any_turn"]["value"] == 0
+    assert not single.keys() & {"pass_at", "sampled_episodes"}
+    with pytest.raises(ValueError, match="at least one"):
+        summarise([])
+
+
+def test_pass_at_k_of_sampled_episodes() -> None:
+    """Solved at any turn; a failed episode is unsolved; k goes up to the fewest episodes of a problem."""
+    sampled = [played("a", 0, 1), *[played("a", 0, 0)] * 4, played("a", status="failed")]
+    sampled += [played("b", 1), played("b", 0, 1), *[played("b", 0)] * 3]
+    numbers = summarise([played("a", 0), played("b", 0)], sampled)
+    expected = {k: (pass_at_k(6, 1, k) + pass_at_k(5, 2, k)) / 2 for k in (1, 2, 4, 5)}
+    assert {int(k): value["value"] for k, value in numbers["pass_at"].items()} == pytest.approx(expected)
+    assert expected[1] == pytest.approx((1 / 6 + 2 / 5) / 2)
+    assert numbers["sampled_episodes"] == 11
+    assert list(summarise([played("a", 0)], [played("a", 0)])["pass_at"]) == ["1"]
+    assert list(summarise([played("a", 0)], [played("a", 0)] * 8)["pass_at"]) == ["1", "2", "4", "8"]
+
+
+# Comparisons
+
+
+def test_a_comparison_by_hand() -> None:
+    """Of four problems one is lost, two are won; the answers become twice as long and one is cut."""
+    before = [played("a", 1), played("b", 0, 0), played("c", 0), played("d", 1)]
+    after = [played("d", 1), played("a", 0, 1), played("c", 1), played("b", 1, status="truncated")]
+    after = [replace(outcome, tokens=[20] * len(outcome.tokens)) for outcome in after]
+    comparison = compare(before, after)
+    assert comparison["problems"] == 4
+    first, any_turn = comparison["first_turn"], comparison["any_turn"]
+    assert (first["before"], first["after"], first["difference"]["value"]) == (0.5, 0.75, 0.25)
+    assert (first["only_before"], first["only_after"], first["p"]) == (1, 2, 1.0)
+    assert first["difference"] == paired_difference([1, 0, 0, 1], [0, 1, 1, 1]).as_dict()
+    assert (any_turn["only_before"], any_turn["only_after"], any_turn["p"]) == (0, 2, 0.5)
+    assert comparison["answer_tokens"] == {"before": 10, "after": 20, "ratio": 2}
+    assert comparison["truncated"] == {"before": 0, "after": 0.25}
+    assert json.loads(json.dumps(comparison, allow_nan=False)) == comparison
+
+
+def test_other_problems_are_refused() -> None:
+    """Paired by place, the difference would be one of problems; the message names some."""
+    before = [played(name, 1) for name in "abcdef"]
+    with pytest.raises(ValueError, match=r"same problems: 5 only before \(a, b, c …\), 1 only after \(z\)"):
+        compare(before, [played("f", 1), played("z", 1)])
+    with pytest.raises(ValueError, match="no outcomes"):
+        compare([], [])
+
+
+def test_several_outcomes_of_a_problem_are_averaged() -> None:
+    """A problem counts once, however many; one problem of two that gained proves nothing."""
+    before = [played("a", 1), played("a", 0), played("a", 0), played("a", 0), played("b", 1)]
+    accuracy = compare(before, [played("a", 1), played("b", 1)])["first_turn"]
+    assert (accuracy["before"], accuracy["after"]) == (0.625, 1)
+    assert (accuracy["only_before"], accuracy["only_after"], accuracy["p"]) == (None, None, 1)
+    assert accuracy["adjusted_interval"]["low"] < 0 < accuracy["adjusted_interval"]["high"]
+    (line, *_) = comparison_rows(compare(before, [played("a", 1), played("b", 1)]))
+    assert (line["p"], line["fixed / broken"]) == ("1", "")
+
+
+def test_a_comparison_without_turns() -> None:
+    """All failed, say of an engine that broke: numbers or None, no division by zero."""
+    failed = [played("a", status="failed")]
+    assert compare(failed, [played("a", 1)])["answer_tokens"] == {"before": None, "after": 10, "ratio": None}
+    assert compare(failed, failed)["first_turn"]["p"] == 1
+    assert comparison_rows(compare(failed, failed))[-1]["difference"] == ""
+
+
+OUTCOMES = st.lists(st.lists(BITS, max_size=3), min_size=1, max_size=8).map(
+    lambda some: [played(f"p{number}", *success) for number, success in enumerate(some)]
+)
+
+
+@given(OUTCOMES)
+def test_a_policy_against_itself(outcomes: list[Outcome]) -> None:
+    """No difference, without width, and p = 1."""
+    comparison = compare(outcomes, outcomes)
+    for name in ("first_turn", "any_turn"):
+        assert comparison[name]["difference"] == {"value": 0, "low": 0, "high": 0}
+        assert (comparison[name]["only_before"], comparison[name]["only_after"], comparison[name]["p"]) == (0, 0, 1)
+    assert comparison["answer_tokens"]["ratio"] in (1, None)
+
+
+@settings(max_examples=20)
+@given(st.lists(st.tuples(BITS, BITS), min_size=1, max_size=8))
+def test_exchanged_policies_flip_the_sign(pairs: list[tuple[float, float]]) -> None:
+    """The interval is mirrored, for the same seed draws the same problems, and p stays."""
+    before, after = ([played(f"p{n}", pair[side]) for n, pair in enumerate(pairs)] for side in (0, 1))
+    one, other = compare(before, after)["first_turn"], compare(after, before)["first_turn"]
+    assert (one["before"], one["after"], one["p"]) == (other["after"], other["before"], pytest.approx(other["p"]))
+    assert (one["only_before"], one["only_after"]) == (other["only_after"], other["only_before"])
+    assert one["difference"]["value"] == pytest.approx(-other["difference"]["value"])
+    for end, opposite in (("low", "high"), ("high", "low")):
+        assert one["difference"][end] == pytest.approx(-other["difference"][opposite], abs=1e-9)
+
+
+# The terminal
+
+
+def test_rows_of_an_evaluation() -> None:
+    """Each number with its interval; what was not observed is an empty cell, not a missing one."""
+    rows = evaluation_rows(summarise(GREEDY, [played("a", 1), played("b", 0)]))
+    shown = {line["measure"]: (line["value"], line["95 % interval"]) for line in rows}
+    assert shown["first turn"] == ("0.333", "[0.097, 0.700]")
+    assert shown["pass@1, any turn"][0] == shown["first turn, sampled"][0] == "0.500"
+    assert shown["fix rate (wrong, then right)"][0] == "0.667"
+    assert shown["tokens of an answer"][0] == "5.6"
+    bare = evaluation_rows(summarise([played("a", 1)]))
+    assert {line["measure"]: line["value"] for line in bare}["break rate (right, then wrong)"] == ""
+    assert table("title", rows).row_count == len(rows) == 12
+
+
+def test_rows_of_a_comparison() -> None:
+    """Fixed problems stand before broken ones; every row has all columns."""
+    before = [played(f"p{n}", float(n < 5)) for n in range(6)]
+    after = [played(f"p{n}", float(n == 5), tokens=[25]) for n in range(6)]
+    after[0] = replace(after[0], status="truncated")
+    rows = comparison_rows(compare(before, after))
+    assert [line["measure"] for line in rows] == ["first turn", "any turn", "truncated episodes", "tokens of an answer"]
+    assert (rows[0]["before"], rows[0]["after"]) == ("0.833", "0.167")
+    assert rows[0]["difference"].startswith("-0.667 [")
+    assert (rows[0]["p"], rows[0]["fixed / broken"]) == ("0.219", "1 / 5")
+    assert [line["difference"] for line in rows[2:]] == ["+0.167", "2.50 times"]
+    assert len({tuple(line) for line in rows}) == 1
+    assert table("title", rows).row_count == 4
+
+
+def test_a_run_is_compared_with_its_beginning() -> None:
+    """The report's improvement: the last evaluation against the first, on the same problems."""
+    first, last = [played("a", 0), played("b", 0)], [played("b", 1), played("a", 0, 1)]
+    kept = [Evaluation(policy_version=n, scores="", outcomes=outcomes) for n, outcomes in ((0, first), (4, last))]
+    numbers = summary(History("r", [], kept))
+    assert [evaluation["policy_version"] for evaluation in numbers["evaluations"]] == [0, 4]
+    improvement = numbers["improvement"]
+    assert {key: value["value"] for key, value in improvement.items()} == {"first_turn": 0.5, "any_turn": 1.0}
+    assert improvement["any_turn"] == {"value": 1.0, "low": 1.0, "high": 1.0}
+    assert accuracy_rows(numbers)[0]["difference"] == "+0.500 [+0.000, +1.000]"
+    assert "improvement" not in summary(History("r", [], kept[:1]))
+
+
+def test_the_largest_gain_is_certain() -> None:
+    """All of eight problems won: no chance of 1 in 100; one of one: nothing is known."""
+    gains = {n: compare([played(str(i), 0) for i in range(n)], [played(str(i), 1) for i in range(n)]) for n in (1, 8)}
+    assert (gains[1]["first_turn"]["p"], gains[8]["first_turn"]["p"]) == (1, 2 / 2**8)
+
+
+def test_score_interval_where_nothing_differs() -> None:
+    """z² / (n + z²), by hand: no bootstrap would say more than 0 there."""
+    z2 = 1.959963984540054**2
+    for pairs in (1, 10, 200):
+        found = paired_proportions(0, 0, pairs)
+        assert (found.low, found.high) == pytest.approx((-z2 / (pairs + z2), z2 / (pairs + z2)), abs=1e-6)
+
+
+@given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 100))
+def test_score_interval_laws(lost: int, won: int, same: int) -> None:
+    """It holds the difference, mirrors with the policies, and narrows with more problems."""
+    pairs = max(1, lost + won + same)
+    found, mirrored = paired_proportions(lost, won, pairs), paired_proportions(won, lost, pairs)
+    assert found.low - 1e-6 <= found.value <= found.high + 1e-6
+    assert (mirrored.low, mirrored.high) == pytest.approx((-found.high, -found.low), abs=1e-6)
+    more = paired_proportions(4 * lost, 4 * won, 4 * pairs)
+    assert more.high - more.low < found.high - found.low

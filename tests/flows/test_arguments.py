@@ -1,0 +1,109 @@
+"""Command lines take options, overrides and names in any order, and say what they do not know."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from storage.logs import catalog
+from storage.objects.store import Store
+from tests.support.paths import ROOT
+
+
+def call(line: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", *line.split()]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("flows.evaluate evaluation.samples=4 --print-config demo run.seed=7 --policy=X", "demo"),
+        ("flows.retrain --print-config evaluation.samples=4 run.seed=7", "nightly"),
+    ],
+)
+def test_a_flow_takes_them_in_any_order(line: str, name: str) -> None:
+    """Also overrides of the default configuration, which need not be named."""
+    done = call(line)
+    assert done.returncode == 0, done.stderr
+    printed = yaml.safe_load(done.stdout)
+    assert (printed["run"]["name"], printed["run"]["seed"], printed["evaluation"]["samples"]) == (name, 7, 4)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("flows.retrain retrain run.seed=7 smoke", "override 'smoke' is not key=value"),
+        ("storage diff one --root ROOT", "arguments are required: VERSION"),
+        ("storage ls --bogus", "unrecognized arguments: --bogus"),
+        ("storage --root ROOT", "arguments are required: COMMAND"),
+    ],
+)
+def test_what_is_wrong_is_refused(line: str, says: str, tmp_path: Path) -> None:
+    done = call(line.replace("ROOT", str(tmp_path)))
+    assert done.returncode == 2
+    assert says in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("storage verify one --deep two --root ROOT", "ROOT/one was never committed"),
+        ("storage --json verify --root ROOT one two --deep", "ROOT/one was never committed"),
+        ("storage alias rollback --root ROOT --reason why champion", "'champion' has 0 moves"),
+        ("tasks.audit read one --port 0 two --root ROOT", "'one' is neither a run"),
+    ],
+)
+def test_a_command_takes_them_in_any_order(line: str, says: str, tmp_path: Path) -> None:
+    """Those of all commands (`--root`) behind the command, too. What follows is an error about what they named."""
+    catalog.enter(Store(str(tmp_path)), "runs/r/run", "run", [], "")
+    done = call(line.replace("ROOT", str(tmp_path)))
+    assert done.returncode == 1
+    assert says.replace("ROOT", str(tmp_path)) in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "usage"),
+    [
+        ("flows.evaluate --help", "[config] [key=value ...]"),
+        ("storage verify --help", "usage: python -m storage verify [-h] [--deep] [--alone] [VERSION ...]"),
+        ("tasks.audit --help", "usage: python -m tasks.audit [-h] [--root ROOT] [--cache CACHE] [--json] COMMAND ..."),
+    ],
+)
+def test_help_names_everything(line: str, usage: str) -> None:
+    done = call(line)
+    assert done.returncode == 0
+    assert usage in " ".join(done.stdout.split())
+
+
+def test_a_flow_that_cannot_read_its_problems_says_so_without_a_traceback(tmp_path: Path) -> None:
+    """What was wrong would otherwise stand below a hundred lines of Prefect's."""
+    problems = 'policy.warm_start.teaches.kind=arithmetic problems.train={"kind":"jsonl","path":"/no","preset":"gsm8k"}'
+    done = call(f"flows.math_mt_ppo smoke storage.root={tmp_path}/var storage.cache={tmp_path}/cache {problems}")
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: /no cannot be read")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "flows.history storage.root=ROOT",
+        "flows.retrain --nights storage.root=ROOT",
+        "flows.retrain --explain storage.root=ROOT",
+    ],
+)
+def test_flows_that_only_look_refuse_a_root_where_nothing_is(line: str, tmp_path: Path) -> None:
+    """A mistyped one would be a store in which nothing is wrong."""
+    done = call(line.replace("ROOT", f"{tmp_path}/vra"))
+    assert done.returncode == 1
+    assert f"error: nothing is stored in {tmp_path}/vra: check the root" in done.stderr
+    assert not (tmp_path / "vra").exists()
+
+
+def test_numbers_below_zero_are_none_of_a_flow() -> None:
+    done = call("flows.rollout smoke --iteration -1")
+    assert done.returncode == 2
+    assert "argument --iteration: '-1' is no whole number from 0 on" in done.stderr

@@ -1,0 +1,423 @@
+"""The real thing, end to end: real Prefect, real vLLM, real files."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import fsspec
+import pytest
+
+from configs import ConfigError
+from flows.evaluate import evaluate
+from flows.math_mt_ppo import math_mt_ppo
+from flows.rollout import rollout
+from flows.score import score
+from flows.train import train
+from storage import layout
+from storage.errors import LeaseHeldError, StorageError
+from storage.logs.leases import Lease
+from storage.objects.store import Store
+from storage.versions import checkpoints, datasets, manifests
+from tests.flows.test_other_users import check_protected
+from tests.support.chain_helpers import nonces
+from tests.support.killed_flow import OVERLAP
+from tests.support.paths import ROOT
+from tests.support.s3_server import free_port
+from tests.support.waiting_engine import WaitingEngine, opens
+
+
+def run_flow(config: str, overrides: list[str]) -> dict[str, Any]:
+    """The numbers of the report."""
+    summary: dict[str, Any] = json.loads(fsspec.open(f"{math_mt_ppo(config, overrides)}/summary.json").open().read())
+    return summary
+
+
+def test_the_main_job_leaves_a_whole_chain(overrides: list[str], tmp_path: Path) -> None:
+    """Every arrow of the diagram is a version: parents lead from the last checkpoint back to the problems."""
+    numbers = run_flow("smoke", overrides)
+    assert numbers["iterations"] == 2
+    assert [evaluation["policy_version"] for evaluation in numbers["evaluations"]] == [0, 2]
+    assert numbers["training"][1]["trajectories"] == 16
+
+    store = Store(f"{tmp_path}/var")
+    seen, pending = set(), [layout.checkpoint("smoke", 2)]
+    while pending:
+        version = pending.pop()
+        manifest = manifests.read(store, version)
+        assert manifest.prefect_run_id
+        assert manifest.config["run"]["name"] == "smoke"
+        for parent in manifest.parents:
+            assert parent == manifests.as_parent(store, parent.version)
+        seen.add(version)
+        pending += [parent.version for parent in manifest.parents if parent.version not in seen]
+    assert {layout.checkpoint("smoke", 0), layout.trajectories("smoke", 0), layout.trajectories("smoke", 1)} <= seen
+    assert layout.run("smoke") in seen
+    assert any(version.startswith("problems/") for version in seen)
+
+    report = tmp_path / "var/runs/smoke/report"
+    assert (report / "learning_curve.png").stat().st_size > 10_000
+
+
+def test_rows_join_their_scores_in_duckdb(overrides: list[str], tmp_path: Path) -> None:
+    """Anybody can query the data sets: one score for each turn, and the judge agrees with the environment."""
+    run_flow("smoke", [*overrides, "run.iterations=1"])
+    trajectories = f"{tmp_path}/var/runs/smoke/trajectories/*/*/*.parquet"
+    scores = f"{tmp_path}/var/runs/smoke/scores/*/*/*/*.parquet"
+    turns, scored, agreeing = duckdb.execute(f"""
+        with turns as (
+            select trajectory_id, generate_subscripts(turns, 1) - 1 as turn, unnest(turns).reward as reward
+            from '{trajectories}')
+        select count(*), count(s.turn), count(*) filter (t.reward = s.success)
+        from turns t left join '{scores}' s using (trajectory_id, turn)""").fetchall()[0]
+    assert turns == scored == agreeing >= 16
+
+
+def test_run_again_continues(overrides: list[str], tmp_path: Path) -> None:
+    """Nothing committed is done twice; more iterations go on from the last checkpoint."""
+    run_flow("smoke", [*overrides, "run.iterations=1"])
+    before = nonces(tmp_path)
+    run_flow("smoke", [*overrides, "run.iterations=1"])
+    assert nonces(tmp_path) == before
+    run_flow("smoke", overrides)
+    after = nonces(tmp_path)
+    assert before.items() <= after.items()
+    assert str(tmp_path / "var/runs/smoke/checkpoints/000002/manifest.json") in after
+
+
+def test_another_judge_continues(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that an older judge began goes on under today's, and its report tells of all of it."""
+    with monkeypatch.context() as patch:
+        patch.setattr("tasks.score.scoring._RULES", 1)
+        run_flow("smoke", [*overrides, "run.iterations=1", "evaluation.every=1"])
+    numbers = run_flow("smoke", [*overrides, "evaluation.every=1"])
+    assert numbers["iterations"] == 2
+    assert [evaluation["policy_version"] for evaluation in numbers["evaluations"]] == [0, 1, 2]
+
+
+def test_another_configuration_stops(overrides: list[str]) -> None:
+    """The same run with other settings would be neither run: it says what differs."""
+    run_flow("smoke", [*overrides, "run.iterations=0"])
+    with pytest.raises(ConfigError, match=r"ppo.eps_clip: 0.2 -> 0.3(.|\n)*run.name="):
+        run_flow("smoke", [*overrides, "ppo.eps_clip=0.3"])
+
+
+def test_stages_alone_make_the_same_run(overrides: list[str], tmp_path: Path) -> None:
+    """Deployed apart, the stage flows commit what the main flow then takes up."""
+    trajectories = rollout("smoke", overrides, iteration=0)
+    scores = score("smoke", overrides, iteration=0)
+    policy = train("smoke", overrides, iteration=0)
+    evaluate("smoke", overrides, policy=layout.checkpoint("smoke", 1))
+    assert trajectories == layout.trajectories("smoke", 0)
+    assert scores.startswith("runs/smoke/scores/000000/")
+    assert policy == layout.checkpoint("smoke", 1)
+    before = nonces(tmp_path)
+    run_flow("smoke", overrides)
+    assert before.items() <= nonces(tmp_path).items()
+
+
+@pytest.mark.parametrize("victim", ["trajectories/000000", "scores/000000/*", "checkpoints/000000"])
+def test_damaged_data_are_not_trained_on(overrides: list[str], tmp_path: Path, victim: str) -> None:
+    """One flipped bit: the object is named, and no checkpoint is made of it."""
+    rollout("smoke", overrides, iteration=0)
+    score("smoke", overrides, iteration=0)
+    (folder,) = (tmp_path / "var/runs/smoke").glob(victim)
+    path = max(folder.glob("*/**/*.*"), key=lambda file: file.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StorageError, match=f"{path.name} does not match the sha256 in its manifest: it is damaged"):
+        train("smoke", overrides, iteration=0)
+    assert not manifests.committed(Store(f"{tmp_path}/var"), layout.checkpoint("smoke", 1))
+
+
+def test_a_rollout_that_failed_can_be_tried_again(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many failed episodes end it; what was stored of them is not gone on with."""
+    settings = [*overrides, "rollout.rows_per_shard=4"]
+    with monkeypatch.context() as patch:
+        patch.setattr("tasks.environments.math_verify.MathVerifyEnvironment.step", broken_step)
+        with pytest.raises(ValueError, match="max_failed_share"):
+            rollout("smoke", settings, iteration=0)
+    version = rollout("smoke", settings, iteration=0)
+    rows = list(datasets.trajectories(Store(f"{tmp_path}/var"), version, tmp_path))
+    assert len(rows) == 16
+    assert "failed" not in {row.status for row in rows}
+
+
+async def broken_step(*_: object) -> None:
+    raise RuntimeError("the judge is away")
+
+
+def test_two_flow_runs_of_one_run(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second stops and says who holds the run, or waits, as asked; it never forks it."""
+    settings = [*overrides, "run.iterations=0"]
+    held = Lease(Store(f"{tmp_path}/var"), "smoke", label="flow run early-eagle")
+    with held, pytest.raises(LeaseHeldError, match="'smoke' is being written by flow run early-eagle"):
+        math_mt_ppo("smoke", settings)
+    assert not (tmp_path / "var/runs").exists()
+    with held:
+        waiting = threading.Event()
+        monkeypatch.setattr("storage.logs.leases.logger.warning", lambda *_: waiting.set())
+
+        def release() -> None:
+            waiting.wait()
+            held.__exit__(None, None, None)
+
+        threading.Thread(target=release).start()
+        math_mt_ppo("smoke", [*settings, "run.when_held=wait"])
+        assert waiting.is_set()
+    manifest = manifests.read(Store(f"{tmp_path}/var"), layout.checkpoint("smoke", 0))
+    assert manifest.fence == 2
+
+
+def test_overlap_plays_the_next_iteration_while_this_one_trains(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests of iteration i + 1 go out before checkpoint i + 1 exists, and never with a policy older than allowed."""
+    store, seen = Store(f"{tmp_path}/var"), list[tuple[int, int]]()
+
+    def on_request(version: int) -> None:
+        newest = max(n for n in range(6) if manifests.committed(store, layout.checkpoint("smoke", n)))
+        seen.append((version, newest))
+
+    monkeypatch.setattr("flows.math_mt_ppo.open_engine", opens(WaitingEngine(0.05, on_request)))
+    numbers = run_flow("smoke", [*overrides, *OVERLAP, "run.iterations=4", "evaluation.every=4"])
+    assert [metrics["staleness/max"] for metrics in numbers["training"]] == [0, 1, 1, 1]
+    assert [metrics["trajectories/too_old"] for metrics in numbers["training"]] == [0, 0, 0, 0]
+    assert all(newest - version <= 1 for version, newest in seen)
+    assert {version for version, newest in seen if newest == version} >= {0, 1, 2}
+
+
+def test_overlap_on_the_real_engine_goes_on_after_a_stop(overrides: list[str], tmp_path: Path) -> None:
+    """Stopped with the next iteration played but not trained on, the run takes that up; tokens know their versions."""
+    settings = [*overrides, *OVERLAP]
+    run_flow("smoke", [*settings, "run.iterations=2"])
+    trajectories = rollout("smoke", [*settings, "run.iterations=2"], iteration=2)  # ahead of a checkpoint 3
+    before = nonces(tmp_path)
+    numbers = run_flow("smoke", [*settings, "run.iterations=4"])
+    assert before.items() <= nonces(tmp_path).items()
+    store = Store(f"{tmp_path}/var")
+    for iteration, metrics in enumerate(numbers["training"]):
+        manifest = manifests.read(store, layout.trajectories("smoke", iteration))
+        rows = list(datasets.trajectories(store, manifest.version, tmp_path))
+        versions = {version for row in rows for version in row.versions} - {-1}
+        assert versions == set(metrics["policy_versions"]) <= {max(0, iteration - 1), iteration}
+        assert {layout.checkpoint("smoke", v) for v in versions} < {parent.version for parent in manifest.parents}
+    assert trajectories == layout.trajectories("smoke", 2)
+
+
+def test_a_failure_ends_the_rollout_that_plays_ahead(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Training fails while the next iteration is played: that ends unfinished, and no error but training's is told."""
+    monkeypatch.setattr("tasks.train.trainer.Trainer.update", broken_update)
+    with pytest.raises(ValueError, match="training broke"):
+        run_flow("smoke", [*overrides, *OVERLAP, "rollout.problems_per_iteration=60"])
+    store = Store(f"{tmp_path}/var")
+    assert manifests.committed(store, layout.trajectories("smoke", 0))
+    assert not manifests.committed(store, layout.trajectories("smoke", 1))
+    assert "Finished in state Cancelled" in caplog.text
+    assert "EngineClosedError" not in caplog.text
+    assert not manifests.committed(store, layout.checkpoint("smoke", 1))
+
+
+def broken_update(*_: object) -> None:
+    raise ValueError("training broke")
+
+
+def test_staleness_on_purpose_is_bounded_by_what_is_committed(overrides: list[str]) -> None:
+    """With a lag of 2 the third iteration is played by policy 0; were only 1 allowed, nothing would be left."""
+    lagging = [*overrides, "rollout.policy_lag=2", "rollout.max_head_offpolicyness=2", "run.iterations=3"]
+    numbers = run_flow("smoke", lagging)
+    assert [metrics["staleness/mean"] for metrics in numbers["training"]] == [0, 1, 2]
+
+
+def test_a_filter_that_leaves_nothing_does_not_end_the_run(overrides: list[str]) -> None:
+    """All groups rejected, also those drawn in their place: the policy stays, the run and its report go on."""
+    bounds = "rollout={problems_per_iteration: 4, group_size: 4, success_rate_lb: 1.0, max_resampling_rounds: 1}"
+    numbers = run_flow("smoke", [*overrides, bounds, "run.iterations=2"])
+    assert [metrics["trajectories"] for metrics in numbers["training"]] == [0, 0]
+    assert [metrics["groups_rejected"] for metrics in numbers["training"]] == [8, 8]
+    assert "train" not in numbers["stages"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["ppo.advantage={type: gae}", "ppo.critic={model: own}", "ppo.kl={kl_ctl: 0.1, adaptive: true}"],
+        ["ppo.advantage={type: gae}", "ppo.critic={}", "ppo.kl={kl_ctl: 0.1, place: loss, reference: ema}"],
+        ["rollout={problems_per_iteration: 4, group_size: 2, generation_size: 4}", "ppo.epochs=2"],
+    ],
+    ids=["own-critic", "value-head", "best-of"],
+)
+def test_options_go_on_from_their_checkpoints(overrides: list[str], tmp_path: Path, options: list[str]) -> None:
+    """What a critic, a reference policy and their controllers know is stored and found again by a new trainer."""
+    run_flow("smoke", [*overrides, *options, "run.iterations=1"])
+    numbers = run_flow("smoke", [*overrides, *options, "run.iterations=2"])
+    assert numbers["iterations"] == 2
+    assert numbers["training"][1]["trajectories"] == (8 if "generation_size" in options[0] else 16)
+
+
+def test_a_policy_of_another_run(overrides: list[str], tmp_path: Path) -> None:
+    """A run may begin with a checkpoint of the store, named by its URI, or with any transformers folder."""
+    run_flow("smoke", [*overrides, "run.iterations=1"])
+    trained = layout.checkpoint("smoke", 1)
+    for name, path in (("by-uri", f"{tmp_path}/var/{trained}"), ("by-folder", None)):
+        store = Store(f"{tmp_path}/var")
+        source = path or checkpoints.open_checkpoint(store, trained, tmp_path).model
+        run_flow("smoke", [*overrides, f"run.name={name}", "run.iterations=0", f"policy={{path: {source}}}"])
+        canaries = [
+            checkpoints.open_checkpoint(store, version, tmp_path).canary
+            for version in (trained, layout.checkpoint(name, 0))
+        ]
+        assert canaries[0].logprobs == pytest.approx(canaries[1].logprobs, abs=1e-5)
+        parents = {parent.version for parent in manifests.read(store, layout.checkpoint(name, 0)).parents}
+        assert (trained in parents) == (name == "by-uri")  # lineage goes on into the run it came from
+
+
+def test_a_run_in_memory_leaves_nothing(overrides: list[str], tmp_path: Path) -> None:
+    """`memory://` as the root: the same flow, no store on the disk."""
+    numbers = run_flow("smoke", [*overrides, "storage.root=memory://smoke", "run.iterations=1"])
+    assert numbers["iterations"] == 1
+    assert not (tmp_path / "var").exists()
+
+
+AGENT = """
+from tasks.agents.math_multi_turn import MathMultiTurnAgent
+
+class PoliteAgent(MathMultiTurnAgent):
+    def __init__(self, context, *, greeting: str, num_turns: int = 2):
+        super().__init__(context, num_turns=num_turns, wrong_feedback=greeting)
+"""
+
+
+def test_an_agent_of_ones_own(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class in a file of the user's, named `module:Class`, with an argument of its own: no fork."""
+    (tmp_path / "my_agents.py").write_text(AGENT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = ["agent={type: 'my_agents:PoliteAgent', args: {greeting: 'Sorry. Try again.'}}"]
+    version = rollout("smoke", [*overrides, *own], iteration=0)
+    rows = list(datasets.trajectories(Store(f"{tmp_path}/var"), version, tmp_path))
+    assert {row.agent for row in rows} == {"my_agents:PoliteAgent"}
+    assert any(turn.feedback == "Sorry. Try again." for row in rows for turn in row.turns)
+    with pytest.raises(ConfigError, match="did you mean 'greeting'"):
+        rollout("smoke", [*overrides, "agent={type: 'my_agents:PoliteAgent', args: {greetin: x}}"], iteration=0)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("policy={path: ./no-such-folder}", "is not a folder"),
+        ("policy={path: EMPTY}", "holds no usable policy"),
+        ("policy={path: EMPTY/runs/x/checkpoints/000001}", "never committed"),
+        ("problems.train={kind: jsonl, path: EMPTY/no.jsonl, preset: gsm8k}", "no.jsonl"),
+    ],
+)
+def test_bad_inputs_stop_before_anything_is_trained(
+    overrides: list[str], tmp_path: Path, override: str, message: str
+) -> None:
+    """A clear error, and nothing half written."""
+    (tmp_path / "empty").mkdir()
+    bad = override.replace("EMPTY", str(tmp_path / "empty"))
+    base = [f"policy={{path: {tmp_path}}}"]  # a warm start teaches arithmetic only
+    with pytest.raises(ValueError, match=message):
+        run_flow("smoke", [*overrides, *base, bad])
+    assert not list((tmp_path / "var/runs/smoke").glob("checkpoints/*"))
+
+
+def test_a_policy_without_a_chat_template_is_told_before_servers_start(
+    overrides: list[str], tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU a server takes minutes to start: what can be known before is said before."""
+    from transformers import AutoTokenizer
+
+    engine = WaitingEngine(0)
+    monkeypatch.setattr(engine, "serve", lambda *_, **__: pytest.fail("a server was started"))
+    monkeypatch.setattr("flows.math_mt_ppo.open_engine", opens(engine))
+    folder = tmp_path / "base-model"
+    shutil.copytree(policy_folder, folder)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ValueError, match="has no chat template: use an instruction-tuned model"):
+        run_flow("smoke", [*overrides, f"policy={{path: {folder}}}"])
+
+
+@pytest.fixture
+def served(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the project with `make up`'s server and worker; ended by `make down`'s command.
+
+    Somebody types `make up` twice, and another user was first to make the folder that Prefect's runner would use.
+    """
+    project, temporary = tmp_path / "project", tmp_path / "tmp"
+    for name in ("flows", "tasks", "storage", "configs"):
+        shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("prefect.yaml", "pyproject.toml"):
+        shutil.copy(ROOT / name, project / name)
+    temporary.mkdir()
+    (temporary / "runner_storage").touch()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    port = str(free_port())
+    try:
+        with ThreadPoolExecutor() as pool:
+            ups = [
+                pool.submit(prefect, project, "-m", "flows.launch.local_server", "up", "--port", port) for _ in range(2)
+            ]
+        assert all("Prefect runs on" in up.result() for up in ups)
+        assert sum("waits for another `make up`" in up.result() for up in ups) == 1
+        yield project
+    finally:
+        prefect(project, "-m", "flows.launch.local_server", "down")
+
+
+def prefect(project: Path, *arguments: str) -> str:
+    """What a command prints that runs there without what tests tell their own Prefect; it must succeed."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=project, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_deployment_runs_the_job(served: Path, overrides: list[str], tmp_path: Path) -> None:
+    """`prefect deployment run math-mt-ppo/math-mt-ppo` with overrides, by a real server and worker."""
+    parameters = [
+        "-p", 'config="smoke"', "-p", f"overrides={json.dumps([*overrides, 'run.iterations=1'])}"
+    ]  # fmt: skip
+    prefect(served, "-m", "prefect", "deployment", "run", "math-mt-ppo/math-mt-ppo", "--watch", *parameters)
+    store = Store(f"{tmp_path}/var")
+    assert manifests.committed(store, layout.checkpoint("smoke", 1))
+    assert not manifests.committed(store, layout.checkpoint("smoke", 2))
+    settings = served / "prefect.toml"
+    assert settings.stat().st_mode & 0o777 == 0o600
+    if os.geteuid() == 0:  # only root can become another user
+        check_protected(tomllib.loads(settings.read_text())["api"]["url"], settings)
+
+
+def test_a_cancelled_run_is_cancelled(served: Path, overrides: list[str]) -> None:
+    """`prefect flow-run cancel`, while it trains: the process ends, and the server hears of it."""
+    parameters = ["-p", 'config="smoke"', "-p", f"overrides={json.dumps([*overrides, 'run.iterations=100000'])}"]
+    asked = prefect(served, "-m", "prefect", "deployment", "run", "math-mt-ppo/math-mt-ppo", *parameters)
+    (run,) = set(re.findall(r"[0-9a-f]{8}-[0-9a-f-]{27}", asked))
+    while "Running" not in prefect(served, "-m", "prefect", "flow-run", "inspect", run):
+        time.sleep(1)
+    prefect(served, "-m", "prefect", "flow-run", "cancel", run)
+    states = set[str]()
+    deadline = time.monotonic() + 120
+    while "Cancelled" not in states and time.monotonic() < deadline:
+        states |= set(re.findall(r"Cancelling|Cancelled", prefect(served, "-m", "prefect", "flow-run", "inspect", run)))
+    assert "Cancelled" in states

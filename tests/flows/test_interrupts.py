@@ -1,0 +1,455 @@
+import errno
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from textwrap import indent
+from typing import IO
+
+import pytest
+
+from storage import layout
+from storage.interrupts import LATEST_S
+from storage.logs.log import Log
+from storage.maintenance.verify import verify
+from storage.objects.store import Store
+from tests.support.chain_helpers import nonces
+from tests.support.killed_flow import MARK, OVERLAP, Point, marked, start
+from tests.support.paths import ROOT
+from tests.support.soak import scaled
+
+SLACK_S = 3.0
+"""Time that Python itself needs to end, on a busy machine."""
+
+LOSSES = {
+    "destructor": "class D:\n    def __del__(self): interrupt()\nD()",
+    "weakref": "class O: pass\no = O(); r = weakref.ref(o, interrupt); del o",
+    "callback": "ctypes.CFUNCTYPE(None)(interrupt)()",
+    "library": "try: interrupt()\nexcept BaseException: pass",
+    "event loop": (
+        "async def main():\n    try: interrupt(); await asyncio.sleep(0)\n    except asyncio.CancelledError: pass\n"
+        "    while True: await asyncio.sleep(0.01)\nasyncio.run(main())"
+    ),
+}
+"""Code in which Python drops a KeyboardInterrupt."""
+
+
+def start_code(code: str, output: int | IO[str] = subprocess.PIPE) -> "subprocess.Popen[str]":
+    """A process that runs `code`."""
+    begin = "import asyncio, ctypes, os, signal, sys, threading, time, weakref\nfrom storage import interrupts\n"
+    return subprocess.Popen(
+        [sys.executable, "-c", begin + code],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=output,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def command(act: str, settings: str = "") -> "subprocess.Popen[str]":
+    """A command line that does `act`."""
+    interrupt = "def interrupt(*_): signal.raise_signal(signal.SIGINT)"
+    return start_code(f"{settings}\n{interrupt}\ndef act():\n{indent(act, '    ')}\ninterrupts.run(act, 'advice')")
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_an_interrupt_that_python_drops_comes_again(name: str) -> None:
+    """Nor does it disturb a clean-up that takes longer than it takes to come again; nothing is printed of it."""
+    work = f"{LOSSES[name]}\nwhile True: time.sleep(0.01)"
+    job = command(f"try:\n{indent(work, '    ')}\nfinally:\n    time.sleep(3); print('cleaned up')")
+    out, err = job.communicate(timeout=60)
+    assert (job.returncode, out) == (130, "cleaned up\n")
+    assert err.splitlines() == ["interrupted: cleaning up, 12 s at most; Ctrl-C again ends at once", "advice"]
+
+
+def test_an_interrupt_within_exec_has_the_same_status(tmp_path: Path) -> None:
+    """As a dataclass is made, say: `python -m` remembers it, and would end by SIGINT though it was handled."""
+    act = "exec('signal.raise_signal(signal.SIGINT)', {'signal': signal})"
+    (tmp_path / "act.py").write_text(f"import signal\nfrom storage import interrupts\ninterrupts.run(lambda: {act})")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-m", "act"], cwd=tmp_path, env=environment, timeout=60, check=False)
+    assert done.returncode == 130
+
+
+def test_sigterm_cleans_up() -> None:
+    """`docker stop` and `kill` end a command like Ctrl-C."""
+    job = command("try: os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)\nfinally: print('cleaned up')")
+    out, err = job.communicate(timeout=60)
+    assert (job.returncode, out) == (143, "cleaned up\n")
+    assert err.startswith("terminated: ")
+
+
+def test_a_second_ctrl_c_ends_at_once() -> None:
+    """Also while clean-up is busy in C, where no signal handler of Python's runs."""
+    lock = "lock(mutex); threading.Timer(1, os.write, [1, b'busy\\n']).start(); lock(mutex)"  # waits for itself
+    settings = "interrupts.LATEST_S = 600; mutex, lock = bytes(64), ctypes.CDLL(None).pthread_mutex_lock"
+    job = command(f"try: interrupt()\nfinally: {lock}", settings)
+    assert job.stdout
+    assert job.stdout.readline() == "busy\n"
+    job.send_signal(signal.SIGINT)
+    assert job.wait(60) == 130
+
+
+def test_two_at_once_are_an_interrupt() -> None:
+    """Impatient people press Ctrl-C twice: wherever the second one comes, the status is that of the first."""
+    dice = random.Random(3)
+    for _ in range(scaled(12, 300)):
+        job = command("print('works', flush=True)\nwhile True: time.sleep(0.001)")
+        assert job.stdout
+        assert job.stdout.readline() == "works\n"
+        job.send_signal(signal.SIGINT)
+        time.sleep(dice.uniform(0, 0.01))
+        job.send_signal(signal.SIGINT)
+        _, err = job.communicate(timeout=60)
+        assert job.returncode == 130, err
+        assert "Traceback" not in err
+
+
+def test_one_more_while_python_ends_changes_nothing() -> None:
+    """Also at the very end, when Python has given up its handlers."""
+    last = "class Last:\n    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGINT): kill(pid, number)"
+    job = command("interrupt()", f"{last}\nsys.last = Last()")
+    _, err = job.communicate(timeout=60)
+    assert (job.returncode, err.splitlines()[1:]) == (130, ["advice"])
+
+
+@pytest.mark.parametrize("module", ["storage", "tasks.audit", "flows.math_mt_ppo"])
+def test_while_python_imports_an_interrupt_ends_at_once(module: str, tmp_path: Path) -> None:
+    """Without a traceback: importing takes seconds, and nothing is there yet to clean up."""
+    (tmp_path / "argparse.py").write_text("print('imports', flush=True); import time; time.sleep(600)")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    pipe = subprocess.PIPE
+    job = subprocess.Popen(
+        [sys.executable, "-m", module], cwd=ROOT, env=environment, stdout=pipe, stderr=pipe, text=True
+    )
+    assert job.stdout
+    assert job.stdout.readline() == "imports\n"
+    job.send_signal(signal.SIGINT)
+    assert job.communicate(timeout=60) == ("", "")
+    assert job.returncode == 130
+
+
+def test_a_late_interrupt_is_not_a_second_one() -> None:
+    """The one that is sent again reaches a thread that sleeps in the kernel only when it wakes."""
+    asleep = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]); time.sleep(2.2)"
+    awake = "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); time.sleep(60)"
+    clean_up = "time.sleep(1); print('cleaned up')"
+    job = command(f"try:\n{indent(LOSSES['destructor'], '    ')}\n    {asleep}; {awake}\nfinally: {clean_up}")
+    out, err = job.communicate(timeout=60)
+    assert (job.returncode, out) == (130, "cleaned up\n")
+    assert err.splitlines()[1:] == ["advice"]
+
+
+def test_a_second_sigterm_leaves_the_clean_up_alone() -> None:
+    """Impatient people send `kill` twice."""
+    kill = "os.kill(os.getpid(), signal.SIGTERM)"
+    job = command(f"try: {kill}; time.sleep(60)\nfinally: {kill}; time.sleep(0.1); print('cleaned up')")
+    out, _ = job.communicate(timeout=60)
+    assert (job.returncode, out) == (143, "cleaned up\n")
+
+
+@pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_it_ends_where_nobody_reads_what_it_prints(number: str, status: int) -> None:
+    """`make demo 2>&1 | tee log`: Ctrl-C ends `tee` first."""
+    buffered = "sys.stdout = open(1, 'w', closefd=False); print('buffered')"  # whatever PYTHONUNBUFFERED says
+    job = command(f"{buffered}; sys.stdin.read(); signal.raise_signal(signal.{number})")
+    assert job.stdin
+    assert job.stdout
+    assert job.stderr
+    job.stdout.close()
+    job.stderr.close()
+    job.stdin.close()
+    assert job.wait(60) == status
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        "threading.Thread(target=threading.Event().wait).start(); interrupt()",
+        "try: interrupt()\nfinally: threading.Event().wait()",
+    ],
+    ids=["a thread that nobody ends", "a clean-up that hangs"],
+)
+def test_it_ends_after_a_while_at_the_latest(act: str) -> None:
+    """An interrupt at the wrong moment may leave a lock that nobody releases. Either of two limits may say so."""
+    job = command(act, "interrupts.LATEST_S = 0.5")
+    _, err = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert re.search(
+        r"(clean-up|the end of Python) takes longer than 0.5 s: ended without it, while the threads were here:\n", err
+    )
+    assert "in wait\n" in err
+
+
+def test_an_error_that_an_interrupt_caused_is_an_interrupt() -> None:
+    """What a library makes of it does not change the status."""
+    job = command("try: interrupt()\nexcept BaseException: raise ValueError('x')")
+    _, err = job.communicate(timeout=60)
+    assert job.returncode == 130
+    assert err.splitlines()[1:] == ["error while ending: ValueError('x')", "advice"]
+
+
+@pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_block_that_must_be_done_whole_is(number: str, status: int) -> None:
+    """Half a worker process would complain of what its parent did not send."""
+    job = command(
+        f"with interrupts.held():\n    signal.raise_signal(signal.{number}); print('whole')\n"
+        "print('not reached')\nwhile True: time.sleep(0.01)"
+    )
+    out, err = job.communicate(timeout=60)
+    assert (job.returncode, out) == (status, "whole\n")
+    assert err.splitlines()[1:] == ["advice"]
+
+
+def test_what_is_logged_while_ending_has_no_traceback() -> None:
+    """Libraries log what an interrupt has broken in them as if it were their fault."""
+    log = "logging.getLogger('library').exception('broken by %s', 'x')"
+    job = command(f"import logging\ntry: interrupt()\nfinally:\n    try: 1 / 0\n    except ArithmeticError: {log}")
+    _, err = job.communicate(timeout=60)
+    assert job.returncode == 130
+    told, logged = f"interrupted: cleaning up, {LATEST_S:g} s", "broken by x: ZeroDivisionError('division by zero')"
+    first, second, last = err.splitlines()
+    assert last == "advice"
+    assert logged in (first, second)  # a moment before the interrupt is told of, or after that
+    assert told in first + second
+
+
+def test_what_is_ignored_stays_ignored() -> None:
+    """A shell script starts its background jobs so."""
+    settings = "signal.signal(signal.SIGINT, signal.SIG_IGN); interrupts.end_at_once()"
+    job = command("signal.raise_signal(signal.SIGINT); print('goes on')", settings)
+    assert job.communicate(timeout=60) == ("goes on\n", "")
+    assert job.returncode == 0
+
+
+def test_other_ends_keep_their_status() -> None:
+    """An exit with a status or a message, and an error that nobody foresaw."""
+    for act, status, said in (("sys.exit(3)", 3, ""), ("sys.exit('no')", 1, "no\n"), ("return 2", 2, "")):
+        job = command(act)
+        assert job.communicate(timeout=60)[1] == said
+        assert job.returncode == status
+    job = command("assert False, 'a bug'")
+    assert "AssertionError: a bug" in job.communicate(timeout=60)[1]
+    assert job.returncode == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """What came of a command that was told to end."""
+
+    after_s: float
+    took_s: float
+    status: int
+    printed: str
+
+    def __str__(self) -> str:
+        return f"told after {self.after_s:4.1f} s, status {self.status} {self.took_s:.1f} s later"
+
+
+def start_flow(overrides: list[str], log: Path) -> "subprocess.Popen[bytes]":
+    """The main flow's command line; Prefect says what it says to people."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "flows.math_mt_ppo", "smoke", *overrides],
+        cwd=ROOT,
+        env=os.environ | {MARK: str(log), "PREFECT_LOGGING_LEVEL": "INFO"},
+        stdout=log.open("wb"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def tell(pid: int, number: int, after_s: float, log: Path, wait: Callable[[], int | None]) -> Ended:
+    """Send the signal after so long, wait for the end, and look that no process is left."""
+    time.sleep(after_s)
+    began = time.monotonic()
+    (os.killpg if number == signal.SIGINT else os.kill)(pid, number)  # Ctrl-C goes to all processes of a command
+    status = wait()
+    assert status is not None, log.read_text()
+    ended = Ended(after_s, time.monotonic() - began, status, log.read_text())
+    _no_process_left(str(log))
+    return ended
+
+
+def _catches_sigterm(pid: int) -> bool:
+    caught = Path(f"/proc/{pid}/status").read_text().partition("SigCgt:")[2].split()
+    return bool(caught) and bool(int(caught[0], 16) >> (signal.SIGTERM - 1) & 1)
+
+
+def _no_process_left(mark: str) -> None:
+    deadline = time.monotonic() + 200
+    while left := marked(mark):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(scaled(600, 7200))
+def test_ctrl_c_at_any_moment_of_a_command(overrides: list[str], tmp_path: Path) -> None:
+    """The first is interrupted while its own server starts or serves, the others anywhere from the first import on."""
+    own_servers = [override for override in overrides if "inference.urls" not in override]
+    dice, seconds = random.Random(1), []
+    for number in range(scaled(2, 30)):
+        log = tmp_path / f"log-{number}"
+        job = start_flow([*own_servers, "run.iterations=100000"], log)
+        while not _catches_sigterm(job.pid):  # before, it is Python that starts
+            time.sleep(0.001)
+        server = tmp_path / "cache/logs/smoke/vllm-0.log"
+        while number == 0 and not (server.is_file() and server.stat().st_size):
+            assert job.poll() is None, log.read_text()
+            time.sleep(0.01)
+        ended = tell(job.pid, signal.SIGINT, dice.uniform(0, 60), log, lambda job=job: job.wait(120))  # type: ignore[misc]
+        assert_clean(ended, 130)
+        seconds.append(ended.took_s)
+    tell_seconds(seconds)
+
+
+@pytest.mark.timeout(scaled(600, 7200))
+@pytest.mark.parametrize(("number", "overlap"), [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, True)])
+def test_told_to_end_at_any_moment_of_a_run(
+    overrides: list[str],
+    environment: dict[str, str],
+    tmp_path: Path,
+    number: signal.Signals,
+    overlap: bool,
+) -> None:
+    """Each attempt goes on with the run of the one before; in the end it is whole."""
+    settings = [*overrides, *(OVERLAP if overlap else [])]
+    store, dice, seconds = Store(f"{tmp_path}/var"), random.Random(2), []
+    for attempt in range(scaled(2, 35)):
+        log = tmp_path / f"log-{attempt}"
+        job = start([*settings, "run.iterations=100000"], None, log, environment | {MARK: str(log)})
+        while Log(store, layout.lease("smoke")).length() <= attempt:
+            assert job.is_alive(), log.read_text()
+            time.sleep(0.01)
+        assert job.pid
+        ended = tell(job.pid, number, dice.uniform(0, 12), log, lambda job=job: (job.join(120), job.exitcode)[1])  # type: ignore[misc]
+        assert_clean(ended, 128 + number)
+        seconds.append(ended.took_s)
+    tell_seconds(seconds)
+    log = tmp_path / "log"
+    done = sum(item.path.endswith("/manifest.json") for item in store.walk("runs/smoke/checkpoints"))
+    job = start([*settings, f"run.iterations={done}"], None, log, environment)
+    job.join(200)
+    assert job.exitcode == 0, log.read_text()
+    assert verify(store, [layout.checkpoint("smoke", done)], deep=True).findings == []
+
+
+@pytest.mark.parametrize(
+    ("point", "settings"),
+    [
+        (Point("rollout", "tasks.rollout.collector:Collector._episode", 3), []),
+        (Point("score", "tasks.score.scoring:_score", 2), []),
+        (Point("train", "tasks.train.step:Stepper.take"), []),
+        (Point("rollout ahead", "tasks.rollout.collector:Collector._episode", 20), OVERLAP),
+    ],
+    ids=["rollout", "score", "train", "rollout ahead"],
+)
+def test_an_interrupt_within_a_stage_resumes(
+    overrides: list[str],
+    environment: dict[str, str],
+    tmp_path: Path,
+    point: Point,
+    settings: list[str],
+) -> None:
+    """Nobody commits what the stage has lost, and the next run goes on from the version before."""
+    log, run = tmp_path / "log", tmp_path / "var/runs/smoke"
+    environment |= {MARK: str(log)}
+    job = start([*overrides, *settings], replace(point, number=signal.SIGINT), log, environment)
+    job.join(200)
+    assert job.exitcode == 130, log.read_text()
+    _no_process_left(str(log))
+    before = nonces(run)
+    assert not (run / "checkpoints/000001/manifest.json").exists()
+    for path in run.glob("trajectories/*/manifest.json"):
+        assert "failed" not in json.loads(path.read_text())["metrics"]["status"]
+    job = start([*overrides, *settings], None, log, environment)
+    job.join(200)
+    assert job.exitcode == 0, log.read_text()
+    assert before.items() <= nonces(run).items()
+    assert (run / "report/summary.json").exists()
+
+
+def tell_seconds(seconds: list[float]) -> None:
+    figures = f"min {min(seconds):.1f} s, median {statistics.median(seconds):.1f} s, max {max(seconds):.1f} s"
+    print(f"{len(seconds)} moments: {figures}; load average {os.getloadavg()[0]:.1f}", flush=True)
+
+
+def assert_clean(ended: Ended, status: int) -> None:
+    """Ended in time, in order, and without a traceback."""
+    print(ended, flush=True)
+    report = f"{ended}\n{ended.printed}"
+    assert ended.status == status, report
+    assert ended.took_s < LATEST_S + SLACK_S, report
+    assert "Traceback" not in ended.printed, report
+    assert "ended without it" not in ended.printed, report
+
+
+def test_missing_standard_streams_are_not_taken_by_files_and_sockets() -> None:
+    """A server that inherits a socket with number 2 would have its log put in the socket's place."""
+    code = "import os, socket; from storage import interrupts; interrupts.run(lambda: socket.socket().fileno())"
+    done = subprocess.run(["sh", "-c", f"exec {sys.executable} -c '{code}' <&- >&- 2>&-"], cwd=ROOT, check=False)
+    assert done.returncode > 2
+
+
+FULL = f"error: standard output cannot be written to: {os.strerror(errno.ENOSPC)}\n"
+BUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
+
+
+@BUFFERED
+@pytest.mark.parametrize("work", ["print('x')", "print('x' * 100_000); time.sleep(0)", "print('x', flush=True)"])
+def test_a_full_disk_behind_the_output_is_an_error_in_one_line(
+    work: str, unbuffered: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether Python finds out while it prints, or at its end only."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    with open("/dev/full", "w") as full:
+        job = start_code(f"def act():\n    {work}\ninterrupts.run(act)", full)
+        _, err = job.communicate(timeout=60)
+    assert (job.returncode, err) == (1, FULL)
+
+
+@BUFFERED
+@pytest.mark.parametrize(
+    "line", ["storage --root ROOT --json alias", "storage alias --root ROOT", "flows.math_mt_ppo --print-config"]
+)
+def test_a_command_line_tells_that_its_output_was_lost(
+    line: str, unbuffered: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a table and of JSON; all command lines end in the same place."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    (tmp_path / "some").touch()
+    command = [sys.executable, "-m", *line.replace("ROOT", str(tmp_path)).split()]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            command, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    assert (done.returncode, done.stderr) == (1, FULL)
+
+
+@BUFFERED
+def test_other_errors_are_not_taken_for_those_of_the_output(unbuffered: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that is full elsewhere is told as what it is."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
+    job = start_code("def act():\n    print('said')\n    os.write(os.open('/dev/full', 1), b'x')\ninterrupts.run(act)")
+    out, err = job.communicate(timeout=60)
+    assert (job.returncode, out.strip()) == (1, "said")
+    assert "No space left on device" in err
+    assert "standard output" not in err
+
+
+def test_an_error_beside_lost_output_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is what the command ended by; the output is lost in any case."""
+    monkeypatch.setenv("PYTHONUNBUFFERED", "")
+    with open("/dev/full", "w") as full:
+        job = start_code("def act():\n    print('x')\n    open('/no/such/file')\ninterrupts.run(act)", full)
+        _, err = job.communicate(timeout=60)
+    assert job.returncode
+    assert "No such file or directory: '/no/such/file'" in err

@@ -1,0 +1,147 @@
+"""Stores that programs of earlier days made (`tests/kept_stores/make.py`) are verified, continued and audited."""
+
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from configs import read_stored, to_yaml
+from configs.schema import Config, Inference, Rollout, Run
+from flows.audit_trajectories import audit_trajectories
+from flows.math_mt_ppo import math_mt_ppo
+from flows.retrain import retrain
+from storage import layout
+from storage.logs import catalog
+from storage.logs.nights import Nights
+from storage.maintenance.check_logs import survey
+from storage.maintenance.verify import verify
+from storage.objects.store import Store
+from storage.versions import aliases, checkpoints, manifests
+from storage.versions.journal import shards
+from tasks.audit.record import read_audit
+from tasks.inference.engine import Engine
+from tests.support.chain_helpers import nonces
+from tests.support.paths import ROOT
+
+FOLDER = ROOT / "tests/kept_stores"
+KEPT = sorted(path.name.removesuffix(".tar.gz") for path in FOLDER.glob("*.tar.gz"))
+
+
+class Kept:
+    """A kept store, unpacked elsewhere than it was made."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        with tarfile.open(FOLDER / f"{name}.tar.gz") as archive:
+            archive.extractall(folder, filter="data")
+        self.folder, self.store = folder, Store(str(folder / "store"))
+
+    def settings(self, run: str) -> str:
+        """A YAML file with what a run was begun with."""
+        path = self.folder / f"{run}.yaml"
+        begun = manifests.read(self.store, layout.run(run)).config
+        path.write_text(to_yaml(read_stored(begun, run)))
+        return str(path)
+
+    @property
+    def faults(self) -> list[object]:
+        """Of all versions and logs, however deep one looks."""
+        found = survey(self.store)
+        return [*found.findings, *verify(self.store, found.versions, deep=True).findings]
+
+
+@pytest.fixture(scope="module", params=KEPT)
+def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    return Kept(request.param, tmp_path_factory.mktemp("kept"))
+
+
+@pytest.fixture(scope="module")
+def engine(kept: Kept) -> Iterator[Engine]:
+    """A server for the smallest policy, which the flows of these tests share."""
+    first = checkpoints.open_checkpoint(kept.store, layout.checkpoint("half", 0), kept.folder / "cache")
+    with Engine(Inference(max_model_len=128, enforce_eager=True), Rollout(), kept.folder) as engine:
+        engine.serve(first)
+        yield engine
+
+
+@pytest.fixture
+def place(kept: Kept, engine: Engine, prefect_api: str) -> list[str]:
+    """Overrides that say where the flows work: the only ones that moving a store asks for."""
+    server = engine.servers[0]
+    engine.forget()
+    return [
+        f"storage.root={kept.store.root}",
+        f"storage.cache={kept.folder}/cache",
+        f"inference.urls=[{server.url}]",
+    ]
+
+
+class NewRun(Run):
+    stream: bool = False
+    """A knob of tomorrow."""
+
+
+class NewConfig(Config):
+    run: NewRun
+
+
+@pytest.fixture
+def upgraded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program has one knob more than the one that made the store."""
+    for module in ("configs.loader", "configs.stored", "tasks.retrain.planning"):
+        monkeypatch.setattr(f"{module}.Config", NewConfig)
+
+
+def test_it_is_whole(kept: Kept) -> None:
+    """Every page, row and weight, every log, and the audit that was made of it."""
+    assert kept.faults == []
+    (audit,) = {entry.version for entry in catalog.everything(kept.store) if entry.kind == "audit"}
+    result, _ = read_audit(kept.store, audit, kept.folder / "cache")
+    assert result.checks
+    assert [move.version for move in aliases.history(kept.store, "champion")] == [
+        layout.checkpoint("nightly-0001", 0),
+        layout.checkpoint("nightly-0001", 1),
+    ]
+
+
+def test_a_run_goes_on_where_it_was_killed(kept: Kept, place: list[str]) -> None:
+    """It trains on the rollout that is there, and makes nothing again."""
+    before, second = nonces(kept.folder), layout.checkpoint("half", 2)
+    assert manifests.committed(kept.store, layout.trajectories("half", 1))
+    assert not manifests.committed(kept.store, second)
+    math_mt_ppo(kept.settings("half"), place)
+    assert manifests.committed(kept.store, second)
+    assert before.items() <= nonces(kept.folder).items()
+
+
+@pytest.mark.usefixtures("upgraded")
+def test_a_killed_rollout_goes_on_after_an_upgrade(kept: Kept, place: list[str]) -> None:
+    """With its two shards, which are not played again."""
+    version = layout.trajectories("killed", 0)
+    journaled = set(shards(kept.store, version))
+    assert len(journaled) == 2
+    math_mt_ppo(kept.settings("killed"), [*place, "run.iterations=1"])
+    played = manifests.read(kept.store, version)
+    assert journaled < {file.path for file in played.files}
+    assert played.config["run"]["stream"] is False
+
+
+@pytest.mark.usefixtures("upgraded")
+def test_a_night_goes_on_after_an_upgrade(kept: Kept, place: list[str]) -> None:
+    """To its end: nobody has to give it up."""
+    before = nonces(kept.folder)
+    assert [bool(record.end) for record in Nights(kept.store, "nightly").read()] == [True, False]
+    assert retrain(kept.settings("nightly-0002"), [*place, "run.name=nightly"]) == "promoted"
+    last = Nights(kept.store, "nightly").read()[-1]
+    assert last.end
+    assert last.night.number == 2
+    assert before.items() <= nonces(kept.folder).items()
+    standing = aliases.current(kept.store, "champion")
+    assert standing
+    assert standing.version == layout.checkpoint("nightly-0002", 1)
+
+
+def test_what_came_of_it_is_whole(kept: Kept, place: list[str]) -> None:
+    """Old and new versions side by side: audited together, and verified."""
+    assert audit_trajectories([], "smoke", place, fail_on="never")["verdict"] in ("pass", "warn")
+    assert kept.faults == []

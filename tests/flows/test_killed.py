@@ -1,0 +1,260 @@
+"""Killed anywhere, the pipeline goes on: nothing committed is lost, doubled or made again, and no process is left."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Literal
+
+import psutil
+import pytest
+
+from configs import load
+from flows.launch import prefect_server
+from storage import layout
+from storage.logs import holders
+from storage.logs.log import Log
+from storage.maintenance.verify import verify
+from storage.objects.store import Store
+from storage.records import Score
+from storage.versions import aliases, checkpoints, datasets, manifests
+from tests.support.killed_flow import MARK, OVERLAP, Point, marked, start
+from tests.support.paths import ROOT
+from tests.support.soak import scaled
+
+ITERATIONS, ON_S3, OVERLAPPING = scaled(25, 120), 8, 20
+"""Enough for a kill or more in most of them."""
+PROBLEMS, SAMPLES = 4, 4
+SETTINGS = [f"rollout.rows_per_shard={SAMPLES}", "evaluation.every=10"]
+
+BOTH: tuple[Literal["before"], Literal["after"]] = ("before", "after")
+EPISODE = "tasks.rollout.collector:Collector._episode"
+SHARD = "storage.versions.journal:JournaledDraft.add_shard"
+SCORE = "tasks.score.scoring:_score"
+STEP = "tasks.train.step:Stepper.take"
+SAVE = "tasks.train.trainer:Trainer.save"
+ADD = "storage.versions.drafts:Draft.add"
+ENTER = "storage.logs.catalog:enter"
+CREATE = "storage.objects.store:Store.create"
+COMMIT = "storage.versions.drafts:Draft.commit"
+ALIAS = "storage.versions.aliases:move"
+LEASE = "storage.logs.leases:Lease._acquire"
+
+COMMIT_POINTS = [
+    *(Point("commit", ADD, nth, when) for nth in (1, 3) for when in BOTH),
+    *(Point("commit", ENTER, nth, when) for nth in (1, 2, 3) for when in BOTH),
+    *(Point("commit", COMMIT, nth, when) for nth in (1, 2, 3) for when in BOTH),
+    *(Point("commit", CREATE, nth, when) for nth in (2, 3, 5, 7, 8) for when in BOTH),
+    *(Point("commit", ALIAS, 1, when) for when in BOTH),
+    *(Point("lease", LEASE, 1, when) for when in BOTH),
+]
+STAGE_POINTS = [
+    *(Point("rollout", EPISODE, nth) for nth in (1, 2, 7, 15, 16, 20)),
+    *(Point("rollout", SHARD, nth, when) for nth in (1, 2, 4) for when in BOTH),
+    *(Point("score", SCORE, nth) for nth in (1, 5, 12)),
+    *(Point("train", STEP, nth, when) for nth in (1, 2) for when in BOTH),
+    *(Point("train", SAVE, 1, when) for when in BOTH),
+]
+POINTS = [*STAGE_POINTS, *COMMIT_POINTS]
+RANDOM_KILLS = scaled(4, 200)
+LATEST_S = 3.0
+"""Until when after its start a flow is killed at a random moment."""
+
+
+class Witness:
+    """Starts flows, kills them, and looks what is there afterwards."""
+
+    def __init__(
+        self, root: str, iterations: int, overrides: list[str], log: Path, environment: dict[str, str]
+    ) -> None:
+        self.store, self.iterations, self.log = Store(root), iterations, log
+        self.overrides = [*overrides, *SETTINGS, f"storage.root={root}", f"run.iterations={iterations}"]
+        self.environment = environment | {MARK: str(log)}
+        self.committed: dict[str, str] = {}  # version: nonce
+        self.journaled: set[str] = set()  # shards that were finished
+        self.kills: Counter[tuple[str, str]] = Counter()
+
+    def run(self, point: Point | None, after_s: float | None = None) -> int:
+        """One attempt; returns its exit code."""
+        process = start(self.overrides, point, self.log, self.environment)
+        process.join(after_s)
+        if process.is_alive():
+            process.kill()
+        process.join(120)
+        code = process.exitcode
+        assert code in (0, -signal.SIGKILL), self.log.read_text()[-5000:]
+        if code:
+            self.kills[(point.stage, str(point)) if point else ("anywhere", "at a random moment")] += 1
+        self._no_orphans()
+        self._nothing_lost()
+        return code
+
+    def _no_orphans(self) -> None:
+        deadline = time.monotonic() + 200
+        while left := marked(self.environment[MARK]):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.05)
+
+    def _nothing_lost(self) -> None:
+        """Every commit and every finished shard of before is still there, and the same."""
+        found = {}
+        for item in self.store.walk("runs"):
+            if item.path.endswith("/manifest.json"):
+                version = item.path.removesuffix("/manifest.json")
+                found[version] = manifests.read(self.store, version).nonce
+            elif (place := layout.entry_of(item.path)) and place[0].endswith("/journal"):
+                entry = Log(self.store, place[0]).read(place[1])
+                self.journaled |= {entry["file"]["path"]} if "file" in entry else set()
+        assert self.committed.items() <= found.items()
+        self.committed = found
+
+
+def table(kills: Counter[tuple[str, str]]) -> str:
+    return "\n".join(f"{stage:10} {point:40} {count}" for (stage, point), count in sorted(kills.items()))
+
+
+def assert_whole(witness: Witness, tmp_path: Path) -> None:
+    """The chain as an undisturbed run leaves it: each version once, each row once, all of it verified."""
+    store, last = witness.store, layout.checkpoint("smoke", witness.iterations)
+    assert verify(store, [last], deep=True).findings == []
+    used = set()
+    for iteration in range(witness.iterations):
+        version = layout.trajectories("smoke", iteration)
+        used |= {file.path for file in manifests.read(store, version).files}
+        rows = list(datasets.trajectories(store, version, tmp_path))
+        assert len(rows) == len({row.trajectory_id for row in rows}) == PROBLEMS * SAMPLES
+        assert {row.status for row in rows} <= {"completed", "truncated"}
+    assert {path for path in witness.journaled if "/trajectories/" in path} <= used
+    latest = aliases.current(store, "smoke/latest")
+    assert latest
+    assert latest.version == last
+    assert holders.is_held(store, "smoke") is None
+    tokens = [
+        manifests.read(store, layout.checkpoint("smoke", number)).fence for number in range(witness.iterations + 1)
+    ]
+    assert tokens == sorted(token for token in tokens if token is not None)
+
+
+def assert_undisturbed(witness: Witness, tmp_path: Path) -> None:
+    """Weights and state are those that one trainer reaches on the stored rollouts, without ever being stopped."""
+    last = checkpoints.open_checkpoint(
+        witness.store, layout.checkpoint("smoke", witness.iterations), tmp_path, state=True
+    )
+    assert last.state
+    undisturbed = train_undisturbed(witness, tmp_path / "undisturbed")
+    assert contents(undisturbed / "model/model.safetensors") == contents(last.model / "model.safetensors")
+    for name in ("optimizer.safetensors", "state.json"):
+        assert contents(undisturbed / "state" / name) == contents(last.state / name)
+    first = checkpoints.open_checkpoint(witness.store, layout.checkpoint("smoke", 0), tmp_path)
+    assert contents(first.model / "model.safetensors") != contents(last.model / "model.safetensors")
+
+
+def train_undisturbed(witness: Witness, folder: Path) -> Path:
+    from tasks.train.trainer import Trainer
+
+    config, store = load("smoke", witness.overrides), witness.store
+    oldest = config.rollout.max_head_offpolicyness
+    trainer = Trainer(config.ppo, config.optimizer, config.reward, config.sampling.temperature, oldest)
+    first = checkpoints.open_checkpoint(store, layout.checkpoint("smoke", 0), folder)
+    trainer.load(first.model, None, config.run.seed)
+    for iteration in range(witness.iterations):
+        scores = manifests.read(store, layout.checkpoint("smoke", iteration + 1)).parents[2].version
+        trainer.update(
+            list(datasets.trajectories(store, layout.trajectories("smoke", iteration), folder)),
+            [Score(**row) for row in datasets.rows(store, scores, folder)],
+            iteration,
+        )
+    trainer.save(folder / "model", folder / "state")
+    return folder
+
+
+def kill_and_finish(witness: Witness, attempts: list[tuple[Point | None, float | None]]) -> None:
+    """One attempt after the other, in a random order, and then one that nobody disturbs."""
+    random.Random(1).shuffle(attempts)
+    for point, after_s in attempts:
+        if witness.run(point, after_s) == 0:
+            break
+    else:
+        assert witness.run(None) == 0
+    print(table(witness.kills))
+
+
+@pytest.mark.timeout(scaled(3600, 36_000))
+def test_killed_anywhere(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
+    """Kills at chosen points and at random moments; then the run comes to the same end."""
+    witness = Witness(f"{tmp_path}/var", ITERATIONS, overrides, tmp_path / "log", environment)
+    dice = random.Random(2)
+    moments = [dice.uniform(0.5, LATEST_S) for _ in range(RANDOM_KILLS)]
+    one_of_each = {(point.function, point.when): point for point in dice.sample(POINTS, len(POINTS))}
+    points = scaled(list(one_of_each.values()), POINTS)
+    kill_and_finish(witness, [*((point, None) for point in points), *((None, moment) for moment in moments)])
+    assert witness.kills.total() >= 0.8 * (len(points) + len(moments))
+    assert_whole(witness, tmp_path / "cache")
+    assert_undisturbed(witness, tmp_path)
+
+
+@pytest.mark.timeout(3600)
+def test_killed_while_stages_overlap(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
+    """The same while the next iteration is played beside the training of this one."""
+    witness = Witness(f"{tmp_path}/var", OVERLAPPING, [*overrides, *OVERLAP], tmp_path / "log", environment)
+    points = [point for point in STAGE_POINTS if point.stage == "train" or point.function == SHARD]
+    kill_and_finish(witness, [(point, None) for point in points])
+    assert witness.kills.total() >= 10
+    assert_whole(witness, tmp_path / "cache")
+    assert_undisturbed(witness, tmp_path)
+
+
+@pytest.mark.timeout(3600)
+def test_killed_on_s3(overrides: list[str], tmp_path: Path, environment: dict[str, str], bucket: str) -> None:
+    """The same for commits on S3: there the other half of a commit may be on its way when the writer dies."""
+    names = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION")
+    environment |= {name: os.environ[name] for name in names if name in os.environ}
+    witness = Witness(f"s3://{bucket}/var", ON_S3, overrides, tmp_path / "log", environment)
+    nths = {SHARD: (1,), ENTER: (2, 3), COMMIT: (2, 3), CREATE: (5,), ALIAS: (1,)}
+    points = [point for point in POINTS if point.when == "after" and point.nth in nths.get(point.function, ())]
+    kill_and_finish(witness, [(point, None) for point in points])
+    assert witness.kills.total() >= 6
+    assert_whole(witness, tmp_path / "cache")
+
+
+def test_killed_before_the_last_alias(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
+    """Nothing is left to train then; the alias is moved all the same. Nor do files of killed flows stay."""
+    witness = Witness(f"{tmp_path}/var", 1, overrides, tmp_path / "log", environment)
+    scratch = tmp_path / "cache/scratch/smoke"
+    assert witness.run(Point("train", SAVE, 1, "after")) != 0
+    assert list(scratch.glob("checkpoint-*"))  # as large as a checkpoint
+    assert witness.run(Point("commit", ALIAS, 1)) != 0
+    assert not list(scratch.glob("*"))
+    assert aliases.current(witness.store, "smoke/latest") is None
+    assert witness.run(None) == 0
+    assert aliases.resolve(witness.store, "smoke/latest") == layout.checkpoint("smoke", 1)
+
+
+def contents(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def test_the_command_leaves_no_process(tmp_path: Path) -> None:
+    """Killed while its own Prefect server, judges and vLLM run: all of them end."""
+    root = ROOT
+    command = [sys.executable, "-m", "flows.math_mt_ppo", "smoke", f"storage.root={tmp_path}/var"]
+    command += [f"storage.cache={tmp_path}/cache"]
+    clean = {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"}
+    job = subprocess.Popen(command, cwd=root, env=clean, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    log = tmp_path / "cache/logs/smoke/vllm-0.log"
+    deadline = time.monotonic() + 600
+    while not (log.exists() and log.stat().st_size):
+        assert job.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    family = psutil.Process(job.pid).children(recursive=True)
+    assert any(prefect_server.__file__ in process.cmdline() for process in family)
+    assert any("vllm.entrypoints.openai.api_server" in process.cmdline() for process in family)
+    job.kill()
+    job.wait()
+    _, left = psutil.wait_procs(family, timeout=300)
+    assert left == []

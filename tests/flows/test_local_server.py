@@ -1,0 +1,297 @@
+"""`make up` and `make down` where files are damaged, numbers are used again, and processes do not end.
+
+What they do when all is well is in test_flows.
+"""
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows.launch import local_server
+from flows.launch.background import Background
+from storage.processes import identity
+from tests.flows.test_temporary_server import without_loopback
+from tests.support.paths import ROOT
+from tests.support.s3_server import free_port
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of what the command needs; its processes and files lie there."""
+    for name in ("flows", "storage", "configs", "tasks/inference"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "var/prefect").mkdir(parents=True)
+    return tmp_path
+
+
+def begin(project: Path, *arguments: str, before: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
+    return subprocess.Popen(
+        [*before, sys.executable, "-m", "flows.launch.local_server", *arguments],
+        cwd=project,
+        env={**kept, "PYTHONPATH": str(project), "PYTHONUNBUFFERED": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def ended(command: "subprocess.Popen[str]", status: int = 0) -> str:
+    """What it printed, in sentences, not tracebacks."""
+    try:
+        printed, _ = command.communicate(timeout=100)
+    finally:
+        command.kill()
+    assert "Traceback" not in printed, printed
+    assert command.returncode == status, printed
+    return printed
+
+
+class Session:
+    """A shell and its child in a session of their own: as `make up` starts them, or a stranger's."""
+
+    def __init__(self, project: Path, marked: bool) -> None:
+        kept = {key: value for key, value in os.environ.items() if key != "PREFECT_HOME"}
+        own = {"PREFECT_HOME": str(project / "var/prefect")} if marked else {}
+        self.shell = subprocess.Popen(["sh", "-c", "sleep 600 & wait"], start_new_session=True, env={**kept, **own})
+        self.pid = self.shell.pid
+        while not (children := psutil.Process(self.pid).children()):
+            time.sleep(0.01)
+        self.child = children[0]
+
+    def kill_shell(self) -> None:
+        self.shell.kill()
+        self.shell.wait()
+
+    def lives(self) -> tuple[bool, bool]:
+        """Of the shell and its child, which may stay a zombie."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return self.shell.poll() is None, self.child.status() != psutil.STATUS_ZOMBIE
+        return self.shell.poll() is None, False
+
+    def end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.shell.wait()
+
+
+@pytest.fixture
+def session(project: Path) -> Iterator[Callable[[bool], Session]]:
+    """Starts sessions, and ends them with the test."""
+    started: list[Session] = []
+
+    def start(marked: bool) -> Session:
+        started.append(Session(project, marked))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.end()
+
+
+def note(project: Path, name: str, text: str | bytes) -> Path:
+    path = project / f"var/prefect/{name}.pid"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+DAMAGED = [
+    b"", b"server", b"\xff\xfe", b"9" * 30, b"9" * 9000, b"-1", b"0", b"1", b"true", b"1.5", b"null", b"[]", b"{}",
+    b"[" * 3000, b'{"pid": "7", "machine": "m", "started": 1}', b'{"pid": 7}',
+]  # fmt: skip
+
+
+def test_damaged_notes_of_processes_are_told_and_removed(
+    project: Path, session: Callable[[bool], Session], tmp_path: Path
+) -> None:
+    """Whatever stands in them, and without a stranger's harm."""
+    stranger = session(False)
+    for text in [*DAMAGED, str(stranger.pid).encode()[:-1] + b"\x00"]:
+        damaged = note(project, "worker", text)
+        assert f"{damaged} is damaged" in ended(begin(project, "down"))
+        assert not damaged.exists()
+    assert stranger.lives() == (True, True)
+
+
+def test_a_damaged_note_does_not_keep_the_other_process_from_being_ended(
+    project: Path, session: Callable[[bool], Session]
+) -> None:
+    server = session(True)
+    notes = note(project, "worker", ""), note(project, "server", json.dumps(identity(server.pid)))
+    printed = ended(begin(project, "down"))
+    assert f"{notes[0]} is damaged" in printed
+    assert "server ended" in printed
+    assert server.lives() == (False, False)
+    assert not any(path.exists() for path in notes)
+
+
+@pytest.mark.parametrize("command", ["up", "down"])
+def test_something_else_in_the_place_of_a_note_is_told(project: Path, command: str) -> None:
+    """A folder, or a pipe that would be waited for: what it is for is not known, so it is left there."""
+    path = project / "var/prefect/server.pid"
+    path.mkdir()
+    assert f"{path} is not a file: remove it" in ended(begin(project, command), status=1)
+    path.rmdir()
+    os.mkfifo(path)
+    assert f"{path} is not a file: remove it" in ended(begin(project, command), status=1)
+
+
+def test_the_users_own_settings_stay(project: Path) -> None:
+    """`up` says so and starts nothing, since its own would stand there; `down` leaves them."""
+    settings = project / "prefect.toml"
+    for text in ('[api]\nurl = "https://prefect.example/api"\n', "[logging]\nlevel = 'DEBUG'\n", "[api", "\x00"):
+        settings.write_text(text)
+        assert f"error: {settings} " in ended(begin(project, "up", "--port", str(free_port())), status=1)
+        assert not list((project / "var/prefect").glob("*.pid"))
+        assert f"{settings} " in ended(begin(project, "down"))
+        assert settings.read_text() == text
+    for text in ("", '[api]\nurl = "http://127.0.0.1:4200/api"\nauth_string = "admin:x"\n'):
+        settings.write_text(text)
+        assert not ended(begin(project, "down"))
+        assert not settings.exists()
+
+
+@pytest.mark.parametrize("text", [None, "", "[api", '[api]\nurl = "http://127.0.0.1:99/api"\n'])
+def test_up_beside_a_server_whose_password_is_lost_says_what_to_do(
+    project: Path, text: str | None, session: Callable[[bool], Session]
+) -> None:
+    """It does not end the server, and with it flow runs, on its own."""
+    if text is not None:
+        (project / "prefect.toml").write_text(text)
+    running = {name: session(True) for name in ("server", "worker")}
+    for name, each in running.items():
+        note(project, name, json.dumps(identity(each.pid)))
+    printed = ended(begin(project, "up"), status=1)
+    assert printed.startswith(f"error: {project / 'prefect.toml'} ")
+    assert "type `make down` and `make up`" in printed
+    assert [each.lives() for each in running.values()] == [(True, True)] * 2
+
+
+def test_down_spares_a_stranger_who_got_the_number(project: Path, session: Callable[[bool], Session]) -> None:
+    """However fresh the note is, in the form of former versions, too, and also when the stranger's shell has ended."""
+    stranger = session(False)
+    right = identity(stranger.pid)
+    for noted in (right | {"started": right["started"] - 1}, right | {"machine": "another"}, stranger.pid):
+        note(project, "server", json.dumps(noted))
+        assert not ended(begin(project, "down"))
+        assert stranger.lives() == (True, True)
+    stranger.kill_shell()
+    for noted in (right, stranger.pid):
+        note(project, "server", json.dumps(noted))
+        assert not ended(begin(project, "down"))
+        assert stranger.lives() == (False, True)
+
+
+@pytest.mark.parametrize("former", [False, True])
+@pytest.mark.parametrize("shell_lives", [False, True])
+def test_down_ends_the_session_that_was_noted(
+    project: Path, session: Callable[[bool], Session], former: bool, shell_lives: bool
+) -> None:
+    """In the form of former versions, too; also flow runs whose worker was killed."""
+    ours = session(True)
+    noted = note(project, "worker", str(ours.pid) if former else json.dumps(identity(ours.pid)))
+    if not shell_lives:
+        ours.kill_shell()
+    assert ended(begin(project, "down")) == "worker ended\n"
+    assert ours.lives() == (False, False)
+    assert not noted.exists()
+
+
+UNREAPED = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:], start_new_session=True); time.sleep(600)"
+
+
+def test_down_does_not_wait_for_the_dead(project: Path) -> None:
+    """A process whose parent does not take note of its end stays a zombie: for ever in a container without an init."""
+    home = {**os.environ, "PREFECT_HOME": str(project / "var/prefect")}
+    with subprocess.Popen([sys.executable, "-c", UNREAPED, "sleep", "600"], env=home) as parent:
+        while not (children := psutil.Process(parent.pid).children()) or children[0].name() != "sleep":
+            time.sleep(0.01)
+        note(project, "server", json.dumps(identity(children[0].pid)))
+        assert ended(begin(project, "down")) == "server ended\n"
+        assert children[0].status() == psutil.STATUS_ZOMBIE
+        parent.kill()
+
+
+def test_what_cannot_be_killed_is_told(
+    project: Path,
+    session: Callable[[bool], Session],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A process that waits in the kernel hears no signal. Its note stays, so that the next `down` ends it."""
+    deaf, folder = session(True), project / "var/prefect"
+    noted = note(project, "worker", json.dumps(identity(deaf.pid)))
+    with monkeypatch.context() as patched:
+        for name in ("STOP_SECONDS", "KILLED_SECONDS"):
+            patched.setattr(f"flows.launch.background.{name}", 0.1)
+        for name in ("terminate", "kill"):
+            patched.setattr(psutil.Process, name, lambda process: None)
+        left = Background("worker", folder).stop()
+    assert {process.pid for process in left} == {deaf.pid, deaf.child.pid}
+    assert noted.exists()
+    assert not Background("worker", folder).stop()
+    assert not noted.exists()
+
+
+def test_only_one_up_or_down_works_at_a_time(project: Path) -> None:
+    """The second waits, and says so."""
+    with (project / "var/prefect/make.lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        second = begin(project, "down")
+        assert second.stdout is not None
+        assert "waits for another `make up` or `make down`" in second.stdout.readline()
+        with pytest.raises(subprocess.TimeoutExpired):
+            second.wait(timeout=0.5)
+    assert not ended(second)
+
+
+def test_up_on_a_machine_that_does_not_reach_itself_says_so(project: Path) -> None:
+    """It would wait for a quarter of an hour."""
+    printed = ended(begin(project, "up", before=tuple(without_loopback())), status=1)
+    assert printed.startswith("error: ")
+    assert "ip link set lo up" in printed
+
+
+def test_flow_runs_of_a_killed_worker_are_not_taken_for_a_worker(
+    project: Path, session: Callable[[bool], Session]
+) -> None:
+    """They live in its session, and nobody else could cancel them: they are ended before another one starts."""
+    ours = session(True)
+    note(project, "worker", json.dumps(identity(ours.pid)))
+    worker = Background("worker", project / "var/prefect")
+    assert worker.runs()
+    ours.kill_shell()
+    assert worker.members() == [ours.child]
+    assert not worker.runs()
+
+
+@pytest.mark.parametrize(
+    ("proxies", "advised"),
+    [
+        ({}, False),
+        ({"http_proxy": "http://proxy:1"}, True),
+        ({"all_proxy": "http://proxy:1"}, True),
+        ({"https_proxy": "http://proxy:1"}, False),
+        ({"http_proxy": "http://proxy:1", "no_proxy": "127.0.0.1"}, False),
+    ],
+)
+def test_up_advises_no_proxy_where_commands_would_ask_one_for_the_server(
+    proxies: dict[str, str], advised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next command runs in the user's environment, not in that of `up`."""
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in proxies.items():
+        monkeypatch.setenv(name, value)
+    assert local_server._asks_a_proxy() == advised

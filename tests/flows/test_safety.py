@@ -1,0 +1,343 @@
+"""What comes from outside cannot run, climb or listen; what is secret stays so."""
+
+import ast
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from s3fs import S3FileSystem
+
+import tasks.audit.checks  # noqa: F401 - tasks.audit.tokens cannot be imported before them
+from configs import ConfigError, load
+from flows.math_mt_ppo import math_mt_ppo
+from storage import layout
+from storage.errors import StorageError, UnavailableError
+from storage.objects.seal import seal, unseal
+from storage.objects.store import Store
+from storage.versions import checkpoints, manifests
+from storage.versions.checkpoints import Canary
+from storage.versions.drafts import Draft, Provenance
+from storage.versions.fetch import fetch
+from storage.versions.model_files import INDEX
+from tasks.audit.tokens import open_decoder
+from tasks.warm_start.importing import import_policy
+from tests.support.paths import ROOT
+
+PICKLES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
+
+REQUIRED = {"trust_remote_code": "False", "allow_pickle": "False", "use_safetensors": "True"}
+
+
+def sources() -> list[Path]:
+    return sorted(path for layer in ("configs", "storage", "tasks", "flows") for path in (ROOT / layer).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_nothing_unpickles(path: Path) -> None:
+    """Neither a module that loads pickles, nor torch.load, nor code of a downloaded model."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            assert not {alias.name.split(".")[0] for alias in node.names} & PICKLES
+        if isinstance(node, ast.ImportFrom):
+            assert (node.module or "").split(".")[0] not in PICKLES
+        if isinstance(node, ast.Call):
+            assert ast.unparse(node.func) not in ("torch.load", "np.load", "numpy.load", "pd.read_pickle")
+            given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+            assert all(given[name] == value for name, value in REQUIRED.items() if name in given)
+            if ast.unparse(node.func).endswith(".from_pretrained"):  # without it, transformers asks on the terminal
+                assert (given["trust_remote_code"], given["local_files_only"]) == ("False", "True")
+
+
+def test_pickled_weights_are_refused(policy_folder: Path, tmp_path: Path, store: Store) -> None:
+    """A folder with pytorch_model.bin alone: nothing in it is run, and the message says what to give."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        (folder / name).write_bytes((policy_folder / name).read_bytes())
+    ran = tmp_path / "ran"
+    (folder / "pytorch_model.bin").write_bytes(f"cos\nsystem\n(S'touch {ran}'\ntR.".encode())
+    with pytest.raises(ValueError, match=r"holds no usable policy.*model\.safetensors"):
+        import_policy(str(folder), tmp_path / "out", tmp_path / "cache", store)
+    assert not ran.exists()
+
+
+CODE = """
+from pathlib import Path
+Path({ran!r}).write_text("")
+"""
+UNSAFE: list[tuple[str, dict[str, Any], str]] = [
+    (
+        "config.json",
+        {"_attn_implementation": "somebody/kernel"},
+        r"config.json says _attn_implementation='somebody/ker",
+    ),
+    ("config.json", {"attn_implementation": "flash_attention_2"}, "remove the key, or give one of eager, sdpa"),
+    ("config.json", {"text_config": {"attn_implementation": "a/b"}}, "says attn_implementation='a/b'"),
+    ("config.json", {"experts_implementation": "deepgemm"}, "says experts_implementation='deepgemm'"),
+    ("config.json", {"quantization_config": {"quant_method": "unheard-of"}}, "quantised weights cannot be trained"),
+    ("config.json", {"transformers_weights": "other.safetensors"}, "says transformers_weights='other.safetensors'"),
+    ("config.json", {"speculators_config": {"verifier": {"name_or_path": "a/b"}}}, "says speculators_config="),
+    ("tokenizer_config.json", {"fast_tokenizer_files": ["../tokenizer.9.json"]}, "names fast_tokenizer_files outside"),
+    ("adapter_config.json", {"base_model_name_or_path": "a/b"}, "is an adapter: merge it"),
+    (INDEX, {"metadata": {}, "weight_map": {"a": "../a.safetensors"}}, r"index.json names '../a.safetensors'"),
+]
+
+
+@pytest.mark.parametrize(("name", "fields", "told"), UNSAFE, ids=[next(iter(case[1])) for case in UNSAFE])
+def test_files_that_would_fetch_or_run_something_are_refused(
+    name: str, fields: dict[str, Any], told: str, policy_folder: Path, tmp_path: Path, store: Store
+) -> None:
+    """On import; and where somebody committed them, before a trainer, a tokenizer or a server gets the folder."""
+    folder = tmp_path / "model"
+    shutil.copytree(policy_folder, folder)
+    path = folder / name
+    path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | fields))
+    (folder / "other.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    with pytest.raises(ValueError, match=told) as error:
+        import_policy(str(folder), tmp_path / "out", tmp_path / "cache", store)
+    assert "holds no usable policy" in str(error.value)
+    assert not (tmp_path / "out").exists()
+    (folder / "other.safetensors").unlink()
+    version = layout.checkpoint("r", 0)
+    checkpoints.commit(store, version, folder, None, Canary([1, 2], [-0.5]), Provenance(config={}), [], {})
+    with pytest.raises(StorageError, match=told):
+        checkpoints.open_checkpoint(store, version, tmp_path / "cache")
+    with pytest.raises(StorageError, match=told):
+        open_decoder(store, version, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", ["weights.bin", "modeling.py", "consolidated.safetensors"])
+def test_a_checkpoint_with_other_files_than_a_model_needs_is_not_opened(
+    name: str, policy_folder: Path, tmp_path: Path, store: Store
+) -> None:
+    """Though its manifest names them: pickles, code, and weights that servers prefer."""
+    folder = tmp_path / "model"
+    shutil.copytree(policy_folder, folder)
+    (folder / name).write_bytes((folder / "model.safetensors").read_bytes())
+    version = layout.checkpoint("r", 0)
+    checkpoints.commit(store, version, folder, None, Canary([1, 2], [-0.5]), Provenance(config={}), [], {})
+    with pytest.raises(StorageError, match=f"holds {name}"):
+        checkpoints.open_checkpoint(store, version, tmp_path / "cache")
+
+
+def test_code_beside_weights_is_neither_run_nor_kept(policy_folder: Path, tmp_path: Path, store: Store) -> None:
+    """Nor is anybody asked whether it may. Models that transformers knows still name the code that they began with."""
+    folder, ran = tmp_path / "model", tmp_path / "ran"
+    shutil.copytree(policy_folder, folder)
+    for name in ("modeling.py", "tokenization.py", "custom_generate/generate.py"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(CODE.format(ran=str(ran)))
+    maps = {
+        "config.json": {"AutoConfig": "modeling.C", "AutoModelForCausalLM": "modeling.M"},
+        "tokenizer_config.json": {"AutoTokenizer": ["tokenization.T", "tokenization.T"]},
+    }
+    for name, auto_map in maps.items():
+        values = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(values | {"auto_map": auto_map, "use_kernels": True}))
+    import_policy(str(folder), tmp_path / "out", tmp_path / "cache", store)
+    assert not ran.exists()
+    assert not list((tmp_path / "out").rglob("*.py"))
+    assert not [path for path in (tmp_path / "out").glob("*.json") if "auto_map" in path.read_text()]
+
+
+def test_a_policy_of_the_hub_is_read_from_files_that_were_looked_at(
+    policy_folder: Path, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is downloaded as a whole, or here found in the cache of downloads, before any of it is loaded."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    repository = tmp_path / "hub" / "models--somebody--tiny"
+    snapshot = repository / "snapshots" / ("0" * 40)
+    shutil.copytree(policy_folder, snapshot)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("0" * 40)
+    assert import_policy("somebody/tiny", tmp_path / "out", tmp_path / "cache", store) is None
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    path = snapshot / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"_attn_implementation": "somebody/kernel"}))
+    with pytest.raises(ValueError, match="somebody/tiny.*says _attn_implementation"):
+        import_policy("somebody/tiny", tmp_path / "again", tmp_path / "cache", store)
+
+
+@pytest.mark.parametrize("field", ["name", "path"])
+@pytest.mark.parametrize("value", ["../../outside", "/etc/passwd", "a/../../b", "a\nb", ""])
+def test_manifests_cannot_name_what_lies_outside(store: Store, tmp_path: Path, field: str, value: str) -> None:
+    """A manifest from somebody else, sealed as ours are: nothing outside of root and cache is read or written."""
+    version = "runs/r/scores/000000/a"
+    with Draft(store, version, "scores") as draft:
+        draft.add(Path(__file__), "data")
+        draft.commit(Provenance(config={}), [])
+    key = f"{version}/manifest.json"
+    values = unseal(store.read(key), key)
+    values["files"][0][field] = value
+    store.write(key, seal(values))
+    with pytest.raises(StorageError, match="manifest.json is not a manifest, or is damaged"):
+        fetch(store, manifests.read(store, version), "data", tmp_path / "cache")
+
+
+def test_a_manifest_cannot_name_another_versions_objects(store: Store) -> None:
+    """Nor one of another run under the same root."""
+    version = "runs/r/scores/000000/a"
+    with Draft(store, version, "scores") as draft:
+        draft.add(Path(__file__), "data")
+        draft.commit(Provenance(config={}), [])
+    values = unseal(store.read(f"{version}/manifest.json"), "")
+    values["files"][0]["path"] = "runs/secret/scores/000000/a/0123456789ab/data"
+    store.write(f"{version}/manifest.json", seal(values))
+    with pytest.raises(StorageError, match="names objects of other versions"):
+        manifests.read(store, version)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "s3://key:topsecret@bucket/x.jsonl",
+        "zip://x.jsonl::https://me:topsecret@host/x.zip",
+        "https://host/x.jsonl?X-Amz-Signature=topsecret",
+        "https://host/x.jsonl?page=2&access_token=topsecret",
+        "https://host/x.jsonl?sv=2&sig=topsecret",
+        "https://host/x.jsonl?api_key=topsecret",
+        "https://topsecret@host/x.jsonl",
+        "sftp://me:topsecret@host/x.jsonl",
+        "https://host/x.jsonl#token=topsecret",
+        "https://[host/x.jsonl?password=topsecret",
+    ],
+)
+@pytest.mark.parametrize(
+    "override",
+    [
+        "storage.root='{}'",
+        "policy={{path: '{}'}}",
+        "problems.train={{kind: jsonl, path: '{}'}}",
+        "inference.urls=['{}']",
+        "environment={{type: math-verify, args: {{searches: '{}'}}}}",
+    ],
+)
+def test_credentials_in_a_uri_are_refused(uri: str, override: str) -> None:
+    """They would stand in every manifest. The message does not repeat them."""
+    with pytest.raises(ConfigError, match="credentials in a URI") as error:
+        load("smoke", ["policy={path: x}", override.format(uri)])
+    assert "topsecret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "https://host/x.jsonl?raw=true",
+        "https://host/x.jsonl?max_tokens=512&tokenizer=q&monkey=1",
+        "data/train-?[0-9].jsonl",
+        "s3://bucket/monkey/*.jsonl",
+        "sftp://reader@host/x",
+        "https://[::1]/x",
+    ],
+)
+def test_other_uris_are_not(uri: str) -> None:
+    """Patterns, and queries without a secret."""
+    load("smoke", ["policy={path: x}", f"problems.train={{kind: jsonl, preset: gsm8k, path: '{uri}'}}"])
+
+
+@pytest.mark.parametrize(
+    "value", ["${oc.env:HOME}", "a ${oc.env:HOME,b}", "${oc.decode:${oc.env:HOME}}", "${${x}:HOME}"]
+)
+def test_the_environment_cannot_be_read_by_a_configuration(value: str, tmp_path: Path) -> None:
+    """What stands there would stand in every manifest. Other knobs may be referred to, and text may hold the mark."""
+    text = Path("configs/smoke.yaml").read_text()
+    (tmp_path / "own.yaml").write_text(text.replace("name: smoke", f"name: smoke, when_held: '{value}'"))
+    for name, overrides in ((str(tmp_path / "own.yaml"), []), ("smoke", [f"run.when_held={value}"])):
+        with pytest.raises(ConfigError, match=r"run\.when_held=.*would stand in every manifest"):
+            load(name, overrides)
+    (tmp_path / "own.yaml").write_text(text + r'storage: {root: "${run.name}/var", cache: "\\${oc.env:HOME}"}')
+    storage = load(tmp_path / "own.yaml").storage
+    assert (storage.root, storage.cache) == ("smoke/var", "${oc.env:HOME}")
+
+
+@pytest.mark.parametrize(
+    ("argument", "reason"),
+    [
+        ("--trust-remote-code", "run code"),
+        ("--trust_remote", "run code"),
+        ("--hf-overrides.auto_map", "run code"),
+        ("--load-format=pt", "load pickles"),
+        ("--distributed-executor-backend=my.own.Executor", "run code"),
+        ("--host", "open the server"),
+        ("-dpa", "open the server"),
+        ("--uds=/tmp/x", "open the server"),
+        ("--api-key=topsecret", "open the server"),
+        ("--model", "pipeline's to choose"),
+        ("--config", "pipeline's to choose"),
+    ],
+)
+def test_arguments_that_open_vllm_are_refused(argument: str, reason: str) -> None:
+    """Also abbreviated, and spelt otherwise, as vLLM understands them; values, such as keys, are not repeated."""
+    with pytest.raises(ConfigError, match=reason) as error:
+        load("smoke", [f"inference.extra_args=['--max-num-seqs', '64', '{argument}', 'x']"])
+    assert "topsecret" not in str(error.value)
+
+
+def everything_written(folder: Path) -> bytes:
+    return b"\n".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+def test_secrets_are_written_nowhere(
+    bucket: str,
+    overrides: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A whole run on S3: neither key is in logs, output, Prefect's database and artifacts, cache or any object."""
+    asked = list[str]()
+    call = S3FileSystem._call_s3
+
+    async def record(self: Any, method: str, *arguments: Any, **keywords: Any) -> Any:
+        asked.append(method)
+        return await call(self, method, *arguments, **keywords)
+
+    monkeypatch.setattr(S3FileSystem, "_call_s3", record)
+    secrets = [os.environ[name] for name in ("AWS_SECRET_ACCESS_KEY", "VLLM_API_KEY")]
+    with caplog.at_level(logging.INFO):
+        math_mt_ppo("smoke", [*overrides, f"storage.root=s3://{bucket}/x", "run.iterations=1"])
+    assert {"put_object", "get_object"} < set(asked)
+    assert not [method for method in asked if method.startswith("list")]  # nothing is found by listing
+    output = capfd.readouterr()
+    store = Store(f"s3://{bucket}/x")
+    objects = b"\n".join(store.read(found.path) for found in store.walk())
+    assert b"smoke" in objects
+    prefect = everything_written(Path(os.environ["PREFECT_HOME"]))
+    assert b"math-mt-ppo" in prefect
+    told = (caplog.text + output.out + output.err).encode()
+    for place in (told, objects, prefect, everything_written(tmp_path)):
+        assert not [secret for secret in secrets if secret.encode() in place]
+
+
+def test_refused_credentials_are_not_repeated(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error says where they come from, and not what they are."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "topsecret")
+    with pytest.raises(UnavailableError, match="ordinary AWS chain") as error:
+        Store(f"s3://{bucket}/x").read("a")
+    assert "topsecret" not in repr(error.value) + repr(error.value.__cause__)
+
+
+def test_torch_keeps_compiled_code_where_no_other_user_can_put_it(tmp_path: Path) -> None:
+    """By default it loads code from a folder of TMPDIR whose name everybody knows."""
+    home, temporary = tmp_path / "home", tmp_path / "tmp"
+    home.mkdir()
+    temporary.mkdir()
+    kept = {name: value for name, value in os.environ.items() if name != "TORCHINDUCTOR_CACHE_DIR"}
+    code = "import storage, torch._dynamo.package as package; print(package.DiskDynamoCache, package.cache_dir())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**kept, "HOME": str(home), "TMPDIR": str(temporary)},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert str(home) in done.stdout
+    assert not list(temporary.iterdir())

@@ -1,0 +1,218 @@
+"""The Prefect server of one command: it may die, and proxies do not matter."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows.launch.prefect_server import healthy, ignore_proxies_on_loopback
+from storage.interrupts import LATEST_S
+from tests.flows.test_interrupts import SLACK_S
+from tests.support.paths import ROOT
+
+JOB = """
+import sys, time
+from pathlib import Path
+from prefect import flow, task
+from prefect.cache_policies import NO_CACHE
+from prefect.settings import PREFECT_API_URL
+from flows.temporary_server import temporary_server
+from storage import interrupts
+
+@task(cache_policy=NO_CACHE)
+def step(number):
+    print(f"step {number}", flush=True)
+
+@flow
+def job(stop: str):
+    number = 0
+    while not Path(stop).exists():
+        step(number)
+        number += 1
+        time.sleep(0.2)
+
+def run():
+    with temporary_server():
+        print(PREFECT_API_URL.value(), flush=True)
+        job(sys.argv[1])
+    print("done", flush=True)
+
+interrupts.run(run)
+"""
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    """A TMPDIR that is empty at the end. Its path is short, since those of sockets are."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        yield Path(folder)
+        assert not list(Path(folder).iterdir())
+
+
+def start(folder: Path, scratch: Path, **environment: str) -> tuple["subprocess.Popen[str]", int]:
+    """A flow that works until `folder`/stop exists, with a temporary server; and this one's port."""
+    kept = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    own = {"PREFECT_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
+    job = subprocess.Popen(
+        [sys.executable, "-c", JOB, str(folder / "stop")],
+        cwd=folder,
+        env={**kept, **own, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert job.stdout is not None
+    address = job.stdout.readline()
+    assert address, job.communicate()[1]
+    return job, int(address.removesuffix("/api\n").rpartition(":")[2])
+
+
+def await_steps(job: "subprocess.Popen[str]", count: int) -> None:
+    assert job.stdout is not None
+    seen = [job.stdout.readline() for _ in range(count)]
+    assert all(line.startswith("step") for line in seen), seen
+
+
+def server_of(job: "subprocess.Popen[str]", port: int) -> list[psutil.Process]:
+    """The supervisor, and the server's process, when it answers."""
+    deadline = time.monotonic() + 300
+    while not healthy(port):
+        assert job.poll() is None, job.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    return psutil.Process(job.pid).children(recursive=True)
+
+
+def starting(job: "subprocess.Popen[str]") -> list[psutil.Process]:
+    """The same, as soon as there are both, seconds before it answers."""
+    while len(family := psutil.Process(job.pid).children(recursive=True)) < 2:
+        assert job.poll() is None, job.communicate()[1]
+        time.sleep(0.01)
+    return family
+
+
+def test_a_server_that_dies_is_started_anew(tmp_path: Path, scratch: Path) -> None:
+    """And the flow goes on: its requests wait, and ask no proxy. At the end neither a process nor a file is left."""
+    http, socks = "http://127.0.0.1:9", "socks5h://127.0.0.1:9"
+    silent = {"http_proxy": http, "HTTP_PROXY": http, "all_proxy": socks}
+    job, port = start(tmp_path, scratch, **silent, no_proxy="", NO_PROXY="")
+    await_steps(job, 3)
+    killed = list[psutil.Process]()
+    for victim, answers in ((0, True), (1, False), (1, True)):  # the supervisor, the server before it answers, and then
+        family = server_of(job, port) if answers else starting(job)
+        family[victim].kill()
+        psutil.wait_procs(family, timeout=60)
+        killed += family
+    family = server_of(job, port)
+    family[1].suspend()  # it hears of nothing then, and would not end either
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
+    last = server_of(job, port)
+    await_steps(job, 10)
+    (tmp_path / "stop").touch()
+    out, err = job.communicate(timeout=300)
+    assert job.returncode == 0, err
+    assert out.endswith("done\n")
+    assert err.count("starting it anew") == 4
+    assert err.count("killed or stopped while it started") >= 1
+    _, alive = psutil.wait_procs([*killed, *last], timeout=60)
+    assert not alive
+
+
+def test_a_server_that_cannot_be_started_anew_ends_the_command(tmp_path: Path, scratch: Path) -> None:
+    """With a reason, and soon: not after Prefect's retries, and without waiting for its shutdown."""
+    job, port = start(tmp_path, scratch)
+    await_steps(job, 3)
+    for path in (tmp_path / "home").glob("prefect.db*"):
+        path.unlink()
+    (tmp_path / "home/prefect.db").mkdir()
+    server_of(job, port)[1].kill()
+    assert job.stderr is not None
+    lines = list[str]()
+    while not any("cannot be started anew" in line for line in lines):
+        lines.append(job.stderr.readline())
+        assert lines[-1], lines
+    told = time.monotonic()
+    job.communicate(timeout=300)
+    assert time.monotonic() - told < LATEST_S + SLACK_S
+    assert job.returncode == 1
+    assert any(line.startswith("error: the temporary Prefect server has died") for line in lines)
+
+
+def test_two_first_commands_at_once_make_the_database_once(tmp_path: Path, scratch: Path) -> None:
+    """Prefect's migrations do not bear a second server that begins them meanwhile."""
+    with ThreadPoolExecutor() as pool:
+        started = list(pool.map(lambda _: start(tmp_path, scratch), range(2)))
+    (tmp_path / "stop").touch()
+    for job, _ in started:
+        out, err = job.communicate(timeout=300)
+        assert job.returncode == 0, err
+        assert out.endswith("done\n")
+
+
+def without_loopback() -> list[str]:
+    """What runs a command in a network without any interface that is up; skips the test where that is not allowed."""
+    isolated = ["unshare", "--map-root-user", "--net"]
+    if shutil.which("unshare") is None or subprocess.run([*isolated, "true"], capture_output=True).returncode:
+        pytest.skip("no name spaces for users here")
+    return isolated
+
+
+def test_a_machine_that_does_not_reach_itself_is_told_at_once(tmp_path: Path, scratch: Path) -> None:
+    """As in a sandbox without a loopback interface: the command does not wait for a server that nobody can ask."""
+    own = {"PREFECT_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
+    kept = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    command = [*without_loopback(), sys.executable, "-m", "flows.score", "smoke"]
+    done = subprocess.run(command, cwd=tmp_path, env={**kept, **own}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert re.match(r"error: .*127\.0\.0\.1.*Network is unreachable.*ip link set lo up", done.stderr), done.stderr
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [{"all_proxy": "socks://me:topsecret@127.0.0.1:9/"}, {"http_proxy": "http://h:none"}, {"no_proxy": "[::1]"}],
+)
+def test_a_proxy_that_cannot_be_used_is_told_before_anything_starts(
+    setting: dict[str, str], tmp_path: Path, scratch: Path
+) -> None:
+    """Desktops write `socks://`, which httpx does not know. Its password is not repeated."""
+    own = {"PREFECT_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
+    kept = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
+    own |= setting
+    command = [sys.executable, "-m", "flows.score", "smoke"]
+    done = subprocess.run(command, cwd=tmp_path, env={**kept, **own}, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert re.match(rf"error: .*{next(iter(setting))}.*cannot use one of them .*socks5h://", done.stderr), done.stderr
+    assert "topsecret" not in done.stderr
+    assert not (tmp_path / "home/temporary-server.log").exists()
+
+
+@pytest.mark.parametrize(
+    ("lower", "upper", "becomes"),
+    [
+        (None, None, "127.0.0.1,localhost"),
+        (None, "minio.internal", "minio.internal,127.0.0.1,localhost"),
+        ("a, b", "c", "a,b,127.0.0.1,localhost"),
+        ("localhost,127.0.0.1", None, "localhost,127.0.0.1"),
+        ("*", None, "*"),
+    ],
+)
+def test_proxies_for_others_stay_as_they_were(
+    lower: str | None, upper: str | None, becomes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was reached without a proxy still is."""
+    for name, value in (("no_proxy", lower), ("NO_PROXY", upper)):
+        monkeypatch.setenv(name, value or "")
+    ignore_proxies_on_loopback()
+    assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == becomes

@@ -1,0 +1,418 @@
+"""The real vLLM server: swaps, proofs, deaths and ends."""
+
+import asyncio
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+from unittest.mock import patch
+
+import psutil
+import pytest
+from aiohttp import web
+
+from configs.schema import Inference, Rollout
+from storage.objects.store import Store
+from storage.versions.checkpoints import Canary, Checkpoint
+from tasks.inference.api import Completion, ContextLengthError, GenerationConfig, InferenceError
+from tasks.inference.client import Client
+from tasks.inference.engine import Engine
+from tasks.inference.server import Server
+from tests.conftest import commit_policy
+from tests.support.paths import ROOT
+
+PROMPT = [5, 6, 7, 8]
+
+
+def generate(engine: Engine, gconfig: GenerationConfig, token_ids: list[int] = PROMPT) -> list[Completion]:
+    async def ask() -> list[Completion]:
+        async with engine.connect() as connection:
+            return await connection.generate(token_ids, gconfig, seed=7, replica=0)
+
+    return asyncio.run(ask())
+
+
+def own_logprobs(policy: Checkpoint, completion: Completion, temperature: float) -> list[float]:
+    """The trainer's logprobs of a completion of `PROMPT`."""
+    import torch
+
+    from configs.schema import PPO
+    from tasks.train.policy import load_policy
+
+    ids = torch.tensor([PROMPT + completion.token_ids])
+    with torch.no_grad():
+        logits = load_policy(policy.model, PPO())(ids).logits[0, len(PROMPT) - 1 : -1]
+    own: list[float] = torch.log_softmax(logits / temperature, -1).gather(1, ids[0, len(PROMPT) :, None])[:, 0].tolist()
+    return own
+
+
+def test_swapped_weights_are_proven(engine: Engine, policies: list[Checkpoint]) -> None:
+    """Each policy in turn is served in place; tokens say by which version they were sampled."""
+    logprobs = []
+    for policy in (policies[1], policies[2], policies[1]):
+        engine.serve(policy)
+        completions = generate(engine, GenerationConfig(n=3, max_new_tokens=6))
+        assert len(completions) == 3
+        for completion in completions:
+            assert set(completion.versions) == {policy.number}
+            assert len(completion.token_ids) == len(completion.logprobs) == len(completion.versions)
+        logprobs.append([completion.logprobs for completion in completions])
+    assert logprobs[0] == logprobs[2]
+    assert logprobs[0] != logprobs[1]
+
+
+@pytest.mark.parametrize("temperature", [0.01, 0.5, 2])
+def test_logprobs_are_those_of_the_sampling_temperature(
+    engine: Engine, policies: list[Checkpoint], temperature: float
+) -> None:
+    """At another temperature, the least and the highest included, the recorded logprobs are the trainer's at it."""
+    engine.serve(policies[1])
+    completion = generate(engine, GenerationConfig(temperature=temperature, max_new_tokens=6))[0]
+    assert completion.logprobs == pytest.approx(own_logprobs(policies[1], completion, temperature), abs=1e-3)
+
+
+@pytest.mark.parametrize("temperature", [0.009, 1e-6, -0.1, 2.1, float("nan")])
+def test_a_temperature_that_vllm_changes_or_refuses(temperature: float) -> None:
+    """An agent that asks for it hears of it: the logprobs would be those of another temperature."""
+    with pytest.raises(ValueError, match="no temperature that vLLM samples with"):
+        GenerationConfig(temperature=temperature)
+
+
+async def swap_in_flight(engine: Engine, policy: Checkpoint, delay_s: float) -> list[Completion]:
+    """Long completions, and `policy` swapped in `delay_s` after they were asked for."""
+    async with engine.connect() as connection:
+        long = GenerationConfig(n=64, max_new_tokens=110, temperature=2.0)
+        asked = asyncio.create_task(connection.generate(PROMPT, long, seed=7, replica=0))
+        await asyncio.sleep(delay_s)
+        await asyncio.to_thread(engine.serve, policy)
+        return await asked
+
+
+def test_requests_in_flight_are_kept_over_a_swap(engine: Engine, policies: list[Checkpoint]) -> None:
+    """They go on with the new weights: tokens say which, and what was read before is read again by the new ones."""
+    mixed: list[Completion] = []
+    delay_s = 0.1
+    for _ in range(20):  # how fast the server is depends on who else works
+        engine.serve(policies[1])
+        completions = asyncio.run(swap_in_flight(engine, policies[2], delay_s))
+        if mixed := [completion for completion in completions if set(completion.versions) == {1, 2}]:
+            break
+        was_early = completions[0].versions[0] == 2
+        delay_s *= 1.6 if was_early else 0.7
+    assert mixed
+    for completion in mixed[:5]:
+        assert completion.versions == sorted(completion.versions)
+        swap = completion.versions.index(2)
+        before, after = (own_logprobs(policy, completion, 2.0) for policy in policies[1:])
+        assert completion.logprobs[:swap] == pytest.approx(before[:swap], abs=1e-4)
+        assert completion.logprobs[swap:] == pytest.approx(after[swap:], abs=1e-4)
+        assert before[swap:] != pytest.approx(after[swap:], abs=1e-2)
+    engine.serve(policies[1], or_newer=True)
+    assert {v for c in generate(engine, GenerationConfig(max_new_tokens=2)) for v in c.versions} == {2}
+    engine.serve(policies[0])
+
+
+async def abort(engine: Engine, gconfig: GenerationConfig, delay_s: float) -> tuple[list[Completion], int]:
+    """The answer to a request that vLLM is told to abort `delay_s` after it was asked; and how often it was sent."""
+    server = engine.servers[0]
+    async with engine.connect() as connection, Client(server.url, None, 600, 128) as other:
+        (client,) = connection._clients
+        with patch.object(client, "generate", wraps=client.generate) as sent:
+            await other._post("/pause?mode=keep")  # it stays unanswered until then
+            asked = asyncio.create_task(connection.generate(PROMPT, gconfig, seed=7, replica=0))
+            await asyncio.sleep(delay_s)
+            await other._post("/pause?mode=abort")
+            await other._post("/resume")
+            return await asked, sent.call_count
+
+
+MANY_REQUESTS = """
+import asyncio, resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[2])))
+from pathlib import Path
+from configs.schema import Inference, Rollout
+from tasks.inference.api import GenerationConfig
+from tasks.inference.engine import Engine
+
+async def ask(engine):
+    engine._replicas = engine._given()
+    async with engine._client(engine._replicas[0]) as client:
+        asked = [client.generate([5], GenerationConfig(max_new_tokens=6), seed) for seed in range(300)]
+        return await asyncio.gather(*asked)
+
+with Engine(Inference(urls=[sys.argv[1]]), Rollout(concurrency=300, request_retries=0), Path()) as engine:
+    print(len(asyncio.run(ask(engine))))
+"""
+
+
+@pytest.mark.parametrize(("hard", "warned"), [(200, True), (4096, False)])
+async def test_few_open_files_cost_no_request(hard: int, warned: bool) -> None:
+    """Under a limit below `rollout.concurrency` requests wait for a connection; a soft limit is raised for them."""
+    answer = {
+        "choices": [
+            {"index": 0, "finish_reason": "stop", "token_ids": [], "weight_versions": [], "logprobs": {"content": []}}
+        ]
+    }
+
+    async def generate(_: web.Request) -> web.Response:
+        await asyncio.sleep(0.2)
+        return web.json_response(answer)
+
+    app = web.Application()
+    app.router.add_post("/inference/v1/generate", generate)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    asking = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        MANY_REQUESTS,
+        url,
+        str(hard),
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    printed, told = await asking.communicate()
+    await runner.cleanup()
+    assert printed == b"300\n", told.decode()
+    assert (b"the hard limit of open files (`ulimit -Hn`) leaves 100 connections" in told) == warned
+
+
+def test_an_aborted_request_is_sent_again(engine: Engine, policies: list[Checkpoint]) -> None:
+    """What vLLM gives up (it shuts down, or somebody pauses it) is no turn."""
+    engine.serve(policies[1])
+    gconfig = GenerationConfig(n=4, max_new_tokens=6)
+    whole = [completion.token_ids for completion in generate(engine, gconfig)]
+    times, delay_s = 1, 0.1
+    while times == 1 and delay_s < 60:  # until it has reached the engine by then
+        completions, times = asyncio.run(abort(engine, gconfig, delay_s))
+        assert [completion.token_ids for completion in completions] == whole
+        assert {completion.finish_reason for completion in completions} <= {"stop", "length"}
+        delay_s *= 2
+    assert times > 1
+    engine.serve(policies[0])
+
+
+@pytest.mark.parametrize("path", ["/pause?mode=keep", "/collective_rpc", "/update_weight_version"])
+def test_an_interrupted_swap_leaves_no_server_paused(engine: Engine, policies: list[Checkpoint], path: str) -> None:
+    """Whoever plays on servers that are not ours would wait for ever; nor is what they sample taken for a policy's."""
+    engine.serve(policies[1])
+    post = Client._post
+
+    async def interrupted(client: Client, asked: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        answer = await post(client, asked, body)
+        if asked == path:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        return answer
+
+    server = engine.servers[0]
+    settings = Inference(urls=[server.url], max_model_len=128)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        other = Engine(settings, engine.rollout, Path())
+        monkeypatch.setattr(Client, "_post", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            other.serve(policies[2])
+    engine.forget()
+
+    async def ask() -> list[Completion]:
+        async with asyncio.timeout(120), Client(server.url, None, 600, 128) as client:
+            return await client.generate(PROMPT, GenerationConfig(max_new_tokens=2), seed=7)
+
+    (completion,) = asyncio.run(ask())
+    assert set(completion.versions) == {-1}
+    engine.serve(policies[0])
+
+
+def test_a_swap_that_fails_is_repaired_by_the_next(engine: Engine, policies: list[Checkpoint]) -> None:
+    """Until then nothing is served, certainly not half of the weights; a rollout that plays ends at once."""
+    engine.serve(policies[1])
+    broken = dataclasses.replace(policies[2], version="runs/shared/checkpoints/000008", model=Path("/no/such/model"))
+
+    async def ask() -> None:
+        async with engine.connect() as connection:
+            with pytest.raises(InferenceError):
+                await asyncio.to_thread(engine.serve, broken)
+            with pytest.raises(InferenceError, match="serves no policy any more"):
+                await connection.generate(PROMPT, GenerationConfig(), seed=7, replica=0)
+
+    asyncio.run(ask())
+    with pytest.raises(AssertionError, match="serve a policy first"):
+        generate(engine, GenerationConfig())
+    engine.serve(policies[1])
+    assert {v for c in generate(engine, GenerationConfig(max_new_tokens=2)) for v in c.versions} == {1}
+    engine.serve(policies[0])
+
+
+def test_a_closed_engine_ends_a_rollout_at_once(policies: list[Checkpoint], engine: Engine, tmp_path: Path) -> None:
+    """When the flow fails, a rollout that plays ahead must neither wait for retries nor start servers anew."""
+    with Engine(Inference(urls=[engine.servers[0].url], max_model_len=128), Rollout(), tmp_path) as other:
+        other.serve(policies[0])
+        engine.forget()
+    with pytest.raises(InferenceError, match="closed while a rollout was playing"):
+        generate(other, GenerationConfig())
+
+
+def test_other_weights_than_asked_for_stop_the_run(engine: Engine, policies: list[Checkpoint]) -> None:
+    """The canary finds weights that are not the checkpoint's, and both numbers are told."""
+    lying = dataclasses.replace(
+        policies[2],
+        version="runs/shared/checkpoints/000009",
+        canary=Canary(policies[2].canary.token_ids, policies[1].canary.logprobs),
+    )
+    with pytest.raises(InferenceError, match=r"does not serve runs/shared/checkpoints/000009.*served.*expected"):
+        engine.serve(lying)
+    engine.serve(policies[0])
+
+
+@pytest.fixture
+def wide(engine: Engine, tmp_path: Path) -> Iterator[Engine]:
+    """The session's server with the tolerance that half precision needs."""
+    settings = Inference(urls=[engine.servers[0].url], max_model_len=128, canary_tolerance=0.1)
+    with Engine(settings, Rollout(), tmp_path) as other:
+        yield other
+    engine.forget()
+
+
+@pytest.mark.parametrize("noise", [3e-3, 1e-8], ids=["told apart by the canary", "told apart by checksums"])
+def test_a_new_label_on_old_weights_is_found(
+    wide: Engine, checkpoint_store: Store, policy_folder: Path, noise: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However small the update was, and although a tolerance of 0.1 is wider than its effect."""
+    number = 100 if noise > 1e-6 else 200
+    before = commit_policy(checkpoint_store, number, policy_folder, 0.02)
+    after = commit_policy(checkpoint_store, number + 1, before.model, noise)
+    again = commit_policy(checkpoint_store, number + 2, after.model)
+    step = fmean(abs(a - b) for a, b in zip(before.canary.logprobs, after.canary.logprobs, strict=True))
+    assert step < 0.1
+
+    async def relabel(client: Client, _: Path, version: int) -> None:
+        await client.set_weight_version(version)
+
+    wide.serve(before)
+    with monkeypatch.context() as patched:
+        patched.setattr(Client, "_reload", relabel)
+        with pytest.raises(InferenceError, match=r"does not serve .*before|not one of its parameters has changed"):
+            wide.serve(after)
+        with pytest.raises(InferenceError, match="does not serve"):
+            wide.serve(after)  # by another command, which knows nothing of the one that failed
+    wide.serve(before)
+    wide.serve(after)
+    wide.serve(again)  # the same weights as another version: nothing to be found
+    assert {v for c in generate(wide, GenerationConfig(max_new_tokens=2)) for v in c.versions} == {again.number}
+
+
+def test_another_version_in_an_answer_stops_the_run(engine: Engine, policies: list[Checkpoint]) -> None:
+    """Somebody swapped the server's weights behind our back."""
+    engine.serve(policies[1])
+    server = engine.servers[0]
+
+    async def relabel() -> None:
+        async with Client(server.url, None, 10, 128) as client:
+            await client.set_weight_version(42)
+
+    asyncio.run(relabel())
+    with pytest.raises(InferenceError, match=r"weight version \[42\], asked for 1"):
+        generate(engine, GenerationConfig(max_new_tokens=2))
+    engine.serve(policies[0])
+
+
+def test_a_prompt_longer_than_the_context(engine: Engine, policies: list[Checkpoint]) -> None:
+    """Refused on our side with both lengths."""
+    engine.serve(policies[0])
+    with pytest.raises(ContextLengthError, match="prompt of 128 tokens.*max_model_len=128"):
+        generate(engine, GenerationConfig(), [5] * 128)
+
+
+def test_a_model_that_is_none_says_so(tmp_path: Path) -> None:
+    """A server that cannot start ends with the end of its log."""
+    (tmp_path / "config.json").write_text("{}")
+    server = Server(Inference(max_model_len=128, enforce_eager=True), tmp_path / "vllm.log")
+    server.start(tmp_path)
+    with pytest.raises(InferenceError, match=r"vLLM ended while starting(.|\n)*config"):
+        server.wait_until_healthy()
+    server.close()
+
+
+def test_unreachable_servers_are_named(policies: list[Checkpoint], tmp_path: Path) -> None:
+    """A wrong URL."""
+    engine = Engine(Inference(urls=["http://127.0.0.1:9"]), Rollout(), tmp_path)
+    with pytest.raises(InferenceError, match="http://127.0.0.1:9 cannot be reached"):
+        engine.serve(policies[0])
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from configs.schema import Inference
+from tasks.inference.server import Server
+from tests.conftest import commit_policy
+server = Server(Inference(max_model_len=128, enforce_eager=True), Path(sys.argv[2]))
+server.start(Path(sys.argv[1]))
+server.wait_until_healthy()
+print(server.pid, server.url, flush=True)
+time.sleep(600)
+"""
+
+
+def test_dies_in_the_middle_then_with_its_owner(policies: list[Checkpoint], tmp_path: Path) -> None:
+    """A killed server is started anew and the request answered, and so is one whose supervisor was killed.
+
+    A killed owner leaves no process behind.
+    """
+    with Engine(Inference(max_model_len=128, enforce_eager=True), Rollout(), tmp_path) as engine:
+        engine.serve(policies[1])
+        (server,) = engine.servers
+        folder = Path(server.url.removeprefix("unix://")).parent
+        supervisor = psutil.Process(server.pid)
+        first = supervisor.children(recursive=True)
+        first[0].kill()
+        completion = generate(engine, GenerationConfig(max_new_tokens=4))[0]
+        assert set(completion.versions) == {1}
+        supervisor = psutil.Process(server.pid)
+        second = supervisor.children(recursive=True)
+        assert len(second) >= 2
+        supervisor.kill()
+        assert_gone(second)
+        completion = generate(engine, GenerationConfig(max_new_tokens=4))[0]
+        assert set(completion.versions) == {1}
+        third = psutil.Process(server.pid).children(recursive=True)
+        assert folder.exists()
+    assert_gone(first + third)
+    assert not folder.exists()
+
+
+def test_an_owner_killed_leaves_no_process(policies: list[Checkpoint], tmp_path: Path) -> None:
+    """SIGKILL of the pipeline: the supervisor sees the pipe close and ends the whole group. Nor a socket."""
+    command = [sys.executable, "-c", OWNER, str(policies[0].model), str(tmp_path / "log")]
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": "."})
+    assert owner.stdout is not None
+    pid, url = owner.stdout.readline().split()
+    supervisor = psutil.Process(int(pid))
+    family = [supervisor, *supervisor.children(recursive=True)]
+    owner.send_signal(signal.SIGKILL)
+    owner.wait()
+    assert_gone(family)
+    assert not Path(url.removeprefix("unix://")).parent.exists()
+
+
+def assert_gone(processes: list[psutil.Process], within_s: float = 120) -> None:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline and any(is_running(process) for process in processes):
+        time.sleep(0.1)
+    assert [process for process in processes if is_running(process)] == []
+
+
+def is_running(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

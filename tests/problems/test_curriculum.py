@@ -1,0 +1,203 @@
+import math
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.schema import ProblemSampling
+from storage import layout
+from storage.maintenance.verify import verify
+from storage.objects.store import Store
+from storage.records import CURRICULUM_SCHEMA, CurriculumEntry, Problem, ProblemHistory
+from storage.versions import datasets
+from storage.versions.drafts import Draft
+from tasks.problems.curriculum import FLOOR, plan_curriculum, standing_rows, suspect_rows, suspects
+from tasks.problems.difference import key
+from tasks.rollout.plan import draw, spares
+from tests.support.chain_helpers import provenance
+
+MIDDLE = ProblemSampling(prefer="middle")
+STRICT = ProblemSampling(prefer="middle", retire_at=0.95, leave_out_suspects=True)
+PROBLEMS = [Problem(name, f"What\nis {name}?", [name, f"0{name}"]) for name in ("1", "2", "3", "4", "5")]
+
+
+def past(problem: Problem, solved: int, episodes: int = 32, iteration: int = 0) -> ProblemHistory:
+    return ProblemHistory(
+        key(problem), "row 7", problem.prompt, problem.solutions, "old", iteration, 0, episodes, 0, solved
+    )
+
+
+PAST = [past(PROBLEMS[0], 0), past(PROBLEMS[1], 8), past(PROBLEMS[2], 32), past(PROBLEMS[3], 3, episodes=8)]
+
+
+def test_standing_and_weight_of_each() -> None:
+    """Known again by content (the id was another); 4 p (1 - p); what little is known of has the middle's weight."""
+    rows = plan_curriculum(PROBLEMS, PAST, STRICT)
+    assert [row.standing for row in rows] == ["suspect", "middle", "retired", "unknown", "unknown"]
+    assert [row.weight for row in rows] == pytest.approx([0, 0.75, 0, 1, 1])
+    assert [(row.episodes, row.success_rate) for row in rows] == [(32, 0), (32, 0.25), (32, 1), (8, 0.375), (0, 0)]
+    assert [row.problem_id for row in rows] == ["1", "2", "3", "4", "5"]
+    assert [row.problem_key for row in rows] == [key(problem) for problem in PROBLEMS]
+
+
+def test_what_is_not_left_out_is_never_lost() -> None:
+    """Without retirement the always and the never solved keep a small weight; with `prefer: all` the whole one."""
+    rows = plan_curriculum(PROBLEMS, PAST, MIDDLE)
+    assert [row.standing for row in rows] == ["suspect", "middle", "middle", "unknown", "unknown"]
+    assert [row.weight for row in rows] == pytest.approx([FLOOR, 0.75, FLOOR, 1, 1])
+    rows = plan_curriculum(PROBLEMS, PAST, ProblemSampling(retire_at=0.9))
+    assert [row.weight for row in rows] == [1, 1, 0, 1, 1]
+    rows = plan_curriculum(PROBLEMS, PAST, ProblemSampling(leave_out_suspects=True))
+    assert [row.weight for row in rows] == [0, 1, 1, 1, 1]
+
+
+def test_only_the_newest_episodes_count() -> None:
+    """Whole rows, the newest first, until there are enough: what the problem was to a worse policy is forgotten."""
+    problem = PROBLEMS[0]
+    rows = [past(problem, solved, 8, number) for number, solved in enumerate([0, 0, 4, 8])]
+    rates = {
+        last: plan_curriculum([problem], rows, MIDDLE.model_copy(update={"last_episodes": last, "least_episodes": 8}))
+        for last in (8, 9, 16, 64)
+    }
+    found = {last: (entry.episodes, entry.success_rate) for last, (entry,) in rates.items()}
+    assert found == {8: (8, 1.0), 9: (16, 0.75), 16: (16, 0.75), 64: (32, 0.375)}
+
+
+def test_a_short_memory_is_refused() -> None:
+    """With fewer `last_episodes` than `least_episodes` a problem would stay unknown for ever."""
+    with pytest.raises(ValueError, match="last_episodes=8 is below least_episodes=16"):
+        ProblemSampling(prefer="middle", last_episodes=8)
+
+
+def test_leaving_out_everything_is_an_error() -> None:
+    """A run that draws nothing would fail far from the cause."""
+    with pytest.raises(ValueError, match=r"all 2 problems: 1 .*retire_at=0.95, 1 were never solved. Raise or unset"):
+        plan_curriculum([PROBLEMS[0], PROBLEMS[2]], PAST, STRICT)
+
+
+@given(
+    counts=st.lists(st.tuples(st.integers(0, 64), st.integers(1, 64)), max_size=5),
+    retire_at=st.none() | st.floats(0.1, 1),
+    leave_out=st.booleans(),
+    prefer=st.sampled_from(["all", "middle"]),
+)
+def test_weights_are_those_of_the_standing(
+    counts: list[tuple[int, int]], retire_at: float | None, leave_out: bool, prefer: str
+) -> None:
+    """Nothing but the retired and, where asked, suspects has weight 0; no weight leaves [FLOOR, 1] else."""
+    history = [past(p, min(solved, n), n) for p, (solved, n) in zip(PROBLEMS, counts, strict=False)]
+    knobs = {"prefer": prefer, "retire_at": retire_at, "leave_out_suspects": leave_out}
+    spare = Problem("new", "?", ["0"])  # never seen, so something is always left
+    for row in plan_curriculum([*PROBLEMS, spare], history, ProblemSampling.model_validate(knobs)):
+        left_out = row.standing == "retired" or (row.standing == "suspect" and leave_out)
+        assert row.weight == 0 if left_out else FLOOR <= row.weight <= 1
+        assert (row.standing == "unknown") == (row.episodes < 16)
+        assert row.standing != "retired" or retire_at is not None
+        assert row.standing != "suspect" or row.success_rate == 0
+
+
+def test_tables_for_people() -> None:
+    """Bands add up, suspects come with what one needs to judge them, the surest first."""
+    history = [*PAST, past(PROBLEMS[4], 0, episodes=64)]
+    rows = plan_curriculum(PROBLEMS, history, STRICT)
+    assert standing_rows(rows) == [
+        {"standing": "unknown", "problems": "1", "episodes": "8", "mean rate": "0.375"},
+        {"standing": "middle", "problems": "1", "episodes": "32", "mean rate": "0.250"},
+        {"standing": "retired", "problems": "1", "episodes": "32", "mean rate": "1.000"},
+        {"standing": "suspect", "problems": "2", "episodes": "96", "mean rate": "0.000"},
+    ]
+    assert standing_rows(rows[:1])[0] == {"standing": "unknown", "problems": "0", "episodes": "0", "mean rate": ""}
+    assert [row.problem_id for row in suspects(rows)] == ["5", "1"]
+    assert suspect_rows(rows, PROBLEMS)[0] == {
+        "problem": "5",
+        "prompt": "What is 5?",
+        "gold answers": "5; 05",
+        "episodes": "64",
+    }
+
+
+def test_a_curriculum_is_kept_as_it_is(store: Store, tmp_path: Path) -> None:
+    """Arrow types hold what the record promises, and `verify --deep` finds a problem that stands in it twice."""
+    rows = plan_curriculum(PROBLEMS, PAST, STRICT)
+    for run, written in (("r", rows), ("twice", [*rows, replace(rows[0], weight=0.5)])):
+        with Draft(store, layout.curriculum(run), "curriculum") as draft:
+            datasets.write_rows(draft, CURRICULUM_SCHEMA, written, 100)
+            draft.commit(provenance(0), [])
+    assert [CurriculumEntry(**row) for row in datasets.rows(store, layout.curriculum("r"), tmp_path)] == rows
+    assert verify(store, [layout.curriculum("r")], deep=True).findings == []
+    (finding,) = verify(store, [layout.curriculum("twice")], deep=True).findings
+    assert finding.problem == "problem_id of a row are those of another (rows 5)"
+
+
+WEIGHTS = st.lists(st.sampled_from([0.0, FLOOR, 0.3, 1.0]), min_size=1, max_size=30).filter(any)
+
+
+@given(weights=WEIGHTS, count=st.integers(1, 15), iteration=st.integers(0, 9), seed=st.integers(0, 5))
+def test_weighted_draws(weights: list[float], count: int, iteration: int, seed: int) -> None:
+    """Distinct, none of weight 0, all there are where they are too few, the same again; spares are all others."""
+    problems = [Problem(str(i), "", ["0"]) for i in range(len(weights))]
+    chances = {p.problem_id: weight for p, weight in zip(problems, weights, strict=True)}
+    drawn = draw(problems, count, iteration, seed, chances)
+    rest = spares(problems, drawn, iteration, seed, chances)
+    live = {name for name, weight in chances.items() if weight > 0}
+    ids = [problem.problem_id for problem in (*drawn, *rest)]
+    assert len(drawn) == min(count, len(live))
+    assert len(ids) == len(live)
+    assert set(ids) == live
+    turned = dict(reversed(chances.items()))
+    assert draw(problems, count, iteration, seed, turned) == drawn
+    assert spares(problems, drawn, iteration, seed, turned) == rest
+
+
+def test_chances_follow_the_weights() -> None:
+    """Of 6,000 iterations: first problems as often as their weights say, second ones as without replacement."""
+    weights, times = {"1": 0.05, "2": 0.25, "3": 0.7, "4": 1.0, "5": 0.0}, 6000
+    total = sum(weights.values())
+    pairs = [tuple(p.problem_id for p in draw(PROBLEMS, 2, i, 1, weights)) for i in range(times)]
+    assert [draw(PROBLEMS, 1, i, 1, weights)[0].problem_id for i in range(100)] == [first for first, _ in pairs[:100]]
+    firsts, both = Counter(first for first, _ in pairs), Counter(pairs)
+    for name, weight in weights.items():
+        assert within(firsts[name], times, weight / total)
+        for other in weights.keys() - {name}:
+            assert within(both[name, other], times, weight / total * weights[other] / (total - weight))
+
+
+def within(found: int, times: int, chance: float) -> bool:
+    """Four standard deviations of a binomial."""
+    return abs(found - times * chance) <= 4 * math.sqrt(times * chance * (1 - chance))
+
+
+def test_spares_go_on_where_the_draw_ended() -> None:
+    """A rejected problem is replaced by the one that a longer draw would have had next."""
+    weights = {"1": 0.1, "2": 0.4, "3": 0.7, "4": 1.0, "5": 0.2}
+    for iteration in range(20):
+        drawn = draw(PROBLEMS, 2, iteration, 3, weights)
+        assert drawn + spares(PROBLEMS, drawn, iteration, 3, weights) == draw(PROBLEMS, 5, iteration, 3, weights)
+
+
+@given(size=st.integers(1, 20), count=st.integers(1, 8), iteration=st.integers(0, 9), seed=st.integers(0, 5))
+def test_equal_weights_pass_through_all(size: int, count: int, iteration: int, seed: int) -> None:
+    """Where nothing is preferred the order is that without weights, over what is left."""
+    problems = [Problem(str(i), "", ["0"]) for i in range(size)]
+    retired = Problem("retired", "", ["0"])
+    weights = {problem.problem_id: 0.3 for problem in problems} | {"retired": 0.0}
+    drawn = draw([retired, *problems], count, iteration, seed, weights)
+    assert drawn == draw(problems, count, iteration, seed)
+    assert spares([retired, *problems], drawn, iteration, seed, weights) == spares(problems, drawn, iteration, seed)
+
+
+@pytest.mark.parametrize(
+    ("weights", "problem"),
+    [
+        ({"1": 1.0}, "4 problems have no weight of 0 or more, such as '2'"),
+        ({"1": 1.0, "2": -1.0, "3": math.nan, "4": math.inf, "5": 1.0}, "3 problems have no weight"),
+        (dict.fromkeys("12345", 0.0), "all problems have weight 0"),
+    ],
+)
+def test_weights_that_cannot_be_are_refused(weights: dict[str, float], problem: str) -> None:
+    """A curriculum of another problem set must not pass for one of this."""
+    with pytest.raises(ValueError, match=problem):
+        draw(PROBLEMS, 2, 0, 1, weights)

@@ -1,0 +1,299 @@
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from configs import ConfigError, load
+from flows.math_mt_ppo import math_mt_ppo
+from flows.rollout import rollout
+from storage import layout
+from storage.errors import StorageError
+from storage.logs import catalog
+from storage.maintenance import gc as garbage
+from storage.maintenance.check_logs import survey
+from storage.maintenance.retention import KINDS, Rules
+from storage.maintenance.verify import verify
+from storage.objects.store import Store
+from storage.records import EXCLUSION_SCHEMA, Exclusion, Problem
+from storage.versions import datasets, manifests
+from storage.versions.drafts import Draft
+from tasks.problems.difference import key
+from tasks.problems.exclusions import (
+    Excluded,
+    check_exclusions,
+    commit_exclusions,
+    left_of,
+    read_exclusions,
+    set_aside,
+    version_of,
+)
+from tasks.provenance.answers import Unknown
+from tasks.provenance.proposals import propose_ids, propose_problem
+from tasks.provenance.questions import seen_by, trained_on
+from tasks.run.opening import hold
+from tests.support.chain_helpers import rewrite_shard
+from tests.support.provenance_helpers import ONE, OTHER, TWO, Call, Place, Played, caller, two_runs
+from tests.support.train_helpers import make_trainer, random_rows, save_tiny, weights
+from tests.support.waiting_engine import WaitingEngine, opens
+
+WHY = "the gold answer is wrong"
+UNSEEN = Problem("7", "What is 7 + 7?", ["15"])
+
+
+@pytest.fixture
+def family(tmp_path: Path) -> Place:
+    return two_runs(Place(Store(f"memory://{tmp_path.name}"), tmp_path / "model"))
+
+
+def test_a_problem_is_excluded_with_all_that_was_played_of_it(family: Place, tmp_path: Path) -> None:
+    """A version that is whole, names its data sets as parents, and gives back what went in."""
+    proposal = propose_problem(family.store, key(ONE), tmp_path, WHY)
+    version = commit_exclusions(family.store, proposal.rows)
+    rows = [Exclusion(**row) for row in datasets.rows(family.store, version, tmp_path)]
+    names = [("a/000001/1/0", 1), ("a/000001/1/1", 1), ("a/000001/1/2", 1), ("a/000002/1/0", 2)]
+    assert rows == [
+        Exclusion(name, layout.trajectories("a", number), "a", number, "1", key(ONE), whole_problem=True, reason=WHY)
+        for name, number in names
+    ]
+    assert proposal.trained == [layout.checkpoint("a", 2)]
+    parents = [parent.version for parent in manifests.read(family.store, version).parents]
+    assert parents == [layout.trajectories("a", number) for number in (1, 2)]
+    assert verify(family.store, [version], deep=True, ancestors=False).findings == []
+    assert read_exclusions(family.store, [version], tmp_path) == Excluded(
+        frozenset((row.data_set, row.trajectory_id) for row in rows), frozenset([key(ONE)])
+    )
+
+
+def test_the_same_content_is_the_same_version(family: Place, tmp_path: Path) -> None:
+    """However often and in whatever order; another reason is another version."""
+    rows = propose_problem(family.store, "2", tmp_path, WHY).rows
+    version = commit_exclusions(family.store, rows)
+    nonce = manifests.read(family.store, version).nonce
+    assert commit_exclusions(family.store, rows[::-1]) == version == version_of(rows)
+    assert manifests.read(family.store, version).nonce == nonce
+    assert version_of([replace(row, reason="other") for row in rows]) != version
+    with pytest.raises(ValueError, match="at least one row"):
+        commit_exclusions(family.store, [])
+
+
+def test_trajectories_are_excluded_by_their_ids(family: Place, tmp_path: Path) -> None:
+    """Their problems stay; ids that nobody trains on are told, and nothing is committed."""
+    rows = propose_ids(family.store, ["b/000000/1/1", "a/000000/2/0", "b/000000/1/1"], tmp_path, WHY).rows
+    assert [(row.trajectory_id, row.problem_key) for row in rows] == [
+        ("a/000000/2/0", key(TWO)),
+        ("b/000000/1/1", key(OTHER)),
+    ]
+    excluded = read_exclusions(family.store, [commit_exclusions(family.store, rows)], tmp_path)
+    assert excluded.problems == frozenset()
+    assert left_of([ONE, TWO], excluded) == [ONE, TWO]
+    family.collect(layout.trajectories("a", 1))
+    with pytest.raises(ValueError, match="2 ids .*: a/000001/1/0, x; of 1 data sets the data are gone"):
+        propose_ids(family.store, ["a/000000/2/0", "a/000001/1/0", "x"], tmp_path, WHY)
+    with pytest.raises(ValueError, match="no ids are given"):
+        propose_ids(family.store, [], tmp_path, WHY)
+    with pytest.raises(ValueError, match="no reason is given"):
+        propose_ids(family.store, ["x"], tmp_path, " ")
+
+
+def test_a_problem_that_nobody_played_or_whose_data_are_gone(family: Place, tmp_path: Path) -> None:
+    """It is excluded all the same; what cannot be listed any more is told."""
+    family.problems(UNSEEN)
+    proposal = propose_problem(family.store, "7", tmp_path, WHY)
+    assert proposal.rows == [Exclusion("", "", "", -1, "7", key(UNSEEN), whole_problem=True, reason=WHY)]
+    version = commit_exclusions(family.store, proposal.rows)
+    assert manifests.read(family.store, version).parents == []
+    assert read_exclusions(family.store, [version], tmp_path) == Excluded(problems=frozenset([key(UNSEEN)]))
+    assert verify(family.store, [version], deep=True, ancestors=False).findings == []
+    gone = layout.trajectories("b", 0)
+    family.collect(gone)
+    proposal = propose_problem(family.store, key(OTHER), tmp_path, WHY)
+    assert proposal.unknown == [Unknown(gone, "its data were collected by gc")]
+    assert [row.trajectory_id for row in proposal.rows] == [""]
+
+
+def test_what_is_drawn_keeps_its_order(family: Place) -> None:
+    """Excluded problems are known by content, whatever their ids; a set without a problem is told."""
+    twin = replace(ONE, problem_id="twin")
+    excluded = Excluded(problems=frozenset([key(ONE)]))
+    assert left_of([TWO, ONE, OTHER, twin], excluded) == [TWO, OTHER]
+    with pytest.raises(ValueError, match="excludes all 2 training problems, and nothing is left to draw"):
+        left_of([ONE, twin], excluded)
+
+
+def test_an_update_without_the_excluded_is_one_that_never_had_them(tmp_path: Path) -> None:
+    """Bit for bit; ids count in their own data set only, a problem wherever it was played."""
+    rows, scores = random_rows()
+    folder, here = save_tiny(tmp_path), "runs/r/trajectories/000000"
+    asked = [replace(row, prompt=row.problem_id, solutions=["1"]) for row in rows]
+    whole = key(Problem("", "p2", ["1"]))
+    names = frozenset([(here, "t001"), ("elsewhere", "t002")])
+    marked, ids = set_aside(asked, here, Excluded(names, frozenset([whole])))
+    assert ids == ["t001", *(row.trajectory_id for row in rows if row.problem_id == "p2")]
+    ours, plain = make_trainer(folder), make_trainer(folder)
+    assert ours.update(marked, scores, version=2)["trajectories"] == len(rows) - len(ids)
+    plain.update([row for row in rows if row.trajectory_id not in ids], scores, version=2)
+    assert all(torch.equal(value, weights(plain)[name]) for name, value in weights(ours).items())
+    assert set_aside(asked, here, Excluded()) == (asked, [])
+
+
+def test_an_update_of_which_nothing_is_left(tmp_path: Path) -> None:
+    """The policy stays as it is, as where the options reject all."""
+    rows, scores = random_rows()
+    trainer = make_trainer(save_tiny(tmp_path))
+    before = weights(trainer)
+    marked, ids = set_aside(rows, "d", Excluded(frozenset(("d", row.trajectory_id) for row in rows)))
+    assert len(ids) == len(rows)
+    assert trainer.update(marked, scores, version=2)["trajectories"] == 0
+    assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
+
+
+def test_questions_know_what_an_update_left_out(family: Place, tmp_path: Path) -> None:
+    """Only what entered was trained on; and lineage does not pass through exclusions into what they exclude."""
+    one = commit_exclusions(family.store, propose_problem(family.store, key(ONE), tmp_path, WHY).rows)
+    first = commit_exclusions(family.store, propose_ids(family.store, ["b/000000/1/0"], tmp_path, WHY).rows)
+    both = family.problems(ONE, TWO)
+    family.begin("d")
+    family.play("d", 0, both, Played(ONE), Played(TWO), Played(TWO))
+    family.train("d", 0, one, first)
+    mine = commit_exclusions(family.store, propose_ids(family.store, ["d/000000/2/1"], tmp_path, WHY).rows)
+    family.play("d", 1, both, Played(TWO))
+    family.train("d", 1, mine)
+    family.begin("e")
+    family.checkpoint(layout.checkpoint("e", 1), [layout.trajectories("d", 0), mine], {})
+    uses = {use.checkpoint: use.trained for use in trained_on(family.store, key(ONE), tmp_path, run="d").uses}
+    assert uses == {layout.checkpoint("d", 1): 0, layout.checkpoint("e", 1): 1}
+    uses = {use.checkpoint: use.trained for use in trained_on(family.store, "2", tmp_path, run="d").uses}
+    assert uses == {layout.checkpoint("d", 1): 2, layout.checkpoint("d", 2): 1, layout.checkpoint("e", 1): 1}
+    seen = seen_by(family.store, layout.checkpoint("d", 2), tmp_path)
+    assert {each.prompt: each.trained for each in seen.problems} == {ONE.prompt: 0, TWO.prompt: 3}
+    family.collect(one)  # nobody does; by hand
+    answer = trained_on(family.store, key(ONE), tmp_path / "anew", run="d")
+    assert [use.trained for use in answer.uses] == [1, 1]  # better too much than too little
+    assert [unknown.version for unknown in answer.unknown] == [one]
+
+
+def test_gc_leaves_exclusions_alone(store: Store, tmp_path: Path) -> None:
+    """Whatever is to be collected; and of attempts that died it takes what they left."""
+    family = two_runs(Place(store, tmp_path / "model"))
+    version = commit_exclusions(store, propose_problem(store, "2", tmp_path, WHY).rows)
+    with Draft(store, version, "exclusions") as draft:
+        datasets.write_rows(draft, EXCLUSION_SCHEMA, [], 10)
+        path = draft.scratch / "part-00000.parquet"
+        path.write_text("left behind")
+        dead = draft.add(path, path.name, 0).path
+    long_ago = time.time() - 2 * garbage.UNLEASED_S
+    for item in store.walk(version):
+        os.utime(Path(store.root) / item.path, (long_ago, long_ago))
+    plans = garbage.collect(store, Rules(keep_last=1, kinds=KINDS, older_than_s=0))
+    assert [found.path for plan in plans if plan.run is None for found in plan.leftovers] == [dead]
+    assert verify(store, [version], ancestors=False).findings == []
+    assert read_exclusions(store, [version], tmp_path).problems == frozenset([key(TWO)])
+    assert [entry.version for entry in catalog.everything(family.store) if entry.kind == "exclusions"] == [version]
+    listed = survey(store)
+    assert version in listed.versions
+    assert listed.findings == []
+
+
+def test_verify_finds_what_exclusions_cannot_hold(family: Place, tmp_path: Path) -> None:
+    """A trajectory is excluded once."""
+    version = commit_exclusions(family.store, propose_problem(family.store, "2", tmp_path, WHY).rows)
+    rewrite_shard(family.store, version, lambda table: table.take([0, 1, 1, 3]))
+    (finding,) = verify(family.store, [version], deep=True, ancestors=False).findings
+    assert finding.problem == "trajectory_id and data_set and problem_key of a row are those of another (rows 2)"
+
+
+def test_what_are_no_exclusions_is_refused_before_anything_begins(store: Store, tmp_path: Path) -> None:
+    """Unknown versions, aliases, URIs and other kinds: each with what to do."""
+    remedy = r"ls --kind exclusions` lists those there are, `python -m tasks.provenance .* exclude` makes one"
+    root = [f"storage.root={store.root}", f"storage.cache={tmp_path}/cache"]
+    config = load("smoke", [*root, "problems.exclusions=[exclusions/ab12]"])
+    with pytest.raises(StorageError, match=f"exclusions/ab12 was never committed.*{remedy}"), hold(config):
+        pytest.fail("it began")
+    assert list(store.walk()) == []
+    version = Place(store, tmp_path / "model").problems(ONE)
+    with pytest.raises(StorageError, match=f"is a problems version. .*{remedy}"):
+        check_exclusions(store, [version])
+    for other in ("champion", "./var/exclusions/ab12", "exclusions/AB", version):
+        with pytest.raises(ConfigError, match="an alias may move, so it is not allowed"):
+            load("smoke", [f"problems.exclusions=[{other}]"])
+
+
+@pytest.fixture
+def call(family: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    return caller(family.store, monkeypatch, capfd)
+
+
+def test_the_command_says_how_to_use_what_it_made(family: Place, call: Call, tmp_path: Path) -> None:
+    """Nothing with --dry-run; then the version and its override; ids come from a file."""
+    arguments = ["exclude", key(ONE), "--reason", WHY]
+    planned = json.loads(call("--json", *arguments, "--dry-run"))
+    assert (planned["committed"], len(planned["rows"])) == (False, 4)
+    assert not manifests.committed(family.store, planned["version"])
+    told = call(*arguments)
+    assert f"'problems.exclusions=[{planned['version']}]'" in told
+    assert "4 trajectories in 2 data sets; the problem will not be drawn" in told
+    assert manifests.committed(family.store, planned["version"])
+    (tmp_path / "ids").write_text("b/000000/1/0\n\nb/000000/1/1 \n")
+    told = call("exclude", "--ids", str(tmp_path / "ids"), "--reason", WHY, "--run", "b")
+    assert told.startswith("2 trajectories in 1 data sets; 1 checkpoints were trained on some of them")
+    assert "give either PROBLEM or --ids FILE" in call("exclude", "--reason", WHY, status=1)
+    assert "no such file" in call("exclude", "--ids", "none", "--reason", WHY, status=1).lower()
+    assert "/dev/zero holds more than 67,108,864 bytes" in call(
+        "exclude", "--ids", "/dev/zero", "--reason", WHY, status=1
+    )
+
+
+def test_a_file_of_ids_as_editors_save_it(family: Place, call: Call, tmp_path: Path) -> None:
+    """A byte order mark is no part of the first id; what is no text is told, and where."""
+    ids = tmp_path / "ids"
+    arguments = ["exclude", "--ids", str(ids), "--reason", WHY, "--dry-run"]
+    ids.write_bytes("\ufeffb/000000/1/0\r\n".encode())
+    assert call(*arguments).startswith("1 trajectories in 1 data sets")
+    for data, place in ((b"b/000000/1/0\n\x89PNG\r\n", 13), ("b/000000/1/0".encode("utf-16"), 0)):
+        ids.write_bytes(data)
+        told = f"{ids} is not text in UTF-8 (byte {place}): give one id of a trajectory in each line"
+        assert told in call(*arguments, status=1)
+
+
+def test_arguments_that_are_no_utf8_are_told(family: Place, call: Call) -> None:
+    """Python hands them on as halves of surrogate pairs, which neither Parquet nor DuckDB takes."""
+    told = call("exclude", key(ONE), "--reason", "x\udcff", status=1)
+    assert "reason='x\\udcff' holds half a surrogate pair" in told
+    for arguments in (["a\udcff"], ["--prompt", "a\udcff"], [key(ONE), "--run", "a\udcff"]):
+        told = call("trained-on", *arguments, status=1)
+        assert "a\\udcff'" in told
+        assert "codec" not in told
+
+
+@pytest.mark.usefixtures("prefect_api")
+def test_a_run_goes_on_without_what_was_excluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Played, then excluded, then trained: a problem and an episode enter no update; the problem is not drawn again."""
+    for flow in ("math_mt_ppo", "rollout"):
+        monkeypatch.setattr(f"flows.{flow}.open_engine", opens(WaitingEngine(0)))
+    warm_start = "policy={warm_start: {hidden_size: 32, layers: 1, heads: 1, kv_heads: 1, steps: 1, batch_size: 2}}"
+    settings = [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", warm_start, "run.iterations=2"]
+    small = [*settings, "problems.train={kind: arithmetic, low: 0, high: 2, count: 4}"]  # all are drawn each time
+    store = Store(f"{tmp_path}/var")
+    data_set = rollout("smoke", small, iteration=0)
+    rows = list(datasets.trajectories(store, data_set, tmp_path))
+    unwanted, single = rows[0].problem_id, next(row for row in rows if row.problem_id != rows[0].problem_id)
+    versions = [
+        commit_exclusions(store, propose_problem(store, unwanted, tmp_path, WHY).rows),
+        commit_exclusions(store, propose_ids(store, [single.trajectory_id], tmp_path, WHY).rows),
+    ]
+    math_mt_ppo("smoke", [*small, f"problems.exclusions=[{', '.join(versions)}]"])
+    first, second = (manifests.read(store, layout.checkpoint("smoke", number)) for number in (1, 2))
+    assert (first.metrics["trajectories"], first.metrics["trajectories/excluded"]) == (11, 5)
+    assert (second.metrics["trajectories"], second.metrics["trajectories/excluded"]) == (12, 0)
+    assert set(versions) <= {parent.version for parent in first.parents}
+    drawn = {row.problem_id for row in datasets.trajectories(store, layout.trajectories("smoke", 1), tmp_path)}
+    assert drawn == {row.problem_id for row in rows} - {unwanted}
+    answer = trained_on(store, unwanted, tmp_path)
+    assert [(use.how, use.episodes, use.trained) for use in answer.uses] == [("warm start", 0, 0), ("update", 4, 0)]
+    seen = seen_by(store, "smoke/latest", tmp_path)
+    assert seen.trained == first.metrics["trajectories"] + second.metrics["trajectories"]
+    assert seen.tokens == first.metrics["tokens/action"] + second.metrics["tokens/action"]

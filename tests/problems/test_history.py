@@ -1,0 +1,303 @@
+import itertools
+import random
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import duckdb
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage import layout
+from storage.errors import StorageError
+from storage.maintenance.verify import verify
+from storage.objects.seal import seal
+from storage.objects.store import Store
+from storage.records import (
+    HISTORY_SCHEMA,
+    SCORE_SCHEMA,
+    TRAJECTORY_SCHEMA,
+    Problem,
+    ProblemHistory,
+    Score,
+    Status,
+    Trajectory,
+)
+from storage.versions import checkpoints, datasets, manifests
+from storage.versions.checkpoints import Canary
+from storage.versions.drafts import Draft, Provenance
+from tasks.problems.difference import key
+from tasks.problems.history import all_runs, commit_history, read_history, summarise_run
+from tests.support.chain_helpers import Held, commit_chain, provenance, rewrite, rewrite_shard
+from tests.support.train_helpers import make_scores, make_trajectory
+
+SUCCESS_RATES = """
+    select any_value(problem_id) as problem_id, any_value(prompt) as prompt, sum(episodes) as episodes,
+           sum(first_turn) / sum(episodes) as first_turn, sum(any_turn) / sum(episodes) as any_turn
+    from (select distinct on (run, iteration, problem_key) *
+          from read_parquet('{root}/runs/*/history/*/*/*.parquet'))
+    group by problem_key order by any_turn, episodes desc
+"""
+"""The README's. `distinct on`, because a later history of a run holds the rows of the earlier ones, too."""
+
+Outcome = list[int]
+"""Successes, 0 or 1, of the turns of one trajectory."""
+Row = tuple[Trajectory, list[Score]]
+
+
+def episode(problem: str, sample: int, *successes: int, part: int = 0, status: Status = "completed") -> Row:
+    """A trajectory of a problem, which asks for its own name, and its scores."""
+    name = f"r/0/{problem}/{sample}" + (f"/{part}" if part else "")
+    row = make_trajectory(name, [[7]] * len(successes), problem=problem, status=status)
+    row = replace(row, prompt=f"What is {problem}?", solutions=[problem], run="r", sample=sample, policy_version=3)
+    return row, make_scores(name, *map(float, successes))
+
+
+def summary(*rows: Row) -> list[ProblemHistory]:
+    return summarise_run([asdict(row) for row, _ in rows], [asdict(score) for _, scores in rows for score in scores])
+
+
+def counts(rows: Iterable[ProblemHistory]) -> dict[str, tuple[int, int, int]]:
+    return {row.problem_id: (row.episodes, row.first_turn, row.any_turn) for row in rows}
+
+
+def test_first_and_any_turn_are_counted_over_what_was_played() -> None:
+    """Rejected and truncated episodes were played; those that failed say nothing; no answer is no success."""
+    rows = [
+        episode("a", 0, 1),
+        episode("a", 1, 0, 1),
+        episode("a", 2, 0, 0, status="truncated"),
+        episode("a", 3, 1, status="rejected"),
+        episode("a", 4, 1, status="failed"),
+        episode("a", 5, status="rejected"),
+        episode("b", 0, 1, status="failed"),
+    ]
+    (found,) = summary(*rows)
+    assert found == ProblemHistory(
+        problem_key=key(Problem("a", "What is a?", ["a"])),
+        problem_id="a",
+        prompt="What is a?",
+        solutions=["a"],
+        run="r",
+        iteration=0,
+        policy_version=3,
+        episodes=5,
+        first_turn=2,
+        any_turn=3,
+    )
+
+
+def test_an_episode_of_several_trajectories_counts_once() -> None:
+    """Solved where any of them is; `x` and `x/1` are one try at the problem."""
+    assert counts(summary(episode("a", 0, 0), episode("a", 0, 0, 1, part=1))) == {"a": (1, 0, 1)}
+    assert counts(summary(episode("a", 0, 0), episode("a", 0, 1, part=1))) == {"a": (1, 1, 1)}
+
+
+def test_problems_of_one_content_count_as_one() -> None:
+    """The key is the content's, so two ids of one text in a set do not become two rows of one key."""
+    twin, scores = episode("a", 0, 1)
+    renamed = replace(twin, problem_id="z", trajectory_id="r/0/z/0")
+    found = summary((twin, scores), (renamed, make_scores("r/0/z/0", 0.0)))
+    assert counts(found) == {"a": (2, 1, 1)}
+
+
+PLAYED = st.lists(
+    st.tuples(
+        st.sampled_from("abc"),
+        st.integers(0, 3),
+        st.integers(0, 1),
+        st.lists(st.integers(0, 1), max_size=3),
+        st.sampled_from(["completed", "truncated", "rejected", "failed"]),
+    ),
+    unique_by=lambda row: row[:3],
+)
+
+
+@given(played=PLAYED, seed=st.integers(0, 9))
+def test_counts_add_up(played: list[tuple[str, int, int, Outcome, Status]], seed: int) -> None:
+    """Each episode counts once, at its problem; first <= any <= episodes; the order of rows never matters."""
+    rows = [episode(name, sample, *turns, part=part, status=status) for name, sample, part, turns, status in played]
+    found = summary(*rows)
+    assert sum(row.episodes for row in found) == len({row[:2] for row in played if row[4] != "failed"})
+    assert all(0 <= row.first_turn <= row.any_turn <= row.episodes > 0 for row in found)
+    random.Random(seed).shuffle(rows)
+    assert summary(*rows) == found
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """What stands for a checkpoint's folder; nobody loads it."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def chain(store: Store, model: Path) -> Store:
+    """Run `r` with one iteration: one problem, one episode, solved in its second turn."""
+    return commit_chain(store, model, model, Canary([1, 2], [-1.0]))
+
+
+def play(store: Store, model: Path, run: str, iterations: Iterable[int]) -> None:
+    """Commit iterations: 4 problems in each, 3 episodes of each; what becomes of them follows from the names."""
+    for iteration in iterations:
+        luck = random.Random(f"{run} {iteration}")
+        rows = [
+            episode(f"p{(iteration + place) % 6}", sample, luck.randint(0, 1), luck.randint(0, 1))
+            for place, sample in itertools.product(range(4), range(3))
+        ]
+        commit_iteration(store, model, run, iteration, rows)
+
+
+def commit_iteration(store: Store, model: Path, run: str, iteration: int, rows: list[Row]) -> None:
+    trajectories, scores = layout.trajectories(run, iteration), layout.scores(run, iteration, "5c0e")
+    played = [replace(row, run=run, iteration=iteration, policy_version=iteration) for row, _ in rows]
+    with Draft(store, trajectories, "trajectories") as draft:
+        datasets.write_rows(draft, TRAJECTORY_SCHEMA, played, rows_per_shard=5)
+        draft.commit(provenance(0), [])
+    with Draft(store, scores, "scores") as draft:
+        datasets.write_rows(draft, SCORE_SCHEMA, [score for _, scores in rows for score in scores], rows_per_shard=5)
+        draft.commit(provenance(0), [trajectories])
+    update, parents = layout.checkpoint(run, iteration + 1), [trajectories, scores]
+    checkpoints.commit(store, update, model, None, Canary([1, 2], [-1.0]), provenance(0), parents, {})
+
+
+def collect(store: Store, version: str) -> None:
+    """As gc does: the mark first, then the data."""
+    store.write(layout.collected(version), seal({"version": version}))
+    for file in manifests.read(store, version).files:
+        store.delete(file.path)
+
+
+def history(store: Store, run: str, tmp_path: Path) -> tuple[str, list[ProblemHistory]]:
+    version = commit_history(store, run, tmp_path, Provenance(config={}))
+    assert version
+    return version, read_history(store, [version], tmp_path)
+
+
+def test_history_of_a_chain(chain: Store, tmp_path: Path) -> None:
+    """Three rows of one problem and sample are one episode; the version names its checkpoint and is whole."""
+    version, rows = history(chain, "r", tmp_path)
+    assert version == layout.history("r", 1)
+    assert counts(rows) == {"p": (1, 0, 1)}
+    found = manifests.read(chain, version)
+    assert [parent.version for parent in found.parents] == [layout.checkpoint("r", 1)]
+    assert found.metrics == {"iterations": 1, "collected": 0, "problems": 1, "episodes": 1}
+    report = verify(chain, [version], deep=True, ancestors=False)
+    assert (report.findings, report.objects) == ([], 1)
+
+
+def test_verify_finds_what_a_history_cannot_hold(store: Store, model: Path, tmp_path: Path) -> None:
+    """Two rows of one problem and iteration would count its episodes twice."""
+    play(store, model, "r", range(1))
+    version, _ = history(store, "r", tmp_path)
+    rewrite_shard(store, version, lambda table: table.take([0, 1, 1, 3]))
+    report = verify(store, [version], deep=True, ancestors=False)
+    assert [finding.problem for finding in report.findings] == [
+        "problem_key and iteration of a row are those of another (rows 2)"
+    ]
+
+
+@pytest.mark.parametrize("cuts", [(), (1,), (3,), (1, 2, 4)])
+def test_a_continued_history_is_that_computed_afresh(
+    store: Store, model: Path, tmp_path: Path, cuts: tuple[int, ...]
+) -> None:
+    """Wherever histories were committed between, the rows are those of the data; the last one before is a parent."""
+    for begin, end in itertools.pairwise([0, *cuts, 5]):
+        play(store, model, "r", range(begin, end))
+        version, rows = history(store, "r", tmp_path)
+    afresh = Store(str(tmp_path / "afresh"))
+    play(afresh, model, "r", range(5))
+    assert rows == history(afresh, "r", tmp_path)[1]
+    assert len(rows) == 5 * 4
+    assert [row.iteration for row in rows] == sorted(row.iteration for row in rows)
+    parents = [parent.version for parent in manifests.read(store, version).parents]
+    assert parents == [layout.checkpoint("r", 5), *(layout.history("r", cut) for cut in cuts[-1:])]
+    assert history(store, "r", tmp_path)[0] == version
+
+
+def test_what_gc_took_stays_known_to_a_continued_history(store: Store, model: Path, tmp_path: Path) -> None:
+    """Rows are taken over, so older iterations need no data; afresh they are left out, and counted."""
+    play(store, model, "r", range(2))
+    early = history(store, "r", tmp_path)[1]
+    play(store, model, "r", range(2, 4))
+    for version in (layout.trajectories("r", 0), layout.scores("r", 2, "5c0e")):
+        collect(store, version)
+    version, rows = history(store, "r", tmp_path)
+    assert {row.iteration for row in rows} == {0, 1, 3}
+    assert rows[: len(early)] == early
+    assert manifests.read(store, version).metrics["collected"] == 1
+
+    play(store, model, "other", range(3))
+    for iteration in range(3):
+        collect(store, layout.trajectories("other", iteration))
+    version, rows = history(store, "other", tmp_path)
+    assert rows == []
+    assert manifests.read(store, version).metrics["collected"] == 3
+
+
+def test_scores_are_those_that_the_update_was_made_from(chain: Store, tmp_path: Path) -> None:
+    """A run scored by another judge, too: the checkpoint's parents say which verdicts it learnt from."""
+    with Draft(chain, layout.scores("r", 0, "aaaa"), "scores") as draft:
+        datasets.write_rows(draft, SCORE_SCHEMA, make_scores("t0", 1.0, 1.0), 10)
+        draft.commit(provenance(1), [layout.trajectories("r", 0)])
+    assert counts(history(chain, "r", tmp_path)[1]) == {"p": (1, 0, 1)}
+
+
+def test_a_checkpoint_that_names_no_scores_is_an_error(chain: Store, tmp_path: Path) -> None:
+    """Nothing is guessed: the message says which checkpoint, and what to do."""
+    rewrite(chain, layout.checkpoint("r", 1), lambda values: values["parents"].pop())
+    with pytest.raises(StorageError, match=r"checkpoints/000001 names 1 trajectories and 0 scores.*leave the run out"):
+        commit_history(chain, "r", tmp_path, Provenance(config={}))
+
+
+def test_a_history_is_not_fenced_by_the_lease_of_the_run_that_asks(chain: Store, tmp_path: Path) -> None:
+    """Token 0 of another run beside token 1 of this one would look like a writer that had lost it."""
+    version = commit_history(chain, "r", tmp_path, Provenance(config={}, fence=Held(0)))
+    assert version
+    assert verify(chain, [version], ancestors=False).findings == []
+    assert commit_history(chain, "nobody", tmp_path, Provenance(config={})) is None
+
+
+def test_all_runs_are_those_with_an_update(store: Store, model: Path, tmp_path: Path) -> None:
+    """The one that was trained last comes last; attempts that died and runs without an update are none."""
+    play(store, model, "long", range(1))
+    play(store, model, "short", range(2))
+    play(store, model, "long", range(1, 2))
+    checkpoints.commit(store, layout.checkpoint("new", 0), model, None, Canary([1, 2], [-1.0]), provenance(0), [], {})
+    play(store, model, "dead", range(1))
+    store.delete(layout.manifest(layout.checkpoint("dead", 1)))
+    assert all_runs(store) == ["short", "long"]
+    versions = [history(store, run, tmp_path)[0] for run in all_runs(store)]
+    assert [row.run for row in read_history(store, versions, tmp_path)] == ["short"] * 8 + ["long"] * 8
+
+
+def test_success_rates_by_one_query(store: Store, model: Path, tmp_path: Path) -> None:
+    """Any reader of Parquet gets them over all runs, also where a run has several histories."""
+    for run in ("r", "s"):
+        for iteration in range(2):
+            play(store, model, run, [iteration])
+            history(store, run, tmp_path)
+    with duckdb.connect() as connection:
+        found = connection.execute(SUCCESS_RATES.format(root=tmp_path / "store")).fetchall()
+    rows = [row for run in ("r", "s") for row in history(store, run, tmp_path)[1]]
+    expected = {}
+    for name in {row.problem_id for row in rows}:
+        mine = [row for row in rows if row.problem_id == name]
+        episodes, first, right = (
+            sum(c) for c in zip(*((r.episodes, r.first_turn, r.any_turn) for r in mine), strict=True)
+        )
+        expected[name] = (f"What is {name}?", episodes, first / episodes, right / episodes)
+    assert {name: tuple(values) for name, *values in found} == expected
+    assert [row[4] for row in found] == sorted(row[4] for row in found)
+    assert sum(row[2] for row in found) == 2 * 2 * 4 * 3
+
+
+def test_rows_are_written_and_read_as_they_are(store: Store, tmp_path: Path) -> None:
+    """Arrow types hold what the record promises."""
+    rows = summary(episode("a", 0, 1), episode("b", 0, 0))
+    with Draft(store, layout.history("r", 1), "history") as draft:
+        datasets.write_rows(draft, HISTORY_SCHEMA, rows, 1)
+        draft.commit(provenance(0), [])
+    assert read_history(store, [layout.history("r", 1)], tmp_path) == rows

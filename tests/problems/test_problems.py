@@ -1,0 +1,439 @@
+"""Problem sources: nothing leaks between splits, nothing bad passes, nothing is dropped without a word."""
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.schema import ArithmeticSource, FileSource, HubSource
+from storage.records import PROBLEM_SCHEMA, Problem, to_table
+from tasks.problems import BadRow, ProblemError, ProblemSet, fingerprint, load_problems
+from tasks.problems.arithmetic import answer, render, split_of
+from tasks.problems.presets import PRESETS
+from tests.support import real_data
+
+FIELDS: dict[Literal["id", "prompt", "solutions"], str] = {"id": "key", "prompt": "ask", "solutions": "gold"}
+
+
+def write_lines(path: Path, rows: Iterable[Any]) -> str:
+    """A JSONL file of rows; bytes are written as they are."""
+    lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
+    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    return str(path)
+
+
+def jsonl(path: str, **knobs: Any) -> FileSource:
+    return FileSource(kind="jsonl", path=path, **(knobs if "preset" in knobs else {"fields": FIELDS, **knobs}))
+
+
+def parquet(path: Path, rows: dict[str, Any], **knobs: Any) -> FileSource:
+    pq.write_table(pa.table(rows), path)
+    return FileSource(kind="parquet", path=str(path), **knobs)
+
+
+def load_rows(tmp_path: Path, rows: Iterable[Any], max_bad_share: float = 0.99, **knobs: Any) -> ProblemSet:
+    return load_problems(jsonl(write_lines(tmp_path / "rows.jsonl", rows), **knobs), max_bad_share)
+
+
+GOOD = {"key": "good", "ask": "What is 2 + 3?", "gold": "5"}
+
+
+# Arithmetic
+
+
+def arithmetic(**knobs: Any) -> list[Problem]:
+    return load_problems(ArithmeticSource(kind="arithmetic", **knobs), 0.0).problems
+
+
+@given(
+    train=st.tuples(st.integers(-30, 30), st.integers(5, 12), st.integers()),
+    held_out=st.tuples(st.integers(-30, 30), st.integers(5, 12), st.integers()),
+)
+def test_splits_never_share_a_problem(train: tuple[int, int, int], held_out: tuple[int, int, int]) -> None:
+    """Evaluation is on unseen problems, whatever ranges and seeds the two sources have."""
+    found = []
+    for split, (low, width, seed) in {"train": train, "held-out": held_out}.items():
+        problems = arithmetic(split=split, low=low, high=low + width, operators=["+", "-", "*"], seed=seed)
+        found.append({problem.prompt for problem in problems})
+    assert all(found)
+    assert not found[0] & found[1]
+
+
+def test_splits_cover_the_range() -> None:
+    """No pair is lost: 21 * 21 pairs with two operators, about a quarter held out."""
+    train, held_out = arithmetic(split="train"), arithmetic(split="held-out")
+    ids = {problem.problem_id for problem in train + held_out}
+    assert len(ids) == len(train) + len(held_out) == 21 * 21 * 2
+    assert 0.2 < len(held_out) / len(ids) < 0.3
+
+
+def test_split_is_pinned() -> None:
+    """Another hash would leak the held-out problems of older runs into training."""
+    assert {split_of("What is 12 + 7?"), split_of("What is 3 - 4?")} == {"train"}
+    assert split_of("What is 0 + 2?") == "held-out"
+
+
+@pytest.mark.parametrize(
+    ("a", "operator", "b", "prompt", "solution"),
+    [
+        (12, "+", 7, "What is 12 + 7?", "19"),
+        (12, "+", -3, "What is 12 + -3?", "9"),
+        (4, "-", 9, "What is 4 - 9?", "-5"),
+        (-6, "*", 7, "What is -6 * 7?", "-42"),
+    ],
+)
+def test_arithmetic_problem(a: int, operator: str, b: int, prompt: str, solution: str) -> None:
+    """Prompt, solution and id as the warm start and the judge expect them."""
+    assert (render(a, operator, b), str(answer(a, operator, b))) == (prompt, solution)
+    everything = [
+        p for split in ("train", "held-out") for p in arithmetic(split=split, low=-6, high=12, operators=[operator])
+    ]
+    assert Problem(f"{a}{operator}{b}", prompt, [solution], "arithmetic") in everything
+
+
+def test_seed_orders_and_count_cuts() -> None:
+    """The same seed gives the same order, another seed another one, and count its beginning."""
+    problems = arithmetic(seed=3)
+    assert arithmetic(seed=3) == problems
+    assert arithmetic(seed=3, count=10) == problems[:10]
+    assert arithmetic(seed=4) != problems
+    assert {p.prompt for p in arithmetic(seed=4)} == {p.prompt for p in problems}
+
+
+def test_repeated_operator_counts_once() -> None:
+    """Ids stay unique when the configuration repeats an operator."""
+    assert arithmetic(operators=["+", "+"]) == arithmetic(operators=["+"])
+
+
+def test_too_few_problems_is_an_error() -> None:
+    """A smaller set than asked for would make evaluations incomparable."""
+    with pytest.raises(ProblemError, match=r"^\d+ train problems .* count=900: lower count or widen"):
+        arithmetic(count=900)
+    with pytest.raises(ProblemError, match=r"^0 train problems"):
+        arithmetic(low=2, high=2, operators=["+"])  # the only one is held out
+
+
+# Fingerprint
+
+texts = st.text(st.characters(codec="utf-8"), max_size=5)
+problem_rows = st.builds(
+    Problem,
+    problem_id=texts,
+    prompt=texts,
+    solutions=st.lists(texts, min_size=1, max_size=3),
+    source=texts,
+    metadata=st.dictionaries(texts, st.integers(), max_size=3).map(json.dumps),
+)
+
+
+@settings(deadline=None)  # the first Arrow table takes a second
+@given(st.lists(problem_rows, max_size=4))
+def test_fingerprint_survives_storage(problems: list[Problem]) -> None:
+    """A set read back from Parquet, its metadata's keys in another order, is the same version."""
+    table = to_table(problems, PROBLEM_SCHEMA)
+    back = [Problem(**row) for row in table.to_pylist()]
+    turned = [dataclasses.replace(p, metadata=json.dumps(dict(reversed(json.loads(p.metadata).items())))) for p in back]
+    assert fingerprint(turned) == fingerprint(problems)
+
+
+@given(st.lists(problem_rows, max_size=3), st.lists(problem_rows, max_size=3))
+def test_fingerprint_tells_contents_apart(left: list[Problem], right: list[Problem]) -> None:
+    """Different sets, or the same in another order, are different versions."""
+
+    def content(problems: list[Problem]) -> list[Problem]:
+        return [dataclasses.replace(p, metadata=json.dumps(json.loads(p.metadata), sort_keys=True)) for p in problems]
+
+    assert (fingerprint(left) == fingerprint(right)) == (content(left) == content(right))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"problem_id": "x"},
+        {"prompt": "x"},
+        {"solutions": ["19", "19.0"]},
+        {"source": "x"},
+        {"metadata": '{"level": 1}'},
+    ],
+)
+def test_fingerprint_sees_every_column(change: dict[str, Any]) -> None:
+    """An edit of any column is a new version."""
+    problem = Problem("12+7", "What is 12 + 7?", ["19"], "arithmetic")
+    assert fingerprint([dataclasses.replace(problem, **change)]) != fingerprint([problem])
+
+
+def test_fingerprint_is_pinned() -> None:
+    """Stored fingerprints stay comparable: another hash or another JSON would be noticed here."""
+    assert fingerprint([Problem("12+7", "What is 12 + 7?", ["19"], "arithmetic")]) == "298bbd8358e27f99"
+
+
+# Presets
+
+
+def test_gsm8k_solution_is_what_follows_the_last_mark(tmp_path: Path) -> None:
+    """The gold number comes without the reasoning, blanks and thousands separators; row numbers serve as ids."""
+    rows = [
+        {"question": "Clips?", "answer": "48/2 = <<48/2=24>>24\n#### 72"},
+        {"question": "Pounds?", "answer": "#### 7 at first\n####  1,234,567 "},
+    ]
+    assert load_rows(tmp_path, rows, preset="gsm8k").problems == [
+        Problem("000001", "Clips?", ["72"], "gsm8k"),
+        Problem("000002", "Pounds?", ["1234567"], "gsm8k"),
+    ]
+
+
+def test_math_keeps_latex_id_subject_and_level(tmp_path: Path) -> None:
+    """LaTeX stays as it is written; what the data set does not have is left out."""
+    rows = [
+        {
+            "problem": "P",
+            "answer": r"\frac{1}{2}",
+            "subject": "Algebra",
+            "level": 2,
+            "unique_id": "a/7",
+            "solution": "long",
+        },
+        {"problem": "Q", "answer": 7},
+    ]
+    first, second = load_rows(tmp_path, rows, preset="math").problems
+    assert first == Problem("a/7", "P", [r"\frac{1}{2}"], "math", '{"level": 2, "subject": "Algebra"}')
+    assert second == Problem("000002", "Q", ["7"], "math", "{}")
+
+
+def test_areal_rows(tmp_path: Path) -> None:
+    """The seed system's rows are read as they are; those of other tasks are dropped."""
+    row = {"query_id": "q1", "prompt": "P", "task": "math", "solutions": [r"\boxed{1}", "1"]}
+    other = row | {"query_id": "q2", "task": "code"}
+    text = row | {"query_id": "q3", "solutions": "1"}
+    result = load_rows(tmp_path, [row, other, text], preset="areal")
+    assert result.problems == [Problem("q1", "P", [r"\boxed{1}", "1"], "areal")]
+    assert result.bad == [
+        BadRow(2, "column 'task' is 'code': only 'math' can be judged"),
+        BadRow(3, "column 'solutions' is not a list: '1'"),
+    ]
+
+
+def test_presets_are_those_of_the_schema() -> None:
+    """Every preset that the configuration admits exists, for files and for the hub."""
+    for source in (FileSource, HubSource):
+        names = [name for option in get_args(source.model_fields["preset"].annotation) for name in get_args(option)]
+        assert sorted(names) == sorted(PRESETS)
+
+
+# Files
+
+
+def test_own_mapping(tmp_path: Path) -> None:
+    """One's own columns serve as id, prompt and solutions; the rest of a row is ignored."""
+    rows = [GOOD | {"note": [1]}, {"key": 7, "ask": "Roots?", "gold": ["1", -1]}]
+    assert load_rows(tmp_path, rows) == ProblemSet(
+        [Problem("good", "What is 2 + 3?", ["5"]), Problem("7", "Roots?", ["1", "-1"])], bad=[]
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"key": "x", "ask": ', "not JSON: Expecting value at column 20"),
+        (b'{"key": "x", "ask": "\xff\xfe", "gold": "1"}', "text is not UTF-8: invalid start byte at byte 21"),
+        (b"[1, 2]", "a JSON list where an object is needed"),
+        (b"[" * 100_000, "JSON that Python refuses: maximum recursion depth"),
+        (b"9" * 5000, "JSON that Python refuses: Exceeds the limit"),
+        ({"key": "x", "ask": "Why?"}, "no column 'gold'; there are key, ask"),
+        ({"key": "x", "ask": "Why?", "gold": []}, "column 'gold' is an empty list"),
+        ({"key": "x", "ask": "Why?", "gold": ""}, "column 'gold' is blank"),
+        ({"key": "x", "ask": "Why?", "gold": None}, "column 'gold' is not text: None"),
+        ({"key": "x", "ask": "Why?", "gold": 0.1}, "column 'gold' is not text: 0.1"),
+        ({"key": "x", "ask": "Why?", "gold": ["1", True]}, "column 'gold' is not text: True"),
+        ({"key": "x", "ask": " \n", "gold": "1"}, "column 'ask' is blank"),
+        ({"key": None, "ask": "Why?", "gold": "1"}, "column 'key' is not text: None"),
+        ({"key": "x", "ask": "\ud800", "gold": "1"}, "column 'ask' holds half a surrogate pair"),
+        ({"key": "good", "ask": "Why?", "gold": "1"}, "id 'good' is already on line 1"),
+    ],
+)
+def test_bad_row_is_dropped_with_line_and_reason(tmp_path: Path, line: Any, reason: str) -> None:
+    """One bad row neither stops the import nor goes unnoticed; blank lines count as lines but not as rows."""
+    result = load_rows(tmp_path, [GOOD, b"", line, GOOD | {"key": "last"}])
+    assert [problem.problem_id for problem in result.problems] == ["good", "last"]
+    assert [row.line for row in result.bad] == [3]
+    assert result.bad[0].reason.startswith(reason)
+    assert len(result.bad[0].reason) < 200
+
+
+@pytest.mark.parametrize("row", [{"question": "Q", "answer": "72"}, {"question": "Q", "answer": "so it is\n#### "}])
+def test_gsm8k_row_without_solution_is_bad(tmp_path: Path, row: dict[str, str]) -> None:
+    """A whole explanation never becomes the gold answer."""
+    result = load_rows(tmp_path, [{"question": "Q", "answer": "#### 1"}, row], preset="gsm8k")
+    assert result.bad == [BadRow(2, f"column 'answer' does not end in '#### n': {row['answer']!r}")]
+
+
+def test_share_of_bad_rows(tmp_path: Path) -> None:
+    """The allowed share passes; a larger one fails and shows where to look."""
+    rows = [GOOD | {"key": str(number)} for number in range(6)] + [{}, {}]
+    assert len(load_rows(tmp_path, rows, max_bad_share=0.25).bad) == 2
+    with pytest.raises(
+        ProblemError, match=r"rows.jsonl: 2 of 8 rows are bad \(problems.max_bad_share=0.24\)"
+    ) as caught:
+        load_rows(tmp_path, rows, max_bad_share=0.24)
+    assert "line 7: no column 'key'" in str(caught.value)
+
+
+def test_wrong_preset_fails_with_the_columns_in_sight(tmp_path: Path) -> None:
+    """With no usable row even max_bad_share=1 fails, and a long report is cut."""
+    with pytest.raises(ProblemError, match="line 1: no column 'answer'; there are key, ask, gold") as caught:
+        load_rows(tmp_path, [GOOD] * 9, max_bad_share=1.0, preset="gsm8k")
+    assert str(caught.value).endswith("and 4 more")
+
+
+def test_count_takes_the_first_rows(tmp_path: Path) -> None:
+    """Rows after the first `count` are not even looked at."""
+    result = load_rows(tmp_path, [{}, GOOD, GOOD | {"key": "b"}, b"broken"], count=2)
+    assert ([problem.problem_id for problem in result.problems], [row.line for row in result.bad]) == (["good"], [1])
+
+
+def test_byte_order_mark_and_windows_lines(tmp_path: Path) -> None:
+    """Files of editors that begin with a mark and end lines in CRLF are read."""
+    lines = [b"\xef\xbb\xbf" + json.dumps(GOOD).encode() + b"\r", b"\r"]
+    assert load_rows(tmp_path, lines) == ProblemSet([Problem("good", "What is 2 + 3?", ["5"])], bad=[])
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [("missing", "FileNotFoundError"), (".", "IsADirectoryError"), ("nope://x", "Protocol not known")],
+)
+def test_unreadable_file(tmp_path: Path, kind: Literal["jsonl", "parquet"], path: str, reason: str) -> None:
+    """The error names the path and what is wrong with it."""
+    path = path if "://" in path else str(tmp_path / path)
+    with pytest.raises(ProblemError, match=f"^{path} cannot be read .*{reason}.*: check path"):
+        load_problems(FileSource(kind=kind, path=path, fields=FIELDS), 0.0)
+
+
+def test_empty_file(tmp_path: Path) -> None:
+    """A file without rows is an error, not an empty problem set."""
+    with pytest.raises(ProblemError, match=r"rows.jsonl holds no rows"):
+        load_rows(tmp_path, [b""])
+    with pytest.raises(ProblemError, match=r"x.parquet holds no rows"):
+        load_problems(parquet(tmp_path / "x.parquet", {"ask": [], "gold": []}, fields=FIELDS), 1.0)
+
+
+def test_uri_is_read() -> None:
+    """Files may lie in any store that fsspec knows."""
+    fsspec.filesystem("memory").pipe_file("/problems/rows.jsonl", json.dumps(GOOD).encode())
+    assert len(load_problems(jsonl("memory://problems/rows.jsonl"), 0.0).problems) == 1
+
+
+def test_parquet_rows(tmp_path: Path) -> None:
+    """Parquet gives the same problems as JSONL, with row numbers for lines and ids."""
+    rows = {"ask": ["a", "b", None], "gold": [["1"], ["2", "3"], ["4"]]}
+    source = parquet(tmp_path / "x.parquet", rows, fields={"prompt": "ask", "solutions": "gold"})
+    assert load_problems(source, 0.5) == ProblemSet(
+        [Problem("000001", "a", ["1"]), Problem("000002", "b", ["2", "3"])],
+        [BadRow(3, "column 'ask' is not text: None")],
+    )
+
+
+def test_parquet_text_that_is_not_utf8(tmp_path: Path) -> None:
+    """One broken string costs its own row, not the batch; numbering goes on over batches (65,536 rows)."""
+    count, broken = 66_000, 65_999
+    asked = pa.array([b"\xff" if row == broken else b"q" for row in range(1, count + 1)])
+    source = parquet(
+        tmp_path / "x.parquet",
+        {"ask": asked.view(pa.string()), "gold": ["1"] * count},
+        fields={"prompt": "ask", "solutions": "gold"},
+    )
+    result = load_problems(source, 0.1)
+    assert result.bad == [BadRow(broken, "text is not UTF-8: invalid start byte at byte 0")]
+    assert (len(result.problems), result.problems[-1].problem_id) == (count - 1, "066000")
+
+
+def test_file_that_is_not_parquet(tmp_path: Path) -> None:
+    """The wrong kind and a file cut short are named, not passed on as a reader's error."""
+    whole = parquet(tmp_path / "rows.parquet", {name: ["1"] for name in FIELDS.values()}, fields=FIELDS)
+    cut = tmp_path / "cut.parquet"
+    cut.write_bytes(Path(whole.path).read_bytes()[:-20])
+    for path in (write_lines(tmp_path / "rows.jsonl", [GOOD]), str(cut)):
+        with pytest.raises(ProblemError, match=f"^{path} cannot be read .*check path, permissions and kind"):
+            load_problems(FileSource(kind="parquet", path=path, fields=FIELDS), 0.0)
+
+
+# Hugging Face data sets
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No network and no cache of the user's; both settings are read when the libraries are imported."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    datasets, hub = pytest.importorskip("datasets"), pytest.importorskip("huggingface_hub")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+@pytest.mark.usefixtures("offline")
+def test_hub_rows_from_a_folder(tmp_path: Path) -> None:
+    """A data set folder is read like one of the hub, through preset and count."""
+    (tmp_path / "set").mkdir()
+    write_lines(tmp_path / "set" / "train.jsonl", [{"question": f"Q{n}", "answer": f"#### {n}"} for n in range(3)])
+    source = HubSource(kind="hub", name=str(tmp_path / "set"), preset="gsm8k", count=2)
+    assert load_problems(source, 0.0) == ProblemSet(
+        [Problem("000001", "Q0", ["0"], "gsm8k"), Problem("000002", "Q1", ["1"], "gsm8k")], bad=[]
+    )
+
+
+@pytest.mark.usefixtures("offline")
+@pytest.mark.parametrize("name", ["nobody/no-such-set", "./no-such-folder"])
+def test_hub_data_set_out_of_reach(name: str) -> None:
+    """The error names the data set and the way without a network."""
+    with pytest.raises(
+        ProblemError, match=f"'{name}' .*without a network, download its files and use kind jsonl or parquet"
+    ):
+        load_problems(HubSource(kind="hub", name=name, preset="gsm8k"), 0.0)
+
+
+# Real data
+
+
+def test_a_fork_without_real_data_is_green(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever names no folder skips these tests, in continuous integration, too; a folder without the data fails."""
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.delenv("TEST_DATA", raising=False)
+    with pytest.raises(pytest.skip.Exception, match="set TEST_DATA to the folder"):
+        real_data.folder()
+    monkeypatch.setenv("TEST_DATA", str(tmp_path))
+    with pytest.raises(pytest.fail.Exception, match="has no gsm8k/train.jsonl, gsm8k/test.jsonl, math_500/test.jsonl"):
+        real_data.folder()
+
+
+@pytest.mark.parametrize(
+    ("file", "preset", "rows"),
+    [("gsm8k/train.jsonl", "gsm8k", 7473), ("gsm8k/test.jsonl", "gsm8k", 1319), ("math_500/test.jsonl", "math", 500)],
+)
+def test_real_data_has_no_bad_rows(data_folder: Path, file: str, preset: str, rows: int) -> None:
+    """Every row of the real data sets is usable."""
+    result = load_problems(jsonl(str(data_folder / file), preset=preset), 0.0)
+    assert (len(result.problems), result.bad) == (rows, [])
+
+
+def test_real_solutions_are_numbers(data_folder: Path) -> None:
+    """All gold answers of GSM8K parse as numbers once the separators are out."""
+    problems = load_problems(jsonl(str(data_folder / "gsm8k/train.jsonl"), preset="gsm8k"), 0.0).problems
+    assert all(re.fullmatch(r"-?\d+(\.\d+)?", problem.solutions[0]) for problem in problems)
+    assert problems[0].solutions == ["72"]
+
+
+def test_real_math_keeps_its_metadata(data_folder: Path) -> None:
+    """MATH-500's ids, subjects and levels arrive for the report of an evaluation."""
+    first = load_problems(jsonl(str(data_folder / "math_500/test.jsonl"), preset="math"), 0.0).problems[0]
+    assert first.problem_id == "test/precalculus/807.json"
+    assert first.solutions == [r"\left( 3, \frac{\pi}{2} \right)"]
+    assert json.loads(first.metadata) == {"level": 2, "subject": "Precalculus"}

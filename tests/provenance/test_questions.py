@@ -1,0 +1,298 @@
+import itertools
+import json
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.schema import Reward
+from storage import layout
+from storage.errors import StorageError
+from storage.objects.store import Store
+from storage.records import Problem, Status
+from storage.versions import aliases, manifests
+from tasks.audit.__main__ import COMMANDS
+from tasks.problems.difference import key
+from tasks.provenance.answers import First, Unknown
+from tasks.provenance.questions import affected, seen_by, trained_on
+from tasks.train.samples import build_samples, fresh
+from tests.support.provenance_helpers import ONE, OTHER, TWO, Call, Place, Played, caller, two_runs
+from tests.support.train_helpers import make_scores, make_trajectory
+
+A = [layout.checkpoint("a", number) for number in range(4)]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(Store(f"memory://{tmp_path.name}"), tmp_path / "model")
+
+
+@pytest.fixture
+def family(place: Place) -> Place:
+    return two_runs(place)
+
+
+def test_questions_of_a_store_anywhere(any_store: Store, tmp_path: Path) -> None:
+    """Its data are read wherever they are."""
+    place = Place(any_store, tmp_path / "model")
+    place.begin("a")
+    place.iterate("a", 0, place.problems(ONE), Played(ONE))
+    assert [use.trained for use in trained_on(any_store, "1", tmp_path / "cache").uses] == [1]
+
+
+def test_checkpoints_that_were_trained_on_a_problem(family: Place, tmp_path: Path) -> None:
+    """Its update, with counts; from the first on all of the run, and of runs that began there, but not before it."""
+    answer = trained_on(family.store, key(ONE), tmp_path)
+    assert asdict(answer.problem) == {"key": key(ONE), "problem_ids": ["1"], "prompt": ONE.prompt, "solutions": ["2"]}
+    assert [(use.checkpoint, use.iteration, use.episodes, use.trained) for use in answer.uses] == [
+        (A[2], 1, 3, 3),
+        (A[3], 2, 1, 0),
+    ]
+    assert answer.first == [
+        First("a", A[2], checkpoints=2, clean=A[1]),
+        First("c", layout.checkpoint("c", 0), checkpoints=1, clean=""),
+    ]
+    assert (answer.doubtful, answer.unknown) == ([], [])
+
+
+def test_descent_passes_through_runs(family: Place, tmp_path: Path) -> None:
+    """Who began from a checkpoint after the first update is affected from its own version 0 on."""
+    answer = trained_on(family.store, "2", tmp_path)
+    assert [(first.run, first.checkpoint, first.checkpoints) for first in answer.first] == [
+        ("a", A[1], 3),
+        ("b", layout.checkpoint("b", 0), 2),
+        ("c", layout.checkpoint("c", 0), 1),
+    ]
+
+
+def test_an_id_of_several_problems_asks_for_the_key(family: Place, tmp_path: Path) -> None:
+    """Ids may be row numbers; a run, a key or a part of the prompt says which is meant."""
+    with pytest.raises(ValueError, match="'1' means 2 different problems: give the key of one") as refused:
+        trained_on(family.store, "1", tmp_path)
+    assert f"{key(ONE)}  1: What is 1 + 1? -> 2" in str(refused.value)
+    assert f"{key(OTHER)}  1: What is 5 + 5? -> 10" in str(refused.value)
+    for arguments in [{"problem": key(OTHER)}, {"problem": "1", "run": "b"}, {"problem": "IS 5", "by_prompt": True}]:
+        answer = trained_on(family.store, cache=tmp_path, **arguments)  # type: ignore[arg-type]
+        assert answer.problem.prompt == OTHER.prompt
+        assert [use.checkpoint for use in answer.uses] == [layout.checkpoint("b", 1)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"problem": "3"}, "no problem has the id or key '3'; there are 3, such as '1', '2'"),
+        ({"problem": "f" * 32}, "no problem has the id or key"),
+        ({"problem": "What is 7", "by_prompt": True}, "none of the 3 problems that were met has 'What is 7'"),
+        ({"problem": "What is", "by_prompt": True}, "means 3 different problems"),
+        ({"problem": "2", "run": "b"}, "no problem has the id or key '2'; there are 1, such as '1'. --prompt"),
+        ({"problem": "1", "run": "z"}, "no run 'z' has played anything in .*; runs there: a, b"),
+    ],
+)
+def test_what_means_nothing_is_told(family: Place, tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+    """With what there is."""
+    with pytest.raises(ValueError, match=message):
+        trained_on(family.store, cache=tmp_path, **arguments)
+
+
+def test_a_whole_prompt_is_preferred_to_a_part(place: Place, tmp_path: Path) -> None:
+    """Otherwise "1 + 1" could not be asked for where there is "1 + 11"; solutions in another order are the same."""
+    longer, again = replace(ONE, problem_id="3", prompt=ONE.prompt + "1"), replace(ONE, problem_id="z")
+    several = replace(ONE, solutions=["2", "two"])
+    place.problems(ONE, longer)
+    place.problems(again)
+    answer = trained_on(place.store, ONE.prompt, tmp_path, by_prompt=True)
+    assert (answer.problem.problem_ids, answer.uses) == (["1", "z"], [])
+    place.problems(several, replace(several, problem_id="4", solutions=["two", "2", "2"]))
+    with pytest.raises(ValueError, match="means 2 different problems"):
+        trained_on(place.store, ONE.prompt, tmp_path, by_prompt=True)
+
+
+STATUSES: list[Status] = ["completed", "truncated", "rejected", "failed"]
+
+
+def test_what_entered_is_what_training_takes(place: Place, tmp_path: Path) -> None:
+    """By status, age and tokens: the same as the trainer's own choice."""
+    cases = list(itertools.product(STATUSES, range(4), range(3)))
+    played = [Played(ONE, [1.0] * turns, status, version) for status, version, turns in cases]
+    rows = [
+        make_trajectory(str(number), [[7, 8]] * turns, status=status, version=version)
+        for number, (status, version, turns) in enumerate(cases)
+    ]
+    scores = [score for row in rows for score in make_scores(row.trajectory_id, *[1.0] * len(row.turns))]
+    samples = build_samples(rows, scores, Reward())
+    place.checkpoint(layout.checkpoint("r", 3), [], {})
+    data_set, _ = place.play("r", 3, place.problems(ONE), *played)
+    for lag in range(5):
+        config = {"rollout": {"max_head_offpolicyness": lag}}
+        place.checkpoint(layout.checkpoint(f"lag{lag}", 4), [data_set], config)
+    found = [(use.run, use.episodes, use.trained) for use in trained_on(place.store, "1", tmp_path).uses]
+    assert found == [(f"lag{lag}", len(cases), len(fresh(samples, 3, lag))) for lag in range(5)]
+    assert found[0][2] == 4
+    assert found[4][2] == 16
+
+
+def test_what_the_context_cut_did_not_enter_an_update_that_left_it_out(place: Place, tmp_path: Path) -> None:
+    """Updates from before did take it, and those with a critic do."""
+    place.begin("a")
+    data_set, _ = place.play("a", 0, place.problems(ONE), Played(ONE), Played(ONE, status="truncated"))
+    left_out = {"trajectories/unknown_return": 1.0}
+    place.checkpoint(layout.checkpoint("old", 1), [data_set], {})
+    place.checkpoint(layout.checkpoint("critic", 1), [data_set], {"ppo": {"critic": {}}}, left_out)
+    place.checkpoint(layout.checkpoint("group", 1), [data_set], {"ppo": {"critic": None}}, left_out)
+    uses = trained_on(place.store, "1", tmp_path).uses
+    assert {use.run: use.trained for use in uses} == {"old": 2, "critic": 2, "group": 1}
+
+
+def test_an_update_that_had_nothing_left(place: Place, tmp_path: Path) -> None:
+    """Its metrics say so; then nobody was trained on what it had."""
+    place.begin("a")
+    place.play("a", 0, place.problems(ONE), Played(ONE))
+    place.train("a", 0, metrics={"trajectories": 0.0})
+    answer = trained_on(place.store, "1", tmp_path)
+    assert [use.trained for use in answer.uses] == [0]
+    assert answer.first == []
+
+
+def test_a_warm_start_is_training_too(place: Place, tmp_path: Path) -> None:
+    """Policy version 0 was taught what its generator makes, with those very answers."""
+    source = {"kind": "arithmetic", "split": "train", "low": 0, "high": 3}
+    config = {"policy": {"warm_start": {"teaches": None}}, "problems": {"train": source}}
+    place.begin("w", config=config)
+    place.begin("x", config={"policy": {"path": "elsewhere"}})
+    taught = Problem("mine", "What is 1 + 2?", ["3"])
+    place.problems(taught, ONE, replace(ONE, problem_id="wrong", prompt="What is 2 + 3?", solutions=["7"]))
+    (use,) = trained_on(place.store, "mine", tmp_path).uses
+    assert (use.checkpoint, use.how, use.counts) == (layout.checkpoint("w", 0), "warm start", True)
+    assert trained_on(place.store, "wrong", tmp_path).uses == []
+    assert seen_by(place.store, layout.checkpoint("w", 0), tmp_path).began == [
+        f"{layout.checkpoint('w', 0)}: warm start"
+    ]
+    assert seen_by(place.store, layout.checkpoint("x", 0), tmp_path).began == [
+        f"{layout.checkpoint('x', 0)}: elsewhere"
+    ]
+
+
+def test_what_gc_took_is_unknown(family: Place, tmp_path: Path) -> None:
+    """The update may have had the problem, and all after it; not so where its sets are known not to hold it."""
+    gone = layout.trajectories("a", 1)
+    family.collect(gone)
+    answer = trained_on(family.store, key(ONE), tmp_path)
+    assert answer.unknown == [Unknown(gone, "its data were collected by gc")]
+    assert answer.doubtful == [A[2], A[3], layout.checkpoint("c", 0)]
+    assert answer.first == []
+    assert trained_on(family.store, key(OTHER), tmp_path).unknown == []
+    seen = seen_by(family.store, A[3], tmp_path)
+    assert [each.version for each in seen.unknown] == [gone]
+    assert (seen.updates, seen.trajectories) == (3, 4)
+
+
+def test_no_checkpoint_is_called_clean_that_may_not_be(family: Place, tmp_path: Path) -> None:
+    """Neither one after an unknown update, nor one whose weights are gone."""
+    family.collect(layout.trajectories("a", 0))
+    (first, *_) = trained_on(family.store, key(ONE), tmp_path).first
+    assert (first.checkpoint, first.clean) == (A[2], A[0])
+    family.collect(A[0])
+    (first, *_) = trained_on(family.store, key(ONE), tmp_path).first
+    assert first.clean == ""
+
+
+@pytest.mark.parametrize(
+    ("victim", "unknown"),
+    [
+        (lambda store: layout.manifest(A[2]), A[2]),
+        (lambda store: layout.manifest(layout.trajectories("a", 1)), layout.trajectories("a", 1)),
+        (lambda store: manifests.read(store, layout.trajectories("a", 1)).files[0].path, layout.trajectories("a", 1)),
+    ],
+    ids=["checkpoint", "manifest", "rows"],
+)
+def test_damage_is_told_and_passed_over(
+    family: Place, tmp_path: Path, victim: Callable[[Store], str], unknown: str
+) -> None:
+    """What cannot be read is unknown; the rest is answered, and descent goes by the catalog."""
+    damaged = victim(family.store)
+    family.store.write(damaged, b"x" * family.store.size(damaged))
+    answer = trained_on(family.store, key(ONE), tmp_path)
+    (found,) = answer.unknown
+    assert found.version == unknown
+    assert found.why
+    assert A[3] in {use.checkpoint for use in answer.uses}
+    assert layout.checkpoint("c", 0) in {first.checkpoint for first in answer.first} | set(answer.doubtful)
+
+
+def test_what_a_checkpoint_saw(family: Place, tmp_path: Path) -> None:
+    """Over all runs that it goes back to: by problem, newest first, and in all."""
+    aliases.move(family.store, "mine", layout.checkpoint("b", 1), None)
+    seen = seen_by(family.store, "mine", tmp_path)
+    assert seen.lineage == [layout.checkpoint("b", 1), layout.checkpoint("b", 0), A[1], A[0]]
+    assert (seen.updates, seen.trajectories, seen.trained, seen.tokens) == (2, 4, 4, 2 + 4 + 2 + 2)
+    assert seen.problem_sets == sorted([family.problems(ONE, TWO), family.problems(OTHER)])
+    rows = [(each.prompt, each.episodes, each.updates, each.first, each.any_turn) for each in seen.problems]
+    assert rows == [(OTHER.prompt, 2, 1, "b/000000", 0.5), (TWO.prompt, 2, 1, "a/000000", 0.5)]
+    assert seen == seen_by(family.store, family.store.uri(layout.checkpoint("b", 1)), tmp_path)
+
+    seen = seen_by(family.store, layout.checkpoint("c", 0), tmp_path)
+    two, one = sorted(seen.problems, key=lambda each: each.prompt, reverse=True)
+    assert (two.episodes, two.trained, two.updates, two.first, two.last) == (4, 4, 3, "a/000000", "a/000002")
+    assert (one.episodes, one.trained, one.updates, one.first, one.last) == (4, 3, 1, "a/000001", "a/000002")
+    assert (one.first_turn, one.any_turn) == (0.5, 0.75)
+    with pytest.raises(StorageError, match="is a trajectories version: ask what a checkpoint saw"):
+        seen_by(family.store, layout.trajectories("a", 0), tmp_path)
+
+
+def test_what_falls_with_a_gold_answer(family: Place, tmp_path: Path) -> None:
+    """Trajectories trained on or not, evaluations on sets that hold it, and aliases of what was made of it."""
+    family.play("b", 1, family.problems(ONE), Played(ONE))  # not trained on yet
+    exam = family.evaluate(A[0], "hard", family.problems(ONE))
+    family.evaluate(A[0], "held-out", family.problems(OTHER))
+    aliases.move(family.store, "champion", A[3], None)
+    aliases.move(family.store, "before", A[1], None)
+    fall = affected(family.store, key(ONE), tmp_path)
+    assert [(each.trajectory_id, each.outcome, each.trained) for each in fall.trajectories] == [
+        ("a/000001/1/0", "right", [A[2]]),
+        ("a/000001/1/1", "right", [A[2]]),
+        ("a/000001/1/2", "wrong", [A[2]]),
+        ("a/000002/1/0", "right", []),
+        ("b/000001/1/0", "right", []),
+    ]
+    assert [(each.version, each.name) for each in fall.evaluations] == [(exam, "hard")]
+    assert fall.problem_sets == sorted([family.problems(ONE, TWO), family.problems(ONE)])
+    assert fall.checkpoints == [A[2], A[3], layout.checkpoint("c", 0)]
+    assert fall.aliases == {"champion": A[3]}
+
+    mine = affected(family.store, "1", tmp_path, run="a")
+    assert mine.trajectories == fall.trajectories[:4]
+    assert mine.evaluations == fall.evaluations
+
+    family.collect(layout.scores("a", 1, "5c0e"))
+    fall = affected(family.store, key(ONE), tmp_path)
+    assert [each.outcome for each in fall.trajectories] == [*["unscored"] * 3, "right", "right"]
+    assert [each.version for each in fall.unknown] == [layout.scores("a", 1, "5c0e")]
+
+
+@pytest.fixture
+def call(family: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    return caller(family.store, monkeypatch, capfd)
+
+
+def test_commands_answer_people_and_scripts(call: Call) -> None:
+    """The same questions; tables are limited, JSON is whole."""
+    assert f"{A[2]}   update   runs/a/trajectories/000001   3          3" in call("trained-on", key(ONE))
+    assert json.loads(call("--json", "trained-on", key(ONE)))["uses"][0]["checkpoint"] == A[2]
+    assert "… and 1 more: -n 2, or --json" in call("saw", A[3], "-n", "1")
+    counts = [each["trained"] for each in json.loads(call("--json", "saw", A[3], "--by", "count"))["problems"]]
+    assert counts == [4, 3]
+    told = call("falls", "--prompt", "1 + 1")
+    assert "4 trajectories fall (3 scored right, 1 scored wrong), 0 evaluations and 3 checkpoints are affected" in told
+    assert f"exclude {key(ONE)} --reason" in told
+    assert "'policy={path: " in told
+    assert "means 2 different problems" in call("falls", "1", status=1)
+    assert "was never committed" in call("saw", "nobody", status=1)
+    assert "the following arguments are required: CHECKPOINT" in call("saw", status=2)
+
+
+def test_help(call: Call) -> None:
+    """Every command explains itself."""
+    for command in COMMANDS:
+        assert f"usage: python -m tasks.audit {command}" in call(command, "--help")

@@ -1,0 +1,122 @@
+"""Retraining as people run it: a real Prefect server, a worker, a schedule, and a machine that loses power."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prefect.states import Crashed
+
+from configs import load
+from storage import layout
+from storage.logs.nights import Nights
+from storage.objects.store import Store
+from storage.versions import aliases, manifests
+from tasks.retrain.commands import explain
+from tests.retrain.test_retrain import PROMOTE, Place
+from tests.support.paths import ROOT
+from tests.support.prefect_services import Postgres, PrefectServer, Worker
+from tests.support.soak import scaled
+
+DEPLOYMENT = "retrain"
+INTERVAL_S = 5
+
+
+@pytest.fixture(params=scaled(["postgresql"], ["sqlite", "postgresql"]))
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PrefectServer]:
+    """A Prefect server with either database. SQLite, which `make up` has, is slow when busy."""
+    if request.param == "sqlite":
+        with PrefectServer(tmp_path / "prefect") as server:
+            yield server
+        return
+    if reason := Postgres.missing():
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with Postgres() as database, PrefectServer(tmp_path / "prefect", database.url) as server:
+        yield server
+
+
+@pytest.fixture
+def project(tmp_path: Path, overrides: list[str], policy_folder: Path) -> Path:
+    """The project with its prefect.yaml, of which only the schedule and the parameters of `retrain` are others."""
+    project = tmp_path / "project"
+    for name in ("flows", "tasks", "storage", "configs"):
+        shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", project)
+    settings: dict[str, Any] = yaml.safe_load((ROOT / "prefect.yaml").read_text())
+    (deployment,) = [each for each in settings["deployments"] if each["name"] == DEPLOYMENT]
+    place = Place(tmp_path, overrides, policy_folder)
+    deployment["parameters"] = {"config": "smoke", "overrides": [*place.overrides, *PROMOTE]}
+    deployment["schedules"] = [{"interval": INTERVAL_S, "active": True}]
+    settings["deployments"] = [deployment]
+    (project / "prefect.yaml").write_text(yaml.safe_dump(settings))
+    return project
+
+
+def give_up_for_dead(server: PrefectServer) -> None:
+    """The deployment's slot becomes free again, which without this takes the server up to 5 minutes."""
+    with server.client() as client:
+        for run in server.runs(DEPLOYMENT):
+            if run.state_name in ("Pending", "Running"):
+                client.set_flow_run_state(run.id, Crashed(message="its worker lost power"), force=True)
+
+
+def run_states(server: PrefectServer) -> list[str | None]:
+    return [run.state_name for run in server.runs(DEPLOYMENT)]
+
+
+@pytest.mark.timeout(3600)
+def test_nights_on_a_schedule(server: PrefectServer, project: Path, overrides: list[str], tmp_path: Path) -> None:
+    """Problems keep coming, the schedule fires, power fails once: every night comes to its end, once, and in order."""
+    config = load("smoke", [*overrides, "run.name=nightly"])
+    store, incoming = Store(config.storage.root), tmp_path / "incoming"
+    log = Nights(store, "nightly")
+
+    def arrive(file: str, numbers: range) -> None:
+        lines = [json.dumps({"prompt": f"What is {n} + 50?", "answer": n + 50}) for n in numbers]
+        (tmp_path / file).write_text("\n".join(lines) + "\n")
+        (tmp_path / file).rename(incoming / file)  # a file that is still being written is another test's
+
+    def ended(count: int) -> bool:
+        return sum(record.end is not None for record in log.read()) >= count
+
+    arrive("a.jsonl", range(8))
+    server.prefect(project, "work-pool", "create", "local", "--type", "process")
+    server.prefect(project, "deploy", "--all")
+    with Worker(server, project, "local") as worker:
+        server.wait(DEPLOYMENT, lambda: ended(1))
+        arrive("b.jsonl", range(8, 16))
+        # Asks the store only: Prefect's server may take longer to answer than the night to end.
+        server.wait(DEPLOYMENT, lambda: manifests.committed(store, layout.run("nightly-0002")))
+        worker.kill()  # in the middle of night 2
+        assert not ended(2)
+        give_up_for_dead(server)
+        worker.start()
+        server.wait(DEPLOYMENT, lambda: ended(2))
+        arrive("c.jsonl", range(16, 20))
+        server.wait(DEPLOYMENT, lambda: ended(3))
+        before = len(server.runs(DEPLOYMENT))
+        # Not the newest one: while a run lasts longer than the interval, those after it are cancelled.
+        server.wait(DEPLOYMENT, lambda: "Completed" in run_states(server)[before:])
+        states = run_states(server)
+
+    assert states.count("Completed") >= 4  # three nights, and one with nothing new
+    assert "Cancelled" in states  # two at once
+    assert not {"Failed", "TimedOut"} & set(states)
+    assert states.count("Crashed") == 1
+    records = log.read()
+    assert [(record.night.number, record.night.counts["new"]) for record in records] == [(1, 8), (2, 8), (3, 4)]
+    assert manifests.read(store, records[-1].night.seen).rows == 20
+    assert [record.end.outcome for record in records if record.end] == ["promoted"] * 3
+    nights = [layout.checkpoint(f"nightly-000{number}", 1) for number in (1, 2, 3)]
+    champions = [move.version for move in aliases.history(store, "champion")]
+    assert champions == [layout.checkpoint("nightly-0001", 0), *nights]
+    assert explain(config).startswith("night 3: promoted")
+    with server.client() as client:
+        artifacts = client.read_artifacts()
+    assert {"night", "nights"} <= {artifact.key for artifact in artifacts}

@@ -1,0 +1,202 @@
+"""What agents return: refused with a reason where it could not be stored or trained on, and no two ids alike."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from storage.records import HIGHEST_LOGPROB, TRAJECTORY_SCHEMA, Problem, Trajectory, to_table
+from tasks.agents.chat import Chat
+from tasks.agents.interface import AgentContext, Prompt
+from tasks.agents.math_multi_turn import MathMultiTurnAgent
+from tasks.inference.api import Completion
+from tasks.score.verifier import Verifier
+from tests.support.rollout_helpers import PROBLEM, ScriptedEngine, context, play
+
+RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
+Change = Callable[[Trajectory], Any]
+
+
+@pytest.fixture(scope="module")
+def chat(policy_folder: Path) -> Chat:
+    from transformers import AutoTokenizer
+
+    return Chat(AutoTokenizer.from_pretrained(policy_folder))
+
+
+class Returns(MathMultiTurnAgent):
+    """Plays two turns and returns what `change` makes of them."""
+
+    def __init__(self, context: AgentContext, change: Change) -> None:
+        super().__init__(context, num_turns=2)
+        self._change = change
+
+    async def collect_trajectory(self, prompt: Prompt, *others: Any) -> Any:
+        (played,) = await super().collect_trajectory(prompt, *others)
+        return self._change(played)
+
+
+def played(chat: Chat, verifier: Verifier, change: Change, problems: list[Problem] | None = None) -> list[Trajectory]:
+    engine = ScriptedEngine(chat, lambda turn, _: [WRONG, RIGHT][turn])
+    rows = play(engine, Returns(context(chat), change), verifier, problems, group_size=2)
+    to_table(rows, TRAJECTORY_SCHEMA)  # Arrow takes it
+    return rows
+
+
+def turned(**changes: Any) -> Change:
+    """Changes the first turn."""
+    return lambda row: [replace(row, turns=[replace(row.turns[0], **changes), row.turns[1]])]
+
+
+def rowed(**changes: Any) -> Change:
+    return lambda row: [replace(row, **changes)]
+
+
+def at(place: int, column: str, value: Any) -> Change:
+    """Changes one value of a column."""
+
+    def change(row: Trajectory) -> list[Trajectory]:
+        values: Any = list(getattr(row, column))
+        values[place] = value
+        return [replace(row, **{column: values})]
+
+    return change
+
+
+def whole(column: str, convert: Callable[[Any], Any]) -> Change:
+    return lambda row: rowed(**{column: convert(getattr(row, column))})(row)
+
+
+def in_one(row: Trajectory) -> list[Trajectory]:
+    """Both turns, and what the environment said between them, as one."""
+    turn = replace(row.turns[0], end=row.turns[1].end)
+    return [replace(row, turns=[turn], action_mask=[place >= turn.start for place in range(len(row.token_ids))])]
+
+
+def shorter(row: Trajectory) -> list[Trajectory]:
+    """Without the last token of the last turn."""
+    columns = {name: getattr(row, name)[:-1] for name in ("token_ids", "action_mask", "logprobs", "versions")}
+    return [replace(row, turns=[row.turns[0], replace(row.turns[1], end=row.turns[1].end - 1)], **columns)]
+
+
+SAMPLED = -1  # the last token is
+FAULTS: dict[str, tuple[Change, str]] = {
+    "None": (lambda _: None, "returned None: return a list of trajectories"),
+    "one": (lambda row: row, "returned a value of type Trajectory: return a list"),
+    "holes": (lambda row: [row, None], "a list with None"),
+    "others": (lambda row: [{"status": "completed"}], "a list with a value of type dict"),
+    "problem": (rowed(problem_id="another"), "problem_id='another': make it of prompt.record"),
+    "iteration": (rowed(iteration=4), "iteration=4"),
+    "id": (rowed(trajectory_id="mine"), "trajectory_id='mine'"),
+    "policy": (rowed(policy_version=9), "policy_version=9"),
+    "status": (rowed(status="done"), "status='done': there are completed, truncated, rejected, failed"),
+    "reason": (rowed(reason=None), "reason: None is no text"),
+    "surrogate": (turned(feedback="a\ud800b"), "feedback of turn 0 cannot be stored as UTF-8"),
+    "gigantic": (turned(text="x" * 2_000_000), "text of turn 0: 2,000,000 characters"),
+    "bytes": (turned(verdict=b"correct"), "verdict of turn 0: a value of type bytes is no text"),
+    "reward": (turned(reward=math.nan), "reward of turn 0 is nan: give a finite number"),
+    "infinite": (turned(reward=10**400), "reward of turn 0"),
+    "unjudged": (turned(reward=None), "reward of turn 0 is None"),
+    "latency": (turned(latency_s="1"), "latency_s of turn 0 is '1'"),
+    "seed": (turned(seed=2**63), "seed of turn 0"),
+    "finish": (turned(finish_reason="abort"), "finish_reason of turn 0 is 'abort'"),
+    "overlap": (lambda row: turned(end=row.turns[1].end)(row), "overlaps the turn before"),
+    "beyond": (lambda row: [replace(row, turns=[replace(row.turns[0], end=10**6)])], "ends after the"),
+    "start": (turned(start=-3), "overlaps the turn before or ends after"),
+    "dict turn": (rowed(turns=[{"start": 0}]), "turns holds values of type dict, not Turn"),
+    "prompt mask": (at(0, "action_mask", True), "action_mask is not true exactly on the tokens of the turns"),
+    "mask": (whole("action_mask", lambda mask: [int(value) for value in mask]), "type int, not bool"),
+    "short": (whole("logprobs", lambda values: values[:-2]), "every token needs one"),
+    "numpy": (whole("token_ids", lambda ids: list(np.array(ids))), "type int64, not int"),
+    "array": (whole("versions", np.array), "type ndarray is no list"),
+    "texts": (whole("token_ids", lambda ids: [str(number) for number in ids]), "type str, not int"),
+    "vocabulary": (at(0, "token_ids", 2**31 + 5), f"the policy has no token {2**31 + 5}"),
+    "negative": (at(0, "token_ids", -7), "the policy has no token -7"),
+    "NaN": (at(SAMPLED, "logprobs", math.nan), "=nan: keep those of the completion"),
+    "minus infinity": (at(SAMPLED, "logprobs", -math.inf), "=-inf: keep those"),
+    "positive": (at(SAMPLED, "logprobs", 0.01), "=0.01: keep those"),
+    "prompt logprob": (at(0, "logprobs", -0.5), "token 0 was not sampled"),
+    "version": (at(SAMPLED, "versions", 2), "the versions of turn 1 are not those of a completion that this episode"),
+    "another token": (at(SAMPLED, "token_ids", 7), "the token_ids of turn 1 are not those of a completion"),
+    "another logprob": (at(SAMPLED, "logprobs", -0.4), "the logprobs of turn 1 are not those of a completion"),
+    "in one": (in_one, "the token_ids of turn 0 are not those of a completion"),
+    "starts": (rowed(sequence_starts=[0, 10**6]), "sequence_starts=a value of type list: it begins with 0"),
+    "discount": (rowed(turn_discount=2.0), "turn_discount=2.0: give a number from 0 to 1"),
+    "unplayed": (rowed(unplayed_turns=-2), "unplayed_turns=-2"),
+    "sampling": (rowed(sampling="{}"), "sampling='{}'"),
+    "nothing sampled": (
+        rowed(token_ids=[5], action_mask=[False], logprobs=[0.0], versions=[-1], turns=[]),
+        "without a sampled token",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_what_cannot_be_stored_or_trained_on_is_refused_at_once(chat: Chat, verifier: Verifier, name: str) -> None:
+    """The episode fails with a reason; what was sampled is kept, and Arrow takes all of it."""
+    change, says = FAULTS[name]
+    for row in played(chat, verifier, change):
+        assert row.status == "failed"
+        assert says in row.reason
+        assert (len(row.turns), sum(row.action_mask) > 0) == (2, True)
+
+
+def test_other_numbers_and_cut_completions_are_admitted(chat: Chat, verifier: Verifier) -> None:
+    """Rewards of numpy, an int or a bool, sampling parameters that the agent chose, a completion that it cut."""
+    own = json.dumps({"temperature": 0.5, "max_new_tokens": 4})
+    admitted: list[Change] = [shorter, rowed(sampling=own)]
+    admitted += [turned(reward=reward) for reward in (1, True, np.float32(1), np.int64(1), np.True_)]
+    for change in admitted:
+        rows = played(chat, verifier, change)
+        assert [(row.status, row.reason) for row in rows] == [("completed", "")] * 2
+        assert {type(row.turns[0].reward) for row in rows} == {float}
+
+
+def test_rounding_above_zero_is_admitted(chat: Chat, verifier: Verifier) -> None:
+    """Of a certain token a server's logprob is a little above 0 at times."""
+
+    class Rounds(ScriptedEngine):
+        def _completion(self, reply: str | Exception) -> Completion:
+            completion = super()._completion(reply)
+            return replace(completion, logprobs=[HIGHEST_LOGPROB for _ in completion.logprobs])
+
+    rows = play(Rounds(chat, lambda *_: RIGHT), MathMultiTurnAgent(context(chat)), verifier)
+    assert {row.status for row in rows} == {"completed"}
+
+
+def test_agents_cannot_change_what_is_kept_of_a_failed_episode(chat: Chat, verifier: Verifier) -> None:
+    """They hold the same lists as the engine's answer."""
+
+    class Spoils(MathMultiTurnAgent):
+        async def collect_trajectory(self, prompt: Prompt, env: Any, obs_queue: Any, act_queue: Any) -> Any:
+            ids = self.context.chat.prompt([{"role": "user", "content": "1"}])
+            await obs_queue.put((prompt.qid, ids, self.context.gconfig))
+            outputs = await act_queue.get()
+            ids += outputs.output_ids[0]
+            outputs.output_ids[0].clear()
+            raise RuntimeError("spoiled")
+
+    engine = ScriptedEngine(chat, lambda *_: RIGHT)
+    row = play(engine, Spoils(context(chat)), verifier, group_size=1)[0]
+    prompt, answer = chat.prompt([{"role": "user", "content": "1"}]), chat.encode(RIGHT + "<|im_end|>")
+    assert (row.reason, row.token_ids) == ("RuntimeError: spoiled", prompt + answer)
+
+
+def test_ids_never_collide(chat: Chat, verifier: Verifier) -> None:
+    """Though an agent returns several trajectories, and ids of problems look like those of samples."""
+    problems = [replace(PROBLEM, problem_id=name) for name in ("a", "a/0", "a/0/1", "a/1")]
+    rows = played(chat, verifier, lambda row: [row, row, row], problems)
+    ids = [row.trajectory_id for row in rows]
+    assert len(set(ids)) == len(ids) == 4 * 2 * 3
+    assert {"r/000003/a/0", "r/000003/a/0:1", "r/000003/a/0/1", "r/000003/a/0/1:2"} <= set(ids)
+
+
+def test_padded_vocabularies_are_whole(chat: Chat) -> None:
+    """Ids that the model has and its tokenizer does not are sampled, too: the model's number counts."""
+    assert Chat(chat._tokenizer, 100_000).vocabulary == 100_000
+    assert chat.vocabulary == len(chat._tokenizer)

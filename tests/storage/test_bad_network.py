@@ -1,0 +1,193 @@
+"""Over a network that loses, delays and spoils two of five requests, everything still commits exactly once."""
+
+import os
+import socket
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from botocore.exceptions import ClientError
+from s3fs.errors import translate_boto_error
+
+from flows.math_mt_ppo import math_mt_ppo
+from storage import layout
+from storage.errors import UnavailableError
+from storage.logs import catalog
+from storage.logs.log import Log
+from storage.maintenance.verify import verify
+from storage.objects.retries import is_transient
+from storage.objects.s3 import PART_BYTES
+from storage.objects.store import Store
+from storage.records import SCORE_SCHEMA, Score
+from storage.versions import aliases, datasets
+from storage.versions.drafts import Draft, Provenance
+from storage.versions.manifests import read
+from tests.support.fault_proxy import ALL, FaultProxy
+from tests.support.s3_server import Elsewhere, Rgw
+
+SHARE = 0.4
+TIMEOUT_S = 1.0
+"""Of a request: longer than a busy machine's server needs, as each that hangs is waited for."""
+VERSIONS, RIVALS = 3, 2
+
+
+def impatient(bucket: str) -> Store:
+    """Tests need not wait as long for an answer as one does on the internet."""
+    return Store(f"s3://{bucket}/root", request_timeout_s=TIMEOUT_S)
+
+
+def commit(store: Store, number: int, writer: int) -> bool:
+    """Write and commit a version; whether it is this writer's that stands."""
+    rows = [Score(f"{number}/{writer}/{turn}", turn, "correct", 1.0, "", "", "") for turn in range(3)]
+    with Draft(store, f"runs/r/scores/{number:06d}/a", "scores") as draft:
+        datasets.write_rows(draft, SCORE_SCHEMA, rows, 2)
+        return draft.commit(Provenance(config={}), []).nonce == draft.nonce
+
+
+def commit_all(bucket: str) -> Counter[int]:
+    """Rival writers for each version, all at once; how many of them believe to have won."""
+    jobs = [(number, writer) for number in range(VERSIONS) for writer in range(RIVALS)]
+    with ThreadPoolExecutor(8) as writers:
+        won = writers.map(lambda job: (job[0], commit(impatient(bucket), *job)), jobs)
+        return Counter(number for number, mine in won if mine)
+
+
+def assert_each_once(store: Store, wins: Counter[int], tmp_path: Path) -> None:
+    """Exactly one winner, whose rows stand; every version is in the catalog and verified."""
+    assert wins == Counter(dict.fromkeys(range(VERSIONS), 1))
+    versions = [f"runs/r/scores/{number:06d}/a" for number in range(VERSIONS)]
+    assert verify(store, versions, deep=True).findings == []
+    assert {entry.version for entry in catalog.everything(store)} == set(versions)
+    for version in versions:
+        rows = [row["trajectory_id"].rsplit("/", 1)[0] for row in datasets.rows(store, version, tmp_path)]
+        assert len(rows) == 3
+        assert len(set(rows)) == 1
+
+
+@pytest.mark.parametrize("faults", [*([fault] for fault in ALL), list(ALL)], ids=lambda faults: "+".join(faults))
+def test_each_version_is_committed_once(
+    bucket: str, monkeypatch: pytest.MonkeyPatch, faults: list[str], tmp_path: Path
+) -> None:
+    """Of rivals one wins, and knows it, also where the answer to its winning request was lost."""
+    direct = os.environ["AWS_ENDPOINT_URL"]
+    with FaultProxy(direct, SHARE, seed=1, hang_s=2 * TIMEOUT_S, faults=faults) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        wins = commit_all(bucket)
+        print(dict(proxy.counts))
+        assert all(proxy.counts[fault] for fault in faults)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", direct)
+    assert_each_once(Store(f"s3://{bucket}/root"), wins, tmp_path)
+
+
+def test_a_large_object_arrives_whole(bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """In parts, of which any may be lost on the way, there and back."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(os.urandom(3 * PART_BYTES + 1))
+    with FaultProxy(os.environ["AWS_ENDPOINT_URL"], SHARE, seed=2, hang_s=4.0) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        store = Store(f"s3://{bucket}/root", request_timeout_s=2)
+        store.put("large", source)
+        store.get("large", target)
+    assert target.read_bytes() == source.read_bytes()
+
+
+def test_aliases_and_logs_move_once(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Appends are neither lost nor doubled; of rival moves one succeeds."""
+    direct = os.environ["AWS_ENDPOINT_URL"]
+    commit(Store(f"s3://{bucket}/root"), 0, 0)
+    with FaultProxy(os.environ["AWS_ENDPOINT_URL"], SHARE, seed=3, hang_s=2 * TIMEOUT_S) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        with ThreadPoolExecutor(4) as writers:
+            numbers = list(writers.map(lambda n: Log(impatient(bucket), "log").append({"value": n}), range(12)))
+        aliases.move(impatient(bucket), "champion", "runs/r/scores/000000/a", None)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", direct)
+    log = Log(impatient(bucket), "log")
+    assert sorted(numbers) == list(range(12))
+    assert sorted(log.read(number)["value"] for number in range(log.length())) == list(range(12))
+    assert len(aliases.history(impatient(bucket), "champion")) == 1
+
+
+def test_the_server_may_die_and_come_back(bucket: str, s3_server: Rgw | Elsewhere, tmp_path: Path) -> None:
+    """Killed in the middle of commits and started again: the writers wait, and all is committed once."""
+    if isinstance(s3_server, Elsewhere):
+        pytest.skip("somebody else's server is not killed")
+    store = Store(f"s3://{bucket}/root")
+    with ThreadPoolExecutor(1) as running:
+        wins = running.submit(commit_all, bucket)
+        while not store.exists(f"{layout.CATALOG}/00000000.json"):  # the first is about to commit
+            time.sleep(0.01)
+        s3_server.kill_gateway()
+        time.sleep(1.5)
+        s3_server.start_gateway()
+    assert_each_once(store, wins.result(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "again"),
+    [
+        ("ConditionalRequestConflict", 409, True),
+        ("PreconditionFailed", 412, False),
+        ("SlowDown", 503, True),
+        ("InternalError", 500, True),
+        ("NotImplemented", 501, False),
+        ("TooManyRequests", 429, True),
+        ("RequestTimeout", 400, True),
+        ("NoSuchKey", 404, False),
+        ("AccessDenied", 403, False),
+        ("InvalidArgument", 400, False),
+    ],
+)
+def test_what_is_asked_again(code: str, status: int, again: bool) -> None:
+    """Where server or network failed, and where a conditional write met another one (AWS answers 409 then)."""
+    cause = ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "PutObject")
+    assert is_transient(translate_boto_error(cause)) == again
+
+
+def test_silence_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that takes the connection and never says anything: writes and reads end alike."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+            monkeypatch.setenv(name, "us-east-1")
+        store = Store("s3://bucket", request_timeout_s=0.5, patience_s=1)
+        for call in (lambda: store.create("a", b"data"), lambda: store.read("a"), lambda: store.size("a")):
+            started = time.monotonic()
+            with pytest.raises(UnavailableError):
+                call()
+            assert time.monotonic() - started < 60  # botocore by itself: 60 s, five times
+
+
+def test_a_bucket_that_is_not_there(bucket: str) -> None:
+    """Is told at the first look, and is not an empty store."""
+    with pytest.raises(UnavailableError, match=f"there is no bucket '{bucket}-x'"):
+        Store(f"s3://{bucket}-x/root").exists("a")
+
+
+def test_an_end_to_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that stays away: an error that says where, how long, and that nothing is lost."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "nobody")
+    with pytest.raises(UnavailableError, match=r"s3://bucket/a: no success for storage.patience_s=1.*is safe"):
+        Store("s3://bucket", request_timeout_s=1, patience_s=1).read("a")
+
+
+@pytest.mark.timeout(3600)
+def test_the_main_job_over_a_bad_network(
+    bucket: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The whole pipeline on S3 while two of five requests are spoilt: a whole chain, verified deeply."""
+    direct = os.environ["AWS_ENDPOINT_URL"]
+    settings = [f"storage.root=s3://{bucket}/x", f"storage.request_timeout_s={TIMEOUT_S}", "run.iterations=1"]
+    with FaultProxy(direct, SHARE, seed=4, hang_s=2 * TIMEOUT_S) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        assert math_mt_ppo("smoke", [*overrides, *settings]) == f"s3://{bucket}/x/runs/smoke/report"
+        print(dict(proxy.counts))
+    monkeypatch.setenv("AWS_ENDPOINT_URL", direct)
+    store = Store(f"s3://{bucket}/x")
+    report = verify(store, [layout.checkpoint("smoke", 1)], deep=True)
+    assert report.findings == []
+    assert read(store, layout.trajectories("smoke", 0)).rows == 16
+    assert aliases.resolve(store, "smoke/latest") == layout.checkpoint("smoke", 1)

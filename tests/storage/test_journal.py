@@ -1,0 +1,145 @@
+"""Finished shards outlive a killed writer, and two writers never mix theirs."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage import layout
+from storage.errors import TakenOverError
+from storage.logs.log import Log
+from storage.objects.store import Store
+from storage.records import TRAJECTORY_SCHEMA, Trajectory
+from storage.versions import datasets
+from storage.versions.datasets import ShardWriter
+from storage.versions.drafts import Provenance
+from storage.versions.journal import JournaledDraft
+from tests.support.train_helpers import make_trajectory
+
+VERSION = "runs/r/trajectories/000000"
+WHOLE = object()
+"""Stands for a real file."""
+
+
+def group(number: int) -> list[Trajectory]:
+    return [make_trajectory(f"{number}/{sample}", [[7, 8]]) for sample in range(2)]
+
+
+def write(draft: JournaledDraft, numbers: range) -> None:
+    with ShardWriter(draft, TRAJECTORY_SCHEMA, rows_per_shard=4) as writer:
+        for number in numbers:
+            writer.write_group(group(number), {"problem_id": number})
+
+
+def test_finished_shards_are_taken_over(any_store: Store, tmp_path: Path) -> None:
+    """The second attempt has what the first had finished, goes on behind it, and commits each row once."""
+    with JournaledDraft(any_store, VERSION, "trajectories") as killed:
+        write(killed, range(4))  # never committed
+    with JournaledDraft(any_store, VERSION, "trajectories") as draft:
+        assert [note["problem_id"] for note in draft.notes] == [0, 1, 2, 3]
+        assert [row.trajectory_id for row in datasets.adopted(draft)] == [
+            row.trajectory_id for n in range(4) for row in group(n)
+        ]
+        write(draft, range(4, 5))
+        manifest = draft.commit(Provenance(config={}), [])
+    assert [file.name for file in manifest.files] == [f"part-{number:05d}.parquet" for number in range(3)]
+    rows = [row.trajectory_id for row in datasets.trajectories(any_store, VERSION, tmp_path)]
+    assert rows == [row.trajectory_id for number in range(5) for row in group(number)]
+
+
+def test_the_writer_before_stops(any_store: Store) -> None:
+    """A writer who was thought dead finds the journal taken over, and adds nothing."""
+    with JournaledDraft(any_store, VERSION, "trajectories") as old:
+        write(old, range(2))
+        with JournaledDraft(Store(any_store.root), VERSION, "trajectories") as new:
+            with pytest.raises(TakenOverError, match="another writer has taken this version over"):
+                write(old, range(2, 4))
+            write(new, range(2, 4))
+            assert [file.rows for file in new.commit(Provenance(config={}), []).files] == [4, 4]
+
+
+def test_a_shard_that_is_gone_is_made_again(store: Store) -> None:
+    """Collected as a leftover long after the kill: its groups are not taken for played."""
+    with JournaledDraft(store, VERSION, "trajectories") as killed:
+        write(killed, range(4))
+    store.delete(killed.files[0].path)
+    with JournaledDraft(store, VERSION, "trajectories") as draft:
+        assert [note["problem_id"] for note in draft.notes] == [2, 3]
+        write(draft, range(2))
+        names = [file.name for file in draft.commit(Provenance(config={}), []).files]
+    assert len(names) == len(set(names)) == 2
+
+
+def test_a_damaged_shard_is_made_again(store: Store) -> None:
+    """Found when it is taken over, so that it does not stop every restart."""
+    with JournaledDraft(store, VERSION, "trajectories") as killed:
+        write(killed, range(4))
+    path = Path(store.path(killed.files[1].path))
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with JournaledDraft(store, VERSION, "trajectories") as draft:
+        assert [note["problem_id"] for note in draft.notes] == [0, 1]
+
+
+def test_what_was_dropped_stays_dropped(store: Store) -> None:
+    """A shard that one attempt could not read, and made again, is not taken over by the next beside its copy."""
+    with JournaledDraft(store, VERSION, "trajectories") as first:
+        write(first, range(4))
+    path = Path(store.path(first.files[0].path))
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + b"x")  # as from a bad cable
+    with JournaledDraft(store, VERSION, "trajectories") as second:
+        write(second, range(2))
+    path.write_bytes(content)
+    with JournaledDraft(store, VERSION, "trajectories") as third:
+        assert sorted(note["problem_id"] for note in third.notes) == [0, 1, 2, 3]
+
+
+def test_a_damaged_entry_costs_what_came_before_it(store: Store) -> None:
+    """But does not stop every restart."""
+    with JournaledDraft(store, VERSION, "trajectories") as first:
+        write(first, range(4))
+    store.write(f"{VERSION}/journal/00000001.json", b"{")
+    with JournaledDraft(store, VERSION, "trajectories") as second:
+        assert [note["problem_id"] for note in second.notes] == [2, 3]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [{}, {"adopted": 3}, {"adopted": [["a"]]}, {"file": None, "notes": []}, {"notes": []}, {"file": WHOLE, "notes": 3}],
+)
+def test_an_entry_with_wrong_fields_costs_no_more_than_a_damaged_one(entry: dict[str, Any], store: Store) -> None:
+    """Its digest is right; what it says cannot be gone on with."""
+    with JournaledDraft(store, VERSION, "trajectories") as first:
+        write(first, range(4))
+    file = first.files[0].model_dump()
+    Log(store, layout.journal(VERSION)).append({key: file if value is WHOLE else value for key, value in entry.items()})
+    with JournaledDraft(store, VERSION, "trajectories") as second:
+        assert second.adopted == []
+
+
+def test_discarded_shards_are_not_gone_on_with(store: Store) -> None:
+    """A rollout that failed as a whole is played again as a whole."""
+    with JournaledDraft(store, VERSION, "trajectories") as first:
+        write(first, range(4))
+        first.discard()
+    with JournaledDraft(store, VERSION, "trajectories") as second:
+        assert second.adopted == []
+
+
+def test_a_late_first_shard_does_not_throw_out_the_rightful_writer(store: Store) -> None:
+    """Whoever begins last goes on; who began before him and has stored nothing yet stops at his first shard."""
+    with (
+        JournaledDraft(store, VERSION, "trajectories") as stale,
+        JournaledDraft(store, VERSION, "trajectories") as holder,
+    ):
+        with pytest.raises(TakenOverError):
+            write(stale, range(2))
+        write(holder, range(2))
+
+
+def test_a_group_stays_in_one_shard(store: Store) -> None:
+    """A shard ends with a whole group, so that the groups played are those in the shards."""
+    with JournaledDraft(store, VERSION, "trajectories") as draft, ShardWriter(draft, TRAJECTORY_SCHEMA, 3) as writer:
+        for number in range(4):
+            writer.write_group(group(number), number)
+    assert [file.rows for file in draft.files] == [4, 4]

@@ -1,0 +1,373 @@
+"""The commit protocol: what has a manifest is whole, what has none does not exist, one writer wins."""
+
+import json
+import multiprocessing
+import os
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from storage import layout
+from storage.errors import StorageError
+from storage.objects.cache import RECENT_S, touch, trim
+from storage.objects.store import Store
+from storage.records import SCHEMA_VERSION, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score, to_table
+from storage.versions import checkpoints, datasets, manifests
+from storage.versions.checkpoints import Canary
+from storage.versions.drafts import Draft, Provenance
+from tests.support.chain_helpers import file_of, key, rewrite
+from tests.support.train_helpers import make_trajectory
+
+PROVENANCE = Provenance(config={"run": {"name": "test"}})
+
+
+def score(number: int) -> Score:
+    return Score(f"t/{number}", 0, "correct", 1.0, "19", "19", "")
+
+
+def commit_scores(store: Store, version: str, count: int = 5, rows_per_shard: int = 2) -> manifests.Manifest:
+    with Draft(store, version, "scores") as draft:
+        datasets.write_rows(draft, SCORE_SCHEMA, [score(i) for i in range(count)], rows_per_shard)
+        return draft.commit(PROVENANCE, [], {"turns": count})
+
+
+def test_rows_come_back_as_written(any_store: Store, tmp_path: Path) -> None:
+    """Shards, order and values survive on every kind of root."""
+    manifest = commit_scores(any_store, "runs/r/scores/000000/x")
+    assert [file.rows for file in manifest.files] == [2, 2, 1]
+    rows = list(datasets.rows(any_store, manifest.version, tmp_path / "cache"))
+    assert [Score(**row) for row in rows] == [score(i) for i in range(5)]
+
+
+def test_a_version_without_manifest_does_not_exist(any_store: Store, tmp_path: Path) -> None:
+    """A writer that dies before the manifest leaves nothing that a reader sees."""
+    with Draft(any_store, "runs/r/scores/000000/x", "scores") as draft:
+        datasets.write_rows(draft, SCORE_SCHEMA, [score(0)], 1)
+    assert not manifests.committed(any_store, draft.version)
+    with pytest.raises(StorageError, match="never committed"):
+        list(datasets.rows(any_store, draft.version, tmp_path))
+
+
+def test_the_first_commit_stands(any_store: Store) -> None:
+    """Two writers of one version: the second is given the first one's manifest."""
+    first = commit_scores(any_store, "runs/r/scores/000000/x", count=3)
+    second = commit_scores(any_store, "runs/r/scores/000000/x", count=4)
+    assert second == first
+    assert second.rows == 3
+
+
+def _create(
+    root: str, number: int, start: "multiprocessing.synchronize.Barrier", wins: "multiprocessing.Queue[int]"
+) -> None:
+    start.wait()
+    if Store(root).create("the/object", f"writer {number}".encode()):
+        wins.put(number)
+
+
+def test_create_has_one_winner_between_processes(tmp_path: Path) -> None:
+    """Put-if-absent is atomic on local files, and the winner's bytes are what stands."""
+    context = multiprocessing.get_context("fork")
+    for attempt in range(5):
+        root = str(tmp_path / str(attempt))
+        start, wins = context.Barrier(6), context.Queue()
+        writers = [context.Process(target=_create, args=(root, number, start, wins)) for number in range(6)]
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+        winner = wins.get(timeout=60)
+        assert wins.empty()
+        assert Store(root).read("the/object") == f"writer {winner}".encode()
+
+
+def test_create_has_one_winner_between_threads(any_store: Store) -> None:
+    """The same between the threads of one process, on memory too."""
+    start, wins = threading.Barrier(8), []
+
+    def write(number: int) -> None:
+        start.wait()
+        if any_store.create("the/object", f"writer {number}".encode()):
+            wins.append(number)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(wins) == 1
+
+
+def test_create_recognises_its_own_object(any_store: Store) -> None:
+    """A create whose answer was lost is retried: the object with our bytes is ours."""
+    assert any_store.create("the/object", b"mine, with a nonce")
+    assert any_store.create("the/object", b"mine, with a nonce")
+    assert not any_store.create("the/object", b"another's")
+
+
+@pytest.mark.parametrize("key", ["../outside", "/etc/passwd", "", "runs/../../outside"])
+def test_keys_cannot_climb_out(store: Store, key: str) -> None:
+    """A name from outside never reaches a file beside the root."""
+    with pytest.raises(StorageError, match="climbs out"):
+        store.put(key, Path(__file__))
+
+
+def test_a_flipped_bit_is_found(store: Store, tmp_path: Path) -> None:
+    """Damage in a data object is named and never read as data."""
+    manifest = commit_scores(store, "runs/r/scores/000000/x")
+    path = Path(store.path(manifest.files[0].path))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StorageError, match="sha256"):
+        list(datasets.rows(store, manifest.version, tmp_path))
+
+
+def test_truncated_and_missing_objects_are_found(store: Store, tmp_path: Path) -> None:
+    """The same for a short object and for one that is gone."""
+    manifest = commit_scores(store, "runs/r/scores/000000/x")
+    path = Path(store.path(manifest.files[0].path))
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(StorageError, match="bytes, its manifest says"):
+        list(datasets.rows(store, manifest.version, tmp_path))
+    path.unlink()
+    with pytest.raises(StorageError, match="is missing"):
+        list(datasets.rows(store, manifest.version, tmp_path))
+
+
+def test_a_newer_schema_is_refused(store: Store, tmp_path: Path) -> None:
+    """Data of a future version are not misread."""
+    table = to_table([score(0)], SCORE_SCHEMA).replace_schema_metadata({"schema_version": "99"})
+    pq.write_table(table, tmp_path / "future.parquet")
+    with Draft(store, "runs/r/scores/000000/x", "scores") as draft:
+        draft.add(tmp_path / "future.parquet", "part-00000.parquet", rows=1)
+        draft.commit(PROVENANCE, [])
+    with pytest.raises(StorageError, match="schema 99"):
+        list(datasets.rows(store, draft.version, tmp_path))
+
+
+def test_parents_carry_the_hash_of_their_manifest(store: Store) -> None:
+    """Lineage: a child names its parent's manifest by content."""
+    commit_scores(store, "runs/r/scores/000000/x")
+    with Draft(store, "runs/r/scores/000001/x", "scores") as draft:
+        child = draft.commit(PROVENANCE, ["runs/r/scores/000000/x"])
+    assert child.parents == [manifests.as_parent(store, "runs/r/scores/000000/x")]
+    with (
+        Draft(store, "runs/r/scores/000002/x", "scores") as draft,
+        pytest.raises(StorageError, match="never committed"),
+    ):
+        draft.commit(PROVENANCE, ["runs/r/scores/000009/x"])
+
+
+def test_a_copied_manifest_is_refused(store: Store) -> None:
+    """A version moved by hand does not pass for another."""
+    commit_scores(store, "runs/r/scores/000000/x")
+    data = store.read("runs/r/scores/000000/x/manifest.json")
+    store.create("runs/r/scores/000001/x/manifest.json", data)
+    with pytest.raises(StorageError, match="moved by hand"):
+        manifests.read(store, "runs/r/scores/000001/x")
+
+
+def test_trajectories_are_readable_without_this_package(store: Store, tmp_path: Path) -> None:
+    """Plain Parquet: DuckDB reads tokens and turns; the file says its schema version."""
+    duckdb = pytest.importorskip("duckdb")
+    trajectory = make_trajectory("a", [[7, 8], [9]])
+    with Draft(store, layout.trajectories("r", 0), "trajectories") as draft:
+        datasets.write_rows(draft, TRAJECTORY_SCHEMA, [trajectory], 10)
+        manifest = draft.commit(PROVENANCE, [])
+    _, paths = datasets.shards(store, manifest.version, tmp_path)
+    found = duckdb.sql(f"select trajectory_id, len(turns), list_sum(action_mask::int[]) from '{paths[0]}'").fetchall()
+    assert found == [("a", 2, 3)]
+    assert pq.read_schema(paths[0]).metadata[b"schema_version"] == str(SCHEMA_VERSION).encode()
+    assert list(datasets.trajectories(store, manifest.version, tmp_path)) == [trajectory]
+
+
+def commit_checkpoint(store: Store, folder: Path, canary: Canary) -> str:
+    """Version 7 of a run; its model has neither layers nor tokenizer."""
+    model, state = folder / "model", folder / "state"
+    for place, name in ((model, "config.json"), (model, "model.safetensors"), (state, "optimizer.safetensors")):
+        place.mkdir(exist_ok=True)
+        (place / name).write_text("{}" if name.endswith(".json") else name)
+    version = layout.checkpoint("r", 7)
+    checkpoints.commit(store, version, model, state, canary, PROVENANCE, [], {})
+    return version
+
+
+def test_a_checkpoint_comes_back_whole(any_store: Store, tmp_path: Path) -> None:
+    """Model, state and canary, on every kind of root."""
+    canary = Canary([1, 2], [-0.5])
+    version = commit_checkpoint(any_store, tmp_path, canary)
+    opened = checkpoints.open_checkpoint(any_store, version, tmp_path / "cache", state=True)
+    assert (opened.number, opened.canary) == (7, canary)
+    assert (opened.model / "model.safetensors").read_text() == "model.safetensors"
+    assert opened.state is not None
+    assert (opened.state / "optimizer.safetensors").read_text() == "optimizer.safetensors"
+
+
+STRAYS = [
+    "model/special_tokens_map.json",
+    "model/chat_template.jinja",
+    "model/additional_chat_templates/other.jinja",
+    "model/zz.safetensors",
+    "state/critic.safetensors",
+]
+
+
+@pytest.mark.parametrize("name", STRAYS)
+@pytest.mark.parametrize("root", ["local", "memory"])
+def test_a_checkpoint_with_a_file_that_its_manifest_does_not_name_is_not_opened(
+    root: str, name: str, tmp_path: Path
+) -> None:
+    """Tokenizers, templates and weights are loaded by whole folders: what was added would change what is served."""
+    store = Store(f"{tmp_path}/store" if root == "local" else f"memory://{tmp_path.name}")
+    version, cache = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5])), tmp_path / "cache"
+    folder = checkpoints.open_checkpoint(store, version, cache, state=True).model.parent
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).write_text("{}")
+    with pytest.raises(StorageError, match=rf"does not name {name.partition('/')[2]} in .*delete it"):
+        checkpoints.open_checkpoint(store, version, cache, state=True)
+    (folder / name).unlink()
+    checkpoints.open_checkpoint(store, version, cache, state=True)
+
+
+def test_a_link_to_a_folder_is_a_stray(store: Store, tmp_path: Path) -> None:
+    """Templates may lie elsewhere."""
+    version = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5]))
+    (tmp_path / "templates").mkdir()
+    model = checkpoints.open_checkpoint(store, version, tmp_path / "cache").model
+    (model / "additional_chat_templates").symlink_to(tmp_path / "templates")
+    with pytest.raises(StorageError, match="does not name additional_chat_templates in"):
+        checkpoints.open_checkpoint(store, version, tmp_path / "cache")
+
+
+def test_files_of_a_model_in_two_folders_are_no_checkpoint(store: Store, tmp_path: Path) -> None:
+    """The folder of config.json is what is loaded: weights of it that lie elsewhere would be checked for nothing."""
+    version = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5]))
+    weights = key(store, version, "model/model.safetensors")
+    elsewhere = weights.replace(manifests.read(store, version).nonce, "0123456789ab")
+    store.write(elsewhere, store.read(weights))
+    rewrite(store, version, lambda values: file_of(values, "model/model.safetensors").update(path=elsewhere))
+    with pytest.raises(StorageError, match="not in one folder"):
+        checkpoints.open_checkpoint(store, version, tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", [".model.safetensors.0123abcd.part", ".nfs00000000018a4c1200000007"])
+def test_files_that_nobody_loads_are_no_strays(name: str, tmp_path: Path) -> None:
+    """What a killed download left, and what NFS keeps of a file deleted while open, must not stop the next process."""
+    store, cache = Store(f"memory://{tmp_path.name}"), tmp_path / "cache"
+    version = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5]))
+    model = checkpoints.open_checkpoint(store, version, cache).model
+    (model / name).write_text("half")
+    checkpoints.open_checkpoint(store, version, cache)
+
+
+def test_a_checkpoint_is_opened_without_a_listing(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listings of large buckets are slow, and a right that not everybody has."""
+    store = Store(f"s3://{bucket}/root")
+    version = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5]))
+    monkeypatch.setattr(store, "walk", lambda *_: pytest.fail("the store was listed"))
+    checkpoints.open_checkpoint(store, version, tmp_path / "cache", state=True)
+
+
+def test_rows_come_from_the_shards_of_the_manifest_alone(any_store: Store, tmp_path: Path) -> None:
+    """A shard that somebody added is no part of the data set, neither in the store nor in the cache."""
+    manifest = commit_scores(any_store, "runs/r/scores/000000/5c0e")
+    rows = list(datasets.rows(any_store, manifest.version, tmp_path))
+    shard = manifest.files[0].path
+    added = shard.replace("part-00000", "part-00009")
+    any_store.write(added, any_store.read(shard))
+    (tmp_path / added).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / added).write_bytes(any_store.read(shard))
+    assert list(datasets.rows(any_store, manifest.version, tmp_path)) == rows
+
+
+def test_what_was_just_written_is_not_fetched_again(tmp_path: Path) -> None:
+    """Weights go into the cache of a remote store when they are committed: the next rollout finds them there."""
+    store, cache = Store(f"memory://{tmp_path.name}"), tmp_path / "cache"
+    model = tmp_path / "model"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        (model / name).write_text("{}" if name.endswith(".json") else name)
+    version = layout.checkpoint("r", 1)
+    manifest = checkpoints.commit(store, version, model, None, Canary([1, 2], [-0.5]), PROVENANCE, [], {}, cache)
+    weights = next(file for file in manifest.files if file.name == "model/model.safetensors")
+    store.delete(weights.path)
+    opened = checkpoints.open_checkpoint(store, version, cache)
+    assert (opened.model / "model.safetensors").read_text() == "model.safetensors"
+    (cache / weights.path).write_text("MODEL.safetensors")  # damaged there: asked for again
+    with pytest.raises(StorageError, match="is missing"):
+        checkpoints.open_checkpoint(store, version, cache)
+
+
+def test_the_cache_forgets_what_was_not_used_for_longest(tmp_path: Path) -> None:
+    """Until it fits; never what may be in use, nor logs beside it."""
+    long_ago = time.time() - 2 * RECENT_S
+    for age, name in enumerate(("runs/new", "runs/middle", "problems/old", "logs/oldest")):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(100))
+        os.utime(path, (long_ago - age, long_ago - age))
+    assert trim(tmp_path, 150) == 200
+    left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {"new", "oldest"}
+    assert trim(tmp_path, 0, keep=["runs"]) == 0
+    touch(tmp_path / "runs/new")
+    assert trim(tmp_path, 0) == 0
+
+
+def test_a_data_set_is_no_checkpoint(store: Store, tmp_path: Path) -> None:
+    """A version of the wrong kind is named, not opened."""
+    commit_scores(store, "runs/r/scores/000000/x")
+    with pytest.raises(StorageError, match="is a scores version"):
+        checkpoints.open_checkpoint(store, "runs/r/scores/000000/x", tmp_path)
+
+
+def test_a_full_disk_leaves_nothing_half_written(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An upload that fails raises, removes its temporary file and commits nothing."""
+    import resource
+
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    big = Path(store.path("big")).parent / "source"
+    big.parent.mkdir(parents=True)
+    big.write_bytes(bytes(200_000))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))  # writes beyond fail, as on a full disk
+    try:
+        with Draft(store, "runs/r/scores/000000/x", "scores") as draft, pytest.raises(OSError, match="File too large"):
+            draft.add(big, "part-00000.parquet")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    left = [path for path in Path(store.root).rglob("*") if path.is_file() and path != big]
+    assert left == []
+    assert not manifests.committed(store, draft.version)
+
+
+@pytest.mark.parametrize("root", ["/dev/null", "/dev/null/below", "/proc/nothing"])
+def test_a_root_that_can_be_no_folder_is_told(root: str) -> None:
+    """The path alone would say neither what was wrong nor what to do."""
+    with pytest.raises(StorageError, match="cannot be made .*: check the store's root, and who may write there"):
+        Store(root).write("x", b"")
+
+
+def test_manifest_is_plain_json(store: Store) -> None:
+    """Anyone can read the commit record."""
+    commit_scores(store, "runs/r/scores/000000/x")
+    record = json.loads(store.read("runs/r/scores/000000/x/manifest.json"))
+    assert record["kind"] == "scores"
+    assert record["metrics"] == {"turns": 5}
+    assert {"sha256", "bytes", "rows", "path", "name"} == record["files"][0].keys()
+
+
+def test_schema_types_are_stable() -> None:
+    """The columns that others query do not change type unnoticed; raise SCHEMA_VERSION when they must."""
+    assert TRAJECTORY_SCHEMA.field("token_ids").type == pa.list_(pa.int32())
+    assert TRAJECTORY_SCHEMA.field("logprobs").type == pa.list_(pa.float32())
+    assert [field.name for field in TRAJECTORY_SCHEMA][:5] == [
+        "trajectory_id",
+        "run",
+        "iteration",
+        "problem_id",
+        "sample",
+    ]

@@ -1,0 +1,560 @@
+"""Damage of every kind is found and named, a healthy store has none, and versions know their family."""
+
+import json
+import os
+import random
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from safetensors.numpy import save_file
+
+from storage import layout
+from storage.errors import StorageError, UnavailableError
+from storage.logs import catalog
+from storage.maintenance import gc as garbage
+from storage.maintenance.retention import Rules
+from storage.maintenance.verify import Report, verify
+from storage.objects.seal import seal
+from storage.objects.store import Store
+from storage.versions import checkpoints, manifests
+from storage.versions.drafts import Draft, Provenance
+from storage.versions.lineage import ancestors, descendants
+from storage.versions.manifests import MANIFEST_VERSION
+from tasks.train.policy import make_canary
+from tests.support import chain_helpers as chains
+from tests.support.chain_helpers import (
+    CHAIN,
+    FIRST,
+    PROBLEMS,
+    RUN,
+    SCORES,
+    SECOND,
+    SHARD,
+    TRAJECTORIES,
+    WEIGHTS,
+    commit_chain,
+    key,
+    replace_file,
+    rewrite,
+    rewrite_shard,
+    rewrite_tensors,
+)
+from tests.support.train_helpers import tiny_model
+
+Damage = Callable[[Store, Path], object]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, checkpoints.Canary]:
+    """Folders of a real tiny model and of a state, and the model's canary."""
+    model = tiny_model()
+    folder, state = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("state")
+    model.save_pretrained(folder)
+    save_file({"exp_avg/a": np.zeros((3, 4), np.float32)}, state / "optimizer.safetensors")
+    return folder, state, make_canary(model, 4096)
+
+
+@pytest.fixture
+def any_chain(any_store: Store, policy: tuple[Path, Path, checkpoints.Canary]) -> Store:
+    """A healthy chain in each kind of place."""
+    return commit_chain(any_store, *policy)
+
+
+@pytest.fixture
+def chain(store: Store, policy: tuple[Path, Path, checkpoints.Canary]) -> Store:
+    """A healthy chain in a local folder."""
+    return commit_chain(store, *policy)
+
+
+def has(report: Report, key: str, problem: str) -> bool:
+    return any(finding.object == key and problem in finding.problem for finding in report.findings)
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_healthy_chain_has_no_findings(any_chain: Store, deep: bool, tmp_path: Path) -> None:
+    """All is looked at once, told, and nothing is left in the temporary folder."""
+    told: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+        (tmp_path / "temporary").mkdir()
+        report = verify(any_chain, [SECOND, SCORES], deep=deep, progress=told.append)
+    sizes = [any_chain.size(path) for path in chains.objects(any_chain) if not path.endswith("manifest.json")]
+    assert report == Report([], versions=len(CHAIN), objects=len(sizes), bytes=sum(sizes))
+    assert sorted(line.split()[1] for line in told) == sorted(CHAIN)
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_a_flipped_bit_in_any_object_is_found(any_chain: Store) -> None:
+    """Data, manifests, the state that no server loads: whatever it is in, and it is named."""
+    draw = random.Random(0)
+    for path in chains.objects(any_chain):
+        whole = any_chain.read(path)
+        any_chain.write(path, flipped(whole, draw.randrange(8 * len(whole))))
+        assert has(verify(any_chain, [version_of(path)], ancestors=False), path, ""), path
+        any_chain.write(path, whole)
+    assert verify(any_chain, [SECOND]).findings == []
+
+
+@pytest.mark.parametrize("version", [SECOND, TRAJECTORIES])
+def test_an_object_that_no_manifest_names_is_found(any_chain: Store, version: str) -> None:
+    """It lies where libraries load whole folders; what a killed attempt left lies elsewhere and is none."""
+    with Draft(any_chain, version, "checkpoint") as killed:
+        killed.add(Path(__file__), "model/test.py")
+    nonce = manifests.read(any_chain, version).nonce
+    stray = f"{version}/{nonce}/model/chat_template.jinja"
+    any_chain.write(stray, b"{{ messages }}")
+    findings = verify(any_chain, [SECOND]).findings
+    assert [(finding.version, finding.object) for finding in findings] == [(version, stray)]
+    assert "its manifest does not name it" in findings[0].problem
+    taken = [found.path for plan in garbage.collect(any_chain, Rules(older_than_s=0)) for found in plan.leftovers]
+    assert sorted(taken) == sorted([stray, killed.files[0].path])
+    assert verify(any_chain, [SECOND]).findings == []
+
+
+def test_any_damage_to_any_object_is_found_from_the_tip(chain: Store) -> None:
+    """Bits flipped at both ends and between, objects cut, emptied and lost."""
+    draw = random.Random(1)
+    for path in chains.objects(chain):
+        whole = chain.read(path)
+        bits = (0, 8 * len(whole) - 1, *(draw.randrange(8 * len(whole)) for _ in range(8)))
+        cut = (whole[:-2], whole[: len(whole) // 2], b"")  # the last byte of a manifest is an empty line, no loss
+        for damaged in (*(flipped(whole, bit) for bit in bits), *cut):
+            chain.write(path, damaged)
+            assert has(verify(chain, [SECOND]), path, ""), path
+        chain.delete(path)
+        assert has(verify(chain, [SECOND]), path, ""), path
+        chain.write(path, whole)
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    byte = data[bit // 8] ^ (1 << bit % 8)
+    return data[: bit // 8] + bytes([byte]) + data[bit // 8 + 1 :]
+
+
+def version_of(path: str) -> str:
+    return max((version for version in CHAIN if path.startswith(f"{version}/")), key=len)
+
+
+def lie(version: str, name: str, **claims: Any) -> Damage:
+    """A manifest that says something else of a file."""
+    return lambda store, _: rewrite(store, version, lambda values: chains.file_of(values, name).update(claims))
+
+
+def claim(version: str, /, **claims: Any) -> Damage:
+    return lambda store, _: rewrite(store, version, lambda values: values.update(claims))
+
+
+def table(version: str, change: Callable[[pa.Table], pa.Table]) -> Damage:
+    return lambda store, _: rewrite_shard(store, version, change)
+
+
+def column(version: str, name: str, change: Callable[[list[Any]], list[Any]]) -> Damage:
+    """Other values in a column of the first shard."""
+
+    def changed(rows: pa.Table) -> pa.Table:
+        index, field = rows.column_names.index(name), rows.schema.field(name)
+        return rows.set_column(index, field, pa.array(change(rows[name].to_pylist()), field.type))
+
+    return table(version, changed)
+
+
+def bytes_of(version: str, name: str, change: Callable[[bytes], bytes]) -> Damage:
+    return lambda store, _: replace_file(store, version, name, change(store.read(key(store, version, name))))
+
+
+def tensors(change: Callable[[dict[str, Any]], object]) -> Damage:
+    return lambda store, folder: rewrite_tensors(store, change, folder)
+
+
+def other_object(store: Store, _: Path) -> None:
+    """The manifest of the scores names the trajectories' object."""
+    there = key(store, TRAJECTORIES, SHARD)
+    rewrite(store, SCORES, lambda values: chains.file_of(values, SHARD).update(path=there))
+
+
+def exchanged(store: Store, _: Path) -> None:
+    """Two shards under each other's names."""
+
+    def change(values: dict[str, Any]) -> None:
+        one, two = values["files"][:2]
+        one["name"], two["name"] = two["name"], one["name"]
+
+    rewrite(store, TRAJECTORIES, change)
+
+
+def twice(store: Store, _: Path) -> None:
+    rewrite(store, TRAJECTORIES, lambda values: values["files"].append(values["files"][0]))
+
+
+def pickle(store: Store, _: Path) -> None:
+    """A file more, and the manifest knows."""
+
+    def change(values: dict[str, Any]) -> None:
+        file = dict(chains.file_of(values, "canary.json"))
+        folder = file["path"].removesuffix("/canary.json")
+        store.write(f"{folder}/model/pytorch_model.bin", store.read(file["path"]))
+        values["files"].append(file | {"name": "model/pytorch_model.bin", "path": f"{folder}/model/pytorch_model.bin"})
+
+    rewrite(store, SECOND, change)
+
+
+def without(version: str, name: str) -> Damage:
+    """A manifest that leaves out a file."""
+
+    def change(values: dict[str, Any]) -> None:
+        values["files"] = [file for file in values["files"] if file["name"] != name]
+
+    return lambda store, _: rewrite(store, version, change)
+
+
+def copied(store: Store, _: Path) -> None:
+    store.write(layout.manifest(FIRST), store.read(layout.manifest(SECOND)))
+
+
+def swapped(store: Store, _: Path) -> None:
+    """The trajectories are made again, otherwise, after the scores were made from them."""
+    store.delete(layout.manifest(TRAJECTORIES))
+    chains.commit_trajectories(store, [FIRST, PROBLEMS])
+
+
+def manifest(version: str) -> Callable[[Store], str]:
+    return lambda store: layout.manifest(version)
+
+
+def data(version: str, name: str = SHARD) -> Callable[[Store], str]:
+    return lambda store: key(store, version, name)
+
+
+DAMAGES: dict[str, tuple[Damage, Callable[[Store], str], str]] = {
+    "size": (lie(TRAJECTORIES, SHARD, bytes=1), data(TRAJECTORIES), "bytes, its manifest says 1"),
+    "rows": (lie(TRAJECTORIES, SHARD, rows=7), data(TRAJECTORIES), "has 2 rows, its manifest says 7"),
+    "no rows": (lie(SCORES, SHARD, rows=None), data(SCORES), "has 2 rows, its manifest says None"),
+    "hash": (lie(SECOND, "canary.json", sha256="0" * 64), data(SECOND, "canary.json"), "does not match the sha256"),
+    "object of another": (other_object, manifest(SCORES), "names objects of other versions"),
+    "exchanged names": (exchanged, manifest(TRAJECTORIES), "is part-00001.parquet"),
+    "a file twice": (twice, manifest(TRAJECTORIES), f"names {SHARD} 2 times"),
+    "kind": (claim(TRAJECTORIES, kind="evaluation"), manifest(TRAJECTORIES), "not their place"),
+    "kind with other rows": (claim(SCORES, kind="trajectories"), data(SCORES), "lacks the columns run, iteration"),
+    "place": (claim(SCORES, version="runs/other/scores/000000/5c0e"), manifest(SCORES), "moved by hand"),
+    "an attempt that climbs": (claim(SECOND, nonce="../../.."), manifest(SECOND), "climbs out of the root"),
+    "a manifest copied": (copied, manifest(FIRST), "moved by hand"),
+    "a parent swapped": (swapped, manifest(TRAJECTORIES), f"is not what {SECOND} was made from"),
+    "a parent lost": (
+        lambda store, _: store.delete(layout.manifest(RUN)),
+        manifest(RUN),
+        "was never committed",
+    ),
+    "future manifest": (
+        claim(SCORES, manifest_version=MANIFEST_VERSION + 1),
+        manifest(SCORES),
+        f"has format {MANIFEST_VERSION + 1}",
+    ),
+    "future schema": (
+        table(SCORES, lambda rows: rows.replace_schema_metadata({"schema_version": "99"})),
+        data(SCORES),
+        "schema_version 99",
+    ),
+    "fencing token": (
+        claim(SECOND, fence=0),
+        manifest(SECOND),
+        f"its fencing token is 0, that of its parent {SCORES} 1",
+    ),
+    "pickle": (pickle, manifest(SECOND), "names model/pytorch_model.bin, a pickle"),
+    "no canary": (without(SECOND, "canary.json"), manifest(SECOND), "names no canary.json"),
+    "no weights": (without(SECOND, WEIGHTS), manifest(SECOND), "names no model/*.safetensors"),
+    "canary": (bytes_of(SECOND, "canary.json", lambda _: b"{}"), data(SECOND, "canary.json"), "is no canary"),
+    "short canary": (
+        bytes_of(SECOND, "canary.json", lambda _: b'{"token_ids": [1, 2], "logprobs": []}'),
+        data(SECOND, "canary.json"),
+        "0 logprobs for 2 tokens",
+    ),
+    "canary of NaN": (
+        bytes_of(SECOND, "canary.json", lambda _: b'{"token_ids": [1, 2], "logprobs": [NaN]}'),
+        data(SECOND, "canary.json"),
+        "not finite",
+    ),
+    "safetensors too long": (
+        bytes_of(SECOND, WEIGHTS, lambda old: old + b"0"),
+        data(SECOND, WEIGHTS),
+        "not fully covered",
+    ),
+    "safetensors cut": (bytes_of(SECOND, WEIGHTS, lambda old: old[:-4]), data(SECOND, WEIGHTS), "not fully covered"),
+    "no safetensors": (
+        bytes_of(SECOND, "state/optimizer.safetensors", lambda _: b"{}"),
+        data(SECOND, "state/optimizer.safetensors"),
+        "cannot be read as safetensors",
+    ),
+    "no configuration": (
+        bytes_of(SECOND, "model/config.json", lambda _: b"{"),
+        data(SECOND, "model/config.json"),
+        "is no JSON",
+    ),
+    "a kernel of somebody's": (
+        bytes_of(SECOND, "model/config.json", lambda _: b'{"_attn_implementation": "org/kernel"}'),
+        data(SECOND, "model/config.json"),
+        "says _attn_implementation='org/kernel': remove the key, or give one of eager, sdpa",
+    ),
+    "no Parquet": (bytes_of(SCORES, SHARD, lambda _: b"PAR1, or not"), data(SCORES), "cannot be read as Parquet"),
+    "another type": (
+        table(PROBLEMS, lambda rows: rows.set_column(0, "problem_id", pc.binary_length(rows["problem_id"]))),
+        data(PROBLEMS),
+        "columns of other types problem_id int32",
+    ),
+    "a column more": (
+        table(PROBLEMS, lambda rows: rows.append_column("more", rows["problem_id"])),
+        data(PROBLEMS),
+        "strange columns more",
+    ),
+    "columns in disorder": (
+        table(PROBLEMS, lambda rows: rows.select(rows.column_names[::-1])),
+        data(PROBLEMS),
+        "in another order",
+    ),
+    "a column less": (
+        table(TRAJECTORIES, lambda rows: rows.drop_columns(["sequence_starts"])),
+        data(TRAJECTORIES),
+        "lacks the columns sequence_starts",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_a_hash_does_not_tell_is_found(chain: Store, tmp_path: Path, name: str) -> None:
+    """Manifests that lie though they are whole, and objects that are no use though their hash is right."""
+    damage, where, problem = DAMAGES[name]
+    damage(chain, tmp_path)
+    report = verify(chain, [SECOND])
+    assert has(report, where(chain), problem), report.findings
+
+
+DEEP: dict[str, tuple[Damage, Callable[[Store], str], str]] = {
+    "page": (bytes_of(SCORES, SHARD, lambda old: flipped(old, 8 * 30)), data(SCORES), "cannot be read"),
+    "lengths": (
+        column(TRAJECTORIES, "logprobs", lambda rows: [rows[0][:-1], *rows[1:]]),
+        data(TRAJECTORIES),
+        "differ in length (rows 0)",
+    ),
+    "spans": (
+        column(TRAJECTORIES, "turns", lambda rows: [[turn | {"end": 99} for turn in turns] for turns in rows]),
+        data(TRAJECTORIES),
+        "turns lie outside of their row's tokens (rows 0, 1)",
+    ),
+    "sequences": (
+        column(TRAJECTORIES, "sequence_starts", lambda rows: [[5, 0]] * len(rows)),
+        data(TRAJECTORIES),
+        "begin",
+    ),
+    "ids": (
+        column(TRAJECTORIES, "trajectory_id", lambda rows: ["t0"] * len(rows)),
+        data(TRAJECTORIES),
+        "trajectory_id of a row are those of another (rows 1)",
+    ),
+    "ids in two shards": (
+        column(TRAJECTORIES, "trajectory_id", lambda _: ["t1", "t2"]),
+        data(TRAJECTORIES, "part-00001.parquet"),
+        "trajectory_id of a row are those of another (rows 0)",
+    ),
+    "scores": (column(SCORES, "turn", lambda rows: [0] * len(rows)), data(SCORES), "trajectory_id and turn"),
+    "NaN": (
+        tensors(lambda named: named["model.norm.weight"].fill(np.nan)),
+        data(SECOND, WEIGHTS),
+        "tensor model.norm.weight is not finite",
+    ),
+    "other weights": (
+        tensors(lambda named: named["model.norm.weight"].fill(2)),
+        lambda store: model_folder(store),
+        "its logprobs of the canary differ by",
+    ),
+    "missing weights": (
+        tensors(lambda named: named.pop("model.norm.weight")),
+        lambda store: model_folder(store),
+        "there are no weights model.norm.weight",
+    ),
+}
+
+
+def model_folder(store: Store) -> str:
+    return key(store, SECOND, "model/config.json").removesuffix("/config.json")
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_what_only_a_deep_look_tells_is_found(chain: Store, tmp_path: Path, name: str) -> None:
+    """Rows that contradict themselves or each other, and weights that are not the canary's."""
+    damage, where, problem = DEEP[name]
+    damage(chain, tmp_path)
+    assert [finding.object for finding in verify(chain, [SECOND]).findings if finding.object == where(chain)] == []
+    report = verify(chain, [SECOND], deep=True)
+    assert has(report, where(chain), problem), report.findings
+
+
+def test_the_tolerance_is_the_run_s(chain: Store, tmp_path: Path) -> None:
+    """Weights that were half precision may differ more from their canary, if the configuration says so."""
+    tensors(lambda named: named["model.norm.weight"].__imul__(1.01))(chain, tmp_path)
+    assert has(verify(chain, [SECOND], deep=True), model_folder(chain), "more than 0.0001")
+    rewrite(chain, SECOND, lambda values: values["config"].update(inference={"canary_tolerance": 10.0}))
+    assert verify(chain, [SECOND], deep=True).findings == []
+
+
+def test_all_problems_are_told(chain: Store) -> None:
+    """The first does not hide the others."""
+    lost = [key(chain, TRAJECTORIES, SHARD), key(chain, SCORES, SHARD), key(chain, SECOND, WEIGHTS)]
+    for path in lost:
+        chain.delete(path)
+    assert sorted(finding.object for finding in verify(chain, [SECOND], deep=True).findings) == sorted(lost)
+
+
+def test_files_of_schema_1_are_healthy(chain: Store) -> None:
+    """They have no sequences."""
+
+    def older(rows: pa.Table) -> pa.Table:
+        return rows.drop_columns(["sequence_starts"]).replace_schema_metadata({"schema_version": "1"})
+
+    for shard in (SHARD, "part-00001.parquet"):
+        rewrite_shard(chain, TRAJECTORIES, older, shard)
+    assert verify(chain, [TRAJECTORIES], deep=True).findings == []
+
+
+def test_manifests_of_format_1_are_healthy(chain: Store) -> None:
+    """They have neither digest nor fencing token."""
+    values = manifests.read(chain, SECOND).model_dump(mode="json", exclude={"fence"})
+    chain.write(layout.manifest(SECOND), json.dumps(values | {"manifest_version": 1}).encode())
+    assert verify(chain, [SECOND]).findings == []
+
+
+def test_what_gc_took_is_no_loss(any_chain: Store) -> None:
+    """Its manifest still counts, its data do not."""
+    for file in manifests.read(any_chain, TRAJECTORIES).files:
+        any_chain.delete(file.path)
+    any_chain.write(layout.collected(TRAJECTORIES), b"{}")
+    report = verify(any_chain, [SECOND], deep=True)
+    assert (report.findings, report.versions, report.collected) == ([], len(CHAIN), 1)
+
+
+def test_without_ancestors_parents_only_have_to_stand(chain: Store) -> None:
+    """Their data are not looked at, their manifests are."""
+    chain.delete(key(chain, SCORES, SHARD))
+    assert verify(chain, [SECOND], ancestors=False) == Report([], 1, *sized(chain, SECOND))
+    swapped(chain, Path())
+    assert has(verify(chain, [SCORES], ancestors=False), layout.manifest(TRAJECTORIES), "is not what")
+
+
+def sized(store: Store, version: str) -> tuple[int, int]:
+    found = manifests.read(store, version)
+    return len(found.files), found.bytes
+
+
+def test_a_network_that_fails_is_no_finding(chain: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is said about versions that could not be looked at."""
+
+    def fail(key: str) -> bytes:
+        raise UnavailableError("no answer")
+
+    monkeypatch.setattr(chain, "read", fail)
+    with pytest.raises(UnavailableError):
+        verify(chain, [SECOND])
+
+
+def test_a_full_disk_here_is_no_finding(chain: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The object may be whole."""
+
+    def fail(*_: object) -> Path:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("storage.maintenance.verify.fetch_file", fail)
+    with pytest.raises(OSError, match="No space left"):
+        verify(chain, [SECOND])
+
+
+def test_a_name_of_nothing_is_told(chain: Store) -> None:
+    """Also one that cannot be a key, or lies below an object."""
+    for name in ("runs/r/checkpoints/000009", "../outside", f"{SECOND}/manifest.json"):
+        assert has(verify(chain, [name]), f"{name}/manifest.json", "")
+
+
+def test_ancestors_are_told_once_and_nearest_first(any_chain: Store) -> None:
+    """A checkpoint comes from the one before both at once and through what that one played."""
+    nodes = ancestors(any_chain, SECOND)
+    assert [node.version for node in nodes][:4] == [SECOND, FIRST, TRAJECTORIES, SCORES]
+    assert {node.version: node.depth for node in nodes} == {
+        SECOND: 0, FIRST: 1, TRAJECTORIES: 1, SCORES: 1, RUN: 2, PROBLEMS: 2,
+    }  # fmt: skip
+    assert {node.problem for node in nodes} == {""}
+    scores = nodes[3]
+    assert (scores.kind, scores.rows, scores.parents, scores.fence) == ("scores", 6, [TRAJECTORIES], 1)
+    assert scores.bytes == manifests.read(any_chain, SCORES).bytes
+    assert scores.created_at == manifests.read(any_chain, SCORES).created_at
+
+
+def test_a_damaged_ancestor_does_not_hide_the_others(chain: Store) -> None:
+    """It is told, and so is what can be reached around it."""
+    chain.write(layout.manifest(SCORES), b"damaged")
+    nodes = {node.version: node for node in ancestors(chain, SECOND)}
+    assert set(nodes) == set(CHAIN)
+    assert "damaged" in nodes[SCORES].problem
+    assert (nodes[SCORES].kind, nodes[SCORES].created_at, nodes[TRAJECTORIES].problem) == ("", None, "")
+
+
+def test_descendants_are_what_was_committed(any_chain: Store) -> None:
+    """Nearest first, without attempts that died, and each once however often it was attempted."""
+    catalog.enter(any_chain, "runs/r/scores/000000/dead", "scores", [TRAJECTORIES], "died")
+    catalog.enter(any_chain, SCORES, "scores", [TRAJECTORIES], "died")
+    catalog.enter(any_chain, "champion", "alias", [TRAJECTORIES], "")
+    assert [(node.version, node.depth) for node in descendants(any_chain, TRAJECTORIES)] == [(SCORES, 1), (SECOND, 1)]
+    assert [node.depth for node in descendants(any_chain, PROBLEMS)] == [1, 2, 2]
+    assert descendants(any_chain, SECOND) == []
+
+
+def test_an_attempt_s_parents_are_not_the_version_s(chain: Store) -> None:
+    """Another attempt, from other parents, may have been the one that committed."""
+    catalog.enter(chain, SECOND, "checkpoint", [PROBLEMS], "died")
+    found = {node.version: node.depth for node in descendants(chain, PROBLEMS)}
+    assert found == {TRAJECTORIES: 1, SCORES: 2, SECOND: 2}
+
+
+def test_a_damaged_descendant_is_told(chain: Store) -> None:
+    """By the catalog's word alone."""
+    chain.write(layout.manifest(SECOND), b"damaged")
+    (node,) = descendants(chain, SCORES)
+    assert (node.version, "damaged" in node.problem) == (SECOND, True)
+
+
+def test_ten_thousand_generations(tmp_path: Path) -> None:
+    """No recursion, and each manifest is read once."""
+    store, count = Store(f"memory://{tmp_path.name}"), 10_000
+    with Draft(store, layout.checkpoint("r", 0), "checkpoint") as draft:
+        values = draft.commit(chains.provenance(0), []).model_dump(mode="json")
+    for number in range(1, count):
+        parent = manifests.as_parent(store, layout.checkpoint("r", number - 1))
+        values |= {"version": layout.checkpoint("r", number), "parents": [parent.model_dump()]}
+        store.write(layout.manifest(values["version"]), seal(values))
+    nodes = ancestors(store, values["version"])
+    assert [node.depth for node in nodes] == list(range(count))
+    assert {node.problem for node in nodes} == {""}
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "data"])
+def test_a_pipe_in_the_place_of_an_object_is_not_read(store: Store, name: str) -> None:
+    """Reading it would never end."""
+    version = "runs/r/scores/000000/a"
+    with Draft(store, version, "run") as draft:
+        draft.add(Path(__file__), "data")
+        manifest = draft.commit(Provenance(config={}), [])
+    (file,) = manifest.files
+    path = Path(store.path(file.path if name == "data" else layout.manifest(version)))
+    path.unlink()
+    os.mkfifo(path)
+    found = {finding.object for finding in verify(store, [version]).findings}
+    assert (file.path if name == "data" else layout.manifest(version)) in found
+
+
+def test_a_number_without_end_in_a_manifest_is_damage(store: Store) -> None:
+    """Python refuses to read it."""
+    store.write(layout.manifest("runs/r/run"), b'{"manifest_version": ' + b"9" * 5000 + b"}")
+    with pytest.raises(StorageError, match="is not a manifest, or is damaged"):
+        manifests.read(store, "runs/r/run")

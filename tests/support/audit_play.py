@@ -1,0 +1,126 @@
+"""Episodes written down as an agent would, in a store with one data set, and the checks of an audit on them."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from configs.audit import Audit
+from storage.objects.store import Store
+from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem, Score, Trajectory, VerdictName
+from storage.versions import checkpoints
+from storage.versions.checkpoints import Canary
+from tasks.agents.chat import Chat
+from tasks.audit.checks import CHECKS, Evidence, Measured
+from tasks.audit.database import open_database
+from tasks.audit.intake import take_in
+from tasks.audit.selection import select
+from tasks.score.verifier import Verifier
+from tests.support.chain_helpers import FIRST, PROBLEMS, SCORES, TRAJECTORIES, commit_rows, provenance
+from tests.support.train_helpers import make_trajectory
+
+FEEDBACK = "Your answer is wrong. Try again."
+SUM = Problem("12+7", "What is 12 + 7?", ["19"])
+Found = tuple[Measured, list[tuple[str, str]]]
+"""What a check measured, and id and detail of its cases."""
+
+TEXTS = {
+    "secrets": [
+        ("AKIA" + "Q" * 16, "an AWS key (AKIA…)"),
+        ("password: hunter22", "a password (hunt…)"),
+        ("db://me:pass@host", "a URL with a password (db:/…)"),
+        ("-----BEGIN PRIVATE KEY-----", "a private key (----…)"),
+        ("the password = required", ""),
+    ],
+    "personal_data": [
+        ("anna.b@mail.org", "an e-mail address (anna…)"),
+        ("Call +49 170 1234567.", "a telephone number (+49 …)"),
+        ("My number is 078-05-1120", "a social security number (078-…)"),
+        ("4111 1111 1111 1111", "a card number (4111…)"),
+        ("DE89 3704 0044 0532 0130 00", "an IBAN (DE89…)"),
+        ("4111 1111 1111 1112", ""),
+        ("DE89 3704 0044 0532 0130 01", ""),
+        ("120-15-1000 = -895", ""),
+        ("x = +49 170 1234567", ""),
+    ],
+    "hidden_characters": [("abc\u202edef", "has U+202E"), ("a\x00b", "has U+0000"), ("tab\tand\nline", "")],
+}
+"""By check texts, and how what is said of them ends; empty where they are harmless."""
+
+
+class Play:
+    """Writes episodes as an agent with this tokenizer would."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self.tokenizer, self.chat = tokenizer, Chat(tokenizer)
+
+    def __call__(
+        self, name: str, *answers: str, problem: Problem = SUM, feedback: str = FEEDBACK, before: str = ""
+    ) -> Trajectory:
+        messages = [{"role": "user", "content": before + problem.prompt}]
+        ids, turns, feedback_ids = self.chat.prompt(messages), [], list[int]()
+        row = make_trajectory(name, [[7]] * len(answers), problem=problem.problem_id)
+        mask = [False] * len(ids)
+        for number, (answer, turn) in enumerate(zip(answers, row.turns, strict=True), 1):
+            ids, mask = [*ids, *feedback_ids], [*mask, *[False] * len(feedback_ids)]
+            said = self.chat.encode(answer + "<|im_end|>")
+            told = "" if number == len(answers) else feedback
+            span = {"start": len(ids), "end": len(ids) + len(said), "text": answer, "feedback": told}
+            turns.append(dataclasses.replace(turn, **span))  # type: ignore[arg-type]
+            ids, mask = ids + said, mask + [True] * len(said)
+            feedback_ids = self.chat.next_prompt(messages, said, feedback).token_ids
+        columns: dict[str, Any] = {"token_ids": ids, "action_mask": mask, "turns": turns, "policy": FIRST}
+        columns |= {"logprobs": [-1.0 if m else 0.0 for m in mask], "versions": [0 if m else -1 for m in mask]}
+        return dataclasses.replace(row, prompt=problem.prompt, solutions=problem.solutions, **columns)
+
+
+class Audited:
+    """A store with one data set of a run, and the checks on it."""
+
+    def __init__(self, store: Store, folder: Path, verifier: Verifier) -> None:
+        self.store, self.folder, self.verifier = store, folder, verifier
+        commit_rows(store, PROBLEMS, "problems", PROBLEM_SCHEMA, [SUM], [])
+
+    def add_policy(self, model: Path) -> None:
+        checkpoints.commit(self.store, FIRST, model, None, Canary([1], []), provenance(0), [], {})
+
+    def add(self, rows: Sequence[Trajectory], *scores: Score, parents: Sequence[str] = (FIRST, PROBLEMS)) -> None:
+        commit_rows(self.store, TRAJECTORIES, "trajectories", TRAJECTORY_SCHEMA, list(rows), list(parents), 1)
+        if scores:
+            commit_rows(self.store, SCORES, "scores", SCORE_SCHEMA, list(scores), [TRAJECTORIES], 1)
+
+    def run(self, check: str, **settings: Any) -> Found:
+        with self.evidence(Audit(**settings)) as evidence:
+            return look(evidence, check)
+
+    @contextmanager
+    def evidence(self, settings: Audit) -> Iterator[Evidence]:
+        data_sets = select(self.store, ["r"])
+        intake = take_in(self.store, data_sets, self.folder)
+        with open_database(data_sets, intake, settings) as database:
+            yield Evidence(database, self.store, self.folder, data_sets, intake, settings, self.verifier)
+
+
+def look(evidence: Evidence, check: str) -> Found:
+    """Makes a check."""
+    measured = CHECKS[check].run(evidence)
+    found = evidence.database.all("select id, detail from cases where check_name = ? order by all", check)
+    return measured, [(name, detail) for name, detail in found]
+
+
+def say(row: Trajectory, turn: int, **columns: Any) -> Trajectory:
+    """`row` with a turn that differs."""
+    turns = list(row.turns)
+    turns[turn] = dataclasses.replace(turns[turn], **columns)
+    return dataclasses.replace(row, turns=turns)
+
+
+def judged(row: Trajectory, *verdicts: VerdictName) -> list[Score]:
+    """Scores of answers in boxes."""
+    return [
+        Score(row.trajectory_id, turn, verdict, float(verdict == "correct"), row.turns[turn].text[7:-1], "19", "")
+        for turn, verdict in enumerate(verdicts)
+    ]

@@ -1,0 +1,134 @@
+"""A whole small chain of versions, and ways to make it lie."""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors.numpy import load_file, save_file
+
+from storage import layout
+from storage.objects.seal import seal, unseal
+from storage.objects.store import Store
+from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem
+from storage.versions import checkpoints, datasets, manifests
+from storage.versions.drafts import Draft, Provenance
+from storage.versions.manifests import Manifest
+from tests.support.train_helpers import make_scores, make_trajectory
+
+PROBLEMS = layout.problems("0123456789abcdef")
+RUN = layout.run("r")
+FIRST, SECOND = layout.checkpoint("r", 0), layout.checkpoint("r", 1)
+TRAJECTORIES = layout.trajectories("r", 0)
+SCORES = layout.scores("r", 0, "5c0e")
+CHAIN = [PROBLEMS, RUN, FIRST, TRAJECTORIES, SCORES, SECOND]
+SHARD, WEIGHTS = "part-00000.parquet", "model/model.safetensors"
+ROWS = [make_trajectory(f"t{number}", [[7, 8], [9]]) for number in range(3)]
+VERDICTS = [score for row in ROWS for score in make_scores(row.trajectory_id, 0.0, 1.0)]
+
+
+@dataclass
+class Held:
+    """The right to write a run, without a store."""
+
+    token: int
+
+    def check(self) -> None:
+        """Never lost."""
+
+
+def provenance(token: int) -> Provenance:
+    return Provenance(config={"run": {"name": "r"}}, fence=Held(token))
+
+
+def commit_chain(store: Store, model: Path, state: Path, canary: checkpoints.Canary) -> Store:
+    """One iteration of a run, whole; its tip is `SECOND`."""
+    problems = [Problem(f"p{number}", "What is 1 + 1?", ["2"]) for number in range(3)]
+    commit_rows(store, PROBLEMS, "problems", PROBLEM_SCHEMA, problems, [])
+    with Draft(store, RUN, "run") as draft:
+        draft.commit(provenance(0), [])
+    checkpoints.commit(store, FIRST, model, None, canary, provenance(0), [RUN], {})
+    commit_trajectories(store, [FIRST, PROBLEMS])
+    commit_rows(store, SCORES, "scores", SCORE_SCHEMA, VERDICTS, [TRAJECTORIES], token=1)
+    checkpoints.commit(store, SECOND, model, state, canary, provenance(1), [FIRST, TRAJECTORIES, SCORES], {})
+    return store
+
+
+def commit_trajectories(store: Store, parents: list[str]) -> Manifest:
+    return commit_rows(store, TRAJECTORIES, "trajectories", TRAJECTORY_SCHEMA, ROWS, parents, token=1)
+
+
+def commit_rows(
+    store: Store,
+    version: str,
+    kind: manifests.Kind,
+    schema: pa.Schema,
+    rows: list[Any],
+    parents: list[str],
+    token: int = 0,
+) -> Manifest:
+    with Draft(store, version, kind) as draft:
+        datasets.write_rows(draft, schema, rows, rows_per_shard=2)
+        return draft.commit(provenance(token), parents)
+
+
+def objects(store: Store) -> list[str]:
+    """Keys of all that a version consists of."""
+    return [found.path for found in store.walk() if not found.path.startswith(("catalog/", "leases/", "aliases/"))]
+
+
+def key(store: Store, version: str, name: str) -> str:
+    return next(file.path for file in manifests.read(store, version).files if file.name == name)
+
+
+def rewrite(store: Store, version: str, change: Callable[[dict[str, Any]], object]) -> None:
+    """A manifest that lies, but is whole."""
+    values = unseal(store.read(layout.manifest(version)), "")
+    change(values)
+    store.write(layout.manifest(version), seal(values))
+
+
+def replace_file(store: Store, version: str, name: str, data: bytes, **claims: Any) -> None:
+    """Other bytes, of which the manifest knows."""
+    store.write(key(store, version, name), data)
+    claims |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    rewrite(store, version, lambda values: file_of(values, name).update(claims))
+
+
+def file_of(values: dict[str, Any], name: str) -> dict[str, Any]:
+    found = next(file for file in values["files"] if file["name"] == name)
+    assert isinstance(found, dict)
+    return found
+
+
+def parquet_bytes(table: pa.Table) -> bytes:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "table.parquet"
+        datasets.write_parquet(table, path)
+        return path.read_bytes()
+
+
+def rewrite_shard(store: Store, version: str, change: Callable[[pa.Table], pa.Table], name: str = SHARD) -> None:
+    """A shard whose table is another, of which the manifest knows."""
+    table = change(pq.read_table(pa.BufferReader(store.read(key(store, version, name)))))
+    replace_file(store, version, name, parquet_bytes(table), rows=table.num_rows)
+
+
+def rewrite_tensors(store: Store, change: Callable[[dict[str, Any]], object], tmp_path: Path) -> None:
+    """Other weights in `SECOND`, of which the manifest knows."""
+    path = tmp_path / "changed.safetensors"
+    path.write_bytes(store.read(key(store, SECOND, WEIGHTS)))
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, {"format": "pt"})
+    replace_file(store, SECOND, WEIGHTS, path.read_bytes())
+
+
+def nonces(folder: Path) -> dict[str, str]:
+    """The nonce of every manifest below a folder: who makes a version again gives it another one."""
+    return {str(path): json.loads(path.read_text())["nonce"] for path in folder.rglob("manifest.json")}

@@ -1,0 +1,231 @@
+"""Real Prefect services for tests, on loopback: a PostgreSQL database, a server, a process worker.
+
+Each runs under the supervisor that vLLM has, which ends it and its children with the test run, however that ends.
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import DeploymentFilter, DeploymentFilterName
+from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.sorting import FlowRunSort
+
+from flows.launch.prefect_server import HOST, healthy
+from tasks.inference.supervised import Supervised
+from tests.support.s3_server import free_port as free_port
+
+PATIENCE_S = 900
+"""Guards against hanging only. On SQLite Prefect 3.7's server now and then stands still for 60 s, its busy timeout."""
+_PAGE = 200
+"""The most flow runs that a server returns at once."""
+_SUPERUSER = "postgres"
+_PROMPT_SERVER = {"PREFECT_SERVER_SERVICES_SCHEDULER_RECENT_DEPLOYMENTS_LOOP_SECONDS": "1"}
+# By default a worker claims a run, and with it the deployment's slot, 10 s before its time, which on a short schedule
+# is while the run before it still works: it would be cancelled although it would find the slot free.
+_PROMPT_WORKER = {"PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_WORKER_PREFETCH_SECONDS": "1"}
+
+
+class _Service:
+    """A process and its log. A context manager: started on entry, stopped on exit, and startable again."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+        self._supervised = Supervised(log)
+
+    def start(self) -> None:
+        """Returns when it answers."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Ask it and its children to end; after some seconds the supervisor kills them."""
+        self._supervised.stop()
+
+    def kill(self) -> None:
+        """SIGKILL for it and all its descendants, as when a machine loses power."""
+        if self._supervised.alive:
+            first = psutil.Process(self._supervised.pid)
+            _each(first, psutil.Process.suspend)  # none shall report another's end, or start a third
+            psutil.wait_procs(_each(first, psutil.Process.kill))
+        self.stop()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._supervised.close()
+
+    def _spawn(
+        self, command: list[str], environment: Mapping[str, str], folder: Path, ready: Callable[[], bool]
+    ) -> None:
+        if self._supervised.alive:
+            raise RuntimeError(f"{self.log.stem} is running already")
+        self._supervised.start(command, environment, cwd=folder)
+        try:
+            self._await(ready)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _await(self, ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not ready():
+            if not self._supervised.alive or time.monotonic() > deadline:
+                raise RuntimeError(f"{self.log.stem} did not start; its log ends:\n{self._supervised.log_tail(40)}")
+            time.sleep(0.1)
+
+
+class Postgres(_Service):
+    """A PostgreSQL server with an empty database at `url`.
+
+    In a folder of its own: root may not run it, and the user that does may not enter pytest's.
+    """
+
+    def __init__(self) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="postgres-test-")
+        self._data = Path(self._folder.name) / "data"
+        self._port = str(free_port())
+        self._password = secrets.token_hex(8)
+        super().__init__(Path(self._folder.name) / "postgres.log")
+
+    @staticmethod
+    def missing() -> str | None:
+        """None where it can be started; otherwise what to do about it."""
+        return None if _postgres_programs() else "no PostgreSQL to test against: apt-get install postgresql"
+
+    @property
+    def url(self) -> str:
+        """For PREFECT_SERVER_DATABASE_CONNECTION_URL, with the name of the driver that Prefect needs."""
+        return f"postgresql+asyncpg://{_SUPERUSER}:{self._password}@{HOST}:{self._port}/postgres"
+
+    def start(self) -> None:
+        if not self._data.exists():
+            self._make()
+        options = ["-h", HOST, "-p", self._port, "-k", "", "-c", "fsync=off"]
+        probe = [f"{_postgres_programs()}/pg_isready", "-h", HOST, "-p", self._port, "-q"]
+        command = _unprivileged("postgres", "-D", str(self._data), *options)
+        self._spawn(command, os.environ, self._data.parent, lambda: subprocess.call(probe) == 0)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        super().__exit__(kind, error, at)
+        self._folder.cleanup()
+
+    def _make(self) -> None:
+        password = self._data.parent / "password"
+        password.write_text(self._password)
+        if os.geteuid() == 0:
+            for path in (password.parent, password):
+                shutil.chown(path, _SUPERUSER)
+        options = ["--username", _SUPERUSER, "--auth=scram-sha-256", f"--pwfile={password}", "--encoding=UTF8"]
+        command = _unprivileged("initdb", "-D", str(self._data), "--no-locale", "--no-sync", *options)
+        subprocess.run(command, cwd=password.parent, check=True, stdout=subprocess.DEVNULL)
+
+
+class PrefectServer(_Service):
+    """A Prefect server at `api`, everything of it in `folder`; SQLite unless another database is named."""
+
+    def __init__(
+        self, folder: Path, database_url: str | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        super().__init__(folder / "server.log")
+        self._port = free_port()
+        self.api = f"http://{HOST}:{self._port}/api"
+        database = {"PREFECT_SERVER_DATABASE_CONNECTION_URL": database_url} if database_url else {}
+        own = {"PREFECT_HOME": str(folder), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
+        self._environment = own | _PROMPT_SERVER | database | dict(environment or {})
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """For processes that shall talk to this server: the test's own, without what the test tells its own Prefect."""
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
+        return kept | {"PREFECT_HOME": str(self.log.parent), "PREFECT_API_URL": self.api}
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "prefect", "server", "start", "--host", HOST, "--port", str(self._port)]
+        self._spawn(command, self.environment | self._environment, self.log.parent, lambda: healthy(self._port))
+
+    def prefect(self, folder: Path, *arguments: str) -> str:
+        """What a user's `prefect` command in a folder prints; it must succeed."""
+        return self._run(folder, "-m", "prefect", "--no-prompt", *arguments)
+
+    def python(self, folder: Path, code: str) -> str:
+        """What a Python program in a folder prints; it must succeed."""
+        return self._run(folder, "-c", code)
+
+    def _run(self, folder: Path, *arguments: str) -> str:
+        environment = self.environment | {"PWD": str(folder)}  # as a shell there has it, and prefect.yaml reads it
+        command = [sys.executable, *arguments]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
+        if done.returncode:
+            raise RuntimeError(f"`{' '.join(command)}` failed:\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    def client(self) -> SyncPrefectClient:
+        """A context manager, for whatever is not here."""
+        return SyncPrefectClient(self.api, httpx_settings={"timeout": PATIENCE_S})
+
+    def runs(self, deployment: str) -> list[FlowRun]:
+        """A deployment's flow runs, in the order of their times, without those whose time is yet to come."""
+        named = DeploymentFilter(name=DeploymentFilterName(any_=[deployment]))
+        with self.client() as client:
+            runs = client.read_flow_runs(deployment_filter=named, sort=FlowRunSort.EXPECTED_START_TIME_ASC, limit=_PAGE)
+        return [run for run in runs if run.state_name != "Scheduled"]
+
+    def wait(self, deployment: str, ready: Callable[[], bool]) -> None:
+        """Returns when the deployment's runs have done what is waited for; an error shows them if they never do."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not ready():
+            if time.monotonic() > deadline:
+                states = "\n".join(f"{run.expected_start_time} {run.state!r}" for run in self.runs(deployment))
+                raise TimeoutError(f"after {PATIENCE_S} s the runs of {deployment} are\n{states}")
+            time.sleep(0.05)
+
+
+class Worker(_Service):
+    """A process worker of `server`, with `environment` for itself and its flow runs; `kill` takes them along."""
+
+    def __init__(
+        self, server: PrefectServer, project: Path, pool: str, environment: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(server.log.parent / f"worker-{secrets.token_hex(4)}.log")
+        self._project, self._pool = project, pool
+        self._environment = server.environment | _PROMPT_WORKER | dict(environment or {})
+
+    def start(self) -> None:
+        self.log.write_text("")
+        command = [sys.executable, "-m", "prefect", "worker", "start", "--pool", self._pool, "--type", "process"]
+        self._spawn(command, self._environment, self._project, lambda: "started!" in self.log.read_text())
+
+
+def _each(first: psutil.Process, action: Callable[[psutil.Process], None]) -> list[psutil.Process]:
+    """Do it to a process and its descendants; returns them."""
+    family = [first, *first.children(recursive=True)]
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            action(process)
+    return family
+
+
+def _unprivileged(program: str, *arguments: str) -> list[str]:
+    """The command of one of PostgreSQL's programs, which refuse to run as root."""
+    user = ["setpriv", f"--reuid={_SUPERUSER}", f"--regid={_SUPERUSER}", "--init-groups"] if os.geteuid() == 0 else []
+    return [*user, f"{_postgres_programs()}/{program}", *arguments]
+
+
+def _postgres_programs() -> Path | None:
+    """Debian keeps them beside their version, where the shell does not look."""
+    folders = [path.parent for path in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))]
+    return folders[-1] if folders else None

@@ -1,0 +1,147 @@
+"""Runs made by hand, for tests of who was trained on what: no model, no engine."""
+
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage import layout
+from storage.objects.seal import seal
+from storage.objects.store import Store
+from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem, Status
+from storage.versions import checkpoints, datasets, manifests
+from storage.versions.checkpoints import Canary
+from storage.versions.drafts import Draft, Provenance
+from tasks.audit.__main__ import main
+from tasks.problems import fingerprint
+from tests.support.train_helpers import make_scores, make_trajectory
+
+ONE, TWO = Problem("1", "What is 1 + 1?", ["2"]), Problem("2", "What is 2 + 2?", ["4"])
+OTHER = Problem("1", "What is 5 + 5?", ["10"])  # the id of ONE, in another set
+
+
+@dataclass(frozen=True)
+class Played:
+    """One episode: what was asked, what became of it, and how old its policy was."""
+
+    problem: Problem
+    successes: Sequence[float] = (1.0,)
+    status: Status = "completed"
+    version: int | None = None  # policy version that sampled it; None: the newest
+
+
+@dataclass
+class Place:
+    """A store, and the settings of all that is committed there."""
+
+    store: Store
+    folder: Path  # stands for a model
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / "config.json").write_text("{}")
+
+    def problems(self, *problems: Problem) -> str:
+        version = layout.problems(fingerprint(problems))
+        if not manifests.committed(self.store, version):
+            self._rows(version, "problems", PROBLEM_SCHEMA, problems, [])
+        return version
+
+    def begin(self, run: str, origin: str | None = None, config: dict[str, Any] | None = None) -> str:
+        """Policy version 0."""
+        with Draft(self.store, layout.run(run), "run") as draft:
+            draft.commit(Provenance(config=config or {}), [])
+        parents = [layout.run(run), *([origin] if origin else [])]
+        return self.checkpoint(layout.checkpoint(run, 0), parents, config or {})
+
+    def play(self, run: str, iteration: int, problem_set: str, *played: Played) -> tuple[str, str]:
+        """Trajectories of an iteration, and their scores."""
+        data_set, scores = layout.trajectories(run, iteration), layout.scores(run, iteration, "5c0e")
+        rows, judged = [], []
+        for sample, each in enumerate(played):
+            name = f"{run}/{iteration:06d}/{each.problem.problem_id}/{sample}"
+            turns = [[7, 8]] * len(each.successes)
+            version = iteration if each.version is None else each.version
+            row = make_trajectory(name, turns, problem=each.problem.problem_id, status=each.status, version=version)
+            row = replace(row, prompt=each.problem.prompt, solutions=each.problem.solutions)
+            rows.append(replace(row, run=run, iteration=iteration, sample=sample))
+            judged += make_scores(name, *each.successes)
+        policy = layout.checkpoint(run, iteration)
+        self._rows(data_set, "trajectories", TRAJECTORY_SCHEMA, rows, [policy, problem_set])
+        self._rows(scores, "scores", SCORE_SCHEMA, judged, [data_set])
+        return data_set, scores
+
+    def train(
+        self, run: str, iteration: int, *exclusions: str, lag: int = 0, metrics: dict[str, float] | None = None
+    ) -> str:
+        """The update on what `play` left."""
+        before, config = layout.checkpoint(run, iteration), {"rollout": {"max_head_offpolicyness": lag}}
+        data = [layout.trajectories(run, iteration), layout.scores(run, iteration, "5c0e")]
+        version = layout.checkpoint(run, iteration + 1)
+        return self.checkpoint(version, [before, *data, *exclusions], config, metrics)
+
+    def iterate(self, run: str, iteration: int, problem_set: str, *played: Played) -> str:
+        self.play(run, iteration, problem_set, *played)
+        return self.train(run, iteration)
+
+    def checkpoint(
+        self, version: str, parents: list[str], config: dict[str, Any], metrics: dict[str, float] | None = None
+    ) -> str:
+        canary, provenance = Canary([1, 2], [-1.0]), Provenance(config=config)
+        checkpoints.commit(self.store, version, self.folder, None, canary, provenance, parents, metrics or {})
+        return version
+
+    def evaluate(self, policy: str, name: str, problem_set: str) -> str:
+        version = layout.evaluation(policy, name, "greedy-0123456789ab")
+        self._rows(version, "evaluation", TRAJECTORY_SCHEMA, [], [policy, problem_set])
+        return version
+
+    def collect(self, version: str) -> None:
+        """As gc does: the mark first, then the data."""
+        self.store.write(layout.collected(version), seal({"version": version}))
+        for file in manifests.read(self.store, version).files:
+            self.store.delete(file.path)
+
+    def _rows(self, version: str, kind: manifests.Kind, schema: Any, rows: Sequence[Any], parents: list[str]) -> None:
+        with Draft(self.store, version, kind) as draft:
+            datasets.write_rows(draft, schema, rows, rows_per_shard=3)
+            draft.commit(Provenance(config={}), parents)
+
+
+def two_runs(place: Place) -> Place:
+    """Run `a` has three iterations, with ONE from the second on; `b` begins with its checkpoint 1, `c` with its 3."""
+    both, other = place.problems(ONE, TWO), place.problems(OTHER)
+    place.begin("a")
+    place.iterate("a", 0, both, Played(TWO), Played(TWO, [0.0, 0.0]))
+    place.iterate("a", 1, both, Played(ONE), Played(ONE, [0.0, 1.0]), Played(ONE, [0.0]), Played(TWO))
+    place.iterate("a", 2, both, Played(ONE, status="rejected"), Played(TWO))
+    place.begin("b", layout.checkpoint("a", 1))
+    place.iterate("b", 0, other, Played(OTHER), Played(OTHER, [0.0]))
+    place.begin("c", layout.checkpoint("a", 3))
+    return place
+
+
+Call = Callable[..., str]
+
+
+def caller(store: Store, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """`python -m tasks.audit` on `store`, in this process; a call returns what it prints, of an error the message."""
+
+    def call(*arguments: str, status: int = 0) -> str:
+        monkeypatch.setattr(sys, "argv", ["audit", "--root", store.root, *arguments])
+        before = signal.getsignal(signal.SIGPIPE)
+        try:
+            code: object = main()
+        except SystemExit as ended:  # argparse's: help, or a wrong command
+            code = ended.code
+        finally:
+            signal.signal(signal.SIGPIPE, before)
+        printed = capfd.readouterr()
+        assert code == status, printed
+        return printed.err if status else printed.out
+
+    return call

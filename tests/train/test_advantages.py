@@ -1,0 +1,259 @@
+"""Advantages: baselines compare like with like, and what nobody sampled does not count."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.schema import Advantage, Reward
+from tasks.train.advantages import Observed, estimate
+from tasks.train.advantages.normalise import normalise
+from tasks.train.samples import Floats, Sample, build_samples
+from tests.support.train_helpers import make_scores, make_trajectory
+
+Rows = dict[str, tuple[str, list[float]]]
+"""From a trajectory's id to its problem and the success of its turns."""
+
+
+def samples_of(rows: Rows, turn_discount: float = 1.0, scaling: float = 1.0, length: int = 1) -> list[Sample]:
+    trajectories = [
+        make_trajectory(name, [[10] * length for _ in successes], problem=problem, turn_discount=turn_discount)
+        for name, (problem, successes) in rows.items()
+    ]
+    scores = [score for name, (_, successes) in rows.items() for score in make_scores(name, *successes)]
+    return build_samples(trajectories, scores, Reward(scaling=scaling))
+
+
+def advantages_of(samples: Sequence[Sample], **knobs: Any) -> list[list[float]]:
+    observed = [Observed(np.zeros(len(sample.actions))) for sample in samples]
+    knobs = {"normalisation": "none", **knobs}
+    return [row.tolist() for row in estimate(samples, observed, Advantage(**knobs)).advantages]
+
+
+ROWS: Rows = {
+    "a": ("p", [1]),
+    "b": ("p", [0, 1]),
+    "c": ("p", [0, 0]),
+    "d": ("q", [1]),
+    "e": ("q", [1]),
+}
+
+
+def test_group_baselines_by_turn_by_hand() -> None:
+    """First turns compare with first turns (returns 1, 0, -2 of p), second with second (1, -1), q agrees."""
+    advantages = advantages_of(samples_of(ROWS))
+    third = 1 / 3
+    assert advantages[:3] == [pytest.approx([1 + third]), pytest.approx([third, 1]), pytest.approx([-2 + third, -1])]
+    assert advantages[3:] == [[0.0], [0.0]]
+
+
+def test_a_turns_advantage_goes_to_all_its_tokens() -> None:
+    """Two tokens a turn."""
+    advantages = advantages_of(samples_of(ROWS, length=2))
+    assert advantages[1] == pytest.approx([1 / 3, 1 / 3, 1, 1])
+
+
+def test_wrong_first_answer_gains_nothing_from_a_right_second() -> None:
+    """The trap of one advantage for the whole episode: without discounting back, wrong first turns lose alike."""
+    advantages = advantages_of(samples_of(ROWS, turn_discount=0.0))
+    assert advantages[1][0] == advantages[2][0] < 0 < advantages[1][1]
+
+
+def test_division_by_the_standard_deviation() -> None:
+    """Returns 1 and -1 have the standard deviation 1 (the population's); no variance still gives 0."""
+    scaled = advantages_of(samples_of(ROWS), scale_by_std=True)
+    assert [scaled[1][1], scaled[2][1]] == pytest.approx([1 / (1 + 1e-6), -1 / (1 + 1e-6)], abs=1e-12)
+    assert scaled[3] == [0.0]
+
+
+def test_leave_one_out_by_hand() -> None:
+    """Each against the mean of the others: 1 - (0 - 2) / 2, 0 - (1 - 2) / 2, -2 - (1 + 0) / 2; alone, nothing."""
+    advantages = advantages_of(samples_of({**ROWS, "f": ("r", [1])}), leave_one_out=True)
+    assert [row[0] for row in advantages] == pytest.approx([2.0, 0.5, -2.5, 0.0, 0.0, 0.0])
+
+
+def test_agreement_is_no_signal_whatever_the_rounding() -> None:
+    """The mean of three times 0.1 is not 0.1 in floating point; divided by a tiny deviation, that would be noise."""
+    samples = samples_of({name: ("p", [1]) for name in "abc"}, scaling=0.1)
+    assert advantages_of(samples, scale_by_std=True) == [[0.0]] * 3
+
+
+@given(st.lists(st.tuples(st.sampled_from("pqr"), st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=3))))
+def test_advantages_of_a_group_sum_to_zero(rows: list[tuple[str, list[float]]]) -> None:
+    """A baseline moves nothing on average; every turn of every sample gets its advantage."""
+    samples = samples_of({f"t{i:02d}": row for i, row in enumerate([*rows, ("p", [1.0])])}, 0.7)
+    advantages = advantages_of(samples)
+    assert [len(turns) for turns in advantages] == [len(sample.returns) for sample in samples]
+    for problem in "pqr":
+        for turn in range(3):
+            group = [
+                turns[turn]
+                for sample, turns in zip(samples, advantages, strict=True)
+                if sample.problem_id == problem and len(turns) > turn
+            ]
+            assert np.sum(group) == pytest.approx(0, abs=1e-9)
+
+
+def test_penalties_of_tokens_count_in_the_returns_of_a_group() -> None:
+    """A KL penalty of 0.5 on one token of a's only turn makes its return 0.5 instead of 1."""
+    samples = samples_of({"a": ("p", [1]), "b": ("p", [0])}, length=2)
+    observed = [Observed(np.array([0.0, -0.5])), Observed(np.zeros(2))]
+    advantages = estimate(samples, observed, Advantage(normalisation="none")).advantages
+    assert [row.tolist() for row in advantages] == [[0.75, 0.75], [-0.75, -0.75]]
+
+
+def gae_of(
+    sample: Sample, values: Sequence[float], bootstrap: float = 0.0, **knobs: Any
+) -> tuple[list[float], list[float]]:
+    """Advantages and returns of one sample."""
+    observed = Observed(np.zeros(len(sample.actions)), np.array(values), bootstrap)
+    estimated = estimate([sample], [observed], Advantage(**{"type": "gae", "normalisation": "none", **knobs}))
+    assert estimated.returns is not None
+    return estimated.advantages[0].tolist(), estimated.returns[0].tolist()
+
+
+def golden(turn_discount: float = 1.0) -> Sample:
+    """Two turns of two tokens, reward 0 on the first and 1 on the second."""
+    row = make_trajectory("t", [[10, 11], [12, 13]], turn_discount=turn_discount)
+    (sample,) = build_samples([row], make_scores("t", 0.5, 1), Reward())
+    return sample
+
+
+def test_gae_golden_values() -> None:
+    """Mask 1 1 0 0 1 1, V .5, terminal reward 1, lambda .95. A form that looks at feedback gives 1.174 1.236 …"""
+    advantages, returns = gae_of(golden(), [0.5] * 4, gae_lambda=0.95)
+    assert advantages == pytest.approx([0.4286875, 0.45125, 0.475, 0.5])
+    assert returns == pytest.approx([0.9286875, 0.95125, 0.975, 1.0])
+
+
+def test_gae_with_both_discounts_by_hand() -> None:
+    """Discount .9 within a turn, .5 from turn to turn, lambda .8."""
+    advantages, _ = gae_of(golden(turn_discount=0.5), [0.1, 0.2, 0.3, 0.4], discount=0.9, gae_lambda=0.8)
+    fourth = 1 - 0.4
+    third = 0.9 * 0.4 - 0.3 + 0.9 * 0.8 * fourth
+    second = 0.5 * 0.3 - 0.2 + 0.5 * 0.8 * third
+    first = 0.9 * 0.2 - 0.1 + 0.9 * 0.8 * second
+    assert advantages == pytest.approx([first, second, third, fourth])
+
+
+def test_what_lies_behind_a_cut_is_a_turn_further() -> None:
+    """The last step sees the return behind it, by the discount from turn to turn; lambda 0 shows it alone."""
+    sample = golden(turn_discount=0.8)
+    advantages, _ = gae_of(sample, [0.5] * 4, bootstrap=0.7, discount=0.9, gae_lambda=0.0)
+    assert advantages[3] == pytest.approx(1 + 0.8 * 0.7 - 0.5)
+
+
+def test_gae_with_lambda_1_is_return_minus_value() -> None:
+    """Without discount and with zero values the advantages are the returns."""
+    assert gae_of(golden(), [0.0] * 4)[0] == pytest.approx([1, 1, 1, 1])
+
+
+def test_gae_pads_without_effect() -> None:
+    """A short sample beside a long one is what it is alone."""
+    samples = samples_of({"a": ("p", [0, 1]), "b": ("p", [1])}, length=3)
+    observed = [Observed(np.zeros(len(s.actions)), np.linspace(0.1, 0.9, len(s.actions))) for s in samples]
+    knobs = Advantage(type="gae", normalisation="none", discount=0.9, gae_lambda=0.7)
+    together = estimate(samples, observed, knobs).advantages
+    alone = [estimate([s], [o], knobs).advantages[0] for s, o in zip(samples, observed, strict=True)]
+    for mine, other in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(mine, other)
+
+
+def masked_gae(rewards: Floats, values: Floats, discounts: Floats, mask: Floats, gae_lambda: float) -> Floats:
+    """GAE along the whole sequence: at a token that nobody sampled the recursion stands still."""
+    advantages, following, carried = np.zeros(len(mask)), 0.0, 0.0
+    for t in reversed(range(len(mask))):
+        if mask[t]:
+            carried = rewards[t] + discounts[t] * following - values[t] + discounts[t] * gae_lambda * carried
+            following = values[t]
+            advantages[t] = carried
+    return advantages
+
+
+NUMBERS = st.floats(-5, 5)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), NUMBERS), min_size=1, max_size=4),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.data(),
+)
+def test_gae_on_the_masked_sequence_is_gae_on_the_compressed_one(
+    turns: list[tuple[int, int, float]], discount: float, turn_discount: float, gae_lambda: float, data: st.DataObject
+) -> None:
+    """For any turns (tokens, feedback tokens, reward), values and discounts; observation tokens never matter."""
+    mask = np.concatenate([[True] * n + [False] * gap for n, gap, _ in turns])
+    total = len(mask)
+    values = np.array(data.draw(st.lists(NUMBERS, min_size=total, max_size=total)))
+    ends = np.cumsum([n + gap for n, gap, _ in turns]) - [gap for _, gap, _ in turns] - 1
+    rewards, discounts = np.zeros(total), np.full(total, discount)
+    rewards[ends] = [reward for _, _, reward in turns]
+    discounts[ends[:-1]] = turn_discount
+    counts = [n for n, _, _ in turns]
+    sample = dataclasses.replace(
+        golden(),
+        actions=np.flatnonzero(mask) + 1,
+        turn_of_action=np.repeat(np.arange(len(turns)), counts),
+        in_loss=np.ones(sum(counts), bool),
+        rewards=np.array([reward for _, _, reward in turns]),
+        turn_discount=turn_discount,
+    )
+    ours, _ = gae_of(sample, values[mask].tolist(), discount=discount, gae_lambda=gae_lambda)
+    other = np.where(mask, values, 99.0)
+    np.testing.assert_allclose(ours, masked_gae(rewards, other, discounts, mask, gae_lambda)[mask], atol=1e-9)
+
+
+def test_normalisation_of_values_by_hand() -> None:
+    """Tokens of long turns weigh more; a masked token is normalised like the others but weighs nothing."""
+    samples = samples_of({"a": ("p", [1]), "b": ("p", [0]), "c": ("q", [1]), "d": ("q", [0])})
+    samples[3] = dataclasses.replace(samples[3], in_loss=np.array([False]))
+    raw = [np.array([value]) for value in (1.0, -1.0, 1.0, -1.0)]
+    batch = (np.concatenate(raw) - 1 / 3) / (np.std([1, -1, 1]) + 1e-5)
+    assert np.concatenate(normalise(samples, raw, "batch")) == pytest.approx(batch)
+    group = [1 / (1 + 1e-5), -1 / (1 + 1e-5), 0.0, -2 / 1e-5]
+    assert np.concatenate(normalise(samples, raw, "group")) == pytest.approx(group)
+
+
+def test_normalisation_leaves_groups_that_agree_at_zero() -> None:
+    """All of q's long answers are wrong: nothing says that they are better than others, whatever the batch's mean."""
+    parts: list[tuple[Rows, int]] = [
+        ({"a": ("p", [1])}, 3),
+        ({"b": ("p", [0])}, 1),
+        ({"c": ("q", [0]), "d": ("q", [0])}, 50),
+    ]
+    samples = [sample for rows, length in parts for sample in samples_of(rows, length=length)]
+    for over in ("batch", "group"):
+        advantages = advantages_of(samples, normalisation=over)
+        assert advantages[2:] == [[0.0] * 50] * 2
+        assert advantages[0][0] == -advantages[1][0] > 0
+    tokens = np.concatenate(advantages_of(samples, normalisation="batch"))
+    assert (tokens**2).mean() == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("over", ["batch", "group"])
+def test_normalisation_of_right_answers_alone_by_hand(over: str) -> None:
+    """Seven right, and the wrong one was cut and masked: they count as 1, not as 0, and not as one over epsilon."""
+    right: Rows = {f"r{n}": ("p", [1]) for n in range(7)}
+    samples = samples_of({**right, "wrong": ("p", [0])})
+    samples = [dataclasses.replace(s, in_loss=np.full(1, s.trajectory_id != "wrong")) for s in samples]
+    advantages = np.concatenate(advantages_of(samples, normalisation=over))
+    assert advantages[:7] == pytest.approx(np.ones(7), abs=1e-3)
+    assert advantages[7] == pytest.approx(-7, abs=1e-3)
+
+
+def test_unknown_estimator_is_refused_with_the_known_names() -> None:
+    """A typing mistake tells what there is."""
+    with pytest.raises(ValueError, match=r"'grupo' is not registered, did you mean 'group'\?; there are gae, group"):
+        advantages_of(samples_of(ROWS), type="grupo")
+
+
+def test_gae_without_values_is_refused() -> None:
+    """A library user may ask for it without a critic."""
+    with pytest.raises(ValueError, match="needs a critic's values of a"):
+        advantages_of(samples_of(ROWS), type="gae")

@@ -1,0 +1,102 @@
+"""Batches: whole groups, random, nothing lost and little padding."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.schema import Reward
+from tasks.train.batches import Columns, Piece, cut_by_length, draw_minibatches, make_minibatch
+from tasks.train.samples import build_samples
+from tests.support.train_helpers import make_scores, make_trajectory, random_rows
+
+CPU = torch.device("cpu")
+
+
+def test_minibatches_hold_whole_groups_and_everything_once() -> None:
+    """A group split over two optimizer steps would be compared with a baseline it no longer has."""
+    samples = build_samples(*random_rows(problems=7, samples=3), Reward())
+    parts = draw_minibatches(samples, 3, torch.Generator().manual_seed(0))
+    problems = [{samples[index].problem_id for index in part} for part in parts]
+    assert sorted(index for part in parts for index in part) == list(range(21))
+    assert sum(len(group) for group in problems) == 7
+    assert [len(group) for group in problems] == [3, 2, 2]
+
+
+def test_minibatches_are_random_and_repeatable() -> None:
+    """The generator alone decides: the same state draws the same, the next draw another."""
+    samples = build_samples(*random_rows(problems=9, samples=2), Reward())
+    generator = torch.Generator().manual_seed(0)
+    first, second = (draw_minibatches(samples, 3, generator) for _ in range(2))
+    assert first != second
+    assert first == draw_minibatches(samples, 3, torch.Generator().manual_seed(0))
+
+
+def test_fewer_groups_than_minibatches_give_fewer_steps() -> None:
+    """A small batch after filtering makes no empty optimizer step."""
+    samples = build_samples(*random_rows(problems=2, samples=2), Reward())
+    assert len(draw_minibatches(samples, 4, torch.Generator())) == 2
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 200))
+def test_micro_batches_keep_the_budget(lengths: list[int], budget: int) -> None:
+    """Padded tokens never exceed the budget, but a sequence that alone does is kept, alone; none is lost."""
+    parts = cut_by_length([Piece(index, 0, length, slice(0)) for index, length in enumerate(lengths)], budget)
+    assert sorted(piece.sample for part in parts for piece in part) == list(range(len(lengths)))
+    assert all(len(part) == 1 or len(part) * max(piece.length for piece in part) <= budget for part in parts)
+
+
+def test_collate_by_hand() -> None:
+    """Right padding, coordinates of the action tokens, and what is known of each."""
+    rows = [make_trajectory("a", [[10, 11], [12]]), make_trajectory("b", [[13]])]
+    samples = build_samples(rows, make_scores("a", 0, 1) + make_scores("b", 1), Reward())
+    columns = [
+        Columns(np.array([0.5, 0.5, -2.0]), reference=np.array([-1, -2, -3], np.float32)),
+        Columns(np.array([3.0]), reference=np.array([-4], np.float32)),
+    ]
+    (batch,) = make_minibatch(samples, columns, [1, 0], 100, CPU)
+    assert batch.trajectory_ids == ["a", "b"]
+    assert batch.tokens.tolist() == [[1, 2, 3, 10, 11, 4, 5, 12], [1, 2, 3, 13, 0, 0, 0, 0]]
+    assert list(zip(batch.rows.tolist(), batch.columns.tolist(), strict=True)) == [(0, 3), (0, 4), (0, 7), (1, 3)]
+    assert batch.advantages.tolist() == [0.5, 0.5, -2.0, 3.0]
+    assert batch.reference is not None
+    assert batch.reference.tolist() == [-1, -2, -3, -4]
+    assert (batch.proximal, batch.values, batch.returns) == (None, None, None)
+    assert batch.advantages.dtype == batch.behaviour.dtype == batch.reference.dtype == torch.float32
+
+
+def test_sequences_of_a_trajectory_are_rows_of_their_own() -> None:
+    """Where a template rewrote history, the second turn must not attend to what it never saw."""
+    row = make_trajectory("a", [[10, 11], [12]])
+    row = replace(row, sequence_starts=[0, 5])  # 1 2 3 10 11 | 4 5 12
+    samples = build_samples([row], make_scores("a", 0, 1), Reward())
+    (batch,) = make_minibatch(samples, [Columns(np.array([1.0, 2.0, 3.0]))], [0], 100, CPU)
+    assert batch.tokens.tolist() == [[1, 2, 3, 10, 11], [4, 5, 12, 0, 0]]
+    assert list(zip(batch.rows.tolist(), batch.columns.tolist(), strict=True)) == [(0, 3), (0, 4), (1, 2)]
+    assert batch.advantages.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_masked_turns_are_in_no_batch() -> None:
+    """A turn that the limit cut is left out; a sequence of such turns alone is not even passed through the model."""
+    rows = [make_trajectory("a", [[10, 11], [12]]), make_trajectory("b", [[13]])]
+    cut = [replace(rows[0], turns=[rows[0].turns[0], replace(rows[0].turns[1], finish_reason="length")])]
+    cut.append(replace(rows[1], turns=[replace(rows[1].turns[0], finish_reason="length")]))
+    samples = build_samples(cut, make_scores("a", 0, 1) + make_scores("b", 1), Reward(), mask_truncated=True)
+    columns = [Columns(np.zeros(len(sample.actions))) for sample in samples]
+    (batch,) = make_minibatch(samples, columns, [0, 1], 100, CPU)
+    assert batch.trajectory_ids == ["a"]
+    assert batch.columns.tolist() == [3, 4]
+    assert make_minibatch(samples, columns, [1], 100, CPU) == []
+
+
+def test_a_minibatch_covers_every_action_token() -> None:
+    """What the optimizer sees is what was stored, once, in several micro-batches."""
+    samples = build_samples(*random_rows(), Reward())
+    columns = [Columns(np.zeros(len(sample.actions))) for sample in samples]
+    batches = make_minibatch(samples, columns, range(len(samples)), 40, CPU)
+    tokens = [batch.tokens[batch.rows, batch.columns] for batch in batches]
+    stored = np.concatenate([sample.token_ids[sample.actions] for sample in samples])
+    assert sorted(torch.cat(tokens).tolist()) == sorted(stored.tolist())
+    assert len(batches) > 1

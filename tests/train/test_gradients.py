@@ -1,0 +1,191 @@
+"""The written formulas: gradients against naive float64 versions, whatever the batching."""
+
+import math
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from configs.schema import PPO, Advantage, Reward
+from tasks.train.batches import draw_minibatches, make_minibatch
+from tasks.train.prepare import Preparation
+from tasks.train.samples import build_samples
+from tests.support.train_helpers import (
+    EVERYTHING,
+    GAE,
+    assert_near,
+    gradients,
+    make_trainer,
+    random_rows,
+    save_tiny,
+    tiny_model,
+)
+
+
+def naive_loss(model: PreTrainedModel, temperature: float = 1.0, **knobs: Any) -> Tensor:
+    """The policy's whole loss once more: float64, full logits, one trajectory and one token at a time."""
+    ppo = PPO.model_validate({"advantage": {"normalisation": "none"}, **knobs})
+    rows, scores = random_rows()
+    success = {(score.trajectory_id, score.turn): score.success for score in scores}
+    returns = {
+        (row.trajectory_id, k): sum(2 * success[row.trajectory_id, j] - 1 for j in range(k, len(row.turns)))
+        for row in rows
+        for k in range(len(row.turns))
+    }
+    reference, cap = tiny_model(seed=7).double(), ppo.behaviour_weight
+    terms = []
+    for row in rows:
+        logprobs = (model(torch.tensor([row.token_ids])).logits[0] / temperature).log_softmax(-1)
+        of_reference = (reference(torch.tensor([row.token_ids])).logits[0] / temperature).log_softmax(-1).detach()
+        actions = [(t, k) for k, turn in enumerate(row.turns) for t in range(turn.start, turn.end)]
+        gaps = {t: logprobs[t - 1, row.token_ids[t]].item() - row.logprobs[t] for t, _ in actions}
+        for t, k in actions:
+            peers = [returns[r.trajectory_id, k] for r in rows if r.problem_id == row.problem_id and len(r.turns) > k]
+            advantage = returns[row.trajectory_id, k] - sum(peers) / len(peers)
+            logp = logprobs[t - 1, row.token_ids[t]]
+            proximal = logp.detach() if ppo.use_decoupled_loss else torch.tensor(row.logprobs[t]).double()
+            weight = math.exp(gaps[t] if cap.level == "token" else sum(gaps.values()) / len(gaps))
+            if cap.cap and weight > cap.cap:
+                weight = cap.cap if cap.mode == "truncate" else 0.0
+            ratio = torch.exp(logp - proximal)
+            clipped = ratio.clamp(1 - ppo.eps_clip, 1 + (ppo.eps_clip_higher or ppo.eps_clip))
+            objective = torch.min(ratio * advantage, clipped * advantage)
+            if ppo.c_clip and advantage < 0:
+                objective = torch.max(objective, torch.tensor(ppo.c_clip * advantage))
+            term = -(weight if ppo.use_decoupled_loss else 1.0) * objective
+            term = term + ppo.entropy_coefficient * (logprobs[t - 1].exp() * logprobs[t - 1]).sum()
+            if ppo.kl.in_loss:
+                d = logp - of_reference[t - 1, row.token_ids[t]]
+                term = (
+                    term
+                    + ppo.kl.kl_ctl * {"k1": d, "k2": d * d / 2, "k3": torch.exp(-d) - 1 + d}[ppo.kl.chosen_estimator]
+                )
+            terms.append(term)
+    return torch.stack(terms).mean()
+
+
+def naive_gradients(**knobs: Any) -> dict[str, Tensor]:
+    model = tiny_model().double()
+    naive_loss(model, **knobs).backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        {"temperature": 0.8, "behaviour_weight": {"cap": 1.2}},
+        {"behaviour_weight": {"cap": 1.2, "mode": "mask"}},
+        {"behaviour_weight": {"level": "sequence"}},
+        {"behaviour_weight": {"level": "sequence", "cap": 1.1, "mode": "mask"}},
+        {"use_decoupled_loss": False},
+        {"use_decoupled_loss": False, "temperature": 1.3, "eps_clip_higher": 0.4, "c_clip": 1.1},
+        {"entropy_coefficient": 0.3},
+        {"kl": {"place": "loss", "estimator": "k1", "kl_ctl": 0.7}},
+        {"kl": {"place": "loss", "estimator": "k2", "kl_ctl": 0.7}},
+        {"kl": {"place": "loss", "estimator": "k3", "kl_ctl": 0.7}, "entropy_coefficient": 0.1},
+    ],
+    ids=str,
+)
+def test_gradient_is_that_of_the_written_formula(tmp_path: Path, knobs: dict[str, Any]) -> None:
+    """Each option, with baselines and the mean over all action tokens, against autograd in float64."""
+    first = tmp_path / "first"
+    tiny_model(seed=7).save_pretrained(first)
+    trainer = make_trainer(
+        save_tiny(tmp_path / "now"), first=first, micro_batch_tokens=50, logprob_chunk_tokens=7, **knobs
+    )
+    metrics = trainer.update(*random_rows(), version=2)
+    assert_near(gradients(trainer), naive_gradients(**knobs), 1e-5)
+    if knobs.get("use_decoupled_loss", True):
+        assert metrics["policy/ratio"] == 1.0
+    else:
+        assert metrics["policy/clip_fraction"] > 0.1
+    if knobs.get("c_clip"):
+        assert metrics["policy/dual_clip_fraction"] > 0.1
+
+
+@pytest.mark.parametrize("kind", ["value-head", "own"])
+def test_gradient_with_a_critic_is_that_of_the_written_formula(tmp_path: Path, kind: str) -> None:
+    """Values of action tokens, GAE, value loss and what of it reaches the trunk, against autograd in float64."""
+    trainer = make_trainer(
+        save_tiny(tmp_path), micro_batch_tokens=50, critic={"model": kind, "value_norm": "none"}, **GAE
+    )
+    critic = trainer._learner.critic
+    assert critic is not None
+    with torch.no_grad():
+        critic.head.weight.copy_(torch.linspace(-0.1, 0.1, 32))
+    head = torch.linspace(-0.1, 0.1, 32, dtype=torch.float32).double().requires_grad_()
+    trainer.update(*random_rows(), version=2)
+
+    rows, scores = random_rows()
+    policy, other = tiny_model().double(), tiny_model().double()
+    success = {(score.trajectory_id, score.turn): score.success for score in scores}
+    of_policy, of_value = [], []
+    for row in rows:
+        ids = torch.tensor([row.token_ids])
+        logprobs = policy(ids).logits[0].log_softmax(-1)
+        hidden = (policy if kind == "value-head" else other).base_model(ids).last_hidden_state[0]
+        actions = [(t, k) for k, turn in enumerate(row.turns) for t in range(turn.start, turn.end)]
+        values = torch.stack([hidden[t - 1] @ head for t, _ in actions])
+        carried, after = 0.0, 0.0
+        for (t, k), value in reversed(list(zip(actions, values, strict=True))):
+            last = t == row.turns[k].end - 1
+            reward = 2 * success[row.trajectory_id, k] - 1 if last else 0.0
+            discount = 1.0 if last else 0.95
+            carried = reward + discount * after - value.item() + discount * 0.9 * carried
+            after = value.item()
+            logp = logprobs[t - 1, row.token_ids[t]]
+            weight = math.exp(logp.item() - row.logprobs[t])
+            of_policy.append(-weight * torch.exp(logp - logp.detach()) * carried)
+            of_value.append((value - (carried + after)) ** 2 / 2)
+    coefficient = 0.1 if kind == "value-head" else 1.0
+    (torch.stack(of_policy).mean() + coefficient * torch.stack(of_value).mean()).backward()
+    assert_near(gradients(trainer), {n: p.grad for n, p in policy.named_parameters() if p.grad is not None}, 1e-5)
+    assert head.grad is not None
+    assert critic.head.weight.grad is not None
+    torch.testing.assert_close(critic.head.weight.grad[0].double(), head.grad, atol=1e-5, rtol=1e-4)
+    if critic.own is not None:
+        mine = {n: p.grad for n, p in critic.own.base_model.named_parameters() if p.grad is not None}
+        assert_near(mine, {n: p.grad for n, p in other.base_model.named_parameters() if p.grad is not None}, 1e-5)
+
+
+@pytest.mark.parametrize("knobs", [{"micro_batch_tokens": 1}, {"micro_batch_tokens": 60}, {"logprob_chunk_tokens": 5}])
+@pytest.mark.parametrize(
+    "options", [{}, EVERYTHING, {**GAE, "critic": {}, "kl": {"kl_ctl": 0.1, "place": "loss"}}], ids=lambda o: len(o)
+)
+def test_gradient_does_not_depend_on_the_batching(
+    tmp_path: Path, knobs: dict[str, Any], options: dict[str, Any]
+) -> None:
+    """How much fits into memory must not change what is learned: padding, accumulation and chunks are neutral."""
+    folder = save_tiny(tmp_path)
+    whole, parts = make_trainer(folder, **options), make_trainer(folder, **options, **knobs)
+    rows, scores = random_rows()
+    whole.update(rows, scores, version=2)
+    parts.update(rows[::-1], scores[::-1], version=2)
+    assert_near(gradients(parts), gradients(whole), 1e-6)
+
+
+def test_the_proximal_pass_of_the_first_minibatch_changes_nothing(tmp_path: Path) -> None:
+    """It is skipped: with one minibatch there is none at all, with two half of one, and w and ratio are the same."""
+    folder, lines = save_tiny(tmp_path), list[str]()
+    rows, scores = random_rows()
+    once = make_trainer(folder)
+    once.update(rows, scores, version=2, progress=lines.append)
+    assert lines[0].startswith("minibatch 1 of 1")
+    all_of_them = make_trainer(folder, epochs=2)  # an epoch more needs the stored ones
+    metrics = all_of_them.update(rows, scores, version=2, progress=lines.append)
+    assert lines[1].startswith("proximal logprobs of 16 trajectories")
+    assert metrics["policy/ratio"] != 1.0
+
+    reference = make_trainer(folder)  # the same update, its proximal logprobs computed before
+    learner, samples = reference._learner, build_samples(rows, scores, Reward())
+    indices = draw_minibatches(samples, 1, learner.generator)[0]
+    prepared = Preparation(learner, PPO(advantage=Advantage(normalisation="none"), epochs=2), 1.0, nullcontext())
+    columns = prepared.prepare(samples, [[indices], [indices]]).columns
+    assert all(column.proximal is not None for column in columns)
+    reference._stepper.take(make_minibatch(samples, columns, indices, 16384, learner.device))
+    assert_near(gradients(once), gradients(reference), 1e-6)

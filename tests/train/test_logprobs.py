@@ -1,0 +1,78 @@
+"""Logprobs: those of the full logits, without the full logits."""
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from tasks.train.logprobs import action_logprobs, read_out
+from tests.support.train_helpers import VOCABULARY, tiny_model
+
+TOKENS = torch.randint(0, VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(5))
+LENGTHS = torch.tensor([12, 7, 9])
+ROWS = torch.tensor([0, 0, 0, 0, 1, 1, 2, 2])
+COLUMNS = torch.tensor([1, 5, 6, 11, 4, 6, 7, 8])
+
+
+def padded() -> torch.Tensor:
+    return TOKENS * (torch.arange(12) < LENGTHS[:, None])
+
+
+def full_logits(model: PreTrainedModel, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """The plain way: all logits, with an attention mask."""
+    mask = (torch.arange(12) < LENGTHS[:, None]).long()
+    logprobs = (model(input_ids=padded(), attention_mask=mask).logits / temperature).log_softmax(-1)
+    chosen = logprobs[ROWS, COLUMNS - 1]
+    return chosen.gather(-1, TOKENS[ROWS, COLUMNS][:, None])[:, 0], -(chosen.exp() * chosen).sum(-1)
+
+
+@pytest.mark.parametrize("chunk", [3, 8])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize(("kind", "tied"), [("qwen3", False), ("qwen3", True), ("qwen2", False)])
+def test_equals_the_full_logits(kind: str, tied: bool, temperature: float, chunk: int) -> None:
+    """Values, entropies and gradients are those of log_softmax(model(...).logits), whatever the chunk."""
+    model = tiny_model(kind, tied)
+    logp, entropy = action_logprobs(model, padded(), ROWS, COLUMNS, temperature, chunk)
+    expected, expected_entropy = full_logits(model, temperature)
+    torch.testing.assert_close(logp, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(entropy, expected_entropy, atol=1e-5, rtol=0)
+    assert not entropy.requires_grad
+    weights = torch.arange(1.0, 9.0)
+    parameters = list(model.parameters())
+    ours = torch.autograd.grad((logp * weights).sum(), parameters)
+    theirs = torch.autograd.grad((expected * weights).sum(), parameters)
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
+
+
+def test_autocast_does_not_round_the_logits() -> None:
+    """Where logits are large, a rounding of 2^-8 of them is a wrong logprob: the last layer stays in float32."""
+    head, generator = torch.nn.Linear(64, VOCABULARY, bias=False), torch.Generator().manual_seed(1)
+    states, targets = 20 * torch.randn(100, 64, generator=generator), torch.arange(100) % VOCABULARY
+    with torch.autocast("cpu", torch.bfloat16):
+        logp, _ = read_out(head, states, targets, 1.0, 1000)
+    expected = (states.double() @ head.weight.double().T).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
+    torch.testing.assert_close(logp.double(), expected, atol=1e-4, rtol=0)
+
+
+def test_full_vocabulary_logits_exist_for_one_chunk_only() -> None:
+    """The output layer never sees more than a chunk, and autograd keeps nothing as wide as the vocabulary."""
+    model, sizes, kept = tiny_model(), [], []
+    model.lm_head.register_forward_hook(lambda _, __, logits: sizes.append(logits.shape))
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.shape)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        action_logprobs(model, padded(), ROWS, COLUMNS, 1.0, 3)
+    assert sizes == [(3, VOCABULARY), (3, VOCABULARY), (2, VOCABULARY)]
+    assert not [shape for shape in kept if shape[-1:] == (VOCABULARY,) and shape[0] <= 8]
+
+
+def test_one_chunk_is_computed_once() -> None:
+    """Recomputing what fits into memory anyway would only cost time."""
+    model, calls = tiny_model(), []
+    model.lm_head.register_forward_hook(lambda *_: calls.append(1))
+    logp, _ = action_logprobs(model, padded(), ROWS, COLUMNS, 1.0, 8)
+    logp.sum().backward()
+    assert len(calls) == 1

@@ -1,0 +1,204 @@
+"""What the options of an update do: epochs, early stop, KL, critic, staleness, and what leaves nothing to train on."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from configs.schema import PPO, Optimizer, Reward
+from tasks.train.advantages import register_advantage
+from tasks.train.advantages.group import group
+from tasks.train.critic import ValueNorm
+from tasks.train.trainer import Trainer
+from tests.support.train_helpers import (
+    GAE,
+    UNCLIPPED,
+    make_scores,
+    make_trainer,
+    make_trajectory,
+    random_rows,
+    save_tiny,
+    tiny_model,
+    weights,
+)
+
+
+def test_plain_ppo_needs_no_proximal_pass(tmp_path: Path) -> None:
+    """Nor does the option for data that are exactly on-policy; the mismatch is reported all the same."""
+    options: list[dict[str, Any]] = [{"use_decoupled_loss": False}, {"recompute_logprob": False}]
+    for knobs in options:
+        lines: list[str] = []
+        metrics = make_trainer(save_tiny(tmp_path), **knobs).update(*random_rows(), version=2, progress=lines.append)
+        assert lines[0].startswith("minibatch 1 of 1")
+        assert metrics["proximal/mean_difference"] > 0.1
+
+
+def test_epochs_pass_over_the_data_again(tmp_path: Path) -> None:
+    """Sample reuse: other minibatches, the same proximal logprobs; the ratio leaves 1."""
+    trainer = make_trainer(save_tiny(tmp_path), ppo_n_minibatches=2, epochs=3)
+    metrics = trainer.update(*random_rows(), version=2)
+    assert trainer._learner.steps == 6
+    assert metrics["policy/kl_proximal"] > 0
+    assert metrics["tokens/padding_share"] < 0.5
+
+
+def test_early_stop_spares_the_policy_and_counts(tmp_path: Path) -> None:
+    """Plain PPO on rows whose behaviour logprobs are far too low: the mean ratio is above 5."""
+    rows, scores = random_rows()
+    far = [replace(row, logprobs=[-20.0 if sampled else 0.0 for sampled in row.action_mask]) for row in rows]
+    trainer = make_trainer(save_tiny(tmp_path), use_decoupled_loss=False, critic={"model": "own"}, **GAE)
+    before, critic = weights(trainer), trainer._learner.critic
+    metrics = trainer.update(far, scores, version=2)
+    assert metrics["policy/early_stopped"] == 1.0
+    assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())
+    assert critic is not None
+    assert critic.head.weight.any()  # values have no ratio: a critic of its own learns
+    bold = make_trainer(save_tiny(tmp_path), use_decoupled_loss=False, early_stop_imp_ratio=None)
+    assert bold.update(far, scores, version=2)["policy/early_stopped"] == 0.0
+    assert not torch.equal(before["lm_head.weight"], weights(bold)["lm_head.weight"])
+
+
+@pytest.mark.parametrize("critic", ["value-head", "own"])
+def test_a_ratio_that_overflows_is_left_out_like_any_that_is_too_far(
+    tmp_path: Path, critic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """exp(200) is infinite and its gradient is no number: the minibatch is skipped, the run goes on."""
+    rows, scores = random_rows()
+    far = [replace(row, logprobs=[-200.0 if sampled else 0.0 for sampled in row.action_mask]) for row in rows]
+    trainer = make_trainer(save_tiny(tmp_path), use_decoupled_loss=False, critic={"model": critic}, **GAE)
+    before = weights(trainer)
+    assert trainer.update(far, scores, version=2)["policy/early_stopped"] == 1.0
+    assert "optimizer.eps" not in caplog.text  # without a step it has shortened none
+    assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())
+
+
+def test_a_fixed_reference_must_be_given(tmp_path: Path) -> None:
+    """Going on from a later checkpoint, the policy would be compared with itself."""
+    trainer = make_trainer(save_tiny(tmp_path / "start"), kl={"kl_ctl": 0.1})
+    trainer.update(*random_rows(), version=0)
+    trainer.save(tmp_path / "model", tmp_path / "state")
+    with pytest.raises(ValueError, match="give its folder as `first`"):
+        trainer.load(tmp_path / "model", tmp_path / "state", seed=1)
+
+
+def test_an_estimator_that_gives_a_critic_nothing_to_learn(tmp_path: Path) -> None:
+    """One's own estimator may use a critic; then it says what the critic should have said."""
+    register_advantage("no-returns", group)
+    trainer = make_trainer(save_tiny(tmp_path), advantage={"type": "no-returns"}, critic={})
+    with pytest.raises(ValueError, match="no-returns gives no returns"):
+        trainer.update(*random_rows(), version=0)
+
+
+def test_kl_in_the_reward_pulls_towards_the_reference(tmp_path: Path) -> None:
+    """Without any other signal, the policy moves to the reference policy; the coefficient adapts."""
+    first = tmp_path / "first"
+    tiny_model(seed=7).save_pretrained(first)
+    options: dict[str, Any] = {
+        "kl": {"place": "reward", "kl_ctl": 1.0, "adaptive": True, "target": 1.0, "horizon": 100.0}
+    }
+    trainer = make_trainer(save_tiny(tmp_path / "now"), Optimizer(lr=3e-3), first=first, **options)
+    rows, _ = random_rows()
+    scores = [score for row in rows for score in make_scores(row.trajectory_id, *[1.0] * len(row.turns))]
+    history = [trainer.update(rows, scores, version=2) for _ in range(6)]
+    assert history[0]["kl/kl_ctl"] == 1.0
+    assert history[1]["kl/kl_ctl"] == pytest.approx(1 + 0.2 * len(rows) / 100)
+    assert history[-1]["policy/kl_reference"] < history[0]["policy/kl_reference"]
+
+
+def test_a_moving_reference_follows(tmp_path: Path) -> None:
+    """After an update it is the mean of itself and the policy, with a decay of 0.99; a fixed one stays."""
+    folder = save_tiny(tmp_path)
+    for reference, share in (("ema", 0.01), ("fixed", 0.0)):
+        options: dict[str, Any] = {"kl": {"kl_ctl": 0.1, "place": "loss", "reference": reference}}
+        trainer = make_trainer(folder, **options)
+        before = weights(trainer)["lm_head.weight"]
+        trainer.update(*random_rows(), version=2)
+        held, after = trainer._learner.reference, weights(trainer)["lm_head.weight"]
+        assert held is not None
+        torch.testing.assert_close(held.model.state_dict()["lm_head.weight"], before + share * (after - before))
+
+
+@pytest.mark.parametrize("kind", ["value-head", "own"])
+def test_a_critic_learns_to_foresee_returns(tmp_path: Path, kind: str) -> None:
+    """The same data again and again: it explains ever more, so normalised values come back to units of returns."""
+    critic = {"model": kind, "lr": 1e-2 if kind == "value-head" else 3e-3, "value_eps_clip": 10.0}
+    trainer = make_trainer(save_tiny(tmp_path), Optimizer(lr=1e-5), critic=critic, **GAE)
+    explained = [trainer.update(*random_rows(), version=2)["value/explained_variance"] for _ in range(25)]
+    assert explained[-1] > 0.25 > 0.01 > abs(explained[0])  # a head alone, on random features, explains a third
+
+
+@pytest.mark.parametrize(("kind", "mean", "std"), [("exp", 0.0, None), ("ma", 7 / 3, None), ("none", 0.0, 1.0)])
+def test_value_norm_by_hand(kind: str, mean: float, std: float | None) -> None:
+    """Batches 1, 1 and 5 with beta 0.6: (0.4 * 0.6 * 1 + 0.4 * 5) / 0.64 … debiased; ma counts returns."""
+    norm = ValueNorm(kind, 0.6)
+    norm.update(torch.tensor([1.0, 1.0]))
+    norm.update(torch.tensor([5.0]))
+    if kind == "exp":
+        mean = (0.4 * 0.6 * 1 + 0.4 * 5) / (0.4 * 0.6 + 0.4)
+        std = math.sqrt((0.4 * 0.6 * 1 + 0.4 * 25) / 0.64 - mean**2)
+    if kind == "ma":
+        std = math.sqrt(27 / 3 - mean**2)
+    assert std is not None
+    assert (norm.mean, norm.std) == pytest.approx((mean, std))
+    assert norm.denormalise(norm.normalise(3.0)) == pytest.approx(3.0)
+
+
+def test_stale_trajectories_are_left_out_and_counted(tmp_path: Path) -> None:
+    """What counts is the oldest token's version in the rows, against the version in training."""
+    rows, scores = random_rows()  # versions 0, 1, 2 in turn
+    knobs = PPO(device="cpu", threads=1, ppo_n_minibatches=1)
+    trainer = Trainer(knobs, UNCLIPPED, Reward(), max_head_offpolicyness=1)
+    trainer.load(save_tiny(tmp_path), None, seed=1)
+    metrics = trainer.update(rows, scores, version=2)
+    assert metrics["trajectories/too_old"] == sum(row.policy_version == 0 for row in rows) == 6
+    assert metrics["trajectories"] == 10
+    assert metrics["staleness/max"] == 1
+    with pytest.raises(ValueError, match=r"16 of 16 .* rollout.max_head_offpolicyness=1 versions before 9"):
+        trainer.update(rows, scores, version=9)
+
+
+def test_an_update_without_anything_known_says_why(tmp_path: Path) -> None:
+    """All were cut by the context, and nobody knows how many turns before their end."""
+    cut, said = [replace(row, status="truncated", unplayed_turns=-1) for row in random_rows()[0]], list[str]()
+    metrics = make_trainer(save_tiny(tmp_path)).update(cut, random_rows()[1], 2, said.append)
+    assert (metrics["trajectories"], metrics["trajectories/unknown_return"]) == (0, len(cut))
+    assert said[0].startswith(f"{len(cut)} trajectories left out: the context had no room")
+
+
+def test_all_wrong_raises_the_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A broken judge or prompt looks just so: it must not pass in silence."""
+    rows, _ = random_rows()
+    scores = [score for row in rows for score in make_scores(row.trajectory_id, *[0.0] * len(row.turns))]
+    metrics = make_trainer(save_tiny(tmp_path)).update(rows, scores, version=2)
+    assert metrics["reward/all_minimal"] == 1.0
+    assert "every reward is minimal" in caplog.text
+
+
+@pytest.mark.parametrize("part", ["reference", "critic"])
+def test_other_models_that_are_broken_name_the_trajectories(tmp_path: Path, part: str) -> None:
+    """A NaN in the reference policy or the critic is found before the weights are touched."""
+    options = {"kl": {"kl_ctl": 0.1, "place": "loss"}} if part == "reference" else {**GAE, "critic": {"model": "own"}}
+    trainer = make_trainer(save_tiny(tmp_path), **options)
+    learner, before = trainer._learner, weights(trainer)
+    model = learner.reference.model if learner.reference else learner.critic.own if learner.critic else None
+    assert model is not None
+    with torch.no_grad():
+        next(model.parameters())[10] = float("nan")
+    rows = [make_trajectory("hit", [[10, 11]]), make_trajectory("spared", [[12, 13]])]
+    what = "reference logprobs" if part == "reference" else "values"
+    with pytest.raises(ValueError, match=f"infinite {what} with the trajectories hit: nothing was trained"):
+        trainer.update(rows, make_scores("hit", 1) + make_scores("spared", 0), version=0)
+    assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())
+
+
+def test_state_of_other_settings_is_refused(tmp_path: Path) -> None:
+    """A critic cannot go on from a state saved without one."""
+    folder = save_tiny(tmp_path / "start")
+    trainer = make_trainer(folder)
+    trainer.update(*random_rows(), version=0)
+    trainer.save(tmp_path / "model", tmp_path / "state")
+    with pytest.raises(ValueError, match=r"no critic.safetensors in .*other settings of ppo.*policy.path"):
+        make_trainer(folder, **GAE, critic={}).load(tmp_path / "model", tmp_path / "state", seed=1)

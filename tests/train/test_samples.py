@@ -1,0 +1,159 @@
+"""Training samples: what enters training, and what is refused."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.schema import Reward
+from storage.records import LAST_TURN_CUT, Status
+from tasks.train.samples import build_samples, fresh, known
+from tests.support.train_helpers import make_scores, make_trajectory
+
+
+def test_arrays_by_hand() -> None:
+    """Positions, turns, returns and logprobs of the action tokens of a two-turn trajectory."""
+    row = make_trajectory("t", [[10, 11], [12]], version=3, turn_discount=0.5)
+    row = replace(row, logprobs=[0, 0, 0, -0.1, -0.2, 0, 0, -0.3])
+    (sample,) = build_samples([row], make_scores("t", 0, 1), Reward())
+    assert sample.token_ids.tolist() == [1, 2, 3, 10, 11, 4, 5, 12]
+    assert sample.actions.tolist() == [3, 4, 7]
+    assert sample.turn_of_action.tolist() == [0, 0, 1]
+    assert sample.behaviour == pytest.approx([-0.1, -0.2, -0.3])
+    assert sample.versions.tolist() == [3, 3, 3]
+    assert (sample.successes.tolist(), sample.rewards.tolist(), sample.returns.tolist()) == ([0, 1], [-1, 1], [-0.5, 1])
+
+
+def test_order_of_arrival_does_not_matter() -> None:
+    """Shards arrive in any order; training must not depend on it."""
+    rows = [make_trajectory(name, [[10]]) for name in ("b", "c", "a")]
+    scores = [score for name in "cab" for score in make_scores(name, 1)]
+    assert [sample.trajectory_id for sample in build_samples(rows, scores, Reward())] == ["a", "b", "c"]
+
+
+def test_only_finished_episodes_with_actions_are_trained_on() -> None:
+    """Rejected and failed episodes and empty ones are left out without asking for their scores."""
+    rows = [
+        make_trajectory("completed", [[10]]),
+        make_trajectory("truncated", [[10]], status="truncated"),
+        make_trajectory("rejected", [[10]], status="rejected"),
+        make_trajectory("failed", [[10]], status="failed"),
+        make_trajectory("no turn", []),
+        make_trajectory("empty turn", [[]]),
+    ]
+    scores = make_scores("completed", 1) + make_scores("truncated", 0) + make_scores("failed", 0)
+    samples = build_samples(rows, scores, Reward())
+    assert [(sample.trajectory_id, sample.truncated) for sample in samples] == [
+        ("completed", False),
+        ("truncated", True),
+    ]
+
+
+def after(*successes: float, status: Status = "truncated", discount: float = 1.0, **cut: Any) -> float | None:
+    """Return behind the last turn of a trajectory."""
+    row = make_trajectory("t", [[10]] * len(successes), status=status, turn_discount=discount, **cut)
+    (sample,) = build_samples([row], make_scores("t", *successes), Reward())
+    return sample.after
+
+
+def test_nothing_follows_an_answer_that_was_judged() -> None:
+    """An answer that the token limit cut ends the episode like any other: a value on top of its verdict pays twice."""
+    assert after(1, status="completed") == 0
+    assert after(1, finish_reason="length", unplayed_turns=0) == 0
+    assert after(1, finish_reason="length", reason=LAST_TURN_CUT) == 0  # of stores from before the column
+
+
+def test_turns_without_room_count_as_wrong_ones() -> None:
+    """Five wrong turns earn -5 and two that fill the context earn no more, in a store as well as by discounts."""
+    assert after(0, 0, unplayed_turns=3) == -3
+    assert after(0, 0, unplayed_turns=3, discount=0.5) == -1.75
+    rows = [make_trajectory("long", [[10], [11]], status="truncated", unplayed_turns=3)]
+    rows.append(make_trajectory("short", [[10]] * 5))
+    scores = make_scores("long", *[0] * 2) + make_scores("short", *[0] * 5)
+    long, short = build_samples(rows, scores, Reward())
+    assert long.returns.tolist() == short.returns[:2].tolist() == [-5, -4]
+
+
+def test_returns_behind_an_uncounted_cut_are_not_known() -> None:
+    """Whether one turn or ten had no room, the row does not say: only a critic can tell what they were worth."""
+    assert after(0, 0) is None
+    assert after(0, 0, finish_reason="length") is None  # it filled the context, and its agent asked for more
+    rows = [make_trajectory("cut", [[10]], status="truncated"), make_trajectory("whole", [[10]])]
+    samples = build_samples(rows, make_scores("cut", 0) + make_scores("whole", 0), Reward())
+    assert [sample.trajectory_id for sample in known(samples)] == ["whole"]
+
+
+def test_a_reward_that_is_no_number_names_the_trajectory() -> None:
+    """A private judge may say NaN; no baseline would survive it."""
+    rows = [make_trajectory(name, [[10]]) for name in ("good", "bad")]
+    with pytest.raises(ValueError, match="NaN or infinite rewards: bad"):
+        build_samples(rows, make_scores("good", 1) + make_scores("bad", np.nan), Reward())
+
+
+def test_long_turns_are_punished_by_the_limit_they_were_sampled_with() -> None:
+    """The row says what `sampling.max_new_tokens` was."""
+    row = replace(make_trajectory("t", [[10, 11], [12]]), sampling='{"max_new_tokens": 2}')
+    (sample,) = build_samples([row], make_scores("t", 1, 1), Reward(overlong_tokens=1))
+    assert sample.rewards.tolist() == [0.0, 1.0]
+
+
+def test_turns_cut_by_the_limit_may_be_masked() -> None:
+    """Only these turns, and only when asked for."""
+    row = make_trajectory("t", [[10, 11], [12]], status="truncated")
+    row = replace(row, turns=[row.turns[0], replace(row.turns[1], finish_reason="length")])
+    for masked in (True, False):
+        (sample,) = build_samples([row], make_scores("t", 1, 0), Reward(), mask_truncated=masked)
+        assert sample.in_loss.tolist() == [True, True, not masked]
+
+
+@given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=1, max_size=6), st.integers(0, 9))
+def test_fresh_is_what_every_token_allows(versions: list[list[int]], oldest: int) -> None:
+    """One old token makes the trajectory too old, however new the others are."""
+    rows = [
+        replace(make_trajectory(f"t{i}", [[10] * len(mine)]), versions=[-1, -1, -1, *mine])
+        for i, mine in enumerate(versions)
+    ]
+    samples = build_samples(rows, [s for row in rows for s in make_scores(row.trajectory_id, 1)], Reward())
+    kept = {sample.trajectory_id for sample in fresh(samples, 9, oldest)}
+    assert kept == {f"t{i}" for i, mine in enumerate(versions) if all(9 - v <= oldest for v in mine)}
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_logprobs_that_are_not_finite_name_the_trajectories(bad: float) -> None:
+    """One NaN would spread over all weights."""
+    rows = [make_trajectory("good", [[10]]), *(make_trajectory(f"bad{i}", [[10, 11]], logprob=bad) for i in range(2))]
+    scores = [score for row in rows for score in make_scores(row.trajectory_id, 1)]
+    with pytest.raises(ValueError, match="NaN or infinite logprobs: bad0, bad1"):
+        build_samples(rows, scores, Reward())
+
+
+def test_missing_score_names_the_trajectory() -> None:
+    """A turn without a verdict is not a wrong turn."""
+    with pytest.raises(ValueError, match=r"turns \[1\] of half"):
+        build_samples([make_trajectory("half", [[10], [11]])], make_scores("half", 0), Reward())
+
+
+def test_two_scores_or_two_rows_are_refused() -> None:
+    """Rows of two scorers or of two runs mixed by mistake are not settled by chance."""
+    row = make_trajectory("t", [[10]])
+    with pytest.raises(ValueError, match="two scores for turn 0 of t"):
+        build_samples([row], make_scores("t", 0) + make_scores("t", 1), Reward())
+    with pytest.raises(ValueError, match="more than once: t"):
+        build_samples([row, row], make_scores("t", 0), Reward())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"action_mask": [False, False, True, True, True]},  # one prompt token too many
+        {"versions": [0]},  # another length
+    ],
+)
+def test_rows_that_contradict_themselves_are_refused(changes: dict[str, list[int]]) -> None:
+    """Mask and spans must tell the same story, or loss falls on tokens that nobody sampled."""
+    row = replace(make_trajectory("t", [[10, 11]]), **changes)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="not exactly the spans of their turns: t"):
+        build_samples([row], make_scores("t", 0), Reward())

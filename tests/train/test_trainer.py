@@ -1,0 +1,321 @@
+"""The trainer: the written formula, bit for bit the same again, and no step on broken numbers."""
+
+import json
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from configs.schema import PPO, Optimizer, Reward
+from tasks.train.prepare import Preparation
+from tasks.train.samples import build_samples
+from tasks.train.trainer import Trainer
+from tests.support.paths import ROOT
+from tests.support.train_helpers import (
+    EVERYTHING,
+    GAE,
+    gradients,
+    make_scores,
+    make_trainer,
+    make_trajectory,
+    random_rows,
+    save_tiny,
+    tiny_model,
+    weights,
+)
+
+
+def test_order_of_rows_changes_no_bit(tmp_path: Path) -> None:
+    """Shards are written as episodes end; training sorts them."""
+    folder = save_tiny(tmp_path)
+    first, second = make_trainer(folder, ppo_n_minibatches=2), make_trainer(folder, ppo_n_minibatches=2)
+    rows, scores = random_rows()
+    first.update(rows, scores, version=2)
+    second.update(rows[::-1], scores[::-1], version=2)
+    assert all(torch.equal(value, weights(second)[name]) for name, value in weights(first).items())
+
+
+@pytest.mark.parametrize("options", [{}, {**EVERYTHING, "epochs": 2}, {**GAE, "critic": {}}], ids=lambda o: len(o))
+def test_another_process_continues_bit_for_bit(tmp_path: Path, options: dict[str, Any]) -> None:
+    """The promise: from stored state and data the same weights, moments and draws as without the interruption."""
+    folder, knobs = save_tiny(tmp_path / "start"), {"ppo_n_minibatches": 2, "micro_batch_tokens": 60, **options}
+    trainer = make_trainer(folder, **knobs)
+    for number in (1, 2):
+        trainer.update(*random_rows(seed=number), version=number)
+        trainer.save(tmp_path / f"model{number}", tmp_path / f"state{number}")
+    script = f"""
+from pathlib import Path
+from tests.support.train_helpers import random_rows
+from tests.support.train_helpers import make_trainer
+here = Path({str(tmp_path)!r})
+trainer = make_trainer(here / "start", **{knobs!r})
+trainer.update(*random_rows(seed=1), version=1)
+trainer.save(here / "again1", here / "again_state1")
+trainer.load(here / "model1", here / "state1", seed=99, first=here / "start")
+trainer.update(*random_rows(seed=2), version=2)
+trainer.save(here / "again2", here / "again_state2")
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
+    for number in (1, 2):
+        for mine, other in (("model", "again"), ("state", "again_state")):
+            ours, theirs = tmp_path / f"{mine}{number}", tmp_path / f"{other}{number}"
+            names = sorted(path.name for path in ours.iterdir())
+            assert names == sorted(path.name for path in theirs.iterdir())
+            assert [name for name in names if (ours / name).read_bytes() != (theirs / name).read_bytes()] == []
+    files = {path.name for path in (tmp_path / "state2").iterdir()}
+    assert ("critic.safetensors" in files, "reference.safetensors" in files) == ("critic" in options, "kl" in options)
+
+
+def test_loaded_weights_are_aligned(tmp_path: Path) -> None:
+    """Vector code may sum in another order where memory is not aligned, as in the mapped file; bits would differ."""
+    trainer = make_trainer(save_tiny(tmp_path))
+    assert {parameter.data_ptr() % 64 for parameter in trainer._learner.model.parameters()} == {0}
+
+
+def test_saved_folder_holds_what_the_contract_says(tmp_path: Path) -> None:
+    """A plain transformers folder with float32 weights in one file, and a state without pickles."""
+    trainer = make_trainer(save_tiny(tmp_path / "start"))
+    trainer.update(*random_rows(), version=0)
+    trainer.save(tmp_path / "model", tmp_path / "state")
+    assert {path.name for path in (tmp_path / "model").iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    }
+    assert {tensor.dtype for tensor in load_file(tmp_path / "model" / "model.safetensors").values()} == {torch.float32}
+    assert {path.name for path in (tmp_path / "state").iterdir()} == {"optimizer.safetensors", "state.json"}
+    assert json.loads((tmp_path / "state" / "state.json").read_text()) == {"steps": 1, "kl_ctl": 0.0}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_canary_tells_weights_apart(tmp_path: Path, tied: bool) -> None:
+    """The same for the same weights, also after save and load and whatever the global RNG; another after a step."""
+    trainer = make_trainer(save_tiny(tmp_path / "start", tied=tied))
+    before = trainer.canary()
+    torch.rand(1)
+    assert trainer.canary() == before
+    trainer.update(*random_rows(), version=0)
+    after = trainer.canary()
+    assert after.token_ids == before.token_ids
+    assert max(abs(a - b) for a, b in zip(after.logprobs, before.logprobs, strict=True)) > 1e-4
+    trainer.save(tmp_path / "model", tmp_path / "state")
+    assert make_trainer(tmp_path / "model").canary() == after
+
+
+def test_canary_is_the_models_own_opinion(tmp_path: Path) -> None:
+    """It has as many ids as the model reads, and logprobs of all but the first at temperature 1, not the training's."""
+    canary = make_trainer(save_tiny(tmp_path), temperature=0.5).canary()
+    ids = torch.tensor(canary.token_ids)
+    logprobs = tiny_model()(ids[None]).logits[0, :-1].log_softmax(-1)
+    assert (len(canary.token_ids), len(canary.logprobs)) == (128, 127)
+    torch.testing.assert_close(
+        torch.tensor(canary.logprobs), logprobs.gather(-1, ids[1:, None])[:, 0], atol=1e-5, rtol=0
+    )
+
+
+def test_canaries_are_of_one_precision(tmp_path: Path) -> None:
+    """That of version 0 is made without a trainer: against it, rounding would look like an update."""
+    folder = save_tiny(tmp_path)
+    assert make_trainer(folder, autocast="bfloat16").canary() == make_trainer(folder).canary()
+
+
+def test_updates_raise_the_probability_of_what_is_rewarded(tmp_path: Path) -> None:
+    """The sign of everything: after the prompt, token 20 wins and 21 loses."""
+    trainer = make_trainer(save_tiny(tmp_path), Optimizer(lr=3e-3), ppo_n_minibatches=2)
+    names = [f"{problem}{sample}" for problem in "pqrs" for sample in range(4)]
+    answers = {name: 20 + int(name[1]) % 2 for name in names}
+    rows = [make_trajectory(name, [[answers[name]]], problem=name[0], logprob=-4.0) for name in names]
+    scores = [score for name in names for score in make_scores(name, float(answers[name] == 20))]
+    prompt = torch.tensor([[1, 2, 3]])
+
+    def chances() -> tuple[float, float]:
+        probabilities = trainer._learner.model(prompt).logits[0, -1].softmax(-1)
+        return probabilities[20].item(), probabilities[21].item()
+
+    good, bad = chances()
+    for version in range(5):
+        trainer.update(rows, scores, version)
+    assert chances()[0] > 3 * good
+    assert chances()[1] < bad / 3
+
+
+def test_autocast_and_checkpointing_change_little(tmp_path: Path) -> None:
+    """The set-up for large models learns the same thing, with float32 weights and moments."""
+    folder = save_tiny(tmp_path)
+    plain = make_trainer(folder)
+    large = make_trainer(folder, autocast="bfloat16", gradient_checkpointing=True, logprob_chunk_tokens=7)
+    for trainer in (plain, large):
+        trainer.update(*random_rows(), version=0)
+    ours, theirs = (torch.cat([g.flatten() for g in gradients(t).values()]) for t in (large, plain))
+    assert ours.dtype == torch.float32
+    assert torch.cosine_similarity(ours, theirs, dim=0) > 0.99
+    assert not torch.equal(ours, theirs)
+
+
+def test_learning_rate_warms_up_across_loads(tmp_path: Path) -> None:
+    """It rises by steps, not updates, and a restart does not begin again."""
+    optimizer = Optimizer(lr=1.0e-3, warmup_steps=4)
+    trainer = make_trainer(save_tiny(tmp_path / "start"), optimizer, ppo_n_minibatches=2)
+    assert trainer.update(*random_rows(), version=0)["optimizer/lr"] == pytest.approx(0.5e-3)
+    trainer.save(tmp_path / "model", tmp_path / "state")
+    trainer.load(tmp_path / "model", tmp_path / "state", seed=1)
+    assert [trainer.update(*random_rows(), version=0)["optimizer/lr"] for _ in range(2)] == pytest.approx([1e-3, 1e-3])
+
+
+def test_gradients_are_clipped(tmp_path: Path) -> None:
+    """The step sees the bound, the metrics the norm before it."""
+    trainer = make_trainer(save_tiny(tmp_path), Optimizer(max_grad_norm=1e-3))
+    metrics = trainer.update(*random_rows(), version=0)
+    assert torch.nn.utils.get_total_norm(list(gradients(trainer).values())).item() == pytest.approx(1e-3, rel=1e-2)
+    assert metrics["optimizer/grad_norm"] > 0.01
+
+
+def test_infinite_loss_names_the_trajectory_and_spares_the_weights(tmp_path: Path) -> None:
+    """exp(proximal - behaviour) overflows at a logprob of -200."""
+    trainer = make_trainer(save_tiny(tmp_path))
+    rows, scores = random_rows()
+    broken = replace(rows[5], logprobs=[-200.0 if sampled else 0.0 for sampled in rows[5].action_mask])
+    before = weights(trainer)
+    with pytest.raises(ValueError, match="infinite losses with the trajectories t005: the step was not taken"):
+        trainer.update([*rows[:5], broken, *rows[6:]], scores, version=0)
+    assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())
+
+
+def test_gradient_that_is_not_a_number_spares_the_weights(tmp_path: Path) -> None:
+    """The losses may be fine and the backward pass still fail; then all of the minibatch is suspect."""
+    trainer = make_trainer(save_tiny(tmp_path))
+    before = weights(trainer)
+    next(trainer._learner.model.parameters()).register_hook(lambda gradient: gradient * float("nan"))
+    with pytest.raises(ValueError, match=r"infinite gradients with the trajectories t000, t001, .* and 11 more"):
+        trainer.update(*random_rows(), version=0)
+    assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())
+
+
+def test_broken_weights_are_found_before_training(tmp_path: Path) -> None:
+    """A policy that is NaN is reported from the proximal pass, here with a KL reward that needs it of all."""
+    trainer = make_trainer(save_tiny(tmp_path), kl={"kl_ctl": 0.1})
+    with torch.no_grad():
+        next(trainer._learner.model.parameters())[10] = float("nan")
+    rows = [make_trajectory("hit", [[10, 11]]), make_trajectory("spared", [[12, 13]])]
+    with pytest.raises(ValueError, match="infinite proximal logprobs with the trajectories hit:"):
+        trainer.update(rows, make_scores("hit", 1) + make_scores("spared", 0), version=0)
+
+
+def test_nothing_to_train_on_is_an_error(tmp_path: Path) -> None:
+    """An iteration whose episodes all failed does not pass for an update."""
+    trainer = make_trainer(save_tiny(tmp_path))
+    with pytest.raises(ValueError, match="none of 1 trajectories can be trained on: all failed"):
+        trainer.update([make_trajectory("t", [[10]], status="failed")], [], version=0)
+
+
+def test_what_options_leave_out_leaves_the_policy_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A filter that rejects every group must not bring the run to an end; it is told loudly."""
+    trainer = make_trainer(save_tiny(tmp_path), mask_truncated=True)
+    before = weights(trainer)
+    cut = make_trajectory("cut", [[10]], status="truncated", finish_reason="length", unplayed_turns=0)
+    metrics = trainer.update([make_trajectory("t", [[10]], status="rejected"), cut], make_scores("cut", 1), version=0)
+    assert set(metrics.values()) == {0.0}
+    assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())
+    assert "nothing to train on" in caplog.text
+
+
+def test_returns_stay_bounded_where_answers_are_cut(tmp_path: Path) -> None:
+    """Right answers of which the token limit cut the end: each earns 1, however large the critic's values have become.
+
+    With a value added behind the verdict, discount 1 and lambda 1, the returns rise by it at each update, without end.
+    """
+    critic = {"value_norm": "none", "lr": 0.1}
+    trainer = make_trainer(save_tiny(tmp_path), advantage={"type": "gae", "normalisation": "none"}, critic=critic)
+    rows = [
+        make_trajectory(f"t{n}", [[10 + n, 20, 30]], status="truncated", finish_reason="length", unplayed_turns=0)
+        for n in range(4)
+    ]
+    scores = [score for row in rows for score in make_scores(row.trajectory_id, 1)]
+    for version in range(30):
+        trainer.update([replace(row, versions=[version] * 6) for row in rows], scores, version)
+    learner = trainer._learner
+    assert learner.critic
+    samples = build_samples(rows, scores, Reward())
+    prepared = Preparation(learner, trainer._ppo, 1.0, nullcontext()).prepare(samples, [[[0, 1, 2, 3]]])
+    for columns in prepared.columns:
+        assert columns.returns == pytest.approx(np.ones(3), abs=1e-6)
+
+
+def test_an_unknown_return_needs_a_critic(tmp_path: Path) -> None:
+    """A group baseline leaves such a trajectory out of loss and baseline, and counts it; with a critic it is used."""
+    rows = [make_trajectory(name, [[10, 11]]) for name in "ab"]
+    cut = make_trajectory("cut", [[12, 13]], status="truncated")
+    scores = make_scores("a", 1) + make_scores("b", 0) + make_scores("cut", 0)
+    metrics = make_trainer(save_tiny(tmp_path)).update([*rows, cut], scores, version=0)
+    assert (metrics["trajectories"], metrics["trajectories/unknown_return"]) == (2, 1)
+    with_critic = make_trainer(tmp_path, **GAE, critic={}).update([*rows, cut], scores, version=0)
+    assert (with_critic["trajectories"], with_critic["trajectories/unknown_return"]) == (3, 0)
+
+
+def test_only_matrices_decay(tmp_path: Path) -> None:
+    """Without gradients a matrix shrinks by lr * weight_decay, while norms and biases stay as they are."""
+    optimizer = Optimizer(lr=0.1, weight_decay=0.5)
+    trainer = make_trainer(save_tiny(tmp_path, "qwen2"), optimizer, **GAE, critic={"model": "own"})
+    learner = trainer._learner
+    assert learner.critic
+    assert learner.critic.adamw
+    parameters = [*learner.model.named_parameters(), *learner.critic.named_parameters()]
+    before = {name: parameter.detach().clone() for name, parameter in parameters}
+    for _, parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    learner.adamw.step()
+    learner.critic.adamw.step()
+    for name, parameter in parameters:
+        assert torch.equal(parameter, before[name] * (0.95 if parameter.ndim > 1 else 1.0)), name
+    assert {parameter.ndim for _, parameter in parameters} == {1, 2}
+
+
+def test_an_eps_that_shortens_the_steps_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The median of AdamW's sqrt(v) after one step is that of the gradients; an eps above it raises the alarm."""
+    for eps in (1e-12, 1.0):
+        trainer = make_trainer(save_tiny(tmp_path), Optimizer(lr=1e-3, max_grad_norm=1e9, eps=eps))
+        metrics = trainer.update(*random_rows(), version=0)
+        found = torch.cat([gradient.abs().flatten() for gradient in gradients(trainer).values()]).median()
+        assert metrics["optimizer/median_sqrt_v"] == pytest.approx(found.item(), rel=1e-3)
+        assert ("optimizer.eps=1 is above the median" in caplog.text) == (eps == 1.0)
+
+
+def test_update_before_load_is_an_error() -> None:
+    """There is no default policy."""
+    with pytest.raises(ValueError, match="call load first"):
+        Trainer(PPO(), Optimizer(), Reward()).update(*random_rows(), version=0)
+
+
+def test_folders_that_are_not_what_they_should_be(tmp_path: Path) -> None:
+    """No model, a model with weights missing (which transformers would make up), the state of another model."""
+    with pytest.raises(ValueError, match=r"no config\.json"):
+        make_trainer(tmp_path)
+    trainer = make_trainer(save_tiny(tmp_path / "qwen3"))
+    trainer.update(*random_rows(), version=0)
+    trainer.save(tmp_path / "model", tmp_path / "state")
+    with pytest.raises(ValueError, match="not that of this model"):
+        trainer.load(save_tiny(tmp_path / "qwen2", "qwen2"), tmp_path / "state", seed=1)
+    file = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(file)
+    tensors.pop("lm_head.weight")
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(ValueError, match="there are no weights lm_head.weight"):
+        trainer.load(tmp_path / "model", None, seed=1)
+
+
+def test_progress_is_told(tmp_path: Path) -> None:
+    """One line for the proximal pass and one for each step."""
+    lines: list[str] = []
+    make_trainer(save_tiny(tmp_path), ppo_n_minibatches=2).update(*random_rows(), version=0, progress=lines.append)
+    assert [line.split(":")[0].split(" of ")[0] for line in lines] == [
+        "proximal logprobs",
+        "minibatch 1",
+        "minibatch 2",
+    ]
