@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from prefect import flow
 
 from flows.launch.cli import main
+from storage.version_names import PolicyVersion
 from tasks.evaluate.task import evaluate_sets
 from tasks.problems.task import import_problems
 from tasks.retrain.commands import explain, give_up, nights, retry, roll_back
@@ -74,7 +75,9 @@ def retrain(config: str = "retrain", overrides: list[str] | None = None) -> str:
         return report_night(retraining, end_night(retraining, night, decision, outcome))
 
 
-def learn(workspace: Workspace, policy: str, verifier: "Verifier", engine: "Engine", trainer: "Trainer") -> str:
+def learn(
+    workspace: Workspace, policy: PolicyVersion, verifier: "Verifier", engine: "Engine", trainer: "Trainer"
+) -> PolicyVersion:
     """The main job's loop, until the night's budget ends; returns the last policy version."""
     problems, _ = import_problems(workspace)
     rollouts = Rollouts(workspace, engine, verifier, problems)

@@ -27,48 +27,67 @@ retraining/<name>/<number>.json             nights that began and ended (see `st
 
 import re
 
+from storage.version_names import (
+    AuditVersion,
+    CurriculumVersion,
+    DecisionVersion,
+    EvaluationVersion,
+    ExclusionsVersion,
+    HistoryVersion,
+    PolicyVersion,
+    ProblemsVersion,
+    RunVersion,
+    ScoresVersion,
+    TrajectoriesVersion,
+    version_of,
+)
+
 AREAS = ("runs", "problems", "audits", "exclusions")
 """Where all versions lie."""
 
 
-def problems(fingerprint: str) -> str:
-    return f"problems/{fingerprint}"
+def problems(fingerprint: str) -> ProblemsVersion:
+    return ProblemsVersion(f"problems/{fingerprint}")
 
 
-def audit(fingerprint: str) -> str:
-    return f"audits/{fingerprint}"
+def audit(fingerprint: str) -> AuditVersion:
+    return AuditVersion(f"audits/{fingerprint}")
 
 
-def exclusions(digest: str) -> str:
-    return f"exclusions/{digest}"
+def exclusions(digest: str) -> ExclusionsVersion:
+    return ExclusionsVersion(f"exclusions/{digest}")
 
 
-def run(name: str) -> str:
-    return f"runs/{name}/run"
+def run(name: str) -> RunVersion:
+    return RunVersion(f"runs/{name}/run")
 
 
-def checkpoint(name: str, version: int) -> str:
-    return f"runs/{name}/checkpoints/{version:06d}"
+def checkpoint(name: str, version: int) -> PolicyVersion:
+    return PolicyVersion(f"runs/{name}/checkpoints/{version:06d}")
 
 
-def trajectories(name: str, iteration: int) -> str:
-    return f"runs/{name}/trajectories/{iteration:06d}"
+def trajectories(name: str, iteration: int) -> TrajectoriesVersion:
+    return TrajectoriesVersion(f"runs/{name}/trajectories/{iteration:06d}")
 
 
-def scores(name: str, iteration: int, scorer: str) -> str:
-    return f"runs/{name}/scores/{iteration:06d}/{scorer}"
+def scores(name: str, iteration: int, scorer: str) -> ScoresVersion:
+    return ScoresVersion(f"runs/{name}/scores/{iteration:06d}/{scorer}")
 
 
-def evaluation(policy: str, problem_set: str, protocol: str) -> str:
-    """Of checkpoint `policy`, on the set of that name; the protocol says how it was played."""
-    run, _, number = policy.rpartition("/checkpoints/")
-    return f"{run}/evaluations/{number}/{problem_set}/{protocol}"
+def evaluation(policy: PolicyVersion, set_name: str, protocol: str) -> EvaluationVersion:
+    """The version of `policy`'s trajectories on the set `set_name`; `protocol` says how it was played."""
+    return EvaluationVersion(f"runs/{policy.run}/evaluations/{policy.rpartition('/')[2]}/{set_name}/{protocol}")
 
 
-def policy_of(version: str) -> str | None:
+def evaluation_scores(evaluation: EvaluationVersion, scorer: str) -> ScoresVersion:
+    return ScoresVersion(f"{evaluation}/scores/{scorer}")
+
+
+def evaluated_policy(version: str) -> PolicyVersion | None:
     """The checkpoint that an evaluation, or its scores, are about; None for other versions."""
-    run, mark, rest = version.partition("/evaluations/")
-    return f"{run}/checkpoints/{rest.split('/')[0]}" if mark else None
+    known = version_of(version)
+    evaluation = known.evaluation if isinstance(known, ScoresVersion) else known
+    return evaluation.policy if isinstance(evaluation, EvaluationVersion) else None
 
 
 def is_anybodys(key: str) -> bool:
@@ -76,32 +95,24 @@ def is_anybodys(key: str) -> bool:
     return key.split("/")[2:3] in (["evaluations"], ["history"])
 
 
-def evaluation_scores(evaluation: str, scorer: str) -> str:
-    return f"{evaluation}/scores/{scorer}"
+def history(name: str, iterations: int) -> HistoryVersion:
+    return HistoryVersion(f"runs/{name}/history/{iterations:06d}")
 
 
-def judged(scores: str) -> str:
-    """The trajectories that an evaluation's scores are about."""
-    return scores.rpartition("/scores/")[0]
+def curriculum(name: str) -> CurriculumVersion:
+    return CurriculumVersion(f"runs/{name}/curriculum")
 
 
-def history(name: str, iterations: int) -> str:
-    return f"runs/{name}/history/{iterations:06d}"
-
-
-def curriculum(name: str) -> str:
-    return f"runs/{name}/curriculum"
-
-
-def decision(name: str) -> str:
-    return f"runs/{name}/decision"
+def decision(name: str) -> DecisionVersion:
+    return DecisionVersion(f"runs/{name}/decision")
 
 
 def manifest(version: str) -> str:
     return f"{version}/manifest.json"
 
 
-def collected(version: str) -> str:
+def tombstone(version: str) -> str:
+    """Key of the note that gc has deleted the data of `version`."""
     return f"{version}/collected.json"
 
 

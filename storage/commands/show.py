@@ -18,7 +18,7 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
     from configs import flatten
 
     manifest = manifests.read(store, aliases.resolve(store, arguments.version))
-    collected = store.exists(layout.collected(manifest.version))
+    collected = store.exists(layout.tombstone(manifest.version))
     head = [
         ("version", store.uri(manifest.version)),
         ("kind", manifest.kind),

@@ -4,7 +4,7 @@ An attempt is entered before its manifest is created. So each committed version 
 has no manifest is an attempt that died, or has not come to its end.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -31,14 +31,14 @@ class Entry:
     parents: list[str]
 
 
-def enter(store: Store, version: str, kind: str, parents: list[str], attempt: str) -> None:
+def enter(store: Store, version: str, kind: str, parents: Sequence[str], attempt: str) -> None:
     """Add an entry; returns when it stands."""
     Log(store, layout.CATALOG).append(values(version, kind, parents, attempt))
 
 
-def values(version: str, kind: str, parents: list[str], attempt: str) -> dict[str, Any]:
+def values(version: str, kind: str, parents: Sequence[str], attempt: str) -> dict[str, Any]:
     """An entry as it is stored."""
-    return {"kind": kind, "version": version, "parents": parents, "attempt": attempt}
+    return {"kind": kind, "version": version, "parents": list(parents), "attempt": attempt}
 
 
 def check_not_empty(store: Store) -> None:

@@ -16,9 +16,9 @@ from storage import layout
 from storage.errors import ConflictError, DamagedError
 from storage.logs.fence import Fence
 from storage.logs.log import Log
-from storage.objects.keys import Key
 from storage.objects.seal import newer
 from storage.objects.store import Store
+from storage.version_names import DecisionVersion, PolicyVersion, ProblemsVersion
 
 Ending = Literal["promoted", "rejected", "overtaken", "given up"]
 """overtaken: the champion was moved by somebody else meanwhile. given up: by hand, see `flows.retrain --give-up`."""
@@ -37,14 +37,16 @@ class Night(_Entry):
 
     number: int  # from 1
     run: str
-    champion: Key | None  # version of the policy it continues from; None: there was none, version 0 of `run` becomes it
+    champion: (
+        PolicyVersion | None
+    )  # version of the policy it continues from; None: there was none, version 0 of `run` becomes it
     move: int | None  # newest move of the alias then
-    problems: Key  # what it trains on: new, waiting and replayed ones
-    fresh: Key  # of these, the new ones and those of earlier nights that were rejected without harm
-    accepted: Key | None  # problems that champions were trained on
-    seen: Key  # all that had come by then: the watermark
+    problems: ProblemsVersion  # what it trains on: new, waiting and replayed ones
+    fresh: ProblemsVersion  # of these, the new ones and those of earlier nights that were rejected without harm
+    accepted: ProblemsVersion | None  # problems that champions were trained on
+    seen: ProblemsVersion  # all that had come by then: the watermark
     counts: dict[str, int]  # of problems: new, waiting, replayed, dropped
-    sets: dict[str, Key]  # evaluation sets by name
+    sets: dict[str, ProblemsVersion]  # evaluation sets by name
     config: dict[str, Any]  # of `run`
     at: str
 
@@ -53,7 +55,7 @@ class Trained(_Entry):
     """A night's training came to its end."""
 
     number: int
-    challenger: Key
+    challenger: PolicyVersion
 
 
 class End(_Entry):
@@ -61,18 +63,18 @@ class End(_Entry):
 
     number: int
     outcome: Ending
-    challenger: Key | None
-    decision: Key | None
+    challenger: PolicyVersion | None
+    decision: DecisionVersion | None
     move: int | None  # newest move of the champion's alias afterwards
-    accepted: Key | None  # as in `Night`, for the next one
-    waiting: Key | None  # problems to be tried again
+    accepted: ProblemsVersion | None  # as in `Night`, for the next one
+    waiting: ProblemsVersion | None  # problems to be tried again
     at: str
 
 
 class Retry(_Entry):
     """After the newest night: problems of an earlier one wait again, by hand."""
 
-    waiting: Key
+    waiting: ProblemsVersion
     at: str
 
 
@@ -81,9 +83,9 @@ class Record:
     """One night, as far as it has come."""
 
     night: Night
-    challenger: str | None = None
+    challenger: PolicyVersion | None = None
     end: End | None = None
-    retried: list[str] = field(default_factory=list)  # what waits by hand since its end
+    retried: list[ProblemsVersion] = field(default_factory=list)  # what waits by hand since its end
 
 
 class Nights:
@@ -122,13 +124,13 @@ class Nights:
         """Raises StorageError where another writer was faster, as the others do."""
         self._append("began", night)
 
-    def trained(self, number: int, challenger: str) -> None:
+    def trained(self, number: int, challenger: PolicyVersion) -> None:
         self._append("trained", Trained(number=number, challenger=challenger))
 
     def end(self, end: End) -> None:
         self._append("ended", end)
 
-    def retry(self, waiting: str) -> None:
+    def retry(self, waiting: ProblemsVersion) -> None:
         self._append("retried", Retry(waiting=waiting, at=now()))
 
     def _append(self, event: str, entry: _Entry) -> None:

@@ -4,29 +4,15 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
+from storage.version_names import KINDS
 from storage.versions.manifests import File, Manifest
 from storage.versions.model_files import PICKLE
 
-_PLACES = {
-    "problems": r"problems/[^/]+",
-    "run": r"runs/[^/]+/run",
-    "checkpoint": r"runs/[^/]+/checkpoints/\d+",
-    "trajectories": r"runs/[^/]+/trajectories/\d+",
-    "scores": r"runs/[^/]+/(scores/\d+|evaluations/\d+(/[^/]+/[^/]+)?/scores)/[^/]+",
-    "evaluation": r"runs/[^/]+/evaluations/\d+(/[^/]+/[^/]+)?",
-    "history": r"runs/[^/]+/history/\d+",
-    "curriculum": r"runs/[^/]+/curriculum",
-    "decision": r"runs/[^/]+/decision",
-    "audit": r"audits/[0-9a-f]+",
-    "exclusions": r"exclusions/[0-9a-f]+",
-}
-"""Where `storage.layout` puts the kinds."""
 
-
-def doubts(manifest: Manifest) -> list[str]:
-    """Each a sentence without its subject, which is the manifest."""
+def check_manifest(manifest: Manifest) -> list[str]:
+    """What is wrong with it, each as a sentence without its subject, which is the manifest."""
     found = []
-    if not re.fullmatch(_PLACES[manifest.kind], manifest.version):
+    if not KINDS[manifest.kind].is_place(manifest.version):
         found.append(f"says that {manifest.version} is a {manifest.kind} version, but that is not their place")
     names = Counter(file.name for file in manifest.files)
     found += [f"names {name} {count} times" for name, count in names.items() if count > 1]

@@ -126,7 +126,7 @@ def _revived(store: Store, keep: set[str], run: str | None) -> list[str]:
     """Versions that a killed gc had marked, and that an alias keeps by now: their data are still there."""
     wanted = sorted(version for version in keep if (name := layout.run_of(version)) and name == (run or name))
     with ThreadPoolExecutor(_READERS) as readers:
-        marked = readers.map(lambda version: store.exists(layout.collected(version)), wanted)
+        marked = readers.map(lambda version: store.exists(layout.tombstone(version)), wanted)
         found = [version for version, is_marked in zip(wanted, marked, strict=True) if is_marked]
     return [version for version in found if not is_gone(store, manifests.read(store, version))]
 
@@ -141,13 +141,13 @@ def _take(store: Store, rules: Rules, planned: Plan, tell: Tell, lease: leases.L
     _check(lease)
     for manifest in planned.versions:
         mark = {"version": manifest.version, "at": time.time(), "bytes": manifest.bytes}
-        store.write(layout.collected(manifest.version), seal(mark))
+        store.write(layout.tombstone(manifest.version), seal(mark))
     keep = kept(store, catalog.everything(store), rules) if planned.versions else set()
     for manifest in [manifest for manifest in planned.versions if manifest.version in keep]:
-        store.delete(layout.collected(manifest.version))
+        store.delete(layout.tombstone(manifest.version))
         planned.versions.remove(manifest)
     for version in planned.revived:
-        store.delete(layout.collected(version))
+        store.delete(layout.tombstone(version))
     for manifest in planned.versions:
         _check(lease)
         _delete(store, manifest.files)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from storage import layout
 from storage.logs import catalog
 from storage.objects.store import Store
+from storage.version_names import ScoresVersion, TrajectoriesVersion, version_of
 from storage.versions import aliases, manifests
 from storage.versions.lineage import ancestors
 from storage.versions.manifests import Manifest
@@ -44,7 +45,7 @@ def kept(store: Store, entries: Iterable[catalog.Entry], rules: Rules) -> set[st
             alone = name.endswith("/latest") or not rules.with_ancestors
             versions |= {standing.version} if alone else {node.version for node in ancestors(store, standing.version)}
             pointed.add(standing.version)
-    return versions | {entry.version for entry in entries if layout.policy_of(entry.version) in pointed}
+    return versions | {entry.version for entry in entries if layout.evaluated_policy(entry.version) in pointed}
 
 
 def superfluous(
@@ -67,7 +68,8 @@ def _is_awaited(store: Store, version: str) -> bool:
     """Whether a data set has not been trained on yet."""
     run = layout.run_of(version)
     assert run
-    if layout.series_of(version).rpartition("/")[2] not in ("trajectories", "scores"):
+    known = version_of(version)
+    if type(known) is not TrajectoriesVersion and not (isinstance(known, ScoresVersion) and not known.evaluation):
         return False
     return not manifests.committed(store, layout.checkpoint(run, _number(version) + 1))
 

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 from storage import layout
 from storage.errors import DamagedError, UnavailableError
-from storage.maintenance.check_manifest import doubts
+from storage.maintenance.check_manifest import check_manifest
 from storage.objects.store import Store
 from storage.versions import checkpoints, contents, manifests, model_files
 from storage.versions.fetch import fetch_file, strays
@@ -115,9 +115,9 @@ class _Look:
             self._manifest(manifest)
 
     def _manifest(self, manifest: Manifest) -> None:
-        for problem in doubts(manifest):
+        for problem in check_manifest(manifest):
             self._tell(layout.manifest(self._version), problem)
-        if self._store.exists(layout.collected(self._version)):
+        if self._store.exists(layout.tombstone(self._version)):
             self._report.collected += 1
         else:
             self._objects(manifest)

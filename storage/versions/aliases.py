@@ -96,7 +96,7 @@ def move(store: Store, name: str, version: str, expected: int | None, reason: st
 
 
 def _refuse_collected(store: Store, version: str) -> None:
-    if store.exists(layout.collected(version)):
+    if store.exists(layout.tombstone(version)):
         raise DamagedError(f"{store.uri(version)} was collected by gc: its data are gone, and no alias may point at it")
 
 

@@ -6,12 +6,14 @@ canary.json     token ids and the logprobs the trainer gives them, by which a se
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from storage import layout
 from storage.errors import DamagedError
 from storage.objects.store import Store
+from storage.version_names import PolicyVersion
 from storage.versions import aliases, model_files
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.fetch import fetch, fetch_folder
@@ -33,7 +35,7 @@ class Canary:
 class Checkpoint:
     """A committed policy version as verified local files."""
 
-    version: str  # store key
+    version: PolicyVersion
     number: int  # policy version: updates committed before it
     model: Path
     state: Path | None  # None where there is none, or it was not asked for
@@ -48,7 +50,7 @@ def commit(
     state: Path | None,
     canary: Canary,
     provenance: Provenance,
-    parents: list[str],
+    parents: Sequence[str],
     metrics: dict[str, float],
     cache: Path | None = None,
 ) -> Manifest:
@@ -66,7 +68,7 @@ def commit(
         return manifest
 
 
-def resolve(store: Store, reference: str) -> str:
+def resolve(store: Store, reference: str) -> PolicyVersion:
     """The checkpoint that an alias, a version or a URI in this store means; its data are there.
 
     Raises:
@@ -75,9 +77,9 @@ def resolve(store: Store, reference: str) -> str:
     version = aliases.resolve(store, reference)
     if (kind := read(store, version).kind) != "checkpoint":
         raise DamagedError(f"{store.uri(version)} is a {kind} version, not a checkpoint")
-    if store.exists(layout.collected(version)):
+    if store.exists(layout.tombstone(version)):
         raise DamagedError(f"{store.uri(version)} was collected by gc: its data are gone")
-    return version
+    return PolicyVersion(version)
 
 
 def open_checkpoint(store: Store, version: str, cache: Path, *, state: bool = False) -> Checkpoint:
@@ -97,8 +99,8 @@ def open_checkpoint(store: Store, version: str, cache: Path, *, state: bool = Fa
     model_files.check(model, (name.removeprefix("model/") for name in names if name.startswith("model/")))
     has_state = state and any(name.startswith("state/") for name in names)
     return Checkpoint(
-        version=version,
-        number=int(version.rsplit("/", 1)[1]),
+        version=PolicyVersion(version),
+        number=PolicyVersion(version).number,
         model=model,
         state=fetch_folder(store, manifest, "state", cache) if has_state else None,
         canary=_canary(store, version, fetch(store, manifest, "canary.json", cache)),

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import tempfile
 import uuid
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -98,7 +99,7 @@ class Draft:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.move(source, target)
 
-    def commit(self, provenance: Provenance, parents: list[str], metrics: dict[str, Any] | None = None) -> Manifest:
+    def commit(self, provenance: Provenance, parents: Sequence[str], metrics: dict[str, Any] | None = None) -> Manifest:
         """Make the version exist; returns the manifest that stands, this attempt's or an earlier winner's.
 
         Raises:

@@ -121,7 +121,7 @@ def _is_whole(file: File, path: Path) -> bool:
 def missing(store: Store, file: File) -> StorageError:
     """What to say of a data object that is not there."""
     version = file.path.removesuffix(f"/{file.name}").rsplit("/", 1)[0]
-    if store.exists(layout.collected(version)):
+    if store.exists(layout.tombstone(version)):
         return DamagedError(
             f"{store.uri(version)} was collected by gc: its manifest and lineage are kept, its data gone"
         )

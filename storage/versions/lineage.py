@@ -14,6 +14,7 @@ from storage import layout
 from storage.errors import DamagedError
 from storage.logs import catalog
 from storage.objects.store import Store
+from storage.version_names import ScoresVersion, TrajectoriesVersion, select
 from storage.versions import manifests
 from storage.versions.manifests import Parent
 
@@ -90,7 +91,7 @@ def descendants(store: Store, version: str) -> list[Node]:
     return nodes
 
 
-def trained_on(store: Store, run: str, iteration: int) -> tuple[str, str]:
+def trained_on(store: Store, run: str, iteration: int) -> tuple[TrajectoriesVersion, ScoresVersion]:
     """Versions of the trajectories and scores that the iteration's update was made from, as its manifest says.
 
     The judge may have become another since, so the scores' name does not follow from today's.
@@ -99,9 +100,10 @@ def trained_on(store: Store, run: str, iteration: int) -> tuple[str, str]:
         StorageError: there is no such update, or its manifest does not name one of each.
     """
     update = layout.checkpoint(run, iteration + 1)
-    parents = [parent.version for parent in manifests.read(store, update).parents]
-    trajectories = [version for version in parents if version == layout.trajectories(run, iteration)]
-    scores = [version for version in parents if version.startswith(layout.scores(run, iteration, ""))]
+    parents = manifests.read(store, update).parent_names
+    trajectories = select(TrajectoriesVersion, {layout.trajectories(run, iteration)}.intersection(parents))
+    judged = [each for each in select(ScoresVersion, parents) if not each.evaluation]
+    scores = [each for each in judged if (each.run, each.number) == (run, iteration)]
     if len(trajectories) != 1 or len(scores) != 1:
         raise DamagedError(
             f"{store.uri(update)} names {len(trajectories)} trajectories and {len(scores)} scores of iteration "

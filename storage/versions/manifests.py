@@ -97,6 +97,10 @@ class Manifest(_Record):
         return value
 
     @property
+    def parent_names(self) -> list[str]:
+        return [parent.version for parent in self.parents]
+
+    @property
     def rows(self) -> int:
         return sum(file.rows or 0 for file in self.files)
 

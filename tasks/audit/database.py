@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from configs.audit import Audit
 from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA
+from storage.version_names import PolicyVersion, ProblemsVersion, select
 from tasks.audit.intake import Intake
 from tasks.audit.results import Case, Unit
 from tasks.audit.selection import DataSet
@@ -97,8 +98,8 @@ def open_database(data_sets: Sequence[DataSet], intake: Intake, settings: Audit)
 
 def _row(data_set: DataSet) -> tuple[Any, ...]:
     manifest = data_set.manifest
-    parents = [parent.version for parent in manifest.parents] if manifest else []
-    policies = [parent for parent in parents if "/checkpoints/" in parent]
+    parents = manifest.parent_names if manifest else []
+    policies = select(PolicyVersion, parents)
     return (
         data_set.number,
         data_set.version,
@@ -108,7 +109,7 @@ def _row(data_set: DataSet) -> tuple[Any, ...]:
         int(manifest.number("rollout.max_head_offpolicyness")) if manifest else 0,
         next(iter(policies), ""),
         policies,
-        next((parent for parent in parents if parent.startswith("problems/")), ""),
+        next(iter(select(ProblemsVersion, parents)), ""),
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from storage import layout
 from storage.errors import DamagedError
 from storage.objects.store import Store
+from storage.version_names import PolicyVersion, select
 from storage.versions import contents, manifests
 from storage.versions.fetch import fetch_file, strays
 from storage.versions.lineage import climb_down
@@ -86,7 +87,7 @@ def _scores(store: Store, data_set: DataSet, intake: Intake) -> list[tuple[Manif
     """The newest scores, unless gc took them."""
     if not data_set.scores:
         return []
-    if store.exists(layout.collected(data_set.scores[-1])):
+    if store.exists(layout.tombstone(data_set.scores[-1])):
         intake.unjudged.append(data_set.version)
         return []
     try:
@@ -115,7 +116,7 @@ def _look_for_strays(store: Store, data_sets: list[DataSet], intake: Intake, loo
         for version in (
             each.version,
             *each.scores[-1:],
-            *(parent.version for parent in each.manifest.parents if "/checkpoints/" in parent.version),
+            *select(PolicyVersion, each.manifest.parent_names),
         )
     }
     for data_set, keys in zip(versions.values(), looking.map(lambda each: _strays(store, each), versions), strict=True):
@@ -126,7 +127,7 @@ def _strays(store: Store, version: str) -> list[str]:
     """None of a version without a manifest that can be read, which is told elsewhere, or without its data."""
     try:
         manifest = manifests.find(store, version)
-        return [] if manifest is None or store.exists(layout.collected(version)) else strays(store, manifest)
+        return [] if manifest is None or store.exists(layout.tombstone(version)) else strays(store, manifest)
     except DamagedError:
         return []
 

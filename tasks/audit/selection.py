@@ -10,6 +10,7 @@ from storage import layout
 from storage.errors import DamagedError
 from storage.logs import catalog
 from storage.objects.store import Store
+from storage.version_names import EvaluationVersion
 from storage.versions import aliases, manifests
 from storage.versions.lineage import scores_of
 from storage.versions.manifests import Manifest
@@ -43,7 +44,7 @@ class DataSet:
 
     @property
     def is_evaluation(self) -> bool:
-        return "/evaluations/" in self.version
+        return EvaluationVersion.is_place(self.version)
 
 
 def split_uri(target: str) -> tuple[str | None, str]:
@@ -112,14 +113,14 @@ def previous(store: Store, data_set: DataSet) -> DataSet | None:
     if data_set.is_evaluation or data_set.iteration == 0:
         return None
     version = layout.trajectories(data_set.run, data_set.iteration - 1)
-    if store.exists(layout.collected(version)):
+    if store.exists(layout.tombstone(version)):
         return None
     return _data_set(store, version, scores_of(catalog.everything(store)))
 
 
 def _order(version: str) -> tuple[str, bool, str]:
     """Training data of a run before its evaluations, both in the order of their numbers."""
-    return layout.run_of(version) or "", "/evaluations/" in version, version
+    return layout.run_of(version) or "", EvaluationVersion.is_place(version), version
 
 
 def _runs(attempts: Iterable[str]) -> list[str]:
@@ -132,7 +133,7 @@ def _versions(store: Store, target: str, attempts: Iterable[str], *, everything:
     run = name.removeprefix("runs/")
     mine = [version for version in attempts if layout.run_of(version) == run]
     if mine:
-        trained = [version for version in mine if "/evaluations/" not in version]
+        trained = [version for version in mine if not EvaluationVersion.is_place(version)]
         return trained or mine
     if everything:
         return []
@@ -168,5 +169,5 @@ def _data_set(store: Store, version: str, scores: dict[str, list[str]]) -> DataS
     except (DamagedError, OSError) as error:
         return DataSet(0, version, run, number, None, problem=str(error))
     judged = [each for each in scores.get(version, ()) if manifests.committed(store, each)]
-    gone = "its data were collected by gc" if store.exists(layout.collected(version)) else ""
+    gone = "its data were collected by gc" if store.exists(layout.tombstone(version)) else ""
     return DataSet(0, version, run, number, manifest, judged, gone)

@@ -171,7 +171,7 @@ def find_decoder(store: Store, run: str, policies: Iterable[str], cache: Path) -
     """
     problem = f"no checkpoint of {run} is in the store"
     for version in _candidates(store, run, policies):
-        if version and not store.exists(layout.collected(version)):
+        if version and not store.exists(layout.tombstone(version)):
             try:
                 return open_decoder(store, version, cache), ""
             except DamagedError as error:

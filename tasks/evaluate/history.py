@@ -11,6 +11,7 @@ from configs.schema import HELD_OUT
 from storage import layout
 from storage.logs import catalog
 from storage.objects.store import Store
+from storage.version_names import EvaluationVersion, ProblemsVersion, ScoresVersion
 from storage.versions import manifests
 from storage.versions.lineage import scores_of, trained_on
 from tasks.evaluate.outcomes import Outcome, read_outcomes
@@ -32,7 +33,7 @@ class Evaluation:
     """One policy version on the held-out problems."""
 
     policy_version: int
-    scores: str  # version
+    scores: ScoresVersion
     outcomes: list[Outcome]
 
 
@@ -45,7 +46,7 @@ class History:
     evaluations: list[Evaluation]  # by policy version
 
 
-def read_history(store: Store, config: Config, scorer: str, held_out: str, cache: Path) -> History:
+def read_history(store: Store, config: Config, scorer: str, held_out: ProblemsVersion, cache: Path) -> History:
     """The committed iterations of a run and its greedy evaluations on `held_out`.
 
     An evaluation's scores are those of judge `scorer`; where there are none, the newest of another judge.
@@ -65,16 +66,16 @@ def read_history(store: Store, config: Config, scorer: str, held_out: str, cache
 
 
 def _judged(
-    store: Store, trajectories: str, scorer: str, every_judge: Callable[[], dict[str, list[str]]]
-) -> str | None:
+    store: Store, evaluation: EvaluationVersion, scorer: str, every_judge: Callable[[], dict[str, list[str]]]
+) -> ScoresVersion | None:
     """The scores of an evaluation; None where it was not played, or not judged yet."""
-    scores = layout.evaluation_scores(trajectories, scorer)
+    scores = layout.evaluation_scores(evaluation, scorer)
     if manifests.committed(store, scores):
         return scores
-    if not manifests.committed(store, trajectories):
+    if not manifests.committed(store, evaluation):
         return None
-    others = every_judge().get(trajectories, [])
-    return next((version for version in reversed(others) if manifests.committed(store, version)), None)
+    others = every_judge().get(evaluation, [])
+    return next((ScoresVersion(version) for version in reversed(others) if manifests.committed(store, version)), None)
 
 
 def _iteration(store: Store, name: str, number: int) -> Iteration:

@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from storage.objects.store import Store
+from storage.version_names import ScoresVersion, TrajectoriesVersion
 from storage.versions import datasets
 from tasks.evaluate.statistics import mean, pass_at_k, proportion
 
@@ -44,7 +45,7 @@ class Outcome:
         return max(self.success, default=0.0)
 
 
-def read_outcomes(store: Store, trajectories: str, scores: str, cache: Path) -> list[Outcome]:
+def read_outcomes(store: Store, trajectories: TrajectoriesVersion, scores: ScoresVersion, cache: Path) -> list[Outcome]:
     """Outcomes of two versions, trajectories and their scores, ordered by problem and sample.
 
     Raises:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from configs import Config
 from storage import layout
+from storage.version_names import EvaluationVersion, PolicyVersion, ProblemsVersion
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,22 +19,22 @@ class Protocol:
 
     mode: Literal["greedy", "sampled"]
     set_name: str
-    problem_set: str  # version
+    problem_set: ProblemsVersion  # version
     samples: int  # of each problem
     temperature: float
     digest: str
 
-    def evaluation(self, policy: str) -> str:
+    def evaluation(self, policy: PolicyVersion) -> EvaluationVersion:
         """The version of checkpoint `policy`'s evaluation."""
         return layout.evaluation(policy, self.set_name, f"{self.mode}-{self.digest}")
 
 
-def greedy(config: Config, set_name: str, problem_set: str) -> Protocol:
+def greedy(config: Config, set_name: str, problem_set: ProblemsVersion) -> Protocol:
     """One episode of each problem, at temperature 0."""
     return _protocol("greedy", config, set_name, problem_set, 1, 0.0)
 
 
-def sampled(config: Config, set_name: str, problem_set: str) -> Protocol | None:
+def sampled(config: Config, set_name: str, problem_set: ProblemsVersion) -> Protocol | None:
     """`evaluation.samples` episodes of each problem, for pass@k; None where it is 0."""
     settings = config.evaluation
     if not settings.samples:
@@ -42,7 +43,12 @@ def sampled(config: Config, set_name: str, problem_set: str) -> Protocol | None:
 
 
 def _protocol(
-    mode: Literal["greedy", "sampled"], config: Config, set_name: str, problem_set: str, samples: int, heat: float
+    mode: Literal["greedy", "sampled"],
+    config: Config,
+    set_name: str,
+    problem_set: ProblemsVersion,
+    samples: int,
+    heat: float,
 ) -> Protocol:
     """The digest covers all that decides what is played: set, agent, environment, sampling and its seed."""
     identity = {

@@ -9,6 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from configs import Config
 from configs.schema import HELD_OUT
 from storage import layout
+from storage.version_names import EvaluationVersion, PolicyVersion, ProblemsVersion, ScoresVersion
 from storage.versions import manifests
 from storage.versions.drafts import Draft, Provenance
 from tasks.problems.task import read_problems
@@ -21,8 +22,13 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    workspace: Workspace, engine: "Engine", verifier: "Verifier", policy: str, problem_set: str, name: str = HELD_OUT
-) -> str:
+    workspace: Workspace,
+    engine: "Engine",
+    verifier: "Verifier",
+    policy: PolicyVersion,
+    problem_set: ProblemsVersion,
+    name: str = HELD_OUT,
+) -> ScoresVersion:
     """The version of the scores of checkpoint `policy`'s greedy answers to the set called `name`."""
     from tasks.evaluate.protocol import greedy
 
@@ -30,8 +36,12 @@ def evaluate(
 
 
 def evaluate_sets(
-    workspace: Workspace, engine: "Engine", verifier: "Verifier", policy: str, sets: dict[str, str]
-) -> dict[str, list[str]]:
+    workspace: Workspace,
+    engine: "Engine",
+    verifier: "Verifier",
+    policy: PolicyVersion,
+    sets: dict[str, ProblemsVersion],
+) -> dict[str, list[ScoresVersion]]:
     """By name of the set, the scores of `policy`'s greedy answers and, with `evaluation.samples`, of its sampled ones.
 
     Args:
@@ -43,7 +53,7 @@ def evaluate_sets(
     """
     from tasks.evaluate.protocol import greedy, sampled
 
-    config, found = workspace.config, dict[str, list[str]]()
+    config, found = workspace.config, dict[str, list[ScoresVersion]]()
     for name, problem_set in sets.items():
         protocols = (greedy(config, name, problem_set), sampled(config, name, problem_set))
         found[name] = [play_set(workspace, engine, verifier, policy, protocol) for protocol in protocols if protocol]
@@ -51,7 +61,9 @@ def evaluate_sets(
 
 
 @task(name="evaluate", task_run_name="evaluate-{protocol.set_name}-{protocol.mode}", cache_policy=NO_CACHE)
-def play_set(workspace: Workspace, engine: "Engine", verifier: "Verifier", policy: str, protocol: "Protocol") -> str:
+def play_set(
+    workspace: Workspace, engine: "Engine", verifier: "Verifier", policy: PolicyVersion, protocol: "Protocol"
+) -> ScoresVersion:
     """The version of the scores of one evaluation; its trajectories are the version above it."""
     from tasks.score.scoring import scorer_fingerprint
 
@@ -64,7 +76,9 @@ def play_set(workspace: Workspace, engine: "Engine", verifier: "Verifier", polic
     return scores
 
 
-def _play(workspace: Workspace, engine: "Engine", verifier: "Verifier", policy: str, protocol: "Protocol") -> None:
+def _play(
+    workspace: Workspace, engine: "Engine", verifier: "Verifier", policy: PolicyVersion, protocol: "Protocol"
+) -> None:
     from storage.versions import checkpoints
     from tasks.inference.api import GenerationConfig
     from tasks.rollout.plan import Plan
@@ -74,7 +88,7 @@ def _play(workspace: Workspace, engine: "Engine", verifier: "Verifier", policy: 
     checkpoint = checkpoints.open_checkpoint(store, policy, workspace.cache)
     load_chat(checkpoint)  # a tokenizer that cannot be used is told before servers start
     engine.serve(checkpoint)
-    run, number = layout.run_of(policy), f"{checkpoint.number:06d}"
+    run, number = policy.run, f"{checkpoint.number:06d}"
     plan = Plan(
         name=f"{run}/evaluation/{number}/{protocol.set_name}/{protocol.mode}",
         config=config,
@@ -90,16 +104,18 @@ def _play(workspace: Workspace, engine: "Engine", verifier: "Verifier", policy: 
         draft.commit(_provenance(workspace), [policy, protocol.problem_set], metrics)
 
 
-def _draft(workspace: Workspace, version: str) -> Draft:
+def _draft(workspace: Workspace, version: EvaluationVersion) -> Draft:
     """With a journal where the version belongs to the run in hand; it would take over from others elsewhere."""
     from storage.versions.journal import JournaledDraft
 
-    if layout.run_of(version) == workspace.name and workspace.lease:
+    if version.run == workspace.name and workspace.lease:
         return JournaledDraft(workspace.store, version, "evaluation", workspace.lease)
     return Draft(workspace.store, version, "evaluation")
 
 
-def _score(workspace: Workspace, verifier: "Verifier", version: str, scores: str, protocol: "Protocol") -> None:
+def _score(
+    workspace: Workspace, verifier: "Verifier", version: EvaluationVersion, scores: ScoresVersion, protocol: "Protocol"
+) -> None:
     """Judge an evaluation's trajectories; what they amount to goes into the manifest."""
     from storage.records import Score
     from storage.versions import datasets
@@ -119,7 +135,7 @@ def _score(workspace: Workspace, verifier: "Verifier", version: str, scores: str
         first, any_turn = numbers["first_turn"], numbers["any_turn"]
         get_run_logger().info(
             "%s on %d problems of %s: first turn %.3f [%.3f, %.3f], any turn %.3f [%.3f, %.3f]",
-            layout.policy_of(version), numbers["episodes"], protocol.set_name, *first.values(), *any_turn.values(),
+            version.policy, numbers["episodes"], protocol.set_name, *first.values(), *any_turn.values(),
         )  # fmt: skip
 
 

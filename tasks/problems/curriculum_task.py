@@ -8,6 +8,7 @@ from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from storage import layout
+from storage.version_names import ProblemsVersion
 from storage.versions import manifests
 from storage.versions.drafts import Draft
 from tasks.run.workspace import Workspace
@@ -15,7 +16,7 @@ from tasks.run.workspace import Workspace
 _ROWS_PER_SHARD = 50_000
 
 
-def plan_curriculum(workspace: Workspace, problem_set: str) -> None:
+def plan_curriculum(workspace: Workspace, problem_set: ProblemsVersion) -> None:
     """Commit the run's curriculum, by the histories of all runs of the store as they are now; once for a run."""
     from storage.records import CURRICULUM_SCHEMA, Problem
     from storage.versions import datasets

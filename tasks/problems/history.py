@@ -126,7 +126,7 @@ def _rows(store: Store, run: str, older: str | None, iterations: int, cache: Pat
         collected = manifests.read(store, older).metrics["collected"]
     for iteration in range(begin, iterations):
         trajectories, scores = trained_on(store, run, iteration)
-        if any(store.exists(layout.collected(version)) for version in (trajectories, scores)):
+        if any(store.exists(layout.tombstone(version)) for version in (trajectories, scores)):
             collected += 1
             continue
         rows += summarise_run(

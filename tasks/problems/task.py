@@ -9,6 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from configs.schema import HELD_OUT, Source, StoredSource
 from storage import layout
 from storage.errors import DamagedError
+from storage.version_names import ProblemsVersion
 from storage.versions import manifests
 from storage.versions.drafts import Draft
 from tasks.problems.curriculum_task import plan_curriculum
@@ -22,7 +23,7 @@ _REPORTED = 20
 
 
 @task(name="import-problems", cache_policy=NO_CACHE)
-def import_problems(workspace: Workspace) -> tuple[str, str]:
+def import_problems(workspace: Workspace) -> tuple[ProblemsVersion, ProblemsVersion]:
     """Versions of the training and the held-out problem sets; training problems that are held out are reported.
 
     Where `problems.sampling` goes by the runs before, the run's curriculum is committed, too.
@@ -42,7 +43,7 @@ def import_problems(workspace: Workspace) -> tuple[str, str]:
 
 
 @task(name="import-sets", cache_policy=NO_CACHE)
-def import_sets(workspace: Workspace, names: Sequence[str] = ()) -> dict[str, str]:
+def import_sets(workspace: Workspace, names: Sequence[str] = ()) -> dict[str, ProblemsVersion]:
     """Versions of the evaluation sets by their names; of all of them unless `names` are given.
 
     Raises:
@@ -55,12 +56,12 @@ def import_sets(workspace: Workspace, names: Sequence[str] = ()) -> dict[str, st
     return {name: import_source(workspace, sources[name]) for name in names or sources}
 
 
-def import_source(workspace: Workspace, source: Source) -> str:
+def import_source(workspace: Workspace, source: Source) -> ProblemsVersion:
     """The version of the problems of `source`."""
     if isinstance(source, StoredSource):
         if manifests.read(workspace.store, source.version).kind != "problems":
             raise DamagedError(f"{source.version} is not a problem set")
-        return source.version
+        return ProblemsVersion(source.version)
     return commit_problems(workspace, load_source(workspace, source), source.model_dump(mode="json"))
 
 
@@ -79,7 +80,7 @@ def load_source(workspace: Workspace, source: Source) -> "list[Problem]":
     return loaded.problems
 
 
-def commit_problems(workspace: Workspace, problems: "Sequence[Problem]", source: dict[str, object]) -> str:
+def commit_problems(workspace: Workspace, problems: "Sequence[Problem]", source: dict[str, object]) -> ProblemsVersion:
     """The version of a problem set; written where it is new."""
     from storage.records import PROBLEM_SCHEMA
     from storage.versions.datasets import write_rows

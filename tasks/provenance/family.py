@@ -9,6 +9,7 @@ from storage import layout
 from storage.errors import DamagedError
 from storage.logs import catalog
 from storage.objects.store import Store
+from storage.version_names import ProblemsVersion, select
 from storage.versions import manifests
 from tasks.problems.exclusions import Excluded, read_exclusions
 from tasks.provenance.plays import Plays, open_plays
@@ -49,9 +50,9 @@ class Family:
     def _data_sets(self) -> dict[str, None]:
         return dict.fromkeys(entry.version for entry in self.entries if entry.kind == "trajectories")
 
-    def problem_sets_of(self, data_set: str) -> list[str]:
+    def problem_sets_of(self, data_set: str) -> list[ProblemsVersion]:
         """Those that its problems were drawn from."""
-        return [each for each in self._parents.get(data_set, []) if each.startswith(layout.problems(""))]
+        return select(ProblemsVersion, self._parents.get(data_set, []))
 
     def data_sets(self, run: str | None = None) -> list[str]:
         """What was played to be trained on, by `run` or by all.

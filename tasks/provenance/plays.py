@@ -148,7 +148,7 @@ def _look(store: Store, version: str, kind: str, cache: Path) -> tuple[list[Path
     try:
         if not manifests.committed(store, version):
             return [], ""
-        if store.exists(layout.collected(version)):
+        if store.exists(layout.tombstone(version)):
             return [], "its data were collected by gc"
         manifest, paths = datasets.shards(store, version, cache)
     except DamagedError as error:

@@ -8,6 +8,7 @@ from configs.plain import check_plain
 from storage import layout
 from storage.objects.store import Store
 from storage.records import Exclusion
+from storage.version_names import TrajectoriesVersion, select
 from storage.visible import visible
 from tasks.provenance.answers import Unknown
 from tasks.provenance.asked import Asked, find_problem
@@ -70,7 +71,7 @@ def propose_ids(store: Store, ids: Sequence[str], cache: Path, reason: str, *, r
     with family.plays(run) as plays:
         plays.load("t.trajectory_id in (select unnest(?::varchar[]))", wanted)
         trained, rows = _trained(family, plays), _rows(plays, reason, whole=False)
-        gone = sorted(version for version in plays.unknown if "/trajectories/" in version)
+        gone = sorted(select(TrajectoriesVersion, plays.unknown))
     found = {row.trajectory_id for row in rows}
     if missing := [name for name in wanted if name not in found]:
         raise ValueError(_missing(store, missing, gone))

@@ -14,6 +14,7 @@ from storage import layout
 from storage.errors import StorageError
 from storage.logs.catalog import Entry
 from storage.objects.store import Store
+from storage.version_names import EvaluationVersion, ExclusionsVersion, ProblemsVersion, select
 from storage.versions import aliases, manifests
 from tasks.provenance.answers import Affected, Exam, Fallen, First, Outcome, Seen, SeenBy, TrainedOn, Unknown, Use
 from tasks.provenance.asked import Asked, find_problem
@@ -63,7 +64,7 @@ def affected(store: Store, problem: str, cache: Path, *, run: str | None = None,
     return Affected(
         problem=asked,
         trajectories=fallen,
-        problem_sets=sorted(version for version in holders if version.startswith("problems/")),
+        problem_sets=sorted(select(ProblemsVersion, holders)),
         evaluations=_exams(store, family.entries, holders),
         uses=answer.uses,
         first=answer.first,
@@ -118,9 +119,8 @@ def _trained_on(family: Family, plays: Plays, asked: Asked, run: str | None) -> 
     suspects = [update.checkpoint for update in family.updates.values() if not unread.isdisjoint(update.data_sets)]
     falling = descended(family.updates, _direct(uses))
     doubtful = descended(family.updates, suspects) - falling
-    elsewhere = (layout.problems(""), layout.exclusions(""))
-    unknown = {version: plays.unknown[version] for version in unread}
-    unknown |= {version: why for version, why in plays.unknown.items() if version.startswith(elsewhere)}
+    elsewhere = [*select(ProblemsVersion, plays.unknown), *select(ExclusionsVersion, plays.unknown)]
+    unknown: dict[str, str] = {version: plays.unknown[version] for version in (*unread, *elsewhere)}
     unknown |= {update.checkpoint: update.problem for update in family.updates.values() if update.problem}
     return TrainedOn(
         problem=asked,
@@ -173,7 +173,7 @@ def _clean(family: Family, run: str, number: int, doubtful: Collection[str]) -> 
     """The newest checkpoint of the run before `number` that can be gone back to."""
     before = [family.updates.get(layout.checkpoint(run, each)) for each in range(number - 1, -1, -1)]
     sound = [each.checkpoint for each in before if each and not each.problem and each.checkpoint not in doubtful]
-    return next((each for each in sound if not family.store.exists(layout.collected(each))), "")
+    return next((each for each in sound if not family.store.exists(layout.tombstone(each))), "")
 
 
 def _fallen(plays: Plays) -> list[Fallen]:
@@ -196,13 +196,9 @@ def _exams(store: Store, entries: Iterable[Entry], holders: set[str]) -> list[Ex
     """Committed evaluations on one of `holders`."""
     found = dict[str, Exam]()
     for entry in entries:
-        policy = layout.policy_of(entry.version)
-        for parent in entry.parents if entry.kind == "evaluation" and policy else ():
-            if parent in holders and parent.startswith("problems/"):
-                parts = entry.version.split("/")
-                found[entry.version] = Exam(
-                    entry.version, policy or "", parts[4] if len(parts) > 4 else HELD_OUT, parent
-                )
+        for version in select(EvaluationVersion, [entry.version]):
+            for parent in select(ProblemsVersion, holders.intersection(entry.parents)):
+                found[version] = Exam(version, version.policy, version.set_name or HELD_OUT, parent)
     with ThreadPoolExecutor(_READERS) as readers:
         stands = list(readers.map(lambda version: manifests.committed(store, version), found))
     return sorted((exam for exam, there in zip(found.values(), stands, strict=True) if there), key=lambda e: e.version)

@@ -11,6 +11,7 @@ from storage import layout
 from storage.errors import DamagedError
 from storage.logs.catalog import Entry
 from storage.objects.store import Store
+from storage.version_names import ExclusionsVersion, PolicyVersion, ScoresVersion, TrajectoriesVersion, select
 from storage.versions import manifests
 from storage.versions.manifests import Manifest
 
@@ -28,10 +29,10 @@ class Update:
     checkpoint: str
     run: str
     number: int  # updates of the run until it
-    before: list[str]  # checkpoints whose weights it goes on from: that of the run, or where the run began
-    data_sets: list[str]  # trajectories; none of policy version 0
-    scores: list[str]
-    exclusions: list[str]  # versions that it honoured
+    before: Sequence[str]  # checkpoints whose weights it goes on from: that of the run, or where the run began
+    data_sets: Sequence[str]  # trajectories; none of policy version 0
+    scores: Sequence[str]
+    exclusions: Sequence[str]  # versions that it honoured
     oldest: int = 0  # policy version; what an older one sampled was left out
     cut_too: bool = True  # it trained also on trajectories whose returns only a critic can tell
     idle: bool = False  # nothing was left to train on, and the weights stayed
@@ -93,7 +94,7 @@ def _read(store: Store, version: str, attempted: Sequence[str]) -> Update | None
 
 def _of(manifest: Manifest) -> Update:
     """Raises StorageError where the configuration in the manifest says what this program does not know."""
-    parents = [parent.version for parent in manifest.parents]
+    parents = manifest.parent_names
     sorted_, (version, run, number) = _parents(parents), _place(manifest.version)
     lag, begins = int(manifest.number("rollout.max_head_offpolicyness")), not sorted_[0] and not sorted_[1]
     return Update(
@@ -111,15 +112,16 @@ def _place(version: str) -> tuple[str, str, int]:
     return version, layout.run_of(version) or "", layout.number_of(version) or 0
 
 
-def _parents(versions: Sequence[str]) -> tuple[list[str], list[str], list[str], list[str]]:
+def _parents(
+    versions: Sequence[str],
+) -> tuple[list[PolicyVersion], list[TrajectoriesVersion], list[ScoresVersion], list[ExclusionsVersion]]:
     """Checkpoints, trajectories, scores and exclusions among them."""
-    kinds = [version.split("/")[2:3] for version in versions]
-    found = [
-        [version for version, kind in zip(versions, kinds, strict=True) if kind == [wanted]]
-        for wanted in ("checkpoints", "trajectories", "scores")
-    ]
-    exclusions = [version for version in versions if version.startswith(layout.exclusions(""))]
-    return found[0], found[1], found[2], exclusions
+    return (
+        select(PolicyVersion, versions),
+        select(TrajectoriesVersion, versions),
+        select(ScoresVersion, versions),
+        select(ExclusionsVersion, versions),
+    )
 
 
 def _origin(manifest: Manifest) -> str:

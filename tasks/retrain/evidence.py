@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import Gate
-from storage import layout
 from storage.objects.store import Store
+from storage.version_names import PolicyVersion, ScoresVersion
 from storage.versions import manifests
 from storage.versions.lineage import trained_on
 from tasks.evaluate.comparison import compare
@@ -22,14 +22,15 @@ _COUNTS = ("turns", "verdicts", "seconds", "set", "problem_set")
 class Training:
     """What a run was trained on, iteration by iteration."""
 
-    scores: list[str]  # versions
+    scores: list[ScoresVersion]
     solved: list[float]  # share of the episodes
     tokens: int  # sampled
 
 
-def outcomes_of(store: Store, scores: str, cache: Path) -> list[Outcome]:
-    """Of an evaluation, by the version of its scores."""
-    return read_outcomes(store, layout.judged(scores), scores, cache)
+def outcomes_of(store: Store, scores: ScoresVersion, cache: Path) -> list[Outcome]:
+    """The outcomes of an evaluation, by the version of its scores."""
+    assert scores.evaluation
+    return read_outcomes(store, scores.evaluation, scores, cache)
 
 
 def summary_of(store: Store, versions: Sequence[str]) -> dict[str, Any]:
@@ -47,11 +48,11 @@ def failed_verdicts(store: Store, scores: Sequence[str]) -> float:
     return float(failed / max(1, sum(metrics["turns"] for metrics in found)))
 
 
-def solved(store: Store, run: str, challenger: str) -> Training:
+def solved(store: Store, challenger: PolicyVersion) -> Training:
     """Of the iterations that led to `challenger`; each checkpoint names what it was trained on."""
-    scores, shares, tokens = list[str](), list[float](), 0
-    for number in range(1, (layout.number_of(challenger) or 0) + 1):
-        rollout, judged = trained_on(store, run, number - 1)
+    scores, shares, tokens = list[ScoresVersion](), list[float](), 0
+    for number in range(1, challenger.number + 1):
+        rollout, judged = trained_on(store, challenger.run, number - 1)
         scores.append(judged)
         metrics = manifests.read(store, rollout).metrics
         shares.append(metrics["solved"])
@@ -62,9 +63,9 @@ def solved(store: Store, run: str, challenger: str) -> Training:
 def gather(
     store: Store,
     cache: Path,
-    champion: str,
-    challenger: str,
-    evaluations: Mapping[str, Mapping[str, Sequence[str]]],
+    champion: PolicyVersion,
+    challenger: PolicyVersion,
+    evaluations: Mapping[PolicyVersion, Mapping[str, Sequence[ScoresVersion]]],
     distance: float | None,
     gate: Gate,
 ) -> tuple[Training, Evidence]:
@@ -83,7 +84,5 @@ def gather(
     comparisons = {
         name: compare(*(outcomes_of(store, found[name][place], cache) for found in (before, after))) for name in after
     }
-    run = layout.run_of(challenger)
-    assert run
-    training = solved(store, run, challenger)
+    training = solved(store, challenger)
     return training, Evidence(comparisons, failed_verdicts(store, training.scores), distance, training.solved)

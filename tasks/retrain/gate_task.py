@@ -8,6 +8,7 @@ from prefect.cache_policies import NO_CACHE
 from storage import layout
 from storage.errors import AliasMovedError
 from storage.logs.nights import Ending, Night
+from storage.version_names import DecisionVersion, PolicyVersion, ScoresVersion
 from storage.versions import aliases, manifests
 from storage.versions.drafts import Draft
 from tasks.run.workspace import Workspace
@@ -15,12 +16,12 @@ from tasks.run.workspace import Workspace
 if TYPE_CHECKING:
     from tasks.train.trainer import Trainer
 
-Evaluations = dict[str, dict[str, list[str]]]
+Evaluations = dict[PolicyVersion, dict[str, list[ScoresVersion]]]
 """By policy and name of the set: versions of scores, see `tasks.evaluate.task.evaluate_sets`."""
 
 
 @task(name="crown-first", cache_policy=NO_CACHE)
-def crown_first(workspace: Workspace, night: Night) -> str:
+def crown_first(workspace: Workspace, night: Night) -> PolicyVersion:
     """The champion that the night's challenger must beat: where there was none, policy version 0 becomes it."""
     if night.champion:
         return night.champion
@@ -31,14 +32,16 @@ def crown_first(workspace: Workspace, night: Night) -> str:
 
 
 @task(name="measure-distance", cache_policy=NO_CACHE)
-def measure_distance(workspace: Workspace, trainer: "Trainer", champion: str, challenger: str) -> float | None:
+def measure_distance(
+    workspace: Workspace, trainer: "Trainer", champion: PolicyVersion, challenger: PolicyVersion
+) -> float | None:
     """Nats a token between challenger and champion, at the tokens of the night's last trajectories."""
     from storage.records import Score
     from storage.versions import checkpoints, datasets
     from storage.versions.lineage import trained_on
 
     store, cache, config = workspace.store, workspace.cache, workspace.config
-    last = (layout.number_of(challenger) or 0) - 1
+    last = challenger.number - 1
     if last < 0:
         return None
     if trainer.holds != challenger:
@@ -52,8 +55,12 @@ def measure_distance(workspace: Workspace, trainer: "Trainer", champion: str, ch
 
 @task(name="decide", cache_policy=NO_CACHE)
 def decide(
-    workspace: Workspace, champion: str, challenger: str, evaluations: Evaluations, distance: float | None
-) -> str:
+    workspace: Workspace,
+    champion: PolicyVersion,
+    challenger: PolicyVersion,
+    evaluations: Evaluations,
+    distance: float | None,
+) -> DecisionVersion:
     """The version of the gate's decision, with all its numbers; its parents are what it was decided by."""
     from tasks.retrain import gate
     from tasks.retrain.evidence import gather, summary_of
@@ -84,7 +91,7 @@ def decide(
 
 
 @task(name="promote", cache_policy=NO_CACHE)
-def promote(workspace: Workspace, night: Night, decision: str) -> Ending:
+def promote(workspace: Workspace, night: Night, decision: DecisionVersion) -> Ending:
     """Point the champion's alias at the challenger, if the gate says so and nobody has moved it meanwhile."""
     numbers = manifests.read(workspace.store, decision).metrics
     if not numbers["promote"]:

@@ -9,6 +9,7 @@ from prefect.cache_policies import NO_CACHE
 from storage import layout
 from storage.errors import DamagedError
 from storage.logs.nights import End, Ending, Night, Nights, Record, now
+from storage.version_names import DecisionVersion, PolicyVersion, ProblemsVersion
 from storage.versions import aliases, manifests
 from storage.versions.aliases import Move
 from tasks.problems.task import commit_problems, import_sets, load_source, read_problems
@@ -55,7 +56,7 @@ def _plan(workspace: Workspace, records: Sequence[Record]) -> Night | None:
     planning.check_sets(sets, planning.pinned_sets(records, config))
     incoming, seen = _incoming(workspace), read_version(workspace, records[-1].night.seen if records else None)
     new = new_problems(incoming, seen)
-    memory = planning.remembered(records, champion.version if champion else None)
+    memory = planning.remembered(records, PolicyVersion(champion.version) if champion else None)
     if len(new) < least and not memory.retried:
         return None
     number = records[-1].night.number + 1 if records else 1
@@ -67,7 +68,7 @@ def _plan(workspace: Workspace, records: Sequence[Record]) -> Night | None:
 
 
 def _choose(
-    workspace: Workspace, number: int, new: "Sequence[Problem]", memory: "Memory", sets: dict[str, str]
+    workspace: Workspace, number: int, new: "Sequence[Problem]", memory: "Memory", sets: dict[str, ProblemsVersion]
 ) -> "tuple[Chosen, int]":
     """The night's problems, and how many of the new ones stand in evaluation sets and were left out."""
     from tasks.problems.difference import union
@@ -98,12 +99,12 @@ def _night(
     chosen: "Chosen",
     dropped: int,
     seen: "Sequence[Problem]",
-    sets: dict[str, str],
+    sets: dict[str, ProblemsVersion],
 ) -> Night:
     from tasks.problems.difference import union
     from tasks.retrain.planning import night_config, night_run
 
-    config, begins = workspace.config, champion.version if champion else None
+    config, begins = workspace.config, PolicyVersion(champion.version) if champion else None
     version = commit_problems(workspace, chosen.problems, {"night": number})
     return Night(
         number=number,
@@ -165,7 +166,9 @@ def standing_champion(workspace: Workspace) -> Move | None:
     return standing
 
 
-def keep_apart(workspace: Workspace, sets: dict[str, str], *pools: "Sequence[Problem]") -> "list[list[Problem]]":
+def keep_apart(
+    workspace: Workspace, sets: dict[str, ProblemsVersion], *pools: "Sequence[Problem]"
+) -> "list[list[Problem]]":
     """The pools without the problems that stand in an evaluation set, too; see `evaluation.contamination`.
 
     Raises:
@@ -194,7 +197,7 @@ def read_version(workspace: Workspace, version: str | None) -> "list[Problem]":
 
 
 @task(name="end-training", cache_policy=NO_CACHE)
-def end_training(workspace: Workspace, record: Record, challenger: str) -> None:
+def end_training(workspace: Workspace, record: Record, challenger: PolicyVersion) -> None:
     """Note that the night's training is over: started again, it goes on with what follows."""
     if record.challenger is None:
         nights = nights_of(workspace)
@@ -203,7 +206,7 @@ def end_training(workspace: Workspace, record: Record, challenger: str) -> None:
 
 
 @task(name="end-night", cache_policy=NO_CACHE)
-def end_night(workspace: Workspace, night: Night, decision: str, outcome: Ending) -> Record:
+def end_night(workspace: Workspace, night: Night, decision: DecisionVersion, outcome: Ending) -> Record:
     """Enter the night's end, and what becomes of its problems.
 
     Those of a promoted night are replayed in nights to come, those of a rejected one tried again together with the

@@ -10,6 +10,7 @@ from storage import layout
 from storage.logs.nights import Night, Record
 from storage.objects.store import Store
 from storage.records import Problem
+from storage.version_names import PolicyVersion, ProblemsVersion
 from tasks.problems.difference import not_superseded, replayed, union
 from tasks.seeds import derive
 
@@ -24,7 +25,7 @@ class Memory:
     """What earlier nights leave to the next one, as versions of problem sets."""
 
     waiting: Sequence[str]  # to be tried again
-    accepted: str | None  # what the champion was trained on
+    accepted: ProblemsVersion | None  # what the champion was trained on
     retried: bool  # somebody asked for it: the night begins also where nothing is new
 
 
@@ -61,7 +62,7 @@ def choose(
     return Chosen(list(new), waiting, replayed(fresh, share, not_superseded(accepted, fresh), seed))
 
 
-def remembered(records: Sequence[Record], champion: str | None) -> Memory:
+def remembered(records: Sequence[Record], champion: PolicyVersion | None) -> Memory:
     """What waits, and what the standing champion has learnt from.
 
     After a roll-back that is what its own night had accepted, not what later ones did; a champion that no night made
@@ -82,7 +83,7 @@ def remembered(records: Sequence[Record], champion: str | None) -> Memory:
 
 
 def night_config(
-    config: Config, store: Store, number: int, champion: str | None, problems: str, sets: Mapping[str, str]
+    config: Config, store: Store, number: int, champion: PolicyVersion | None, problems: str, sets: Mapping[str, str]
 ) -> dict[str, Any]:
     """The configuration of a night's run: it begins with `champion`, and all its problem sets are versions."""
     values = config.model_dump(mode="json")

@@ -8,6 +8,7 @@ from prefect.futures import PrefectFuture
 from prefect.states import Cancelled
 
 from storage import layout
+from storage.version_names import PolicyVersion, ProblemsVersion, TrajectoriesVersion
 from storage.versions import manifests
 from tasks.inference.api import EngineClosedError
 from tasks.problems.curriculum_task import weights
@@ -22,8 +23,13 @@ if TYPE_CHECKING:
 
 @task(name="rollout", task_run_name="rollout-{iteration}", cache_policy=NO_CACHE)
 def rollout(
-    workspace: Workspace, engine: "Engine", verifier: "Verifier", iteration: int, policy: str, problem_set: str
-) -> str:
+    workspace: Workspace,
+    engine: "Engine",
+    verifier: "Verifier",
+    iteration: int,
+    policy: PolicyVersion,
+    problem_set: ProblemsVersion,
+) -> TrajectoriesVersion:
     """The version of iteration's trajectories, sampled from checkpoint `policy`."""
     from storage.versions import checkpoints
     from storage.versions.journal import JournaledDraft
@@ -61,8 +67,13 @@ def rollout(
 
 @task(name="rollout", task_run_name="rollout-{iteration}", cache_policy=NO_CACHE)
 def _rollout_ahead(
-    workspace: Workspace, engine: "Engine", verifier: "Verifier", iteration: int, policy: str, problem_set: str
-) -> "str | State[str]":
+    workspace: Workspace,
+    engine: "Engine",
+    verifier: "Verifier",
+    iteration: int,
+    policy: PolicyVersion,
+    problem_set: ProblemsVersion,
+) -> "TrajectoriesVersion | State[TrajectoriesVersion]":
     """A rollout beside scoring and training. Where the flow ends meanwhile it is cancelled, which is no error."""
     try:
         return rollout.fn(workspace, engine, verifier, iteration, policy, problem_set)
@@ -70,7 +81,7 @@ def _rollout_ahead(
         return Cancelled(message=str(closed))
 
 
-def _draw(workspace: Workspace, problem_set: str, iteration: int) -> "tuple[list[Problem], list[Problem]]":
+def _draw(workspace: Workspace, problem_set: ProblemsVersion, iteration: int) -> "tuple[list[Problem], list[Problem]]":
     """The iteration's problems, and those that may take the place of rejected ones.
 
     What `problems.exclusions` excludes is replaced like what is rejected, so that all others are who they were.
@@ -96,7 +107,7 @@ def _draw(workspace: Workspace, problem_set: str, iteration: int) -> "tuple[list
     return drawn, spare
 
 
-def lagging_policy(workspace: Workspace, iteration: int) -> str | None:
+def lagging_policy(workspace: Workspace, iteration: int) -> PolicyVersion | None:
     """The older checkpoint that `rollout.policy_lag` lets play an iteration; None without a lag."""
     lag = workspace.config.rollout.policy_lag
     return layout.checkpoint(workspace.name, max(0, iteration - lag)) if lag else None
@@ -109,16 +120,18 @@ class Rollouts:
     with the policy of then, and from its first request after a `swap` on with the one just trained.
     """
 
-    def __init__(self, workspace: Workspace, engine: "Engine", verifier: "Verifier", problem_set: str) -> None:
+    def __init__(
+        self, workspace: Workspace, engine: "Engine", verifier: "Verifier", problem_set: ProblemsVersion
+    ) -> None:
         self._workspace, self._engine, self._verifier, self._problem_set = workspace, engine, verifier, problem_set
-        self._ahead: PrefectFuture[str | State[str]] | None = None
+        self._ahead: PrefectFuture[TrajectoriesVersion | State[TrajectoriesVersion]] | None = None
 
-    def take(self, iteration: int, policy: str) -> str:
+    def take(self, iteration: int, policy: PolicyVersion) -> TrajectoriesVersion:
         """The version of iteration's trajectories; `policy` is the newest checkpoint."""
         run = self._workspace.config.run
         playing = lagging_policy(self._workspace, iteration) or policy
         trajectories = rollout(*self._arguments(iteration, playing)) if self._ahead is None else self._ahead.result()
-        assert isinstance(trajectories, str)  # cancelled it is only where nobody takes it any more
+        assert isinstance(trajectories, TrajectoriesVersion)  # cancelled it is only where nobody takes it any more
         self._ahead = None
         following = layout.trajectories(self._workspace.name, iteration + 1)
         if run.overlap and iteration + 1 < run.iterations and not manifests.committed(self._workspace.store, following):
@@ -131,7 +144,7 @@ class Rollouts:
             self._ahead.wait()
             self._ahead = None
 
-    def swap(self, policy: str) -> None:
+    def swap(self, policy: PolicyVersion) -> None:
         """Hand a new checkpoint to the engine that plays ahead; its requests are kept."""
         from storage.versions import checkpoints
 
@@ -139,5 +152,7 @@ class Rollouts:
             workspace = self._workspace
             self._engine.serve(checkpoints.open_checkpoint(workspace.store, policy, workspace.cache))
 
-    def _arguments(self, iteration: int, policy: str) -> "tuple[Workspace, Engine, Verifier, int, str, str]":
+    def _arguments(
+        self, iteration: int, policy: PolicyVersion
+    ) -> "tuple[Workspace, Engine, Verifier, int, PolicyVersion, ProblemsVersion]":
         return self._workspace, self._engine, self._verifier, iteration, policy, self._problem_set

@@ -10,11 +10,12 @@ from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
 from storage import layout
 from storage.logs.log import first_free
+from storage.version_names import PolicyVersion
 from storage.versions import aliases, manifests
 from tasks.run.workspace import Workspace
 
 
-def newest_policy(workspace: Workspace) -> str | None:
+def newest_policy(workspace: Workspace) -> PolicyVersion | None:
     """The last checkpoint committed by `run.iterations` updates or fewer; None before the first update.
 
     The run's alias is moved there, should its writer have died before he could.

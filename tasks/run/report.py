@@ -10,7 +10,7 @@ from prefect import get_run_logger, task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
-from storage import layout
+from storage.version_names import EvaluationVersion, PolicyVersion, ProblemsVersion, ScoresVersion
 from tasks.run.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _WIDTH = 110
 
 
 @task(name="report", cache_policy=NO_CACHE)
-def report(workspace: Workspace, held_out: str) -> str:
+def report(workspace: Workspace, held_out: ProblemsVersion) -> str:
     """Write the report beside the run's versions and show it; returns its folder's URI."""
     from rich.console import Console
 
@@ -47,7 +47,8 @@ def report(workspace: Workspace, held_out: str) -> str:
     create_table_artifact(key="accuracy", table=accuracy, description=f"Held-out accuracy of run {workspace.name}")
     create_table_artifact(key="stages", table=stages, description="Mean seconds and tokens/s of an iteration")
     if history.evaluations:
-        last = layout.judged(history.evaluations[-1].scores)
+        last = history.evaluations[-1].scores.evaluation
+        assert last
         create_markdown_artifact(key="transcripts", markdown=_transcripts(workspace, last))
     uri = store.uri(f"runs/{workspace.name}/report")
     get_run_logger().info("report in %s", uri)
@@ -55,7 +56,9 @@ def report(workspace: Workspace, held_out: str) -> str:
 
 
 @task(name="report-evaluations", cache_policy=NO_CACHE)
-def report_evaluations(workspace: Workspace, evaluations: dict[str, dict[str, list[str]]]) -> dict[str, Any]:
+def report_evaluations(
+    workspace: Workspace, evaluations: dict[PolicyVersion, dict[str, list[ScoresVersion]]]
+) -> dict[str, Any]:
     """Show what policies can do on each set, and how two of them differ; returns the numbers.
 
     Args:
@@ -96,7 +99,7 @@ def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def _transcripts(workspace: Workspace, evaluation: str) -> str:
+def _transcripts(workspace: Workspace, evaluation: EvaluationVersion) -> str:
     """A few episodes as Markdown; text goes into code blocks, where nothing in it is interpreted."""
     from storage.versions import datasets
 

@@ -6,6 +6,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from storage import layout
+from storage.version_names import ScoresVersion, TrajectoriesVersion
 from storage.versions import manifests
 from storage.versions.drafts import Draft
 from tasks.run.workspace import Workspace
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 
 
 @task(name="score", task_run_name="score-{iteration}", cache_policy=NO_CACHE)
-def score(workspace: Workspace, verifier: "Verifier", iteration: int, trajectories: str) -> str:
+def score(
+    workspace: Workspace, verifier: "Verifier", iteration: int, trajectories: TrajectoriesVersion
+) -> ScoresVersion:
     """The version of the scores of `trajectories`."""
     from storage.versions import datasets
     from tasks.score.scoring import NEEDED, score_rows, scorer_fingerprint

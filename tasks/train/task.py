@@ -9,6 +9,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from storage import layout
+from storage.version_names import PolicyVersion, ScoresVersion, TrajectoriesVersion
 from storage.versions import aliases, manifests
 from tasks.run.workspace import Workspace
 
@@ -21,7 +22,14 @@ _NAMED = 20
 
 
 @task(name="train", task_run_name="train-{iteration}", cache_policy=NO_CACHE)
-def train(workspace: Workspace, trainer: "Trainer", iteration: int, policy: str, trajectories: str, scores: str) -> str:
+def train(
+    workspace: Workspace,
+    trainer: "Trainer",
+    iteration: int,
+    policy: PolicyVersion,
+    trajectories: TrajectoriesVersion,
+    scores: ScoresVersion,
+) -> PolicyVersion:
     """The checkpoint after an update of `policy` on `trajectories`."""
     from storage.versions import checkpoints
 
@@ -50,7 +58,9 @@ def train(workspace: Workspace, trainer: "Trainer", iteration: int, policy: str,
     return version
 
 
-def _update(workspace: Workspace, trainer: "Trainer", number: int, trajectories: str, scores: str) -> dict[str, float]:
+def _update(
+    workspace: Workspace, trainer: "Trainer", number: int, trajectories: TrajectoriesVersion, scores: ScoresVersion
+) -> dict[str, float]:
     """Its metrics; what `problems.exclusions` excludes is no part of it."""
     from storage.records import Score
     from storage.versions import datasets

@@ -7,6 +7,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from storage import layout
+from storage.version_names import PolicyVersion
 from storage.versions import manifests
 from tasks.run.workspace import Workspace
 
@@ -14,7 +15,7 @@ _TOLD_STEPS = 100
 
 
 @task(name="first-policy", cache_policy=NO_CACHE)
-def first_policy(workspace: Workspace) -> str:
+def first_policy(workspace: Workspace) -> PolicyVersion:
     """The checkpoint version that training starts from.
 
     Raises:
@@ -76,7 +77,9 @@ def _try_out(workspace: Workspace, folder: Path) -> None:
     try_out(folder, workspace.config)
 
 
-def _commit(workspace: Workspace, version: str, model: Path, metrics: dict[str, float], origin: str | None) -> str:
+def _commit(
+    workspace: Workspace, version: PolicyVersion, model: Path, metrics: dict[str, float], origin: str | None
+) -> PolicyVersion:
     from storage.versions import checkpoints
     from tasks.train.policy import load_policy, make_canary
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
+from storage.version_names import PolicyVersion
 from storage.versions.checkpoints import Canary, Checkpoint
 from storage.versions.manifests import File, Manifest
 from tasks.agents import trial
@@ -53,7 +54,9 @@ def test_a_template_without_measure_is_refused(
         name="model/tokenizer.json", path="x", bytes=0, rows=None, sha256=str(tmp_path)
     )  # none is cached for it
     manifest = Manifest.model_construct(files=[file])
-    policy = Checkpoint("runs/r/checkpoints/000003", 3, tmp_path / "model", None, Canary([], []), manifest)
+    policy = Checkpoint(
+        PolicyVersion("runs/r/checkpoints/000003"), 3, tmp_path / "model", None, Canary([], []), manifest
+    )
     with pytest.raises(ValueError, match=rf"^the chat template of {tmp_path}/model .*{message}.* mend chat_template"):
         load_chat(policy)
 

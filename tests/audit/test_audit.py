@@ -212,7 +212,7 @@ def test_a_damaged_manifest_is_a_case(store: Store, verifier: Verifier) -> None:
 def test_data_that_gc_took_are_no_damage(store: Store, verifier: Verifier) -> None:
     """They were taken away on purpose."""
     commit(store)
-    store.write(layout.collected(SET), b"{}")
+    store.write(layout.tombstone(SET), b"{}")
     checks = look(store, verifier, "r")
     assert checks["damaged_objects"].verdict == "pass"
     assert "1 data sets were collected by gc" in checks["damaged_objects"].says
@@ -222,7 +222,7 @@ def test_scores_that_gc_took_are_no_missing_scores(store: Store, verifier: Verif
     """Nor are those that a run at work has still to make; of one that nobody works on they are missing."""
     commit(store)
     commit(store, iteration=1, scores=None)
-    store.write(layout.collected(layout.scores("r", 0, "5c0e")), b"{}")
+    store.write(layout.tombstone(layout.scores("r", 0, "5c0e")), b"{}")
     assert look(store, verifier, "r")["unscored_turns"].cases == 8, "those of iteration 1"
     with Lease(store, "r", 60, "stop", "a flow run"):
         assert look(store, verifier, "r")["unscored_turns"].cases == 0

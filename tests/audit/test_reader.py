@@ -332,10 +332,10 @@ def test_it_serves_until_it_is_told_to_end(filled: Store, tmp_path: Path, told: 
     for stranger in (page, f"{page}?key=x", f"{page}static/page.css", f"{page}trajectory?id=x&data_set=y"):
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.build_opener(urllib.request.ProxyHandler({})).open(stranger)
-    assert list(tmp_path.glob("audit-*")) != []
+    assert list(tmp_path.glob("trajectories-*")) != []
     job.send_signal(told)
     assert job.wait(120) == 128 + told
-    assert list(tmp_path.glob("audit-*")) == []
+    assert list(tmp_path.glob("trajectories-*")) == []
 
 
 def test_no_files_left_to_open_is_told_in_a_line() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from configs import load
 from storage import layout
+from storage.version_names import PolicyVersion
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row
 
@@ -54,13 +55,15 @@ def main(stage: str, policy: str, overrides: list[str]) -> None:
     """Run a stage; the last line of output is the peak in MB."""
     from tasks.run.workspace import Workspace
 
-    {"rollout": _rollout, "score": _score, "train": _train}[stage](Workspace(load("demo", overrides)), policy)
+    {"rollout": _rollout, "score": _score, "train": _train}[stage](
+        Workspace(load("demo", overrides)), PolicyVersion(policy)
+    )
     # Not getrusage: its ru_maxrss is handed on through fork and exec, so a child starts with its parent's peak.
     status = Path("/proc/self/status").read_text()
     print(json.dumps(int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1024))
 
 
-def _rollout(workspace: "Workspace", policy: str) -> None:
+def _rollout(workspace: "Workspace", policy: PolicyVersion) -> None:
     from prefect.logging import disable_run_logger
 
     from tasks.problems.task import import_problems
@@ -72,7 +75,7 @@ def _rollout(workspace: "Workspace", policy: str) -> None:
         rollout.fn(workspace, engine, verifier, 0, policy, problems)
 
 
-def _score(workspace: "Workspace", _: str) -> None:
+def _score(workspace: "Workspace", _: PolicyVersion) -> None:
     from prefect.logging import disable_run_logger
 
     from tasks.run.resources import open_verifier
@@ -82,7 +85,7 @@ def _score(workspace: "Workspace", _: str) -> None:
         score.fn(workspace, verifier, 0, layout.trajectories(workspace.name, 0))
 
 
-def _train(workspace: "Workspace", policy: str) -> None:
+def _train(workspace: "Workspace", policy: PolicyVersion) -> None:
     from prefect.logging import disable_run_logger
 
     from tasks.run.resources import open_trainer

@@ -40,7 +40,7 @@ def measure(lab: Lab) -> list[Row]:
     spans = lab.run_module("overhead", *lab.overrides, *overrides)
     config = lab.config(*overrides)
     scorer = scorer_fingerprint(config.score)
-    history = read_history(lab.store, config, scorer, held_out="", cache=lab.scratch)
+    history = read_history(lab.store, config, scorer, held_out=layout.problems("0"), cache=lab.scratch)
     return [_row([_seconds(lab, iteration, spans) for iteration in history.iterations[SKIPPED:]])]
 
 

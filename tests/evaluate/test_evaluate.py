@@ -20,6 +20,7 @@ from storage.errors import StorageError
 from storage.logs import catalog
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
+from storage.version_names import ScoresVersion
 from storage.versions import aliases, datasets, manifests
 from storage.versions.drafts import Draft
 from tasks.rollout import play
@@ -54,9 +55,12 @@ def test_two_policies_on_two_sets(trained: list[str], tmp_path: Path) -> None:
     assert 0 <= numbers["own"]["comparison"]["first_turn"]["p"] <= 1
 
     scores = mine["scores"][0]
-    trajectories = layout.judged(scores)
+    trajectories = ScoresVersion(scores).evaluation
+    assert trajectories
     assert manifests.read(store, scores).metrics["first_turn"] == mine["first_turn"]
-    assert {row.policy for row in datasets.trajectories(store, trajectories, tmp_path)} == {layout.policy_of(scores)}
+    assert {row.policy for row in datasets.trajectories(store, trajectories, tmp_path)} == {
+        layout.evaluated_policy(scores)
+    }
     assert verify(store, [scores], deep=True).findings == []
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("manifest.json")}
     assert evaluate("smoke", settings, policy="champion", against=first) == numbers

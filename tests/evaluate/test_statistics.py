@@ -245,8 +245,9 @@ def test_outcomes_of_stored_versions(store: Store, tmp_path: Path) -> None:
     rows = [make_trajectory(f"t{n}", [[7] * (n + 1), [8]], problem=f"p{9 - n}") for n in range(3)]
     scores = [score for n in range(3) for score in make_scores(f"t{n}", 0.0, float(n == 1))]
     scores[0] = Score("t0", 0, "error", 0.0, "", "", "no memory")
-    trajectories = commit(store, layout.trajectories("r", 0), "trajectories", TRAJECTORY_SCHEMA, rows)
-    judged = commit(store, layout.scores("r", 0, "5c0e"), "scores", SCORE_SCHEMA, scores)
+    trajectories, judged = layout.trajectories("r", 0), layout.scores("r", 0, "5c0e")
+    commit(store, trajectories, "trajectories", TRAJECTORY_SCHEMA, rows)
+    commit(store, judged, "scores", SCORE_SCHEMA, scores)
     assert read_outcomes(store, trajectories, judged, tmp_path / "cache") == [
         Outcome("p7", 0, "completed", [0.0, 0.0], [3, 1], 0),
         Outcome("p8", 0, "completed", [0.0, 1.0], [2, 1], 0),
@@ -437,7 +438,10 @@ def test_rows_of_a_comparison() -> None:
 def test_a_run_is_compared_with_its_beginning() -> None:
     """The report's improvement: the last evaluation against the first, on the same problems."""
     first, last = [played("a", 0), played("b", 0)], [played("b", 1), played("a", 0, 1)]
-    kept = [Evaluation(policy_version=n, scores="", outcomes=outcomes) for n, outcomes in ((0, first), (4, last))]
+    kept = [
+        Evaluation(policy_version=n, scores=layout.scores("r", n, "0"), outcomes=outcomes)
+        for n, outcomes in ((0, first), (4, last))
+    ]
     numbers = summary(History("r", [], kept))
     assert [evaluation["policy_version"] for evaluation in numbers["evaluations"]] == [0, 4]
     improvement = numbers["improvement"]

@@ -51,7 +51,7 @@ def test_the_main_job_leaves_a_whole_chain(overrides: list[str], tmp_path: Path)
     assert numbers["training"][1]["trajectories"] == 16
 
     store = Store(f"{tmp_path}/var")
-    seen, pending = set(), [layout.checkpoint("smoke", 2)]
+    seen, pending = set[str](), list[str]([layout.checkpoint("smoke", 2)])
     while pending:
         version = pending.pop()
         manifest = manifests.read(store, version)

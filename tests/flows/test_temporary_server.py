@@ -25,7 +25,7 @@ from pathlib import Path
 from prefect import flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.settings import PREFECT_API_URL
-from flows.temporary_server import temporary_server
+from flows.launch.temporary_server import temporary_server
 from storage import interrupts
 
 @task(cache_policy=NO_CACHE)

@@ -18,6 +18,7 @@ import pytest
 from aiohttp import web
 
 from configs.schema import Inference, Rollout
+from storage import layout
 from storage.objects.store import Store
 from storage.versions.checkpoints import Canary, Checkpoint
 from tasks.inference.api import Completion, ContextLengthError, GenerationConfig, InferenceError
@@ -235,7 +236,7 @@ def test_an_interrupted_swap_leaves_no_server_paused(engine: Engine, policies: l
 def test_a_swap_that_fails_is_repaired_by_the_next(engine: Engine, policies: list[Checkpoint]) -> None:
     """Until then nothing is served, certainly not half of the weights; a rollout that plays ends at once."""
     engine.serve(policies[1])
-    broken = dataclasses.replace(policies[2], version="runs/shared/checkpoints/000008", model=Path("/no/such/model"))
+    broken = dataclasses.replace(policies[2], version=layout.checkpoint("shared", 8), model=Path("/no/such/model"))
 
     async def ask() -> None:
         async with engine.connect() as connection:
@@ -265,7 +266,7 @@ def test_other_weights_than_asked_for_stop_the_run(engine: Engine, policies: lis
     """The canary finds weights that are not the checkpoint's, and both numbers are told."""
     lying = dataclasses.replace(
         policies[2],
-        version="runs/shared/checkpoints/000009",
+        version=layout.checkpoint("shared", 9),
         canary=Canary(policies[2].canary.token_ids, policies[1].canary.logprobs),
     )
     with pytest.raises(InferenceError, match=r"does not serve runs/shared/checkpoints/000009.*served.*expected"):

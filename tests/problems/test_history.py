@@ -159,13 +159,13 @@ def commit_iteration(store: Store, model: Path, run: str, iteration: int, rows: 
     with Draft(store, scores, "scores") as draft:
         datasets.write_rows(draft, SCORE_SCHEMA, [score for _, scores in rows for score in scores], rows_per_shard=5)
         draft.commit(provenance(0), [trajectories])
-    update, parents = layout.checkpoint(run, iteration + 1), [trajectories, scores]
+    update, parents = layout.checkpoint(run, iteration + 1), (trajectories, scores)
     checkpoints.commit(store, update, model, None, Canary([1, 2], [-1.0]), provenance(0), parents, {})
 
 
 def collect(store: Store, version: str) -> None:
     """As gc does: the mark first, then the data."""
-    store.write(layout.collected(version), seal({"version": version}))
+    store.write(layout.tombstone(version), seal({"version": version}))
     for file in manifests.read(store, version).files:
         store.delete(file.path)
 
@@ -222,8 +222,8 @@ def test_what_gc_took_stays_known_to_a_continued_history(store: Store, model: Pa
     play(store, model, "r", range(2))
     early = history(store, "r", tmp_path)[1]
     play(store, model, "r", range(2, 4))
-    for version in (layout.trajectories("r", 0), layout.scores("r", 2, "5c0e")):
-        collect(store, version)
+    for gone in (layout.trajectories("r", 0), layout.scores("r", 2, "5c0e")):
+        collect(store, gone)
     version, rows = history(store, "r", tmp_path)
     assert {row.iteration for row in rows} == {0, 1, 3}
     assert rows[: len(early)] == early

@@ -384,7 +384,7 @@ def test_a_champion_that_was_deleted(untouched: Place, tmp_path: Path) -> None:
     ):
         untouched.night(*PROMOTE)
     hidden.rename(manifest)
-    untouched.store.write(layout.collected(untouched.champion.version), b"{}")
+    untouched.store.write(layout.tombstone(untouched.champion.version), b"{}")
     with pytest.raises(StorageError, match="was collected by gc"):
         untouched.night(*PROMOTE)
 

@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def has_data(store: Store, version: str) -> bool:
     return all(store.exists(file.path) for file in read(store, version).files)
 
 
-def left(store: Store, versions: list[str]) -> list[int]:
+def left(store: Store, versions: Sequence[str]) -> list[int]:
     return [number for number, version in enumerate(versions) if has_data(store, version)]
 
 
@@ -158,10 +159,10 @@ def test_a_killed_collection_is_finished_by_the_next(store: Store) -> None:
     versions = chain(store, "r", 8)
     aliases.move(store, "champion", versions[1], None)
     for number in (1, 2):
-        store.write(layout.collected(versions[number]), b"{}")
+        store.write(layout.tombstone(versions[number]), b"{}")
     garbage.collect(store, Rules(keep_last=5, with_ancestors=False))
     assert left(store, versions) == [0, 1, 3, 4, 5, 6, 7]
-    assert not store.exists(layout.collected(versions[1]))
+    assert not store.exists(layout.tombstone(versions[1]))
 
 
 def test_data_that_are_still_to_be_trained_on_stay(store: Store) -> None:
@@ -209,7 +210,7 @@ def test_an_alias_that_moves_while_gc_marks(store: Store, monkeypatch: pytest.Mo
     put = Log.put
 
     def marked_meanwhile(log: Log, number: int, values: dict[str, Any]) -> bool:
-        store.write(layout.collected(versions[2]), seal({"at": 0}))
+        store.write(layout.tombstone(versions[2]), seal({"at": 0}))
         return put(log, number, values)
 
     monkeypatch.setattr(Log, "put", marked_meanwhile)

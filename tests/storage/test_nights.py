@@ -21,12 +21,12 @@ NIGHT = Night(
     run="nightly-0001",
     champion=None,
     move=None,
-    problems="problems/0a",
-    fresh="problems/0b",
+    problems=layout.problems("0a"),
+    fresh=layout.problems("0b"),
     accepted=None,
-    seen="problems/0c",
+    seen=layout.problems("0c"),
     counts={"new": 3, "waiting": 0, "replayed": 0, "dropped": 0},
-    sets={"held-out": "problems/0d"},
+    sets={"held-out": layout.problems("0d")},
     config={"run": {"name": "nightly-0001"}},
     at="2026-11-21T02:00:00+00:00",
 )
@@ -37,7 +37,7 @@ END = End(
     challenger=CHALLENGER,
     decision=layout.decision("nightly-0001"),
     move=1,
-    accepted="problems/0b",
+    accepted=layout.problems("0b"),
     waiting=None,
     at="2026-11-21T03:00:00+00:00",
 )
@@ -88,12 +88,12 @@ def test_what_is_retried_adds_up(store: Store) -> None:
     """Two nights that somebody asks for again wait both, beside what waits by itself; and the next night begins."""
     nights = Nights(store, "nightly")
     nights.begin(NIGHT)
-    nights.end(END.model_copy(update={"outcome": "rejected", "waiting": "problems/0e"}))
-    assert remembered(nights.read(), None) == Memory(["problems/0e"], "problems/0b", retried=False)
-    nights.retry("problems/1a")
-    nights.retry("problems/1b")
-    waiting = ["problems/0e", "problems/1a", "problems/1b"]
-    assert remembered(nights.read(), None) == Memory(waiting, "problems/0b", retried=True)
+    nights.end(END.model_copy(update={"outcome": "rejected", "waiting": layout.problems("0e")}))
+    assert remembered(nights.read(), None) == Memory([layout.problems("0e")], layout.problems("0b"), retried=False)
+    nights.retry(layout.problems("1a"))
+    nights.retry(layout.problems("1b"))
+    waiting = [layout.problems("0e"), layout.problems("1a"), layout.problems("1b")]
+    assert remembered(nights.read(), None) == Memory(waiting, layout.problems("0b"), retried=True)
 
 
 @pytest.mark.parametrize("damage", ["lost", "flipped", "strange"])

@@ -431,7 +431,7 @@ def test_what_gc_took_is_no_loss(any_chain: Store) -> None:
     """Its manifest still counts, its data do not."""
     for file in manifests.read(any_chain, TRAJECTORIES).files:
         any_chain.delete(file.path)
-    any_chain.write(layout.collected(TRAJECTORIES), b"{}")
+    any_chain.write(layout.tombstone(TRAJECTORIES), b"{}")
     report = verify(any_chain, [SECOND], deep=True)
     assert (report.findings, report.versions, report.collected) == ([], len(CHAIN), 1)
 

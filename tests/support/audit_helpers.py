@@ -22,6 +22,7 @@ from configs.schema import ArithmeticSource
 from storage import layout
 from storage.objects.store import Store
 from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem, to_table
+from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.datasets import write_parquet
@@ -421,7 +422,9 @@ def commit_iteration(store: Store, config: Config, iteration: int, parents: list
     return trajectories, scores
 
 
-def commit_evaluation(store: Store, config: Config, policy: str, problem_set: str, rows: Tables) -> tuple[str, str]:
+def commit_evaluation(
+    store: Store, config: Config, policy: PolicyVersion, problem_set: str, rows: Tables
+) -> tuple[str, str]:
     """An evaluation of a checkpoint on the held-out set, and its scores; returns their versions."""
     version = layout.evaluation(policy, "held-out", "greedy-0123456789ab")
     scores = layout.evaluation_scores(version, scorer_fingerprint(config.score))
@@ -435,7 +438,7 @@ def commit(
     version: str,
     kind: manifests.Kind,
     table: pa.Table,
-    parents: list[str],
+    parents: Sequence[str],
     config: Config,
     rows_per_shard: int = 25_000,
 ) -> None:

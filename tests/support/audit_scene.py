@@ -230,9 +230,9 @@ class Scene:
             made.commit(store, version, "trajectories", rows, parents, config, shard)
             trajectories.append(version)
             if each.scores is not None:
-                version = layout.scores(self.name, each.iteration, "5c0e")
-                made.commit(store, version, "scores", to_table(each.scores, SCORE_SCHEMA), trajectories[-1:], config)
-                scores.append(version)
+                judged = layout.scores(self.name, each.iteration, "5c0e")
+                made.commit(store, judged, "scores", to_table(each.scores, SCORE_SCHEMA), trajectories[-1:], config)
+                scores.append(judged)
         if self.evaluated:
             self._evaluate()
         return Committed(problem_set, trajectories, scores)
@@ -260,8 +260,8 @@ class Committed:
     """The versions of a scene."""
 
     problem_set: str
-    trajectories: list[str]
-    scores: list[str]
+    trajectories: Sequence[str]
+    scores: Sequence[str]
 
 
 def set_scene(cast: Cast, config: Config, problems: Sequence[int], policies: Sequence[int]) -> Scene:

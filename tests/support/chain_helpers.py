@@ -3,7 +3,7 @@
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,7 @@ def commit_chain(store: Store, model: Path, state: Path, canary: checkpoints.Can
     return store
 
 
-def commit_trajectories(store: Store, parents: list[str]) -> Manifest:
+def commit_trajectories(store: Store, parents: Sequence[str]) -> Manifest:
     return commit_rows(store, TRAJECTORIES, "trajectories", TRAJECTORY_SCHEMA, ROWS, parents, token=1)
 
 
@@ -69,7 +69,7 @@ def commit_rows(
     kind: manifests.Kind,
     schema: pa.Schema,
     rows: list[Any],
-    parents: list[str],
+    parents: Sequence[str],
     token: int = 0,
 ) -> Manifest:
     with Draft(store, version, kind) as draft:

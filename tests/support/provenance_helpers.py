@@ -13,6 +13,7 @@ from storage import layout
 from storage.objects.seal import seal
 from storage.objects.store import Store
 from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem, Status
+from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, datasets, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
@@ -96,13 +97,13 @@ class Place:
         return version
 
     def evaluate(self, policy: str, name: str, problem_set: str) -> str:
-        version = layout.evaluation(policy, name, "greedy-0123456789ab")
+        version = layout.evaluation(PolicyVersion(policy), name, "greedy-0123456789ab")
         self._rows(version, "evaluation", TRAJECTORY_SCHEMA, [], [policy, problem_set])
         return version
 
     def collect(self, version: str) -> None:
         """As gc does: the mark first, then the data."""
-        self.store.write(layout.collected(version), seal({"version": version}))
+        self.store.write(layout.tombstone(version), seal({"version": version}))
         for file in manifests.read(self.store, version).files:
             self.store.delete(file.path)
 

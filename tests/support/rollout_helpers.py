@@ -9,6 +9,7 @@ from pathlib import Path
 from configs import Config, load
 from configs.schema import Rollout
 from storage.records import Problem, Trajectory
+from storage.version_names import PolicyVersion
 from storage.versions.checkpoints import Canary, Checkpoint
 from storage.versions.manifests import Manifest
 from tasks.agents.chat import Chat
@@ -52,7 +53,7 @@ class ScriptedEngine:
 
 def make_plan(group_size: int = 4, config: Config | None = None) -> Plan:
     manifest = Manifest.model_construct(files=[])
-    policy = Checkpoint("runs/r/checkpoints/000003", 3, Path(), None, Canary([], []), manifest)
+    policy = Checkpoint(PolicyVersion("runs/r/checkpoints/000003"), 3, Path(), None, Canary([], []), manifest)
     return Plan("r/000003", config or load("smoke"), 3, policy, "problems/x", GCONFIG, group_size)
 
 

@@ -6,6 +6,7 @@ from storage import layout
 from storage.errors import DamagedError
 from storage.logs import catalog
 from storage.records import Problem
+from storage.version_names import EvaluationVersion, ProblemsVersion, select
 from storage.versions import manifests
 from storage.versions.datasets import rows
 from tasks.audit.checks.registry import Evidence, Measured, SkippedError, register_check
@@ -57,19 +58,18 @@ def _evaluated(evidence: Evidence, runs: Sequence[str]) -> dict[str, list[str]]:
     for entry in catalog.everything(evidence.store):
         run = layout.run_of(entry.version)
         if entry.kind == "evaluation" and run in found:
-            found[run] |= dict.fromkeys(_parents(evidence, entry.version))
-    gone = {name for names in found.values() for name in names if evidence.store.exists(layout.collected(name))}
+            found[run] |= dict.fromkeys(_parents(evidence, EvaluationVersion(entry.version)))
+    gone = {name for names in found.values() for name in names if evidence.store.exists(layout.tombstone(name))}
     return {run: [name for name in names if name not in gone] for run, names in found.items()}
 
 
-def _parents(evidence: Evidence, evaluation: str) -> list[str]:
+def _parents(evidence: Evidence, evaluation: EvaluationVersion) -> list[ProblemsVersion]:
     """Its problem set; nothing where it was not committed. What is damaged is for `storage verify` to tell."""
     try:
         manifest = manifests.find(evidence.store, evaluation)
     except DamagedError:
         return []
-    parents = manifest.parents if manifest else []
-    return [parent.version for parent in parents if parent.version.startswith("problems/")]
+    return select(ProblemsVersion, manifest.parent_names) if manifest else []
 
 
 def _read(evidence: Evidence, version: str) -> Iterable[Problem]:

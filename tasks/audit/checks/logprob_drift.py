@@ -118,7 +118,7 @@ def _chosen(evidence: Evidence) -> list[_Played]:
 
 def _is_there(evidence: Evidence, policy: str) -> bool:
     store = evidence.store
-    return bool(policy) and manifests.committed(store, policy) and not store.exists(layout.collected(policy))
+    return bool(policy) and manifests.committed(store, policy) and not store.exists(layout.tombstone(policy))
 
 
 def _differences(evidence: Evidence, played: _Played, count: int) -> list[_Difference]:

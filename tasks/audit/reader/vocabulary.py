@@ -7,6 +7,7 @@ from pathlib import Path
 from threading import Lock
 
 from storage.objects.store import Store
+from storage.version_names import PolicyVersion, select
 from tasks.audit.selection import DataSet
 from tasks.audit.tokens import NO_TOKEN, Decoder, find_decoder
 
@@ -49,5 +50,5 @@ class Vocabularies:
 
 
 def _policy(data_set: DataSet) -> str:
-    parents = data_set.manifest.parents if data_set.manifest else []
-    return next((parent.version for parent in parents if "/checkpoints/" in parent.version), "")
+    parents = data_set.manifest.parent_names if data_set.manifest else []
+    return next(iter(select(PolicyVersion, parents)), "")

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from storage.version_names import EvaluationVersion, select
 from tasks.audit.report.drawing import INK, SERIES, draw, label
 from tasks.audit.report.wording import decimal, share
 from tasks.audit.results import Histogram, SetNumbers
@@ -177,8 +178,8 @@ def _chains(sets: Sequence[SetNumbers]) -> dict[str, list[int]]:
     """Positions of the data sets that follow each other: of a run, or of its evaluations on one set."""
     found: dict[str, list[int]] = {}
     for index, each in enumerate(sets):
-        _, evaluation, rest = each.version.partition("/evaluations/")
-        name = f"{each.run}: {'/'.join(rest.split('/')[1:2]) or 'evaluations'}" if evaluation else each.run
+        evaluated = next(iter(select(EvaluationVersion, [each.version])), None)
+        name = f"{each.run}: {evaluated.set_name or 'evaluations'}" if evaluated else each.run
         found.setdefault(name, []).append(index)
     return found
 
@@ -186,7 +187,7 @@ def _chains(sets: Sequence[SetNumbers]) -> dict[str, list[int]]:
 def _iterations(axes: "Axes", sets: Sequence[SetNumbers]) -> dict[int, float]:
     from matplotlib.ticker import MaxNLocator
 
-    evaluations = all("/evaluations/" in each.version for each in sets)
+    evaluations = all(EvaluationVersion.is_place(each.version) for each in sets)
     axes.set_xlabel("policy version" if evaluations else "iteration")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return {index: float(each.iteration) for index, each in enumerate(sets)}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from storage.commands.output import Output
 from storage.objects.store import Store
+from storage.version_names import PolicyVersion
 from storage.visible import visible
 from tasks.provenance.commands.shared import add_last, add_problem, show_doubts, show_first, show_problem, some
 
@@ -73,7 +74,7 @@ def _advice(store: Store, answer: "Affected") -> list[str]:
             )
     clean = {each.run: each.clean for each in answer.first}
     for name, version in answer.aliases.items():
-        before = clean.get(version.split("/")[1]) or "VERSION"
+        before = clean.get(PolicyVersion(version).run) or "VERSION"
         if not name.endswith("/latest"):  # the pipeline moves it itself
             lines.append(f"alias {name}: if that is better,\n    python -m storage {root} alias set {name} {before}")
     return lines

@@ -1,0 +1,189 @@
+"""Names of versions, as types: a policy cannot be taken for trajectories, nor trajectories for their scores.
+
+`storage.layout` makes them from their parts. A name that was read, from a manifest or a command line, becomes one by
+its type, `PolicyVersion(text)`, or by `version_of(text)` where its kind is not known.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any, ClassVar, Self, TypeVar
+
+from pydantic_core import CoreSchema, core_schema
+
+from storage.errors import DamagedError
+
+_RUN = r"runs/(?!\.{1,2}/)[^/\\]+"
+"""No folder that would climb out of the root."""
+
+
+class Version(str):
+    """The name of a version: a string, in storage the key of its folder, whose type says what kind of version it is.
+
+    Calling one of the types below checks the place of such versions; `version_of` finds the type.
+
+    >>> version = ScoresVersion("runs/demo/scores/000003/1f0c4a7b")
+    >>> version.kind, version.run, version.number
+    ('scores', 'demo', 3)
+    """
+
+    __slots__ = ()
+    kind: ClassVar[str]
+    place: ClassVar[re.Pattern[str]]
+
+    def __new__(cls, text: str) -> Self:
+        """Raises DamagedError where versions of this kind are elsewhere."""
+        if not cls.is_place(text):
+            raise DamagedError(f"{text!r} is not where {cls.kind} versions are, {cls.place.pattern}")
+        return super().__new__(cls, text)
+
+    @classmethod
+    def is_place(cls, text: str) -> bool:
+        return text.isprintable() and bool(cls.place.fullmatch(text))
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> CoreSchema:
+        """Lets records have fields of this type: a string in JSON, checked when it is read."""
+        return core_schema.no_info_after_validator_function(cls, core_schema.str_schema())
+
+    @property
+    def run(self) -> str | None:
+        """Name of the run that it belongs to; None for versions of no run, such as problem sets."""
+        parts = self.split("/")
+        return parts[1] if parts[0] == "runs" else None
+
+
+class _Numbered(Version):
+    """A version of a run with a number: an iteration, or a policy version."""
+
+    __slots__ = ()
+
+    @property
+    def run(self) -> str:
+        return self.split("/")[1]
+
+    @property
+    def number(self) -> int:
+        return int(self.split("/")[3])
+
+
+class RunVersion(Version):
+    """A run's configuration."""
+
+    __slots__ = ()
+    kind, place = "run", re.compile(rf"{_RUN}/run")
+
+
+class ProblemsVersion(Version):
+    """A problem set."""
+
+    __slots__ = ()
+    kind, place = "problems", re.compile(r"problems/(?!\.{1,2}$)[^/\\]+")
+
+
+class PolicyVersion(_Numbered):
+    """A checkpoint; its number is that of the updates before it."""
+
+    __slots__ = ()
+    kind, place = "checkpoint", re.compile(rf"{_RUN}/checkpoints/\d+")
+
+
+class TrajectoriesVersion(_Numbered):
+    """The trajectories of an iteration."""
+
+    __slots__ = ()
+    kind, place = "trajectories", re.compile(rf"{_RUN}/trajectories/\d+")
+
+
+class EvaluationVersion(TrajectoriesVersion):
+    """The trajectories of an evaluation; its number is the policy version. Older stores name no set and protocol."""
+
+    __slots__ = ()
+    kind, place = "evaluation", re.compile(rf"{_RUN}/evaluations/\d+(/[^/]+/[^/]+)?")
+
+    @property
+    def set_name(self) -> str | None:
+        """Name of the evaluation set; None in older stores."""
+        parts = self.split("/")
+        return parts[4] if len(parts) > 4 else None
+
+    @property
+    def policy(self) -> PolicyVersion:
+        return PolicyVersion(f"runs/{self.run}/checkpoints/{self.split('/')[3]}")
+
+
+class ScoresVersion(_Numbered):
+    """Verdicts on trajectories of an iteration, or of an evaluation."""
+
+    __slots__ = ()
+    kind = "scores"
+    place = re.compile(rf"{_RUN}/(scores/\d+|evaluations/\d+(/[^/]+/[^/]+)?/scores)/[^/]+")
+
+    @property
+    def evaluation(self) -> EvaluationVersion | None:
+        """The evaluation whose trajectories were judged; None where they are an iteration's."""
+        return EvaluationVersion(self.rpartition("/scores/")[0]) if "/evaluations/" in self else None
+
+
+class HistoryVersion(_Numbered):
+    """What became of each problem in so many iterations of a run."""
+
+    __slots__ = ()
+    kind, place = "history", re.compile(rf"{_RUN}/history/\d+")
+
+
+class CurriculumVersion(Version):
+    """How often a run draws which problem."""
+
+    __slots__ = ()
+    kind, place = "curriculum", re.compile(rf"{_RUN}/curriculum")
+
+
+class DecisionVersion(Version):
+    """Champion or challenger, and why."""
+
+    __slots__ = ()
+    kind, place = "decision", re.compile(rf"{_RUN}/decision")
+
+
+class AuditVersion(Version):
+    """What an audit found."""
+
+    __slots__ = ()
+    kind, place = "audit", re.compile(r"audits/[0-9a-f]+")
+
+
+class ExclusionsVersion(Version):
+    """What is not to be trained on."""
+
+    __slots__ = ()
+    kind, place = "exclusions", re.compile(r"exclusions/[0-9a-f]+")
+
+
+KINDS: dict[str, type[Version]] = {
+    each.kind: each
+    for each in (
+        *(RunVersion, ProblemsVersion, PolicyVersion, TrajectoriesVersion, EvaluationVersion, ScoresVersion),
+        *(HistoryVersion, CurriculumVersion, DecisionVersion, AuditVersion, ExclusionsVersion),
+    )
+}
+
+
+_V = TypeVar("_V", bound=Version)
+
+
+def select(kind: type[_V], names: Iterable[str]) -> list[_V]:
+    """Those of `names` that are versions of this kind.
+
+    >>> select(ProblemsVersion, ["problems/1f0c", "runs/demo/checkpoints/000000"])
+    ['problems/1f0c']
+    """
+    return [kind(name) for name in names if kind.is_place(name)]
+
+
+def version_of(text: str) -> Version | None:
+    """`text` as a version of its kind; None where no version is called so.
+
+    >>> type(version_of("runs/demo/checkpoints/000003")), version_of("demo/latest")
+    (<class 'storage.version_names.PolicyVersion'>, None)
+    """
+    return next((kind(text) for kind in KINDS.values() if kind.is_place(text)), None)
