@@ -12,7 +12,7 @@ from prefect import flow
 
 from flows.launch.cli import main_of_targets
 from tasks.audit.task import audit, audit_config, report_audit, select_data_sets, speak_plainly
-from tasks.run.opening import open_store
+from tasks.run.opening import open_unleased
 from tasks.run.resources import open_verifier
 
 
@@ -35,7 +35,7 @@ def audit_trajectories(
     """
     speak_plainly()
     targets = targets or []
-    with open_store(audit_config(config, overrides or [], targets, fail_on)) as workspace:
+    with open_unleased(audit_config(config, overrides or [], targets, fail_on)) as workspace:
         data_sets = select_data_sets(workspace, targets, since)
         if not data_sets:
             return {"verdict": "skipped"}

@@ -13,7 +13,7 @@ from storage.versions import checkpoints
 from tasks.evaluate.task import evaluate_sets
 from tasks.problems.task import import_sets
 from tasks.run.configuration import resolve
-from tasks.run.opening import open_store
+from tasks.run.opening import open_unleased
 from tasks.run.report import report_evaluations
 from tasks.run.resources import open_engine, open_verifier
 
@@ -31,10 +31,10 @@ def evaluate(
         against: another one, to compare with.
         sets: names of evaluation sets, separated by commas; empty: all.
     """
-    with open_store(resolve(config, overrides)) as workspace:
+    with open_unleased(resolve(config, overrides)) as workspace:
         problem_sets = import_sets(workspace, [name for name in sets.split(",") if name])
         references = [policy or layout.latest(workspace.name), *([against] if against else [])]
-        policies = [checkpoints.resolve(workspace.store, reference) for reference in references]
+        policies = [checkpoints.resolve_policy(workspace.store, reference) for reference in references]
         if len(set(policies)) < len(policies):
             raise ValueError(f"{policy!r} and {against!r} are the same policy, {policies[0]}: nothing to compare")
         with open_verifier(workspace) as verifier, open_engine(workspace) as engine:

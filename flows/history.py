@@ -10,7 +10,7 @@ from prefect import flow
 from flows.launch.cli import main
 from tasks.problems.curriculum_task import report_history
 from tasks.run.configuration import resolve
-from tasks.run.opening import open_store
+from tasks.run.opening import open_unleased
 
 
 @flow(name="history")
@@ -22,7 +22,7 @@ def history(config: str = "demo", overrides: list[str] | None = None, suspects: 
         overrides: see `math_mt_ppo`.
         suspects: how many of the problems that were never solved are shown.
     """
-    with open_store(resolve(config, overrides)) as workspace:
+    with open_unleased(resolve(config, overrides)) as workspace:
         return report_history(workspace, suspects)
 
 

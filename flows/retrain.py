@@ -27,7 +27,7 @@ from tasks.retrain.planning import continued
 from tasks.retrain.report_task import report_last, report_night, tell_nothing_new
 from tasks.rollout.task import Rollouts
 from tasks.run.configuration import resolve
-from tasks.run.opening import hold, open_run
+from tasks.run.opening import open_leased, open_run
 from tasks.run.progress import iterations, newest_policy
 from tasks.run.resources import open_engine, open_trainer, open_verifier
 from tasks.run.workspace import Workspace
@@ -49,7 +49,7 @@ def retrain(config: str = "retrain", overrides: list[str] | None = None) -> str:
         config: see `math_mt_ppo`; `run.name` is the retraining's, `problems.train` where new problems appear.
         overrides: see `math_mt_ppo`.
     """
-    with hold(resolve(config, overrides)) as retraining:  # by one flow run at a time
+    with open_leased(resolve(config, overrides)) as retraining:  # by one flow run at a time
         report_last(retraining)  # should it have been killed before it was told
         record = open_night(retraining)  # the one that was killed, or a new one
         if record is None:

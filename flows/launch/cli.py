@@ -16,7 +16,7 @@ from configs import Config, ConfigError, available, to_yaml
 from flows.launch.temporary_server import temporary_server
 from storage import interrupts
 from storage.commands.arguments import Parser, whole
-from storage.commands.output import say_error
+from storage.commands.output import print_error
 from storage.visible import printable
 
 Command = Callable[[Config], str]
@@ -135,11 +135,11 @@ def _status(act: Callable[[], None]) -> int:
     try:
         act()
     except ConfigError as error:
-        say_error(error)
+        print_error(error)
         return 2
     except (ValueError, RuntimeError, OSError) as error:  # Prefect has logged where it came from
         if not interrupts.is_lost_output(error):
-            say_error(error)
+            print_error(error)
         return 1
     return 0
 

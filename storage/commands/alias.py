@@ -4,7 +4,7 @@ import argparse
 from dataclasses import asdict
 
 from storage.commands.arguments import whole
-from storage.commands.output import Output, say_error, table
+from storage.commands.output import Output, print_error, table
 from storage.errors import StorageError
 from storage.objects.store import Store
 from storage.versions import aliases
@@ -46,16 +46,16 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
         if not moves:
             raise StorageError(f"there is no alias {arguments.name!r}; there are: {', '.join(aliases.names(store))}")
         return _output(arguments.name, moves)
-    found, damaged = aliases.readable(store)
+    found, damaged = aliases.read_undamaged(store)
     for error in damaged:
-        say_error(error)
+        print_error(error)
     rows = [(name, move.version, move.number, move.at, move.by, move.reason) for name, move in found.items()]
     parts = [table(["alias", "version", "move", "at", "by", "reason"], rows) if rows else "no aliases yet"]
     return Output({name: asdict(move) for name, move in found.items()}, parts, int(bool(damaged)))
 
 
 def _set(store: Store, arguments: argparse.Namespace) -> Move:
-    name, version = arguments.name, aliases.resolve(store, arguments.version)
+    name, version = arguments.name, aliases.resolve_version(store, arguments.version)
     if arguments.expect is None:
         standing = aliases.current(store, name)
         expected = standing.number if standing else None

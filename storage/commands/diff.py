@@ -15,7 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
     """What is the same is left out, also where only one of them was written when there was a knob for it."""
-    left, right = (manifests.read(store, aliases.resolve(store, name)) for name in (arguments.left, arguments.right))
+    left, right = (
+        manifests.read(store, aliases.resolve_version(store, name)) for name in (arguments.left, arguments.right)
+    )
     config, metrics = _changed(left.settings, right.settings), _changed(left.metrics, right.metrics)
     columns = ["", left.version, right.version]
     parts: list[Any] = [f"code: {left.code_version} -> {right.code_version}"]

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import asdict
 
 from storage.commands.arguments import positive_or_zero, whole
-from storage.commands.output import Output, say, size, table
+from storage.commands.output import Output, print_progress, size, table
 from storage.maintenance import gc as garbage
 from storage.maintenance.retention import KINDS, Rules
 from storage.objects.store import Store
@@ -50,7 +50,7 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
         older_than_s=arguments.older_than_hours * 3600,
         with_ancestors=not arguments.shallow,
     )
-    plans = garbage.collect(store, rules, say) if arguments.delete else garbage.plan(store, rules)
+    plans = garbage.collect(store, rules, print_progress) if arguments.delete else garbage.plan(store, rules)
     data = [_data(plan) for plan in plans]
     if not plans:
         return Output(data, ["nothing to collect"])

@@ -21,7 +21,7 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
     """Nearest first; `distance` counts the steps between."""
     from storage.versions.lineage import ancestors, descendants
 
-    version = aliases.resolve(store, arguments.version)
+    version = aliases.resolve_version(store, arguments.version)
     nodes = descendants(store, version) if arguments.up else ancestors(store, version)
     rows = [
         (node.depth, node.kind, node.version, node.rows or "", size(node.bytes), ", ".join(node.parents))

@@ -7,7 +7,7 @@ from typing import get_args
 
 from storage import layout
 from storage.commands.arguments import whole
-from storage.commands.output import Output, say_error, size, table
+from storage.commands.output import Output, print_error, size, table
 from storage.errors import DamagedError, StorageError
 from storage.logs import catalog
 from storage.objects.store import Store
@@ -26,7 +26,7 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
     damaged: list[StorageError] = []
     found = list(islice(_newest(store, arguments.run, arguments.kind, damaged), arguments.last))
     for error in damaged:
-        say_error(error)
+        print_error(error)
     data = [
         {"version": m.version, "kind": m.kind, "created_at": m.created_at, "rows": m.rows, "bytes": m.bytes}
         for m in found

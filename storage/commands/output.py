@@ -77,11 +77,11 @@ def size(count: float) -> str:
     return f"{count:.4g} TB"
 
 
-def say(line: str) -> None:
+def print_progress(line: str) -> None:
     """Progress, beside the output."""
     print(printable(line), file=sys.stderr, flush=True)
 
 
-def say_error(error: BaseException) -> None:
+def print_error(error: BaseException) -> None:
     """Why a command failed."""
-    say(f"error: {error}")
+    print_progress(f"error: {error}")

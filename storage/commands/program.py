@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from storage.commands.arguments import Parser, parse_with_shared
-from storage.commands.output import Output, say_error
+from storage.commands.output import Output, print_error
 
 if TYPE_CHECKING:
     from storage.objects.store import Store
@@ -53,7 +53,7 @@ class Program:
         try:
             output: Output = importlib.import_module(arguments.module).run(open_store(arguments), arguments)
         except (ValueError, OSError) as error:
-            say_error(error)
+            print_error(error)
             return 1
         output.print(as_json=arguments.json)
         return output.status

@@ -2,7 +2,7 @@
 
 import argparse
 
-from storage.commands.output import Output, say
+from storage.commands.output import Output, print_progress
 from storage.objects.store import Store
 
 
@@ -12,8 +12,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(store: Store, _: argparse.Namespace) -> Output:
     """What was done; what else is wrong is for `verify` to tell."""
-    from storage.maintenance.repair import mend
+    from storage.maintenance.repair import repair
 
-    filled, entered = mend(store, say)
+    filled, entered = repair(store, print_progress)
     what = f"{len(filled)} lost entries filled, {len(entered)} versions and aliases entered into the catalog"
     return Output({"filled": filled, "entered": entered}, [what])

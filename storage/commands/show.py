@@ -17,7 +17,7 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
     """The manifest, as tables."""
     from configs import flatten
 
-    manifest = manifests.read(store, aliases.resolve(store, arguments.version))
+    manifest = manifests.read(store, aliases.resolve_version(store, arguments.version))
     collected = store.exists(layout.tombstone(manifest.version))
     head = [
         ("version", store.uri(manifest.version)),

@@ -3,7 +3,7 @@
 import argparse
 from dataclasses import asdict
 
-from storage.commands.output import Output, say, size, table
+from storage.commands.output import Output, print_progress, size, table
 from storage.objects.store import Store
 from storage.versions import aliases
 
@@ -16,12 +16,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
     """Status 1 where anything is wrong."""
-    from storage.maintenance.check_logs import Survey, survey
+    from storage.maintenance.check_logs import LogReport, check_logs
     from storage.maintenance.verify import verify
 
-    versions = [aliases.resolve(store, version) for version in arguments.versions]
-    found = Survey(versions) if versions else survey(store)
-    report = verify(store, found.versions, deep=arguments.deep, ancestors=not arguments.alone, progress=say)
+    versions = [aliases.resolve_version(store, version) for version in arguments.versions]
+    found = LogReport(versions) if versions else check_logs(store)
+    report = verify(store, found.versions, deep=arguments.deep, ancestors=not arguments.alone, progress=print_progress)
     report.findings[:0] = found.findings
     parts = []
     if report.findings:

@@ -19,10 +19,10 @@ _READERS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CatalogEntry:
     """One attempt.
 
-    Example: Entry(number=7, kind="scores", version="runs/demo/scores/000003/1f0c", parents=["runs/demo/…"])
+    Example: CatalogEntry(number=7, kind="scores", version="runs/demo/scores/000003/1f0c", parents=["runs/demo/…"])
     """
 
     number: int
@@ -53,7 +53,7 @@ def check_not_empty(store: Store) -> None:
         )
 
 
-def newest_first(store: Store) -> Iterator[Entry | StorageError]:
+def newest_first(store: Store) -> Iterator[CatalogEntry | StorageError]:
     """All entries, each read when it is asked for; in place of a damaged one the error that names it.
 
     One that was deleted may go unnoticed here; `storage.maintenance.check_logs` finds both.
@@ -63,7 +63,7 @@ def newest_first(store: Store) -> Iterator[Entry | StorageError]:
     return (entry for entry in found if entry)
 
 
-def readable(store: Store) -> tuple[list[Entry], list[StorageError]]:
+def read_undamaged(store: Store) -> tuple[list[CatalogEntry], list[StorageError]]:
     """All entries, oldest first, read many at a time; and of those that are damaged the errors that name them.
 
     One that was deleted may go unnoticed here; `storage.maintenance.check_logs` finds both.
@@ -71,25 +71,27 @@ def readable(store: Store) -> tuple[list[Entry], list[StorageError]]:
     log = Log(store, layout.CATALOG)
     with ThreadPoolExecutor(_READERS) as readers:
         found = list(readers.map(lambda number: _entry(log, number), range(log.length())))
-    return [each for each in found if isinstance(each, Entry)], [each for each in found if isinstance(each, Exception)]
+    return [each for each in found if isinstance(each, CatalogEntry)], [
+        each for each in found if isinstance(each, Exception)
+    ]
 
 
-def everything(store: Store) -> list[Entry]:
+def read_all(store: Store) -> list[CatalogEntry]:
     """All entries, oldest first.
 
     Raises:
         StorageError: one is damaged.
     """
-    entries, damaged = readable(store)
+    entries, damaged = read_undamaged(store)
     if damaged:
         raise damaged[0]
     return entries
 
 
-def _entry(log: Log, number: int) -> Entry | StorageError | None:
+def _entry(log: Log, number: int) -> CatalogEntry | StorageError | None:
     """None for one that stands where one was damaged."""
     try:
         found = log.read(number)
     except (DamagedError, FileNotFoundError) as error:
         return DamagedError(f"the catalog has lost an entry, `python -m storage repair` makes it whole: {error}")
-    return None if found["kind"] == LOST else Entry(number, found["kind"], found["version"], found["parents"])
+    return None if found["kind"] == LOST else CatalogEntry(number, found["kind"], found["version"], found["parents"])

@@ -24,7 +24,7 @@ from storage.objects.store import Store
 from storage.versions import aliases, manifests
 from storage.versions.manifests import Manifest
 
-Entry = dict[str, Any]
+Values = dict[str, Any]
 _READERS = 16
 _OTHERS = re.compile("|".join(log("[^/]+") for log in (layout.lease, layout.retraining)))
 _NIGHTS = re.compile(layout.retraining("(?P<name>[^/]+)"))
@@ -32,23 +32,25 @@ _MEND = "`python -m storage repair`"
 
 
 @dataclass(slots=True)
-class Survey:
+class LogReport:
     """What a listing of the store tells."""
 
     versions: list[str] = field(default_factory=list)  # those with a manifest
     findings: list[Finding] = field(default_factory=list)
     lost: list[int] = field(default_factory=list)  # the catalog's entries that are missing or damaged
-    absent: list[Entry] = field(default_factory=list)  # those that it should have, oldest first
-    gaps: dict[tuple[str, int], Entry] = field(default_factory=dict)  # missing entries of other logs: what to put there
+    absent: list[Values] = field(default_factory=list)  # those that it should have, oldest first
+    gaps: dict[tuple[str, int], Values] = field(
+        default_factory=dict
+    )  # missing entries of other logs: what to put there
 
 
-def survey(store: Store) -> Survey:
+def check_logs(store: Store) -> LogReport:
     """Look at every log, and at which versions there are.
 
     Raises:
         UnavailableError: the store does not answer.
     """
-    found = Survey()
+    found = LogReport()
     logs = _listed(store, found)
     entries = [entry for entry in _entries(store, layout.CATALOG, logs.pop(layout.CATALOG, []), found) if entry]
     entered = {entry["version"] for entry in entries}
@@ -58,17 +60,17 @@ def survey(store: Store) -> Survey:
         for version in {entry["version"] for entry in entries if entry["kind"] not in ("alias", LOST)} - listed
         if manifests.committed(store, version)  # where a folder is a link, it is not listed
     )
-    _miss_versions(store, listed - entered, found)
+    _find_unlisted(store, listed - entered, found)
     for log, numbers in logs.items():
         last = _entries(store, log, numbers, found)[-1]
         if name := aliases.name_of(log):
-            _look_at_alias(store, name, last, name in entered, found)
+            _check_alias(store, name, last, name in entered, found)
         elif (night := _NIGHTS.fullmatch(log)) and not any(finding.version == log for finding in found.findings):
-            _look_at_nights(store, night["name"], found)
+            _check_nights(store, night["name"], found)
     return found
 
 
-def _listed(store: Store, found: Survey) -> dict[str, list[int]]:
+def _listed(store: Store, found: LogReport) -> dict[str, list[int]]:
     """By log the numbers of its entries; the versions go to `found`."""
     logs = defaultdict[str, list[int]](list)
     for item in store.walk():
@@ -83,11 +85,11 @@ def _is_log(prefix: str) -> bool:
     return prefix == layout.CATALOG or bool(aliases.name_of(prefix) or _OTHERS.fullmatch(prefix))
 
 
-def _entries(store: Store, prefix: str, numbers: Iterable[int], found: Survey) -> list[Entry | None]:
+def _entries(store: Store, prefix: str, numbers: Iterable[int], found: LogReport) -> list[Values | None]:
     """All entries of a log, also those that came since it was listed; where one is None, it is among the findings."""
     log = Log(store, prefix)
 
-    def read(number: int) -> Entry | str:
+    def read(number: int) -> Values | str:
         try:
             return log.read(number)
         except FileNotFoundError:
@@ -106,7 +108,7 @@ def _entries(store: Store, prefix: str, numbers: Iterable[int], found: Survey) -
     return entries
 
 
-def _remedy(prefix: str, number: int, problem: str, entries: list[Entry | None], found: Survey) -> str:
+def _remedy(prefix: str, number: int, problem: str, entries: list[Values | None], found: LogReport) -> str:
     """What helps against a lost entry; the material for it goes to `found`."""
     if prefix == layout.CATALOG:
         found.lost.append(number)
@@ -122,7 +124,7 @@ def _remedy(prefix: str, number: int, problem: str, entries: list[Entry | None],
     return ""
 
 
-def _miss_versions(store: Store, versions: set[str], found: Survey) -> None:
+def _find_unlisted(store: Store, versions: set[str], found: LogReport) -> None:
     """Versions without an entry. A damaged manifest has none to give, and `verify` tells of it."""
 
     def read(version: str) -> Manifest | None:
@@ -140,7 +142,7 @@ def _miss_versions(store: Store, versions: set[str], found: Survey) -> None:
         found.findings.append(Finding(manifest.version, layout.CATALOG, problem))
 
 
-def _look_at_nights(store: Store, name: str, found: Survey) -> None:
+def _check_nights(store: Store, name: str, found: LogReport) -> None:
     """Nights follow each other, and hold what a night holds."""
     try:
         Nights(store, name).read()
@@ -148,7 +150,7 @@ def _look_at_nights(store: Store, name: str, found: Survey) -> None:
         found.findings.append(Finding(layout.retraining(name), layout.retraining(name), str(error)))
 
 
-def _look_at_alias(store: Store, name: str, newest: Entry | None, is_entered: bool, found: Survey) -> None:
+def _check_alias(store: Store, name: str, newest: Values | None, is_entered: bool, found: LogReport) -> None:
     log = layout.alias(name)
     if not is_entered:
         found.absent.append(catalog.values(name, "alias", [], ""))

@@ -12,10 +12,10 @@ from storage.objects.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class ProbeResult:
     """What one probe said.
 
-    Example: Check("race", True, "one of 16 writers won each of 5 races, and its bytes stand", "")
+    Example: ProbeResult("race", True, "one of 16 writers won each of 5 races, and its bytes stand", "")
     """
 
     name: str
@@ -24,19 +24,21 @@ class Check:
     consequence: str  # what would go wrong in the pipeline; empty where nothing would
 
 
-def examine(store: Store) -> list[Check]:
+def examine(store: Store) -> list[ProbeResult]:
     """All checks of the place where `store` lies; one alone where it cannot be reached."""
     place = Place(store)
     if unreachable := objects.reach(place):
         return [
-            Check("reached", False, unreachable, "nothing works: this place cannot be reached, or knows no such user")
+            ProbeResult(
+                "reached", False, unreachable, "nothing works: this place cannot be reached, or knows no such user"
+            )
         ]
-    checks: list[Check] = []
+    checks: list[ProbeResult] = []
     try:
         checks += [_check(probe, place) for probe in _probes(store)]
     finally:
         left = place.clear()
-    return [*checks, Check("tidied up", False, left, "delete it by hand")] if left else checks
+    return [*checks, ProbeResult("tidied up", False, left, "delete it by hand")] if left else checks
 
 
 def _probes(store: Store) -> list[Probe]:
@@ -49,12 +51,12 @@ def _probes(store: Store) -> list[Probe]:
     return [*objects.PROBES, *races.PROBES]
 
 
-def _check(probe: Probe, place: Place) -> Check:
+def _check(probe: Probe, place: Place) -> ProbeResult:
     try:
-        return Check(probe.name, True, probe.look(place), "")
+        return ProbeResult(probe.name, True, probe.look(place), "")
     except Wrong as wrong:
-        return Check(probe.name, False, str(wrong), probe.consequence)
+        return ProbeResult(probe.name, False, str(wrong), probe.consequence)
     except Untried as untried:
-        return Check(probe.name, None, str(untried), probe.consequence)
+        return ProbeResult(probe.name, None, str(untried), probe.consequence)
     except (StorageError, OSError) as error:
-        return Check(probe.name, probe.refused, why(error), probe.consequence)
+        return ProbeResult(probe.name, probe.refused, why(error), probe.consequence)

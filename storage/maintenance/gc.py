@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from storage import layout
 from storage.errors import LeaseHeldError
 from storage.logs import catalog, holders, leases
-from storage.maintenance.retention import Rules, is_gone, kept, superfluous
+from storage.maintenance.retention import Rules, deletable, is_gone, kept
 from storage.objects.seal import seal
-from storage.objects.store import Found, Store, Upload
+from storage.objects.store import ObjectInfo, Store, Upload
 from storage.versions import journal, manifests
 from storage.versions.manifests import File, Manifest
 
@@ -39,7 +39,7 @@ class Plan:
 
     run: str | None
     versions: list[Manifest] = field(default_factory=list)
-    leftovers: list[Found] = field(default_factory=list)
+    leftovers: list[ObjectInfo] = field(default_factory=list)
     revived: list[str] = field(default_factory=list)  # marked by a killed gc, and an alias was moved there since
     uploads: list[Upload] = field(default_factory=list)  # S3: multipart uploads that nobody ended
     held_by: str | None = None  # who writes the run; nothing is taken then
@@ -72,7 +72,7 @@ def collect(store: Store, rules: Rules, tell: Tell = lambda _: None) -> list[Pla
 
 def _plan(store: Store, rules: Rules, run: str | None) -> list[Plan]:
     """For `run`, or for all of them and what belongs to none."""
-    entries = catalog.everything(store)
+    entries = catalog.read_all(store)
     keep = kept(store, entries, rules)
     folder, plans = f"runs/{run}" if run else "", dict[str | None, Plan]()
 
@@ -80,7 +80,7 @@ def _plan(store: Store, rules: Rules, run: str | None) -> list[Plan]:
         name = layout.run_of(key)
         return plans.setdefault(name, Plan(name))
 
-    for manifest in superfluous(store, entries, keep, rules, run):
+    for manifest in deletable(store, entries, keep, rules, run):
         of(manifest.version).versions.append(manifest)
     for found in _leftovers(store, rules, folder):
         of(found.path).leftovers.append(found)
@@ -94,12 +94,12 @@ def _plan(store: Store, rules: Rules, run: str | None) -> list[Plan]:
     return list(plans.values())
 
 
-def _leftovers(store: Store, rules: Rules, folder: str) -> list[Found]:
+def _leftovers(store: Store, rules: Rules, folder: str) -> list[ObjectInfo]:
     """Old data objects that no version needs, and old temporary files."""
     before = time.time() - rules.older_than_s
     before_elsewhere = time.time() - max(rules.older_than_s, UNLEASED_S)
-    attempts: dict[str, list[Found]] = defaultdict(list)
-    found: list[Found] = []
+    attempts: dict[str, list[ObjectInfo]] = defaultdict(list)
+    found: list[ObjectInfo] = []
     for item in store.walk(folder):
         leased = layout.run_of(item.path) and not layout.is_anybodys(item.path)
         if item.modified >= (before if leased else before_elsewhere):
@@ -142,7 +142,7 @@ def _take(store: Store, rules: Rules, planned: Plan, tell: Tell, lease: leases.L
     for manifest in planned.versions:
         mark = {"version": manifest.version, "at": time.time(), "bytes": manifest.bytes}
         store.write(layout.tombstone(manifest.version), seal(mark))
-    keep = kept(store, catalog.everything(store), rules) if planned.versions else set()
+    keep = kept(store, catalog.read_all(store), rules) if planned.versions else set()
     for manifest in [manifest for manifest in planned.versions if manifest.version in keep]:
         store.delete(layout.tombstone(manifest.version))
         planned.versions.remove(manifest)

@@ -9,18 +9,18 @@ from storage.errors import DamagedError
 from storage.logs import catalog
 from storage.logs.entries import LOST
 from storage.logs.log import Log
-from storage.maintenance.check_logs import survey
+from storage.maintenance.check_logs import check_logs
 from storage.objects.seal import seal
 from storage.objects.store import Store
 
 
-def mend(store: Store, tell: Callable[[str], None] = lambda _: None) -> tuple[list[str], list[str]]:
+def repair(store: Store, tell: Callable[[str], None] = lambda _: None) -> tuple[list[str], list[str]]:
     """Make the logs whole: of the catalog every entry, of the others those that are missing before others.
 
     Returns:
         Keys of the entries that were put where one was lost; versions and aliases that the catalog did not have.
     """
-    found = survey(store)
+    found = check_logs(store)
     log, absent, filled = Log(store, layout.CATALOG), list(found.absent), []
     for number in found.lost:
         if _fill(store, log, number, absent[0] if absent else catalog.values("", LOST, [], "")):

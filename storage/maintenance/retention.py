@@ -36,7 +36,7 @@ class Rules:
     with_ancestors: bool = True
 
 
-def kept(store: Store, entries: Iterable[catalog.Entry], rules: Rules) -> set[str]:
+def kept(store: Store, entries: Iterable[catalog.CatalogEntry], rules: Rules) -> set[str]:
     """Versions that an alias keeps: what it points at, what that was made from, and the evaluations of it."""
     versions, pointed, entries = set[str](), set[str](), list(entries)
     moves = aliases.listed(store)
@@ -48,8 +48,8 @@ def kept(store: Store, entries: Iterable[catalog.Entry], rules: Rules) -> set[st
     return versions | {entry.version for entry in entries if layout.evaluated_policy(entry.version) in pointed}
 
 
-def superfluous(
-    store: Store, entries: Sequence[catalog.Entry], keep: set[str], rules: Rules, run: str | None
+def deletable(
+    store: Store, entries: Sequence[catalog.CatalogEntry], keep: set[str], rules: Rules, run: str | None
 ) -> list[Manifest]:
     """Manifests of committed, not yet collected versions that no rule keeps."""
     series: dict[tuple[str, str], set[str]] = defaultdict(set)

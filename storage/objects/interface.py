@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ObjectInfo:
     """An object met by `walk`."""
 
     path: str
@@ -48,7 +48,7 @@ class Backend(Protocol):
     def delete(self, path: str) -> None:
         """Harmless where nothing is."""
 
-    def walk(self, prefix: str) -> Iterator[Found]:
+    def walk(self, prefix: str) -> Iterator[ObjectInfo]:
         """Every object whose path begins with `prefix`; only for those who look for what nobody names."""
         ...
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from storage.errors import DamagedError, StorageError
-from storage.objects.interface import Found, Upload
+from storage.objects.interface import ObjectInfo, Upload
 
 
 class LocalBackend:
@@ -44,14 +44,14 @@ class LocalBackend:
     def delete(self, path: str) -> None:
         Path(path).unlink(missing_ok=True)
 
-    def walk(self, prefix: str) -> Iterator[Found]:
+    def walk(self, prefix: str) -> Iterator[ObjectInfo]:
         _check_no_file_above(prefix)
         for folder, _, names in os.walk(prefix):
             for name in sorted(names):
                 path = os.path.join(folder, name)
                 with contextlib.suppress(FileNotFoundError):  # gone since the folder was read
                     status = os.stat(path, follow_symlinks=False)
-                    yield Found(path, status.st_size, status.st_mtime)
+                    yield ObjectInfo(path, status.st_size, status.st_mtime)
 
     def uploads(self, prefix: str) -> list[Upload]:
         return []

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fsspec.implementations.memory import MemoryFileSystem
 
-from storage.objects.interface import Found, Upload
+from storage.objects.interface import ObjectInfo, Upload
 
 _LOCK = threading.Lock()  # fsspec's memory is shared by all instances, and so is this
 
@@ -50,11 +50,11 @@ class MemoryBackend:
             if self._fs.exists(path):
                 self._fs.rm_file(path)
 
-    def walk(self, prefix: str) -> Iterator[Found]:
+    def walk(self, prefix: str) -> Iterator[ObjectInfo]:
         with _LOCK:
             found = dict(self._fs.find(prefix, detail=True))
         for path, entry in sorted(found.items()):
-            yield Found(path, int(entry["size"]), float(entry["created"]))
+            yield ObjectInfo(path, int(entry["size"]), float(entry["created"]))
 
     def uploads(self, prefix: str) -> list[Upload]:
         return []

@@ -16,7 +16,7 @@ from botocore.exceptions import BotoCoreError
 from tenacity import Retrying, retry_if_exception
 
 from storage.errors import StorageError, UnavailableError
-from storage.objects.interface import Found, Upload
+from storage.objects.interface import ObjectInfo, Upload
 from storage.objects.retries import PatientFileSystem, error_code, is_transient, patience
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ class S3Backend:
     def delete(self, path: str) -> None:
         self._call("delete_object", path)
 
-    def walk(self, prefix: str) -> Iterator[Found]:
+    def walk(self, prefix: str) -> Iterator[ObjectInfo]:
         bucket, _, start = prefix.partition("/")
         token: dict[str, str] = {}
         while True:
@@ -129,7 +129,7 @@ class S3Backend:
                 token,
             )
             for entry in page.get("Contents", []):
-                yield Found(f"{bucket}/{entry['Key']}", int(entry["Size"]), entry["LastModified"].timestamp())
+                yield ObjectInfo(f"{bucket}/{entry['Key']}", int(entry["Size"]), entry["LastModified"].timestamp())
             if not page.get("IsTruncated"):
                 return
             token = {"ContinuationToken": page["NextContinuationToken"]}

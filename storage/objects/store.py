@@ -7,11 +7,11 @@ from pathlib import Path
 
 from configs.schema import Storage
 from storage.errors import StorageError
-from storage.objects.interface import Backend, Found, Upload
+from storage.objects.interface import Backend, ObjectInfo, Upload
 from storage.objects.keys import check_key
 from storage.objects.local import LocalBackend
 
-__all__ = ["Found", "Store", "Upload", "sha256"]
+__all__ = ["ObjectInfo", "Store", "Upload", "sha256"]
 
 
 class Store:
@@ -106,7 +106,7 @@ class Store:
         """
         return self.backend.create(self.path(key), data) or self.read(key) == data
 
-    def walk(self, folder: str = "") -> Iterator[Found]:
+    def walk(self, folder: str = "") -> Iterator[ObjectInfo]:
         """All objects under `folder`, their paths as keys: for those who look for what no manifest names."""
         for found in self.backend.walk(self._folder(folder)):
             yield replace(found, path=found.path.removeprefix(f"{self._base}/"))

@@ -138,16 +138,16 @@ def names(store: Store) -> list[str]:
     Raises:
         StorageError: the catalog is damaged.
     """
-    return [name for name in _entered(catalog.everything(store)) if _log(store, name).length()]
+    return [name for name in _entered(catalog.read_all(store)) if _log(store, name).length()]
 
 
-def readable(store: Store) -> tuple[dict[str, Move], list[StorageError]]:
+def read_undamaged(store: Store) -> tuple[dict[str, Move], list[StorageError]]:
     """Read where every alias points, and collect an error for each damaged alias or catalog entry.
 
     Raises:
         UnavailableError: the store does not answer.
     """
-    entries, damaged = catalog.readable(store)
+    entries, damaged = catalog.read_undamaged(store)
     found: dict[str, Move] = {}
     for name in _entered(entries):
         try:
@@ -158,7 +158,7 @@ def readable(store: Store) -> tuple[dict[str, Move], list[StorageError]]:
     return found, damaged
 
 
-def _entered(entries: Iterable[catalog.Entry]) -> list[str]:
+def _entered(entries: Iterable[catalog.CatalogEntry]) -> list[str]:
     """Names of aliases in the catalog; one may not exist, since its entry is written first."""
     return sorted({entry.version for entry in entries if entry.kind == "alias"})
 
@@ -179,7 +179,7 @@ def name_of(log: str) -> str | None:
     return name if log.startswith(prefix) and layout.is_alias(name) else None
 
 
-def resolve(store: Store, reference: str) -> str:
+def resolve_version(store: Store, reference: str) -> str:
     """The version that `reference` means: an alias, a version, or a version's URI in this store.
 
     Raises:

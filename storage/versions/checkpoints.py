@@ -68,13 +68,13 @@ def commit(
         return manifest
 
 
-def resolve(store: Store, reference: str) -> PolicyVersion:
+def resolve_policy(store: Store, reference: str) -> PolicyVersion:
     """The checkpoint that an alias, a version or a URI in this store means; its data are there.
 
     Raises:
         StorageError: there is none, it is no checkpoint, or gc has taken its data.
     """
-    version = aliases.resolve(store, reference)
+    version = aliases.resolve_version(store, reference)
     if (kind := read(store, version).kind) != "checkpoint":
         raise DamagedError(f"{store.uri(version)} is a {kind} version, not a checkpoint")
     if store.exists(layout.tombstone(version)):

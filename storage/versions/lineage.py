@@ -112,7 +112,7 @@ def trained_on(store: Store, run: str, iteration: int) -> tuple[TrajectoriesVers
     return trajectories[0], scores[0]
 
 
-def scores_of(entries: Iterable[catalog.Entry]) -> dict[str, list[str]]:
+def scores_of(entries: Iterable[catalog.CatalogEntry]) -> dict[str, list[str]]:
     """Attempts at scores, by the trajectories that they judge, oldest first."""
     found: dict[str, list[str]] = {}
     for entry in entries:
@@ -127,7 +127,7 @@ def scores_of(entries: Iterable[catalog.Entry]) -> dict[str, list[str]]:
 def _children(store: Store) -> dict[str, list[str]]:
     """By version, those that attempts wanted to make from it."""
     children: dict[str, list[str]] = {}
-    for entry in catalog.everything(store):
+    for entry in catalog.read_all(store):
         for parent in entry.parents if entry.kind != "alias" else []:
             children.setdefault(parent, []).append(entry.version)
     return children

@@ -3,7 +3,7 @@
 import dataclasses
 
 from storage.records import LAST_TURN_CUT, Status, Trajectory, Turn
-from tasks.agents.interface import Prompt
+from tasks.agents.interface import EpisodeSpec
 from tasks.inference.api import BundledGenerationOutputs
 
 
@@ -15,7 +15,7 @@ class Episode:
         token_ids: ids of the rendered prompt.
     """
 
-    def __init__(self, prompt: Prompt, token_ids: list[int]) -> None:
+    def __init__(self, prompt: EpisodeSpec, token_ids: list[int]) -> None:
         self._record = prompt.record
         self.token_ids = list(token_ids)  # of all sequences
         self._starts = [0]
@@ -57,7 +57,7 @@ class Episode:
             )
         )
 
-    def judge(self, verdict: str, reward: float) -> None:
+    def set_verdict(self, verdict: str, reward: float) -> None:
         """What the environment said of the last turn."""
         self.turns[-1] = dataclasses.replace(self.turns[-1], verdict=verdict, reward=reward)
 

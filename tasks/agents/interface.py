@@ -24,13 +24,17 @@ class AgentContext:
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class EpisodeSpec:
     """One episode to be played. `record` is its trajectory with identity filled in and no tokens yet."""
 
     qid: str
     problem: Problem
     seed: int
     record: Trajectory
+
+
+Prompt = EpisodeSpec
+"""Its former name, which agents outside of this repository may use."""
 
 
 class Agent(Protocol):
@@ -55,7 +59,7 @@ class Agent(Protocol):
 
     async def collect_trajectory(
         self,
-        prompt: Prompt,
+        prompt: EpisodeSpec,
         env: Environment,
         obs_queue: "asyncio.Queue[Observation]",
         act_queue: "asyncio.Queue[BundledGenerationOutputs]",

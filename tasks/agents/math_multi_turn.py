@@ -8,7 +8,7 @@ from pydantic import Field
 from storage.records import Trajectory
 from tasks.agents.chat import NextPrompt
 from tasks.agents.episode import Episode
-from tasks.agents.interface import AgentContext, Prompt
+from tasks.agents.interface import AgentContext, EpisodeSpec
 from tasks.agents.template import Message
 from tasks.environments.interface import Environment
 from tasks.inference.api import BundledGenerationOutputs, Observation
@@ -50,7 +50,7 @@ class MathMultiTurnAgent:
 
     async def collect_trajectory(
         self,
-        prompt: Prompt,
+        prompt: EpisodeSpec,
         env: Environment,
         obs_queue: "asyncio.Queue[Observation]",
         act_queue: "asyncio.Queue[BundledGenerationOutputs]",
@@ -65,7 +65,7 @@ class MathMultiTurnAgent:
             answer = chat.decode(outputs.output_ids[0])
             episode.add_completion(outputs, answer)
             _, reward, terminated, _, info = await env.step(answer)
-            episode.judge(str(info.get("verdict", "")), reward)
+            episode.set_verdict(str(info.get("verdict", "")), reward)
             if (terminated and self.stop_on_success) or turn == self.num_turns - 1:
                 break
             feedback = self.correct_feedback if terminated else self.wrong_feedback

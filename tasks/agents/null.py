@@ -4,7 +4,7 @@ import asyncio
 
 from storage.records import Trajectory
 from tasks.agents.episode import Episode
-from tasks.agents.interface import AgentContext, Prompt
+from tasks.agents.interface import AgentContext, EpisodeSpec
 from tasks.environments.interface import Environment
 from tasks.inference.api import BundledGenerationOutputs, Observation
 
@@ -17,7 +17,7 @@ class NullAgent:
 
     async def collect_trajectory(
         self,
-        prompt: Prompt,
+        prompt: EpisodeSpec,
         env: Environment,
         obs_queue: "asyncio.Queue[Observation]",
         act_queue: "asyncio.Queue[BundledGenerationOutputs]",

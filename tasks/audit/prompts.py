@@ -3,7 +3,7 @@
 Rows whose turns do not fit their mask are left out: they are a case of `mask_and_spans`, and of nothing else.
 """
 
-from tasks.audit.checks.registry import Evidence
+from tasks.audit.checks.registry import AuditEvidence
 
 _PROMPT = """token_ids[: coalesce(turns[1]."start", len(token_ids))]"""
 _WHOLE = """coalesce(turns[1]."start", len(token_ids))
@@ -29,7 +29,7 @@ Where a template rewrites history, each piece is another, and long: there a sixt
 """
 
 
-def gather(evidence: Evidence) -> None:
+def gather(evidence: AuditEvidence) -> None:
     """Create the table `asked`, where there is none yet.
 
     One row for each distinct prompt of each problem of a run: asked (a number), run, data_set (the first), problem_id,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from configs.audit import Audit, Checks
 from storage.objects.store import Store
-from tasks.audit.checks import CHECKS, Check, Evidence, SkippedError
+from tasks.audit.checks import CHECKS, AuditCheck, AuditEvidence, SkippedError
 from tasks.audit.database import AuditDatabase, open_database
 from tasks.audit.intake import take_in
 from tasks.audit.numbers import histograms, set_numbers
@@ -48,7 +48,7 @@ def audit(
     with clock.step("fetch and verify"):
         intake = take_in(store, list(data_sets), cache)
     with clock.opened("tables", open_database(data_sets, intake, settings)) as database:
-        evidence = Evidence(database, store, cache, list(data_sets), intake, settings, verifier)
+        evidence = AuditEvidence(database, store, cache, list(data_sets), intake, settings, verifier)
         checks = [_checked(CHECKS[name], evidence, clock) for name in Checks.model_fields if _wanted(name, settings)]
         with clock.step("numbers"):
             sets, counts = set_numbers(database, evidence.drifts), histograms(database)
@@ -62,7 +62,7 @@ def _wanted(name: str, settings: Audit) -> bool:
     return bool(getattr(settings.checks, name).severity != "ignore")
 
 
-def _checked(check: Check, evidence: Evidence, clock: "_Clock") -> CheckResult:
+def _checked(check: AuditCheck, evidence: AuditEvidence, clock: "_Clock") -> CheckResult:
     """A check that cannot be made is skipped, and says why."""
     knob = getattr(evidence.settings.checks, check.name)
     result = CheckResult(
@@ -101,7 +101,7 @@ def _checked(check: Check, evidence: Evidence, clock: "_Clock") -> CheckResult:
 _INTEGRITY = ("damaged_objects", "wrong_schema", "broken_parents")
 
 
-def _missing(check: Check, evidence: Evidence) -> str:
+def _missing(check: AuditCheck, evidence: AuditEvidence) -> str:
     """Why there is nothing to look at; empty where there is."""
     if check.name in _INTEGRITY:
         return ""

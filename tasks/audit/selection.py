@@ -93,7 +93,7 @@ def select(store: Store, targets: Sequence[str], begin: datetime | None = None) 
         TargetError: a target means nothing that can be audited; says what there is.
         StorageError: the catalog is damaged.
     """
-    entries = catalog.everything(store)
+    entries = catalog.read_all(store)
     attempts = dict.fromkeys(entry.version for entry in entries if entry.kind in _KINDS)
     scores = scores_of(entries)
     wanted = dict.fromkeys(
@@ -115,7 +115,7 @@ def previous(store: Store, data_set: DataSet) -> DataSet | None:
     version = layout.trajectories(data_set.run, data_set.iteration - 1)
     if store.exists(layout.tombstone(version)):
         return None
-    return _data_set(store, version, scores_of(catalog.everything(store)))
+    return _data_set(store, version, scores_of(catalog.read_all(store)))
 
 
 def _order(version: str) -> tuple[str, bool, str]:
@@ -146,7 +146,7 @@ def _resolved(store: Store, target: str, attempts: Iterable[str]) -> str:
     """A version of trajectories that an alias, or their scores, mean."""
     there = f"runs in {store.root}: {', '.join(_runs(attempts)) or 'none'}"
     try:
-        version = aliases.resolve(store, split_uri(target)[1])
+        version = aliases.resolve_version(store, split_uri(target)[1])
         manifest = manifests.read(store, version)
     except DamagedError as error:
         raise TargetError(f"{target!r} is neither a run nor a version of trajectories; {there} ({error})") from None

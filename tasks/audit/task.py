@@ -105,7 +105,7 @@ def report_audit(workspace: Workspace, version: str, fail_on: str) -> dict[str, 
 
     from tasks.audit.record import REPORT, read_audit
     from tasks.audit.report.markdown import check_rows, pictures, summary
-    from tasks.evaluate.report import table
+    from tasks.evaluate.summary import table
 
     store = workspace.store
     result, folder = read_audit(store, version, workspace.cache)

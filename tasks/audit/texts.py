@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tasks.audit.checks.registry import Evidence, Measured
+from tasks.audit.checks.registry import AuditEvidence, Measured
 from tasks.audit.found import flag_found
 
 TEXTS = """
@@ -16,7 +16,7 @@ TEXTS = """
 _BATCH = 4096
 
 
-def search(evidence: Evidence, check: str, pattern: str, kind: Callable[[str], str], what: str) -> Measured:
+def search(evidence: AuditEvidence, check: str, pattern: str, kind: Callable[[str], str], what: str) -> Measured:
     """Counts the prompts, turns and pieces of feedback that hold something of some kind.
 
     Args:
@@ -42,7 +42,7 @@ def search(evidence: Evidence, check: str, pattern: str, kind: Callable[[str], s
     return measured(evidence, found, what)
 
 
-def _kinds(evidence: Evidence, kind: Callable[[str], str]) -> Iterator[tuple[int, str]]:
+def _kinds(evidence: AuditEvidence, kind: Callable[[str], str]) -> Iterator[tuple[int, str]]:
     """Of each distinct text that holds something its digest, and what it is."""
     distinct = evidence.database.connection.sql("select digest, any_value(text) from matching group by 1")
     for batch in distinct.to_arrow_reader(_BATCH):
@@ -51,7 +51,7 @@ def _kinds(evidence: Evidence, kind: Callable[[str], str]) -> Iterator[tuple[int
                 yield digest, name
 
 
-def measured(evidence: Evidence, found: int, what: str) -> Measured:
+def measured(evidence: AuditEvidence, found: int, what: str) -> Measured:
     """Of all texts `found` have something."""
     looked_at = int(evidence.database.number(f"select count(*) from ({TEXTS})"))
     return Measured(found, looked_at, f"{found:,} of {looked_at:,} prompts, turns and pieces of feedback have {what}")

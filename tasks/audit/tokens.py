@@ -16,7 +16,7 @@ from storage.logs import catalog
 from storage.objects.store import Store
 from storage.versions import manifests, model_files
 from storage.versions.fetch import fetch_folder
-from tasks.audit.checks.registry import Evidence, SkippedError
+from tasks.audit.checks.registry import AuditEvidence, SkippedError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,7 +66,7 @@ class Decoders:
         SkippedError: no checkpoint of any run is left.
     """
 
-    def __init__(self, evidence: Evidence) -> None:
+    def __init__(self, evidence: AuditEvidence) -> None:
         rows = evidence.database.all("select data_set, run, policy from data_sets order by evaluation, iteration")
         policies: dict[str, dict[str, None]] = {}
         for _, run, policy in rows:
@@ -79,7 +79,7 @@ class Decoders:
         self.runs = {run: decoder for run, decoder in found.items() if decoder}
         self._run_of = {number: run for number, run, _ in rows if run in self.runs}
 
-    def decode(self, evidence: Evidence, query: str, *, special: bool = False) -> Iterator["Decoded"]:
+    def decode(self, evidence: AuditEvidence, query: str, *, special: bool = False) -> Iterator["Decoded"]:
         """The rows of `query` with the texts of their `ids`, a batch at a time.
 
         Args:
@@ -181,6 +181,6 @@ def find_decoder(store: Store, run: str, policies: Iterable[str], cache: Path) -
 
 def _candidates(store: Store, run: str, policies: Iterable[str]) -> Iterator[str]:
     yield from policies
-    entries = catalog.everything(store)
+    entries = catalog.read_all(store)
     kept = [entry.version for entry in entries if entry.kind == "checkpoint" and layout.run_of(entry.version) == run]
     yield from dict.fromkeys(reversed(kept))

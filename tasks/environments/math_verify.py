@@ -21,5 +21,5 @@ class MathVerifyEnvironment:
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         assert self._problem is not None, "reset comes before step"
-        verdict = await self._verifier.judge_async(action, self._problem.solutions)
+        verdict = await self._verifier.grade_async(action, self._problem.solutions)
         return "", verdict.success, verdict.name == "correct", False, {"verdict": verdict.name}

@@ -57,7 +57,7 @@ def read_history(store: Store, config: Config, scorer: str, held_out: ProblemsVe
             break  # the run goes on from here
         done.append(_iteration(store, name, number))
     protocol, evaluations = greedy(config, HELD_OUT, held_out), list[Evaluation]()
-    every_judge = functools.cache(lambda: scores_of(catalog.everything(store)))
+    every_judge = functools.cache(lambda: scores_of(catalog.read_all(store)))
     for version in range(len(done) + 1):
         trajectories = protocol.evaluation(layout.checkpoint(name, version))
         if scores := _judged(store, trajectories, scorer, every_judge):

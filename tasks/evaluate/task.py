@@ -81,7 +81,7 @@ def _play(
 ) -> None:
     from storage.versions import checkpoints
     from tasks.inference.api import GenerationConfig
-    from tasks.rollout.plan import Plan
+    from tasks.rollout.plan import RolloutPlan
     from tasks.rollout.play import load_chat, play
 
     config, store = _strict(workspace.config), workspace.store
@@ -89,7 +89,7 @@ def _play(
     load_chat(checkpoint)  # a tokenizer that cannot be used is told before servers start
     engine.serve(checkpoint)
     run, number = policy.run, f"{checkpoint.number:06d}"
-    plan = Plan(
+    plan = RolloutPlan(
         name=f"{run}/evaluation/{number}/{protocol.set_name}/{protocol.mode}",
         config=config,
         iteration=checkpoint.number,

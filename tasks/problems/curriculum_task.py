@@ -60,7 +60,7 @@ def report_history(workspace: Workspace, most: int) -> dict[str, Any]:
     from rich.console import Console
 
     from storage.records import Problem
-    from tasks.evaluate.report import table
+    from tasks.evaluate.summary import table
     from tasks.problems import curriculum, history
     from tasks.problems.difference import union
 

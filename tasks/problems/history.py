@@ -113,7 +113,7 @@ def commit_history(store: Store, run: str, cache: Path, provenance: Provenance) 
 
 def _older(store: Store, run: str, iterations: int) -> str | None:
     """The newest committed history of the run that ends before `iterations`."""
-    found = {e.version for e in catalog.everything(store) if e.kind == "history" and layout.run_of(e.version) == run}
+    found = {e.version for e in catalog.read_all(store) if e.kind == "history" and layout.run_of(e.version) == run}
     before = [version for version in sorted(found, reverse=True) if version < layout.history(run, iterations)]
     return next((version for version in before if manifests.committed(store, version)), None)
 
@@ -143,7 +143,7 @@ def all_runs(store: Store) -> list[str]:
         StorageError: the catalog is damaged.
     """
     newest: dict[str, int] = {}
-    for entry in catalog.everything(store):
+    for entry in catalog.read_all(store):
         run = layout.run_of(entry.version)
         if entry.kind == "checkpoint" and run and layout.number_of(entry.version):
             newest[run] = entry.number

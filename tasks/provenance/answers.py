@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.provenance.asked import Asked
+from tasks.provenance.asked import FoundProblem
 
-Outcome = Literal["right", "wrong", "unscored"]
+ScoredAs = Literal["right", "wrong", "unscored"]
 """Of a trajectory: right where the score stage found any of its turns right."""
 
 
@@ -43,10 +43,10 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class First:
+class FirstTrained:
     """From here on all checkpoints of the run go back to one that was trained on the problem.
 
-    Example: First(run="demo", checkpoint="runs/demo/checkpoints/000004", checkpoints=97,
+    Example: FirstTrained(run="demo", checkpoint="runs/demo/checkpoints/000004", checkpoints=97,
     clean="runs/demo/checkpoints/000003")
     """
 
@@ -60,19 +60,19 @@ class First:
 class TrainedOn:
     """Which checkpoints were trained on a problem."""
 
-    problem: Asked
+    problem: FoundProblem
     uses: list[Use]  # by run and iteration
-    first: list[First]  # by run
+    first: list[FirstTrained]  # by run
     doubtful: list[str]  # checkpoints that are not known to go back to one, but that `unknown` may have made so
     unknown: list[Unknown]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class TrainedProblem:
     """What the updates behind a checkpoint had of one problem.
 
-    Example: Seen(key="9f3a…", problem_id="12+7", prompt="What is 12 + 7?", solutions=["19"], episodes=48, trained=48,
-    updates=3, first="demo/000003", last="demo/000071", first_turn=0.5, any_turn=0.8)
+    Example: TrainedProblem(key="9f3a…", problem_id="12+7", prompt="What is 12 + 7?", solutions=["19"], episodes=48,
+    trained=48, updates=3, first="demo/000003", last="demo/000071", first_turn=0.5, any_turn=0.8)
     """
 
     key: str
@@ -89,7 +89,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenBy:
+class TrainingData:
     """What a checkpoint and all those that its weights go back to were trained on."""
 
     checkpoint: str
@@ -100,12 +100,12 @@ class SeenBy:
     tokens: int  # that these sampled
     problem_sets: list[str]
     began: list[str]  # where the first of `lineage` came from
-    problems: list[Seen]  # those that were last played first
+    problems: list[TrainedProblem]  # those that were last played first
     unknown: list[Unknown]
 
 
 @dataclass(frozen=True, slots=True)
-class Fallen:
+class AffectedTrajectory:
     """A trajectory whose verdicts go by the problem's gold answers."""
 
     trajectory_id: str
@@ -113,12 +113,12 @@ class Fallen:
     run: str
     iteration: int
     problem_id: str
-    outcome: Outcome
+    outcome: ScoredAs
     trained: list[str]  # checkpoints whose update it entered
 
 
 @dataclass(frozen=True, slots=True)
-class Exam:
+class AffectedEvaluation:
     """An evaluation on a set that holds the problem."""
 
     version: str
@@ -131,12 +131,12 @@ class Exam:
 class Affected:
     """What falls with a problem's gold answers."""
 
-    problem: Asked
-    trajectories: list[Fallen]
+    problem: FoundProblem
+    trajectories: list[AffectedTrajectory]
     problem_sets: list[str]  # all that hold the problem
-    evaluations: list[Exam]
+    evaluations: list[AffectedEvaluation]
     uses: list[Use]
-    first: list[First]
+    first: list[FirstTrained]
     checkpoints: list[str]  # all that were trained on it, or go back to one that was
     aliases: dict[str, str]  # that point at one of these
     doubtful: list[str]  # see `TrainedOn`

@@ -13,10 +13,10 @@ _SHORT = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class FoundProblem:
     """A problem by its content, under all ids that it has.
 
-    Example: Asked(key="9f3a…", problem_ids=["12+7"], prompt="What is 12 + 7?", solutions=["19"])
+    Example: FoundProblem(key="9f3a…", problem_ids=["12+7"], prompt="What is 12 + 7?", solutions=["19"])
     """
 
     key: str  # see tasks.problems.difference
@@ -25,7 +25,7 @@ class Asked:
     solutions: list[str]
 
 
-def find_problem(plays: Plays, text: str, *, by_prompt: bool = False) -> Asked:
+def find_problem(plays: Plays, text: str, *, by_prompt: bool = False) -> FoundProblem:
     """The one problem that `text` means: an id or a key; or, `by_prompt`, a part of the prompt, whatever its case.
 
     Raises:
@@ -44,14 +44,14 @@ def find_problem(plays: Plays, text: str, *, by_prompt: bool = False) -> Asked:
     return describe(plays, keys)[0]
 
 
-def describe(plays: Plays, keys: list[str]) -> list[Asked]:
+def describe(plays: Plays, keys: list[str]) -> list[FoundProblem]:
     """The problems with these keys, ordered by prompt."""
     rows = plays.database.all(
         """select key, (select list(distinct problem_id order by problem_id) from named n where n.key = a.key),
         min(prompt), min(solutions) from asked a where list_contains(?, key) group by key order by 3, key""",
         keys,
     )
-    return [Asked(*row) for row in rows]
+    return [FoundProblem(*row) for row in rows]
 
 
 _MET = "(select key, problem_id, prompt from named join sets using (version) join asked using (key) where searched)"

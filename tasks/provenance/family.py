@@ -25,7 +25,7 @@ class Family:
 
     def __init__(self, store: Store, cache: Path) -> None:
         self.store, self.cache = store, cache
-        self.entries = catalog.everything(store)
+        self.entries = catalog.read_all(store)
         self.updates = read_updates(store, self.entries)
 
     @cached_property

@@ -11,7 +11,7 @@ from storage.records import Exclusion
 from storage.version_names import TrajectoriesVersion, select
 from storage.visible import visible
 from tasks.provenance.answers import Unknown
-from tasks.provenance.asked import Asked, find_problem
+from tasks.provenance.asked import FoundProblem, find_problem
 from tasks.provenance.family import Family
 from tasks.provenance.plays import Plays
 
@@ -23,7 +23,7 @@ class Proposal:
     """Rows for `tasks.problems.exclusions.commit_exclusions`."""
 
     rows: list[Exclusion]  # 1 or more
-    problem: Asked | None  # that is excluded whole
+    problem: FoundProblem | None  # that is excluded whole
     trained: list[str]  # checkpoints that were trained on any of it, and stay as they are
     unknown: list[Unknown]  # data sets that cannot be read: what of them should be listed, nobody knows
 

@@ -12,12 +12,23 @@ from pathlib import Path
 from configs.schema import HELD_OUT
 from storage import layout
 from storage.errors import StorageError
-from storage.logs.catalog import Entry
+from storage.logs.catalog import CatalogEntry
 from storage.objects.store import Store
 from storage.version_names import EvaluationVersion, ExclusionsVersion, ProblemsVersion, select
 from storage.versions import aliases, manifests
-from tasks.provenance.answers import Affected, Exam, Fallen, First, Outcome, Seen, SeenBy, TrainedOn, Unknown, Use
-from tasks.provenance.asked import Asked, find_problem
+from tasks.provenance.answers import (
+    Affected,
+    AffectedEvaluation,
+    AffectedTrajectory,
+    FirstTrained,
+    ScoredAs,
+    TrainedOn,
+    TrainedProblem,
+    TrainingData,
+    Unknown,
+    Use,
+)
+from tasks.provenance.asked import FoundProblem, find_problem
 from tasks.provenance.family import Family
 from tasks.provenance.plays import Plays, open_plays
 from tasks.provenance.updates import ancestry, descended
@@ -57,7 +68,11 @@ def affected(store: Store, problem: str, cache: Path, *, run: str | None = None,
     with family.plays(run, scored=True) as plays:
         asked = find_problem(plays, problem, by_prompt=by_prompt)
         plays.load("a.key = ? and t.prompt = ?", asked.key, asked.prompt)
-        answer, fallen, holders = _trained_on(family, plays, asked, run), _fallen(plays), plays.holders(asked.key)
+        answer, fallen, holders = (
+            _trained_on(family, plays, asked, run),
+            _affected_trajectories(plays),
+            plays.holders(asked.key),
+        )
         unscored = {family.scores[version] for version in holders if version in family.scores} & plays.unknown.keys()
         unknown = [*answer.unknown, *(Unknown(version, plays.unknown[version]) for version in sorted(unscored))]
     falling = descended(family.updates, _direct(answer.uses))
@@ -65,7 +80,7 @@ def affected(store: Store, problem: str, cache: Path, *, run: str | None = None,
         problem=asked,
         trajectories=fallen,
         problem_sets=sorted(select(ProblemsVersion, holders)),
-        evaluations=_exams(store, family.entries, holders),
+        evaluations=_affected_evaluations(store, family.entries, holders),
         uses=answer.uses,
         first=answer.first,
         checkpoints=sorted(falling),
@@ -75,7 +90,7 @@ def affected(store: Store, problem: str, cache: Path, *, run: str | None = None,
     )
 
 
-def seen_by(store: Store, checkpoint: str, cache: Path) -> SeenBy:
+def training_data(store: Store, checkpoint: str, cache: Path) -> TrainingData:
     """What a checkpoint and all those that its weights go back to were trained on.
 
     Args:
@@ -86,7 +101,7 @@ def seen_by(store: Store, checkpoint: str, cache: Path) -> SeenBy:
     Raises:
         StorageError: there is no such checkpoint, or the catalog is damaged.
     """
-    version = aliases.resolve(store, checkpoint)
+    version = aliases.resolve_version(store, checkpoint)
     if (kind := manifests.read(store, version).kind) != "checkpoint":
         raise StorageError(f"{store.uri(version)} is a {kind} version: ask what a checkpoint saw")
     family = Family(store, cache)
@@ -96,10 +111,10 @@ def seen_by(store: Store, checkpoint: str, cache: Path) -> SeenBy:
     with open_plays(store, data_sets, family.scores, [], cache) as plays:
         plays.load()
         family.use(plays, behind)
-        problems, totals = _seen(plays, lineage), _totals(plays)
+        problems, totals = _trained_problems(plays, lineage), _totals(plays)
     lost = {each: "no manifest stands there" for each in lineage if each not in family.updates}
     damaged = {update.checkpoint: update.problem for update in behind if update.problem}
-    return SeenBy(
+    return TrainingData(
         checkpoint=version,
         lineage=lineage,
         updates=sum(bool(update.data_sets) for update in behind),
@@ -111,7 +126,7 @@ def seen_by(store: Store, checkpoint: str, cache: Path) -> SeenBy:
     )
 
 
-def _trained_on(family: Family, plays: Plays, asked: Asked, run: str | None) -> TrainedOn:
+def _trained_on(family: Family, plays: Plays, asked: FoundProblem, run: str | None) -> TrainedOn:
     """The answer about the problem whose plays are loaded."""
     family.use(plays, list(family.updates.values()))
     uses = sorted([*_uses(family, plays), *_taught(family, asked, run)], key=lambda use: (use.run, use.iteration))
@@ -143,7 +158,7 @@ def _uses(family: Family, plays: Plays) -> Iterator[Use]:
         yield Use(checkpoint, update.run, update.number - 1, "update", data_set, episodes, trained)
 
 
-def _taught(family: Family, asked: Asked, run: str | None) -> Iterator[Use]:
+def _taught(family: Family, asked: FoundProblem, run: str | None) -> Iterator[Use]:
     """Warm starts whose generator makes the problem."""
     from tasks.problems.arithmetic import generate
     from tasks.problems.difference import key
@@ -159,14 +174,14 @@ def _taught(family: Family, asked: Asked, run: str | None) -> Iterator[Use]:
                 yield Use(update.checkpoint, update.run, -1, "warm start", "", 0, 0)
 
 
-def _first(family: Family, falling: Collection[str], doubtful: Collection[str]) -> Iterator[First]:
+def _first(family: Family, falling: Collection[str], doubtful: Collection[str]) -> Iterator[FirstTrained]:
     """By run."""
     runs: dict[str, list[int]] = {}
     for version in falling:
         runs.setdefault(family.updates[version].run, []).append(family.updates[version].number)
     for run, numbers in sorted(runs.items()):
         first = min(numbers)
-        yield First(run, layout.checkpoint(run, first), len(numbers), _clean(family, run, first, doubtful))
+        yield FirstTrained(run, layout.checkpoint(run, first), len(numbers), _clean(family, run, first, doubtful))
 
 
 def _clean(family: Family, run: str, number: int, doubtful: Collection[str]) -> str:
@@ -176,29 +191,31 @@ def _clean(family: Family, run: str, number: int, doubtful: Collection[str]) -> 
     return next((each for each in sound if not family.store.exists(layout.tombstone(each))), "")
 
 
-def _fallen(plays: Plays) -> list[Fallen]:
+def _affected_trajectories(plays: Plays) -> list[AffectedTrajectory]:
     rows = plays.database.all(
         """select p.trajectory_id, p.version, p.problem_id, p.best,
         coalesce(list(u.checkpoint order by u.checkpoint) filter (u.entered), [])
         from plays p left join used u using (version, trajectory_id) group by all order by p.version, p.trajectory_id"""
     )
     return [
-        Fallen(name, version, layout.run_of(version) or "", layout.number_of(version) or 0, problem, _outcome(best), by)
+        AffectedTrajectory(
+            name, version, layout.run_of(version) or "", layout.number_of(version) or 0, problem, _outcome(best), by
+        )
         for name, version, problem, best, by in rows
     ]
 
 
-def _outcome(best: float | None) -> Outcome:
+def _outcome(best: float | None) -> ScoredAs:
     return "unscored" if best is None else "right" if best > 0 else "wrong"
 
 
-def _exams(store: Store, entries: Iterable[Entry], holders: set[str]) -> list[Exam]:
+def _affected_evaluations(store: Store, entries: Iterable[CatalogEntry], holders: set[str]) -> list[AffectedEvaluation]:
     """Committed evaluations on one of `holders`."""
-    found = dict[str, Exam]()
+    found = dict[str, AffectedEvaluation]()
     for entry in entries:
         for version in select(EvaluationVersion, [entry.version]):
             for parent in select(ProblemsVersion, holders.intersection(entry.parents)):
-                found[version] = Exam(version, version.policy, version.set_name or HELD_OUT, parent)
+                found[version] = AffectedEvaluation(version, version.policy, version.set_name or HELD_OUT, parent)
     with ThreadPoolExecutor(_READERS) as readers:
         stands = list(readers.map(lambda version: manifests.committed(store, version), found))
     return sorted((exam for exam, there in zip(found.values(), stands, strict=True) if there), key=lambda e: e.version)
@@ -217,7 +234,7 @@ def _totals(plays: Plays) -> dict[str, int]:
     return dict(zip(("trajectories", "trained", "tokens"), row, strict=True))
 
 
-def _seen(plays: Plays, lineage: list[str]) -> list[Seen]:
+def _trained_problems(plays: Plays, lineage: list[str]) -> list[TrainedProblem]:
     rows = plays.database.all(
         """with steps as (select unnest(?::varchar[]) as checkpoint, generate_subscripts(?::varchar[], 1) as step),
         placed as (
@@ -237,4 +254,4 @@ def _seen(plays: Plays, lineage: list[str]) -> list[Seen]:
         lineage,
         lineage,
     )
-    return [Seen(*row) for row in rows]
+    return [TrainedProblem(*row) for row in rows]

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from configs.schema import ArithmeticSource
 from storage import layout
 from storage.errors import DamagedError
-from storage.logs.catalog import Entry
+from storage.logs.catalog import CatalogEntry
 from storage.objects.store import Store
 from storage.version_names import ExclusionsVersion, PolicyVersion, ScoresVersion, TrajectoriesVersion, select
 from storage.versions import manifests
@@ -41,7 +41,7 @@ class Update:
     problem: str = ""  # why its manifest cannot be read: then the catalog is all that is known of it
 
 
-def read_updates(store: Store, entries: Iterable[Entry]) -> dict[str, Update]:
+def read_updates(store: Store, entries: Iterable[CatalogEntry]) -> dict[str, Update]:
     """All committed checkpoints by version.
 
     Args:

@@ -11,8 +11,8 @@ from storage.logs.nights import End, Nights, Record, now
 from storage.objects.store import Store
 from storage.versions import aliases, manifests
 from storage.versions.aliases import Move
-from tasks.evaluate.report import comparison_rows, rendered, table
-from tasks.retrain.report import check_rows
+from tasks.evaluate.summary import comparison_rows, rendered, table
+from tasks.retrain.night_report import check_rows
 from tasks.retrain.timeline import read_timeline, timeline_rows, write_timeline
 
 if TYPE_CHECKING:

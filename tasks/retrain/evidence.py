@@ -12,7 +12,7 @@ from storage.versions import manifests
 from storage.versions.lineage import trained_on
 from tasks.evaluate.comparison import compare
 from tasks.evaluate.outcomes import Outcome, read_outcomes
-from tasks.retrain.gate import Evidence
+from tasks.retrain.gate import GateEvidence
 
 _COUNTS = ("turns", "verdicts", "seconds", "set", "problem_set")
 """Metrics of scores that say nothing about the policy."""
@@ -68,7 +68,7 @@ def gather(
     evaluations: Mapping[PolicyVersion, Mapping[str, Sequence[ScoresVersion]]],
     distance: float | None,
     gate: Gate,
-) -> tuple[Training, Evidence]:
+) -> tuple[Training, GateEvidence]:
     """Everything that the gate looks at.
 
     Args:
@@ -85,4 +85,4 @@ def gather(
         name: compare(*(outcomes_of(store, found[name][place], cache) for found in (before, after))) for name in after
     }
     training = solved(store, challenger)
-    return training, Evidence(comparisons, failed_verdicts(store, training.scores), distance, training.solved)
+    return training, GateEvidence(comparisons, failed_verdicts(store, training.scores), distance, training.solved)

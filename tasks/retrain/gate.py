@@ -18,10 +18,10 @@ _LEAST_ITERATIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class GateEvidence:
     """What the gate looks at.
 
-    Example: Evidence(comparisons={"held-out": {…}}, failed_verdicts=0.0, kl=0.04, training=[0.41, 0.48, 0.55, 0.6])
+    Example: GateEvidence(comparisons={"held-out": {…}}, failed_verdicts=0.0, kl=0.04, training=[0.41, 0.48, 0.55, 0.6])
     """
 
     comparisons: Mapping[str, Mapping[str, Any]]  # by set: champion before, challenger after
@@ -31,10 +31,10 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class GateCheck:
     """One demand of the gate.
 
-    Example: Check("held-out", "better", passed=True, says="first turn +0.120 [+0.050, +0.190]: above +0.000")
+    Example: GateCheck("held-out", "better", passed=True, says="first turn +0.120 [+0.050, +0.190]: above +0.000")
     """
 
     subject: str  # a set's name, or what an alarm watches
@@ -49,13 +49,13 @@ class Decision:
 
     promote: bool
     harmful: bool  # worse with confidence: its problems are set aside
-    checks: list[Check]
+    checks: list[GateCheck]
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def decide(evidence: Evidence, gate: Gate) -> Decision:
+def decide(evidence: GateEvidence, gate: Gate) -> Decision:
     """Challenger against champion.
 
     Raises:
@@ -77,20 +77,20 @@ def measured(gate: Gate) -> str:
     return gate.measure.replace("_", " ") + (", sampled" if gate.episodes == "sampled" else "")
 
 
-def _better(comparison: Mapping[str, Any], gate: Gate) -> Check:
+def _better(comparison: Mapping[str, Any], gate: Gate) -> GateCheck:
     """A test is asked, too: on a handful of problems a bootstrap is sure of anything."""
     found = comparison[gate.measure]
     above, p = _low(found) > gate.least_gain, found["p"]
     certain = p <= _LEVEL or gate.least_gain < 0
     verdict = f"{'above' if above else 'not all above'} {gate.least_gain:+.3f}, p = {p:.2g}"
-    return Check(gate.target, "better", above and certain, f"{_difference(comparison, gate)}: {verdict}")
+    return GateCheck(gate.target, "better", above and certain, f"{_difference(comparison, gate)}: {verdict}")
 
 
-def _not_worse(name: str, comparison: Mapping[str, Any], gate: Gate) -> Check:
+def _not_worse(name: str, comparison: Mapping[str, Any], gate: Gate) -> GateCheck:
     passed = _low(comparison[gate.measure]) > -gate.margin
     verdict = "above" if passed else "not all above"
     hint = "" if passed or _is_worse(comparison, gate) else "; a larger set would narrow the interval"
-    return Check(name, "not worse", passed, f"{_difference(comparison, gate)}: {verdict} {-gate.margin:+.3f}{hint}")
+    return GateCheck(name, "not worse", passed, f"{_difference(comparison, gate)}: {verdict} {-gate.margin:+.3f}{hint}")
 
 
 def _is_worse(comparison: Mapping[str, Any], gate: Gate) -> bool:
@@ -119,7 +119,7 @@ def _difference(comparison: Mapping[str, Any], gate: Gate) -> str:
     )
 
 
-def _alarms(evidence: Evidence, gate: Gate) -> Iterator[Check]:
+def _alarms(evidence: GateEvidence, gate: Gate) -> Iterator[GateCheck]:
     share, most = evidence.failed_verdicts, gate.max_failed_verdicts
     says = f"{share:.1%} of verdicts in training are timeouts or errors, at most {most:.1%}"
     yield _alarm("verifier", share <= most, says)
@@ -131,7 +131,7 @@ def _alarms(evidence: Evidence, gate: Gate) -> Iterator[Check]:
     yield _hacking_alarm(evidence, gate)
 
 
-def _length_alarm(name: str, comparison: Mapping[str, Any], gate: Gate) -> Check:
+def _length_alarm(name: str, comparison: Mapping[str, Any], gate: Gate) -> GateCheck:
     tokens, truncated = comparison["answer_tokens"], comparison["truncated"]
     if tokens["ratio"] is None:
         return _alarm(f"length on {name}", False, "champion or challenger has not answered at all")
@@ -144,7 +144,7 @@ def _length_alarm(name: str, comparison: Mapping[str, Any], gate: Gate) -> Check
     )  # fmt: skip
 
 
-def _hacking_alarm(evidence: Evidence, gate: Gate) -> Check:
+def _hacking_alarm(evidence: GateEvidence, gate: Gate) -> GateCheck:
     """Reward up while held-out accuracy is down: what was learnt is not what is wanted."""
     accuracy = evidence.comparisons[gate.target][gate.measure]["difference"]["value"]
     third = len(evidence.training) // 3
@@ -158,5 +158,5 @@ def _hacking_alarm(evidence: Evidence, gate: Gate) -> Check:
     )  # fmt: skip
 
 
-def _alarm(subject: str, passed: bool, says: str) -> Check:
-    return Check(subject, "alarm", passed, says)
+def _alarm(subject: str, passed: bool, says: str) -> GateCheck:
+    return GateCheck(subject, "alarm", passed, says)

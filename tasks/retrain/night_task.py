@@ -155,7 +155,7 @@ def standing_champion(workspace: Workspace) -> Move | None:
     if standing is None:
         return None
     try:
-        checkpoints.resolve(store, standing.version)
+        checkpoints.resolve_policy(store, standing.version)
         if manifests.as_parent(store, standing.version).sha256 != standing.sha256:
             raise DamagedError(f"{store.uri(standing.version)} was changed since")
     except DamagedError as error:

@@ -19,8 +19,8 @@ EVENTS = "math-mt-ppo.retrain"
 @task(name="report-night", cache_policy=NO_CACHE)
 def report_night(workspace: Workspace, record: Record) -> str:
     """Write the night's report beside the log of nights, show it, and emit its events; returns the outcome."""
-    from tasks.evaluate.report import rendered, table
-    from tasks.retrain.report import alarms, check_rows, night_markdown
+    from tasks.evaluate.summary import rendered, table
+    from tasks.retrain.night_report import alarms, check_rows, night_markdown
     from tasks.retrain.timeline import timeline_rows, write_timeline
 
     store, config, night, end = workspace.store, workspace.config, record.night, record.end

@@ -18,7 +18,7 @@ from tasks.environments.interface import Environment
 from tasks.inference.api import Completion, ContextLengthError, GenerationConfig, Generator, InferenceError
 from tasks.rollout.admission import reason_of
 from tasks.rollout.conversation import AgentError, Conversation, dismiss
-from tasks.rollout.first_turns import Opening
+from tasks.rollout.first_turns import FirstTurnBatcher
 from tasks.rollout.plan import Group
 from tasks.rollout.values import RefusedError
 from tasks.rollout.watch import Watch
@@ -78,7 +78,7 @@ class Collector:
             ends = (*gconfig.stop_token_ids, *self.chat.stop_token_ids)
             return self.generator.generate(token_ids, replace(gconfig, stop_token_ids=ends), seed, replica)
 
-        opening = Opening(len(group.prompts), group.seed, generate)
+        opening = FirstTurnBatcher(len(group.prompts), group.seed, generate)
         try:
             async with asyncio.TaskGroup() as episodes:
                 tasks = [

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 from storage import interrupts
 from storage.records import Trajectory
-from tasks.agents.interface import Agent, Prompt
+from tasks.agents.interface import Agent, EpisodeSpec
 from tasks.environments.interface import Environment
 from tasks.inference.api import BundledGenerationOutputs, Completion, Observation
 from tasks.rollout.admission import admit, check_observation, reason_of
-from tasks.rollout.first_turns import Generate, Opening
+from tasks.rollout.first_turns import FirstTurnBatcher, Generate
 from tasks.rollout.values import RefusedError
-from tasks.rollout.watch import HeldUpError, Watch
+from tasks.rollout.watch import StalledError, Watch
 from tasks.seeds import derive
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Conversation:
         vocabulary: number of token ids that the policy knows.
     """
 
-    def __init__(self, prompt: Prompt, opening: Opening, generate: Generate, vocabulary: int) -> None:
+    def __init__(self, prompt: EpisodeSpec, opening: FirstTurnBatcher, generate: Generate, vocabulary: int) -> None:
         self.prompt, self._opening, self._generate, self._vocabulary = prompt, opening, generate, vocabulary
         self._observations: asyncio.Queue[Observation] = asyncio.Queue(MOST_UNREAD)
         self._actions: asyncio.Queue[BundledGenerationOutputs] = asyncio.Queue()
@@ -69,7 +69,7 @@ class Conversation:
                 if deadline.expired() and player.done():
                     return player.result()  # it knows better why it ended
                 raise
-            except HeldUpError as error:  # again, while the first was handled
+            except StalledError as error:  # again, while the first was handled
                 raise AgentError(reason_of(error)) from error
             finally:
                 if not self._asked:
@@ -143,7 +143,7 @@ def _result_of(player: asyncio.Task[list[Trajectory]]) -> list[Trajectory]:
         raise AgentError(reason_of(error)) from error
 
 
-def _copy_for_agent(prompt: Prompt) -> Prompt:
+def _copy_for_agent(prompt: EpisodeSpec) -> EpisodeSpec:
     """Whatever an agent changes in it, the gold answers and what its trajectories are compared with stay."""
     problem = replace(prompt.problem, solutions=list(prompt.problem.solutions))
     return replace(prompt, problem=problem, record=replace(prompt.record, solutions=list(prompt.record.solutions)))

@@ -17,7 +17,7 @@ PATIENCE_S = 1.0
 _Asked = tuple[Observation, asyncio.Future[BundledGenerationOutputs]]
 
 
-class Opening:
+class FirstTurnBatcher:
     """Gathers the first observations of a group's episodes; equal ones become one request with n.
 
     One request with n completions is about twice as fast as n requests, since the prompt is

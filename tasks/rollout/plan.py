@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from configs.schema import Config
 from storage.records import Problem, Trajectory
 from storage.versions.checkpoints import Checkpoint
-from tasks.agents.interface import Prompt
+from tasks.agents.interface import EpisodeSpec
 from tasks.inference.api import GenerationConfig
 from tasks.seeds import derive
 
@@ -20,11 +20,11 @@ class Group:
 
     problem: Problem
     seed: int  # of the first turn; sample i uses seed + i
-    prompts: list[Prompt]
+    prompts: list[EpisodeSpec]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RolloutPlan:
     """Everything that the records of one rollout have in common.
 
     Args:
@@ -53,7 +53,7 @@ class Plan:
             place = (self.config.run.seed, self.name, problem.problem_id)
             seeds = [derive(*place, sample) for sample in range(self.group_size)]
             prompts = [
-                Prompt(f"{problem.problem_id}/{sample}", problem, seed, self._record(problem, sample, seed))
+                EpisodeSpec(f"{problem.problem_id}/{sample}", problem, seed, self._record(problem, sample, seed))
                 for sample, seed in enumerate(seeds)
             ]
             yield Group(problem, derive(*place), prompts)

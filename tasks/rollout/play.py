@@ -27,7 +27,7 @@ from tasks.environments.interface import Environment, EnvironmentContext
 from tasks.inference.api import EngineClosedError
 from tasks.inference.engine import Engine
 from tasks.rollout.collector import Collector
-from tasks.rollout.plan import Plan
+from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.selection import is_rejected, select
 from tasks.score.verifier import Verifier
 
@@ -36,7 +36,7 @@ _LONGEST_REASON = 400  # characters, of several in one message
 
 
 def play(
-    plan: Plan,
+    plan: RolloutPlan,
     problems: Sequence[Problem],
     engine: Engine,
     verifier: Verifier,
@@ -119,7 +119,7 @@ def _run(rounds: Coroutine[Any, Any, None]) -> None:
 
 
 async def _collect(
-    plan: Plan,
+    plan: RolloutPlan,
     problems: Sequence[Problem],
     engine: Engine,
     verifier: Verifier,
@@ -137,13 +137,13 @@ async def _collect(
         await collector.collect(plan.groups(problems), plan.group_size, sink)
 
 
-def _agent(plan: Plan, chat: Chat) -> Agent:
+def _agent(plan: RolloutPlan, chat: Chat) -> Agent:
     settings = plan.config.agent
     context = AgentContext(chat, plan.gconfig, plan.config.inference.max_model_len)
     return AGENTS.make(settings.type, context, settings.args)
 
 
-def _environment(plan: Plan, verifier: Verifier) -> Environment:
+def _environment(plan: RolloutPlan, verifier: Verifier) -> Environment:
     settings = plan.config.environment
     return ENVIRONMENTS.make(settings.type, EnvironmentContext(verifier), settings.args)
 

@@ -34,7 +34,7 @@ def rollout(
     from storage.versions import checkpoints
     from storage.versions.journal import JournaledDraft
     from tasks.inference.api import GenerationConfig
-    from tasks.rollout.plan import Plan
+    from tasks.rollout.plan import RolloutPlan
     from tasks.rollout.play import load_chat, play
 
     config, store = workspace.config, workspace.store
@@ -46,7 +46,7 @@ def rollout(
     load_chat(checkpoint)  # a tokenizer that cannot be used is told before servers start
     engine.serve(checkpoint, or_newer=config.run.overlap)
     sampling = config.sampling
-    plan = Plan(
+    plan = RolloutPlan(
         name=f"{workspace.name}/{iteration:06d}",
         config=config,
         iteration=iteration,

@@ -44,7 +44,7 @@ _LIBRARIES = (os.path.dirname(os.__file__), "site-packages")
 Task = asyncio.Task[object]
 
 
-class HeldUpError(BaseException):
+class StalledError(BaseException):
     """An agent held up the event loop until its deadline. No `Exception`, for agents catch those and try again."""
 
     def __str__(self) -> str:
@@ -133,10 +133,10 @@ class Watch:
             return
         self._since = time.monotonic() + LOOK_S  # time to end by the exception before the next one
         if not here:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(HeldUpError))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(StalledError))
             return
         self._make_up()  # before the loop looks at the others' deadlines
-        raise HeldUpError
+        raise StalledError
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._look()

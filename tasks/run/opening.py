@@ -36,7 +36,7 @@ _TRIED = ("problems", "policy", "agent", "environment")
 
 
 @contextmanager
-def hold(config: Config) -> Iterator[Workspace]:
+def open_leased(config: Config) -> Iterator[Workspace]:
     """The workspace of a run, or of a retraining, that this flow run alone may write, for the length of the block.
 
     Raises:
@@ -58,7 +58,7 @@ def open_run(config: Config) -> Iterator[Workspace]:
         ConfigError: the run was begun with another configuration; says what differs.
         LeaseHeldError: see `hold`.
     """
-    with hold(config) as workspace:
+    with open_leased(config) as workspace:
         shutil.rmtree(workspace.scratch, ignore_errors=True)  # of a flow that was killed
         start_run(workspace)
         yield workspace
@@ -72,7 +72,7 @@ def _check_exclusions(workspace: Workspace) -> None:
 
 
 @contextmanager
-def open_store(config: Config) -> Iterator[Workspace]:
+def open_unleased(config: Config) -> Iterator[Workspace]:
     """The workspace of a flow that writes no run: what it commits, another may commit beside it, and it is the same.
 
     Raises:

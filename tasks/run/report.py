@@ -26,7 +26,7 @@ def report(workspace: Workspace, held_out: ProblemsVersion) -> str:
     from rich.console import Console
 
     from tasks.evaluate.history import read_history
-    from tasks.evaluate.report import accuracy_rows, plot, stage_rows, summary, table
+    from tasks.evaluate.summary import accuracy_rows, plot, stage_rows, summary, table
     from tasks.score.scoring import scorer_fingerprint
 
     config, store = workspace.config, workspace.store
@@ -68,7 +68,7 @@ def report_evaluations(
     from rich.console import Console
 
     from tasks.evaluate.comparison import compare
-    from tasks.evaluate.report import comparison_rows, evaluation_rows
+    from tasks.evaluate.summary import comparison_rows, evaluation_rows
     from tasks.retrain.evidence import outcomes_of, summary_of
 
     store, cache, numbers = workspace.store, workspace.cache, dict[str, Any]()
@@ -88,7 +88,7 @@ def report_evaluations(
 
 
 def _show(console: "Console", name: str, about: str, rows: "list[dict[str, str]]") -> None:
-    from tasks.evaluate.report import table
+    from tasks.evaluate.summary import table
 
     console.print(table(f"{name}: {about}", rows))
     create_table_artifact(key=f"evaluation-{_slug(name)}", table=rows, description=f"{name}: {about}")

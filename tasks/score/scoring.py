@@ -69,7 +69,7 @@ def _scores(rows: Iterable[dict[str, Any]], verifier: Verifier) -> Iterator[Scor
     stream = iter(rows)
     while batch := list(itertools.islice(stream, _BATCH_ROWS)):
         turns = [(row, index, turn) for row in batch for index, turn in enumerate(row["turns"])]
-        verdicts = verifier.judge([(turn["text"], row["solutions"]) for row, _, turn in turns])
+        verdicts = verifier.grade([(turn["text"], row["solutions"]) for row, _, turn in turns])
         for (row, index, _), verdict in zip(turns, verdicts, strict=True):
             yield _score(row["trajectory_id"], index, verdict)
 

@@ -1,8 +1,8 @@
 r"""Verdicts by math-verify, from processes that can be killed, each distinct pair judged once.
 
     with Verifier(workers=2) as verifier:
-        verifier.judge([("so it is \\boxed{19}", ["19"]), ("1/2", ["0.5"])])  # two Verdicts, both correct
-        await verifier.judge_async("\\boxed{19}", ["19"])                      # the same, in a rollout
+        verifier.grade([("so it is \\boxed{19}", ["19"]), ("1/2", ["0.5"])])  # two Verdicts, both correct
+        await verifier.grade_async("\\boxed{19}", ["19"])                      # the same, in a rollout
 
 math-verify can run for ever (`9^{9^{9^{9}}}`), and its own timeouts work only in a main thread: so it
 runs in pebble's worker processes, a chunk of answers under one limit of time. Where a chunk passes it or
@@ -156,11 +156,11 @@ class Verifier:
                 self._pool = self._make_pool()
             return self._pool
 
-    def judge(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> list[Verdict]:
+    def grade(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> list[Verdict]:
         """Verdicts on (answer, solutions) pairs, in order; any of the solutions counts."""
         return [future.result() for future in self._submit(pairs)]
 
-    async def judge_async(self, answer: str, solutions: Sequence[str]) -> Verdict:
+    async def grade_async(self, answer: str, solutions: Sequence[str]) -> Verdict:
         """Verdict on one pair, without blocking the event loop."""
         return await asyncio.wrap_future(self._submit([(answer, solutions)])[0])
 
@@ -193,7 +193,7 @@ class Verifier:
     def _send(self, requests: Sequence[_Request], retries: int = _TRIES - 1) -> None:
         pairs = [(request.answer, request.solutions) for request in requests]
         try:
-            answer = self._active_pool().schedule(worker.judge_all, args=[pairs], timeout=self._patience_s)
+            answer = self._active_pool().schedule(worker.grade_all, args=[pairs], timeout=self._patience_s)
         except RuntimeError as error:  # closed
             self._give_up(requests, error)
             return
@@ -228,7 +228,7 @@ class Verifier:
             if self._in_flight.pop(request.key, None):
                 request.future.set_exception(RuntimeError(f"the verifier was closed or broke: {error!r}"))
 
-    def _failure(self, failure: BaseException) -> worker.Outcome:
+    def _failure(self, failure: BaseException) -> worker.Graded:
         if _is_out_of_time(failure):
             return "timeout", "", 0, f"needs more than {self._timeout_s:g} s of processor time"
         if isinstance(failure, TimeoutError):
@@ -237,7 +237,7 @@ class Verifier:
             return "error", "", 0, f"needs more than {failure}"
         return "error", "", 0, f"the judge's process died {_TRIES} times: {failure}"
 
-    def _settle(self, request: _Request, outcome: worker.Outcome, *, keep: bool) -> None:
+    def _settle(self, request: _Request, outcome: worker.Graded, *, keep: bool) -> None:
         name, extracted, index, reason = outcome
         verdict = Verdict(name, float(name == "correct"), extracted, request.solutions[index], reason)
         with self._lock:

@@ -9,9 +9,9 @@ from tasks.limits import address_space, hard_address_space, limited, prepare_for
 if TYPE_CHECKING:
     from storage.records import VerdictName
 
-JUDGE = "tasks.score.judge"
+GRADE_MODULE = "tasks.score.grade"
 
-Outcome = tuple["VerdictName", str, int, str]
+Graded = tuple["VerdictName", str, int, str]
 """Verdict name, extracted, which solution (from 0), reason."""
 
 _MB = 2**20
@@ -22,7 +22,7 @@ _idle = _memory = 0  # bytes: of an idle judge, and what it may have at most
 def prepare(timeout_s: float, memory_mb: int) -> None:
     """Once in a new worker: it ends with its parent, and has limits from here on.
 
-    A call of `judge_all` may use `timeout_s` seconds of processor time and `memory_mb` MB more than an idle judge.
+    A call of `grade_all` may use `timeout_s` seconds of processor time and `memory_mb` MB more than an idle judge.
     """
     global _timeout_s, _idle, _memory
     prepare_for_limits()
@@ -36,7 +36,7 @@ def room() -> tuple[int, int]:
     return _idle // _MB, (_memory - _idle) // _MB
 
 
-def judge_all(pairs: Sequence[tuple[str, tuple[str, ...]]]) -> list[Outcome]:
+def grade_all(pairs: Sequence[tuple[str, tuple[str, ...]]]) -> list[Graded]:
     """Outcomes of (answer, solutions) pairs, in order. The kernel ends the process when their time is used up.
 
     Raises:
@@ -49,6 +49,6 @@ def judge_all(pairs: Sequence[tuple[str, tuple[str, ...]]]) -> list[Outcome]:
         raise MemoryError(f"{room()[1]} MB") from None
 
 
-def _judge_all(pairs: Sequence[tuple[str, tuple[str, ...]]]) -> list[Outcome]:
-    judge = importlib.import_module(JUDGE).judge
-    return [judge(answer, solutions) for answer, solutions in pairs]
+def _judge_all(pairs: Sequence[tuple[str, tuple[str, ...]]]) -> list[Graded]:
+    grade = importlib.import_module(GRADE_MODULE).grade
+    return [grade(answer, solutions) for answer, solutions in pairs]

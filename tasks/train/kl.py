@@ -21,7 +21,7 @@ def kl_estimate(logp: Tensor, reference: Tensor, estimator: KLEstimator) -> Tens
     return torch.expm1(-d) + d
 
 
-def adapted(kl_ctl: float, kl: float, trajectories: int, target: float, horizon: float) -> float:
+def adapt_kl_coefficient(kl_ctl: float, kl: float, trajectories: int, target: float, horizon: float) -> float:
     """The coefficient after an update: `kl_ctl * (1 + clip(kl / target - 1, ±0.2) * trajectories / horizon)`.
 
     Source: Ziegler et al. (arXiv 1909.08593, section 2.2).

@@ -13,7 +13,7 @@ from configs.schema import PPO
 from tasks.train.advantages.group import turn_groups, varied
 from tasks.train.kl import kl_estimate
 from tasks.train.samples import Floats, Sample
-from tasks.train.step import Outcome, Step
+from tasks.train.step import Step, StepResult
 
 Metrics = dict[str, float]
 
@@ -113,7 +113,7 @@ def _means(group: str, values: dict[str, np.ndarray]) -> Metrics:
 
 def _mismatch(steps: Sequence[Step], ppo: PPO) -> dict[str, Tensor]:
     recomputed = ppo.use_decoupled_loss and ppo.recompute_logprob
-    outcomes: list[Outcome] = [o for step in (steps if recomputed else steps[:1]) for o in step.outcomes]
+    outcomes: list[StepResult] = [o for step in (steps if recomputed else steps[:1]) for o in step.outcomes]
     own = _join((o.proximal if recomputed else o.logp) for o in outcomes)
     difference = (_join(o.batch.behaviour for o in outcomes) - own).abs()
     return {"proximal/mean_difference": difference.mean(), "proximal/max_difference": difference.max()}

@@ -9,13 +9,13 @@ from torch import Tensor
 from tasks.train.batches import cut_by_length, pieces, stack_tokens
 from tasks.train.samples import Logprobs, Sample, name_some
 
-Look = Callable[[Tensor, Tensor, Tensor], Tensor]
+TokenScorer = Callable[[Tensor, Tensor, Tensor], Tensor]
 """From tokens [B, T], rows [A] and columns [A] of positions to a number [A] for each of them."""
 
 
 @torch.no_grad()
-def look_at_actions(
-    look: Look, samples: Sequence[Sample], indices: Iterable[int], budget: int, device: torch.device
+def score_action_tokens(
+    look: TokenScorer, samples: Sequence[Sample], indices: Iterable[int], budget: int, device: torch.device
 ) -> dict[int, Logprobs]:
     """For each sample at `indices` an array of its A action tokens.
 
@@ -39,8 +39,8 @@ def look_at_actions(
 
 
 @torch.no_grad()
-def look_after(
-    look: Look, samples: Sequence[Sample], indices: Iterable[int], budget: int, device: torch.device
+def bootstrap_values(
+    look: TokenScorer, samples: Sequence[Sample], indices: Iterable[int], budget: int, device: torch.device
 ) -> dict[int, float]:
     """For each sample at `indices` the number of the position that would follow its last action token."""
     found: dict[int, float] = {}

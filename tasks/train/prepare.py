@@ -16,9 +16,9 @@ from tasks.train.batches import Columns
 from tasks.train.kl import kl_estimate
 from tasks.train.logprobs import action_logprobs
 from tasks.train.metrics import Metrics, value_metrics
-from tasks.train.passes import Look, look_after, look_at_actions, refuse_not_finite
+from tasks.train.passes import TokenScorer, bootstrap_values, refuse_not_finite, score_action_tokens
 from tasks.train.samples import Floats, Logprobs, Sample
-from tasks.train.train_state import Learner
+from tasks.train.train_state import TrainState
 
 Draws = Sequence[Sequence[Sequence[int]]]
 """For each epoch the minibatches, each as indices of samples."""
@@ -35,19 +35,19 @@ class Prepared:
 
 
 class Preparation:
-    """Passes over the samples with a learner's models; changes none but the value normaliser.
+    """Passes over the samples with the models of a train state; only the value normaliser changes.
 
     Args:
-        learner: the models.
+        train_state: the models.
         ppo: the algorithm.
         temperature: of the sampled tokens.
         precision: a context in which models run.
     """
 
     def __init__(
-        self, learner: Learner, ppo: PPO, temperature: float, precision: AbstractContextManager[object]
+        self, train_state: TrainState, ppo: PPO, temperature: float, precision: AbstractContextManager[object]
     ) -> None:
-        self._learner, self._ppo, self._temperature, self._precision = learner, ppo, temperature, precision
+        self._train_state, self._ppo, self._temperature, self._precision = train_state, ppo, temperature, precision
         self._done: list[str] = []
 
     def prepare(self, samples: Sequence[Sample], draws: Draws) -> Prepared:
@@ -59,16 +59,16 @@ class Preparation:
         everyone = range(len(samples))
         proximal = self._proximal(samples, draws)
         reference: dict[int, Logprobs] = {}
-        if self._learner.reference:
-            look = self._logprobs(self._learner.reference.model)
+        if self._train_state.reference:
+            look = self._logprobs(self._train_state.reference.model)
             reference = self._look("reference logprobs", look, samples, everyone)
-        values = self._look("values", self._learner.values, samples, everyone) if self._learner.critic else {}
+        values = self._look("values", self._train_state.values, samples, everyone) if self._train_state.critic else {}
         prepared = Prepared([], done=self._done)
         penalties = self._penalties(samples, proximal, reference, prepared)
         observed = self._observed(samples, penalties, values)
         estimated = estimate(samples, observed, self._ppo.advantage)
         refuse_not_finite("advantages", samples, enumerate(estimated.advantages))
-        if self._learner.critic and estimated.returns is None:
+        if self._train_state.critic and estimated.returns is None:
             raise ValueError(
                 f"ppo.advantage.type={self._ppo.advantage.type} gives no returns for the critic to learn: "
                 "return them in `Estimated`, or leave ppo.critic out"
@@ -89,20 +89,22 @@ class Preparation:
         if not (ppo.use_decoupled_loss and ppo.recompute_logprob):
             return {index: sample.behaviour for index, sample in enumerate(samples)}
         first = set(draws[0][0]) if len(draws) == 1 and not ppo.kl.in_reward else set()
-        look, rest = self._logprobs(self._learner.model), sorted(set(range(len(samples))) - first)
+        look, rest = self._logprobs(self._train_state.model), sorted(set(range(len(samples))) - first)
         return self._look("proximal logprobs", look, samples, rest)
 
-    def _look(self, what: str, look: Look, samples: Sequence[Sample], indices: Iterable[int]) -> dict[int, Logprobs]:
+    def _look(
+        self, what: str, look: TokenScorer, samples: Sequence[Sample], indices: Iterable[int]
+    ) -> dict[int, Logprobs]:
         start, chosen = time.perf_counter(), list(indices)
         if not chosen:
             return {}
         with self._precision:
-            found = look_at_actions(look, samples, chosen, self._ppo.micro_batch_tokens, self._learner.device)
+            found = score_action_tokens(look, samples, chosen, self._ppo.micro_batch_tokens, self._train_state.device)
         refuse_not_finite(what, samples, found.items())
         self._done.append(f"{what} of {len(chosen)} trajectories in {time.perf_counter() - start:.1f} s")
         return found
 
-    def _logprobs(self, model: PreTrainedModel) -> Look:
+    def _logprobs(self, model: PreTrainedModel) -> TokenScorer:
         """Looks at the logprobs under `model`."""
         chunk = self._ppo.logprob_chunk_tokens
 
@@ -127,19 +129,21 @@ class Preparation:
             for index in range(len(samples))
         ]
         prepared.trajectory_kl = float(np.mean([estimate.sum() for estimate in estimates]))
-        prepared.metrics |= {"kl/kl_ctl": self._learner.kl_ctl, "kl/trajectory": prepared.trajectory_kl}
-        return [-self._learner.kl_ctl * estimate for estimate in estimates]
+        prepared.metrics |= {"kl/kl_ctl": self._train_state.kl_ctl, "kl/trajectory": prepared.trajectory_kl}
+        return [-self._train_state.kl_ctl * estimate for estimate in estimates]
 
     def _observed(
         self, samples: Sequence[Sample], penalties: Sequence[Floats], values: dict[int, Logprobs]
     ) -> list[Observed]:
         """Penalties and, with a critic, values in units of returns; where nobody knows what follows, also of that."""
-        critic = self._learner.critic
+        critic = self._train_state.critic
         if critic is None:
             return [Observed(penalty) for penalty in penalties]
         cut = [index for index, sample in enumerate(samples) if sample.after is None]
         with self._precision:
-            after = look_after(self._learner.values, samples, cut, self._ppo.micro_batch_tokens, self._learner.device)
+            after = bootstrap_values(
+                self._train_state.values, samples, cut, self._ppo.micro_batch_tokens, self._train_state.device
+            )
         refuse_not_finite("values", samples, ((index, np.array(value)) for index, value in after.items()))
         units = critic.norm.denormalise
         return [
@@ -149,7 +153,7 @@ class Preparation:
 
     def _set_returns(self, prepared: Prepared, observed: Sequence[Observed], returns: Sequence[Floats]) -> None:
         """Normalises the critic's targets by statistics that include them."""
-        critic = self._learner.critic
+        critic = self._train_state.critic
         assert critic is not None
         every = np.concatenate(returns)
         prepared.metrics |= value_metrics(np.concatenate([o.values for o in observed if o.values is not None]), every)

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from configs.schema import PPO
 from tasks.train.logprobs import action_logprobs
-from tasks.train.passes import Look, look_at_actions
+from tasks.train.passes import TokenScorer, score_action_tokens
 from tasks.train.policy import load_policy
 from tasks.train.samples import Logprobs, Sample
 
@@ -47,14 +47,14 @@ def recompute(
     model = load_policy(folder, ppo)
     usable = [index for index, row in enumerate(rows) if _usable(row, model.config.vocab_size)]
     samples = [_sample(rows[index]) for index in usable]
-    found = look_at_actions(
+    found = score_action_tokens(
         _look(model, temperature, ppo), samples, range(len(samples)), ppo.micro_batch_tokens, model.device
     )
     places = {index: place for place, index in enumerate(usable)}
     return [found[places[index]] if index in places else None for index in range(len(rows))]
 
 
-def _look(model: PreTrainedModel, temperature: float, ppo: PPO) -> Look:
+def _look(model: PreTrainedModel, temperature: float, ppo: PPO) -> TokenScorer:
     def look(tokens: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         return action_logprobs(model, tokens, rows, columns, temperature, ppo.logprob_chunk_tokens)[0]
 

@@ -76,7 +76,7 @@ def build_samples(
     return samples
 
 
-def fresh(samples: Sequence[Sample], version: int, max_head_offpolicyness: int) -> list[Sample]:
+def within_staleness(samples: Sequence[Sample], version: int, max_head_offpolicyness: int) -> list[Sample]:
     """Those of which no token was sampled more than `max_head_offpolicyness` versions before `version`.
 
     What counts is the version stored with each token, not when anything was started.

@@ -16,11 +16,11 @@ from tasks.train.kl import kl_estimate
 from tasks.train.logprobs import hidden_states, predicting, read_out
 from tasks.train.losses import PolicyLoss, ValueLoss, behaviour_weights, policy_loss, value_loss
 from tasks.train.samples import name_some
-from tasks.train.train_state import Learner
+from tasks.train.train_state import TrainState
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepResult:
     """What the training pass over a micro-batch leaves behind, without gradient. [A] everywhere."""
 
     batch: MicroBatch
@@ -36,7 +36,7 @@ class Outcome:
 class Step:
     """What became of one minibatch."""
 
-    outcomes: list[Outcome]
+    outcomes: list[StepResult]
     grad_norm: float  # of the policy and a value head on it, before clipping
     early_stopped: bool  # the policy was left as it is
 
@@ -52,17 +52,17 @@ class Step:
 
 
 class Stepper:
-    """Takes optimizer steps with a learner.
+    """Takes optimizer steps on a train state.
 
     Args:
-        learner: what is changed.
+        train_state: what is changed.
         ppo: the loss.
         optimizer: learning rate and gradient bound.
         temperature: of the sampled tokens.
     """
 
-    def __init__(self, learner: Learner, ppo: PPO, optimizer: Optimizer, temperature: float) -> None:
-        self._learner, self._ppo, self._knobs, self._temperature = learner, ppo, optimizer, temperature
+    def __init__(self, train_state: TrainState, ppo: PPO, optimizer: Optimizer, temperature: float) -> None:
+        self._train_state, self._ppo, self._knobs, self._temperature = train_state, ppo, optimizer, temperature
 
     def take(self, minibatch: Minibatch) -> Step:
         """One step of the policy, and one of the critic; a value head is left out where the policy is.
@@ -73,7 +73,7 @@ class Stepper:
         Raises:
             ValueError: a loss or gradient is not finite; nothing was changed.
         """
-        learner, critic = self._learner, self._learner.critic
+        train_state, critic = self._train_state, self._train_state.critic
         for adamw in self._adamws():
             adamw.zero_grad(set_to_none=True)
         actions = sum(len(batch.rows) for batch in minibatch)
@@ -84,13 +84,13 @@ class Stepper:
         _refuse_not_finite("value losses", [(o.batch, o.value.loss) for o in outcomes if o.value])
         own = critic.parameters() if critic and critic.own is not None else []
         head = critic.parameters() if critic and critic.own is None else []
-        shared = [*learner.model.parameters(), *head]
+        shared = [*train_state.model.parameters(), *head]
         norm, own_norm = _norm(shared), _norm(own)
         for checked in (own_norm,) if stopped else (norm, own_norm):
             _refuse_not_finite("gradients", [(batch, checked.expand(len(batch.rows))) for batch in minibatch])
-        learner.steps += 1
+        train_state.steps += 1
         if not stopped:
-            self._apply(learner.adamw, shared, norm)
+            self._apply(train_state.adamw, shared, norm)
         if critic and critic.adamw:
             self._apply(critic.adamw, own, own_norm)
         return Step(outcomes, norm.item(), stopped)
@@ -102,30 +102,30 @@ class Stepper:
     def precision(self) -> AbstractContextManager[object]:
         """Autocast, where `ppo.autocast` asks for it."""
         enabled = self._ppo.autocast == "bfloat16"
-        return torch.autocast(self._learner.device.type, torch.bfloat16, enabled=enabled)
+        return torch.autocast(self._train_state.device.type, torch.bfloat16, enabled=enabled)
 
     def _warm(self, step: int) -> float:
         return min(1.0, step / max(1, self._knobs.warmup_steps))
 
     def _adamws(self) -> list[torch.optim.AdamW]:
-        critic = self._learner.critic
-        return [self._learner.adamw, *([critic.adamw] if critic and critic.adamw else [])]
+        critic = self._train_state.critic
+        return [self._train_state.adamw, *([critic.adamw] if critic and critic.adamw else [])]
 
     def _apply(self, adamw: torch.optim.AdamW, parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
         clip_grads_with_norm_(parameters, self._knobs.max_grad_norm, norm)
         for group in adamw.param_groups:
-            group["lr"] = group["full_lr"] * self._warm(self._learner.steps)
+            group["lr"] = group["full_lr"] * self._warm(self._train_state.steps)
         adamw.step()
 
-    def _too_far(self, outcomes: Sequence[Outcome]) -> bool:
+    def _too_far(self, outcomes: Sequence[StepResult]) -> bool:
         """Whether the mean ratio of the minibatch is above `early_stop_imp_ratio`."""
         limit = self._ppo.early_stop_imp_ratio
         return limit is not None and torch.cat([outcome.policy.ratio for outcome in outcomes]).mean().item() > limit
 
-    def _accumulate(self, batch: MicroBatch, actions: int) -> Outcome:
+    def _accumulate(self, batch: MicroBatch, actions: int) -> StepResult:
         """Adds the micro-batch's share of the gradients; `actions` counts the action tokens of the minibatch."""
-        critic = self._learner.critic
-        states = self._states(self._learner.model, batch)
+        critic = self._train_state.critic
+        states = self._states(self._train_state.model, batch)
         logp, entropy = self._read_out(states, batch)
         # None: the weights are those from before the update, so this pass is the proximal one.
         proximal = logp.detach() if batch.proximal is None else batch.proximal
@@ -140,7 +140,7 @@ class Stepper:
         if critic is not None and critic.own is not None:  # after the policy's backward pass, which frees its memory
             of_value = self._value_loss(critic, self._states(critic.own, batch), batch)
             (of_value.loss.sum() / actions).backward()
-        return Outcome(
+        return StepResult(
             batch=batch,
             logp=logp.detach(),
             proximal=proximal,
@@ -157,7 +157,7 @@ class Stepper:
 
     def _read_out(self, states: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Logprobs [A], and entropies [A] with a gradient where there is a bonus for them."""
-        head, bonus = self._learner.model.get_output_embeddings(), self._ppo.entropy_coefficient > 0
+        head, bonus = self._train_state.model.get_output_embeddings(), self._ppo.entropy_coefficient > 0
         targets, chunk = batch.tokens[batch.rows, batch.columns], self._ppo.logprob_chunk_tokens
         return read_out(head, states, targets, self._temperature, chunk, entropy_gradient=bonus)
 

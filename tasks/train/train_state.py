@@ -28,7 +28,7 @@ from tasks.train.reference import Reference
 
 
 @dataclass(slots=True)
-class Learner:
+class TrainState:
     """The policy, its optimizer, and what stands beside them."""
 
     model: PreTrainedModel
@@ -49,10 +49,10 @@ class Learner:
         return self.critic.read(predicting(hidden_states(self.critic.own or self.model, tokens), rows, columns))
 
 
-def load_learner(
+def load_train_state(
     model: Path, state: Path | None, first: Path | None, seed: int, ppo: PPO, optimizer: Optimizer
-) -> Learner:
-    """Reads what `save_learner` wrote.
+) -> TrainState:
+    """Reads what `save_train_state` wrote.
 
     Args:
         model: folder of the policy.
@@ -72,7 +72,7 @@ def load_learner(
     parameters = [(optimizer.lr, list(policy.parameters()))]
     if critic and critic.own is None:
         parameters.append((critic.knobs.lr or optimizer.lr, critic.parameters()))
-    learner = Learner(
+    train_state = TrainState(
         model=policy,
         critic=critic,
         reference=Reference(first or model, ppo) if ppo.kl.kl_ctl else None,
@@ -82,40 +82,42 @@ def load_learner(
         kl_ctl=ppo.kl.kl_ctl,
     )
     if state is not None:
-        _restore(learner, state)
-    return learner
+        _restore(train_state, state)
+    return train_state
 
 
-def save_learner(learner: Learner, model: Path, state: Path) -> None:
+def save_train_state(train_state: TrainState, model: Path, state: Path) -> None:
     """Writes the weights, with their configuration but no tokenizer, into `model` and the rest into `state`."""
-    save_policy(learner.model, model)
-    policy = moments(dict(learner.model.named_parameters()), learner.adamw)
-    save_tensors(state / OPTIMIZER, {**policy, "rng": learner.generator.get_state()})
-    counts: dict[str, object] = {"steps": learner.steps, "kl_ctl": learner.kl_ctl}
-    if critic := learner.critic:
+    save_policy(train_state.model, model)
+    policy = moments(dict(train_state.model.named_parameters()), train_state.adamw)
+    save_tensors(state / OPTIMIZER, {**policy, "rng": train_state.generator.get_state()})
+    counts: dict[str, object] = {"steps": train_state.steps, "kl_ctl": train_state.kl_ctl}
+    if critic := train_state.critic:
         named = dict(critic.named_parameters())
         weights = {f"weight/{name}": parameter.detach().cpu() for name, parameter in named.items()}
-        save_tensors(state / CRITIC, weights | moments(named, critic.adamw or learner.adamw))
+        save_tensors(state / CRITIC, weights | moments(named, critic.adamw or train_state.adamw))
         counts["value_norm"] = critic.norm.sums
-    if learner.reference and learner.reference.moves:
-        save_tensors(state / REFERENCE, _weights(learner.reference.model))
+    if train_state.reference and train_state.reference.moves:
+        save_tensors(state / REFERENCE, _weights(train_state.reference.model))
     write_counts(state, counts)
 
 
-def _restore(learner: Learner, state: Path) -> None:
+def _restore(train_state: TrainState, state: Path) -> None:
     tensors = load_tensors(state / OPTIMIZER)
-    learner.generator.set_state(tensors.pop("rng"))
-    restore_moments(dict(learner.model.named_parameters()), learner.adamw, tensors, state / OPTIMIZER)
+    train_state.generator.set_state(tensors.pop("rng"))
+    restore_moments(dict(train_state.model.named_parameters()), train_state.adamw, tensors, state / OPTIMIZER)
     counts = read_counts(state)
-    learner.steps, learner.kl_ctl = int(counts["steps"]), float(counts["kl_ctl"])
-    if critic := learner.critic:
+    train_state.steps, train_state.kl_ctl = int(counts["steps"]), float(counts["kl_ctl"])
+    if critic := train_state.critic:
         tensors, named = load_tensors(state / CRITIC), dict(critic.named_parameters())
         weights = {name: tensors.pop(f"weight/{name}", None) for name in named}
         _overwrite(named, weights, state / CRITIC)
-        restore_moments(named, critic.adamw or learner.adamw, tensors, state / CRITIC)
+        restore_moments(named, critic.adamw or train_state.adamw, tensors, state / CRITIC)
         critic.norm.sums = [float(value) for value in counts["value_norm"]]
-    if learner.reference and learner.reference.moves:
-        _overwrite(dict(learner.reference.model.named_parameters()), load_tensors(state / REFERENCE), state / REFERENCE)
+    if train_state.reference and train_state.reference.moves:
+        _overwrite(
+            dict(train_state.reference.model.named_parameters()), load_tensors(state / REFERENCE), state / REFERENCE
+        )
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:

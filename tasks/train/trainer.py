@@ -11,15 +11,15 @@ from configs.schema import PPO, Optimizer, Reward
 from storage.records import Score, Trajectory
 from storage.versions.checkpoints import Canary
 from tasks.train.batches import Columns, draw_minibatches, make_minibatch
-from tasks.train.drift import drift
-from tasks.train.kl import adapted
+from tasks.train.kl import adapt_kl_coefficient
+from tasks.train.mean_kl import mean_kl
 from tasks.train.metrics import sample_metrics, step_metrics
 from tasks.train.optimizer_state import median_sqrt_v
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.prepare import Draws, Preparation
-from tasks.train.samples import Sample, build_samples, fresh, known
+from tasks.train.samples import Sample, build_samples, known, within_staleness
 from tasks.train.step import Step, Stepper
-from tasks.train.train_state import Learner, load_learner, save_learner
+from tasks.train.train_state import TrainState, load_train_state, save_train_state
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Trainer:
     ) -> None:
         self._ppo, self._knobs, self._reward, self._temperature = ppo, optimizer, reward, temperature
         self._oldest = max_head_offpolicyness
-        self._loaded: Learner | None = None
+        self._loaded: TrainState | None = None
         self.holds: str | None = None
         """The committed version whose weights are loaded; the caller names it, an update makes it None."""
 
@@ -85,11 +85,11 @@ class Trainer:
             ValueError: a folder is not what it should be.
         """
         torch.set_num_threads(self._ppo.threads)
-        self._loaded = load_learner(model, state, first, seed, self._ppo, self._knobs)
+        self._loaded = load_train_state(model, state, first, seed, self._ppo, self._knobs)
 
     def save(self, model: Path, state: Path) -> None:
         """Writes the weights, with their configuration but no tokenizer, into `model` and the rest into `state`."""
-        save_learner(self._learner, model, state)
+        save_train_state(self._train_state, model, state)
 
     def canary(self) -> Canary:
         """The canary of the present weights, at temperature 1.
@@ -97,7 +97,7 @@ class Trainer:
         Not in the precision of training but in float32, like that of version 0: between canaries of two precisions
         rounding would look like an update.
         """
-        return make_canary(self._learner.model, self._ppo.logprob_chunk_tokens)
+        return make_canary(self._train_state.model, self._ppo.logprob_chunk_tokens)
 
     def update(
         self,
@@ -130,12 +130,13 @@ class Trainer:
                 say(f"{number} trajectories left out: {_WHY[reason]}")
         if not samples:
             return dict.fromkeys(NO_UPDATE, 0.0) | _counted(left_out)
-        learner, start = self._learner, time.perf_counter()
+        train_state, start = self._train_state, time.perf_counter()
         draws = [
-            draw_minibatches(samples, self._ppo.ppo_n_minibatches, learner.generator) for _ in range(self._ppo.epochs)
+            draw_minibatches(samples, self._ppo.ppo_n_minibatches, train_state.generator)
+            for _ in range(self._ppo.epochs)
         ]
         stepper = self._stepper
-        prepared = Preparation(learner, self._ppo, self._temperature, stepper.precision()).prepare(samples, draws)
+        prepared = Preparation(train_state, self._ppo, self._temperature, stepper.precision()).prepare(samples, draws)
         for line in prepared.done:
             say(line)
         middle = time.perf_counter()
@@ -146,7 +147,7 @@ class Trainer:
         metrics = sample_metrics(samples, version) | step_metrics(steps, self._ppo) | prepared.metrics
         return metrics | {
             **_counted(left_out),
-            "optimizer/lr": stepper.learning_rate(learner.steps),
+            "optimizer/lr": stepper.learning_rate(train_state.steps),
             "optimizer/median_sqrt_v": root,
             "tokens/per_second": sum(step.tokens for step in steps) / seconds,
             "seconds/prepare": middle - start,
@@ -162,17 +163,17 @@ class Trainer:
         if not samples:
             return None
         model, ppo = load_policy(other, self._ppo), self._ppo
-        return drift(self._learner.model, model, samples, ppo, self._temperature, self._stepper.precision())
+        return mean_kl(self._train_state.model, model, samples, ppo, self._temperature, self._stepper.precision())
 
     @property
-    def _learner(self) -> Learner:
+    def _train_state(self) -> TrainState:
         if self._loaded is None:
             raise ValueError("the trainer holds no policy yet: call load first")
         return self._loaded
 
     @property
     def _stepper(self) -> Stepper:
-        return Stepper(self._learner, self._ppo, self._knobs, self._temperature)
+        return Stepper(self._train_state, self._ppo, self._knobs, self._temperature)
 
     def _samples(
         self, trajectories: Sequence[Trajectory], scores: Iterable[Score], version: int
@@ -182,7 +183,7 @@ class Trainer:
         Nothing where the options left nothing, which is no error: a policy may have become too good for its filter.
         """
         found = build_samples(trajectories, scores, self._reward, mask_truncated=self._ppo.mask_truncated)
-        recent = found if self._oldest is None else fresh(found, version, self._oldest)
+        recent = found if self._oldest is None else within_staleness(found, version, self._oldest)
         samples = recent if self._ppo.critic else known(recent)
         left_out = {"too_old": len(found) - len(recent), "unknown_return": len(recent) - len(samples)}
         if not any(sample.in_loss.any() for sample in samples):
@@ -220,7 +221,7 @@ class Trainer:
         steps: list[Step] = []
         stepper, total = self._stepper, sum(map(len, draws))
         for indices in (indices for minibatches in draws for indices in minibatches):
-            budget, device = self._ppo.micro_batch_tokens, self._learner.device
+            budget, device = self._ppo.micro_batch_tokens, self._train_state.device
             minibatch = make_minibatch(samples, columns, indices, budget, device)
             if not minibatch:
                 continue  # all of its turns were cut by the token limit, and are masked
@@ -232,8 +233,8 @@ class Trainer:
 
     def _look_at_steps(self) -> float:
         """The median of AdamW's sqrt(v), with an alarm where eps rather than the gradients decides the steps."""
-        median, eps = median_sqrt_v(self._learner.adamw), self._knobs.eps
-        if self._learner.adamw.state and median < eps:
+        median, eps = median_sqrt_v(self._train_state.adamw), self._knobs.eps
+        if self._train_state.adamw.state and median < eps:
             logger.warning(
                 "ALARM: optimizer.eps=%g is above the median of AdamW's sqrt(v), %.2g: it shortens the steps of most "
                 "parameters to less than half. Set optimizer.eps=1e-8",
@@ -244,11 +245,13 @@ class Trainer:
 
     def _follow(self, trajectory_kl: float | None, trajectories: int) -> None:
         """What moves once an update: an adaptive KL coefficient and an averaged reference policy."""
-        learner, kl = self._learner, self._ppo.kl
+        train_state, kl = self._train_state, self._ppo.kl
         if kl.adaptive and trajectory_kl is not None:
-            learner.kl_ctl = adapted(learner.kl_ctl, trajectory_kl, trajectories, kl.target, kl.horizon)
-        if learner.reference:
-            learner.reference.follow(learner.model)
+            train_state.kl_ctl = adapt_kl_coefficient(
+                train_state.kl_ctl, trajectory_kl, trajectories, kl.target, kl.horizon
+            )
+        if train_state.reference:
+            train_state.reference.follow(train_state.model)
 
 
 def _counted(left_out: Mapping[str, int]) -> dict[str, float]:

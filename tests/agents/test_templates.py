@@ -16,7 +16,7 @@ from storage.records import TRAJECTORY_SCHEMA, Trajectory, to_table
 from storage.versions import datasets
 from storage.versions.drafts import Draft, Provenance
 from tasks.agents.chat import Chat
-from tasks.agents.interface import Prompt
+from tasks.agents.interface import EpisodeSpec
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK, MathMultiTurnAgent
 from tasks.agents.template import Message
 from tasks.environments.interface import Environment
@@ -480,7 +480,7 @@ class Rejecting(MathMultiTurnAgent):
 
     async def collect_trajectory(
         self,
-        prompt: Prompt,
+        prompt: EpisodeSpec,
         env: Environment,
         obs_queue: "asyncio.Queue[Observation]",
         act_queue: "asyncio.Queue[BundledGenerationOutputs]",

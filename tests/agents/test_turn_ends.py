@@ -23,7 +23,7 @@ from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import GenerationConfig
 from tasks.inference.engine import Engine
 from tasks.rollout.collector import Collector
-from tasks.rollout.plan import Plan
+from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.play import load_chat
 from tasks.score.verifier import Verifier
 from tasks.warm_start.tokenizer import CHAT_TEMPLATE, END_OF_TEXT, IM_END
@@ -72,7 +72,7 @@ def play(
 ) -> list[Trajectory]:
     """Four problems, two turns at most."""
     chat, played = load_chat(policy), list[Trajectory]()
-    plan = Plan("foreign/000000", load("smoke"), 0, policy, "problems/x", gconfig, group_size=1)
+    plan = RolloutPlan("foreign/000000", load("smoke"), 0, policy, "problems/x", gconfig, group_size=1)
     arguments = {} if ":" in agent else {"num_turns": 2}
     player = AGENTS.make(agent, AgentContext(chat, gconfig, 128), arguments)
 

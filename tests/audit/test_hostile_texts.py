@@ -11,7 +11,7 @@ from storage.objects.store import Store
 from storage.versions import aliases
 from storage.versions.drafts import Draft, Provenance
 from storage.visible import printable
-from tasks.evaluate import report as evaluation
+from tasks.evaluate import summary as evaluation
 from tests.support.paths import ROOT
 
 EVIL = "\x1b[2J\r\x07\u202e\u200b\x9b"

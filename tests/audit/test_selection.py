@@ -17,7 +17,7 @@ from storage.versions import datasets
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft, Provenance
 from tasks.inference.engine import Engine
-from tasks.rollout.plan import Plan, spares
+from tasks.rollout.plan import RolloutPlan, spares
 from tasks.rollout.play import play
 from tasks.rollout.selection import select, success_rate
 from tasks.score.verifier import Verifier
@@ -88,7 +88,7 @@ def play_all(
     """The metrics and rows of a rollout of 2 problems with the rest to spare."""
     config = load("smoke", [f"rollout={json.dumps({'group_size': 3, **settings})}"])
     every = [Problem(f"{i}+1", f"What is {i} + 1?", [str(i + 1)]) for i in range(problems)]
-    plan = Plan("r/000000", config, 0, policy, "problems/x", GCONFIG, 3, selecting=True)
+    plan = RolloutPlan("r/000000", config, 0, policy, "problems/x", GCONFIG, 3, selecting=True)
     engine.serve(policy)
     with Draft(store, "runs/r/trajectories/000000", "trajectories") as draft:
         metrics = play(plan, every[:2], engine, verifier, draft, lambda _: None, every[2:])

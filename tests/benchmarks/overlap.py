@@ -49,7 +49,7 @@ def _run(lab: Lab, name: str, seconds: float, overlap: bool, iterations: int = I
     overrides += ["policy.warm_start=null", f"policy.path={lab.store.uri(lab.policy.version)}"]
     overrides += [f"run.overlap={str(overlap).lower()}", f"rollout.max_head_offpolicyness={int(overlap)}"]
     lab.run_module("overlap", str(seconds), *lab.overrides, *overrides)
-    entries, folder = catalog.everything(lab.store), f"runs/{name}/evaluations/000000/"
+    entries, folder = catalog.read_all(lab.store), f"runs/{name}/evaluations/000000/"
     first = next(entry.version for entry in entries if entry.kind == "scores" and entry.version.startswith(folder))
     last = layout.checkpoint(name, iterations)
     begin, end = (manifests.read(lab.store, version).created_at for version in (first, last))

@@ -15,7 +15,7 @@ from tests.benchmarks.result import Row, spread
 
 if TYPE_CHECKING:
     from tasks.inference.engine import Engine
-    from tasks.rollout.plan import Plan
+    from tasks.rollout.plan import RolloutPlan
     from tasks.score.verifier import Verifier
 
 GOAL = 0.85
@@ -62,16 +62,18 @@ def _row(pairs: list[tuple[_Measured, _Measured]], judged: float) -> Row:
     return Row("rollout stage / bare requests", spread(ratios, "{:.2f}".format), f"{GOAL} or more", met, detail)
 
 
-def _plan(lab: Lab, config: Config, iteration: int) -> "Plan":
+def _plan(lab: Lab, config: Config, iteration: int) -> "RolloutPlan":
     from tasks.inference.api import GenerationConfig
-    from tasks.rollout.plan import Plan
+    from tasks.rollout.plan import RolloutPlan
 
     sampling = config.sampling
     gconfig = GenerationConfig(1, sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_new_tokens)
-    return Plan(f"rollout/{iteration:06d}", config, iteration, lab.policy, "", gconfig, config.rollout.group_size)
+    return RolloutPlan(
+        f"rollout/{iteration:06d}", config, iteration, lab.policy, "", gconfig, config.rollout.group_size
+    )
 
 
-def _stage(lab: Lab, plan: "Plan", engine: "Engine", verifier: "Verifier") -> tuple[_Measured, list[Request]]:
+def _stage(lab: Lab, plan: "RolloutPlan", engine: "Engine", verifier: "Verifier") -> tuple[_Measured, list[Request]]:
     """Plays the plan's iteration; also the requests that went to the server, for the other side."""
     from tasks.inference.client import Client
     from tasks.problems import load_problems

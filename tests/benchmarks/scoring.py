@@ -101,12 +101,12 @@ def _row(
 def _measure(verifier: "Verifier", pairs: list[Pair]) -> _Measured:
     sent = verifier.sent
     start = time.perf_counter()
-    verdicts = verifier.judge(pairs)
+    verdicts = verifier.grade(pairs)
     ours = time.perf_counter() - start
     distinct = verifier.sent - sent
     assert distinct == len({(answer, *solutions) for answer, solutions in pairs}), "the cache was not empty"
     start = time.perf_counter()
-    verifier.judge(pairs)
+    verifier.grade(pairs)
     again = time.perf_counter() - start
     start = time.perf_counter()
     expected = _one_by_one(pairs)

@@ -226,7 +226,7 @@ def test_more_fields_in_aliases_leases_and_the_catalog_are_let_be(store: Store) 
         assert newest
         Log(store, log).put(newest[0] + 1, newest[1] | {"moon": 1})
     assert [each.version for each in aliases.history(store, "champion")] == [move.version, move.version]
-    assert [entry.version for entry in catalog.everything(store)] == ["problems/0a", "champion", "champion"]
+    assert [entry.version for entry in catalog.read_all(store)] == ["problems/0a", "champion", "champion"]
     with Lease(store, "smoke"):
         pass
     entry = Log(store, layout.lease("smoke")).read(0)

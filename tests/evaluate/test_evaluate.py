@@ -156,7 +156,7 @@ def test_anybody_may_evaluate_a_policy_of_a_run_in_progress(
     math_mt_ppo("smoke", [*overrides, "run.iterations=1"])
     assert len(others) == 1
     store = Store(f"{tmp_path}/var")
-    entries = [entry.version for entry in catalog.everything(store) if entry.kind == "evaluation"]
+    entries = [entry.version for entry in catalog.read_all(store) if entry.kind == "evaluation"]
     (first,) = {version for version in entries if "/evaluations/000000/" in version}
     assert entries.count(first) == 2
     assert verify(store, [layout.checkpoint("smoke", 1), first], deep=True).findings == []

@@ -23,7 +23,6 @@ from tasks.evaluate.comparison import compare
 from tasks.evaluate.history import Evaluation, History, read_history
 from tasks.evaluate.outcomes import Outcome, join, read_outcomes, summarise
 from tasks.evaluate.protocol import greedy
-from tasks.evaluate.report import accuracy_rows, comparison_rows, evaluation_rows, summary, table
 from tasks.evaluate.statistics import (
     Estimate,
     mcnemar,
@@ -35,6 +34,7 @@ from tasks.evaluate.statistics import (
     proportion,
     sign_flip,
 )
+from tasks.evaluate.summary import accuracy_rows, comparison_rows, evaluation_rows, summary, table
 from tests.support.chain_helpers import FIRST, PROBLEMS, ROWS, SECOND, VERDICTS, commit_chain, commit_rows
 from tests.support.train_helpers import make_scores, make_trajectory
 

@@ -29,7 +29,7 @@ class CoinFlips:
     def judge(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> "list[Verdict]":
         return [self._verdict(solutions) for _, solutions in pairs]
 
-    async def judge_async(self, answer: str, solutions: Sequence[str]) -> "Verdict":
+    async def grade_async(self, answer: str, solutions: Sequence[str]) -> "Verdict":
         return self._verdict(solutions)
 
     def _verdict(self, solutions: Sequence[str]) -> "Verdict":

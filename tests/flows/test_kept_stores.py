@@ -14,7 +14,7 @@ from flows.retrain import retrain
 from storage import layout
 from storage.logs import catalog
 from storage.logs.nights import Nights
-from storage.maintenance.check_logs import survey
+from storage.maintenance.check_logs import check_logs
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.versions import aliases, checkpoints, manifests
@@ -46,7 +46,7 @@ class Kept:
     @property
     def faults(self) -> list[object]:
         """Of all versions and logs, however deep one looks."""
-        found = survey(self.store)
+        found = check_logs(self.store)
         return [*found.findings, *verify(self.store, found.versions, deep=True).findings]
 
 
@@ -95,7 +95,7 @@ def upgraded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_it_is_whole(kept: Kept) -> None:
     """Every page, row and weight, every log, and the audit that was made of it."""
     assert kept.faults == []
-    (audit,) = {entry.version for entry in catalog.everything(kept.store) if entry.kind == "audit"}
+    (audit,) = {entry.version for entry in catalog.read_all(kept.store) if entry.kind == "audit"}
     result, _ = read_audit(kept.store, audit, kept.folder / "cache")
     assert result.checks
     assert [move.version for move in aliases.history(kept.store, "champion")] == [

@@ -231,7 +231,7 @@ def test_killed_before_the_last_alias(overrides: list[str], tmp_path: Path, envi
     assert not list(scratch.glob("*"))
     assert aliases.current(witness.store, "smoke/latest") is None
     assert witness.run(None) == 0
-    assert aliases.resolve(witness.store, "smoke/latest") == layout.checkpoint("smoke", 1)
+    assert aliases.resolve_version(witness.store, "smoke/latest") == layout.checkpoint("smoke", 1)
 
 
 def contents(path: Path) -> bytes:

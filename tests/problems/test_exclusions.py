@@ -14,7 +14,7 @@ from storage import layout
 from storage.errors import StorageError
 from storage.logs import catalog
 from storage.maintenance import gc as garbage
-from storage.maintenance.check_logs import survey
+from storage.maintenance.check_logs import check_logs
 from storage.maintenance.retention import KINDS, Rules
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
@@ -33,8 +33,8 @@ from tasks.problems.exclusions import (
 )
 from tasks.provenance.answers import Unknown
 from tasks.provenance.proposals import propose_ids, propose_problem
-from tasks.provenance.questions import seen_by, trained_on
-from tasks.run.opening import hold
+from tasks.provenance.questions import trained_on, training_data
+from tasks.run.opening import open_leased
 from tests.support.chain_helpers import rewrite_shard
 from tests.support.provenance_helpers import ONE, OTHER, TWO, Call, Place, Played, caller, two_runs
 from tests.support.train_helpers import make_trainer, random_rows, save_tiny, weights
@@ -168,7 +168,7 @@ def test_questions_know_what_an_update_left_out(family: Place, tmp_path: Path) -
     assert uses == {layout.checkpoint("d", 1): 0, layout.checkpoint("e", 1): 1}
     uses = {use.checkpoint: use.trained for use in trained_on(family.store, "2", tmp_path, run="d").uses}
     assert uses == {layout.checkpoint("d", 1): 2, layout.checkpoint("d", 2): 1, layout.checkpoint("e", 1): 1}
-    seen = seen_by(family.store, layout.checkpoint("d", 2), tmp_path)
+    seen = training_data(family.store, layout.checkpoint("d", 2), tmp_path)
     assert {each.prompt: each.trained for each in seen.problems} == {ONE.prompt: 0, TWO.prompt: 3}
     family.collect(one)  # nobody does; by hand
     answer = trained_on(family.store, key(ONE), tmp_path / "anew", run="d")
@@ -192,8 +192,8 @@ def test_gc_leaves_exclusions_alone(store: Store, tmp_path: Path) -> None:
     assert [found.path for plan in plans if plan.run is None for found in plan.leftovers] == [dead]
     assert verify(store, [version], ancestors=False).findings == []
     assert read_exclusions(store, [version], tmp_path).problems == frozenset([key(TWO)])
-    assert [entry.version for entry in catalog.everything(family.store) if entry.kind == "exclusions"] == [version]
-    listed = survey(store)
+    assert [entry.version for entry in catalog.read_all(family.store) if entry.kind == "exclusions"] == [version]
+    listed = check_logs(store)
     assert version in listed.versions
     assert listed.findings == []
 
@@ -211,7 +211,7 @@ def test_what_are_no_exclusions_is_refused_before_anything_begins(store: Store, 
     remedy = r"ls --kind exclusions` lists those there are, `python -m tasks.provenance .* exclude` makes one"
     root = [f"storage.root={store.root}", f"storage.cache={tmp_path}/cache"]
     config = load("smoke", [*root, "problems.exclusions=[exclusions/ab12]"])
-    with pytest.raises(StorageError, match=f"exclusions/ab12 was never committed.*{remedy}"), hold(config):
+    with pytest.raises(StorageError, match=f"exclusions/ab12 was never committed.*{remedy}"), open_leased(config):
         pytest.fail("it began")
     assert list(store.walk()) == []
     version = Place(store, tmp_path / "model").problems(ONE)
@@ -294,6 +294,6 @@ def test_a_run_goes_on_without_what_was_excluded(tmp_path: Path, monkeypatch: py
     assert drawn == {row.problem_id for row in rows} - {unwanted}
     answer = trained_on(store, unwanted, tmp_path)
     assert [(use.how, use.episodes, use.trained) for use in answer.uses] == [("warm start", 0, 0), ("update", 4, 0)]
-    seen = seen_by(store, "smoke/latest", tmp_path)
+    seen = training_data(store, "smoke/latest", tmp_path)
     assert seen.trained == first.metrics["trajectories"] + second.metrics["trajectories"]
     assert seen.tokens == first.metrics["tokens/action"] + second.metrics["tokens/action"]

@@ -15,9 +15,9 @@ from storage.records import Problem, Status
 from storage.versions import aliases, manifests
 from tasks.audit.__main__ import COMMANDS
 from tasks.problems.difference import key
-from tasks.provenance.answers import First, Unknown
-from tasks.provenance.questions import affected, seen_by, trained_on
-from tasks.train.samples import build_samples, fresh
+from tasks.provenance.answers import FirstTrained, Unknown
+from tasks.provenance.questions import affected, trained_on, training_data
+from tasks.train.samples import build_samples, within_staleness
 from tests.support.provenance_helpers import ONE, OTHER, TWO, Call, Place, Played, caller, two_runs
 from tests.support.train_helpers import make_scores, make_trajectory
 
@@ -51,8 +51,8 @@ def test_checkpoints_that_were_trained_on_a_problem(family: Place, tmp_path: Pat
         (A[3], 2, 1, 0),
     ]
     assert answer.first == [
-        First("a", A[2], checkpoints=2, clean=A[1]),
-        First("c", layout.checkpoint("c", 0), checkpoints=1, clean=""),
+        FirstTrained("a", A[2], checkpoints=2, clean=A[1]),
+        FirstTrained("c", layout.checkpoint("c", 0), checkpoints=1, clean=""),
     ]
     assert (answer.doubtful, answer.unknown) == ([], [])
 
@@ -128,7 +128,7 @@ def test_what_entered_is_what_training_takes(place: Place, tmp_path: Path) -> No
         config = {"rollout": {"max_head_offpolicyness": lag}}
         place.checkpoint(layout.checkpoint(f"lag{lag}", 4), [data_set], config)
     found = [(use.run, use.episodes, use.trained) for use in trained_on(place.store, "1", tmp_path).uses]
-    assert found == [(f"lag{lag}", len(cases), len(fresh(samples, 3, lag))) for lag in range(5)]
+    assert found == [(f"lag{lag}", len(cases), len(within_staleness(samples, 3, lag))) for lag in range(5)]
     assert found[0][2] == 4
     assert found[4][2] == 16
 
@@ -166,10 +166,10 @@ def test_a_warm_start_is_training_too(place: Place, tmp_path: Path) -> None:
     (use,) = trained_on(place.store, "mine", tmp_path).uses
     assert (use.checkpoint, use.how, use.counts) == (layout.checkpoint("w", 0), "warm start", True)
     assert trained_on(place.store, "wrong", tmp_path).uses == []
-    assert seen_by(place.store, layout.checkpoint("w", 0), tmp_path).began == [
+    assert training_data(place.store, layout.checkpoint("w", 0), tmp_path).began == [
         f"{layout.checkpoint('w', 0)}: warm start"
     ]
-    assert seen_by(place.store, layout.checkpoint("x", 0), tmp_path).began == [
+    assert training_data(place.store, layout.checkpoint("x", 0), tmp_path).began == [
         f"{layout.checkpoint('x', 0)}: elsewhere"
     ]
 
@@ -183,7 +183,7 @@ def test_what_gc_took_is_unknown(family: Place, tmp_path: Path) -> None:
     assert answer.doubtful == [A[2], A[3], layout.checkpoint("c", 0)]
     assert answer.first == []
     assert trained_on(family.store, key(OTHER), tmp_path).unknown == []
-    seen = seen_by(family.store, A[3], tmp_path)
+    seen = training_data(family.store, A[3], tmp_path)
     assert [each.version for each in seen.unknown] == [gone]
     assert (seen.updates, seen.trajectories) == (3, 4)
 
@@ -224,21 +224,21 @@ def test_damage_is_told_and_passed_over(
 def test_what_a_checkpoint_saw(family: Place, tmp_path: Path) -> None:
     """Over all runs that it goes back to: by problem, newest first, and in all."""
     aliases.move(family.store, "mine", layout.checkpoint("b", 1), None)
-    seen = seen_by(family.store, "mine", tmp_path)
+    seen = training_data(family.store, "mine", tmp_path)
     assert seen.lineage == [layout.checkpoint("b", 1), layout.checkpoint("b", 0), A[1], A[0]]
     assert (seen.updates, seen.trajectories, seen.trained, seen.tokens) == (2, 4, 4, 2 + 4 + 2 + 2)
     assert seen.problem_sets == sorted([family.problems(ONE, TWO), family.problems(OTHER)])
     rows = [(each.prompt, each.episodes, each.updates, each.first, each.any_turn) for each in seen.problems]
     assert rows == [(OTHER.prompt, 2, 1, "b/000000", 0.5), (TWO.prompt, 2, 1, "a/000000", 0.5)]
-    assert seen == seen_by(family.store, family.store.uri(layout.checkpoint("b", 1)), tmp_path)
+    assert seen == training_data(family.store, family.store.uri(layout.checkpoint("b", 1)), tmp_path)
 
-    seen = seen_by(family.store, layout.checkpoint("c", 0), tmp_path)
+    seen = training_data(family.store, layout.checkpoint("c", 0), tmp_path)
     two, one = sorted(seen.problems, key=lambda each: each.prompt, reverse=True)
     assert (two.episodes, two.trained, two.updates, two.first, two.last) == (4, 4, 3, "a/000000", "a/000002")
     assert (one.episodes, one.trained, one.updates, one.first, one.last) == (4, 3, 1, "a/000001", "a/000002")
     assert (one.first_turn, one.any_turn) == (0.5, 0.75)
     with pytest.raises(StorageError, match="is a trajectories version: ask what a checkpoint saw"):
-        seen_by(family.store, layout.trajectories("a", 0), tmp_path)
+        training_data(family.store, layout.trajectories("a", 0), tmp_path)
 
 
 def test_what_falls_with_a_gold_answer(family: Place, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from configs.schema import Gate
 from tasks.evaluate.comparison import compare
 from tasks.evaluate.outcomes import Outcome
-from tasks.retrain.gate import Check, Decision, Evidence, decide
+from tasks.retrain.gate import Decision, GateCheck, GateEvidence, decide
 
 CLIMBING = [0.3, 0.4, 0.5, 0.5, 0.6, 0.7]
 
@@ -32,12 +32,12 @@ def evidence(
     after: list[Outcome],
     guarded: tuple[list[Outcome], list[Outcome]] | None = None,
     **others: Any,
-) -> Evidence:
+) -> GateEvidence:
     comparisons = {"held-out": compare(before, after)}
     if guarded:
         comparisons["guarded"] = compare(*guarded)
     values: dict[str, Any] = {"failed_verdicts": 0.0, "kl": 0.1, "training": CLIMBING} | others
-    return Evidence(comparisons, **values)
+    return GateEvidence(comparisons, **values)
 
 
 def failed(decision: Decision) -> list[tuple[str, str]]:
@@ -124,7 +124,7 @@ def test_a_small_guarded_set_is_told() -> None:
     ],
     ids=["verifier", "KL", "length", "truncated", "hacking"],
 )
-def test_each_alarm_rejects(found: Evidence, subject: str) -> None:
+def test_each_alarm_rejects(found: GateEvidence, subject: str) -> None:
     """One alarm is enough; it alone says nothing against the problems, which may be tried again."""
     decision = decide(found, Gate())
     assert ("alarm", subject) in failed(decision)
@@ -165,7 +165,7 @@ def test_decisions_are_plain_data() -> None:
     """They go into a manifest."""
     decision = decide(evidence(right(80), right(110)), Gate())
     assert decision.as_dict()["checks"][0]["kind"] == "better"
-    assert isinstance(decision.checks[0], Check)
+    assert isinstance(decision.checks[0], GateCheck)
 
 
 def test_a_tiny_set_guards_nothing_and_says_so() -> None:

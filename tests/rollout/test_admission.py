@@ -12,7 +12,7 @@ import pytest
 
 from storage.records import HIGHEST_LOGPROB, TRAJECTORY_SCHEMA, Problem, Trajectory, to_table
 from tasks.agents.chat import Chat
-from tasks.agents.interface import AgentContext, Prompt
+from tasks.agents.interface import AgentContext, EpisodeSpec
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.inference.api import Completion
 from tasks.score.verifier import Verifier
@@ -36,7 +36,7 @@ class Returns(MathMultiTurnAgent):
         super().__init__(context, num_turns=2)
         self._change = change
 
-    async def collect_trajectory(self, prompt: Prompt, *others: Any) -> Any:
+    async def collect_trajectory(self, prompt: EpisodeSpec, *others: Any) -> Any:
         (played,) = await super().collect_trajectory(prompt, *others)
         return self._change(played)
 
@@ -173,7 +173,7 @@ def test_agents_cannot_change_what_is_kept_of_a_failed_episode(chat: Chat, verif
     """They hold the same lists as the engine's answer."""
 
     class Spoils(MathMultiTurnAgent):
-        async def collect_trajectory(self, prompt: Prompt, env: Any, obs_queue: Any, act_queue: Any) -> Any:
+        async def collect_trajectory(self, prompt: EpisodeSpec, env: Any, obs_queue: Any, act_queue: Any) -> Any:
             ids = self.context.chat.prompt([{"role": "user", "content": "1"}])
             await obs_queue.put((prompt.qid, ids, self.context.gconfig))
             outputs = await act_queue.get()

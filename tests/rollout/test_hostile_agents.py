@@ -21,7 +21,7 @@ import pytest
 from configs.schema import Rollout
 from storage.records import Problem, Trajectory
 from tasks.agents.chat import Chat
-from tasks.agents.interface import Prompt
+from tasks.agents.interface import EpisodeSpec
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.environments.interface import Environment, EnvironmentContext
 from tasks.environments.math_verify import MathVerifyEnvironment
@@ -35,7 +35,7 @@ from tests.support.rollout_helpers import GCONFIG, ScriptedEngine, context, play
 
 HERE = f"{Path(__file__).parent}/"
 Queue = asyncio.Queue[Any]
-Act = Callable[[Prompt, Environment, Queue, Queue], Awaitable[Any]]
+Act = Callable[[EpisodeSpec, Environment, Queue, Queue], Awaitable[Any]]
 PROBLEMS = [Problem("1+2", "What is 1 + 2?", ["3"]), Problem("2+1", "What is 2 + 1?", ["3"])]
 
 
@@ -53,7 +53,7 @@ class OneOfThemIs:
         self._inner, self._act = MathMultiTurnAgent(context(chat), num_turns=2), act
 
     async def collect_trajectory(
-        self, prompt: Prompt, env: Environment, obs_queue: Queue, act_queue: Queue
+        self, prompt: EpisodeSpec, env: Environment, obs_queue: Queue, act_queue: Queue
     ) -> list[Trajectory]:
         if prompt.record.sample == 1:
             found: list[Trajectory] = await self._act(prompt, env, obs_queue, act_queue)
@@ -94,7 +94,7 @@ async def raise_(error: BaseException) -> None:
 def test_what_an_agent_changes_in_its_prompt_changes_nothing_else(chat: Chat, verifier: Verifier) -> None:
     """Gold answers above all: they are what its answers are judged by, and those of the group."""
 
-    async def act(prompt: Prompt, env: Environment, obs_queue: Queue, act_queue: Queue) -> list[Trajectory]:
+    async def act(prompt: EpisodeSpec, env: Environment, obs_queue: Queue, act_queue: Queue) -> list[Trajectory]:
         inner = MathMultiTurnAgent(context(chat), num_turns=2)
         (trajectory,) = await inner.collect_trajectory(prompt, env, obs_queue, act_queue)
         prompt.problem.solutions[:] = prompt.record.solutions[:] = ["4"]
@@ -216,7 +216,7 @@ def test_garbage_on_the_queue_never_reaches_the_engine(chat: Chat, verifier: Ver
     """There it would be refused, which ends the rollout; nor do the others of the group wait for its answer."""
     observation, says = OBSERVATIONS[name]
 
-    async def ask(_: Prompt, env: Environment, obs_queue: Queue, act_queue: Queue) -> Any:
+    async def ask(_: EpisodeSpec, env: Environment, obs_queue: Queue, act_queue: Queue) -> Any:
         await obs_queue.put(observation)
         return await act_queue.get()
 
@@ -237,7 +237,7 @@ def test_parameters_that_vllm_refuses_are_no_gconfig(knob: str, value: Any) -> N
 def test_an_agent_that_takes_no_answers_is_stopped(chat: Chat, verifier: Verifier) -> None:
     """Endless observations neither fill the memory nor hold up the loop."""
 
-    async def flood(prompt: Prompt, env: Environment, obs_queue: Queue, act_queue: Queue) -> Any:
+    async def flood(prompt: EpisodeSpec, env: Environment, obs_queue: Queue, act_queue: Queue) -> Any:
         while True:
             await obs_queue.put((prompt.qid, PROMPT, GCONFIG))
 
@@ -295,7 +295,7 @@ async def matches(*_: object) -> None:
 
 def within_deadlines(chat: Chat, verifier: Verifier, act: Act) -> str:
     """`reason_of_the_one` with a deadline that gives the others the time that they need on this machine."""
-    verifier.judge([("1", ["1"])])  # its workers have started
+    verifier.grade([("1", ["1"])])  # its workers have started
     deadline_s = 1.0
     while True:
         try:
@@ -320,7 +320,7 @@ def test_an_agent_that_cleans_up_for_long_finishes(
     monkeypatch.setattr(conversation, "FAREWELL_S", 0.1)
     cleaned = []
 
-    async def cleans_up(prompt: Prompt, *_: object) -> None:
+    async def cleans_up(prompt: EpisodeSpec, *_: object) -> None:
         try:
             await asyncio.Event().wait()
         finally:
@@ -338,13 +338,13 @@ def test_what_never_ends_ends_at_its_deadline(chat: Chat, verifier: Verifier, ac
     reason = within_deadlines(chat, verifier, act)
     assert "deadline" in reason
     if act in (sleeps, computes, matches):
-        assert re.search(rf"HeldUpError: .* test_hostile_agents.py:\d+ in {act.__name__}", reason.replace(HERE, " "))
+        assert re.search(rf"StalledError: .* test_hostile_agents.py:\d+ in {act.__name__}", reason.replace(HERE, " "))
 
 
 def test_a_thread_is_watched_too(chat: Chat, verifier: Verifier) -> None:
     """As with `run.overlap`: no signal arrives there, but an exception does."""
     with ThreadPoolExecutor(1) as pool:
-        assert "HeldUpError" in pool.submit(within_deadlines, chat, verifier, computes).result()
+        assert "StalledError" in pool.submit(within_deadlines, chat, verifier, computes).result()
 
 
 def test_a_blocked_loop_is_not_counted_against_others() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from configs.schema import Rollout
 from storage.records import Problem, Trajectory
 from tasks.agents.chat import Chat
-from tasks.agents.interface import AgentContext, Prompt
+from tasks.agents.interface import AgentContext, EpisodeSpec
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.agents.math_single_step import MathSingleStepAgent
 from tasks.agents.null import NullAgent
@@ -167,7 +167,7 @@ class Failing:
 
     async def collect_trajectory(
         self,
-        prompt: Prompt,
+        prompt: EpisodeSpec,
         env: Environment,
         obs_queue: "asyncio.Queue[Observation]",
         act_queue: "asyncio.Queue[BundledGenerationOutputs]",

@@ -63,7 +63,7 @@ def others() -> set[int]:
 def stop_in_the_act(verifier: Verifier, others: set[int]) -> "tuple[int, Future[Verdict]]":
     """Stop the only judge while it works on a right answer; which judge that is, and the verdict to come."""
     for terms in itertools.count(40):
-        verifier.judge([(str(terms), [str(terms)])])
+        verifier.grade([(str(terms), [str(terms)])])
         (judge,) = judges_of(os.getpid()) - others
         process = psutil.Process(judge)
         begun = process.cpu_times().user
@@ -105,7 +105,7 @@ def test_verdict_table(
     verifier: Verifier, answer: str, solutions: list[str], name: str, extracted: str, solution: str
 ) -> None:
     """Equivalent forms, several solutions, and text that is hardly text get the verdict a person would give."""
-    verdict = verifier.judge([(answer, solutions)])[0]
+    verdict = verifier.grade([(answer, solutions)])[0]
     assert (verdict.name, verdict.extracted, verdict.solution) == (name, extracted, solution)
     assert verdict.success == (name == "correct")
     verdict.reason.encode()  # can be stored, whatever the answer was
@@ -113,7 +113,7 @@ def test_verdict_table(
 
 def test_reasons_name_the_culprit(verifier: Verifier) -> None:
     """A bad solution or answer is found from the score data alone."""
-    bad_gold, bad_answer = verifier.judge([("5", [""]), ("no number", ["5"])])
+    bad_gold, bad_answer = verifier.grade([("5", [""]), ("no number", ["5"])])
     assert "no expression in solution" in bad_gold.reason
     assert bad_answer.reason == "no expression in answer 'no number'"
 
@@ -124,7 +124,7 @@ def test_a_timeout_hits_only_the_guilty() -> None:
     pairs[3:3] = [(ENDLESS, ["7"])]
     pairs[9:9] = [("\\boxed{" + "{" * 5000 + "1" + "}" * 5000 + "}", ["7"])]
     with Verifier(workers=1, timeout_s=2) as verifier:
-        verdicts = verifier.judge(pairs)
+        verdicts = verifier.grade(pairs)
         expected = ["wrong"] * 12
         expected[7] = "correct"
         assert [verdict.name for verdict in verdicts] == [
@@ -141,7 +141,7 @@ def test_a_timeout_is_not_kept() -> None:
     """An answer that timed out is judged anew whenever it is asked for: the next verdict may be another."""
     with Verifier(workers=1, timeout_s=0.5) as verifier:
         for times in (1, 2):
-            assert verifier.judge([(ENDLESS, ["7"])])[0].name == "timeout"
+            assert verifier.grade([(ENDLESS, ["7"])])[0].name == "timeout"
             assert verifier.sent == times
 
 
@@ -171,18 +171,18 @@ def test_waiting_has_an_end() -> None:
     """An answer whose judges all get nowhere is a timeout at last, and judged anew when it is asked for again."""
     with Verifier(workers=1, timeout_s=600) as verifier:
         verifier._patience_s = 0.1
-        verdict = verifier.judge([slow(300)])[0]
+        verdict = verifier.grade([slow(300)])[0]
         assert (verdict.name, verdict.reason) == ("timeout", "no end within 0.1 s, 3 times")
         verifier._patience_s = 600
-        verifier.judge([("1", ["1"])])
-        assert verifier.judge([slow(80)])[0].name == "correct"
+        verifier.grade([("1", ["1"])])
+        assert verifier.grade([slow(80)])[0].name == "correct"
 
 
 def test_memory_limit() -> None:
     """An answer that needs more memory than allowed is an error of its own; its neighbours are judged."""
     huge = f"${'x' * 20_000_000}$"  # fails within a second of processor time
     with Verifier(workers=1, memory_mb=32, timeout_s=30) as verifier:
-        verdicts = verifier.judge([(r"\boxed{5}", ["5"]), (huge, ["5"]), (r"\boxed{6}", ["5"])])
+        verdicts = verifier.grade([(r"\boxed{5}", ["5"]), (huge, ["5"]), (r"\boxed{6}", ["5"])])
     assert [verdict.name for verdict in verdicts] == ["correct", "error", "wrong"]
     assert verdicts[1].reason == "needs more than 32 MB"
 
@@ -191,10 +191,10 @@ def test_a_death_from_outside_costs_nothing() -> None:
     """A judge killed by somebody else is replaced, and the pair is judged after all."""
     before = judges_of(os.getpid())
     with Verifier(workers=2) as verifier:
-        verifier.judge([("1", ["1"])])
+        verifier.grade([("1", ["1"])])
         first, *_ = judges_of(os.getpid()) - before
         os.kill(first, signal.SIGKILL)
-        verdicts = verifier.judge([(str(number), [str(number)]) for number in range(40)])
+        verdicts = verifier.grade([(str(number), [str(number)]) for number in range(40)])
         assert {verdict.name for verdict in verdicts} == {"correct"}
 
 
@@ -213,24 +213,24 @@ def test_a_pool_that_breaks_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         whole, broken = verifier._active_pool, iter([BrokenPool()] * 5)
         monkeypatch.setattr(verifier, "_active_pool", lambda: next(broken, None) or whole())
         with pytest.raises(RuntimeError, match="broke: BrokenProcessPool"):
-            verifier.judge([("1", ["1"])])
-        assert verifier.judge([("1", ["1"])])[0].name == "correct"
+            verifier.grade([("1", ["1"])])
+        assert verifier.grade([("1", ["1"])])[0].name == "correct"
 
 
 def test_each_distinct_pair_is_judged_once() -> None:
     """The cache holds within a batch, across batches, and between waiting coroutines; it is bounded."""
     with Verifier(workers=2, cache_size=2) as verifier:
         group = [(r"\boxed{4}", ["4"])] * 15 + [(r"\boxed{5}", ["4"])]
-        verdicts = verifier.judge(group)
+        verdicts = verifier.grade(group)
         assert verifier.sent == 2
-        assert verifier.judge(group) == verdicts
+        assert verifier.grade(group) == verdicts
         assert verifier.sent == 2
-        verifier.judge(group[:1])  # so that the other one was asked for longest ago
-        verifier.judge([(r"\boxed{4}", ["4", "5"])])  # other solutions: another pair, and one more than is kept
+        verifier.grade(group[:1])  # so that the other one was asked for longest ago
+        verifier.grade([(r"\boxed{4}", ["4", "5"])])  # other solutions: another pair, and one more than is kept
         assert verifier.sent == 3
-        verifier.judge(group[:1])
+        verifier.grade(group[:1])
         assert verifier.sent == 3
-        verifier.judge(group)
+        verifier.grade(group)
         assert verifier.sent == 4
 
 
@@ -238,20 +238,20 @@ async def test_async_equals_sync(verifier: Verifier) -> None:
     """Hundreds of awaits get the verdicts of the batch, judge each pair once, and leave the loop responsive."""
     pairs = [(rf"\boxed{{{number % 40}}}", [str(number % 3)]) for number in range(400)]
     before = verifier.sent
-    waiting = asyncio.gather(*(verifier.judge_async(*pair) for pair in pairs))
+    waiting = asyncio.gather(*(verifier.grade_async(*pair) for pair in pairs))
     ticks = 0
     while not waiting.done():
         await asyncio.sleep(0.001)
         ticks += 1
     assert verifier.sent - before <= len({(answer, solutions[0]) for answer, solutions in pairs})
     assert ticks > 1
-    assert await waiting == verifier.judge(pairs)
+    assert await waiting == verifier.grade(pairs)
 
 
 async def test_a_cancelled_wait_cancels_nobody_else(verifier: Verifier) -> None:
     """An episode that hits its deadline does not take the verdict away from its group."""
     pair = (r"\boxed{31415}", ["31415"])
-    first, second = (asyncio.create_task(verifier.judge_async(*pair)) for _ in range(2))
+    first, second = (asyncio.create_task(verifier.grade_async(*pair)) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
     assert (await second).name == "correct"
@@ -262,7 +262,7 @@ def test_close_ends_the_processes_and_the_waiting() -> None:
     """Nothing is left behind, not even by an endless answer, and nobody waits for ever."""
     before = judges_of(os.getpid())
     verifier = Verifier(workers=2, timeout_s=60)
-    verifier.judge([("1", ["1"]), ("2", ["2"])])
+    verifier.grade([("1", ["1"]), ("2", ["2"])])
     waiting = verifier._submit([(ENDLESS, ["1"]), (ENDLESS, ["2"])])
     judges = judges_of(os.getpid()) - before
     assert judges
@@ -274,16 +274,16 @@ def test_close_ends_the_processes_and_the_waiting() -> None:
         with pytest.raises(RuntimeError, match="closed"):
             future.result()
     with pytest.raises(RuntimeError, match="closed"):
-        verifier.judge([("3", ["3"])])
+        verifier.grade([("3", ["3"])])
 
 
 PARENT = f"""
 from tasks.score.verifier import Verifier
 verifier = Verifier(workers=2, timeout_s=600)
-verifier.judge([("1", ["1"]), ("2", ["2"])])
+verifier.grade([("1", ["1"]), ("2", ["2"])])
 verifier._submit([({ENDLESS!r}, ["1"])])
 print("ready", flush=True)
-verifier.judge([({ENDLESS!r}, ["1"])])
+verifier.grade([({ENDLESS!r}, ["1"])])
 """
 
 
@@ -311,7 +311,7 @@ def main():
     answers = [("1/2", ["0.5"]), ("$" + "x" * 20_000_000 + "$", ["5"])]
     try:
         with Verifier(workers=1, memory_mb={memory_mb}, timeout_s=60) as verifier:
-            print(*(" ".join([verdict.name, verdict.reason]).strip() for verdict in verifier.judge(answers)), sep="; ")
+            print(*(" ".join([verdict.name, verdict.reason]).strip() for verdict in verifier.grade(answers)), sep="; ")
             left = verifier._pool.schedule(resource.getrlimit, args=[resource.RLIMIT_AS]).result()
             print(left == resource.getrlimit(resource.RLIMIT_AS))
     except ValueError as error:
@@ -362,7 +362,7 @@ def test_nonsense_is_refused(verifier: Verifier) -> None:
     """A string of solutions would count each of its characters; no solution makes every answer wrong."""
     for solutions in ["19", []]:
         with pytest.raises(ValueError, match="must be a list of 1 or more gold answers"):
-            verifier.judge([("19", solutions)])
+            verifier.grade([("19", solutions)])
 
 
 def test_math_500_golds_are_correct(data_folder: Path) -> None:
@@ -370,7 +370,7 @@ def test_math_500_golds_are_correct(data_folder: Path) -> None:
     path = data_folder / "math_500" / "test.jsonl"
     golds = [json.loads(line)["answer"] for line in path.read_text().splitlines()]
     with Verifier(timeout_s=30) as verifier:
-        verdicts = verifier.judge([(f"\\boxed{{{gold}}}", [gold]) for gold in golds])
+        verdicts = verifier.grade([(f"\\boxed{{{gold}}}", [gold]) for gold in golds])
     failed: dict[str, Verdict] = {
         gold: verdict for gold, verdict in zip(golds, verdicts, strict=True) if verdict.name != "correct"
     }
@@ -384,7 +384,7 @@ def test_a_closed_verifier_answers_everybody() -> None:
     verifier.close()
     for _ in range(2):
         with pytest.raises(RuntimeError, match="closed"):
-            verifier.judge([("1", ["1"])])
+            verifier.grade([("1", ["1"])])
 
 
 def test_judges_leave_ctrl_c_to_their_parent() -> None:

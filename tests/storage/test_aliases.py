@@ -95,9 +95,9 @@ def test_references(store: Store) -> None:
     version = commit(store, 1)
     aliases.move(store, "r/best", version, None)
     for reference in (version, store.uri(version), "r/best", f"{version}/"):
-        assert aliases.resolve(store, reference) == version
+        assert aliases.resolve_version(store, reference) == version
     with pytest.raises(StorageError, match="never committed"):
-        aliases.resolve(store, "r/wurst")
+        aliases.resolve_version(store, "r/wurst")
 
 
 @pytest.mark.parametrize("name", ["a" * 201, "a" * 5000, "a/" * 2000 + "a"])
@@ -108,7 +108,7 @@ def test_a_new_name_has_a_bound(name: str, store: Store) -> None:
         with pytest.raises(StorageError, match="characters: give it 200 at most"):
             point()
     with pytest.raises(StorageError, match="never committed"):
-        aliases.resolve(store, name)
+        aliases.resolve_version(store, name)
     assert aliases.history(store, name) == []
     assert aliases.names(store) == []
     aliases.move(store, "a" * 200, version, None)
@@ -121,7 +121,7 @@ def test_an_old_name_beyond_the_bound_lives_on(store: Store) -> None:
     old = {"version": versions[0], "sha256": parent.sha256, "reason": "", "by": "ada", "at": "2026"}
     Log(store, layout.alias(name)).append(old)
     catalog.enter(store, name, "alias", [versions[0]], "")
-    assert aliases.resolve(store, name) == versions[0]
+    assert aliases.resolve_version(store, name) == versions[0]
     aliases.move(store, name, versions[1], 0)
     assert aliases.roll_back(store, name).version == versions[0]
     assert aliases.names(store) == [name]

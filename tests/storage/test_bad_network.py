@@ -59,7 +59,7 @@ def assert_each_once(store: Store, wins: Counter[int], tmp_path: Path) -> None:
     assert wins == Counter(dict.fromkeys(range(VERSIONS), 1))
     versions = [f"runs/r/scores/{number:06d}/a" for number in range(VERSIONS)]
     assert verify(store, versions, deep=True).findings == []
-    assert {entry.version for entry in catalog.everything(store)} == set(versions)
+    assert {entry.version for entry in catalog.read_all(store)} == set(versions)
     for version in versions:
         rows = [row["trajectory_id"].rsplit("/", 1)[0] for row in datasets.rows(store, version, tmp_path)]
         assert len(rows) == 3
@@ -190,4 +190,4 @@ def test_the_main_job_over_a_bad_network(
     report = verify(store, [layout.checkpoint("smoke", 1)], deep=True)
     assert report.findings == []
     assert read(store, layout.trajectories("smoke", 0)).rows == 16
-    assert aliases.resolve(store, "smoke/latest") == layout.checkpoint("smoke", 1)
+    assert aliases.resolve_version(store, "smoke/latest") == layout.checkpoint("smoke", 1)

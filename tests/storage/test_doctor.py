@@ -15,14 +15,14 @@ from botocore.exceptions import ClientError
 from s3fs import S3FileSystem
 
 from storage.errors import UnavailableError
-from storage.maintenance.doctor import Check, examine
+from storage.maintenance.doctor import ProbeResult, examine
 from storage.maintenance.probes import folder, races
-from storage.objects.interface import Found
+from storage.objects.interface import ObjectInfo
 from storage.objects.local import LocalBackend
 from storage.objects.store import Store
 
 
-def by_name(checks: list[Check]) -> dict[str, Check]:
+def by_name(checks: list[ProbeResult]) -> dict[str, ProbeResult]:
     return {check.name: check for check in checks}
 
 
@@ -31,7 +31,7 @@ def with_backend(store: Store, backend: LocalBackend) -> Store:
     return store
 
 
-def failed(checks: list[Check]) -> set[str]:
+def failed(checks: list[ProbeResult]) -> set[str]:
     """Names of what is a problem; a temporary folder may well lie in memory."""
     return {check.name for check in checks if check.ok is False} - {"lasting"}
 
@@ -94,14 +94,14 @@ class Lying(LocalBackend):
 class Stale(LocalBackend):
     """Listings come late."""
 
-    def walk(self, prefix: str) -> Iterator[Found]:
+    def walk(self, prefix: str) -> Iterator[ObjectInfo]:
         return iter(())
 
 
 class Late(LocalBackend):
     """A clock of another time."""
 
-    def walk(self, prefix: str) -> Iterator[Found]:
+    def walk(self, prefix: str) -> Iterator[ObjectInfo]:
         return (replace(found, modified=found.modified - 3600) for found in super().walk(prefix))
 
 

@@ -94,8 +94,8 @@ def test_the_newest_are_read_first(any_store: Store) -> None:
     for number in range(20):
         catalog.enter(any_store, f"runs/r/scores/{number:06d}/x", "scores", [], "nonce")
     newest = list(islice(catalog.newest_first(any_store), 3))
-    assert newest == catalog.everything(any_store)[:-4:-1]
-    assert [entry.number for entry in catalog.everything(any_store)] == list(range(20))
+    assert newest == catalog.read_all(any_store)[:-4:-1]
+    assert [entry.number for entry in catalog.read_all(any_store)] == list(range(20))
 
 
 def test_a_damaged_entry_is_named(store: Store) -> None:

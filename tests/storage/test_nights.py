@@ -10,8 +10,8 @@ from storage.errors import LeaseLostError, StorageError
 from storage.logs.leases import Lease
 from storage.logs.log import Log
 from storage.logs.nights import End, Night, Nights
-from storage.maintenance.check_logs import survey
-from storage.maintenance.repair import mend
+from storage.maintenance.check_logs import check_logs
+from storage.maintenance.repair import repair
 from storage.objects.store import Store
 from storage.processes import own_identity
 from tasks.retrain.planning import Memory, remembered
@@ -123,9 +123,9 @@ def test_verify_looks_at_it_and_mend_leaves_it(store: Store, tmp_path: Path) -> 
     path = tmp_path / "store/retraining/nightly/00000001.json"
     path.unlink()
     fresh = Store(store.root)
-    (finding,) = survey(fresh).findings
+    (finding,) = check_logs(fresh).findings
     assert (finding.version, finding.problem) == ("retraining/nightly", "is missing, and hides later entries")
-    assert mend(fresh, lambda _: None) == ([], [])
+    assert repair(fresh, lambda _: None) == ([], [])
     assert not path.exists()
 
 
@@ -136,6 +136,6 @@ def test_verify_looks_at_it_and_mend_leaves_it(store: Store, tmp_path: Path) -> 
 def test_an_entry_that_is_no_night_is_found_by_verify(entry: dict[str, Any], store: Store) -> None:
     """Its digest is right: what it holds is looked at, and told without a traceback."""
     Log(store, layout.retraining("nightly")).append(entry)
-    (finding,) = survey(store).findings
+    (finding,) = check_logs(store).findings
     assert finding.version == layout.retraining("nightly")
     assert "retraining 'nightly' has lost an entry" in finding.problem

@@ -11,8 +11,8 @@ from storage.logs import catalog
 from storage.logs.leases import Lease
 from storage.logs.log import Log
 from storage.maintenance import gc as garbage
-from storage.maintenance.check_logs import survey
-from storage.maintenance.repair import mend
+from storage.maintenance.check_logs import check_logs
+from storage.maintenance.repair import repair
 from storage.maintenance.retention import Rules
 from storage.objects.store import Store
 from storage.processes import own_identity
@@ -53,11 +53,11 @@ def filled(store: Store) -> Store:
 
 
 def listed(store: Store) -> list[str]:
-    return [found.version for found in catalog.everything(Store(store.root))]
+    return [found.version for found in catalog.read_all(Store(store.root))]
 
 
 def problems(store: Store) -> set[tuple[str, str]]:
-    return {(finding.version, finding.object) for finding in survey(Store(store.root)).findings}
+    return {(finding.version, finding.object) for finding in check_logs(Store(store.root)).findings}
 
 
 def taken_by_gc(store: Store) -> set[str]:
@@ -78,9 +78,9 @@ def test_a_whole_store(any_store: Store) -> None:
     filled.write(f"cache/scratch/{layout.manifest(VERSIONS[0])}", b"{")
     filled.write("aliases/champion (old)/00000000.json", b"{")
     filled.write("aliases/note", b"{")
-    assert sorted(survey(filled).versions) == sorted(VERSIONS)
-    assert survey(filled).findings == []
-    assert mend(filled) == ([], [])
+    assert sorted(check_logs(filled).versions) == sorted(VERSIONS)
+    assert check_logs(filled).findings == []
+    assert repair(filled) == ([], [])
     assert listed(filled) == ENTRIES
     assert taken_by_gc(filled) == {VERSIONS[3], VERSIONS[4]}
 
@@ -100,7 +100,7 @@ def test_a_lost_entry_of_the_catalog(filled: Store, number: int, damage: str) ->
     is_last = number == len(ENTRIES) - 1 and damage == "deleted"  # then the log is one shorter, and looks whole
     name = layout.alias("champion") if ENTRIES[number] == "champion" else ENTRIES[number]
     assert problems(filled) == {(name, layout.CATALOG)} | (set() if is_last else {(layout.CATALOG, key)})
-    assert mend(filled) == ([] if is_last else [key], [ENTRIES[number]])
+    assert repair(filled) == ([] if is_last else [key], [ENTRIES[number]])
     assert listed(filled) == ENTRIES  # in its old place
     assert problems(filled) == set()
     assert taken_by_gc(filled) == {VERSIONS[3], VERSIONS[4]}
@@ -111,7 +111,7 @@ def test_attempts_that_died_are_not_mourned(filled: Store) -> None:
     catalog.enter(filled, "runs/r/scores/000000/dead", "scores", [], "")
     filled.write(entry(layout.CATALOG, len(ENTRIES)), b"{")
     told: list[str] = []
-    assert mend(Store(filled.root), told.append) == ([entry(layout.CATALOG, len(ENTRIES))], [])
+    assert repair(Store(filled.root), told.append) == ([entry(layout.CATALOG, len(ENTRIES))], [])
     assert told == [f"filled {entry(layout.CATALOG, len(ENTRIES))}"]
     assert listed(filled) == ENTRIES
     assert problems(filled) == set()
@@ -123,9 +123,9 @@ def test_a_store_that_never_had_a_catalog(any_store: Store) -> None:
     for found in list(filled.walk(layout.CATALOG)):
         filled.delete(found.path)
     assert listed(filled) == []
-    assert mend(filled) == ([], ENTRIES)
+    assert repair(filled) == ([], ENTRIES)
     assert listed(filled) == ENTRIES
-    assert [found.parents for found in catalog.everything(filled)][:3] == [[], [VERSIONS[0]], [VERSIONS[1]]]
+    assert [found.parents for found in catalog.read_all(filled)][:3] == [[], [VERSIONS[0]], [VERSIONS[1]]]
 
 
 def test_a_run_that_was_moved_and_linked(filled: Store, tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_run_that_was_moved_and_linked(filled: Store, tmp_path: Path) -> None:
     runs = Path(filled.root) / "runs"
     runs.rename(tmp_path / "elsewhere")
     runs.symlink_to(tmp_path / "elsewhere")
-    assert sorted(survey(filled).versions) == sorted(VERSIONS)
+    assert sorted(check_logs(filled).versions) == sorted(VERSIONS)
     assert problems(filled) == set()
 
 
@@ -149,7 +149,7 @@ def test_commits_while_the_store_is_listed(filled: Store, monkeypatch: pytest.Mo
         return [*found, *(item for item in walk(self, folder) if not item.path.startswith(layout.CATALOG))]
 
     monkeypatch.setattr(Store, "walk", slow)
-    found = survey(filled)
+    found = check_logs(filled)
     assert found.findings == []
     assert layout.checkpoint("r", 5) in found.versions
 
@@ -157,9 +157,9 @@ def test_commits_while_the_store_is_listed(filled: Store, monkeypatch: pytest.Mo
 def test_a_damaged_manifest_is_not_entered(store: Store) -> None:
     """What it is cannot be told; `verify` names it."""
     store.write(layout.manifest(VERSIONS[0]), b"{")
-    found = survey(store)
+    found = check_logs(store)
     assert (found.versions, found.findings) == ([VERSIONS[0]], [])
-    assert mend(store) == ([], [])
+    assert repair(store) == ([], [])
 
 
 @pytest.mark.parametrize("number", range(len(MOVES) - 1))
@@ -169,7 +169,7 @@ def test_a_deleted_move_of_an_alias(filled: Store, number: int) -> None:
     filled.delete(key)
     assert taken_by_gc(filled) == {VERSIONS[3], VERSIONS[4]}
     assert problems(filled) == {(layout.alias("champion"), key)}
-    assert mend(filled) == ([key], [])
+    assert repair(filled) == ([key], [])
     store = Store(filled.root)
     moves = aliases.history(store, "champion")
     assert [move.version for move in moves] == [*MOVES[:number], MOVES[number + 1], *MOVES[number + 1 :]]
@@ -185,10 +185,10 @@ def test_an_alias_whose_newest_move_is_damaged(filled: Store) -> None:
     with pytest.raises(StorageError, match="does not end with its digest") as raised:
         aliases.current(filled, "champion")
     assert remedy in str(raised.value)
-    (finding,) = survey(filled).findings
+    (finding,) = check_logs(filled).findings
     assert remedy in finding.problem
     assert taken_by_gc(filled) == set()
-    assert mend(filled) == ([], [])
+    assert repair(filled) == ([], [])
     aliases.move(filled, "champion", VERSIONS[3], last)
     standing = aliases.current(filled, "champion")
     assert standing
@@ -205,7 +205,7 @@ def test_an_alias_that_points_at_nothing(filled: Store, change: str, problem: st
     if change == "another":
         with Draft(filled, STANDING, "checkpoint") as draft:
             draft.commit(Provenance(config={}), [])
-    (finding,) = survey(filled).findings
+    (finding,) = check_logs(filled).findings
     assert finding.object == layout.manifest(STANDING)
     assert problem in finding.problem
 
@@ -217,7 +217,7 @@ def test_a_deleted_entry_of_a_lease(store: Store) -> None:
         log.append(GOOD[layout.lease("r")] | {"label": str(number)})
     store.delete(log.key(1))
     assert problems(store) == {(layout.lease("r"), log.key(1))}
-    assert mend(store) == ([log.key(1)], [])
+    assert repair(store) == ([log.key(1)], [])
     assert [log.read(number)["label"] for number in range(3)] == ["0", "2", "2"]
 
 
@@ -251,7 +251,7 @@ def test_an_entry_with_wrong_fields_is_damage(filled: Store, log: str, wrong: di
     values = {field: value for field, value in (GOOD[log] | wrong).items() if value is not ABSENT}
     number = Log(filled, log).append(values)
     key = entry(log, number)
-    found = [finding for finding in survey(Store(filled.root)).findings if finding.object == key]
+    found = [finding for finding in check_logs(Store(filled.root)).findings if finding.object == key]
     assert [finding.version for finding in found] == [log]
     assert f"{key} does not hold what" in found[0].problem
     assert "python -m storage" in found[0].problem or log == layout.lease("r")
@@ -259,7 +259,7 @@ def test_an_entry_with_wrong_fields_is_damage(filled: Store, log: str, wrong: di
     with pytest.raises(StorageError, match=list(wrong)[-1]):
         Log(filled, log).read(number)
     if log == layout.CATALOG:
-        assert mend(filled) == ([key], [])
+        assert repair(filled) == ([key], [])
         assert listed(filled) == ENTRIES
         assert problems(filled) == set()
     if log == layout.alias("champion"):

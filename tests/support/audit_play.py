@@ -14,7 +14,7 @@ from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Pro
 from storage.versions import checkpoints
 from storage.versions.checkpoints import Canary
 from tasks.agents.chat import Chat
-from tasks.audit.checks import CHECKS, Evidence, Measured
+from tasks.audit.checks import CHECKS, AuditEvidence, Measured
 from tasks.audit.database import open_database
 from tasks.audit.intake import take_in
 from tasks.audit.selection import select
@@ -97,14 +97,14 @@ class Audited:
             return look(evidence, check)
 
     @contextmanager
-    def evidence(self, settings: Audit) -> Iterator[Evidence]:
+    def evidence(self, settings: Audit) -> Iterator[AuditEvidence]:
         data_sets = select(self.store, ["r"])
         intake = take_in(self.store, data_sets, self.folder)
         with open_database(data_sets, intake, settings) as database:
-            yield Evidence(database, self.store, self.folder, data_sets, intake, settings, self.verifier)
+            yield AuditEvidence(database, self.store, self.folder, data_sets, intake, settings, self.verifier)
 
 
-def look(evidence: Evidence, check: str) -> Found:
+def look(evidence: AuditEvidence, check: str) -> Found:
     """Makes a check."""
     measured = CHECKS[check].run(evidence)
     found = evidence.database.all("select id, detail from cases where check_name = ? order by all", check)

@@ -14,7 +14,7 @@ from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem, Score, Tra
 from storage.versions import manifests
 from storage.versions.checkpoints import Checkpoint
 from tasks.agents.episode import Episode
-from tasks.agents.interface import Prompt
+from tasks.agents.interface import EpisodeSpec
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK
 from tasks.agents.template import Message
 from tasks.inference.api import BundledGenerationOutputs, Completion
@@ -163,7 +163,7 @@ class Scene:
     def _play(self, row: Trajectory, messages: list[Message], answers: Sequence[str], told: str, cut: bool) -> Episode:
         chat = self.cast.language.chat
         problem = Problem(row.problem_id, row.prompt, row.solutions)
-        episode = Episode(Prompt(row.trajectory_id, problem, row.seed, row), chat.prompt(messages))
+        episode = Episode(EpisodeSpec(row.trajectory_id, problem, row.seed, row), chat.prompt(messages))
         for number, text in enumerate(answers):
             last = number == len(answers) - 1
             ids = chat.encode(text + ("" if cut and last else "<|im_end|>"))

@@ -18,7 +18,7 @@ from tasks.environments.interface import Environment, EnvironmentContext
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import Completion, GenerationConfig
 from tasks.rollout.collector import Collector
-from tasks.rollout.plan import Plan
+from tasks.rollout.plan import RolloutPlan
 from tasks.score.verifier import Verifier
 
 PROBLEM = Problem("1+2", "What is 1 + 2?", ["3"])
@@ -51,10 +51,10 @@ class ScriptedEngine:
         return Completion(ids, [-0.5] * len(ids), [3] * len(ids), "stop")
 
 
-def make_plan(group_size: int = 4, config: Config | None = None) -> Plan:
+def make_plan(group_size: int = 4, config: Config | None = None) -> RolloutPlan:
     manifest = Manifest.model_construct(files=[])
     policy = Checkpoint(PolicyVersion("runs/r/checkpoints/000003"), 3, Path(), None, Canary([], []), manifest)
-    return Plan("r/000003", config or load("smoke"), 3, policy, "problems/x", GCONFIG, group_size)
+    return RolloutPlan("r/000003", config or load("smoke"), 3, policy, "problems/x", GCONFIG, group_size)
 
 
 def play(

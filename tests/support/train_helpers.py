@@ -143,12 +143,12 @@ def make_trainer(
 
 
 def weights(trainer: Trainer) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in trainer._learner.model.state_dict().items()}
+    return {name: value.clone() for name, value in trainer._train_state.model.state_dict().items()}
 
 
 def gradients(trainer: Trainer) -> dict[str, Tensor]:
     """What the last optimizer step saw; the bound of `UNCLIPPED` leaves it as it was."""
-    return {name: p.grad for name, p in trainer._learner.model.named_parameters() if p.grad is not None}
+    return {name: p.grad for name, p in trainer._train_state.model.named_parameters() if p.grad is not None}
 
 
 def assert_near(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float) -> None:

@@ -114,7 +114,7 @@ def test_gradient_with_a_critic_is_that_of_the_written_formula(tmp_path: Path, k
     trainer = make_trainer(
         save_tiny(tmp_path), micro_batch_tokens=50, critic={"model": kind, "value_norm": "none"}, **GAE
     )
-    critic = trainer._learner.critic
+    critic = trainer._train_state.critic
     assert critic is not None
     with torch.no_grad():
         critic.head.weight.copy_(torch.linspace(-0.1, 0.1, 32))
@@ -182,10 +182,10 @@ def test_the_proximal_pass_of_the_first_minibatch_changes_nothing(tmp_path: Path
     assert metrics["policy/ratio"] != 1.0
 
     reference = make_trainer(folder)  # the same update, its proximal logprobs computed before
-    learner, samples = reference._learner, build_samples(rows, scores, Reward())
-    indices = draw_minibatches(samples, 1, learner.generator)[0]
-    prepared = Preparation(learner, PPO(advantage=Advantage(normalisation="none"), epochs=2), 1.0, nullcontext())
+    train_state, samples = reference._train_state, build_samples(rows, scores, Reward())
+    indices = draw_minibatches(samples, 1, train_state.generator)[0]
+    prepared = Preparation(train_state, PPO(advantage=Advantage(normalisation="none"), epochs=2), 1.0, nullcontext())
     columns = prepared.prepare(samples, [[indices], [indices]]).columns
     assert all(column.proximal is not None for column in columns)
-    reference._stepper.take(make_minibatch(samples, columns, indices, 16384, learner.device))
+    reference._stepper.take(make_minibatch(samples, columns, indices, 16384, train_state.device))
     assert_near(gradients(once), gradients(reference), 1e-6)

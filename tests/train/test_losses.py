@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from configs.schema import KLEstimator
-from tasks.train.kl import adapted, kl_estimate
+from tasks.train.kl import adapt_kl_coefficient, kl_estimate
 from tasks.train.losses import PolicyLoss, behaviour_weights, policy_loss, value_loss
 
 
@@ -194,4 +194,4 @@ def test_k2_has_the_gradient_of_the_divergence() -> None:
 )
 def test_adaptive_coefficient_by_hand(kl: float, expected: float) -> None:
     """Target 6, horizon 10,000, 500 trajectories."""
-    assert adapted(0.1, kl, 500, 6.0, 10_000) == pytest.approx(expected)
+    assert adapt_kl_coefficient(0.1, kl, 500, 6.0, 10_000) == pytest.approx(expected)

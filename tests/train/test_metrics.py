@@ -11,7 +11,7 @@ from tasks.train.batches import MicroBatch
 from tasks.train.losses import ValueLoss, policy_loss
 from tasks.train.metrics import sample_metrics, step_metrics, value_metrics
 from tasks.train.samples import build_samples
-from tasks.train.step import Outcome, Step
+from tasks.train.step import Step, StepResult
 from tests.support.train_helpers import make_scores, make_trajectory
 
 ROWS = [
@@ -57,7 +57,7 @@ def test_what_was_not_observed_is_left_out() -> None:
     assert not metrics.keys() & {"success/fix_rate", "success/break_rate", "length/wrong", "success/turn_2"}
 
 
-def outcome(name: str, ratio: float, weight: float, value: ValueLoss | None = None) -> Outcome:
+def outcome(name: str, ratio: float, weight: float, value: ValueLoss | None = None) -> StepResult:
     """One token of behaviour probability exp(-2), advantage 1 for `a`, -1 for `b`; reference = behaviour."""
     behaviour = torch.tensor([-2.0])
     proximal = behaviour + math.log(weight)
@@ -67,7 +67,7 @@ def outcome(name: str, ratio: float, weight: float, value: ValueLoss | None = No
     batch = MicroBatch([name], [1], torch.zeros(1, 4), zero, zero, behaviour, advantages, proximal, reference=behaviour)
     weights = torch.tensor([weight])
     loss = policy_loss(logp, proximal, weights, advantages, 0.2)
-    return Outcome(batch, logp, proximal, weights, torch.tensor([0.25]), loss, value)
+    return StepResult(batch, logp, proximal, weights, torch.tensor([0.25]), loss, value)
 
 
 def test_step_metrics_by_hand() -> None:

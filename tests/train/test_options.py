@@ -40,7 +40,7 @@ def test_epochs_pass_over_the_data_again(tmp_path: Path) -> None:
     """Sample reuse: other minibatches, the same proximal logprobs; the ratio leaves 1."""
     trainer = make_trainer(save_tiny(tmp_path), ppo_n_minibatches=2, epochs=3)
     metrics = trainer.update(*random_rows(), version=2)
-    assert trainer._learner.steps == 6
+    assert trainer._train_state.steps == 6
     assert metrics["policy/kl_proximal"] > 0
     assert metrics["tokens/padding_share"] < 0.5
 
@@ -50,7 +50,7 @@ def test_early_stop_spares_the_policy_and_counts(tmp_path: Path) -> None:
     rows, scores = random_rows()
     far = [replace(row, logprobs=[-20.0 if sampled else 0.0 for sampled in row.action_mask]) for row in rows]
     trainer = make_trainer(save_tiny(tmp_path), use_decoupled_loss=False, critic={"model": "own"}, **GAE)
-    before, critic = weights(trainer), trainer._learner.critic
+    before, critic = weights(trainer), trainer._train_state.critic
     metrics = trainer.update(far, scores, version=2)
     assert metrics["policy/early_stopped"] == 1.0
     assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())
@@ -116,7 +116,7 @@ def test_a_moving_reference_follows(tmp_path: Path) -> None:
         trainer = make_trainer(folder, **options)
         before = weights(trainer)["lm_head.weight"]
         trainer.update(*random_rows(), version=2)
-        held, after = trainer._learner.reference, weights(trainer)["lm_head.weight"]
+        held, after = trainer._train_state.reference, weights(trainer)["lm_head.weight"]
         assert held is not None
         torch.testing.assert_close(held.model.state_dict()["lm_head.weight"], before + share * (after - before))
 
@@ -182,8 +182,10 @@ def test_other_models_that_are_broken_name_the_trajectories(tmp_path: Path, part
     """A NaN in the reference policy or the critic is found before the weights are touched."""
     options = {"kl": {"kl_ctl": 0.1, "place": "loss"}} if part == "reference" else {**GAE, "critic": {"model": "own"}}
     trainer = make_trainer(save_tiny(tmp_path), **options)
-    learner, before = trainer._learner, weights(trainer)
-    model = learner.reference.model if learner.reference else learner.critic.own if learner.critic else None
+    train_state, before = trainer._train_state, weights(trainer)
+    model = (
+        train_state.reference.model if train_state.reference else train_state.critic.own if train_state.critic else None
+    )
     assert model is not None
     with torch.no_grad():
         next(model.parameters())[10] = float("nan")

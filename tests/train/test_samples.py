@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from configs.schema import Reward
 from storage.records import LAST_TURN_CUT, Status
-from tasks.train.samples import build_samples, fresh, known
+from tasks.train.samples import build_samples, known, within_staleness
 from tests.support.train_helpers import make_scores, make_trajectory
 
 
@@ -117,7 +117,7 @@ def test_fresh_is_what_every_token_allows(versions: list[list[int]], oldest: int
         for i, mine in enumerate(versions)
     ]
     samples = build_samples(rows, [s for row in rows for s in make_scores(row.trajectory_id, 1)], Reward())
-    kept = {sample.trajectory_id for sample in fresh(samples, 9, oldest)}
+    kept = {sample.trajectory_id for sample in within_staleness(samples, 9, oldest)}
     assert kept == {f"t{i}" for i, mine in enumerate(versions) if all(9 - v <= oldest for v in mine)}
 
 

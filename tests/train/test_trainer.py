@@ -76,7 +76,7 @@ trainer.save(here / "again2", here / "again_state2")
 def test_loaded_weights_are_aligned(tmp_path: Path) -> None:
     """Vector code may sum in another order where memory is not aligned, as in the mapped file; bits would differ."""
     trainer = make_trainer(save_tiny(tmp_path))
-    assert {parameter.data_ptr() % 64 for parameter in trainer._learner.model.parameters()} == {0}
+    assert {parameter.data_ptr() % 64 for parameter in trainer._train_state.model.parameters()} == {0}
 
 
 def test_saved_folder_holds_what_the_contract_says(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_updates_raise_the_probability_of_what_is_rewarded(tmp_path: Path) -> No
     prompt = torch.tensor([[1, 2, 3]])
 
     def chances() -> tuple[float, float]:
-        probabilities = trainer._learner.model(prompt).logits[0, -1].softmax(-1)
+        probabilities = trainer._train_state.model(prompt).logits[0, -1].softmax(-1)
         return probabilities[20].item(), probabilities[21].item()
 
     good, bad = chances()
@@ -192,7 +192,7 @@ def test_gradient_that_is_not_a_number_spares_the_weights(tmp_path: Path) -> Non
     """The losses may be fine and the backward pass still fail; then all of the minibatch is suspect."""
     trainer = make_trainer(save_tiny(tmp_path))
     before = weights(trainer)
-    next(trainer._learner.model.parameters()).register_hook(lambda gradient: gradient * float("nan"))
+    next(trainer._train_state.model.parameters()).register_hook(lambda gradient: gradient * float("nan"))
     with pytest.raises(ValueError, match=r"infinite gradients with the trajectories t000, t001, .* and 11 more"):
         trainer.update(*random_rows(), version=0)
     assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())
@@ -202,7 +202,7 @@ def test_broken_weights_are_found_before_training(tmp_path: Path) -> None:
     """A policy that is NaN is reported from the proximal pass, here with a KL reward that needs it of all."""
     trainer = make_trainer(save_tiny(tmp_path), kl={"kl_ctl": 0.1})
     with torch.no_grad():
-        next(trainer._learner.model.parameters())[10] = float("nan")
+        next(trainer._train_state.model.parameters())[10] = float("nan")
     rows = [make_trajectory("hit", [[10, 11]]), make_trajectory("spared", [[12, 13]])]
     with pytest.raises(ValueError, match="infinite proximal logprobs with the trajectories hit:"):
         trainer.update(rows, make_scores("hit", 1) + make_scores("spared", 0), version=0)
@@ -240,10 +240,10 @@ def test_returns_stay_bounded_where_answers_are_cut(tmp_path: Path) -> None:
     scores = [score for row in rows for score in make_scores(row.trajectory_id, 1)]
     for version in range(30):
         trainer.update([replace(row, versions=[version] * 6) for row in rows], scores, version)
-    learner = trainer._learner
-    assert learner.critic
+    train_state = trainer._train_state
+    assert train_state.critic
     samples = build_samples(rows, scores, Reward())
-    prepared = Preparation(learner, trainer._ppo, 1.0, nullcontext()).prepare(samples, [[[0, 1, 2, 3]]])
+    prepared = Preparation(train_state, trainer._ppo, 1.0, nullcontext()).prepare(samples, [[[0, 1, 2, 3]]])
     for columns in prepared.columns:
         assert columns.returns == pytest.approx(np.ones(3), abs=1e-6)
 
@@ -263,15 +263,15 @@ def test_only_matrices_decay(tmp_path: Path) -> None:
     """Without gradients a matrix shrinks by lr * weight_decay, while norms and biases stay as they are."""
     optimizer = Optimizer(lr=0.1, weight_decay=0.5)
     trainer = make_trainer(save_tiny(tmp_path, "qwen2"), optimizer, **GAE, critic={"model": "own"})
-    learner = trainer._learner
-    assert learner.critic
-    assert learner.critic.adamw
-    parameters = [*learner.model.named_parameters(), *learner.critic.named_parameters()]
+    train_state = trainer._train_state
+    assert train_state.critic
+    assert train_state.critic.adamw
+    parameters = [*train_state.model.named_parameters(), *train_state.critic.named_parameters()]
     before = {name: parameter.detach().clone() for name, parameter in parameters}
     for _, parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)
-    learner.adamw.step()
-    learner.critic.adamw.step()
+    train_state.adamw.step()
+    train_state.critic.adamw.step()
     for name, parameter in parameters:
         assert torch.equal(parameter, before[name] * (0.95 if parameter.ndim > 1 else 1.0)), name
     assert {parameter.ndim for _, parameter in parameters} == {1, 2}

@@ -1,10 +1,10 @@
 """Behaviour logprobs that cannot be: they would make ratios of PPO infinite, or train on what was never sampled."""
 
 from storage.records import HIGHEST_LOGPROB
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 
-def bad_logprobs(evidence: Evidence) -> Measured:
+def bad_logprobs(evidence: AuditEvidence) -> Measured:
     """Counts rows with a logprob that is NaN, infinite, above 0 by more than rounding, or not 0 outside of samples."""
     database = evidence.database
     found = database.flag(

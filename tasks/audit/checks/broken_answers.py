@@ -1,10 +1,10 @@
 """Right answers that the policy gave up again: it learns to please the checker's feedback, not to be right."""
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.checks.shares import highest
 
 
-def broken_answers(evidence: Evidence) -> Measured:
+def broken_answers(evidence: AuditEvidence) -> Measured:
     """The share of right turns with a turn after them of which that is not right."""
     database = evidence.database
     pairs = """

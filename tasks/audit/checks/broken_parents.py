@@ -1,9 +1,9 @@
 """Lineage that does not hold: what a data set says it was made from is missing, changed, or not what its rows say."""
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 
-def broken_parents(evidence: Evidence) -> Measured:
+def broken_parents(evidence: AuditEvidence) -> Measured:
     """Counts parents without a manifest of the hash that is named, and rows that name another policy or problem set."""
     database, intake = evidence.database, evidence.intake
     orphaned = database.flag_all("broken_parents", intake.orphaned)

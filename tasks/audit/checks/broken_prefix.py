@@ -1,9 +1,9 @@
 """What a turn was sampled from must stand before it: turns in order, each in one sequence, one prompt for a group."""
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 
-def broken_prefix(evidence: Evidence) -> Measured:
+def broken_prefix(evidence: AuditEvidence) -> Measured:
     """Counts rows with turns out of order or across sequences, and rows that begin unlike most of their group."""
     database = evidence.database
     found = database.flag("broken_prefix", "trajectory", _DISORDER) + database.flag(

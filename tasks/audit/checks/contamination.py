@@ -9,12 +9,12 @@ from storage.records import Problem
 from storage.version_names import EvaluationVersion, ProblemsVersion, select
 from storage.versions import manifests
 from storage.versions.datasets import rows
-from tasks.audit.checks.registry import Evidence, Measured, SkippedError, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, SkippedError, register_check
 from tasks.audit.found import flag_found
 from tasks.problems.contamination import find_overlaps
 
 
-def contamination(evidence: Evidence) -> Measured:
+def contamination(evidence: AuditEvidence) -> Measured:
     """Compares what each run was trained on with the problem sets of its committed evaluations."""
     trained = {run: _trained(evidence, run) for run in _runs(evidence)}
     sets = _evaluated(evidence, [run for run, problems in trained.items() if problems])
@@ -37,13 +37,13 @@ def contamination(evidence: Evidence) -> Measured:
     return Measured(len(found), problems, f"{len(found):,} of {problems:,} training problems stand in {held}, too")
 
 
-def _runs(evidence: Evidence) -> list[str]:
+def _runs(evidence: AuditEvidence) -> list[str]:
     return [
         run for (run,) in evidence.database.all("select distinct run from data_sets where not evaluation order by 1")
     ]
 
 
-def _trained(evidence: Evidence, run: str) -> list[Problem]:
+def _trained(evidence: AuditEvidence, run: str) -> list[Problem]:
     found = evidence.database.all(
         """select distinct problem_id, prompt, solutions from trajectories join data_sets d using (data_set)
         where d.run = ? and not evaluation order by all""",
@@ -52,10 +52,10 @@ def _trained(evidence: Evidence, run: str) -> list[Problem]:
     return [Problem(name, prompt, solutions) for name, prompt, solutions in found]
 
 
-def _evaluated(evidence: Evidence, runs: Sequence[str]) -> dict[str, list[str]]:
+def _evaluated(evidence: AuditEvidence, runs: Sequence[str]) -> dict[str, list[str]]:
     """By run the versions of the problem sets that its policies were evaluated on, as far as they are there."""
     found: dict[str, dict[str, None]] = {run: {} for run in runs}
-    for entry in catalog.everything(evidence.store):
+    for entry in catalog.read_all(evidence.store):
         run = layout.run_of(entry.version)
         if entry.kind == "evaluation" and run in found:
             found[run] |= dict.fromkeys(_parents(evidence, EvaluationVersion(entry.version)))
@@ -63,7 +63,7 @@ def _evaluated(evidence: Evidence, runs: Sequence[str]) -> dict[str, list[str]]:
     return {run: [name for name in names if name not in gone] for run, names in found.items()}
 
 
-def _parents(evidence: Evidence, evaluation: EvaluationVersion) -> list[ProblemsVersion]:
+def _parents(evidence: AuditEvidence, evaluation: EvaluationVersion) -> list[ProblemsVersion]:
     """Its problem set; nothing where it was not committed. What is damaged is for `storage verify` to tell."""
     try:
         manifest = manifests.find(evidence.store, evaluation)
@@ -72,7 +72,7 @@ def _parents(evidence: Evidence, evaluation: EvaluationVersion) -> list[Problems
     return select(ProblemsVersion, manifest.parent_names) if manifest else []
 
 
-def _read(evidence: Evidence, version: str) -> Iterable[Problem]:
+def _read(evidence: AuditEvidence, version: str) -> Iterable[Problem]:
     try:
         for row in rows(evidence.store, version, evidence.cache, ["problem_id", "prompt", "solutions"]):
             yield Problem(**row)

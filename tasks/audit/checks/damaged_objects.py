@@ -3,10 +3,10 @@
 And objects among them that no manifest names, which nobody reads.
 """
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 
-def damaged_objects(evidence: Evidence) -> Measured:
+def damaged_objects(evidence: AuditEvidence) -> Measured:
     """Counts the objects that `intake` could not take, and the strays."""
     intake = evidence.intake
     found = evidence.database.flag_all("damaged_objects", intake.damaged)

@@ -1,9 +1,9 @@
 """Rows with the id of another row: whatever is looked up by id finds only one of them."""
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 
-def duplicate_ids(evidence: Evidence) -> Measured:
+def duplicate_ids(evidence: AuditEvidence) -> Measured:
     """Counts all rows but the first of each id, over all data sets together."""
     database = evidence.database
     found = database.flag(

@@ -1,9 +1,9 @@
 """The policy version of each token: within a turn it may rise, when new weights are swapped in, but never fall."""
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 
-def falling_versions(evidence: Evidence) -> Measured:
+def falling_versions(evidence: AuditEvidence) -> Measured:
     """Counts rows with a falling, unknown or future version in a turn, or with a version beside the turns."""
     database = evidence.database
     found = database.flag(

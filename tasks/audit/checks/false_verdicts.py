@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.results import Case
 from tasks.audit.second_checker import Opinion, opinion
 from tasks.evaluate.statistics import proportion
@@ -13,7 +13,9 @@ _SHOWN = 60  # characters
 _LEAST = 20  # turns: of fewer each may be the odd one
 
 
-def _contradicted(check: str, verdict: Literal["wrong", "correct"], contrary: Opinion, evidence: Evidence) -> Measured:
+def _contradicted(
+    check: str, verdict: Literal["wrong", "correct"], contrary: Opinion, evidence: AuditEvidence
+) -> Measured:
     """Shows a sample of `verdict` to the second checker; the value is the least share that is likely contradicted."""
     sample = evidence.database.all(
         """select trajectory_id, version, turn, text, solutions
@@ -59,8 +61,8 @@ def _measured(opinions: list[Opinion], verdict: str, contrary: Opinion) -> Measu
     return Measured(estimate.low if len(told) >= _LEAST else 0.0, len(told), says)
 
 
-false_negatives: Callable[[Evidence], Measured] = partial(_contradicted, "false_negatives", "wrong", "right")
-false_positives: Callable[[Evidence], Measured] = partial(_contradicted, "false_positives", "correct", "wrong")
+false_negatives: Callable[[AuditEvidence], Measured] = partial(_contradicted, "false_negatives", "wrong", "right")
+false_positives: Callable[[AuditEvidence], Measured] = partial(_contradicted, "false_positives", "correct", "wrong")
 
 register_check("false_negatives", "Right answers judged wrong", "turn", false_negatives, needs_scores=True)
 register_check("false_positives", "Wrong answers judged right", "turn", false_positives, needs_scores=True)

@@ -1,12 +1,12 @@
 """Characters that reorder or hide text: what people read there is not what the policy does."""
 
 from storage.visible import HIDDEN
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.results import Unit
 from tasks.audit.texts import TEXTS, measured
 
 
-def hidden_characters(evidence: Evidence) -> Measured:
+def hidden_characters(evidence: AuditEvidence) -> Measured:
     """Counts prompts, turns and pieces of feedback with one of `HIDDEN`."""
     units: tuple[Unit, ...] = ("problem", "turn")
     found = sum(

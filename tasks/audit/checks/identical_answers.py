@@ -1,13 +1,13 @@
 """Groups that say the same thing: seeds that do not work, or a policy that explores no more."""
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.checks.shares import highest
 
 _LEAST = 4  # episodes of a group
 _LONG = 16  # tokens: shorter answers that are right may well be the same
 
 
-def identical_answers(evidence: Evidence) -> Measured:
+def identical_answers(evidence: AuditEvidence) -> Measured:
     """The share of groups in which all first answers are one text, of 16 tokens or more, or wrong."""
     groups = f"""
         select data_set, problem_id, count(*) as episodes,

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.audit.checks.registry import Evidence, Measured, SkippedError, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, SkippedError, register_check
 from tasks.audit.found import flag_found
 from tasks.audit.prompts import gather
 from tasks.audit.second_checker import stated
@@ -28,7 +28,7 @@ class _Said:
     gold: bool
 
 
-def leaked_answers(evidence: Evidence) -> Measured:
+def leaked_answers(evidence: AuditEvidence) -> Measured:
     """Looks at each distinct prompt, as text and as tokens, and at each feedback that a problem's episodes heard."""
     problems = evidence.database.all("select problem_id, prompt, solutions from problems")
     told = (*_leaks(_in_problems(problems)), *_leaks(_in_prompts(evidence)))
@@ -72,7 +72,7 @@ def _in_problems(problems: Sequence[tuple[str, str, list[str]]]) -> Iterator[_Sa
     )
 
 
-def _in_prompts(evidence: Evidence) -> Iterator[_Said]:
+def _in_prompts(evidence: AuditEvidence) -> Iterator[_Said]:
     """The same of what the policy was really given; nothing where no tokenizer is left."""
     gather(evidence)
     query = "select data_set, problem_id, solutions, ids from asked order by asked"
@@ -87,7 +87,7 @@ def _in_prompts(evidence: Evidence) -> Iterator[_Said]:
                 yield _Said(part.run, words, row["problem_id"], row["data_set"], gold)
 
 
-def _feedback(evidence: Evidence) -> int:
+def _feedback(evidence: AuditEvidence) -> int:
     """Notes turns whose feedback holds the gold, which neither the prompt nor the turn's own text does."""
     heard: dict[str, list[tuple[int, str]]] = {}
     for name, prompt, solutions, feedback, problems in evidence.database.all(_HEARD):
@@ -109,7 +109,7 @@ _HEARD = """
 """SQL: feedback that a gold is a part of, and about how many problems it is said."""
 
 
-def _turns(evidence: Evidence, giving: list[tuple[str, str]]) -> dict[str, list[Any]]:
+def _turns(evidence: AuditEvidence, giving: list[tuple[str, str]]) -> dict[str, list[Any]]:
     """Turns on these problems that heard this feedback without having said the gold themselves."""
     names, feedback = [name for name, _ in giving], [words for _, words in giving]
     rows = evidence.database.all(

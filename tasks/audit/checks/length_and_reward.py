@@ -1,12 +1,12 @@
 """Length that pays: where the longer answer of a group is as a rule the right one, a policy learns to be long."""
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.results import Case
 
 _LEAST = 100  # turns in groups that differ
 
 
-def length_and_reward(evidence: Evidence) -> Measured:
+def length_and_reward(evidence: AuditEvidence) -> Measured:
     """Largest absolute correlation of length and success of a data set's first turns, both less their group's mean."""
     rows = evidence.database.all(
         f"""select version, count(*), corr(length, success) from (

@@ -11,7 +11,7 @@ from storage import layout
 from storage.errors import StorageError, UnavailableError
 from storage.versions import manifests
 from storage.versions.checkpoints import open_checkpoint
-from tasks.audit.checks.registry import Evidence, Measured, SkippedError, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, SkippedError, register_check
 from tasks.audit.results import Case
 
 _WORST = 100.0
@@ -56,7 +56,7 @@ class _Difference:
     nats: "np.ndarray[Any, np.dtype[np.float64]]"  # A, of the tokens of that policy version
 
 
-def logprob_drift(evidence: Evidence) -> Measured:
+def logprob_drift(evidence: AuditEvidence) -> Measured:
     """Recomputes trajectories of the first, a middle and the last data set.
 
     The value is the largest mean difference beyond what rounding explains.
@@ -88,12 +88,12 @@ def logprob_drift(evidence: Evidence) -> Measured:
     )
 
 
-def _rounding(evidence: Evidence, played: _Played) -> float:
+def _rounding(evidence: AuditEvidence, played: _Played) -> float:
     manifest = evidence.data_sets[played.number].manifest
     return ROUNDING.get(str(manifest.knob("inference.dtype")), 0.0) if manifest else 0.0
 
 
-def _chosen(evidence: Evidence) -> list[_Played]:
+def _chosen(evidence: AuditEvidence) -> list[_Played]:
     """The first, a middle and the last data set whose policy is still there."""
     rows = evidence.database.all(
         """select data_set, version, policy, policy_version, sampling from (
@@ -116,12 +116,12 @@ def _chosen(evidence: Evidence) -> list[_Played]:
     return [kept[place] for place in places]
 
 
-def _is_there(evidence: Evidence, policy: str) -> bool:
+def _is_there(evidence: AuditEvidence, policy: str) -> bool:
     store = evidence.store
     return bool(policy) and manifests.committed(store, policy) and not store.exists(layout.tombstone(policy))
 
 
-def _differences(evidence: Evidence, played: _Played, count: int) -> list[_Difference]:
+def _differences(evidence: AuditEvidence, played: _Played, count: int) -> list[_Difference]:
     """Of up to `count` trajectories, of their tokens of that policy version."""
     from tasks.train.recompute import Spoken, recompute
 
@@ -155,7 +155,7 @@ def _difference(row: tuple[Any, ...], recomputed: Any, version: int) -> _Differe
     return _Difference(name, nats[by_policy & np.isfinite(stored)])
 
 
-def _flag(evidence: Evidence, played: _Played, differences: list[_Difference]) -> None:
+def _flag(evidence: AuditEvidence, played: _Played, differences: list[_Difference]) -> None:
     limit = evidence.settings.checks.logprob_drift.threshold + _rounding(evidence, played)
     means = {each.trajectory_id: float(each.nats.mean()) for each in differences}
     cases = [

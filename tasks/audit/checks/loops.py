@@ -1,6 +1,6 @@
 """Turns that repeat themselves: a policy that found no end, or has collapsed."""
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.checks.shares import highest
 
 _LONG = 32  # tokens; shorter turns cannot show it
@@ -8,7 +8,7 @@ _GRAM = 4
 _MOST = 0.5  # share of 4-grams that stood before
 
 
-def loops(evidence: Evidence) -> Measured:
+def loops(evidence: AuditEvidence) -> Measured:
     """The share of long turns in which more than half of the 4-grams of tokens are repetitions, where it is highest."""
     database = evidence.database
     database.connection.execute(

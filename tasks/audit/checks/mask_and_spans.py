@@ -1,11 +1,11 @@
 """The action mask says what is trained on, the turns say what was sampled: both must be the same tokens."""
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 _TRUE = "coalesce(list_sum({}::tinyint[]), 0)"
 
 
-def mask_and_spans(evidence: Evidence) -> Measured:
+def mask_and_spans(evidence: AuditEvidence) -> Measured:
     """Counts rows whose columns differ in length, or whose mask is not true on the turns' spans and there alone."""
     database = evidence.database
     found = database.flag(

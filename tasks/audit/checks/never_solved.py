@@ -1,9 +1,9 @@
 """Problems that nobody solved while most episodes agree on another answer: the gold may be wrong, not the policy."""
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 
-def never_solved(evidence: Evidence) -> Measured:
+def never_solved(evidence: AuditEvidence) -> Measured:
     """Counts problems of many episodes without a right turn, at least half of whose last answers are the same."""
     least = evidence.settings.least_episodes
     found = evidence.database.flag(

@@ -1,9 +1,9 @@
 """Scores that belong to nothing: of a turn that is not there, or a second one of the same turn."""
 
-from tasks.audit.checks.registry import Evidence, Measured, SkippedError, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, SkippedError, register_check
 
 
-def orphan_scores(evidence: Evidence) -> Measured:
+def orphan_scores(evidence: AuditEvidence) -> Measured:
     """Counts scores without their turn, and all but the first of a turn."""
     database = evidence.database
     scores = int(database.number("select count(*) from scores"))

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.texts import search
 
 Judge = Callable[[str, str, str], bool]
@@ -16,7 +16,7 @@ _CARD_WORDS = re.compile(r"(?i)\b(card|visa|mastercard|amex|credit|debit)\b")
 _ISSUERS = re.compile(r"4|5[1-5]|2[2-7]|3[47]|6011|65|64[4-9]")
 
 
-def personal_data(evidence: Evidence) -> Measured:
+def personal_data(evidence: AuditEvidence) -> Measured:
     """Counts prompts, turns and pieces of feedback with what has the form, and the check digits, of personal data."""
     pattern = "|".join(pattern for pattern, _ in _KINDS.values())
     return search(evidence, "personal_data", pattern, kind, "what looks like personal data")

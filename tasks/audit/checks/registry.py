@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Evidence:
+class AuditEvidence:
     """What checks look at."""
 
     database: AuditDatabase
@@ -79,11 +79,11 @@ class SkippedError(Exception):
     """A check cannot be made; the message says why."""
 
 
-Run = Callable[[Evidence], Measured]
+Run = Callable[[AuditEvidence], Measured]
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class AuditCheck:
     """One entry of the registry."""
 
     name: str
@@ -98,7 +98,7 @@ class Check:
         return (Checks.model_fields[self.name].description or "").replace("\n", " ")
 
 
-CHECKS: dict[str, Check] = {}
+CHECKS: dict[str, AuditCheck] = {}
 
 
 def register_check(name: str, title: str, unit: Unit, run: Run, *, needs_scores: bool = False) -> None:
@@ -115,7 +115,7 @@ def register_check(name: str, title: str, unit: Unit, run: Run, *, needs_scores:
         raise ValueError(f"check {name!r} has no knob in configs/audit.py: declare its threshold and severity there")
     if name in CHECKS:
         raise ValueError(f"check {name!r} is registered already: choose another name")
-    CHECKS[name] = Check(name, title, unit, run, needs_scores)
+    CHECKS[name] = AuditCheck(name, title, unit, run, needs_scores)
 
 
 def share(part: float, whole: float) -> float:

@@ -1,9 +1,9 @@
 """Episodes of a group that were sampled with one seed are one episode, counted twice."""
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 
-def repeated_seeds(evidence: Evidence) -> Measured:
+def repeated_seeds(evidence: AuditEvidence) -> Measured:
     """Counts turns with the seed that the same turn of an earlier sample of their group had.
 
     Several trajectories of one episode have one sample, and may share their beginning.

@@ -2,7 +2,7 @@
 
 import re
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.texts import search
 
 _KINDS = {
@@ -26,7 +26,7 @@ _VALUE = re.compile(r"""[:=][ \t]*["']?([^"'\n]*)""")
 _PLACEHOLDER = re.compile(r"(?i)x{4}|\*{3}|\.{3}|your|example|changeme|placeholder|redacted|<|\[|\$\{|%\(")
 
 
-def secrets(evidence: Evidence) -> Measured:
+def secrets(evidence: AuditEvidence) -> Measured:
     """Counts prompts, turns and pieces of feedback with what has the form of a key of some well-known kind."""
     return search(evidence, "secrets", _PATTERN, kind, "what looks like a key or a password")
 

@@ -2,11 +2,11 @@
 
 from typing import Literal
 
-from tasks.audit.checks.registry import Evidence, Measured, share
+from tasks.audit.checks.registry import AuditEvidence, Measured, share
 
 
 def highest_share(
-    evidence: Evidence,
+    evidence: AuditEvidence,
     check: str,
     what: str,
     source: Literal["episodes", "turns"],
@@ -36,7 +36,7 @@ def highest_share(
     )
 
 
-def highest(evidence: Evidence, what: str, counts: str) -> Measured:
+def highest(evidence: AuditEvidence, what: str, counts: str) -> Measured:
     """The highest share among data sets; `counts` is a query of data_set, part and whole."""
     rows = evidence.database.all(f"select version, part, whole from ({counts}) join data_sets using (data_set)")
     part, whole = sum(row[1] for row in rows), sum(row[2] for row in rows)

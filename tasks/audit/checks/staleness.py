@@ -1,9 +1,9 @@
 """Staleness: how many updates a token's policy was behind the one in training when its data set was collected."""
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 
-def staleness(evidence: Evidence) -> Measured:
+def staleness(evidence: AuditEvidence) -> Measured:
     """Versions beyond the `rollout.max_head_offpolicyness` that a data set was made with; evaluations do not count."""
     database = evidence.database
     database.flag(

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from storage import layout
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.intake import take_in
 from tasks.audit.results import Case
 from tasks.audit.selection import DataSet, previous
@@ -22,7 +22,7 @@ class _Success:
     problems: int
 
 
-def success_drift(evidence: Evidence) -> Measured:
+def success_drift(evidence: AuditEvidence) -> Measured:
     """The largest step from one iteration of a run to the next, in standard errors of the difference.
 
     Problems are what varies, since the episodes of one are alike: the error is that of the mean over problems.
@@ -60,7 +60,7 @@ def _errors(before: _Success, after: _Success) -> float:
     return abs(after.mean - before.mean) / math.sqrt(sum(variances))
 
 
-def _steps(evidence: Evidence) -> list[tuple[_Success, _Success]]:
+def _steps(evidence: AuditEvidence) -> list[tuple[_Success, _Success]]:
     """Training data sets with scores, each with that of the iteration before, where it is still there."""
     found = {row[0]: _Success(row[1], row[2], row[3] or 0.0, row[4]) for row in evidence.database.all(_QUERY)}
     known = {each.version: found[each.number] for each in evidence.data_sets if each.number in found}
@@ -80,7 +80,7 @@ _QUERY = """
     ) join data_sets using (data_set) group by 1, 2"""
 
 
-def _before(evidence: Evidence, data_set: DataSet) -> _Success | None:
+def _before(evidence: AuditEvidence, data_set: DataSet) -> _Success | None:
     """Of the data set before `data_set`, where it is still there, whole and scored."""
     earlier = previous(evidence.store, data_set)
     if earlier is None or earlier.manifest is None:

@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.found import flag_found
 from tasks.audit.prompts import ASKED, BETWEEN, gather
 from tasks.audit.tokens import Decoder, Decoders
@@ -27,7 +27,7 @@ class _Asked:
     episodes: int
 
 
-def template_drift(evidence: Evidence) -> Measured:
+def template_drift(evidence: AuditEvidence) -> Measured:
     """Counts forms beyond the most frequent one of a run, and pieces between turns that lack their feedback."""
     decoders = Decoders(evidence)
     asked = _asked(evidence, decoders)
@@ -58,7 +58,7 @@ def _forms(asked: list[_Asked]) -> dict[str, Counter[str]]:
     }
 
 
-def _asked(evidence: Evidence, decoders: Decoders) -> list[_Asked]:
+def _asked(evidence: AuditEvidence, decoders: Decoders) -> list[_Asked]:
     gather(evidence)
     query = "select data_set, digest, prompt, episodes, ids from asked order by asked"
     return [
@@ -77,7 +77,7 @@ def _form(text: str, words: str, decoder: Decoder) -> str:
     return _MARK.join(text.rsplit(words, 1)) if words and words in text else _WITHOUT
 
 
-def _flag_prompts(evidence: Evidence, odd: list[_Asked], usual: dict[str, str]) -> int:
+def _flag_prompts(evidence: AuditEvidence, odd: list[_Asked], usual: dict[str, str]) -> int:
     """All trajectories with one of these prompts."""
     rows: dict[str, list[Any]] = {
         "run": [each.run for each in odd],
@@ -113,7 +113,7 @@ _Piece = tuple[str, str, int]
 """Run, feedback, and digest of the tokens that should give it."""
 
 
-def _pieces(evidence: Evidence, decoders: Decoders) -> tuple[int, list[_Piece]]:
+def _pieces(evidence: AuditEvidence, decoders: Decoders) -> tuple[int, list[_Piece]]:
     """How many distinct pieces stand between turns, and those that lack the feedback."""
     query = (
         f"select data_set, feedback, digest, any_value(ids) as ids from ({BETWEEN}) group by data_set, feedback, digest"
@@ -128,7 +128,7 @@ def _pieces(evidence: Evidence, decoders: Decoders) -> tuple[int, list[_Piece]]:
     return pieces, list(dict.fromkeys(lacking))
 
 
-def _flag_pieces(evidence: Evidence, lacking: list[_Piece]) -> int:
+def _flag_pieces(evidence: AuditEvidence, lacking: list[_Piece]) -> int:
     runs, feedback, digests = zip(*lacking, strict=True) if lacking else ((), (), ())
     return flag_found(
         evidence.database,

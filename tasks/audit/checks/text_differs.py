@@ -5,7 +5,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.found import flag_found
 from tasks.audit.tokens import Decoded, Decoders
 
@@ -15,7 +15,7 @@ _SHOWN = 80  # characters
 _NAMES = ("trajectory_id", "data_set", "turn")
 
 
-def text_differs(evidence: Evidence) -> Measured:
+def text_differs(evidence: AuditEvidence) -> Measured:
     """Decodes the tokens of every turn, without special tokens, as the rollout did."""
     decoders, turns = Decoders(evidence), int(evidence.database.number("select count(*) from turns"))
     seen, differing = 0, list[pa.RecordBatch]()
@@ -27,7 +27,7 @@ def text_differs(evidence: Evidence) -> Measured:
     return Measured(found, seen, f"{found:,} of {looked_at} have other tokens than text{decoders.remark}")
 
 
-def _turns(evidence: Evidence) -> str:
+def _turns(evidence: AuditEvidence) -> str:
     """All turns, or those whose hash is small enough."""
     tokens = evidence.database.number("select sum(sampled) from episodes")
     chosen = "true" if tokens <= MOST_TOKENS else f"hash(row, turn) % 1000000 < {1e6 * MOST_TOKENS / tokens:.0f}"
@@ -50,7 +50,7 @@ def _differing(part: Decoded) -> pa.RecordBatch:
     )
 
 
-def _flag(evidence: Evidence, differing: list[pa.RecordBatch]) -> int:
+def _flag(evidence: AuditEvidence, differing: list[pa.RecordBatch]) -> int:
     if not differing:
         return 0
     return flag_found(

@@ -1,10 +1,10 @@
 """Episodes that a token limit cut: the answer may have come a token later."""
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.checks.shares import highest_share
 
 
-def truncated(evidence: Evidence) -> Measured:
+def truncated(evidence: AuditEvidence) -> Measured:
     """The share of episodes of status `truncated`."""
     return highest_share(
         evidence, "truncated", "episodes were cut by a token limit", "episodes", "status = 'truncated'", "reason"

@@ -4,7 +4,7 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.found import flag_found
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ MOST = 20_000
 """Distinct golds that are judged, at up to a thousand a second; of more a sample."""
 
 
-def unmatched_gold(evidence: Evidence) -> Measured:
+def unmatched_gold(evidence: AuditEvidence) -> Measured:
     """Has the real verifier judge each distinct gold, presented as an answer, against itself."""
     problems = evidence.database.all("select problem_id, unnest(solutions) from problems order by all")
     problems += evidence.database.all("select problem_id, '' from problems where len(solutions) = 0 order by all")
@@ -25,7 +25,7 @@ def unmatched_gold(evidence: Evidence) -> Measured:
         holders.setdefault(gold, []).append(name)
     golds = _sample(sorted(holders))
     given = [gold for gold in golds if gold.strip()]
-    verdicts = dict(zip(given, evidence.verifier.judge([(presented(gold), [gold]) for gold in given]), strict=True))
+    verdicts = dict(zip(given, evidence.verifier.grade([(presented(gold), [gold]) for gold in given]), strict=True))
     bad = [(name, told) for gold in golds if (told := _complaint(gold, verdicts.get(gold))) for name in holders[gold]]
     rows = {"id": [name for name, _ in bad], "detail": [told for _, told in bad]}
     query = "select id, null::integer, detail from found"

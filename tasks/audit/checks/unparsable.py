@@ -1,10 +1,10 @@
 """Turns in which no answer was found: the format is not kept, or the judge does not know it."""
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.checks.shares import highest_share
 
 
-def unparsable(evidence: Evidence) -> Measured:
+def unparsable(evidence: AuditEvidence) -> Measured:
     """The share of turns with the verdict `unparsable`, among those with a score."""
     return highest_share(
         evidence,

@@ -1,9 +1,9 @@
 """Turns without a score: they cannot be trained on, and every rate is of the others only."""
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 
-def unscored_turns(evidence: Evidence) -> Measured:
+def unscored_turns(evidence: AuditEvidence) -> Measured:
     """Counts turns that the scores of their data set do not mention."""
     database = evidence.database
     found = database.flag(

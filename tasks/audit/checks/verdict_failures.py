@@ -1,10 +1,10 @@
 """Verdicts that are none: answers on which the judge ran out of time or broke earn nothing, right or wrong."""
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.checks.shares import highest_share
 
 
-def verdict_failures(evidence: Evidence) -> Measured:
+def verdict_failures(evidence: AuditEvidence) -> Measured:
     """The share of turns with the verdict `timeout` or `error`, among those with a score."""
     return highest_share(
         evidence,

@@ -1,9 +1,9 @@
 """Verdicts that contradict each other: the agent heard one thing and is rewarded for another."""
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 
-def verdicts_disagree(evidence: Evidence) -> Measured:
+def verdicts_disagree(evidence: AuditEvidence) -> Measured:
     """Counts turns that environment and score judge differently, and answers that the scores judge both ways.
 
     If an answer was judged both ways equally often, the turns that were judged correct are counted.

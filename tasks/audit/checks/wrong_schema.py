@@ -1,9 +1,9 @@
 """Files that this code does not understand: no Parquet, of a newer or another schema; left out of everything else."""
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 
-def wrong_schema(evidence: Evidence) -> Measured:
+def wrong_schema(evidence: AuditEvidence) -> Measured:
     """Counts the files that `intake` could not take."""
     intake = evidence.intake
     found = evidence.database.flag_all("wrong_schema", intake.foreign)

@@ -1,6 +1,6 @@
 """Groups that agree: their advantages are zero, so they cost a rollout and teach nothing."""
 
-from tasks.audit.checks.registry import Evidence, Measured, register_check
+from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.checks.shares import highest
 
 GROUPS = """
@@ -13,7 +13,7 @@ GROUPS = """
 """SQL: groups of two or more episodes, and whether in each of their turns all earned the same."""
 
 
-def zero_variance(evidence: Evidence) -> Measured:
+def zero_variance(evidence: AuditEvidence) -> Measured:
     """The share of groups in which each turn earned the same in all episodes that had it: baselines leave nothing."""
     evidence.database.flag(
         "zero_variance",

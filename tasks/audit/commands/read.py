@@ -37,7 +37,7 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
         raise ValueError(f"{audits[0]} says itself what it is about: give it alone, without {len(targets) - 1} others")
     if audits:
         _, audit = read_audit(store, audits[0], cache)
-        kinds = {entry.version: entry.kind for entry in catalog.everything(store)}  # whatever became of the manifests
+        kinds = {entry.version: entry.kind for entry in catalog.read_all(store)}  # whatever became of the manifests
         parents = [parent.version for parent in manifests.read(store, audits[0]).parents]
         targets = [version for version in parents if kinds.get(version) != "scores"]
         if not targets:

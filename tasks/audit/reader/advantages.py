@@ -111,12 +111,12 @@ class Advantage:
         self, number: int, problem_id: str | None, reward: Reward, oldest: int, mask_truncated: bool
     ) -> "list[Sample]":
         """What the update trained on."""
-        from tasks.train.samples import build_samples, fresh, known
+        from tasks.train.samples import build_samples, known, within_staleness
 
         rows = self._rows(number, problem_id)
         trajectories, scores = self._library.trajectories(rows), self._scores(rows)
         samples = build_samples(trajectories, scores, reward, mask_truncated=mask_truncated)
-        return known(fresh(samples, self._data_sets[number].iteration, oldest))
+        return known(within_staleness(samples, self._data_sets[number].iteration, oldest))
 
     def _rows(self, number: int, problem_id: str | None) -> list[int]:
         query = "select row from episodes where data_set = ? and (? is null or problem_id = ?) order by row"

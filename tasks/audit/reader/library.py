@@ -64,7 +64,7 @@ class SharedDatabase(AuditDatabase):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ListItem:
     """A line of the list."""
 
     row: int
@@ -123,14 +123,14 @@ class Library:
         condition, parameters = where(wanted)
         return int(self.database.number(f"select count(*) from listing where {condition}", *parameters))
 
-    def entries(self, rows: Sequence[int]) -> list[Entry]:
+    def entries(self, rows: Sequence[int]) -> list[ListItem]:
         """Lines of the list, in the order of `rows`."""
         found = self.database.all(
             """select row, trajectory_id, doubled, version, l.iteration, problem_id, sample, status, turns, tokens,
             reward, verdicts, answer from listing l join data_sets using (data_set) where list_contains(?, row)""",
             list(rows),
         )
-        by_row = {columns[0]: Entry(*columns) for columns in found}
+        by_row = {columns[0]: ListItem(*columns) for columns in found}
         return [by_row[row] for row in rows if row in by_row]
 
     def rows_with_id(self, trajectory_id: str) -> list[int]:

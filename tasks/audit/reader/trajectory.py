@@ -14,7 +14,7 @@ from tasks.audit.conversations import Conversation, read_conversations
 from tasks.audit.reader.advantages import Advantage, Advantages, NoAdvantageError
 from tasks.audit.reader.colours import advantage_legend, advantage_step, logprob_legend, logprob_step
 from tasks.audit.reader.filters import Filter, parse
-from tasks.audit.reader.library import Entry, Library
+from tasks.audit.reader.library import Library, ListItem
 from tasks.audit.reader.pages import LINES, PageError, Pages, plain
 from tasks.audit.reader.tokens import PART, Token, parts, spans
 from tasks.audit.reader.vocabulary import Vocabularies
@@ -28,8 +28,8 @@ class Neighbours:
     wanted: Filter
     place: int  # from 1 on; 0: it is not in the list
     total: int
-    before: Entry | None = None
-    after: Entry | None = None
+    before: ListItem | None = None
+    after: ListItem | None = None
 
     @property
     def page(self) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from storage.commands.output import Output
 from storage.objects.store import Store
-from tasks.provenance.commands.shared import add_problem, show_doubts, show_problem
+from tasks.provenance.commands.shared import add_problem, show_problem, show_uncertain
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,7 +44,7 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
         "unknown": [asdict(each) for each in proposal.unknown],
     }
     parts: list[Table | str] = [show_problem(proposal.problem)] if proposal.problem else []
-    parts += [_told(proposal), *show_doubts([], proposal.unknown)]
+    parts += [_told(proposal), *show_uncertain([], proposal.unknown)]
     parts += [
         f"{version}\nuse it, beside others that a run honours already, with\n    {override!r}"
         if commit

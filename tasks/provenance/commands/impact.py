@@ -11,7 +11,7 @@ from storage.commands.output import Output
 from storage.objects.store import Store
 from storage.version_names import PolicyVersion
 from storage.visible import visible
-from tasks.provenance.commands.shared import add_last, add_problem, show_doubts, show_first, show_problem, some
+from tasks.provenance.commands.shared import add_last, add_problem, show_first, show_problem, show_uncertain, some
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,7 +41,7 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
     parts += show_first(answer.first)
     parts += [f"{each.checkpoint} was taught it by a {each.how}" for each in answer.uses if each.how == "warm start"]
     parts += some(["alias", "points at"], list(answer.aliases.items()), arguments.last, "Aliases")
-    parts += show_doubts(answer.doubtful, answer.unknown)
+    parts += show_uncertain(answer.doubtful, answer.unknown)
     return Output(asdict(answer), [*parts, "What to do:", *(f"- {line}" for line in _advice(store, answer))])
 
 

@@ -11,8 +11,8 @@ from storage.visible import visible
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tasks.provenance.answers import First, Unknown
-    from tasks.provenance.asked import Asked
+    from tasks.provenance.answers import FirstTrained, Unknown
+    from tasks.provenance.asked import FoundProblem
 
 _PROMPT = 200
 _NAMED = 3
@@ -29,7 +29,7 @@ def add_last(parser: argparse.ArgumentParser, what: str) -> None:
     parser.add_argument("-n", "--last", type=whole(0), default=20, metavar="N", help=f"{what} shown; default 20")
 
 
-def show_problem(asked: "Asked") -> str:
+def show_problem(asked: "FoundProblem") -> str:
     """Prompt, gold answers, ids and key on two lines."""
     prompt, gold = " ".join(asked.prompt.split()), "; ".join(asked.solutions)
     ids = ", ".join(asked.problem_ids[:_NAMED]) + (" …" if len(asked.problem_ids) > _NAMED else "")
@@ -43,13 +43,13 @@ def some(columns: Sequence[str], rows: Sequence[Sequence[Any]], most: int, title
     return [table(columns, rows[:most], title), *more] if rows else []
 
 
-def show_first(first: "Sequence[First]") -> "list[Table | str]":
+def show_first(first: "Sequence[FirstTrained]") -> "list[Table | str]":
     rows = [(each.run, each.checkpoint, each.checkpoints, each.clean or "none") for each in first]
     columns = ["run", "first checkpoint", "so many of the run", "last one before it"]
     return some(columns, rows, len(rows), "Trained on it, or descended from one that was")
 
 
-def show_doubts(doubtful: Sequence[str], unknown: "Sequence[Unknown]") -> list[str]:
+def show_uncertain(doubtful: Sequence[str], unknown: "Sequence[Unknown]") -> list[str]:
     """What nobody can know any more."""
     lines = []
     if unknown:

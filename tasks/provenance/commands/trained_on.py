@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from storage.commands.output import Output
 from storage.objects.store import Store
-from tasks.provenance.commands.shared import add_last, add_problem, show_doubts, show_first, show_problem, some
+from tasks.provenance.commands.shared import add_last, add_problem, show_first, show_problem, show_uncertain, some
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -31,4 +31,4 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
     parts: list[Table | str] = [show_problem(answer.problem)]
     parts += some(["checkpoint", "by", "data set", "episodes", "trained on"], rows, arguments.last)
     parts += show_first(answer.first) or ["no checkpoint is known to be trained on it"]
-    return Output(asdict(answer), [*parts, *show_doubts(answer.doubtful, answer.unknown)])
+    return Output(asdict(answer), [*parts, *show_uncertain(answer.doubtful, answer.unknown)])

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from storage.commands.output import Output
 from storage.objects.store import Store
 from storage.visible import visible
-from tasks.provenance.commands.shared import add_last, show_doubts, some
+from tasks.provenance.commands.shared import add_last, show_uncertain, some
 
 if TYPE_CHECKING:
-    from tasks.provenance.answers import Seen
+    from tasks.provenance.answers import TrainedProblem
 
 _PROMPT = 50
 
@@ -24,9 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
     """Totals, and a row for each problem."""
-    from tasks.provenance.questions import seen_by
+    from tasks.provenance.questions import training_data
 
-    answer = seen_by(store, arguments.checkpoint, Path(arguments.cache))
+    answer = training_data(store, arguments.checkpoint, Path(arguments.cache))
     problems = answer.problems
     if arguments.by == "count":
         problems = sorted(problems, key=lambda seen: -seen.trained)
@@ -39,10 +39,10 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
     columns = ["problem", "prompt", "episodes", "trained on", "updates", "first", "last", "first turn", "any turn"]
     table = some(columns, [_row(seen) for seen in problems], arguments.last)
     data = asdict(answer) | {"problems": [asdict(seen) for seen in problems]}
-    return Output(data, [totals, *begun, sets, *table, *show_doubts([], answer.unknown)])
+    return Output(data, [totals, *begun, sets, *table, *show_uncertain([], answer.unknown)])
 
 
-def _row(seen: "Seen") -> tuple[object, ...]:
+def _row(seen: "TrainedProblem") -> tuple[object, ...]:
     prompt = visible(" ".join(seen.prompt.split()), _PROMPT)
     rates = ["" if rate is None else f"{rate:.3f}" for rate in (seen.first_turn, seen.any_turn)]
     return visible(seen.problem_id), prompt, seen.episodes, seen.trained, seen.updates, seen.first, seen.last, *rates

@@ -10,11 +10,11 @@ from transformers import PreTrainedModel
 
 from configs.schema import PPO
 from tasks.train.logprobs import hidden_states, output_logits, predicting
-from tasks.train.passes import look_at_actions
+from tasks.train.passes import score_action_tokens
 from tasks.train.samples import Sample
 
 
-def drift(
+def mean_kl(
     policy: PreTrainedModel,
     other: PreTrainedModel,
     samples: Sequence[Sample],
@@ -44,7 +44,7 @@ def drift(
         return (output_logits(model.get_output_embeddings(), states) / temperature).log_softmax(-1)
 
     with precision:
-        found = look_at_actions(look, samples, range(len(samples)), ppo.micro_batch_tokens, policy.device)
+        found = score_action_tokens(look, samples, range(len(samples)), ppo.micro_batch_tokens, policy.device)
     return float(np.concatenate([*found.values()]).mean(dtype=np.float64))
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from configs import Config
 from storage.logs.nights import Record
 from storage.objects.store import Store
-from tasks.evaluate.report import comparison_rows
+from tasks.evaluate.summary import comparison_rows
 
 _HEADLINES = {
     "promoted": "Night {number}: promoted. The champion is now `{challenger}`",

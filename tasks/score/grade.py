@@ -12,14 +12,14 @@ from typing import Any
 
 from math_verify import parse, verify
 
-from tasks.score.worker import Outcome
+from tasks.score.worker import Graded
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own timeouts are off
 
 _LONGEST_TEXT = 500  # characters of `extracted` and `reason`
 
 
-def judge(answer: str, solutions: tuple[str, ...]) -> Outcome:
+def grade(answer: str, solutions: tuple[str, ...]) -> Graded:
     r"""Verdict on one answer; any of the solutions (1 or more) counts.
 
     The answer is read as math-verify reads it: the final answer in a text, in `$…$` or `\boxed{}`, or a
@@ -34,7 +34,7 @@ def judge(answer: str, solutions: tuple[str, ...]) -> Outcome:
     return _compare(golds, target, list(problems))
 
 
-def _compare(golds: Sequence[list[Any]], target: list[Any], problems: list[str]) -> Outcome:
+def _compare(golds: Sequence[list[Any]], target: list[Any], problems: list[str]) -> Graded:
     extracted, failed = _text(target), False
     for index, gold in enumerate(golds):
         try:
