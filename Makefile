@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Threads that spin while they wait would slow vLLM and trainer ten times on shared cores.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: help setup demo smoke retrain-demo audit read test soak check format bench experiment-staleness experiment-control \
+.PHONY: help setup demo smoke retrain-demo audit read test test-fast soak check format bench pictures experiment-staleness experiment-control \
     lock up down clean
 
 help: ## List the targets
@@ -80,6 +80,9 @@ read: setup ## Read trajectories in the browser (ARGS="demo")
 test: setup ## Run the tests (ARGS="-k name" selects)
 	@$(BIN)/python -m pytest $(or $(ARGS),$(SIDE_BY_SIDE))
 
+test-fast: setup ## Run the tests that need no server, for people who are typing
+	@$(BIN)/python -m pytest -m "not slow" $(SIDE_BY_SIDE) $(ARGS)
+
 soak: setup ## Hundreds of kills and interrupts instead of samples, the schedule on SQLite: over an hour
 	@SOAK=1 $(BIN)/python -m pytest -s tests/flows/test_killed.py tests/flows/test_interrupts.py tests/retrain/test_schedule.py $(ARGS)
 
@@ -94,6 +97,9 @@ format: setup ## Format and repair what ruff can
 
 bench: setup ## Measure throughput
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
+
+pictures: setup ## Make the pictures of the pages again; about 20 minutes where the demo's runs are missing
+	@$(BIN)/python -m tests.pictures $(ARGS)
 
 experiment-staleness: setup ## Staleness, decoupled objective, critic: 12 runs of the demo, about 40 minutes
 	@$(BIN)/python -m tests.experiments.staleness $(ARGS)

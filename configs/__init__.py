@@ -1,4 +1,4 @@
-"""Configuration: the typed page of knobs (`schema`), the loader, and YAML files to start from."""
+"""Configuration: `schema` has all knobs, `loader` reads them, `stored` reads old ones; YAML files to start from."""
 
 from configs.loader import ConfigError, available, differences, flatten, load, to_yaml
 from configs.schema import Config

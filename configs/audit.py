@@ -1,4 +1,4 @@
-"""The knobs of the audit: each check with its threshold and what becomes of a data set that passes it."""
+"""The knobs of the audit: each check with its threshold and the severity of a value above it."""
 
 from typing import Annotated, Any, Literal
 
@@ -8,12 +8,15 @@ from configs.knobs import Knobs, NonNegativeFloat, NonNegativeInt
 
 
 class CheckKnobs(Knobs):
-    """`audit.checks.truncated={threshold: 0.5}`, or `audit.checks.truncated.severity=ignore`."""
+    """The knobs of one check.
+
+    Example: `audit.checks.truncated={threshold: 0.5}`, or `audit.checks.truncated.severity=ignore`.
+    """
 
     threshold: NonNegativeFloat
     """A larger value raises the alarm."""
     severity: Literal["ignore", "warn", "fail"]
-    """What an alarm means for the whole audit; `ignore` leaves the check out."""
+    """Effect of an alarm on the whole audit; `ignore` skips the check."""
 
 
 def _fail(threshold: float = 0.0) -> CheckKnobs:
@@ -25,13 +28,15 @@ def _warn(threshold: float) -> CheckKnobs:
 
 
 class Checks(Knobs):
-    """By name. A value is a number of cases, unless it is said to be a share or something else."""
+    """The checks by name. The value of a check is its number of cases, unless its sentence names a share or another
+    quantity.
+    """
 
     # integrity
     damaged_objects: CheckKnobs = _fail()
-    """Objects that are missing, whose size or hash is not the manifest's, or that no manifest names."""
+    """Objects that are missing, whose size or hash differs from the manifest, or that no manifest names."""
     wrong_schema: CheckKnobs = _fail()
-    """Files that are no Parquet, or of a newer or another schema."""
+    """Files that are not Parquet, or have a newer or another schema."""
     broken_parents: CheckKnobs = _fail()
     """Parents that are missing or changed, and rows that name another policy or problem set than the manifest."""
     duplicate_ids: CheckKnobs = _fail()
@@ -39,79 +44,79 @@ class Checks(Knobs):
     unscored_turns: CheckKnobs = _fail()
     """Turns without a score."""
     orphan_scores: CheckKnobs = _fail()
-    """Scores of no turn, and second scores of one."""
+    """Scores of turns that do not exist, and second scores of one turn."""
     # tokens
     mask_and_spans: CheckKnobs = _fail()
     """Rows whose mask is not exactly the spans of their turns, or whose columns differ in length."""
     broken_prefix: CheckKnobs = _fail()
-    """Rows in which a turn does not continue what stands before it, or whose group began with another prompt."""
+    """Rows in which a turn does not continue the tokens before it, or whose group began with another prompt."""
     bad_logprobs: CheckKnobs = _fail()
-    """Rows with a logprob that is not finite, above 0, or beside the mask."""
+    """Rows with a logprob that is not finite, is above 0, or is outside of the mask."""
     falling_versions: CheckKnobs = _fail()
-    """Rows with a turn in which the policy version falls, is unknown, or newer than the data set allows."""
+    """Rows with a turn in which the policy version falls, is unknown, or is newer than the data set allows."""
     text_differs: CheckKnobs = _fail()
     """Turns whose tokens decode to another text than the stored one."""
     template_drift: CheckKnobs = _warn(0)
-    """Forms of the prompt around the problem, within one run, beyond the first."""
+    """Number of different prompt templates around the problem in one run, not counting the first."""
     # policy
     logprob_drift: CheckKnobs = _fail(0.001)
-    """Mean difference between stored logprobs and those recomputed with the stored weights, in nats a token, beyond
-    what rounding explains: 0.02 where the served weights were bfloat16, 0.005 with float16. Float32 gives 1e-5."""
+    """Mean difference between stored logprobs and those recomputed with the stored weights, in nats per token, beyond
+    what rounding explains: 0.02 if the served weights were bfloat16, 0.005 if float16. Float32 gives 1e-5."""
     staleness: CheckKnobs = _fail()
-    """Tokens of a policy older than `rollout.max_head_offpolicyness` allowed."""
+    """Tokens sampled by a policy that is older than `rollout.max_head_offpolicyness` allows."""
     # learning
     success_drift: CheckKnobs = _warn(5.0)
-    """Step of the first turn's success from one data set to the next of a run, in standard errors over problems; steps
-    below 0.1 do not count."""
+    """Change of the first turn's success from one data set of a run to the next, in standard errors over problems;
+    changes below 0.1 do not count."""
     broken_answers: CheckKnobs = _warn(0.1)
     """Share of right answers that were followed by a wrong one."""
     zero_variance: CheckKnobs = _warn(0.9)
-    """Share of groups in which all episodes earned the same: nothing is learned from them."""
+    """Share of groups in which each turn earned the same in all episodes, so that nothing is learned from them."""
     identical_answers: CheckKnobs = _warn(0.2)
-    """Share of groups in which all first answers are the same text, and long, or wrong."""
+    """Share of groups in which all first answers are the same text, and that text is long or wrong."""
     repeated_seeds: CheckKnobs = _warn(0)
-    """Turns sampled with the seed of the same turn of another sample of their group."""
+    """Turns sampled with the same seed as the same turn of another episode of their group."""
     length_and_reward: CheckKnobs = _warn(0.6)
-    """Correlation of length and success within groups, with either sign."""
+    """Absolute correlation of length and success within groups."""
     # episodes
     truncated: CheckKnobs = _warn(0.2)
     """Share of episodes that a token limit cut."""
     failed: CheckKnobs = _warn(0.05)
-    """Share of episodes that failed or came over their deadline."""
+    """Share of episodes that failed or exceeded their deadline."""
     loops: CheckKnobs = _warn(0.01)
-    """Share of turns that repeat themselves: of 32 tokens or more, with most of their 4-grams seen before."""
+    """Share of turns that repeat themselves: turns of 32 tokens or more, most of whose 4-grams occurred before."""
     # verdicts
     unparsable: CheckKnobs = _warn(0.2)
     """Share of turns in which no answer was found."""
     verdict_failures: CheckKnobs = _warn(0.02)
     """Share of verdicts that are timeouts or errors."""
     verdicts_disagree: CheckKnobs = _fail()
-    """Turns about which environment and score differ, and answers that were judged right and wrong."""
+    """Turns whose verdicts by environment and score differ, and answers graded both right and wrong."""
     false_negatives: CheckKnobs = _warn(0.05)
-    """Share of `wrong` that a second checker calls right: the lower end of its interval."""
+    """Share of `wrong` verdicts that a second checker calls right: the lower end of its interval."""
     false_positives: CheckKnobs = _warn(0.05)
-    """Share of `correct` that a second checker calls wrong: the lower end of its interval."""
+    """Share of `correct` verdicts that a second checker calls wrong: the lower end of its interval."""
     # problems
     leaked_answers: CheckKnobs = _fail()
-    """Prompts that state the gold answer, and feedback that gives it away."""
+    """Prompts that state the gold answer, and feedback that reveals it."""
     unmatched_gold: CheckKnobs = _fail()
-    """Gold answers that do not even match themselves."""
+    """Gold answers that the verifier does not accept even as their own answer."""
     never_solved: CheckKnobs = _warn(0)
-    """Problems that nobody solved while most episodes agreed on another answer: the gold may be wrong."""
+    """Problems never solved while at least half of the episodes agree on another answer: the gold may be wrong."""
     contamination: CheckKnobs = _fail()
-    """Problems that stand in an evaluation set of the run, too."""
+    """Training problems that are also in an evaluation set of the run."""
     # text
     secrets: CheckKnobs = _fail()
-    """Turns or prompts with what looks like a key or a password."""
+    """Turns or prompts with text that looks like a key or a password."""
     personal_data: CheckKnobs = _warn(0)
-    """Turns or prompts with what looks like an address, a telephone or a card number."""
+    """Turns or prompts with text that looks like an address, a telephone number or a card number."""
     hidden_characters: CheckKnobs = _warn(0)
     """Turns or prompts with characters that reorder or hide text: bidi controls, zero width, other controls."""
 
     @model_validator(mode="before")
     @classmethod
     def _partial(cls, values: Any) -> Any:
-        """What is not said of a check stays as it is declared."""
+        """Fill in the declared threshold or severity of each check that sets only one of them."""
         if not isinstance(values, dict):
             return values
         declared = {name: field.default.model_dump() for name, field in cls.model_fields.items()}
@@ -122,19 +127,19 @@ class Checks(Knobs):
 
 
 class Audit(Knobs):
-    """Of trajectory data sets."""
+    """The audit of trajectory data sets."""
 
     checks: Checks = Checks()
-    """What is looked for."""
+    """The checks and their thresholds."""
     judged_again: PositiveInt = 2000
-    """Verdicts of each kind that the second checker looks at."""
+    """Number of verdicts of each kind that the second checker grades again."""
     recomputed: NonNegativeInt = 64
-    """Trajectories whose logprobs are recomputed with the policy that played them; 0: no model is loaded."""
+    """Number of trajectories whose logprobs are recomputed with the policy that played them; 0: no model is loaded."""
     recomputed_sets: PositiveInt = 3
-    """Data sets, from the first to the last, that these are taken from; each has its policy loaded."""
+    """Number of data sets, from the first to the last, from which these are taken; the policy of each is loaded."""
     least_episodes: PositiveInt = 16
-    """A problem with fewer episodes is not called never solved."""
+    """A problem with fewer episodes than this does not count as never solved."""
     examples: PositiveInt = 5
-    """Cases of each check that the report shows whole; the rest it names."""
+    """Number of cases of each check that the report shows in full; it only names the others."""
     memory_gib: Annotated[float, Field(gt=0, lt=1e16)] = 2.0
-    """Of the database; what needs more goes to a temporary folder."""
+    """Memory of the database; data that need more go to a temporary folder."""

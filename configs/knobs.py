@@ -1,4 +1,4 @@
-"""What the sections of the configuration are made of."""
+"""Types and the base class for the sections of the configuration."""
 
 from typing import Annotated
 
@@ -12,15 +12,15 @@ NonNegativeFloat = Annotated[float, Field(ge=0)]
 
 
 def check_temperature(temperature: float) -> float:
-    """Returns it where vLLM samples with it.
+    """Return `temperature` if vLLM samples with it.
 
     Raises:
-        ValueError: it does not; between 0 and 0.01 it would take 0.01 and only log a warning.
+        ValueError: it is not 0 or 0.01 to 2. Between 0 and 0.01 vLLM would use 0.01 and only log a warning.
     """
     if not (temperature == 0 or 0.01 <= temperature <= 2):  # also NaN
         raise ValueError(
-            f"{temperature!r} is no temperature that vLLM samples with: use 0 (greedy) or 0.01 to 2. It would raise a "
-            "smaller one to 0.01, and the recorded logprobs would not be those of the temperature trained with"
+            f"{temperature!r} is not a temperature that vLLM samples with: use 0 (greedy) or 0.01 to 2. vLLM would "
+            "raise a smaller one to 0.01, and the recorded logprobs would not be those of the temperature in training"
         )
     return temperature
 
@@ -41,20 +41,20 @@ def check_seed(seed: int) -> int:
 
 Seed = Annotated[int, AfterValidator(check_seed)]
 MOST_WORKERS = 10_000
-"""Processes or threads: more of them no machine starts."""
+"""Largest number of processes or threads; no machine starts more."""
 Workers = Annotated[int, Field(gt=0, le=MOST_WORKERS)]
 Megabytes = Annotated[int, Field(gt=0, lt=2**43 - 2**20)]
-"""A number of megabytes whose bytes, and a little more, fit into 64 bits."""
+"""A number of megabytes whose number of bytes, plus a little, fits into 64 bits."""
 
 
 class Knobs(BaseModel):
-    """Base of all sections: frozen, and an unknown key is an error."""
+    """The base class of all sections: frozen; an unknown key is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 def refuse_idle(section: Knobs, *names: str, why: str) -> None:
-    """Refuses knobs that were changed but do nothing."""
+    """Refuse knobs that differ from their default but have no effect; `why` ends the message."""
     for name in names:
         value = getattr(section, name)
         if value != type(section).model_fields[name].default:

@@ -1,4 +1,4 @@
-"""YAML plus dotted overrides to a validated `Config`, and errors that say what to do."""
+"""Loads YAML with dotted overrides into a validated `Config`; errors name the key, the value and the remedy."""
 
 import difflib
 import io
@@ -21,9 +21,9 @@ from configs.sections import sections, tags
 
 FOLDER = Path(__file__).parent
 _LARGEST = 2**20
-"""Bytes of a configuration file."""
+"""Most bytes of a configuration file."""
 _REFUSALS = (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError)
-"""Raised by YAML and OmegaConf for what they cannot read; OSError: a lone scalar; ValueError: endless digits."""
+"""Errors that YAML and OmegaConf raise for unreadable input; OSError: a lone scalar; ValueError: too many digits."""
 
 
 class ConfigError(ValueError):
@@ -31,20 +31,20 @@ class ConfigError(ValueError):
 
 
 def available() -> list[str]:
-    """Names of the configurations that come with the package."""
+    """List the names of the configurations in this package."""
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def load(name: str | Path, overrides: Iterable[str] = ()) -> Config:
-    """The configuration `name` (one of `available()` or a YAML file's path) with dotted overrides.
+    """Load the configuration `name` (one of `available()`, or the path of a YAML file) with dotted overrides.
 
-    An override whose value is a mapping replaces the section: `policy={path: my-model}`.
+    An override with a mapping as its value replaces the section: `policy={path: my-model}`.
 
     >>> load("demo", ["agent.args.num_turns=3"]).agent.args["num_turns"]
     3
 
     Raises:
-        ConfigError: unknown file, key, value or an impossible combination.
+        ConfigError: a file, a key or a value is unknown, or values contradict each other.
     """
     merged = _read(name)
     for override in overrides:
@@ -62,13 +62,13 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Config:
 
 
 def to_yaml(config: Config) -> str:
-    """The resolved configuration as YAML that `load` accepts again."""
-    # OmegaConf quotes what its own loader takes for a number, such as "1e5".
+    """Write the resolved configuration as YAML that `load` accepts again."""
+    # OmegaConf quotes strings that its own loader reads as numbers, such as "1e5".
     return OmegaConf.to_yaml(OmegaConf.create(_escaped(config.model_dump(mode="json"))))
 
 
 def _escaped(value: Any) -> Any:
-    """`value` with the mark of an interpolation, `${`, as text in all its strings."""
+    """Escape `${`, which begins an interpolation, in all strings of `value`."""
     if isinstance(value, dict):
         return {key: _escaped(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -77,7 +77,7 @@ def _escaped(value: Any) -> Any:
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Keys whose values differ between two resolved configurations, as `key: old -> new`."""
+    """List the keys whose values differ between two resolved configurations, as `key: old -> new`."""
     left, right = dict(flatten(old)), dict(flatten(new))
     missing = "(absent)"
     return [
@@ -88,7 +88,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested dictionaries as dotted keys and values."""
+    """Yield the dotted keys and values of nested dictionaries."""
     for key, value in values.items():
         if isinstance(value, dict) and value:
             yield from flatten(value, f"{prefix}{key}.")
@@ -104,7 +104,7 @@ def _read(name: str | Path) -> DictConfig:
     except FileNotFoundError:
         hint = _nearest(str(name), available())
         raise ConfigError(
-            f"no configuration {name!r}{hint}; there are {', '.join(available())}, or give a YAML file"
+            f"no configuration {name!r}{hint}; use one of {', '.join(available())}, or give a YAML file"
         ) from None
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         raise ConfigError(f"configuration {path} cannot be read: {error}") from None
@@ -132,12 +132,12 @@ def _apply(override: str, config: DictConfig) -> None:
 
 
 def explain(detail: ErrorDetails) -> str:
-    """One line for one pydantic error: the dotted key, its value, what is wrong, the nearest name."""
+    """Describe a pydantic error on one line: the dotted key, its value, what is wrong, and the nearest known name."""
     key = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
         parent, name = detail["loc"][:-1], str(detail["loc"][-1])
         fields = _fields(parent)
-        known = f"there are {', '.join(sorted(fields))}"
+        known = f"known keys are {', '.join(sorted(fields))}"
         return f"{key}={brief(detail['input'])}: unknown key{_nearest(name, fields)}; {known}"
     if detail["type"] == "missing":
         return f"{key}: must be given"
@@ -147,7 +147,7 @@ def explain(detail: ErrorDetails) -> str:
 
 
 def _fields(location: Sequence[int | str]) -> list[str]:
-    """Names of the fields of the section at `location`."""
+    """Return the names of the fields of the section at `location`."""
     models: list[type[BaseModel]] = [Config]
     for part in location:
         if isinstance(part, str) and any(part == tag for model in models for tag in tags(model)):

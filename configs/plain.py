@@ -1,36 +1,36 @@
-"""Which values a configuration may hold: those that YAML and JSON give back as they were."""
+"""Checks that a configuration holds only values that YAML and JSON store and read back unchanged."""
 
 import math
 from collections.abc import Iterator
 from typing import Any
 
 _DEEPEST = 50
-"""Mappings and lists within each other; what reads and writes YAML and JSON gives up somewhere above."""
+"""Most levels of nested mappings and lists; parsers and writers of YAML and JSON fail somewhere above this."""
 _LARGEST_BITS = 10_000
-"""Bits of the largest integer; Python writes no more than 4,300 digits."""
+"""Bits of the largest integer; Python writes at most 4,300 digits."""
 _SHOWN = 300
-"""Characters of a value that a message shows."""
+"""Most characters of a value that a message shows."""
 
 
 def check_plain(values: dict[str, Any]) -> None:
-    """Refuse what could not be stored with a run, or would be read back as something else.
+    """Refuse values that could not be stored with a run, or would be read back as something else.
 
     >>> check_plain({"agent": {"args": {"limits": [1.0, math.inf]}}})
     Traceback (most recent call last):
     ValueError: agent.args.limits.1=inf is not a finite number: …
 
     Raises:
-        ValueError: naming the dotted key and the value.
+        ValueError: the message names the dotted key and the value.
     """
     for depth, key, value in walk(values):
         if depth > _DEEPEST:
-            raise ValueError(f"{key}: more than {_DEEPEST} mappings and lists within each other: nest them less deep")
+            raise ValueError(f"{key}: more than {_DEEPEST} nested mappings and lists: nest them less deeply")
         if problem := _problem(value):
             raise ValueError(f"{key}{problem}")
 
 
 def walk(values: dict[Any, Any] | list[Any], depth: int = 1, prefix: str = "") -> Iterator[tuple[int, str, Any]]:
-    """Depth, dotted key and value of everything in `values`, from the outside in.
+    """Yield depth, dotted key and value of everything in `values`, from the outside to the inside.
 
     Raises:
         ValueError: a key is not text.
@@ -45,7 +45,7 @@ def walk(values: dict[Any, Any] | list[Any], depth: int = 1, prefix: str = "") -
 
 
 def brief(value: Any) -> str:
-    """`value` in a message: not longer than a few lines, however large it is."""
+    """Write `value` for a message, in a few lines at most."""
     try:
         text = repr(value)
     except ValueError:  # more digits than Python writes
@@ -57,11 +57,11 @@ def brief(value: Any) -> str:
 def _problem(value: Any) -> str:
     """Describe what is wrong with a value, as text that follows its key; empty if nothing is."""
     if isinstance(value, float) and not math.isfinite(value):
-        return f"={value!r} is not a finite number: JSON, in which runs keep their configuration, knows no other"
+        return f"={value!r} is not a finite number: runs store their configuration as JSON, which has no other numbers"
     if isinstance(value, int) and value.bit_length() > _LARGEST_BITS:
         return f": a number of {value.bit_length()} bits: use a smaller one"
     if isinstance(value, str) and _is_broken(value):
-        return f"={value!r} holds half a surrogate pair, which UTF-8 cannot store: use text in UTF-8"
+        return f"={value!r} holds half a surrogate pair, which UTF-8 cannot store: use valid UTF-8 text"
     if value is not None and not isinstance(value, bool | int | float | str | list | dict):
         return f"={value!r}: {type(value).__name__} cannot be stored: use text, numbers, true, false, lists or mappings"
     return ""

@@ -1,4 +1,4 @@
-"""Files that a user names are opened only where they are regular: a pipe, or a device, could be read for ever."""
+"""Opens files that a user names, but only regular ones, because reading a pipe or a device may never end."""
 
 import os
 import stat
@@ -15,15 +15,17 @@ _KINDS = {
 
 
 class NotRegularError(OSError):
-    """It is something else than a file that ends."""
+    """A named file is a pipe or a device, not a regular file."""
 
 
 def open_regular(path: str | Path) -> BinaryIO:
-    """The regular file at `path`, or where its links lead, for reading; what was opened is looked at, not the name.
+    """Open the regular file at `path`, or at the target of its links, for reading.
+
+    The check examines the opened file, not its name, so the file cannot be replaced in between.
 
     Raises:
         NotRegularError: it is a pipe or a device.
-        OSError: it is not there, is a folder or a socket, or may not be read.
+        OSError: it does not exist, is a folder or a socket, or may not be read.
     """
     number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would block
     try:

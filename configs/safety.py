@@ -1,4 +1,4 @@
-"""Checks that a configuration holds no secrets, since every manifest repeats it, and does not open vLLM to others."""
+"""Checks that a configuration holds no secrets, because every manifest stores it, and does not open vLLM to others."""
 
 import re
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ _SECRET = re.compile(
 _RESOLVER = re.compile(r"(?<!\\)(?:\\\\)*\$\{(?:[^{}]|\{[^{}]*\})*?:")
 """Matches `${name:…}` in a text, unless it is escaped; `${run.name}` does not match."""
 
-_OTHERS_ENTER = "it would open the server to others, or tell them its key: it listens on a socket of your own user"
+_OTHERS_ENTER = "it would open the server to others, or reveal its key: the server listens on a socket of your own user"
 _RUNS_CODE = "it would run code, or load pickles, that no manifest names"
-_SERVED = "the policy, its tokenizer and number format are the pipeline's to choose, see policy and inference"
+_SERVED = "the pipeline chooses the policy, its tokenizer and number format, see policy and inference"
 _REFUSED = {
     _OTHERS_ENTER: "host port uds api-key hf-token grpc grpc-port root-path headless ssl-keyfile ssl-certfile "
     "ssl-ca-certs allowed-origins allowed-local-media-path data-parallel-address dpa master-addr otlp-traces-endpoint "
@@ -29,46 +29,46 @@ _REFUSED = {
     _SERVED: "model tokenizer revision tokenizer-revision served-model-name hf-config-path chat-template config "
     "download-dir dtype max-model-len generation-config logprobs-mode lora-modules",
 }
-"""Arguments of vLLM that `inference.extra_args` may not hold, by the reason."""
+"""Arguments of vLLM that `inference.extra_args` may not hold, by the reason of their refusal."""
 _REASONS = {name: reason for reason, names in _REFUSED.items() for name in names.split()}
 
 
 def check_uri(uri: str) -> str:
-    """Returns a path or URI without credentials.
+    """Return `uri`, a path or URI, if it holds no credentials.
 
     Raises:
-        ValueError: it holds some; they are not repeated.
+        ValueError: it holds credentials; the message does not repeat them.
     """
     if any(_has_credentials(part) for part in uri.split("::")):  # zip://a::https://…
-        raise ValueError("credentials in a URI would stand in every manifest: give them to the environment instead")
+        raise ValueError("credentials in a URI would be stored in every manifest: put them in the environment instead")
     return uri
 
 
 def check_place(place: str) -> str:
-    """Returns a folder or URI that is not empty: the empty one would be the folder in which a command was started.
+    """Return `place`, a folder or URI, if it is not empty. An empty path would mean the current folder of a command.
 
     Raises:
         ValueError: it is empty.
     """
     if not place:
-        raise ValueError("'' is no place: give a folder such as ./var")
+        raise ValueError("'' is not a place: give a folder such as ./var")
     return place
 
 
 def check_server(url: str) -> str:
-    """Returns the address of a vLLM server.
+    """Return `url` if it is a possible address of a vLLM server.
 
     Raises:
-        ValueError: a client could not connect to it.
+        ValueError: clients could not connect to such an address.
     """
     try:
         parts = urlsplit(url)
-        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:  # such as a port that is none
-        known = False
-    if not known and not (url.startswith("unix://") and url != "unix://"):
+        is_http = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:  # such as an invalid port
+        is_http = False
+    if not is_http and not (url.startswith("unix://") and url != "unix://"):
         raise ValueError(
-            f"{url!r} is no address of a server: give one such as http://127.0.0.1:8000 or unix:///run/vllm"
+            f"{url!r} is not the address of a server: give one such as http://127.0.0.1:8000 or unix:///run/vllm"
         )
     return url
 
@@ -76,9 +76,10 @@ def check_server(url: str) -> str:
 def _has_credentials(uri: str) -> bool:
     try:
         parts = urlsplit(uri)
-    except ValueError:  # such as an open bracket, which a pattern may have
+    except ValueError:  # such as an open bracket in a file pattern
         return "@" in uri.partition("://")[2].partition("/")[0] or _has_secret(uri.partition("?")[2])
-    user_alone = "@" in parts.netloc and parts.scheme in ("http", "https", "ftp", "s3", "s3a", "gs", "gcs")  # a key
+    # In these schemes a user without a password may be a key.
+    user_alone = "@" in parts.netloc and parts.scheme in ("http", "https", "ftp", "s3", "s3a", "gs", "gcs")
     with_password = ":" in parts.netloc.rpartition("@")[0]
     return bool(parts.scheme) and (with_password or user_alone or _has_secret(f"{parts.query}&{parts.fragment}"))
 
@@ -88,10 +89,10 @@ def _has_secret(query: str) -> bool:
 
 
 def check_strings(values: dict[str, Any]) -> None:
-    """Refuse credentials in any text that is a URI, such as an argument of an agent.
+    """Refuse credentials in any string that is a URI, such as an argument of an agent.
 
     Raises:
-        ValueError: names the key.
+        ValueError: the message names the key.
     """
     for _, key, text in walk(values):
         if isinstance(text, str) and re.match(r"[a-z][a-z0-9+.-]*://\S+$", text):
@@ -105,31 +106,31 @@ def check_interpolations(values: Any) -> None:
     """Refuse resolvers in the raw text of a configuration, such as `${oc.env:TOKEN}`.
 
     Raises:
-        ValueError: names the key.
+        ValueError: the message names the key.
     """
     for _, key, text in walk(values):
         if isinstance(text, str) and _RESOLVER.search(text):
             raise ValueError(
-                f"{key}={text!r}: what it stands for, maybe a secret, would stand in every manifest: write the value, "
-                "give it as an override, or let your agent read the environment. ${section.knob} is understood"
+                f"{key}={text!r}: its value, maybe a secret, would be stored in every manifest: write the value, give "
+                "it as an override, or let your agent read the environment. ${section.knob} is allowed"
             )
 
 
 def check_extra_args(arguments: Sequence[str]) -> list[str]:
-    """Returns arguments for vLLM that change neither who may use the server nor what it serves.
+    """Return `arguments` for vLLM if they change neither the access to the server nor what it serves.
 
     Raises:
-        ValueError: names the argument and the reason.
+        ValueError: the message names the refused argument and the reason.
     """
     for argument, value in zip_longest(arguments, arguments[1:], fillvalue=""):
         name = argument.partition("=")[0].partition(".")[0].lstrip("-").replace("_", "-")
         if argument.startswith("-") and name and (reason := _reason_against(name)):
             raise ValueError(f"{argument.partition('=')[0]} is refused: {reason}")
         if name.startswith("distributed-exec") and "." in (argument.partition("=")[2] or value):
-            raise ValueError(f"{name} with a class of your own is refused: {_RUNS_CODE}")
+            raise ValueError(f"{name} with a custom class is refused: {_RUNS_CODE}")
     return list(arguments)
 
 
 def _reason_against(name: str) -> str | None:
-    """Why an argument is refused; vLLM understands abbreviations."""
+    """Return why an argument is refused; None if it is allowed. vLLM accepts abbreviations, so they count, too."""
     return _REASONS.get(name) or next((reason for full, reason in _REASONS.items() if full.startswith(name)), None)

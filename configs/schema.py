@@ -1,8 +1,8 @@
-"""Every knob of the pipeline, on one page, documented where it is declared.
+"""All knobs of the pipeline on one page, each documented where it is declared.
 
-A configuration is read from YAML, merged with dotted overrides, validated into a frozen
-`Config` (see `configs.loader`) and written into every manifest, so that a data set or a
-checkpoint says how it was made. Unknown keys are refused.
+`configs.loader` reads a configuration from YAML, merges it with dotted overrides and validates it into a frozen
+`Config`. Every manifest stores the configuration, so that a data set or a checkpoint shows how it was made. Unknown
+keys are refused.
 """
 
 import re
@@ -34,64 +34,64 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=
 
 URI = Annotated[str, AfterValidator(check_uri)]
 LONGEST_LEASE_S = 9e9
-"""The longest time that a thread can wait."""
+"""The longest time that a thread can wait, in seconds."""
 LONGEST_VERDICT_S = 9e8
-"""A tenth of the longest time that a thread can wait: the pipeline waits ten times as long for a judge."""
+"""A tenth of the longest time that a thread can wait, because the pipeline waits ten times as long for a verifier."""
 MOST_PAIRS = 10**8
-"""Largest number of pairs of operands: all of them are listed before some are drawn."""
+"""Largest number of pairs of operands; all pairs are listed before some are drawn."""
 
 
 def _exclusions_version(version: str) -> str:
     if not re.fullmatch(r"exclusions/[0-9a-f]+", version):
         raise ValueError(
-            f"{version!r} is no version such as exclusions/1f0c4a7be23d5566: `python -m tasks.provenance exclude` "
+            f"{version!r} is not a version such as exclusions/1f0c4a7be23d5566: `python -m tasks.provenance exclude` "
             "prints them, `python -m storage ls --kind exclusions` lists them; an alias may move, so it is not allowed"
         )
     return version
 
 
 HELD_OUT = "held-out"
-"""Name of `problems.held_out` among the evaluation sets."""
+"""The name of `problems.held_out` among the evaluation sets."""
 
 
 class Run(Knobs):
     name: Name
-    """Name of the run. The same name continues where it stopped."""
+    """Name of the run. A flow run with the same name continues where the last one stopped."""
     seed: Seed = 1
-    """All other seeds derive from it, the iteration, the problem, the sample and the turn."""
+    """Seed of the run. All other seeds derive from it, the iteration, the problem, the sample and the turn."""
     iterations: NonNegativeInt
-    """Rollout-score-train rounds. Raising it later continues the same run."""
+    """Number of rounds of rollout, score and train. Raising it later continues the same run."""
     max_tokens: PositiveInt | None = None
-    """End early after so many sampled tokens, with what is committed; empty: no bound."""
+    """End the run early after so many sampled tokens, with what is committed; empty: no limit."""
     max_minutes: PositiveFloat | None = None
-    """End early after so many minutes of one flow run; raising either bound later continues the same run."""
+    """End a flow run early after so many minutes. Raising `max_tokens` or this limit later continues the same run."""
     overlap: bool = False
-    """Play the next iteration while this one trains; needs `rollout.max_head_offpolicyness` of 1 or more."""
+    """Play the next iteration while this one is trained on; needs `rollout.max_head_offpolicyness` of 1 or more."""
     when_held: Literal["stop", "wait"] = "stop"
-    """What to do while another flow run writes the same run: stop and say who, or wait for its end."""
+    """Reaction while another flow run writes the same run: stop and name that flow run, or wait for its end."""
     lease_s: Annotated[float, Field(gt=0, le=LONGEST_LEASE_S)] = 60.0
     """A flow run on another machine counts as dead after so many seconds without a sign of life."""
 
 
 class Storage(Knobs):
     root: Annotated[URI, AfterValidator(check_place)] = "./var"
-    """Where versions live: a local folder, `memory://name` or `s3://bucket/prefix`."""
+    """The root of the store that holds all versions: a local folder, `memory://name` or `s3://bucket/prefix`."""
     cache: Annotated[str, AfterValidator(check_place)] = "./var/cache"
-    """Local folder for versions of a remote root, and for logs of servers."""
+    """Local folder for copies of the versions of a remote root, and for logs of servers."""
     cache_gib: PositiveFloat = 100.0
-    """Of a remote root so much is kept there; what was not used for longest goes first."""
+    """Largest size of the copies of a remote root; the files that were unused for longest are deleted first."""
     request_timeout_s: PositiveFloat = 30.0
-    """S3: an answer that takes longer is given up, and the request sent again."""
+    """S3: a request without an answer for so many seconds is sent again."""
     patience_s: PositiveFloat = 600.0
-    """S3: how long an operation is tried before the run fails."""
+    """S3: an operation is retried for so many seconds before the run fails."""
 
 
 class ArithmeticSource(Knobs):
-    """`a + b` and `a - b`, generated. A problem's split depends on nothing but its text."""
+    """Generated problems such as `a + b` and `a - b`. The split of a problem depends only on its text."""
 
     kind: Literal["arithmetic"]
     split: Literal["train", "held-out"] = "train"
-    """Train and held-out never share a problem, whatever the seeds and ranges."""
+    """Split to generate. Train and held-out never share a problem, whatever the seeds and ranges."""
     low: int = 0
     """Smallest operand."""
     high: int = 20
@@ -99,7 +99,7 @@ class ArithmeticSource(Knobs):
     operators: Annotated[list[Literal["+", "-", "*"]], Field(min_length=1)] = ["+", "-"]
     """Operators to draw from."""
     count: PositiveInt | None = None
-    """How many to take after shuffling; all of them where empty."""
+    """Number of problems to take after shuffling; empty: all."""
     seed: int = 0
     """Seed of the shuffle."""
 
@@ -108,7 +108,7 @@ class ArithmeticSource(Knobs):
         if self.high < self.low:
             raise ValueError(f"high={self.high} is below low={self.low}: set high to {self.low} or more")
         if (pairs := len(set(self.operators)) * (self.high - self.low + 1) ** 2) > MOST_PAIRS:
-            raise ValueError(f"{brief(pairs)} problems to draw from are more than {MOST_PAIRS:,}: lower high")
+            raise ValueError(f"{brief(pairs)} possible problems are more than {MOST_PAIRS:,}: lower high")
         return self
 
 
@@ -117,15 +117,16 @@ class FileSource(Knobs):
 
     kind: Literal["jsonl", "parquet"]
     path: URI
-    """Path or URI of the file, or a pattern for several (`new/*.jsonl`); their ids then begin with the file's name."""
+    """Path or URI of the file, or a pattern for several (`new/*.jsonl`); ids then begin with the name of the file."""
     preset: Literal["gsm8k", "math", "areal"] | None = None
-    """Field mapping of a known data set; or give `fields`."""
+    """Name of a known data set, whose field mapping is used; or give `fields`."""
     fields: dict[Column, str] = {}
-    """Own mapping: which column holds the id (optional), the prompt and the solution(s)."""
+    """Your own mapping: the columns of the id (optional), the prompt and the solution(s)."""
     count: PositiveInt | None = None
-    """Take the first rows only."""
+    """Take only so many rows, the first ones; empty: all."""
     max_line_mb: Megabytes = 16
-    """A longer line, or row of a Parquet file, is a bad row: what has no line ends would fill the memory."""
+    """A longer line, or row of a Parquet file, is a bad row. Without this limit a file without line ends would fill the
+    memory."""
 
     @model_validator(mode="after")
     def _mapping(self) -> Self:
@@ -138,17 +139,17 @@ class HubSource(Knobs):
 
     kind: Literal["hub"]
     name: str
-    """Data set name, such as `openai/gsm8k`, or a local data set folder."""
+    """Name of the data set, such as `openai/gsm8k`, or a local folder with a data set."""
     subset: str | None = None
-    """Configuration of the data set, such as `main`."""
+    """Configuration of the data set (Hugging Face's term), such as `main`."""
     split: str = "train"
     """Split of the data set."""
     preset: Literal["gsm8k", "math", "areal"] | None = None
-    """Field mapping of a known data set; or give `fields`."""
+    """Name of a known data set, whose field mapping is used; or give `fields`."""
     fields: dict[Column, str] = {}
-    """Own mapping: which column holds the id (optional), the prompt and the solution(s)."""
+    """Your own mapping: the columns of the id (optional), the prompt and the solution(s)."""
     count: PositiveInt | None = None
-    """Take the first rows only."""
+    """Take only so many rows, the first ones; empty: all."""
 
     @model_validator(mode="after")
     def _mapping(self) -> Self:
@@ -157,11 +158,11 @@ class HubSource(Knobs):
 
 
 class StoredSource(Knobs):
-    """A problem set that the store holds already."""
+    """A problem set that is already in the store."""
 
     kind: Literal["stored"]
     version: Annotated[str, Field(pattern=r"^problems/[0-9a-f]+$")]
-    """Its version, such as `problems/1f0c4a7be23d5566`."""
+    """Version of the problem set, such as `problems/1f0c4a7be23d5566`."""
 
 
 def _check_mapping(preset: str | None, fields: dict[Column, str]) -> None:
@@ -175,19 +176,19 @@ Source = Annotated[ArithmeticSource | FileSource | HubSource | StoredSource, Fie
 
 
 class ProblemSampling(Knobs):
-    """Which problems a run draws, by what became of them in the runs before it (`python -m flows.history`)."""
+    """The frequency with which a run draws each problem, by its results in earlier runs (`python -m flows.history`)."""
 
     prefer: Literal["all", "middle"] = "all"
-    """`all` passes through all problems before any repeats; `middle` draws those more often that are neither always
-    nor never solved."""
+    """`all` draws every problem once before any repeats; `middle` draws problems more often that are neither always nor
+    never solved."""
     retire_at: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Leave out problems that are solved so often; 0.95 is usual."""
+    """Leave out problems whose success rate is at least this; 0.95 is usual; empty: leave out none for this reason."""
     leave_out_suspects: bool = False
-    """Leave out problems that were never solved: their gold answers may be wrong."""
+    """Leave out problems that were never solved, because their gold answers may be wrong."""
     least_episodes: PositiveInt = 16
-    """Of a problem with fewer episodes nothing is known yet: it is drawn like one of the middle."""
+    """A problem with fewer episodes has no known success rate yet; it is drawn like a problem of the middle."""
     last_episodes: PositiveInt = 64
-    """The success rate is that of about so many newest episodes of a problem."""
+    """The success rate of a problem counts about so many of its newest episodes."""
 
     @property
     def active(self) -> bool:
@@ -198,49 +199,48 @@ class ProblemSampling(Knobs):
         if self.last_episodes < self.least_episodes:
             raise ValueError(
                 f"last_episodes={self.last_episodes} is below least_episodes={self.least_episodes}: "
-                "of no problem would enough be known"
+                "no problem would ever have enough episodes; raise last_episodes"
             )
         return self
 
 
 class Problems(Knobs):
     train: Source
-    """What the policy is trained on."""
+    """Problems that the policy is trained on."""
     held_out: Source
-    """What it is evaluated on."""
+    """Problems that the policy is evaluated on."""
     sampling: ProblemSampling = ProblemSampling()
-    """Which of `train` are drawn how often."""
+    """Knobs of how often each problem of `train` is drawn."""
     exclusions: list[Annotated[str, AfterValidator(_exclusions_version)]] = []
-    """Versions (`exclusions/…`) of what is not trained on, as `python -m tasks.provenance exclude` makes them: their
-    trajectories enter no update, their problems are not drawn. May change while a run lasts. What a warm start
-    teaches is not affected."""
+    """Versions (`exclusions/…`) of exclusions, made by `python -m tasks.provenance exclude`. Their trajectories enter
+    no update, and their problems are not drawn. The list may change during a run. It does not affect the warm start."""
     max_bad_share: Share = 0.01
-    """Bad rows are dropped and reported; a larger share of them is an error."""
+    """Bad rows are dropped and reported; a larger share of bad rows is an error."""
 
 
 class WarmStart(Knobs):
-    """A tiny Qwen3 and its tokenizer, made and taught from nothing on the arithmetic generator."""
+    """A tiny Qwen3 and its tokenizer, trained from scratch on generated arithmetic problems."""
 
     teaches: ArithmeticSource | None = None
-    """What it is taught; empty: `problems.train`, which is then arithmetic."""
+    """Problems that the warm start teaches; empty: `problems.train`, which must then be arithmetic."""
     hidden_size: Annotated[int, Field(gt=0, le=2**16)] = 128
-    """Width of the model: `heads` times an even number."""
+    """Width of the model: an even multiple of `heads`."""
     layers: Annotated[int, Field(gt=0, le=1000)] = 3
     """Number of layers."""
     heads: PositiveInt = 4
-    """Attention heads."""
+    """Number of attention heads."""
     kv_heads: PositiveInt = 2
-    """Key-value heads, of which `heads` is a multiple."""
+    """Number of key-value heads; `heads` must be a multiple of it."""
     steps: PositiveInt = 1000
-    """Supervised steps at most."""
+    """Largest number of supervised steps."""
     target_accuracy: Share = 0.45
-    """Stop when the mean probability of a whole right answer reaches this on what is taught."""
+    """Stop when the mean probability of a complete right answer on the taught problems reaches this."""
     batch_size: PositiveInt = 64
-    """Examples in a step."""
+    """Number of examples in a step."""
     lr: PositiveFloat = 1e-3
-    """Learning rate after a short rise."""
+    """Learning rate after a short warm-up."""
     two_turn_share: Share = 0.25
-    """Share of the examples in which a wrong first answer, masked out of the loss, is corrected."""
+    """Share of the examples in which a second turn corrects a wrong first answer, which is masked out of the loss."""
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
@@ -256,10 +256,11 @@ class WarmStart(Knobs):
 
 class Policy(Knobs):
     path: URI | None = None
-    """A transformers folder, a committed checkpoint's URI, or a hub name. Weights are safetensors and not quantised.
-    What cannot be trained or played is refused; until policy version 0 is committed, the run goes on with another."""
+    """A transformers folder, the URI of a committed checkpoint, or a hub name. Weights must be safetensors and not
+    quantised. A policy that cannot be trained or played is refused; until policy version 0 is committed, the run can
+    continue with another path."""
     warm_start: WarmStart | None = None
-    """Make a tiny policy instead."""
+    """Make and train a tiny policy instead of loading one."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Self:
@@ -270,131 +271,137 @@ class Policy(Knobs):
 
 class Agent(Knobs):
     type: str = "math-multi-turn"
-    """Registered name, or `package.module:Class` for one's own."""
+    """Registered name, or `package.module:Class` for your own class."""
     args: dict[str, Any] = {}
-    """Keyword arguments of its constructor; checked before anything starts."""
+    """Keyword arguments of its constructor; they are checked before anything starts."""
 
 
 class Environment(Knobs):
     type: str = "math-verify"
-    """Registered name, or `package.module:Class` for one's own."""
+    """Registered name, or `package.module:Class` for your own class."""
     args: dict[str, Any] = {}
-    """Keyword arguments of its constructor; checked before anything starts."""
+    """Keyword arguments of its constructor; they are checked before anything starts."""
 
 
 class Sampling(Knobs):
     temperature: Temperature = 1.0
-    """0.01 to 2. 0 is greedy, which cannot be trained on."""
+    """Sampling temperature, 0.01 to 2. 0 is greedy, which cannot be trained on."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Nucleus sampling; below 1 the logprobs are biased."""
+    """Nucleus sampling; a value below 1 biases the logprobs."""
     top_k: NonNegativeInt = 0
-    """0 keeps all tokens; anything else biases the logprobs."""
+    """Number of most probable tokens to sample from; 0 keeps all tokens, any other value biases the logprobs."""
     max_new_tokens: PositiveInt = 1024
-    """Longest completion of one turn."""
+    """Largest number of tokens in the completion of one turn."""
 
 
 class Rollout(Knobs):
     problems_per_iteration: PositiveInt = 32
-    """Problems drawn for an iteration, in an order that passes through all before any repeats."""
+    """Number of problems drawn for an iteration, in an order that includes all problems before any repeats."""
     group_size: PositiveInt = 16
-    """Episodes of each problem that are trained on."""
+    """Number of episodes of each problem that are trained on."""
     generation_size: PositiveInt | None = None
-    """Episodes of each problem that are played; the best `group_size` of them are trained on. Empty: all."""
+    """Number of episodes of each problem that are played; the best `group_size` of them are trained on. Empty:
+    `group_size`."""
     success_rate_lb: Share = 0.0
-    """A group with a smaller share of right turns is rejected and another problem drawn in its place."""
+    """A group with a smaller share of right turns is rejected, and another problem is drawn in its place."""
     success_rate_ub: Share = 1.0
-    """A group with a larger share of right turns is rejected, too; 0.01 and 0.99 leave out all that agree."""
+    """A group with a larger share of right turns is rejected, too; 0.01 and 0.99 reject all groups that agree."""
     max_resampling_rounds: NonNegativeInt = 2
-    """How often rejected groups are replaced; what is then missing makes a smaller batch, if need be an empty one."""
+    """Number of rounds that replace rejected groups. If groups are still missing then, the batch is smaller, or even
+    empty."""
     max_head_offpolicyness: NonNegativeInt = 0
-    """Oldest policy that may be trained on, in versions behind the one in training; older trajectories are left out."""
+    """Largest staleness that is trained on, in policy versions; older trajectories are left out."""
     policy_lag: NonNegativeInt = 0
-    """Play with the policy so many versions behind the newest: staleness on purpose, for experiments."""
+    """Play with the policy so many versions behind the newest: intended staleness, for experiments."""
     concurrency: PositiveInt = 512
-    """Episodes in flight at once (whole groups)."""
+    """Number of episodes that run at the same time (whole groups)."""
     episode_deadline_s: PositiveFloat = 600
-    """An episode that takes longer is kept as failed; time for which another one held up all others is not counted."""
+    """An episode that takes longer is stored as failed. Time in which another episode blocked all others does not
+    count."""
     request_timeout_s: PositiveFloat = 300
     """A request that takes longer is sent again."""
     request_retries: NonNegativeInt = 5
-    """How often a failed request is sent again."""
+    """Number of times that a failed request is sent again."""
     max_failed_share: Share = 0.1
-    """A larger share of failed episodes stops the run: something is wrong with the set-up."""
+    """A larger share of failed episodes stops the run, because something is wrong with the set-up."""
     rows_per_shard: PositiveInt = 256
-    """Trajectories in one Parquet shard; a shard is written as soon as it is full."""
+    """Number of trajectories in one Parquet shard; a shard is written as soon as it is full."""
     allow_biased_sampling: bool = False
-    """Train although top_p or top_k bias the recorded logprobs."""
+    """Train even if top_p or top_k bias the recorded logprobs."""
 
 
 class Inference(Knobs):
     urls: list[Annotated[URI, AfterValidator(check_server)]] = []
-    """vLLM servers to use, such as http://127.0.0.1:8000 or unix:///run/vllm; empty starts `replicas` of our own.
-    They need --enable-scale-out, VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs and
-    a view of the checkpoint files; their API key is read from the environment (VLLM_API_KEY). A command does
-    not know what they serve: its first swap sets their weights to 0, so the canary proves that others were loaded."""
+    """vLLM servers to use, such as http://127.0.0.1:8000 or unix:///run/vllm; empty: the pipeline starts `replicas`.
+    Such servers need --enable-scale-out, VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs and access to the
+    checkpoint files. Their API key is read from the environment (VLLM_API_KEY). A command does not know what they
+    serve, so its first swap sets their weights to 0: the canary then proves that other weights were loaded."""
     replicas: PositiveInt = 1
-    """Servers to start when no URLs are given. Each gets GPUs of its own out of CUDA_VISIBLE_DEVICES, or else of all:
-    as many as the parallel sizes in `extra_args` ask for. Too few are an error. Servers take the last GPUs and the
-    trainer the first, which it shares with a server only where none is to spare."""
+    """Number of servers to start if no URLs are given. Each gets its own GPUs out of CUDA_VISIBLE_DEVICES, or out of
+    all GPUs if that is not set: as many as the parallel sizes in `extra_args` need. Too few GPUs are an error. Servers
+    take the last GPUs and the trainer takes the first one, which it shares with a server only if no GPU is free."""
     swap: Literal["reload", "restart"] = "reload"
-    """How new weights get in: in place, or by starting the servers anew (tied embeddings on a CPU)."""
+    """Method by which servers get new weights: in place, or by a restart (for tied embeddings on a CPU)."""
     canary_tolerance: PositiveFloat = 1e-4
-    """Largest mean difference between served and own logprobs of a fixed sequence, for errors of the number format.
-    Beside it a swap must show that the weights changed: by these logprobs, or by the server's checksums."""
+    """Largest mean difference between the server's and the trainer's logprobs of the canary; it allows for errors of
+    the number format. A swap must also show that the weights changed: by these logprobs, or by the server's
+    checksums."""
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Number format of the served weights."""
     max_model_len: PositiveInt = 2048
-    """Context: prompt, turns and feedback together, in tokens."""
+    """Length of the context in tokens: prompt, turns and feedback together."""
     gpu_memory_utilization: Share = 0.9
     """Share of the GPU's memory that a server takes (GPU only)."""
     kv_cache_gib: PositiveInt = 1
-    """Memory for the key-value cache (CPU only)."""
+    """Memory for the key-value cache in GiB (CPU only)."""
     threads: PositiveInt = 1
-    """OpenMP threads of a server (CPU only)."""
+    """Number of OpenMP threads of a server (CPU only)."""
     enforce_eager: bool = False
-    """Skip compilation and CUDA graphs: starts sooner, runs slower on GPUs."""
+    """Skip compilation and CUDA graphs: servers start sooner, but run slower on GPUs."""
     startup_timeout_s: PositiveFloat = 600
-    """A server that is not healthy by then is an error."""
+    """A server that is not healthy after so many seconds is an error."""
     extra_args: Annotated[list[str], AfterValidator(check_extra_args)] = []
-    """More command line arguments for vLLM, such as [--max-num-seqs, "512"]. Those by which it would listen elsewhere,
-    serve something else or run code of others are refused."""
+    """More command line arguments for vLLM, such as [--max-num-seqs, "512"]. Arguments that change where it listens or
+    what it serves, or that run other code, are refused."""
 
     @model_validator(mode="after")
     def _startable(self) -> Self:
-        if self.urls:  # the others' servers are as they are
+        if self.urls:  # these knobs have no effect on servers that the pipeline does not start
             return self
         if self.gpu_memory_utilization == 0:
-            raise ValueError("gpu_memory_utilization=0 leaves a server of our own no memory: use 0.9 or so")
+            raise ValueError("gpu_memory_utilization=0 leaves no memory to the server: use 0.9 or so")
         for name in ("replicas", "threads"):
             if getattr(self, name) > MOST_WORKERS:
-                raise ValueError(f"{name} is above {MOST_WORKERS:,}: more no machine starts")
+                raise ValueError(f"{name} is above {MOST_WORKERS:,}: no machine starts more; use a smaller number")
         return self
 
 
 class Score(Knobs):
     workers: Workers = 2
-    """Killable judge processes."""
+    """Number of verifier processes, which can be killed."""
     timeout_s: Annotated[float, Field(ge=1e-6, le=LONGEST_VERDICT_S)] = 5
-    """An answer that needs more seconds of processor time counts as `timeout`; waiting for a busy machine is free."""
+    """An answer that needs more seconds of processor time counts as `timeout`; waiting for a busy machine does not
+    count."""
     memory_mb: Megabytes = 2048
-    """An answer that needs more counts as `error`."""
+    """An answer that needs more megabytes of memory counts as `error`."""
     max_failure_share: Share = 0.05
     """A larger share of timeouts and errors stops the run."""
 
 
 class Reward(Knobs):
-    """r = clip(((success - 0.5) * 2 - bias) * scaling - overlong, ±max_clip) for each turn."""
+    """The reward of each turn: r = clip(((success - 0.5) * 2 - bias) * scaling - overlong, ±max_clip)."""
 
     bias: float = 0.0
-    """Subtracted from ±1."""
+    """Subtracted from the success of ±1."""
     scaling: PositiveFloat = 1.0
-    """Multiplied after the bias."""
+    """Factor that multiplies the result after the bias."""
     max_clip: PositiveFloat = 20.0
     """Largest absolute reward."""
     overlong_tokens: NonNegativeInt = 0
-    """The penalty for length rises from 0 to its full size over the last so many tokens before the limit."""
+    """Number of tokens before the limit over which the penalty for length rises from 0 to its full size; 0: no
+    penalty."""
     overlong_penalty: NonNegativeFloat = 1.0
-    """Full size of that penalty, at `sampling.max_new_tokens`."""
+    """Full size of the penalty for length, at `sampling.max_new_tokens`."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -404,39 +411,40 @@ class Reward(Knobs):
 
 
 class Advantage(Knobs):
-    """Group baselines by problem and turn (GRPO, RLOO), or GAE with a critic."""
+    """The advantage estimator: group baselines by problem and turn (GRPO, RLOO), or GAE with a critic."""
 
     type: str = "group"
     """Registered advantage estimator: `group` or `gae`."""
     scale_by_std: bool = False
-    """group: divide by the group's standard deviation."""
+    """Divide by the standard deviation of the group (type `group` only)."""
     leave_one_out: bool = False
-    """group: compare with the mean of the others (RLOO)."""
+    """Compare an episode with the mean of the other episodes of its group (RLOO; type `group` only)."""
     discount: Share = 1.0
-    """gae: from one token to the next within a turn; `turn_discount` of the agent from turn to turn."""
+    """Discount from one token to the next within a turn (type `gae` only). The agent's `turn_discount` applies from
+    turn to turn."""
     gae_lambda: Share = 1.0
-    """gae: 1 looks at whole returns, 0 at the next value only."""
+    """Lambda of GAE (type `gae` only): 1 uses whole returns, 0 uses only the next value."""
     normalisation: Literal["none", "batch", "group"] = "batch"
-    """gae: (A - mean) / (std + 1e-5) over the action tokens of all samples (batch), or of each problem's (group).
-    group: A / (root mean square + 1e-5); its baselines are centred already, and groups that agree stay at 0. none: as
-    they are."""
+    """`batch` normalises over the action tokens of all episodes, `group` over those of each problem, `none` not at all.
+    With type `gae`: (A - mean) / (std + 1e-5). With type `group`: A / (root mean square + 1e-5), because its baselines
+    already centre A; groups whose rewards agree stay at 0."""
 
 
 class Critic(Knobs):
-    """Values of action tokens, for `gae`."""
+    """The critic, which predicts values of action tokens for `gae`."""
 
     model: Literal["value-head", "own"] = "value-head"
-    """A head on the policy's last hidden states, or a model of its own that begins as policy version 0."""
+    """A head on the last hidden states of the policy, or a separate model that starts as policy version 0."""
     lr: PositiveFloat | None = None
-    """Learning rate of the head, and of a model of its own; empty is `optimizer.lr`."""
+    """Learning rate of the head or of the separate model; empty: `optimizer.lr`."""
     value_eps_clip: PositiveFloat = 0.2
-    """A value may move so far in an update, in normalised units."""
+    """Largest change of a value in an update, in normalised units."""
     value_loss_coefficient: PositiveFloat = 0.1
-    """Weight of the value loss beside the policy's; value-head only."""
+    """Weight of the value loss relative to the policy loss; value-head only."""
     value_norm: Literal["none", "exp", "ma"] = "exp"
-    """Returns are normalised by an exponential or a plain running mean and standard deviation."""
+    """Normalisation of returns by mean and standard deviation: exponential (`exp`) or plain running (`ma`) ones."""
     value_norm_beta: Annotated[float, Field(gt=0, lt=1)] = 0.99995
-    """Decay of the exponential one, for each update."""
+    """Decay of the exponential mean and standard deviation in each update."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -448,25 +456,25 @@ class Critic(Knobs):
 
 
 class KL(Knobs):
-    """A penalty for leaving the reference policy; without a coefficient there is none."""
+    """The KL penalty, which keeps the policy close to the reference policy; 0 as `kl_ctl` turns it off."""
 
     kl_ctl: NonNegativeFloat = 0.0
-    """Coefficient, such as 0.1; where it starts when adaptive. 0 does without a reference policy."""
+    """Coefficient, such as 0.1; the start value if adaptive. 0: no penalty and no reference policy."""
     place: Literal["reward", "loss"] = "reward"
     """Subtract the penalty from the rewards of the tokens, or add it to the loss."""
     estimator: KLEstimator | None = None
-    """With d = logp - logp_reference: d, d²/2 or exp(-d) - 1 + d. Empty: k1 in the reward, k3 in the loss, where k1
-    would pull nowhere on average."""
+    """Estimator of the KL from d = logp - logp_reference: d (k1), d²/2 (k2) or exp(-d) - 1 + d (k3). Empty: k1 in the
+    reward, k3 in the loss, because the gradient of k1 in the loss is 0 on average."""
     adaptive: bool = False
     """Raise and lower kl_ctl to keep the KL of a trajectory near the target (reward only)."""
     target: PositiveFloat = 6.0
-    """adaptive: nats of a trajectory."""
+    """Target KL of a trajectory in nats (adaptive only)."""
     horizon: PositiveFloat = 10000.0
-    """adaptive: trajectories over which kl_ctl follows."""
+    """Number of trajectories over which kl_ctl follows (adaptive only)."""
     reference: Literal["fixed", "ema"] = "fixed"
-    """Policy version 0, or the moving average of all versions."""
+    """Reference policy: policy version 0, or the moving average of all versions."""
     ema_decay: Annotated[float, Field(gt=0, lt=1)] = 0.99
-    """ema: weight of the old average in each update."""
+    """Weight of the old average in each update (reference `ema` only)."""
 
     @property
     def in_reward(self) -> bool:
@@ -494,14 +502,14 @@ class KL(Knobs):
 
 
 class BehaviourWeight(Knobs):
-    """w = proximal / behaviour, which corrects for tokens that another policy sampled."""
+    """The weight w = proximal / behaviour probability, which corrects for tokens that another policy sampled."""
 
     cap: PositiveFloat | None = None
-    """Largest w; empty leaves it as it is."""
+    """Largest w; empty: no limit."""
     mode: Literal["truncate", "mask"] = "truncate"
-    """What becomes of a larger one: the cap, or 0."""
+    """Replacement of a larger w: the cap (truncate), or 0 (mask)."""
     level: Literal["token", "sequence"] = "token"
-    """Of each token, or the geometric mean over a sequence for all of its tokens."""
+    """`token`: each token has its own w. `sequence`: all tokens of a sequence have the geometric mean of their w."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -512,45 +520,46 @@ class BehaviourWeight(Knobs):
 
 class PPO(Knobs):
     advantage: Advantage = Advantage()
-    """How rewards become advantages."""
+    """Knobs of the advantages, which are computed from rewards."""
     critic: Critic | None = None
-    """Values for `gae`; `ppo.critic={}` takes the defaults."""
+    """Critic for `gae`; `ppo.critic={}` makes one with the defaults."""
     kl: KL = KL()
-    """Reference policy."""
+    """KL penalty and its reference policy."""
     eps_clip: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """The ratio is clipped to [1 - eps_clip, 1 + eps_clip]."""
     eps_clip_higher: PositiveFloat | None = None
-    """Another upper bound, 1 + eps_clip_higher (asymmetric clip)."""
+    """Sets another upper bound, 1 + eps_clip_higher (asymmetric clip); empty: eps_clip."""
     c_clip: Annotated[float, Field(gt=1)] | None = None
-    """Dual clip: where A < 0 the surrogate is never below c_clip * A."""
+    """Dual clip: if A < 0, the surrogate is never below c_clip * A; empty: no dual clip."""
     use_decoupled_loss: bool = True
-    """Clip around the proximal policy and weigh by proximal/behaviour; otherwise plain PPO."""
+    """Clip around the proximal policy and weight by proximal/behaviour; false: plain PPO."""
     recompute_logprob: bool = True
-    """Proximal logprobs by the trainer; false takes the behaviour's for them, which is right on-policy only."""
+    """Let the trainer recompute the proximal logprobs; false uses the behaviour logprobs instead, which is right
+    on-policy only."""
     behaviour_weight: BehaviourWeight = BehaviourWeight()
-    """The decoupled objective's weight."""
+    """Weight of the decoupled objective."""
     entropy_coefficient: NonNegativeFloat = 0.0
-    """Bonus for the entropy of the action tokens' distributions."""
+    """Coefficient of the bonus for the entropy of the action tokens' distributions."""
     early_stop_imp_ratio: Annotated[float, Field(gt=1)] | None = 5.0
-    """A minibatch whose mean ratio is above it does not change the policy, and is counted."""
+    """A minibatch whose mean ratio is above this does not change the policy, and is counted; empty: no limit."""
     mask_truncated: bool = False
-    """No loss on turns that the token limit cut."""
+    """Exclude turns that the token limit cut from the loss."""
     epochs: PositiveInt = 1
-    """How often an update passes over its data (sample reuse)."""
+    """Number of passes of an update over its data (sample reuse)."""
     ppo_n_minibatches: PositiveInt = 4
-    """Optimizer steps in an epoch, each on a random share of the groups."""
+    """Number of optimizer steps in an epoch, each on a random share of the groups."""
     micro_batch_tokens: PositiveInt = 16384
-    """Padded tokens in one forward pass."""
+    """Largest number of tokens in one forward pass, padding included."""
     logprob_chunk_tokens: PositiveInt = 4096
-    """Tokens whose full-vocabulary logits exist at one time."""
+    """Number of tokens whose full-vocabulary logits exist at the same time."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to train."""
+    """Device of the trainer."""
     autocast: Literal["none", "bfloat16"] = "none"
     """Number format of the forward pass; weights and optimizer stay float32."""
     gradient_checkpointing: bool = False
-    """Recompute activations: less memory, about a third more time."""
+    """Recompute activations in the backward pass: less memory, about a third more time."""
     threads: Workers = 2
-    """CPU threads of the trainer."""
+    """Number of CPU threads of the trainer."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -572,38 +581,41 @@ class PPO(Knobs):
 
 
 class Optimizer(Knobs):
-    """AdamW."""
+    """The optimizer, AdamW."""
 
     lr: PositiveFloat = 2e-5
     """Learning rate after warm-up."""
     weight_decay: NonNegativeFloat = 0.05
     """Decoupled weight decay of matrices; norms and biases do not decay."""
     betas: Annotated[tuple[Decay, Decay], PlainSerializer(list)] = (0.9, 0.95)
-    """Decay rates of the moments."""
+    """Decay rates of the first and second moments."""
     eps: PositiveFloat = 1e-5
     """Added to the root of the second moment. Large models need 1e-8: their gradients are so small that 1e-5 would
-    shorten all steps, as the metric `optimizer/median_sqrt_v` and an alarm say."""
+    shorten all steps. The metric `optimizer/median_sqrt_v` and an alarm show this."""
     warmup_steps: NonNegativeInt = 0
-    """Steps over which the learning rate rises from zero. Not a share of all steps: `run.iterations` may be raised."""
+    """Number of steps over which the learning rate rises from zero. It is not a share of all steps, because
+    `run.iterations` may be raised later."""
     max_grad_norm: PositiveFloat = 1.0
     """Gradients are clipped to this norm."""
 
 
 class Evaluation(Knobs):
     every: PositiveInt = 10
-    """Evaluate on the held-out problems before the first, after every k-th and after the last iteration."""
+    """Evaluate on the held-out problems before the first iteration, after each multiple of this number and after the
+    last iteration."""
     sets: dict[Name, Source] = {}
-    """More evaluation sets, by name, beside `held-out`: for `evaluate` and `retrain`."""
+    """Evaluation sets by name, in addition to `held-out`; for `evaluate` and `retrain`."""
     samples: NonNegativeInt = 0
-    """evaluate, retrain: sampled episodes of each problem beside the greedy one, for pass@k; 0: none."""
+    """Number of sampled episodes of each problem, in addition to the greedy one, for pass@k; 0: none. For `evaluate`
+    and `retrain`."""
     temperature: Annotated[Temperature, Field(gt=0)] = 1.0
-    """Of the sampled ones, 0.01 to 2."""
+    """Temperature of the sampled episodes, 0.01 to 2."""
     max_failed_share: Share = 0.01
-    """With a larger share of failed episodes or verdicts an evaluation is none: it is an error, and is played again."""
+    """Largest share of failed episodes or verdicts. Above it the evaluation is an error, and is played again."""
     contamination: Literal["stop", "drop", "report"] = "stop"
-    """retrain: what to do about training problems that stand in an evaluation set, too."""
+    """Reaction of `retrain` to training problems that are also in an evaluation set."""
     fingerprints: dict[Name, str] = {}
-    """retrain: versions (`problems/…`) that the sets must have, or `removed`; empty: those of the nights before."""
+    """Versions (`problems/…`) that the sets must have in `retrain`, or `removed`; empty: those of earlier nights."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -615,50 +627,55 @@ class Evaluation(Knobs):
 
 
 class Gate(Knobs):
-    """When a challenger replaces the champion. Intervals are 95 %, paired over the problems of a set."""
+    """The checks that decide whether a challenger replaces the champion.
+
+    Intervals are 95 % confidence intervals, paired over the problems of a set.
+    """
 
     measure: Literal["first_turn", "any_turn"] = "first_turn"
-    """Whether the first answer is right, or any of an episode's answers."""
+    """An episode counts as right if its first answer is right (first_turn), or if any of its answers is (any_turn)."""
     episodes: Literal["greedy", "sampled"] = "greedy"
-    """Accuracy of the greedy episode of each problem, or the mean over `evaluation.samples` sampled ones. That mean is
-    what PPO raises, and it depends less on luck: a small update changes many greedy answers."""
+    """Compare the accuracy of the greedy episode of each problem, or the mean over `evaluation.samples` sampled ones.
+    PPO raises that mean, and it depends less on luck: a small update changes many greedy answers."""
     target: Name = "held-out"
-    """On this set the challenger must be better: the whole interval of the difference lies above `least_gain`, and
-    McNemar's p (of sampled episodes a permutation test's) is 0.05 at most; not asked where `least_gain` is negative."""
+    """On this set the challenger must be better: the whole interval of the difference must be above `least_gain`, and
+    the p value of McNemar's test (for sampled episodes, of a permutation test) must be at most 0.05. The p value is not
+    checked if `least_gain` is negative."""
     least_gain: Annotated[float, Field(ge=-1, le=1)] = 0.0
-    """0 asks for any gain that is certain."""
+    """Least gain on the target; 0 asks for any certain gain."""
     guarded: list[Name] | None = None
-    """On these sets it must not be worse; empty: on all."""
+    """On these sets the challenger must not be worse; empty: on all sets."""
     margin: Share = 0.05
-    """The whole interval of the difference lies above minus this. Small sets have wide intervals: about
-    ±0.06 with 200 problems, ±0.03 with 1,000."""
+    """On guarded sets the whole interval of the difference must be above minus this. Small sets have wide intervals:
+    about ±0.06 with 200 problems, ±0.03 with 1,000."""
     max_failed_verdicts: Share = 0.02
-    """Alarm: a larger share of the verdicts in training are timeouts or errors."""
+    """Alarm if a larger share of the verdicts in training are timeouts or errors."""
     max_kl: PositiveFloat = 1.0
-    """Alarm: the challenger's sampled tokens are further from the champion, in nats a token."""
+    """Alarm if the challenger's sampled tokens are further from the champion than this, in nats per token."""
     max_length_ratio: Annotated[float, Field(gt=1)] = 2.0
-    """Alarm: its answers are so many times longer."""
+    """Alarm if the challenger's answers are longer than the champion's by more than this factor."""
     max_truncated_gain: Share = 0.1
-    """Alarm: the share of episodes that a token limit cut rose by more."""
+    """Alarm if the share of episodes that a token limit cut rose by more."""
     hacking_gain: Share = 0.02
-    """Alarm: success on what was trained on rose by more than this, while the accuracy on the target fell by more."""
+    """Alarm if success on the training problems rose by more than this, while accuracy on the target fell by more than
+    this."""
 
 
 class Retrain(Knobs):
-    """Scheduled retraining: `run.name` names the series, its nights are the runs `<name>-0001`, `<name>-0002` …"""
+    """Scheduled retraining: `run.name` names the series, whose nights are the runs `<name>-0001`, `<name>-0002` …"""
 
     champion: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")] = "champion"
-    """Alias of the promoted policy. Where there is none yet, `policy` becomes the first champion."""
+    """Alias of the champion. If it does not exist yet, `policy` becomes the first champion."""
     min_new: PositiveInt = 1
-    """Fewer new problems than these wait for more."""
+    """Least number of new problems for a night; fewer wait for more."""
     replay: Decay = 0.5
-    """Share of a night's problems that nights before were promoted with; keeps the policy from forgetting them."""
+    """Share of a night's problems that come from earlier promoted nights, so that the policy does not forget them."""
     gate: Gate = Gate()
-    """Challenger against champion."""
+    """Checks that compare the challenger with the champion."""
 
 
 class Config(Knobs):
-    """One run, resolved."""
+    """The resolved configuration of one run."""
 
     run: Run
     storage: Storage = Storage()
@@ -715,7 +732,9 @@ class Config(Knobs):
                 f"inference.max_model_len={self.inference.max_model_len}"
             )
         if self.inference.urls and self.inference.swap == "restart":
-            raise ValueError("inference.swap=restart needs servers of our own, but inference.urls is set: use reload")
+            raise ValueError(
+                "inference.swap=restart needs servers that the pipeline starts, but inference.urls is set: use reload"
+            )
         self._groups_possible()
         self._staleness_possible()
         self._gate_possible()
@@ -724,9 +743,9 @@ class Config(Knobs):
     def _gate_possible(self) -> None:
         sets, gate = [HELD_OUT, *self.evaluation.sets], self.retrain.gate
         for knob, names in (("target", [gate.target]), ("guarded", gate.guarded or [])):
-            if strange := [name for name in names if name not in sets]:
+            if unknown := [name for name in names if name not in sets]:
                 raise ValueError(
-                    f"retrain.gate.{knob}={strange[0]!r} is no evaluation set; there are {', '.join(sets)}"
+                    f"retrain.gate.{knob}={unknown[0]!r} is not an evaluation set; use one of {', '.join(sets)}"
                 )
 
     def _groups_possible(self) -> None:
@@ -739,7 +758,7 @@ class Config(Knobs):
         if rollout.success_rate_lb > rollout.success_rate_ub:
             raise ValueError(
                 f"rollout.success_rate_lb={rollout.success_rate_lb:g} is above success_rate_ub="
-                f"{rollout.success_rate_ub:g}: no group could stay"
+                f"{rollout.success_rate_ub:g}: every group would be rejected"
             )
         if self.reward.overlong_tokens >= limit:
             raise ValueError(
@@ -750,10 +769,12 @@ class Config(Knobs):
         rollout, oldest = self.rollout, self.rollout.max_head_offpolicyness
         if self.run.overlap and oldest < 1:
             raise ValueError(
-                "run.overlap trains on trajectories of the policy before: set rollout.max_head_offpolicyness=1 or more"
+                "run.overlap trains on trajectories of an older policy: set rollout.max_head_offpolicyness=1 or more"
             )
         if self.run.overlap and self.inference.swap == "restart":
-            raise ValueError("run.overlap keeps requests over a swap of weights: inference.swap=restart loses them")
+            raise ValueError(
+                "run.overlap keeps requests during a swap of weights, but inference.swap=restart loses them: use reload"
+            )
         if rollout.policy_lag > oldest:
             raise ValueError(
                 f"rollout.policy_lag={rollout.policy_lag} is more than rollout.max_head_offpolicyness={oldest}: "

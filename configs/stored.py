@@ -1,8 +1,10 @@
-"""Configurations as they were stored, in the words of this program's schema.
+"""Converts stored configurations to the schema of this program.
 
-A manifest or a night holds the configuration of the program that wrote it, and is never rewritten. Whoever reads it
-brings it up to date: `MIGRATIONS` first, in order, then the default of every knob that it lacks. So the default of a
-new knob must keep the behaviour from before it.
+A manifest or a night holds the configuration of the program that wrote it, and is never rewritten. Readers bring it up
+to date: they apply `MIGRATIONS` in order and then add the default of every missing knob. So the default of a new knob
+must keep the behaviour from before the knob existed.
+
+Example: {"ppo": {"minibatches": 2}} becomes {"ppo": {"ppo_n_minibatches": 2, "eps_clip": 0.2, …}, …}
 """
 
 import copy
@@ -26,58 +28,59 @@ _ABSENT = object()
 
 
 def renamed(old: str, new: str, value: Callable[[Any], Any] = lambda value: value) -> Migration:
-    """The knob `old` is called `new`; `value` makes the new value of the old one.
+    """Return a migration that renames the knob `old` to `new` and converts its value with `value`.
 
-    A stored configuration does not say which schema it follows. So a knob whose values come to mean something else
-    is renamed, too: `renamed("run.max_minutes", "run.max_seconds", lambda minutes: 60 * minutes)`.
+    A stored configuration does not say which schema it follows. So a knob whose values change their meaning is renamed,
+    too: `renamed("run.max_minutes", "run.max_seconds", lambda minutes: 60 * minutes)`.
     """
 
     def migrate(values: Values) -> None:
-        if (found := _pop(values, old)) is not _ABSENT:
-            _put(values, new, value(found))
+        if (stored := _pop(values, old)) is not _ABSENT:
+            _put(values, new, value(stored))
 
     return migrate
 
 
 def removed(key: str, without: Any) -> Migration:
-    """There is no knob `key`: the program does what it did where its value was `without`.
+    """Return a migration for a removed knob `key`: the program now always behaves as with the value `without`.
 
-    Another value stays, so that a run that was begun with it is refused: `removed("rollout.eager", without=False)`.
+    Another value stays, so a run that was begun with it is refused: `removed("rollout.eager", without=False)`.
     """
 
     def migrate(values: Values) -> None:
-        if (found := _pop(values, key)) not in (_ABSENT, without):
-            _put(values, key, found)
+        if (stored := _pop(values, key)) not in (_ABSENT, without):
+            _put(values, key, stored)
 
     return migrate
 
 
 def changed(key: str, value: Callable[[Any], Any]) -> Migration:
-    """The knob or section `key` has other values, and the old ones are no values of today: `value` makes them new.
+    """Return a migration that converts old values of the knob or section `key` with `value`.
 
-    Also for a section of several forms: `changed("problems.train", …)`.
+    Use it only if no old value is a valid new one. It also works for a section of several forms:
+    `changed("problems.train", …)`.
     """
 
     def migrate(values: Values) -> None:
-        if (found := _pop(values, key)) is not _ABSENT:
-            _put(values, key, value(found))
+        if (stored := _pop(values, key)) is not _ABSENT:
+            _put(values, key, value(stored))
 
     return migrate
 
 
 def _kl(section: Any) -> Any:
-    """`place: none` meant that there is no penalty, whatever the other knobs said."""
+    """Convert a section in which `place: none` meant no penalty, whatever the other knobs were."""
     return {} if isinstance(section, dict) and section.get("place") == "none" else section
 
 
 def _evaluation(section: Any) -> Any:
-    """Convert a section from when `temperature: 0` made all `samples` greedy."""
+    """Convert a section in which `temperature: 0` made all `samples` greedy."""
     greedy = isinstance(section, dict) and section.get("temperature") == 0
     return {**section, "samples": 0, "temperature": 1.0} if greedy else section
 
 
 def _place(path: Any) -> Any:
-    """The empty path meant the folder in which a command was started."""
+    """Convert the empty path, which meant the current folder of the command."""
     return "." if path == "" else path
 
 
@@ -89,11 +92,11 @@ MIGRATIONS: Sequence[Migration] = (
     changed("storage.root", _place),
     changed("storage.cache", _place),
 )
-"""Oldest first. Nothing is ever taken out: the stores of then are still there."""
+"""All migrations, oldest first. None is ever removed, because old stores still exist."""
 
 
 def up_to_date(values: Values, migrations: Sequence[Migration] = MIGRATIONS) -> Values:
-    """A stored configuration as this program would have written it; what this program does not know stays in it.
+    """Convert a stored configuration to this program's schema; knobs and values that it does not know stay in it.
 
     >>> up_to_date({"ppo": {"minibatches": 2}})["ppo"]["ppo_n_minibatches"]
     2
@@ -105,7 +108,7 @@ def up_to_date(values: Values, migrations: Sequence[Migration] = MIGRATIONS) -> 
 
 
 def read_stored(values: Values, what: str) -> Config:
-    """A stored configuration as one to work with; `what` it is of is told in errors.
+    """Convert a stored configuration to a `Config`; errors name `what` it belongs to.
 
     Raises:
         ConfigError: it holds knobs or values that this program does not know.
@@ -115,43 +118,43 @@ def read_stored(values: Values, what: str) -> Config:
     except ValidationError as error:
         lines = "\n".join(f"  {explain(detail)}" for detail in error.errors())
         raise ConfigError(
-            f"the stored configuration of {what} is none that this program can work with:\n{lines}\n"
-            "Where a newer program wrote it, upgrade this one"
+            f"this program cannot use the stored configuration of {what}:\n{lines}\n"
+            "If a newer program wrote it, upgrade this one"
         ) from None
 
 
 def unknown(values: Values) -> list[str]:
-    """Knobs of a configuration that is up to date, but that this program does not know, as `key=value`."""
+    """List the knobs of an up-to-date configuration that this program does not know, as `key=value`."""
     try:
         Config.model_validate(values)
     except ValidationError as error:
-        found = [detail for detail in error.errors() if detail["type"] == "extra_forbidden"]
-        return [f"{'.'.join(str(part) for part in detail['loc'])}={brief(detail['input'])}" for detail in found]
+        details = [detail for detail in error.errors() if detail["type"] == "extra_forbidden"]
+        return [f"{'.'.join(str(part) for part in detail['loc'])}={brief(detail['input'])}" for detail in details]
     return []
 
 
 def _filled(model: type[BaseModel], values: Values) -> Values:
-    """`values` of a section with the defaults of all knobs that they lack."""
+    """Return `values` of a section with the defaults of all missing knobs."""
     known = {}
     for name, field in model.model_fields.items():
         if name in values:
-            known[name] = _inside(field.annotation, values[name])
+            known[name] = _filled_value(field.annotation, values[name])
         elif not field.is_required():
             known[name] = to_jsonable_python(field.get_default(call_default_factory=True))
     return values | known
 
 
-def _inside(annotation: Any, value: Any) -> Any:
+def _filled_value(annotation: Any, value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     if typing.get_origin(annotation) is dict:
-        return {name: _inside(typing.get_args(annotation)[1], each) for name, each in value.items()}
+        return {name: _filled_value(typing.get_args(annotation)[1], inner) for name, inner in value.items()}
     section = section_of(annotation, value)
     return _filled(section, value) if section else value
 
 
 def _pop(values: Values, key: str) -> Any:
-    """Take the value at a dotted key out; `_ABSENT` where there is none."""
+    """Remove and return the value at a dotted key; `_ABSENT` if there is none."""
     *path, name = key.split(".")
     section: Any = values
     for part in path:

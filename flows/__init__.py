@@ -1,4 +1,4 @@
-"""Prefect flows: the pages to read first."""
+"""The Prefect flows, one per module; read `math_mt_ppo` first. `launch` has their command line and Prefect servers."""
 
 from storage import interrupts
 

@@ -1,6 +1,6 @@
-"""The audit of trajectory data sets: what is in them, what is suspicious, and the conversations themselves.
+"""The audit of trajectory data sets: their contents, suspicious cases and the conversations themselves.
 
-    data sets ──> hashes, schemas, lineage ──> DuckDB ──> every check ──> verdict, report, cases ──> a raised hand
+    data sets ──> hashes, schemas, lineage ──> DuckDB ──> every check ──> verdict, report, cases ──> an event
 
 python -m flows.audit_trajectories demo
 python -m flows.audit_trajectories s3://bucket/prefix/runs/demo/trajectories/000003 --since 7d
@@ -11,7 +11,7 @@ from typing import Any
 from prefect import flow
 
 from flows.launch.cli import main_of_targets
-from tasks.audit.task import audit, audit_config, report_audit, select_data_sets, speak_plainly
+from tasks.audit.task import audit, audit_config, log_errors_without_traceback, report_audit, select_data_sets
 from tasks.run.opening import open_unleased
 from tasks.run.resources import open_verifier
 
@@ -24,16 +24,16 @@ def audit_trajectories(
     since: str = "",
     fail_on: str = "fail",
 ) -> dict[str, Any]:
-    """Look at trajectory data sets with every check; ends as failed where the verdict is what `fail_on` says.
+    """Run all checks on trajectory data sets; the flow run fails if the verdict is as bad as `fail_on` or worse.
 
     Args:
-        targets: runs, versions or URIs of trajectories, evaluations or scores, aliases; none: all runs of the store.
-        config: see `math_mt_ppo`; its `storage`, `score` and `audit` count.
+        targets: runs; versions or URIs of trajectories, evaluations or scores; aliases. Empty: all runs of the store.
+        config: see `math_mt_ppo`; only its `storage`, `score` and `audit` are used.
         overrides: see `math_mt_ppo`.
-        since: only what was committed since a date (2026-11-14), or so long ago (12h, 7d, 2w).
+        since: only data sets committed since a date (2026-11-14) or within a duration (12h, 7d, 2w).
         fail_on: `fail`, `warn` or `never`.
     """
-    speak_plainly()
+    log_errors_without_traceback()
     targets = targets or []
     with open_unleased(audit_config(config, overrides or [], targets, fail_on)) as workspace:
         data_sets = select_data_sets(workspace, targets, since)

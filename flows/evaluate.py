@@ -1,4 +1,4 @@
-"""Evaluation alone: a policy version, or two of them on the same problems.
+"""The evaluation stage alone: evaluate one policy version, or compare two on the same problems.
 
 python -m flows.evaluate demo --policy demo/latest --against runs/demo/checkpoints/000000
 """
@@ -22,13 +22,13 @@ from tasks.run.resources import open_engine, open_verifier
 def evaluate(
     config: str = "demo", overrides: list[str] | None = None, policy: str = "", against: str = "", sets: str = ""
 ) -> dict[str, Any]:
-    """Play and judge the evaluation sets with a policy; returns what it can do, set by set.
+    """Play and grade the evaluation sets with a policy; return its results for each set.
 
     Args:
-        config: see `math_mt_ppo`; its problems, agent, sampling and `evaluation` count.
+        config: see `math_mt_ppo`; only its problems, agent, sampling and `evaluation` are used.
         overrides: see `math_mt_ppo`.
         policy: a checkpoint's version, its URI or an alias; empty: the newest of `run.name`.
-        against: another one, to compare with.
+        against: another policy, to compare with.
         sets: names of evaluation sets, separated by commas; empty: all.
     """
     with open_unleased(resolve(config, overrides)) as workspace:
@@ -36,10 +36,14 @@ def evaluate(
         references = [policy or layout.latest(workspace.name), *([against] if against else [])]
         policies = [checkpoints.resolve_policy(workspace.store, reference) for reference in references]
         if len(set(policies)) < len(policies):
-            raise ValueError(f"{policy!r} and {against!r} are the same policy, {policies[0]}: nothing to compare")
+            raise ValueError(
+                f"{policy!r} and {against!r} are the same policy, {policies[0]}: name two different ones to compare"
+            )
         with open_verifier(workspace) as verifier, open_engine(workspace) as engine:
-            found = {each: evaluate_sets(workspace, engine, verifier, each, problem_sets) for each in policies}
-        return report_evaluations(workspace, found)
+            evaluations = {
+                version: evaluate_sets(workspace, engine, verifier, version, problem_sets) for version in policies
+            }
+        return report_evaluations(workspace, evaluations)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What became of each problem over all runs of a store: success rates as a table, and problems that nobody ever solved.
+"""The success rates of all problems over all runs of a store, and the problems that were never solved.
 
 python -m flows.history demo
 """
@@ -15,12 +15,12 @@ from tasks.run.opening import open_unleased
 
 @flow(name="history")
 def history(config: str = "demo", overrides: list[str] | None = None, suspects: int = 20) -> dict[str, Any]:
-    """Commit the success rates of all problems in all runs, and show how they stand (see `problems.sampling`).
+    """Commit the success rates of all problems in all runs, and show a summary (see `problems.sampling`).
 
     Args:
-        config: see `math_mt_ppo`; its `storage` and `problems.sampling` count.
+        config: see `math_mt_ppo`; only its `storage` and `problems.sampling` are used.
         overrides: see `math_mt_ppo`.
-        suspects: how many of the problems that were never solved are shown.
+        suspects: how many of the never solved problems to show.
     """
     with open_unleased(resolve(config, overrides)) as workspace:
         return report_history(workspace, suspects)

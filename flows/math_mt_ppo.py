@@ -4,8 +4,8 @@
     policy 0 ──┴─> [ rollout ──> score ──> train ] x iterations ──> report
                        └── trajectories ── scores ── policy n+1     (evaluate before, every k-th, after)
 
-Every arrow is a committed version in the store. A stage whose version exists is skipped, so running
-the same run again continues it, wherever it was stopped or killed.
+Every arrow is a committed version in the store. A stage is skipped if its version exists. So the same command continues
+a run, wherever it was stopped or killed.
 
     python -m flows.math_mt_ppo demo run.iterations=2
 """
@@ -28,31 +28,31 @@ from tasks.warm_start.task import first_policy
 
 @flow(name="math-mt-ppo")
 def math_mt_ppo(config: str = "demo", overrides: list[str] | None = None) -> str:
-    """Train a policy; returns the URI of the report.
+    """Train a policy; return the URI of the report.
 
     Args:
-        config: name of a configuration in configs/ or a YAML file's path.
-        overrides: dotted, such as ["run.iterations=2"].
+        config: name of a configuration in configs/, or the path of a YAML file.
+        overrides: dotted overrides, such as ["run.iterations=2"].
     """
-    with open_run(resolve(config, overrides)) as workspace:  # by one flow run at a time
-        problems, held_out = import_problems(workspace)
+    with open_run(resolve(config, overrides)) as workspace:  # only one flow run at a time writes this run
+        train_set, held_out_set = import_problems(workspace)
         policy = newest_policy(workspace) or first_policy(workspace)
         with (
             open_verifier(workspace) as verifier,
-            open_engine(workspace) as engine,  # ends first, and with it a rollout that plays ahead
+            open_engine(workspace) as engine,  # closed before the verifier; this ends a rollout that plays ahead
             open_trainer(workspace) as trainer,
         ):
-            rollouts = Rollouts(workspace, engine, verifier, problems)
-            for iteration in iterations(workspace):  # those not yet committed
+            rollouts = Rollouts(workspace, engine, verifier, train_set)
+            for iteration in iterations(workspace):  # only those that are not yet committed
                 if iteration % workspace.config.evaluation.every == 0:
-                    evaluate(workspace, engine, verifier, policy, held_out)
-                trajectories = rollouts.take(iteration, policy)  # with run.overlap the next are played from here on
+                    evaluate(workspace, engine, verifier, policy, held_out_set)
+                trajectories = rollouts.take(iteration, policy)  # with run.overlap, the next rollout begins here
                 scores = score(workspace, verifier, iteration, trajectories)
                 policy = train(workspace, trainer, iteration, policy, trajectories, scores)
                 rollouts.swap(policy)
             rollouts.finish()
-            evaluate(workspace, engine, verifier, policy, held_out)
-        return report(workspace, held_out)
+            evaluate(workspace, engine, verifier, policy, held_out_set)
+        return report(workspace, held_out_set)
 
 
 if __name__ == "__main__":

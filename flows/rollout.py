@@ -1,4 +1,4 @@
-"""The rollout stage alone, for those who deploy the stages apart.
+"""The rollout stage alone, for deployments with one flow per stage.
 
 python -m flows.rollout demo --iteration 0
 """
@@ -19,11 +19,11 @@ from tasks.warm_start.task import first_policy
 def rollout(config: str = "demo", overrides: list[str] | None = None, iteration: int = 0) -> str:
     """Play one iteration's episodes with the policy version of the same number."""
     with open_run(resolve(config, overrides)) as workspace:
-        problems, _ = import_problems(workspace)
+        train_set, _ = import_problems(workspace)
         policy = layout.checkpoint(workspace.name, iteration) if iteration else first_policy(workspace)
         policy = tasks.rollout.task.lagging_policy(workspace, iteration) or policy
         with open_engine(workspace) as engine, open_verifier(workspace) as verifier:
-            return tasks.rollout.task.rollout(workspace, engine, verifier, iteration, policy, problems)
+            return tasks.rollout.task.rollout(workspace, engine, verifier, iteration, policy, train_set)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The score stage alone, over trajectories that are stored already.
+"""The score stage alone, for trajectories that are already stored.
 
 python -m flows.score demo --iteration 0
 """
@@ -15,7 +15,7 @@ from tasks.run.resources import open_verifier
 
 @flow(name="score")
 def score(config: str = "demo", overrides: list[str] | None = None, iteration: int = 0) -> str:
-    """Judge one iteration's trajectories."""
+    """Grade one iteration's trajectories."""
     with open_run(resolve(config, overrides)) as workspace, open_verifier(workspace) as verifier:
         return tasks.score.task.score(workspace, verifier, iteration, layout.trajectories(workspace.name, iteration))
 

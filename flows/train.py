@@ -1,4 +1,4 @@
-"""The train stage alone, over trajectories and scores that are stored already.
+"""The train stage alone, for trajectories and scores that are already stored.
 
 python -m flows.train demo --iteration 0
 """
@@ -11,13 +11,12 @@ from storage import layout
 from tasks.run.configuration import resolve
 from tasks.run.opening import open_run
 from tasks.run.resources import open_trainer
+from tasks.score.scoring import scorer_fingerprint
 
 
 @flow(name="train")
 def train(config: str = "demo", overrides: list[str] | None = None, iteration: int = 0) -> str:
     """Update the policy on one iteration's scored trajectories."""
-    from tasks.score.scoring import scorer_fingerprint
-
     with open_run(resolve(config, overrides)) as workspace, open_trainer(workspace) as trainer:
         name = workspace.name
         return tasks.train.task.train(

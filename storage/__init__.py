@@ -7,8 +7,8 @@ versions/                 what is committed: manifests, drafts, data sets, check
 maintenance/              verify, repair, gc and doctor
 commands/                 `python -m storage`
 
-Each of these imports only what stands above it. A version is committed by `versions.drafts`: data objects first, then
-an entry in the catalog, then the manifest with put-if-absent. What has no manifest does not exist.
+Each of these imports only those above it. `versions.drafts` commits a version: data objects first, then an entry in the
+catalog, then the manifest with put-if-absent. A version without a manifest does not exist.
 """
 
 import os
@@ -17,7 +17,7 @@ from storage import interrupts
 
 interrupts.while_importing(__name__)
 
-# Torch makes this folder when it is imported, and loads code that it compiled from there. By default it has a name in
-# TMPDIR that another user may have taken before.
+# Torch makes this folder when it is imported, and loads its compiled code from there. The default is a fixed name in
+# TMPDIR, which another user may have created before.
 if os.access(os.path.expanduser("~"), os.W_OK):
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.expanduser("~/.cache/math-mt-ppo/torchinductor"))

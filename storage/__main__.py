@@ -1,28 +1,25 @@
-"""Looks after a store: its versions, where they come from, whether they are whole, and what may go.
+"""Inspect and maintain a store: list versions, show their lineage, verify them, and delete what is not needed.
 
 python -m storage ls
 python -m storage --root s3://bucket/prefix verify demo/latest --deep
 """
 
 import argparse
-from typing import TYPE_CHECKING
 
 from storage import interrupts
 from storage.commands.program import Program
-
-if TYPE_CHECKING:
-    from storage.objects.store import Store
+from storage.objects.store import Store
 
 COMMANDS = {
-    "ls": "the newest versions",
-    "show": "one version: files, parents, metrics, configuration",
-    "lineage": "what a version was made from, all the way down, or what came of it",
-    "verify": "whether versions and all they were made from are whole",
-    "diff": "how configuration and metrics of two versions differ",
+    "ls": "list the newest versions",
+    "show": "show one version: files, parents, metrics, configuration",
+    "lineage": "show everything that a version was made from, or everything made from it",
+    "verify": "check that versions and everything they were made from are whole",
+    "diff": "show how configuration and metrics of two versions differ",
     "alias": "names that point at versions: list, set, history, rollback",
-    "gc": "what nobody needs any more; deletes it with --delete",
-    "repair": "make catalog and other logs whole again, where entries were lost or damaged",
-    "doctor": "whether a place can be trusted with versions: races, permissions, clocks, multipart",
+    "gc": "show data that are not needed any more; delete them with --delete",
+    "repair": "replace lost and damaged entries of the catalog and of other logs",
+    "doctor": "check that a place can be trusted with versions: races, permissions, clocks, multipart",
 }
 PROGRAM = Program(
     name="python -m storage",
@@ -33,19 +30,19 @@ PROGRAM = Program(
     former={"mend": "storage.commands.repair"},
 )
 _DOCTOR_PATIENCE = {"request_timeout_s": 10, "patience_s": 20}
-"""Who asks what is wrong does not want to wait for it to come right."""
+"""Short limits: `doctor` reports a failing place at once instead of waiting until it recovers."""
 
 
 def main() -> int:
-    """Command line. Status 0, 1 for an error or a problem found, 2 for a wrong command."""
+    """Run the command line. The status is 0, 1 for an error or a problem found, or 2 for wrong arguments."""
     return PROGRAM.main(_open)
 
 
-def _open(arguments: argparse.Namespace) -> "Store":
+def _open(arguments: argparse.Namespace) -> Store:
     from storage.logs.catalog import check_not_empty
     from storage.objects.store import Store
 
-    if arguments.command == "doctor":  # which may examine a place before it is used
+    if arguments.command == "doctor":  # it may examine a place that is still empty
         return Store(arguments.root, **_DOCTOR_PATIENCE)
     store = Store(arguments.root)
     check_not_empty(store)

@@ -1,16 +1,17 @@
-"""Every error that the storage raises.
+"""All errors that the storage raises.
 
     StorageError                 something stored cannot be used, or a request makes no sense
     ├── DamagedError             missing, damaged, collected, of the wrong kind, or written by a newer program
     ├── UnavailableError         the place does not answer, or refuses this user
-    └── ConflictError            another writer was faster, or holds the right to write
+    └── ConflictError            another writer was faster, or holds the lease
         ├── LeaseHeldError       another flow run holds the run's lease
         ├── LeaseLostError       this flow run has lost the run's lease
-        ├── AliasMovedError      the alias does not point where the caller thought
+        ├── AliasMovedError      the alias does not point where the caller expected
         └── TakenOverError       another writer continues this version
 
-Code that can go on without one damaged version catches `DamagedError`. Nobody catches `UnavailableError` to go on: a
-place that does not answer says nothing about its objects. Absence of a single object is Python's FileNotFoundError.
+Code that can continue without one damaged version catches `DamagedError`. No code may catch `UnavailableError` and
+continue, because a place that does not answer says nothing about its objects. An absent object raises Python's
+FileNotFoundError.
 """
 
 
@@ -27,7 +28,7 @@ class UnavailableError(StorageError):
 
 
 class ConflictError(StorageError):
-    """Another writer was faster, or holds the right to write."""
+    """Another writer was faster, or holds the lease."""
 
 
 class LeaseHeldError(ConflictError):
@@ -39,7 +40,7 @@ class LeaseLostError(ConflictError):
 
 
 class AliasMovedError(ConflictError):
-    """The alias does not point where the caller thought it does."""
+    """The alias does not point where the caller expected."""
 
 
 class TakenOverError(ConflictError):

@@ -1,27 +1,27 @@
-"""Where versions live under the root. A version is a folder; its manifest makes it exist.
+"""Keys of all objects under the root. A version is a folder, which exists as a version once it has a manifest.
 
 problems/<fingerprint>                      a problem set
-audits/<fingerprint>                        what an audit of trajectories found, and its report
-exclusions/<digest of its rows>             trajectories and problems that shall not be trained on
+audits/<fingerprint>                        the findings of an audit of trajectories, and its report
+exclusions/<digest of its rows>             trajectories and problems that are kept out of training
 runs/<run>/run                              the run itself: its configuration
 runs/<run>/checkpoints/<policy version>     weights, tokenizer, optimizer, RNG, canary
 runs/<run>/trajectories/<iteration>         rolled out with the checkpoint of the same number
-runs/<run>/scores/<iteration>/<scorer>      verdicts on those trajectories
-runs/<run>/evaluations/<policy version>/<set>/<protocol>   trajectories on a set; `…/scores/<scorer>` beside them
-runs/<run>/history/<iterations>             what became of each problem in so many iterations
-runs/<run>/curriculum                       which problems it draws how often, where the runs before it say so
+runs/<run>/scores/<iteration>/<scorer>      scores of those trajectories
+runs/<run>/evaluations/<policy version>/<set>/<protocol>   trajectories on a set; their scores in `…/scores/<scorer>`
+runs/<run>/history/<iterations>             the results of each problem in so many iterations
+runs/<run>/curriculum                       how often the run draws each problem, computed from earlier runs
 runs/<run>/decision                         retraining: champion or challenger, and why
 
 Within a version:
-manifest.json                               the commit
+manifest.json                               the commit record
 <nonce>/…                                   data objects of the attempt with that nonce
-journal/<number>.json                       shards that a rollout has finished, so that it can be continued
-collected.json                              gc took the data away; the manifest stays
+journal/<number>.json                       finished shards of a rollout, so that it can be continued
+collected.json                              the tombstone: gc deleted the data; the manifest stays
 
-And beside versions, logs of numbered entries that are created once (see `storage.logs.log`):
-catalog/<number>.json                       every attempt to commit, in order
-aliases/<name>/<number>.json                where an alias pointed
-leases/<run>/<number>.json                  who may write a run; `beats/<number>.json` are his signs of life
+Logs of numbered entries that are created once (see `storage.logs.log`):
+catalog/<number>.json                       all attempts to commit, in order
+aliases/<name>/<number>.json                moves of an alias
+leases/<run>/<number>.json                  holders of the lease of a run; `beats/<number>.json` has their signs of life
 retraining/<name>/<number>.json             nights that began and ended (see `storage.logs.nights`)
 """
 
@@ -43,7 +43,7 @@ from storage.version_names import (
 )
 
 AREAS = ("runs", "problems", "audits", "exclusions")
-"""Where all versions lie."""
+"""The folders that hold all versions."""
 
 
 def problems(fingerprint: str) -> ProblemsVersion:
@@ -75,7 +75,7 @@ def scores(name: str, iteration: int, scorer: str) -> ScoresVersion:
 
 
 def evaluation(policy: PolicyVersion, set_name: str, protocol: str) -> EvaluationVersion:
-    """The version of `policy`'s trajectories on the set `set_name`; `protocol` says how it was played."""
+    """Return the version of the trajectories of `policy` on the set `set_name`; `protocol` says how it was played."""
     return EvaluationVersion(f"runs/{policy.run}/evaluations/{policy.rpartition('/')[2]}/{set_name}/{protocol}")
 
 
@@ -84,14 +84,14 @@ def evaluation_scores(evaluation: EvaluationVersion, scorer: str) -> ScoresVersi
 
 
 def evaluated_policy(version: str) -> PolicyVersion | None:
-    """The checkpoint that an evaluation, or its scores, are about; None for other versions."""
+    """Return the checkpoint that an evaluation, or the scores of one, is about; None for other versions."""
     known = version_of(version)
     evaluation = known.evaluation if isinstance(known, ScoresVersion) else known
     return evaluation.policy if isinstance(evaluation, EvaluationVersion) else None
 
 
-def is_anybodys(key: str) -> bool:
-    """Whether `key` lies in a run, but may be written by who does not hold its lease: evaluations and histories."""
+def is_written_without_lease(key: str) -> bool:
+    """Return whether `key` lies in a run but is written without its lease: evaluations and histories."""
     return key.split("/")[2:3] in (["evaluations"], ["history"])
 
 
@@ -112,7 +112,7 @@ def manifest(version: str) -> str:
 
 
 def tombstone(version: str) -> str:
-    """Key of the note that gc has deleted the data of `version`."""
+    """Return the key of the tombstone: gc has deleted the data of `version`."""
     return f"{version}/collected.json"
 
 
@@ -130,16 +130,16 @@ def alias(name: str) -> str:
 _ALIAS = re.compile(
     r"(?!runs/[^/]+/|(problems|audits|exclusions)/)[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*(?<!\.json)"
 )
-"""Never the name of a version or of a log's entry."""
+"""Matches names of aliases; never the name of a version or of an entry of a log."""
 
 
 def is_alias(name: str) -> bool:
-    """Whether an alias may be called so."""
+    """Return whether `name` is a valid name of an alias."""
     return bool(_ALIAS.fullmatch(name))
 
 
 def latest(run: str) -> str:
-    """The alias that the pipeline moves to the newest checkpoint of a run."""
+    """Return the alias that the pipeline moves to the newest checkpoint of a run."""
     return f"{run}/latest"
 
 
@@ -155,7 +155,7 @@ def beat(run: str, token: int) -> str:
     return f"leases/{run}/beats/{token:08d}.json"
 
 
-# Evaluations without a set and a protocol are those of older stores.
+# Older stores have evaluations without a set and a protocol.
 _VERSION = re.compile(
     r"(?P<version>(problems|audits|exclusions)/[0-9a-f]+"
     r"|runs/[^/]+/(run|curriculum|decision|(checkpoints|trajectories|history)/\d{6}"
@@ -165,13 +165,13 @@ _VERSION = re.compile(
 
 
 def data_of(key: str) -> tuple[str, str] | None:
-    """Version and nonce of the attempt that wrote `key`; None where it is no data object of a version."""
+    """Return version and nonce of the attempt that wrote `key`; None if `key` is not a data object of a version."""
     match = _VERSION.fullmatch(key)
     return (match["version"], match["nonce"]) if match and match["nonce"] else None
 
 
 def manifest_of(key: str) -> str | None:
-    """The version whose manifest `key` is; None where it is none."""
+    """Return the version whose manifest has the key `key`; None if it is not a manifest."""
     match = _VERSION.fullmatch(key)
     return None if match is None or match["nonce"] else match["version"]
 
@@ -180,23 +180,23 @@ _ENTRY = re.compile(r"(?P<log>.+)/(?P<number>\d{8})\.json")
 
 
 def entry_of(key: str) -> tuple[str, int] | None:
-    """Prefix of the log and number of the entry whose key this is; None where it is none."""
+    """Return the prefix of the log and the number of the entry with the key `key`; None if it is not an entry."""
     match = _ENTRY.fullmatch(key)
     return (match["log"], int(match["number"])) if match else None
 
 
 def number_of(version: str) -> int | None:
-    """Iteration or policy version of a version of a run; None for others."""
+    """Return the iteration or policy version of a version of a run; None for others."""
     parts = version.split("/")
     return int(parts[3]) if parts[0] == "runs" and len(parts) > 3 else None
 
 
 def series_of(version: str) -> str:
-    """What versions of one kind of one run have in common: `runs/<run>/<kind>`."""
+    """Return the common prefix of versions of one kind of one run: `runs/<run>/<kind>`."""
     return "/".join(version.split("/")[:3])
 
 
 def run_of(version: str) -> str | None:
-    """Name of the run that `version` belongs to, None for problem sets."""
+    """Return the name of the run of `version`; None for versions of no run, such as problem sets."""
     parts = version.split("/")
     return parts[1] if parts[0] == "runs" and len(parts) > 2 else None

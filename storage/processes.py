@@ -1,4 +1,4 @@
-"""Which process this is, in words that another can check: so that the death of a lease's holder is seen at once."""
+"""Identities of processes that other processes can check, so that the death of a lease's holder is seen at once."""
 
 import os
 import socket
@@ -7,17 +7,17 @@ from typing import Any
 
 
 def own_identity() -> dict[str, Any]:
-    """That of this process."""
+    """Return the identity of this process."""
     return identity(os.getpid())
 
 
 def identity(pid: int) -> dict[str, Any]:
-    """A living process, unmistakable also after a reboot, in containers, and when its number is used again."""
+    """Return the identity of a living process. It is unique even after reboots, in containers, and for reused pids."""
     return {"host": socket.gethostname(), "machine": _machine(), "pid": pid, "started": _started(pid)}
 
 
 def is_alive(identity: dict[str, Any]) -> bool | None:
-    """Whether that process lives; None where it cannot be known from here (another machine or container)."""
+    """Return whether that process is alive; None if this process cannot know (another machine or container)."""
     if identity["machine"] != _machine():
         return None
     started = _started(identity["pid"])
@@ -27,7 +27,7 @@ def is_alive(identity: dict[str, Any]) -> bool | None:
 
 
 def _is_hidden(pid: int) -> bool:
-    """Whether a process of somebody else lives that /proc does not show."""
+    """Return whether a process of another user is alive that /proc does not show."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -38,12 +38,12 @@ def _is_hidden(pid: int) -> bool:
 
 
 def _machine() -> str:
-    """This boot of this machine, and the name space in which process numbers mean something."""
+    """Return ids of this boot of this machine and of the pid namespace."""
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 
 def _started(pid: int) -> int | None:
-    """Clock ticks from boot to the start of a process; None where it is gone, or a zombie."""
+    """Return the clock ticks from boot to the start of a process; None if it has ended or is a zombie."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

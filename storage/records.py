@@ -1,7 +1,7 @@
 """The records that the stages exchange, and their Arrow schemas.
 
-Problem sets, trajectories, scores, histories and curricula are Parquet files of these rows; any
-reader of Parquet (DuckDB, pandas) understands them without this package.
+Problem sets, trajectories, scores, histories, curricula, audit cases and exclusions are Parquet files of these rows.
+Any reader of Parquet (DuckDB, pandas) understands them without this package.
 """
 
 import dataclasses
@@ -13,21 +13,21 @@ import pyarrow as pa
 SCHEMA_VERSION = 3  # 2: sequence_starts, 3: unplayed_turns
 
 Status = Literal["completed", "truncated", "rejected", "failed"]
-"""completed: the agent ended it. truncated: cut by the token limit of its last turn, or for want of room for the next.
-rejected: the agent returned nothing. failed: an error or the deadline; `reason` says which."""
+"""completed: the agent ended the episode. truncated: the token limit cut its last turn, or the context had no room for
+the next turn. rejected: the agent returned nothing. failed: an error or the deadline; `reason` says which."""
 
 LAST_TURN_CUT = "the last turn reached sampling.max_new_tokens"
-"""Reason of a truncated trajectory that ended: its last turn was judged, and nothing was to follow."""
+"""Reason of a truncated trajectory that is complete all the same: its last turn was graded, no turn was to follow."""
 
 HIGHEST_LOGPROB = 1e-4
-"""A logprob is never above 0 but for rounding: GPU kernels compute logit - logsumexp in float32, where logits of some
-hundreds have a resolution of 3e-5. More than this is no logprob."""
+"""Largest logprob that rounding explains. Exact logprobs are at most 0, but GPU kernels compute logit - logsumexp in
+float32, where logits of some hundreds have a resolution of 3e-5. A larger value is not a logprob."""
 
 VerdictName = Literal["correct", "wrong", "unparsable", "timeout", "error"]
 
 Standing = Literal["unknown", "middle", "retired", "suspect"]
-"""unknown: too few episodes. retired: solved nearly always. suspect: never solved, its gold answers may be wrong.
-middle: all others."""
+"""unknown: too few episodes. retired: nearly always solved. suspect: never solved, so its gold answers may be wrong.
+middle: all other problems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class Turn:
     start: int  # the completion is token_ids[start:end]
     end: int
     text: str
-    verdict: str  # the environment's, heard by the agent; the score stage judges again
-    reward: float  # raw success as the environment said it, 0 or 1
+    verdict: str  # the environment's, which the agent received; the score stage grades again
+    reward: float  # raw success according to the environment, 0 or 1
     finish_reason: str  # stop | length
-    feedback: str  # what the agent told the policy next, empty on the last turn
+    feedback: str  # what the agent gave to the policy next; empty on the last turn
     latency_s: float
     seed: int
 
@@ -67,8 +67,8 @@ class Turn:
 class Trajectory:
     """The turns of one episode as one token sequence: prompt, completion 1, feedback 1, completion 2 …
 
-    T is the length of the sequence. Sampled ids are stored as the engine returned them. Where the chat template
-    rewrites what was said (thinking models), a turn begins a new sequence; all lie end to end in the same columns.
+    T is the length of the sequence. Sampled ids are stored as the engine returned them. If the chat template rewrites
+    earlier turns (thinking models), a turn begins a new sequence; all sequences follow each other in the same columns.
 
     Example: Trajectory(trajectory_id="demo/3/12+7/0", run="demo", iteration=3, problem_id="12+7", sample=0, …,
     token_ids=[5, 9, 7], action_mask=[False, False, True], logprobs=[0.0, 0.0, -0.1], versions=[-1, -1, 3])
@@ -80,7 +80,7 @@ class Trajectory:
     problem_id: str
     sample: int  # position in the group
     status: Status
-    reason: str  # why it is not `completed`
+    reason: str  # why the status is not `completed`
     token_ids: list[int]  # T
     action_mask: list[bool]  # T, true on sampled tokens
     logprobs: list[float]  # T, behaviour logprobs; 0 where the mask is false
@@ -90,7 +90,7 @@ class Trajectory:
     prompt: str
     solutions: list[str]
     problem_set: str  # version (store key) of the problem set
-    policy: str  # version (store key) of the policy asked for
+    policy: str  # version (store key) of the requested policy
     policy_version: int
     sampling: str  # JSON
     agent: str
@@ -101,12 +101,12 @@ class Trajectory:
     started_at: float  # seconds since the epoch
     latency_s: float
     sequence_starts: list[int] = field(default_factory=lambda: [0])  # where each sequence begins in token_ids
-    unplayed_turns: int = -1  # truncated: turns for which the context had no room; -1: nobody knows how many
+    unplayed_turns: int = -1  # truncated: turns for which the context had no room; -1: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """The judge's verdict on one turn, beside the trajectories: re-scoring never rewrites tokens.
+    """The stored verdict on one turn. Scores are stored apart from trajectories, so re-scoring never rewrites tokens.
 
     Example: Score(trajectory_id="demo/3/12+7/0", turn=0, verdict="correct", success=1.0, extracted="19",
     solution="19", reason="")
@@ -116,50 +116,50 @@ class Score:
     turn: int
     verdict: VerdictName
     success: float  # 1 or 0
-    extracted: str  # what the judge read out of the answer
+    extracted: str  # what the verifier read as the answer
     solution: str  # the gold solution that matched, or the first
     reason: str  # details of a timeout or an error
 
 
 @dataclass(frozen=True, slots=True)
 class ProblemHistory:
-    """What became of one problem in one iteration of a run, over the episodes that did not fail.
+    """The results of one problem in one iteration of a run, over the episodes that did not fail.
 
     Example: ProblemHistory(problem_key="9f3a", problem_id="12+7", prompt="What is 12 + 7?", solutions=["19"],
     run="demo", iteration=3, policy_version=3, episodes=8, first_turn=2, any_turn=5)
     """
 
-    problem_key: str  # hash of prompt and solutions: ids may be row numbers, which a new file gives to others
+    problem_key: str  # hash of prompt and solutions; ids may be row numbers, which a new file gives to other problems
     problem_id: str
     prompt: str
     solutions: list[str]
     run: str
     iteration: int
-    policy_version: int  # that played
+    policy_version: int  # policy version that played
     episodes: int  # 1 or more
-    first_turn: int  # episodes whose first turn the score stage found right
-    any_turn: int  # episodes of which it found any turn right
+    first_turn: int  # episodes whose first turn is right, according to the score stage
+    any_turn: int  # episodes with any right turn
 
 
 @dataclass(frozen=True, slots=True)
 class AuditCase:
-    """One thing that a check of an audit points at.
+    """One case: a thing that an audit check points at.
 
     Example: AuditCase(number=0, check_name="text_differs", unit="turn", id="demo/000003/12+7/0",
     data_set="runs/demo/trajectories/000003", detail="turn 1 decodes to '18'")
     """
 
-    number: int  # of its row
+    number: int  # number of its row
     check_name: str  # as in `audit.checks`
     unit: str  # trajectory | turn | group | problem | data set | object
-    id: str  # of the trajectory (also for a turn) or problem (also for a group), version, or key of the object
-    data_set: str  # version; empty where it belongs to no single one
+    id: str  # id of the trajectory (also for a turn) or problem (also for a group); or a version, or an object's key
+    data_set: str  # version of the data set; empty if the case belongs to no single one
     detail: str  # what is wrong with it, in words
 
 
 @dataclass(frozen=True, slots=True)
 class CurriculumEntry:
-    """How often a run draws a problem, and why.
+    """The weight with which a run draws a problem, and the reason for it.
 
     Example: CurriculumEntry(problem_id="12+7", problem_key="9f3a", episodes=64, success_rate=0.25,
     standing="middle", weight=0.75)
@@ -167,27 +167,27 @@ class CurriculumEntry:
 
     problem_id: str
     problem_key: str
-    episodes: int  # newest ones, that the rate is made of
-    success_rate: float  # share of them with any turn right; 0 without episodes
+    episodes: int  # number of newest episodes that the rate counts
+    success_rate: float  # share of them with any right turn; 0 without episodes
     standing: Standing
-    weight: float  # chances are proportional to it; 0: never drawn
+    weight: float  # proportional to the chance that the problem is drawn; 0: never drawn
 
 
 @dataclass(frozen=True, slots=True)
 class Exclusion:
-    """A trajectory that shall not be trained on. A problem that nobody has played stands in a row without one.
+    """A trajectory that is kept out of training. A problem that was never played has a row without a trajectory.
 
     Example: Exclusion(trajectory_id="demo/000003/12+7/0", data_set="runs/demo/trajectories/000003", run="demo",
     iteration=3, problem_id="12+7", problem_key="9f3a", whole_problem=True, reason="the gold answer is wrong")
     """
 
     trajectory_id: str  # or empty
-    data_set: str  # version in which it lies, or empty
+    data_set: str  # version that holds the trajectory, or empty
     run: str  # or empty
     iteration: int  # or -1
     problem_id: str
     problem_key: str  # hash of prompt and solutions
-    whole_problem: bool  # nor shall the problem be drawn again, or anything else that was played of it be trained on
+    whole_problem: bool  # also exclude the problem from being drawn, and all its other trajectories from training
     reason: str
 
 
@@ -312,7 +312,7 @@ EXCLUSION_SCHEMA = _schema(
 
 
 def to_table(rows: list[Any], schema: pa.Schema) -> pa.Table:
-    """Rows (dataclass instances) as an Arrow table; nested turns become structs."""
+    """Convert rows (dataclass instances) to an Arrow table; nested turns become structs."""
     columns = {}
     for column in schema:
         values = [getattr(row, column.name) for row in rows]
@@ -323,8 +323,8 @@ def to_table(rows: list[Any], schema: pa.Schema) -> pa.Table:
 
 
 def to_trajectory(row: dict[str, Any]) -> Trajectory:
-    """A row of the Parquet file (`Table.to_pylist`) as the record.
+    """Convert a row of a Parquet file (`Table.to_pylist`) to a record.
 
-    Files of schema 1 have one sequence a row, those before schema 3 do not say how many turns were left unplayed.
+    In files of schema 1 each row is one sequence. Files before schema 3 do not have the number of unplayed turns.
     """
     return Trajectory(**{**row, "turns": [Turn(**turn) for turn in row["turns"]]})

@@ -1,7 +1,7 @@
-"""Names of versions, as types: a policy cannot be taken for trajectories, nor trajectories for their scores.
+"""Names of versions as types, so that code cannot confuse a policy with trajectories, or trajectories with scores.
 
-`storage.layout` makes them from their parts. A name that was read, from a manifest or a command line, becomes one by
-its type, `PolicyVersion(text)`, or by `version_of(text)` where its kind is not known.
+`storage.layout` makes names from their parts. `PolicyVersion(text)` checks a name from a manifest or a command line;
+`version_of(text)` does so if its kind is not known.
 """
 
 import re
@@ -13,13 +13,13 @@ from pydantic_core import CoreSchema, core_schema
 from storage.errors import DamagedError
 
 _RUN = r"runs/(?!\.{1,2}/)[^/\\]+"
-"""No folder that would climb out of the root."""
+"""Matches the folder of a run, but no name that would climb out of the root."""
 
 
 class Version(str):
-    """The name of a version: a string, in storage the key of its folder, whose type says what kind of version it is.
+    """The name of a version: a string, the key of its folder. Its type is the kind of the version.
 
-    Calling one of the types below checks the place of such versions; `version_of` finds the type.
+    Calling one of the types below checks that versions of this kind have such names; `version_of` finds the type.
 
     >>> version = ScoresVersion("runs/demo/scores/000003/1f0c4a7b")
     >>> version.kind, version.run, version.number
@@ -31,7 +31,7 @@ class Version(str):
     place: ClassVar[re.Pattern[str]]
 
     def __new__(cls, text: str) -> Self:
-        """Raises DamagedError where versions of this kind are elsewhere."""
+        """Check the name. Raises DamagedError if versions of this kind have other names."""
         if not cls.is_place(text):
             raise DamagedError(f"{text!r} is not where {cls.kind} versions are, {cls.place.pattern}")
         return super().__new__(cls, text)
@@ -42,18 +42,18 @@ class Version(str):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, _source: Any, _handler: Any) -> CoreSchema:
-        """Lets records have fields of this type: a string in JSON, checked when it is read."""
+        """Allow this type as a field of records: a string in JSON, checked when it is read."""
         return core_schema.no_info_after_validator_function(cls, core_schema.str_schema())
 
     @property
     def run(self) -> str | None:
-        """Name of the run that it belongs to; None for versions of no run, such as problem sets."""
+        """The name of its run; None for versions of no run, such as problem sets."""
         parts = self.split("/")
         return parts[1] if parts[0] == "runs" else None
 
 
 class _Numbered(Version):
-    """A version of a run with a number: an iteration, or a policy version."""
+    """A version of a run with a number, which is an iteration or a policy version."""
 
     __slots__ = ()
 
@@ -81,7 +81,7 @@ class ProblemsVersion(Version):
 
 
 class PolicyVersion(_Numbered):
-    """A checkpoint; its number is that of the updates before it."""
+    """A checkpoint; its number is the number of updates before it."""
 
     __slots__ = ()
     kind, place = "checkpoint", re.compile(rf"{_RUN}/checkpoints/\d+")
@@ -102,7 +102,7 @@ class EvaluationVersion(TrajectoriesVersion):
 
     @property
     def set_name(self) -> str | None:
-        """Name of the evaluation set; None in older stores."""
+        """The name of the evaluation set; None in older stores."""
         parts = self.split("/")
         return parts[4] if len(parts) > 4 else None
 
@@ -112,7 +112,7 @@ class EvaluationVersion(TrajectoriesVersion):
 
 
 class ScoresVersion(_Numbered):
-    """Verdicts on trajectories of an iteration, or of an evaluation."""
+    """The scores of trajectories of an iteration or of an evaluation."""
 
     __slots__ = ()
     kind = "scores"
@@ -120,48 +120,48 @@ class ScoresVersion(_Numbered):
 
     @property
     def evaluation(self) -> EvaluationVersion | None:
-        """The evaluation whose trajectories were judged; None where they are an iteration's."""
+        """The evaluation whose trajectories were graded; None if they are those of an iteration."""
         return EvaluationVersion(self.rpartition("/scores/")[0]) if "/evaluations/" in self else None
 
 
 class HistoryVersion(_Numbered):
-    """What became of each problem in so many iterations of a run."""
+    """The results of each problem in so many iterations of a run."""
 
     __slots__ = ()
     kind, place = "history", re.compile(rf"{_RUN}/history/\d+")
 
 
 class CurriculumVersion(Version):
-    """How often a run draws which problem."""
+    """The curriculum of a run: how often it draws each problem."""
 
     __slots__ = ()
     kind, place = "curriculum", re.compile(rf"{_RUN}/curriculum")
 
 
 class DecisionVersion(Version):
-    """Champion or challenger, and why."""
+    """The decision of a night: champion or challenger, and why."""
 
     __slots__ = ()
     kind, place = "decision", re.compile(rf"{_RUN}/decision")
 
 
 class AuditVersion(Version):
-    """What an audit found."""
+    """The findings of an audit."""
 
     __slots__ = ()
     kind, place = "audit", re.compile(r"audits/[0-9a-f]+")
 
 
 class ExclusionsVersion(Version):
-    """What is not to be trained on."""
+    """The trajectories and problems that are kept out of training."""
 
     __slots__ = ()
     kind, place = "exclusions", re.compile(r"exclusions/[0-9a-f]+")
 
 
 KINDS: dict[str, type[Version]] = {
-    each.kind: each
-    for each in (
+    version.kind: version
+    for version in (
         *(RunVersion, ProblemsVersion, PolicyVersion, TrajectoriesVersion, EvaluationVersion, ScoresVersion),
         *(HistoryVersion, CurriculumVersion, DecisionVersion, AuditVersion, ExclusionsVersion),
     )
@@ -172,7 +172,7 @@ _V = TypeVar("_V", bound=Version)
 
 
 def select(kind: type[_V], names: Iterable[str]) -> list[_V]:
-    """Those of `names` that are versions of this kind.
+    """Return those of `names` that are versions of this kind.
 
     >>> select(ProblemsVersion, ["problems/1f0c", "runs/demo/checkpoints/000000"])
     ['problems/1f0c']
@@ -181,7 +181,7 @@ def select(kind: type[_V], names: Iterable[str]) -> list[_V]:
 
 
 def version_of(text: str) -> Version | None:
-    """`text` as a version of its kind; None where no version is called so.
+    """Return `text` as a version of its kind; None if no kind of version has such names.
 
     >>> type(version_of("runs/demo/checkpoints/000003")), version_of("demo/latest")
     (<class 'storage.version_names.PolicyVersion'>, None)

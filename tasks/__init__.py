@@ -1,4 +1,4 @@
-"""The stages: Prefect task shells here, plain Python by subject in the packages below."""
+"""The stages, one package per subject: Prefect tasks in `task.py` and `*_task.py`, plain Python everywhere else."""
 
 from storage import interrupts
 

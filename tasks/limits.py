@@ -1,4 +1,4 @@
-"""Limits that a process has, and such for a block of code in a process that may be lost; imports nothing heavy."""
+"""Resource limits of this process, and of a block of code in a process that may be killed; imports nothing heavy."""
 
 import ctypes
 import resource
@@ -12,31 +12,31 @@ OUT_OF_TIME = -signal.SIGPROF
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _OTHER_FILES = 256
-"""What a process has open beside its connections to servers: stores, shards, pipes, libraries."""
+"""Files that a process has open besides its connections to servers: stores, shards, pipes, libraries."""
 
 
 def prepare_for_limits() -> None:
-    """Once in a new process: it ends with its parent, and at once when its time is used up."""
+    """Prepare a new process, once: it will end with its parent, and immediately when its time is used up."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # a handler would wait for C code to return
 
 
 def address_space() -> int:
-    """Bytes that this process has mapped, which is what RLIMIT_AS counts."""
+    """Return the bytes that this process has mapped; RLIMIT_AS limits them."""
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
 def hard_address_space() -> int | None:
-    """Bytes that a process may map at most (`ulimit -Hv`), which none can raise; None: no limit."""
+    """Return the most bytes that a process may map (`ulimit -Hv`, which it cannot raise); None without a limit."""
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
     return None if hard == resource.RLIM_INFINITY else hard
 
 
 @contextmanager
 def limited(seconds: float, most: int) -> Iterator[None]:
-    """Within the block: `seconds` of processor time, after which the kernel ends the process, and `most` mapped bytes.
+    """Limit the block to `seconds` of processor time and `most` mapped bytes.
 
-    Where the hard limit is lower, it holds.
+    After this time, the kernel ends the process. If the hard limit of bytes is lower than `most`, it applies.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
@@ -49,7 +49,7 @@ def limited(seconds: float, most: int) -> Iterator[None]:
 
 
 def sockets(wanted: int) -> int:
-    """How many of `wanted` sockets this process may open; its soft limit of open files is raised for them."""
+    """Return how many of `wanted` sockets this process may open; raise its soft limit of open files for them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted + _OTHER_FILES if hard == resource.RLIM_INFINITY else min(wanted + _OTHER_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < most:

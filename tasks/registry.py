@@ -1,4 +1,4 @@
-"""Things named in a configuration: looked up by name, or imported as `package.module:Class`."""
+"""Classes that a configuration names: registered ones, or those imported as `package.module:Class`."""
 
 import difflib
 import importlib
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Classes by name. `kind` ("agent", "environment") appears in the messages."""
+    """The classes of one kind by name. The error messages contain `kind` ("agent", "environment")."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -24,11 +24,11 @@ class Registry(Generic[T]):
 
     def register(self, name: str, cls: type[T]) -> None:
         if ":" in name or name in self._classes:
-            raise ValueError(f"{self.kind} name {name!r} is taken or holds a colon: choose another")
+            raise ValueError(f"{self.kind} name {name!r} is taken or contains a colon: choose another")
         self._classes[name] = cls
 
     def find(self, name: str) -> type[T]:
-        """The class registered as `name`, or imported where `name` is `package.module:Class`.
+        """Return the class registered as `name`; import it if `name` is `package.module:Class`.
 
         Raises:
             ValueError: unknown name, module or class.
@@ -38,21 +38,21 @@ class Registry(Generic[T]):
         if name not in self._classes:
             raise ValueError(
                 f"{self.kind}.type={name!r} is not registered{nearest(name, self._classes)}; "
-                f"there are {', '.join(sorted(self._classes))}, or give package.module:Class"
+                f"choose one of {', '.join(sorted(self._classes))}, or give package.module:Class"
             )
         return self._classes[name]
 
     def make(self, name: str, context: object, arguments: Mapping[str, Any]) -> T:
-        """An instance of `name`.
+        """Return a new instance of `name`.
 
         Raises:
-            ValueError: unknown name, or its constructor raised something, or tried to end the process.
+            ValueError: unknown name, or its constructor raised an exception or tried to end the process.
         """
         constructor: Any = self.find(name)
         try:
             return typing.cast(T, constructor(context, **arguments))
         except (Exception, SystemExit) as error:
-            raise ValueError(f"{self.kind}.type={name!r}: its constructor raised {_told(error)}") from error
+            raise ValueError(f"{self.kind}.type={name!r}: its constructor raised {_describe(error)}") from error
 
     def _import(self, name: str) -> type[T]:
         module_name, _, class_name = name.partition(":")
@@ -62,20 +62,25 @@ class Registry(Generic[T]):
             raise ValueError(
                 f"{self.kind}.type={name!r}: no module {error.name!r}; is its folder on PYTHONPATH?"
             ) from error
-        except (Exception, SystemExit) as error:  # whatever a user's module does; Ctrl-C stays one
-            raise ValueError(f"{self.kind}.type={name!r}: importing {module_name!r} raised {_told(error)}") from error
-        found = getattr(module, class_name, None)
-        if not inspect.isclass(found):
+        except (Exception, SystemExit) as error:  # any error of a user's module, but not Ctrl-C
+            raise ValueError(
+                f"{self.kind}.type={name!r}: importing {module_name!r} raised {_describe(error)}"
+            ) from error
+        cls = getattr(module, class_name, None)
+        if not inspect.isclass(cls):
             classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
             raise ValueError(
                 f"{self.kind}.type={name!r}: {module_name} has no class {class_name!r}{nearest(class_name, classes)}"
             )
-        return typing.cast(type[T], found)
+        return typing.cast(type[T], cls)
 
     def check_arguments(self, name: str, arguments: Mapping[str, Any]) -> None:
-        """Refuse arguments that the constructor of `name` does not take, lacks, or takes in another type.
+        """Check a user's arguments for the constructor of `name`: their names, their types, and that none is missing.
 
-        The first parameter is the context that the pipeline passes; the rest is the user's.
+        The pipeline passes the first parameter, the context; the configuration gives all others.
+
+        Raises:
+            ValueError: an argument is unknown, missing or of another type.
         """
         parameters, hints = self._inspect(name)
         takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
@@ -98,19 +103,19 @@ class Registry(Generic[T]):
             raise ValueError(f"{where}: {name} needs {', '.join(missing)}")
 
     def _inspect(self, name: str) -> tuple[dict[str, inspect.Parameter], dict[str, Any]]:
-        """Parameters of the constructor of `name` but for the context, and their annotations."""
+        """Return the constructor's parameters without the context, and their annotations."""
         cls = self.find(name)
         try:
             parameters = list(inspect.signature(cls).parameters.items())
             return dict(parameters[1:]), typing.get_type_hints(cls.__init__, include_extras=True)
-        except Exception as error:  # annotations are evaluated, and may be any expression
+        except Exception as error:  # annotations may be any expression, which is evaluated here
             raise ValueError(
-                f"{self.kind}.type={name!r}: the arguments of its constructor cannot be read: {_told(error)}"
+                f"{self.kind}.type={name!r}: the arguments of its constructor cannot be read: {_describe(error)}"
             ) from error
 
 
-def _told(error: BaseException) -> str:
-    """An error of somebody's own code, and the line of it that raised it."""
+def _describe(error: BaseException) -> str:
+    """Return the text of an error in a user's code, with the line that raised it."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
@@ -120,16 +125,18 @@ def _told(error: BaseException) -> str:
 
 def _check_type(key: str, value: Any, annotation: Any) -> None:
     try:
-        meant = TypeAdapter(annotation).validate_python(value)
+        converted = TypeAdapter(annotation).validate_python(value)
     except ValidationError as error:
         raise ValueError(f"{key}={value!r}: {error.errors()[0]['msg']}") from None
     except PydanticUserError as error:
-        raise ValueError(f"{key}: its annotation {annotation!r} is no type of a value in a configuration") from error
-    if isinstance(value, str) and isinstance(meant, int | float):  # the constructor would be given the text
-        raise ValueError(f"{key}={value!r}: is a text; without quotes it is {meant!r}")
+        raise ValueError(
+            f"{key}: a configuration has no values of its annotated type {annotation!r}; annotate it otherwise"
+        ) from error
+    if isinstance(value, str) and isinstance(converted, int | float):  # the constructor would get the text
+        raise ValueError(f"{key}={value!r}: is a text; without quotes it is {converted!r}")
 
 
 def nearest(name: str, names: typing.Iterable[str]) -> str:
-    """`, did you mean …?` for a message, or nothing."""
+    """Return `, did you mean …?` for a message; empty if no name is similar."""
     close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f", did you mean {close[0]!r}?" if close else ""

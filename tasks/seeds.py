@@ -1,9 +1,9 @@
-"""Every seed derives from the run's seed and the place where it is used."""
+"""Seeds, derived from the run's seed and the place where each is used."""
 
 import hashlib
 
 
 def derive(*parts: int | str) -> int:
-    """A 31-bit seed that depends on all `parts`, such as (run seed, iteration, problem, sample, turn)."""
+    """Return a 31-bit seed that depends on all `parts`, such as (run seed, iteration, problem, sample, turn)."""
     digest = hashlib.sha256("\0".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1

@@ -1,10 +1,10 @@
-"""A process that renders a chat template under limits, and may be lost: a template is a program that anybody may write.
+"""A process that renders a chat template under limits and may be killed: a template is a program of unknown origin.
 
     python -m tasks.template_trial < {"template": "…", "special_tokens": {…}, "conversations": [[message, …], …],
                                       "seconds": 10, "memory_mb": 512}
 
-It prints a `Finding` as JSON. It imports little, because every stage waits for it: Jinja, set up as in transformers
-(`tests/agents/test_template_trial.py` holds the two together).
+It prints a `TrialResult` as JSON. Every stage waits for it, so it imports little: only Jinja, configured as in
+transformers (`tests/agents/test_template_trial.py` checks that both render the same).
 """
 
 import json
@@ -28,30 +28,30 @@ _CLOCKS = [datetime(2026, 1, 2, 3, 4, 5), datetime(2026, 1, 2, 16, 47, 58), date
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
-    """What came of rendering all conversations.
+class TrialResult:
+    """The result of rendering all conversations.
 
-    Example: Finding(enough_memory=True, longest=2817, depends_on="the date")
+    Example: TrialResult(enough_memory=True, longest=2817, depends_on="the date")
     """
 
     enough_memory: bool
-    longest: int  # characters of the longest text; 0 where all were refused
-    depends_on: str  # beside the conversation: "chance", "the time of day", "the date", or nothing
+    longest: int  # characters of the longest text; 0 if the template refuses all
+    depends_on: str  # besides the conversation: "chance", "the time of day", "the date", or ""
 
 
-def try_out(template: str, special_tokens: Mapping[str, str], conversations: Sequence[Any]) -> Finding:
-    """Render them. What a template refuses is no finding: whoever renders it afterwards hears of it, too."""
+def try_out(template: str, special_tokens: Mapping[str, str], conversations: Sequence[Any]) -> TrialResult:
+    """Render all conversations. A refusal is not reported: the caller meets it when it renders the template itself."""
     clock = [_CLOCKS[0]]
     render = partial(_render, make_environment(clock), template, special_tokens)
     try:
         longest = max(len(render(messages)) for messages in conversations)
-        return Finding(True, longest, _depends_on(lambda: render(conversations[0]), clock))
+        return TrialResult(True, longest, _depends_on(lambda: render(conversations[0]), clock))
     except MemoryError:
-        return Finding(False, 0, "")
+        return TrialResult(False, 0, "")
 
 
 def make_environment(clock: Sequence[datetime]) -> ImmutableSandboxedEnvironment:
-    """Jinja as in transformers, but for the time, which is `clock[0]`."""
+    """Return Jinja's environment as in transformers, except that the time is `clock[0]`."""
 
     def refuse(message: str) -> NoReturn:
         raise TemplateError(message)
@@ -69,7 +69,7 @@ def make_environment(clock: Sequence[datetime]) -> ImmutableSandboxedEnvironment
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the assistant says; here it only has to be read over."""
+    """The tag `{% generation %}`, which marks the assistant's text; here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
@@ -81,7 +81,7 @@ class _Generation(Extension):
 def _render(
     environment: ImmutableSandboxedEnvironment, template: str, special_tokens: Mapping[str, str], messages: Any
 ) -> str:
-    """The text; empty where the template refuses."""
+    """Return the text; empty if the template refuses the conversation."""
     try:
         compiled = environment.from_string(template)
         return compiled.render(
@@ -89,33 +89,33 @@ def _render(
         )
     except MemoryError:
         raise
-    except Exception:  # noqa: BLE001 - templates raise what they like
+    except Exception:  # noqa: BLE001 - templates may raise anything
         return ""
 
 
 def _depends_on(render: Callable[[], str], clock: list[datetime]) -> str:
-    """What makes it write another text for the same conversation."""
-    if len({_seeded(render, seed) for seed in range(_DRAWS)}) > 1:
+    """Return what else changes the text of the same conversation; empty if nothing does."""
+    if len({_render_seeded(render, seed) for seed in range(_DRAWS)}) > 1:
         return "chance"
     texts = []
     for clock[0] in _CLOCKS:
-        texts.append(_seeded(render, 0))
+        texts.append(_render_seeded(render, 0))
     first, later, other_day = texts
     if first != later:
         return "the time of day"
     return "the date" if later != other_day else ""
 
 
-def _seeded(render: Callable[[], str], seed: int) -> str:
+def _render_seeded(render: Callable[[], str], seed: int) -> str:
     random.seed(seed)
     return render()
 
 
 def main() -> None:
     prepare_for_limits()
-    given = json.load(sys.stdin)
-    with limited(given["seconds"], address_space() + given["memory_mb"] * 2**20):
-        finding = try_out(given["template"], given["special_tokens"], given["conversations"])
+    request = json.load(sys.stdin)
+    with limited(request["seconds"], address_space() + request["memory_mb"] * 2**20):
+        finding = try_out(request["template"], request["special_tokens"], request["conversations"])
     json.dump(asdict(finding), sys.stdout)
 
 

@@ -1,6 +1,6 @@
-"""Parquet files of trajectories, scores and problems as views of DuckDB, for the audit, the reader and provenance.
+"""Parquet files of trajectories, scores and problems as views in DuckDB, for the audit, the reader and provenance.
 
-The database is a temporary file, so that memory stays bounded; it is gone when the block is left.
+The database is a temporary file, which bounds memory use; it is removed at the end of the block.
 """
 
 import tempfile
@@ -18,30 +18,30 @@ _THREADS = 2
 
 
 class DatabaseError(RuntimeError):
-    """DuckDB gave up."""
+    """A failed query in DuckDB, or a lack of memory or disk space."""
 
 
 class TrajectoryDb:
-    """A connection, and the folder of its file; other files may be kept there."""
+    """A connection, and the folder of its database file; callers may keep other files in this folder."""
 
     def __init__(self, connection: "DuckDBPyConnection", folder: Path) -> None:
         self.connection, self.folder = connection, folder
 
     def all(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """All rows of a query."""
+        """Return all rows of a query."""
         return self.connection.execute(query, parameters).fetchall()
 
     def one(self, query: str, *parameters: Any) -> tuple[Any, ...]:
-        """The only row of a query."""
+        """Return the only row of a query."""
         (row,) = self.all(query, *parameters)
         return row
 
     def number(self, query: str, *parameters: Any) -> float:
-        """The only value of a query, 0 for null."""
+        """Return the only value of a query, 0 for null."""
         return float(self.one(query, *parameters)[0] or 0)
 
     def insert(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
-        """Insert all rows at once: DuckDB's `executemany` takes a millisecond for each."""
+        """Insert all rows at once: DuckDB's `executemany` takes a millisecond per row."""
         if rows:
             columns = {f"c{place}": list(values) for place, values in enumerate(zip(*rows, strict=True))}
             self.connection.register("inserted", pa.table(columns))
@@ -49,14 +49,14 @@ class TrajectoryDb:
             self.connection.unregister("inserted")
 
     def add_view(self, name: str, schema: pa.Schema, files: Sequence[tuple[int, Path]]) -> None:
-        """Show all files as the view `name`: the columns of `schema`, and `data_set` and `row`.
+        """Create the view `name` of all files, with the columns of `schema` and the columns `data_set` and `row`.
 
-        `data_set` is the number given with the file. `row` is unique to each row, whatever its id. Without any file the
-        view is empty, with the same types. The table `<name>_files` has the columns file, data_set and filename.
+        `data_set` is the number given with the file. `row` is unique to each row, even if ids repeat. Without files
+        the view is empty, with the same types. The table `<name>_files` has the columns file, data_set and filename.
         """
         self.connection.register(f"no_{name}", schema.empty_table())
         self.connection.execute(f"create table {name}_files (file bigint, data_set integer, filename varchar)")
-        self.insert(f"{name}_files", [(number, each, str(path)) for number, (each, path) in enumerate(files)])
+        self.insert(f"{name}_files", [(file, data_set, str(path)) for file, (data_set, path) in enumerate(files)])
         query = f"select *, null::integer as data_set, null::bigint as row from no_{name}"
         if files:
             names = ", ".join("'" + str(path).replace("'", "''") + "'" for _, path in files)
@@ -71,13 +71,13 @@ class TrajectoryDb:
 
 @contextmanager
 def open_trajectory_db(memory_gib: float) -> Iterator[TrajectoryDb]:
-    """An empty database.
+    """Open an empty database.
 
     Args:
-        memory_gib: what exceeds it is written to the disk, or fails where DuckDB cannot.
+        memory_gib: DuckDB writes data beyond this limit to the disk, or fails if it cannot.
 
     Raises:
-        DatabaseError: memory or disk ran out, in the block too.
+        DatabaseError: a query in the block failed, or memory or disk ran out.
     """
     import duckdb
 
@@ -92,8 +92,8 @@ def open_trajectory_db(memory_gib: float) -> Iterator[TrajectoryDb]:
             yield TrajectoryDb(connection, Path(folder))
         except duckdb.Error as error:
             raise DatabaseError(
-                f"the database of trajectories: {error}. Where memory ran out, raise audit.memory_gib; where a "
-                f"disk did, make room in {tempfile.gettempdir()}, or name another folder with TMPDIR"
+                f"the database of trajectories: {error}. If memory ran out, raise audit.memory_gib. If the disk is "
+                f"full, make room in {tempfile.gettempdir()}, or name another folder with TMPDIR"
             ) from error
         finally:
             connection.close()

@@ -1,4 +1,4 @@
-"""What tests share: one tiny policy, one real vLLM server for the whole session, and stores."""
+"""Fixtures that all tests share: a tiny policy, one real vLLM server for the whole session, and stores."""
 
 import os
 import secrets
@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Before anything imports Prefect: a home of the tests' own, and no phoning home.
+# These must be set before anything imports Prefect. The tests have their own home, and no telemetry is sent.
 os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="prefect-test-")
 os.environ["PREFECT_SERVER_ANALYTICS_ENABLED"] = "false"
-os.environ["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] = "false"  # tests that are killed leave such a server behind
+os.environ["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] = "false"  # a killed test would leave an ephemeral server behind
 os.environ["OMP_WAIT_POLICY"] = "passive"
-os.environ["PREFECT_LOGGING_LEVEL"] = "WARNING"  # its handler outlives the stream that pytest captures
-os.environ["PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW"] = "ignore"  # most tests call what is below the flows
+os.environ["PREFECT_LOGGING_LEVEL"] = "WARNING"  # Prefect's handler outlives the stream that pytest captures
+os.environ["PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW"] = "ignore"  # most tests call functions outside of a flow
 os.environ["DO_NOT_TRACK"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.pop("PREFECT_API_URL", None)
@@ -32,10 +32,10 @@ from tasks.score.verifier import Verifier
 from tests.support import real_data
 from tests.support import s3_server as s3
 
-# Shells start background jobs with SIGINT ignored, and what the tests start would inherit that.
+# Shells start background jobs with SIGINT ignored, and the processes that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Shared cores make single examples slow, and drawing them, too.
+# Shared cores make single examples slow, and the drawing of examples as well.
 settings.register_profile("ci", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci")
 
@@ -43,9 +43,24 @@ SOURCE = ArithmeticSource(kind="arithmetic", high=9)
 TINY = WarmStart(hidden_size=64, layers=1, heads=2, kv_heads=1, steps=30, batch_size=32)
 
 
+_SERVERS = {"engine", "prefect_api", "s3_server", "bucket", "any_store[s3]", "browser", "server"}
+"""Fixtures that start a server or are one."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests that start a server as `slow`, so that `make test-fast` leaves them out."""
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        callspec = getattr(item, "callspec", None)
+        if callspec and callspec.params.get("any_store") == "s3":
+            fixtures.add("any_store[s3]")
+        if fixtures & _SERVERS:
+            item.add_marker("slow")
+
+
 @pytest.fixture(scope="session")
 def policy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A transformers folder: a tiny Qwen3, hardly taught, and its tokenizer."""
+    """Return a transformers folder with a tiny Qwen3 after a few training steps, and its tokenizer."""
     from tasks.warm_start.teach import make_policy
 
     folder = tmp_path_factory.mktemp("policy")
@@ -59,7 +74,7 @@ def checkpoint_store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def commit_policy(store: Store, version: int, folder: Path, noise: float = 0.0) -> Checkpoint:
-    """Commit the policy, its weights moved by `noise`, as a version; returns it opened."""
+    """Commit the policy in `folder`, with noise of standard deviation `noise` on its weights; return it opened."""
     import torch
     from transformers import AutoTokenizer
 
@@ -82,13 +97,13 @@ def commit_policy(store: Store, version: int, folder: Path, noise: float = 0.0) 
 
 @pytest.fixture(scope="session")
 def policies(checkpoint_store: Store, policy_folder: Path) -> list[Checkpoint]:
-    """Three policy versions with different weights."""
+    """Return three policy versions with different weights."""
     return [commit_policy(checkpoint_store, version, policy_folder, 0.02 * version) for version in range(3)]
 
 
 @pytest.fixture(scope="session")
 def engine(policies: list[Checkpoint], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """The session's vLLM server; a test that needs a policy calls `serve` first."""
+    """Yield the session's vLLM server. A test that needs a policy calls `serve` first."""
     inference = Inference(max_model_len=128, enforce_eager=True)
     with Engine(inference, Rollout(), tmp_path_factory.mktemp("logs")) as engine:
         engine.serve(policies[0])
@@ -108,9 +123,9 @@ def verifier() -> Iterator[Verifier]:
 
 @pytest.fixture(scope="session")
 def prefect_api() -> Iterator[str]:
-    """The session's Prefect server for flows; those in processes of their own need it as PREFECT_API_URL.
+    """Yield the URL of the session's Prefect server.
 
-    And its password as PREFECT_API_AUTH_STRING.
+    Flows in other processes need the URL as PREFECT_API_URL and the password as PREFECT_API_AUTH_STRING.
     """
     from prefect.settings import PREFECT_API_URL
 
@@ -127,7 +142,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture(params=["local", "memory", "s3"])
 def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """A store of the test's own in each kind of place."""
+    """Return an empty store: on the local disk, in memory, and on S3."""
     if request.param == "s3":
         return Store(f"s3://{request.getfixturevalue('bucket')}/root")
     return Store(str(tmp_path / "root") if request.param == "local" else f"memory://{tmp_path.name}")
@@ -135,7 +150,7 @@ def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.Rgw | s3.Elsewhere]:
-    """The session's S3 server: its own, or the one that S3_TEST_ENDPOINT names."""
+    """Yield the session's S3 server: the one that S3_TEST_ENDPOINT names, otherwise a new one."""
     if endpoint := os.environ.get("S3_TEST_ENDPOINT"):
         yield s3.Elsewhere(endpoint)
     elif reason := s3.available():
@@ -149,7 +164,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.Rgw | s3.
 
 @pytest.fixture
 def bucket(s3_server: s3.Rgw | s3.Elsewhere, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A new bucket's name; the ordinary AWS variables lead to its server. Nobody deletes it."""
+    """Return the name of a new bucket, and set the ordinary AWS variables for its server. It is not deleted."""
     from s3fs import S3FileSystem
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.endpoint)
@@ -157,7 +172,7 @@ def bucket(s3_server: s3.Rgw | s3.Elsewhere, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.KEY)
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.SECRET)
         monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    S3FileSystem.clear_instance_cache()  # fsspec keeps file systems by their arguments, whatever the environment says
+    S3FileSystem.clear_instance_cache()  # fsspec caches file systems by their arguments and ignores the environment
     name = f"test-{secrets.token_hex(8)}"
     S3FileSystem().call_s3("create_bucket", Bucket=name)
     return name
@@ -165,21 +180,21 @@ def bucket(s3_server: s3.Rgw | s3.Elsewhere, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def overrides(engine: Engine, prefect_api: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """A store of the test's own, and the session's server by its URL, as production has it."""
+    """Return overrides for a new store and for the session's vLLM server, named by its URL as in production."""
     server = engine.servers[0]
-    monkeypatch.setenv("VLLM_API_KEY", secrets.token_hex(8))  # as production has one; ours asks for none
+    monkeypatch.setenv("VLLM_API_KEY", secrets.token_hex(8))  # production has a key; the test server asks for none
     engine.forget()  # the flow will swap the server's weights
     return [
         f"storage.root={tmp_path}/var",
         f"storage.cache={tmp_path}/cache",
         f"inference.urls=[{server.url}]",
-        "score.workers=1",  # each is a process that imports sympy
+        "score.workers=1",  # each worker is a process that imports sympy
     ]
 
 
 @pytest.fixture
 def environment(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Variables for flows in processes of their own. The fork server reads Prefect's address when it starts."""
+    """Return variables for flows in other processes. The fork server reads Prefect's address when it starts."""
     from prefect.settings import PREFECT_API_AUTH_STRING
 
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)

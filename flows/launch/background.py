@@ -1,4 +1,4 @@
-"""Commands that run in the background, found again by the noted identity of their process, never by name."""
+"""Commands in the background. A note identifies the process of each; processes are never found by name."""
 
 import contextlib
 import json
@@ -19,20 +19,20 @@ from storage import interrupts
 from storage.processes import identity, is_alive
 
 CLOCK_SECONDS = 60
-"""Largest difference by which an adjusted clock may put a process's start after the writing of its number."""
+"""Longest time by which a process may seem to start after its note was written, because the clock was adjusted."""
 STOP_SECONDS = 20
-"""Time that a flow run has to end its vLLM server, before all processes that are left are killed."""
+"""Time for a flow run to end its vLLM server; then all remaining processes are killed."""
 KILLED_SECONDS = 10
-"""Time that killed processes have to end. One that waits in the kernel, for a disk say, may never end."""
+"""Time for killed processes to end. A process that waits in the kernel, for a disk for example, may never end."""
 _MOST = 2**22
-"""No process of Linux has a higher number."""
+"""Highest process id on Linux."""
 
 
 class Background:
-    """A Python command in a session of its own, which its flow runs inherit.
+    """A Python command in its own session, which its flow runs inherit.
 
-    Its note `NAME.pid` in `folder`, which is also its `PREFECT_HOME`, holds the identity of its first process as JSON.
-    Former versions noted the number alone, which is JSON as well.
+    The note `NAME.pid` in `folder` contains the identity of the first process as JSON; `folder` is also the command's
+    `PREFECT_HOME`. Former versions noted only the process id, which is valid JSON too.
     """
 
     def __init__(self, name: str, folder: Path) -> None:
@@ -58,14 +58,14 @@ class Background:
             try:
                 self._note.write_text(json.dumps(identity(process.pid)))
             except OSError:
-                os.killpg(process.pid, signal.SIGKILL)  # nobody would find it
+                os.killpg(process.pid, signal.SIGKILL)  # without a note, `stop` could not find it
                 raise
 
     def wait(self, ready: Callable[[], bool]) -> None:
-        """Returns when it is ready.
+        """Wait until the command is ready.
 
         Raises:
-            ValueError: it has ended, or takes too long.
+            ValueError: the command has ended, or takes too long.
         """
         deadline = time.monotonic() + START_SECONDS
         while not ready():
@@ -75,13 +75,16 @@ class Background:
             time.sleep(0.5)
 
     def runs(self) -> bool:
-        """Return whether its first process lives: flow runs may outlive a worker that was killed."""
-        noted = self._noted()
+        """Return whether the first process lives; flow runs alone do not count, they may outlive a killed worker."""
+        noted = self._read_note()
         return noted is not None and noted["pid"] in [process.pid for process in self.members()]
 
     def members(self) -> list[psutil.Process]:
-        """The living processes of its session, also when the first is gone; none where somebody else has its number."""
-        noted = self._noted()
+        """Return the living processes of the session, even if the first one is gone.
+
+        The list is empty if another process has taken the first one's id.
+        """
+        noted = self._read_note()
         if noted is None or ("machine" in noted and is_alive(noted) is None):  # after a reboot, or in another container
             return []
         members = [process for process in psutil.process_iter() if _session_id(process) == noted["pid"]]
@@ -91,12 +94,12 @@ class Background:
         return members if self._is_noted(first, noted) else []
 
     def stop(self) -> list[psutil.Process]:
-        """End flow runs first, while worker and server can still record it, then the command itself.
+        """End the flow runs first, while worker and server can still record it, then the command itself.
 
         Returns:
             Processes that do not end. As long as there are any, the note stays.
         """
-        if (noted := self._noted()) is None and self._note.exists():
+        if (noted := self._read_note()) is None and self._note.exists():
             print(f"{self._note} is damaged: if the {self.name} still runs, end it by hand")
         members = self.members()
         flow_runs = [process for process in members if noted and process.pid != noted["pid"]]
@@ -111,8 +114,8 @@ class Background:
             print(f"{self.name} ended" + (f", {forced} processes by force" if forced else ""))
         return []
 
-    def _noted(self) -> dict[str, Any] | None:
-        """Identity, or as former versions noted it the number, of the first process; None without a whole note."""
+    def _read_note(self) -> dict[str, Any] | None:
+        """Read the identity of the first process; former versions noted only its id. None without a valid note."""
         if self._note.exists() and not self._note.is_file():
             raise ValueError(f"{self._note} is not a file: remove it")
         try:
@@ -127,7 +130,7 @@ class Background:
         return None
 
     def _is_noted(self, process: psutil.Process, noted: dict[str, Any]) -> bool:
-        """Return whether a living process is the one that was noted, and not a later one with the same number."""
+        """Return whether a living process is the noted one, and not a later one with the same id."""
         if "machine" in noted:
             return is_alive(noted) is True
         try:
@@ -139,7 +142,7 @@ class Background:
     def _is_marked(self, process: psutil.Process) -> bool:
         try:
             return process.environ().get("PREFECT_HOME") == str(self._folder)
-        except (psutil.Error, OSError):  # ended while we looked, or not ours to see
+        except (psutil.Error, OSError):  # it has just ended, or belongs to another user
             return False
 
 
@@ -147,7 +150,7 @@ def _end(processes: list[psutil.Process]) -> tuple[int, list[psutil.Process]]:
     """Ask the processes to end; after `STOP_SECONDS` kill them and their descendants.
 
     Returns:
-        How many it killed, and those that live on.
+        The number of killed processes, and the processes that still live.
     """
     family = {child for process in processes for child in _children(process)} | set(processes)
     for process in processes:
@@ -161,7 +164,7 @@ def _end(processes: list[psutil.Process]) -> tuple[int, list[psutil.Process]]:
 
 
 def _wait(processes: Iterable[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Wait until all have ended, so long at most; returns those that live on."""
+    """Wait until all processes have ended, for at most `seconds`; return those that still live."""
     deadline = time.monotonic() + seconds
     while (living := [process for process in processes if _lives(process)]) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -169,7 +172,7 @@ def _wait(processes: Iterable[psutil.Process], seconds: float) -> list[psutil.Pr
 
 
 def _lives(process: psutil.Process) -> bool:
-    """Return False for a zombie as well: it stays until its parent reaps it, which may be never."""
+    """Return whether a process lives. A zombie does not: it stays until its parent reaps it, perhaps for ever."""
     try:
         return process.is_running() and process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
     except psutil.NoSuchProcess:
@@ -180,7 +183,7 @@ def _session_id(process: psutil.Process) -> int | None:
     try:
         return os.getsid(process.pid) if _lives(process) else None
     except (ProcessLookupError, PermissionError):
-        return None  # ended while we looked, or not ours to see
+        return None  # it has just ended, or belongs to another user
 
 
 def _children(process: psutil.Process) -> list[psutil.Process]:

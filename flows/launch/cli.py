@@ -1,4 +1,4 @@
-"""The command line that all flows share: a configuration, dotted overrides, and the flow's own options."""
+"""The command line of all flows: a configuration, dotted overrides and the flow's own options."""
 
 import argparse
 import functools
@@ -18,10 +18,11 @@ from storage import interrupts
 from storage.commands.arguments import Parser, whole
 from storage.commands.output import print_error
 from storage.visible import printable
+from tasks.run.configuration import resolve
 
 Command = Callable[[Config], str]
-"""What a flow's command line does instead of running the flow; returns what to print."""
-ADVICE = "the same command goes on from what is committed"
+"""A command of a flow's command line that runs instead of the flow; it returns the text to print."""
+ADVICE = "the same command continues from the committed versions"
 _OWN = ("configs", "storage", "tasks")
 _OVERRIDE = re.compile(r"[a-z_][a-z0-9_.]*=")
 
@@ -29,10 +30,10 @@ _OVERRIDE = re.compile(r"[a-z_][a-z0-9_.]*=")
 def main(
     run: "Flow[..., Any]", commands: Mapping[str, Callable[..., str]] | None = None, **options: int | str
 ) -> NoReturn:
-    """Parse `sys.argv` and run the flow, or one of its `commands`; `options` are parameters of it with their defaults.
+    """Parse `sys.argv` and run the flow or one of its `commands`; `options` are the flow's parameters with defaults.
 
-    A configuration that cannot be used ends with status 2 and a message, before anything starts; a run that
-    fails ends with 1, an interrupted one with 130, a terminated one with 143.
+    An invalid configuration ends the process with status 2 and a message, before anything starts. A failed run ends it
+    with 1, an interrupted one with 130, a terminated one with 143.
     """
     parser = _parser(run)
     default = inspect.signature(run.fn).parameters["config"].default
@@ -43,16 +44,14 @@ def main(
     parser.add_argument("--print-config", action="store_true", help="print the resolved YAML and stop")
     _add_options(parser, run, options)
     parser.set_defaults(command=None)
-    if commands:  # argparse cannot show the usage of a group without members
-        instead = parser.add_mutually_exclusive_group()
+    if commands:  # argparse cannot show the usage of an empty group
+        group = parser.add_mutually_exclusive_group()
         for name, command in commands.items():
-            _add_command(instead, name, command)
+            _add_command(group, name, command)
     arguments = parser.parse_args()
-    config, overrides = _sorted([arguments.config, *arguments.overrides], default)
+    config, overrides = _split([arguments.config, *arguments.overrides], default)
 
     def act() -> None:
-        from tasks.run.configuration import resolve
-
         resolved = resolve(config, overrides)
         if arguments.print_config:
             print(to_yaml(resolved), end="")
@@ -66,7 +65,7 @@ def main(
 
 
 def main_of_targets(run: "Flow[..., Any]", **options: int | str) -> NoReturn:
-    """Like `main`, for a flow that looks at what is stored: the positional arguments are its `targets`."""
+    """Parse `sys.argv` and run a flow on stored versions; as `main`, but the positional arguments are its `targets`."""
     parser = _parser(run)
     parser.add_argument(
         "targets",
@@ -88,10 +87,10 @@ def main_of_targets(run: "Flow[..., Any]", **options: int | str) -> NoReturn:
     interrupts.run(lambda: _status(act), ADVICE)
 
 
-def _sorted(words: list[str], default: str) -> tuple[str, list[str]]:
-    """The configuration and its overrides, in whatever order they were given.
+def _split(words: list[str], default: str) -> tuple[str, list[str]]:
+    """Return the configuration and its overrides, which may come in any order.
 
-    A second word without an equals sign is left among the overrides, and refused as such.
+    A second word without an equals sign stays among the overrides, which refuse it later.
     """
     overrides = [word for word in words if word]
     config = next((word for word in overrides if "=" not in word or Path(word).is_file()), "")
@@ -109,10 +108,10 @@ def _parser(run: "Flow[..., Any]") -> Parser:
 
 
 def _add_options(parser: argparse.ArgumentParser, run: "Flow[..., Any]", options: Mapping[str, int | str]) -> None:
-    """Parameters of the flow with their defaults; what its docstring says of them is their help."""
+    """Add parameters of the flow as options with their defaults; the flow's docstring gives the help text."""
     for option, value in options.items():
-        said = re.search(rf"^ +{option}: (.+)$", run.fn.__doc__ or "", re.MULTILINE)
-        about = f"{said[1]} Default: {value!r}." if said else f"default {value!r}"
+        documented = re.search(rf"^ +{option}: (.+)$", run.fn.__doc__ or "", re.MULTILINE)
+        about = f"{documented[1]} Default: {value!r}." if documented else f"default {value!r}"
         parser.add_argument(f"--{option.replace('_', '-')}", type=_type(value), default=value, help=about)
 
 
@@ -126,8 +125,8 @@ def _chosen(arguments: argparse.Namespace, options: Iterable[str]) -> dict[str, 
 
 
 def _status(act: Callable[[], None]) -> int:
-    """Do it; returns the status that `main` promises."""
-    # Threads that spin while they wait make two busy processes on one machine ten times slower.
+    """Run `act`; return the exit status that `main` documents."""
+    # If waiting threads spin, two busy processes on one machine become ten times slower.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     logging.getLogger("httpx").setLevel(logging.WARNING)
     for name in ("prefect.flow_runs", "prefect.task_runs"):
@@ -137,7 +136,7 @@ def _status(act: Callable[[], None]) -> int:
     except ConfigError as error:
         print_error(error)
         return 2
-    except (ValueError, RuntimeError, OSError) as error:  # Prefect has logged where it came from
+    except (ValueError, RuntimeError, OSError) as error:  # Prefect has logged the traceback
         if not interrupts.is_lost_output(error):
             print_error(error)
         return 1
@@ -145,7 +144,7 @@ def _status(act: Callable[[], None]) -> int:
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
-    """Drop the traceback of our own errors below level DEBUG: their message says what was wrong and what to do."""
+    """Drop the traceback of our own errors, except at level DEBUG: their message names the error and the remedy."""
     if record.exc_info and not logging.getLogger(record.name).isEnabledFor(logging.DEBUG):
         kind = record.exc_info[0]
         if kind and kind.__module__.partition(".")[0] in _OWN:
@@ -154,7 +153,7 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 
 
 def _add_command(group: "argparse._MutuallyExclusiveGroup", name: str, command: Callable[..., str]) -> None:
-    """As an option; one that takes a number beside the configuration is named after what it numbers."""
+    """Add a command as an option; its second parameter, if any, is a number and gives the option's metavar."""
     about = (command.__doc__ or "").split("\n")[0]
     _, *numbers = inspect.signature(command).parameters
     if not numbers:

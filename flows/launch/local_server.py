@@ -1,8 +1,8 @@
 """`make up` and `make down`: a Prefect server and a worker in the background of this machine.
 
-Process ids and logs lie in `var/prefect`. `up` writes `prefect.toml`, which every Prefect command in this folder
-reads, so that none needs an exported address or password; `down` removes it. Other users of the machine cannot read it,
-and the server answers nobody without the password. Processes are found by recorded id, never by name.
+Process ids and logs are in `var/prefect`. `up` writes `prefect.toml`, which every Prefect command in this folder reads,
+so that no command needs an exported address or password; `down` removes it. Other users of the machine cannot read the
+file, and the server answers no request without the password. Processes are found by recorded id, never by name.
 """
 
 import argparse
@@ -46,31 +46,31 @@ _PREFECT = ("-m", "prefect")
 
 
 def up(port: int) -> None:
-    """Starts server and worker unless they run, and deploys `prefect.yaml`; safe to repeat."""
-    asks_a_proxy = _asks_a_proxy()
+    """Start server and worker unless they run, and deploy `prefect.yaml`; safe to repeat."""
+    uses_proxy = _uses_proxy()
     ignore_proxies_on_loopback()
     check_proxies()
     with _locked():
-        if begins := not (SERVER.runs() and WORKER.runs()):
-            _client_settings()  # before anything is ended: those of somebody else would be in the way
-            _down()  # one may have been killed: flow runs without a worker cannot be cancelled
+        if starts := not (SERVER.runs() and WORKER.runs()):
+            _client_settings()  # refuses a file of another program before anything ends
+            _down()  # one of them may have been killed: flow runs without a worker cannot be cancelled
             _start_server(port)
         address = _address()
         _prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
         _prefect("deploy", "--all")
-        if begins:
+        if starts:
             _start_worker(int(address.rpartition(":")[2]))
         WORKER.wait(lambda: "started" in WORKER.log.read_text(errors="replace"))
     print(f"Prefect runs on {address} (also in a browser, which asks for the `auth_string` of")
     print(f"{CLIENT_SETTINGS.name}), its logs are in {STATE.relative_to(ROOT)}. Now type:")
     print("  source .venv/bin/activate")
-    if asks_a_proxy:
-        print(f"  export no_proxy={HOST}    # or the next command asks the proxy for this server")
+    if uses_proxy:
+        print(f"  export no_proxy={HOST}    # or the next command sends its requests for this server to the proxy")
     print("  prefect deployment run math-mt-ppo/math-mt-ppo --watch")
 
 
 def down() -> None:
-    """Ends worker, flow runs and server; harmless when nothing runs."""
+    """End worker, flow runs and server; harmless if nothing runs."""
     with _locked():
         _down()
 
@@ -84,7 +84,7 @@ def _locked() -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print("waits for another `make up` or `make down` to end", flush=True)
+            print("waiting for another `make up` or `make down` to end", flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -99,13 +99,13 @@ def _down() -> None:
     if left:
         raise ValueError(
             f"processes {', '.join(str(process.pid) for process in left)} were killed and do not end: they belong to "
-            "another user, or wait for a disk or the network. Type `make down` again once that is mended"
+            "another user, or wait for a disk or the network. Repair that and type `make down` again"
         )
 
 
 def _start_server(port: int) -> None:
     if not 0 < port < 2**16:
-        raise ValueError(f"port {port} is none: give one from 1 to 65535")
+        raise ValueError(f"port {port} is invalid: give one from 1 to 65535")
     with socket.socket() as probe:
         probe.settimeout(LOOPBACK_SECONDS)
         taken = probe.connect_ex((HOST, port)) == 0
@@ -125,10 +125,10 @@ def _start_server(port: int) -> None:
 
 def _start_worker(port: int) -> None:
     folder = STATE / "worker"
-    shutil.rmtree(folder, ignore_errors=True)  # what a killed one has left
+    shutil.rmtree(folder, ignore_errors=True)  # a killed worker has left files
     folder.mkdir()
     command = [prefect_worker.__file__, str(folder), "worker", "start", "--pool", POOL, "--name", "local"]
-    with reserve(port) as reserved:  # while the worker lives nobody else gets the port
+    with reserve(port) as reserved:  # while the worker lives, no other user gets the port
         WORKER.start(["-P", *command], ROOT, _environment(), [reserved])
 
 
@@ -139,12 +139,14 @@ def _write_client_settings(port: int, password: str) -> None:
 
 
 def _client_settings() -> dict[str, Any] | None:
-    """Read what `make up` wrote into `prefect.toml`: nothing if it was killed before that; None without the file.
+    """Read the settings that `make up` wrote into `prefect.toml`.
+
+    The settings are empty if `make up` was killed before it wrote them, and None without the file.
 
     Raises:
-        ValueError: somebody else wrote it, or it is damaged.
+        ValueError: another program wrote the file, or it is damaged.
     """
-    remedy = "`make up` writes its own there: move it away, or remove it"
+    remedy = "`make up` writes its own file there: move it away, or remove it"
     if not CLIENT_SETTINGS.exists():
         return None
     if not CLIENT_SETTINGS.is_file():
@@ -159,11 +161,11 @@ def _client_settings() -> dict[str, Any] | None:
         case {"api": {"url": str(url), "auth_string": str(), **more}, **others} if not (more or others):
             if re.fullmatch(rf"http://{re.escape(HOST)}:\d+/api", url):
                 return settings
-    raise ValueError(f"{CLIENT_SETTINGS} holds other settings than those of `make up`, and {remedy}")
+    raise ValueError(f"{CLIENT_SETTINGS} contains settings that `make up` did not write, and {remedy}")
 
 
 def _address() -> str:
-    """The URL of the server's pages."""
+    """Return the URL of the server's pages."""
     try:
         if settings := _client_settings():
             url: str = settings["api"]["url"]
@@ -171,12 +173,12 @@ def _address() -> str:
         raise ValueError(f"{CLIENT_SETTINGS} is missing or empty")
     except ValueError as error:
         raise ValueError(
-            f"{error}. The server runs, but its password is lost: type `make down` and `make up`; flow runs end"
+            f"{error}. The server runs, but its password is lost: type `make down` and `make up`, which end flow runs"
         ) from error
 
 
 def _prefect(*arguments: str) -> None:
-    """Runs a Prefect command to its end; its output, which advises steps that `up` takes itself, is for failures."""
+    """Run a Prefect command. Show its output only if it fails: it advises steps that `up` takes itself."""
     command = [sys.executable, *_PREFECT, "--no-prompt", *arguments]
     try:
         done = subprocess.run(
@@ -185,25 +187,25 @@ def _prefect(*arguments: str) -> None:
     except subprocess.TimeoutExpired as error:
         raise ValueError(
             f"`prefect {' '.join(arguments)}` has not ended in {START_SECONDS} s; "
-            f"why may stand in the server's log {SERVER.log}"
+            f"look for the reason in the server's log {SERVER.log}"
         ) from error
     if done.returncode:
         raise ValueError(f"`prefect {' '.join(arguments)}` failed:\n{done.stdout}{done.stderr}")
 
 
 def _environment() -> dict[str, str]:
-    """This environment without an address or a password that would win over `prefect.toml`."""
+    """Return this environment without addresses and passwords that would override `prefect.toml`."""
     others = {"PREFECT_API_URL", "PREFECT_API_AUTH_STRING", "PREFECT_API_KEY"}
     return {key: value for key, value in os.environ.items() if key not in others} | {"PREFECT_HOME": str(STATE)}
 
 
-def _asks_a_proxy() -> bool:
-    """Whether commands in this environment send what is for the server to a proxy."""
+def _uses_proxy() -> bool:
+    """Return whether commands in this environment send requests for the server to a proxy."""
     return bool({"http", "all"} & urllib.request.getproxies().keys()) and not urllib.request.proxy_bypass(HOST)
 
 
 def main() -> None:
-    """Command line: `up [--port PORT]` or `down`."""
+    """Run the command line: `up [--port PORT]` or `down`."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("command", choices=["up", "down"])
     parser.add_argument("--port", type=int, default=4200)

@@ -1,7 +1,7 @@
-"""The process of a Prefect server, on a socket that whoever starts it has bound before.
+"""The process of a Prefect server, on a socket that the starting process has bound before.
 
-So there is no moment in which another user of the machine can take the port and be told the password. Prefect asks for
-it where `PREFECT_SERVER_API_AUTH_STRING` is set.
+So another user of the machine can at no time take the port and receive the password. Prefect asks for the password if
+`PREFECT_SERVER_API_AUTH_STRING` is set.
 
     python -m flows.launch.prefect_server FD
 """
@@ -19,14 +19,14 @@ from typing import IO
 
 HOST = "127.0.0.1"
 START_SECONDS = 900
-"""Guards against hanging only: a busy machine takes long to make the database."""
+"""Limit for the start, only against hanging: a busy machine takes long to create the database."""
 LOOPBACK_SECONDS = 5
-"""Longest time that the kernel may take to connect this machine with itself; no process takes part in it."""
+"""Longest time for the kernel to connect this machine with itself; no other process takes part in it."""
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def reserve(port: int = 0) -> socket.socket:
-    """A socket bound to a port of loopback, any free one for 0. Only sockets of the same user may share the port.
+    """Bind a socket to a port of loopback; 0: any free port. Only sockets of the same user may share the port.
 
     Raises:
         OSError: the port is taken.
@@ -46,7 +46,7 @@ def listen(port: int = 0) -> socket.socket:
 
     Raises:
         OSError: the port is taken.
-        RuntimeError: this machine does not reach itself, so nobody would ever hear from a server.
+        RuntimeError: this machine does not reach itself, so no client could reach a server.
     """
     listener = reserve(port)
     listener.listen(socket.SOMAXCONN)
@@ -64,12 +64,12 @@ def listen(port: int = 0) -> socket.socket:
 
 
 def new_password() -> str:
-    """A server's `PREFECT_SERVER_API_AUTH_STRING`, and its clients' `PREFECT_API_AUTH_STRING`."""
+    """Return a new `PREFECT_SERVER_API_AUTH_STRING` for a server; its clients use it as `PREFECT_API_AUTH_STRING`."""
     return f"admin:{secrets.token_urlsafe(24)}"
 
 
 def protection(port: int, password: str) -> dict[str, str]:
-    """Settings by which a server answers only those who know the password, and no web page but its own."""
+    """Return settings of a server that needs the password and, in browsers, answers only its own pages (CORS)."""
     return {
         "PREFECT_SERVER_API_AUTH_STRING": password,
         "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": f"http://{HOST}:{port},http://localhost:{port}",
@@ -77,7 +77,7 @@ def protection(port: int, password: str) -> dict[str, str]:
 
 
 def healthy(port: int) -> bool:
-    """Whether a Prefect server answers there."""
+    """Return whether a Prefect server answers on `port`."""
     try:
         with _NO_PROXY.open(f"http://{HOST}:{port}/api/health", timeout=2):
             return True
@@ -86,13 +86,13 @@ def healthy(port: int) -> bool:
 
 
 def ignore_proxies_on_loopback() -> None:
-    """Tell this process and those that it starts that nothing on loopback is behind a proxy.
+    """Set the environment so that this process and its children use no proxy for loopback.
 
-    Libraries prefer the name in lower case, so what stands under the other one alone is kept under both. `*`, which
-    means all hosts, counts only where it stands alone.
+    Libraries prefer the lower-case variable, so the hosts of the upper-case one are kept under both names. `*` means
+    all hosts, but only if it is the only entry.
     """
-    said = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-    hosts = [host.strip() for host in said.split(",") if host.strip()]
+    value = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    hosts = [host.strip() for host in value.split(",") if host.strip()]
     if hosts != ["*"]:
         hosts += [host for host in (HOST, "localhost") if host not in hosts]
     os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join(hosts)
@@ -101,10 +101,10 @@ def ignore_proxies_on_loopback() -> None:
 def check_proxies() -> None:
     """Check that httpx, the HTTP client of Prefect, can use the proxies of the environment.
 
-    It sets up all of them, even for requests to loopback. They stay in the environment: downloads may need them.
+    httpx sets up all of them, even for requests to loopback. They stay in the environment: downloads may need them.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: httpx cannot use one of them.
     """
     import httpx
 
@@ -115,7 +115,7 @@ def check_proxies() -> None:
         names = sorted(name for name in os.environ if name.lower() in variables)
         raise ValueError(
             f"{', '.join(names)}: httpx, the HTTP client of Prefect, cannot use one of them ({error}); "
-            "a SOCKS proxy is written socks5h://HOST:PORT, and no_proxy names hosts without ports or brackets"
+            "write a SOCKS proxy as socks5h://HOST:PORT, and name hosts in no_proxy without ports or brackets"
         ) from error
 
 
@@ -144,7 +144,7 @@ def main(descriptor: int) -> None:
 
 
 def _lock_start(home: Path) -> IO[str]:
-    """Lock `home` against other servers that start, until the returned file is closed.
+    """Lock `home` against the start of other servers, until the returned file is closed.
 
     A starting server creates or migrates the database in `PREFECT_HOME`; two at once fail with database errors.
     """
@@ -153,7 +153,7 @@ def _lock_start(home: Path) -> IO[str]:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        print(f"waits while another Prefect server starts in {home}", flush=True)
+        print(f"waiting while another Prefect server starts in {home}", flush=True)
         fcntl.flock(lock, fcntl.LOCK_EX)
     return lock
 

@@ -1,7 +1,7 @@
-"""A Prefect server for one command, which ends with it however it ends, and is started anew if it dies.
+"""A Prefect server for one command. It ends with the command, however that ends, and is restarted if it dies.
 
-Where no API is configured Prefect starts a temporary server itself, but asks for no password, and leaves it behind when
-the process is killed. This one runs under the supervisor that vLLM runs under.
+Without a configured API, Prefect itself starts a temporary server. That one needs no password, and stays behind if the
+process is killed. The server here runs under the same supervisor as vLLM.
 """
 
 import logging
@@ -29,26 +29,30 @@ from tasks.inference.supervised import Supervised
 
 logger = logging.getLogger(__name__)
 
-_LOOK_S = 0.2
-_STOPPED_LOOKS = 10
-"""A stopped server (SIGSTOP) does not answer: Prefect's client would wait twenty minutes, and then fail."""
+_CHECK_S = 0.2
+_STOPPED_CHECKS = 10
+"""Checks in a row that find the server stopped (SIGSTOP) before it is restarted.
+
+It does not answer then: Prefect's client would wait for twenty minutes and fail.
+"""
 _STARTS = 5
-"""Most attempts to start a server, where each is killed or stopped before it answers."""
+"""Most attempts to start a server, if each is killed or stopped before it answers."""
 _LIGHT = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT_SERVER_LOGGING_LEVEL": "ERROR"}
-"""As Prefect starts its own temporary server: neither pages nor scheduler."""
+"""The settings of Prefect's own temporary server: neither pages nor scheduler."""
 
 
 _STARTED: list["_Server"] = []
-"""Kept until this process ends: when Python exits, Prefect still sends what it has to say."""
+"""All servers, kept until this process ends: Prefect still sends logs and states when Python exits."""
 
 
 @contextmanager
 def temporary_server() -> Iterator[None]:
-    """Inside of the block Prefect works with a server of this process's own, unless an API is configured.
+    """Give Prefect a server of this process in the block, unless an API is configured.
 
     Raises:
-        RuntimeError: it does not start; holds the end of its log. Or this machine does not reach itself.
-        ValueError: Prefect cannot work with a proxy of the environment.
+        RuntimeError: the server does not start (the message contains the end of its log), or this machine does not
+            reach itself.
+        ValueError: Prefect cannot use a proxy of the environment.
     """
     from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
@@ -66,7 +70,7 @@ def temporary_server() -> Iterator[None]:
 
 
 class _Server:
-    """The socket is this process's own, so requests wait in it while a server that died is started anew."""
+    """A supervised server. This process holds its socket, so requests wait there during a restart."""
 
     def __init__(self, log: Path) -> None:
         self.password = new_password()
@@ -76,14 +80,14 @@ class _Server:
         self._supervised = Supervised(log)
 
     def start(self) -> None:
-        """Start the server and wait until it answers. If it is killed or stopped before, try again: `_STARTS` times.
+        """Start the server and wait until it answers. If it is killed or stopped before, retry: `_STARTS` attempts.
 
         Raises:
-            RuntimeError: it does not; holds the end of its log.
+            RuntimeError: it does not answer; the message contains the end of its log.
         """
-        for again in range(_STARTS):
-            if again:
-                logger.warning("the temporary Prefect server was killed or stopped while it started: starting it anew")
+        for attempt in range(_STARTS):
+            if attempt:
+                logger.warning("the temporary Prefect server was killed or stopped while it started: restarting it")
                 self._supervised.stop()
             self._spawn()
             if self._answers():
@@ -110,40 +114,40 @@ class _Server:
         """Wait for the first answer; return False if the server ends or is stopped before it.
 
         Raises:
-            RuntimeError: it takes too long.
+            RuntimeError: the server takes too long.
         """
         deadline = time.monotonic() + START_SECONDS
-        for _ in self._looks():
+        for _ in self._checks():
             if healthy(self._port):
                 return True
             if time.monotonic() > deadline:
                 raise self._failure(f"has not answered in {START_SECONDS} s")
         return False
 
-    def _looks(self) -> Iterator[None]:
-        """Yield until the server died or was seen stopped `_STOPPED_LOOKS` times in a row. Being slow does not count.
+    def _checks(self) -> Iterator[None]:
+        """Yield until the server has died, or was found stopped `_STOPPED_CHECKS` times in a row; slow is not stopped.
 
-        Looks are counted instead of seconds, because stopping the whole job stops this process as well.
+        It counts checks instead of seconds, because a stop of the whole job stops this process too.
         """
         stopped = 0
-        while self._supervised.alive and stopped < _STOPPED_LOOKS:
+        while self._supervised.alive and stopped < _STOPPED_CHECKS:
             yield
             stopped = stopped + 1 if self._supervised.is_stopped else 0
-            time.sleep(_LOOK_S)
+            time.sleep(_CHECK_S)
 
     def keep(self) -> None:
-        """Start the server again whenever it has died or was stopped.
+        """Restart the server whenever it has died or was stopped.
 
-        If that fails, the command ends: it could only wait for answers.
+        If a restart fails, the command ends: it could only wait for answers for ever.
         """
         try:
             while True:
-                for _ in self._looks():
+                for _ in self._checks():
                     pass
-                logger.warning("the temporary Prefect server has died, or was stopped: starting it anew")
+                logger.warning("the temporary Prefect server has died, or was stopped: restarting it")
                 self._supervised.stop()
                 self.start()
-        except Exception as error:  # noqa: BLE001 - whatever it is, nobody else would hear of it
-            self._listener.close()  # nobody shall wait for it
-            interrupts.fail(f"the temporary Prefect server has died, and cannot be started anew: {error}")
+        except Exception as error:  # noqa: BLE001 - no other code in this thread reports it
+            self._listener.close()  # no request may wait for it
+            interrupts.fail(f"the temporary Prefect server has died and cannot be restarted: {error}")
             self._supervised.close()

@@ -1,4 +1,4 @@
-"""The commands of `python -m storage`, one module each; see `program`.
+"""The commands of `python -m storage`, one module each; `program` runs them.
 
-`arguments` reads command lines and `output` prints tables and JSON, for every command line of the project.
+`arguments` parses command lines and `output` prints tables and JSON, for every command line of the project.
 """

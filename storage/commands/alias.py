@@ -1,4 +1,4 @@
-"""`alias`: names that point at versions."""
+"""`alias`: lists, sets and rolls back names that point at versions."""
 
 import argparse
 from dataclasses import asdict
@@ -13,7 +13,7 @@ from storage.versions.aliases import Move
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION")
-    actions.add_parser("ls", help="all of them (also without an ACTION)")
+    actions.add_parser("ls", help="list all aliases (the default ACTION)")
     point = actions.add_parser("set", help="point NAME at VERSION")
     point.add_argument("name", metavar="NAME")
     point.add_argument("version", metavar="VERSION")
@@ -21,22 +21,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--expect",
         type=whole(-1),
         metavar="MOVE",
-        help="only if this is its newest move: -1 where there must be none yet",
+        help="only if MOVE is its newest move; -1: only if the alias does not exist yet",
     )
-    past = actions.add_parser("history", help="where NAME pointed, and who moved it why")
+    past = actions.add_parser("history", help="all moves of NAME: where it pointed, who moved it, and why")
     past.add_argument("name", metavar="NAME")
     rollback = actions.add_parser("rollback", help="point NAME where it pointed before")
-    former = actions.add_parser("back")  # its former name, which help does not list
+    former = actions.add_parser("back")  # the former name of `rollback`, which help does not list
     for action in (rollback, former):
         action.set_defaults(action="rollback")
         action.add_argument("name", metavar="NAME")
-        action.add_argument("--to", type=whole(0), metavar="MOVE", help="or where it pointed after this move")
+        action.add_argument("--to", type=whole(0), metavar="MOVE", help="point it where it pointed after this move")
     for action in (point, rollback, former):
-        action.add_argument("--reason", default="", help="kept in the history")
+        action.add_argument("--reason", default="", help="stored in the history")
 
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
-    """Do what is asked, and show the moves. Damaged aliases are errors beside the list of the others, with status 1."""
+    """Run the action and show the moves. Damaged aliases are printed as errors; the others are listed; status 1."""
     if arguments.action == "set":
         return _output(arguments.name, [_set(store, arguments)])
     if arguments.action == "rollback":
@@ -46,20 +46,20 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
         if not moves:
             raise StorageError(f"there is no alias {arguments.name!r}; there are: {', '.join(aliases.names(store))}")
         return _output(arguments.name, moves)
-    found, damaged = aliases.read_undamaged(store)
+    moved, damaged = aliases.read_undamaged(store)
     for error in damaged:
         print_error(error)
-    rows = [(name, move.version, move.number, move.at, move.by, move.reason) for name, move in found.items()]
+    rows = [(name, move.version, move.number, move.at, move.by, move.reason) for name, move in moved.items()]
     parts = [table(["alias", "version", "move", "at", "by", "reason"], rows) if rows else "no aliases yet"]
-    return Output({name: asdict(move) for name, move in found.items()}, parts, int(bool(damaged)))
+    return Output({name: asdict(move) for name, move in moved.items()}, parts, int(bool(damaged)))
 
 
 def _set(store: Store, arguments: argparse.Namespace) -> Move:
     name, version = arguments.name, aliases.resolve_version(store, arguments.version)
     if arguments.expect is None:
-        standing = aliases.current(store, name)
-        expected = standing.number if standing else None
-    else:  # nor read then: so that an alias whose newest move is damaged can be set
+        newest = aliases.current(store, name)
+        expected = newest.number if newest else None
+    else:  # the newest move is not read, so an alias whose newest move is damaged can be set
         expected = None if arguments.expect < 0 else arguments.expect
     return aliases.move(store, name, version, expected, arguments.reason)
 

@@ -1,24 +1,27 @@
-"""How every command line reads its arguments: options may stand before, between and behind the others."""
+"""Parsing of every command line: options may come before, between and after positional arguments."""
 
 import argparse
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-_MOST = 10**9
-"""Largest whole number: there are never so many versions, rows or moves."""
+_LARGEST = 10**9
+"""Largest whole number that is accepted; numbers of versions, rows and moves are smaller."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Also where the others are several: `verify demo/latest --deep champion`. Its commands are such parsers, too."""
+    """A parser that accepts options between several positional arguments: `verify demo/latest --deep champion`.
+
+    The parsers of its commands are of this type, too.
+    """
 
     _mixing = False
 
     def parse_known_args(  # type: ignore[override]  # the overloads differ in what they return for a namespace
         self, args: Sequence[str] | None = None, namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """What argparse calls for the whole line, and for a command of it."""
-        if self._mixing or self._subparsers is not None:  # commands have to come after what belongs to all of them
+        """Parse intermixed arguments. argparse calls this for the whole line, and again for a command in it."""
+        if self._mixing or self._subparsers is not None:  # intermixed parsing does not support commands
             return super().parse_known_args(args, namespace)
         self._mixing = True
         try:
@@ -28,13 +31,13 @@ class Parser(argparse.ArgumentParser):
 
 
 def parse_with_shared(parser: Parser, shared: argparse.ArgumentParser) -> argparse.Namespace:
-    """Parse `sys.argv`; the options of `shared`, one of the parser's `parents`, may also stand behind a command."""
-    found, rest = shared.parse_known_args()
-    return parser.parse_args(rest, found)
+    """Parse `sys.argv`. The options of `shared`, one of the parser's `parents`, may also come after a command."""
+    namespace, rest = shared.parse_known_args()
+    return parser.parse_args(rest, namespace)
 
 
 def whole(least: int) -> Callable[[str], int]:
-    """The `type` of an argument that is a whole number from `least` on."""
+    """Return the `type` of an argument that is a whole number, at least `least`."""
 
     def read(text: str) -> int:
         try:
@@ -42,20 +45,20 @@ def whole(least: int) -> Callable[[str], int]:
         except ValueError:
             number = least - 1
         if number < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
-        if number > _MOST:
-            raise argparse.ArgumentTypeError(f"{text!r} is too large: {_MOST:,} at most")
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        if number > _LARGEST:
+            raise argparse.ArgumentTypeError(f"{text!r} is too large: {_LARGEST:,} at most")
         return number
 
     return read
 
 
 def positive_or_zero(text: str) -> float:
-    """The `type` of an argument that is a finite number from 0 on."""
+    """Convert an argument to a finite number, at least 0; for argparse's `type`."""
     try:
         number = float(text)
     except ValueError:
         number = math.nan
     if not 0 <= number < math.inf:  # also NaN
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 on")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
     return number

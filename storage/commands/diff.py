@@ -1,8 +1,9 @@
-"""`diff`: configuration and metrics of two versions."""
+"""`diff`: shows how configuration and metrics of two versions differ."""
 
 import argparse
 from typing import Any
 
+from configs import flatten
 from storage.commands.output import Output, short, table
 from storage.objects.store import Store
 from storage.versions import aliases, manifests
@@ -14,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
-    """What is the same is left out, also where only one of them was written when there was a knob for it."""
+    """Show only differences. A knob that one version does not have counts with its default."""
     left, right = (
         manifests.read(store, aliases.resolve_version(store, name)) for name in (arguments.left, arguments.right)
     )
@@ -31,7 +32,5 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
 
 
 def _changed(left: dict[str, Any], right: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    from configs import flatten
-
     a, b = dict(flatten(left)), dict(flatten(right))
     return [(key, a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)]

@@ -1,22 +1,21 @@
-"""`doctor`: can this place be trusted?"""
+"""`doctor`: tries out whether a place can be trusted with versions."""
 
 import argparse
 from dataclasses import asdict
 
 from storage.commands.output import Output, table
+from storage.maintenance.doctor import examine
 from storage.objects.store import Store
 
 _VERDICTS = {True: "ok", False: "PROBLEM", None: "-"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """None beside the root."""
+    """Declare no arguments: the root is enough."""
 
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
-    """Status 1 where anything would go wrong."""
-    from storage.maintenance.doctor import examine
-
+    """Run all probes; the status is 1 if one of them found a problem."""
     checks = examine(store)
     rows = [(check.name, _VERDICTS[check.ok], check.found, check.consequence) for check in checks]
     bad = sum(check.ok is False for check in checks)

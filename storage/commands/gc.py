@@ -1,4 +1,4 @@
-"""`gc`: what nobody needs."""
+"""`gc`: shows, and with --delete deletes, the data of versions that are not needed and leftovers."""
 
 import argparse
 from dataclasses import asdict
@@ -12,37 +12,41 @@ from storage.objects.store import Store
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     rules = Rules()
-    parser.add_argument("--delete", action="store_true", help="do it; otherwise only say what would be deleted")
+    parser.add_argument("--delete", action="store_true", help="delete; without it only show what would be deleted")
     parser.add_argument(
         "--keep-last",
         type=whole(1),
         default=rules.keep_last,
         metavar="N",
-        help=f"newest of a run; default {rules.keep_last}",
+        help=f"keep so many newest versions of each kind of a run; default {rules.keep_last}",
     )
     parser.add_argument(
-        "--keep-every", type=whole(0), default=0, metavar="M", help="also versions 0, M, 2M …; default: only version 0"
+        "--keep-every",
+        type=whole(0),
+        default=0,
+        metavar="M",
+        help="also keep versions 0, M, 2M …; default: only 0",
     )
     parser.add_argument(
         "--kind",
         action="append",
         choices=KINDS,
-        help="what is collected: checkpoints, unless given; may be repeated",
+        help="kind of versions to collect; may be repeated; default: checkpoint",
     )
     parser.add_argument(
         "--older-than-hours",
         type=positive_or_zero,
         default=rules.older_than_s / 3600,
         metavar="H",
-        help="age of what killed attempts and unfinished uploads left; default 24",
+        help="collect leftovers of killed attempts and unfinished uploads older than this; default 24",
     )
     parser.add_argument(
-        "--shallow", action="store_true", help="of an alias keep its version only, not all that it was made from"
+        "--shallow", action="store_true", help="keep only the version of an alias, not everything it was made from"
     )
 
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
-    """One line for each run."""
+    """Plan or delete; show one line for each run."""
     rules = Rules(
         keep_last=arguments.keep_last,
         keep_every=arguments.keep_every,
@@ -71,7 +75,7 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
 
 
 def _names(plans: list[garbage.Plan], *, deleted: bool) -> list[str]:
-    """Which versions, where they were not told one by one already."""
+    """List the versions of the plans, unless progress has already listed the deleted ones."""
     return [] if deleted else [f"  {manifest.version}" for plan in plans for manifest in plan.versions]
 
 
@@ -80,7 +84,7 @@ def _data(plan: garbage.Plan) -> dict[str, object]:
         "run": plan.run,
         "held_by": plan.held_by,
         "versions": [manifest.version for manifest in plan.versions],
-        "leftovers": [found.path for found in plan.leftovers],
+        "leftovers": [item.path for item in plan.leftovers],
         "uploads": [asdict(upload) for upload in plan.uploads],
         "bytes": plan.bytes,
     }

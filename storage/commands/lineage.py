@@ -1,4 +1,4 @@
-"""`lineage`: down to what a version was made from, or up to what came of it."""
+"""`lineage`: shows the ancestors of a version, or its descendants."""
 
 import argparse
 from dataclasses import asdict
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from storage.commands.output import Output, size, table
 from storage.objects.store import Store
 from storage.versions import aliases
+from storage.versions.lineage import ancestors, descendants
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -14,13 +15,13 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("version", metavar="VERSION")
-    parser.add_argument("--up", action="store_true", help="what came of it, instead of what it was made from")
+    parser.add_argument(
+        "--up", action="store_true", help="show what was made from it, instead of what it was made from"
+    )
 
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
-    """Nearest first; `distance` counts the steps between."""
-    from storage.versions.lineage import ancestors, descendants
-
+    """Show the nearest versions first; `distance` counts the steps between."""
     version = aliases.resolve_version(store, arguments.version)
     nodes = descendants(store, version) if arguments.up else ancestors(store, version)
     rows = [

@@ -1,4 +1,4 @@
-"""`ls`: the newest versions, read from the catalog's end; the store is never listed."""
+"""`ls`: lists the newest versions, read from the end of the catalog; the store itself is never listed."""
 
 import argparse
 from collections.abc import Iterator
@@ -16,13 +16,13 @@ from storage.versions.manifests import Kind, Manifest
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-n", "--last", type=whole(1), default=10, metavar="N", help="how many; default 10")
-    parser.add_argument("--run", help="of this run only")
-    parser.add_argument("--kind", help=f"of this kind only: {', '.join(get_args(Kind))}")
+    parser.add_argument("-n", "--last", type=whole(1), default=10, metavar="N", help="number of versions; default 10")
+    parser.add_argument("--run", help="only versions of this run")
+    parser.add_argument("--kind", help=f"only versions of this kind: {', '.join(get_args(Kind))}")
 
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
-    """List versions, newest first. Damaged ones are errors beside the list of the others, with status 1."""
+    """List versions, newest first. Damaged ones are printed as errors, and the status is 1."""
     damaged: list[StorageError] = []
     found = list(islice(_newest(store, arguments.run, arguments.kind, damaged), arguments.last))
     for error in damaged:
@@ -37,7 +37,7 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
 
 
 def _newest(store: Store, run_name: str | None, kind: str | None, damaged: list[StorageError]) -> Iterator[Manifest]:
-    """The versions that are asked for; what cannot be read goes to `damaged`."""
+    """Read the requested versions, newest first; add an error to `damaged` for each that cannot be read."""
     seen = set()
     for entry in catalog.newest_first(store):
         if isinstance(entry, StorageError):

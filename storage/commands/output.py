@@ -1,4 +1,4 @@
-"""What commands print: tables for people, JSON for scripts."""
+"""Output of commands: tables for people, JSON for scripts."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _WIDTH = 140
-"""Of tables where the output is no terminal."""
+"""Least width of tables if the output is not a terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Output:
     Args:
         data: what `--json` prints.
         parts: tables and lines, in order.
-        status: exit status; 1 where a problem was found.
+        status: exit status; 1 if a problem was found.
     """
 
     data: Any
@@ -43,7 +43,7 @@ class Output:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> "Table":
-    """A table; texts in it are no markup and cannot move the cursor, names are never cut."""
+    """Make a table. Text in it is not read as markup and cannot move the cursor; names are never cut."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
@@ -60,12 +60,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = ""
 
 
 def short(value: Any) -> Any:
-    """A number of a metric for people; anything else as it is."""
+    """Format a float for people; return anything else unchanged."""
     return f"{value:.5g}" if isinstance(value, float) else value
 
 
 def size(count: float) -> str:
-    """A number of bytes for people.
+    """Format a number of bytes for people.
 
     >>> size(1_500_000)
     '1.5 MB'
@@ -78,10 +78,10 @@ def size(count: float) -> str:
 
 
 def print_progress(line: str) -> None:
-    """Progress, beside the output."""
+    """Print a line of progress to standard error."""
     print(printable(line), file=sys.stderr, flush=True)
 
 
 def print_error(error: BaseException) -> None:
-    """Why a command failed."""
+    """Print why a command failed, to standard error."""
     print_progress(f"error: {error}")

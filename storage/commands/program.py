@@ -1,7 +1,7 @@
-"""A program of several commands, such as `python -m storage`. Each command is a module with two functions:
+"""A program with several commands, such as `python -m storage`. Each command is a module with two functions:
 
-add_arguments(parser)                    declares what the command takes
-run(store, arguments) -> Output          does its work, and returns what to print
+add_arguments(parser)                    declares the arguments of the command
+run(store, arguments) -> Output          does the work and returns what to print
 """
 
 import argparse
@@ -10,16 +10,13 @@ import logging
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from storage.commands.arguments import Parser, parse_with_shared
 from storage.commands.output import Output, print_error
-
-if TYPE_CHECKING:
-    from storage.objects.store import Store
+from storage.objects.store import Store
 
 
-def _open(arguments: argparse.Namespace) -> "Store":
+def _open(arguments: argparse.Namespace) -> Store:
     from storage.objects.store import Store
 
     return Store(arguments.root)
@@ -27,29 +24,28 @@ def _open(arguments: argparse.Namespace) -> "Store":
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a program is called, what it can do, and where its commands are.
+    """The name, help texts and commands of a program.
 
-    Example: Program("python -m storage", "Looks after a store.", "…", "storage.commands", {"ls": "new versions"})
+    Example: Program("python -m storage", "Inspect a store.", "…", "storage.commands", {"ls": "list versions"})
     """
 
     name: str
     about: str
     epilog: str
-    package: str  # of the modules of its commands
-    commands: Mapping[str, str]  # what each does, by name
-    former: Mapping[str, str] = field(
-        default_factory=dict
-    )  # module by former name; they work, and help is silent on them
-    cached: bool = False  # whether it reads data, and so takes --cache
+    package: str  # package of the commands' modules
+    commands: Mapping[str, str]  # the help text of each command, by its name
+    former: Mapping[str, str] = field(default_factory=dict)  # modules by former command names, which help does not list
+    cached: bool = False  # whether its commands read data, and so take --cache
 
-    def main(self, open_store: Callable[[argparse.Namespace], "Store"] = _open) -> int:
-        """Parse `sys.argv`, run the command and print its output; returns the exit status.
+    def main(self, open_store: Callable[[argparse.Namespace], Store] = _open) -> int:
+        """Parse `sys.argv`, run the command, print its output and return the exit status.
 
-        It is 1 after an error, which is printed, and else the command's own. Wrong arguments end the process with 2.
+        After an error, which is printed, the status is 1; otherwise the command chooses it. Wrong arguments end the
+        process with status 2.
         """
         arguments = self._parse()
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` is no error
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` is not an error
         try:
             output: Output = importlib.import_module(arguments.module).run(open_store(arguments), arguments)
         except (ValueError, OSError) as error:

@@ -1,7 +1,8 @@
-"""`show`: one version."""
+"""`show`: shows one version: its files, parents, metrics and configuration."""
 
 import argparse
 
+from configs import flatten
 from storage import layout
 from storage.commands.output import Output, short, size, table
 from storage.objects.store import Store
@@ -10,13 +11,11 @@ from storage.versions import aliases, manifests
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("version", metavar="VERSION")
-    parser.add_argument("--config", action="store_true", help="the resolved configuration too")
+    parser.add_argument("--config", action="store_true", help="show the resolved configuration, too")
 
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
-    """The manifest, as tables."""
-    from configs import flatten
-
+    """Show the manifest as tables."""
     manifest = manifests.read(store, aliases.resolve_version(store, arguments.version))
     collected = store.exists(layout.tombstone(manifest.version))
     head = [

@@ -1,7 +1,7 @@
 """Numbered logs: 00000000.json, 00000001.json … Each entry is created once and never changed.
 
 `log.Log` appends and reads; put-if-absent at a free number is a compare-and-swap. `entries` checks the fields of each
-kind of entry. The logs are the `catalog` (every attempt to commit), `leases` (who may write a run; `holders` reads them
-without taking one, `fence` is what writers see of them) and `nights` (scheduled retraining). Aliases
-(`storage.versions.aliases`) and journals (`storage.versions.journal`) are such logs, too.
+kind of entry. The logs are the `catalog` (every attempt to commit), `leases` (who may write a run) and `nights`
+(scheduled retraining). `holders` reads leases without taking one; `fence` is the protocol of a lease that writers use.
+Aliases (`storage.versions.aliases`) and journals (`storage.versions.journal`) are numbered logs, too.
 """

@@ -1,7 +1,7 @@
-"""The catalog: every attempt to commit, in order, so that what exists is found without listing the store.
+"""The catalog: the log of all attempts to commit, in order. Versions are found in it without listing the store.
 
-An attempt is entered before its manifest is created. So each committed version has an entry; an entry whose version
-has no manifest is an attempt that died, or has not come to its end.
+An attempt is entered before its manifest is created. So each committed version has an entry. If the version of an entry
+has no manifest, the attempt was killed or has not finished.
 """
 
 from collections.abc import Iterator, Sequence
@@ -20,7 +20,7 @@ _READERS = 16
 
 @dataclass(frozen=True, slots=True)
 class CatalogEntry:
-    """One attempt.
+    """One attempt to commit a version, or the creation of an alias.
 
     Example: CatalogEntry(number=7, kind="scores", version="runs/demo/scores/000003/1f0c", parents=["runs/demo/…"])
     """
@@ -32,55 +32,55 @@ class CatalogEntry:
 
 
 def enter(store: Store, version: str, kind: str, parents: Sequence[str], attempt: str) -> None:
-    """Add an entry; returns when it stands."""
+    """Append an entry; return when it is stored."""
     Log(store, layout.CATALOG).append(values(version, kind, parents, attempt))
 
 
 def values(version: str, kind: str, parents: Sequence[str], attempt: str) -> dict[str, Any]:
-    """An entry as it is stored."""
+    """Return the stored fields of an entry."""
     return {"kind": kind, "version": version, "parents": list(parents), "attempt": attempt}
 
 
 def check_not_empty(store: Store) -> None:
-    """Refuse a root without any object, which is more likely mistyped than empty.
+    """Refuse a root without any object, because it is more likely mistyped than empty.
 
     Raises:
-        StorageError: there is none. On S3 there are no folders, so an empty prefix is such a place, too.
+        StorageError: there is no object below the root. S3 has no folders, so a mistyped prefix looks the same.
     """
     if not store.exists(Log(store, layout.CATALOG).key(0)) and next(store.walk(), None) is None:
         raise StorageError(
-            f"nothing is stored in {store.root}: check the root (--root, storage.root); a first run makes it"
+            f"nothing is stored in {store.root}: check the root (--root, storage.root); the first run creates it"
         )
 
 
 def newest_first(store: Store) -> Iterator[CatalogEntry | StorageError]:
-    """All entries, each read when it is asked for; in place of a damaged one the error that names it.
+    """Read all entries lazily, newest first. A damaged entry gives the error that names it.
 
-    One that was deleted may go unnoticed here; `storage.maintenance.check_logs` finds both.
+    A deleted entry may go unnoticed here. `storage.maintenance.check_logs` finds damaged and deleted entries.
     """
     log = Log(store, layout.CATALOG)
-    found = (_entry(log, number) for number in range(log.length() - 1, -1, -1))
-    return (entry for entry in found if entry)
+    entries = (_entry(log, number) for number in range(log.length() - 1, -1, -1))
+    return (entry for entry in entries if entry)
 
 
 def read_undamaged(store: Store) -> tuple[list[CatalogEntry], list[StorageError]]:
-    """All entries, oldest first, read many at a time; and of those that are damaged the errors that name them.
+    """Read all entries in parallel. Return the undamaged ones, oldest first, and an error for each damaged one.
 
-    One that was deleted may go unnoticed here; `storage.maintenance.check_logs` finds both.
+    A deleted entry may go unnoticed here. `storage.maintenance.check_logs` finds damaged and deleted entries.
     """
     log = Log(store, layout.CATALOG)
     with ThreadPoolExecutor(_READERS) as readers:
-        found = list(readers.map(lambda number: _entry(log, number), range(log.length())))
-    return [each for each in found if isinstance(each, CatalogEntry)], [
-        each for each in found if isinstance(each, Exception)
+        entries = list(readers.map(lambda number: _entry(log, number), range(log.length())))
+    return [entry for entry in entries if isinstance(entry, CatalogEntry)], [
+        entry for entry in entries if isinstance(entry, Exception)
     ]
 
 
 def read_all(store: Store) -> list[CatalogEntry]:
-    """All entries, oldest first.
+    """Read all entries, oldest first.
 
     Raises:
-        StorageError: one is damaged.
+        StorageError: an entry is damaged.
     """
     entries, damaged = read_undamaged(store)
     if damaged:
@@ -89,9 +89,11 @@ def read_all(store: Store) -> list[CatalogEntry]:
 
 
 def _entry(log: Log, number: int) -> CatalogEntry | StorageError | None:
-    """None for one that stands where one was damaged."""
+    """Read an entry. Return an error if it is damaged, and None for a placeholder that `repair` put there."""
     try:
-        found = log.read(number)
+        values = log.read(number)
     except (DamagedError, FileNotFoundError) as error:
-        return DamagedError(f"the catalog has lost an entry, `python -m storage repair` makes it whole: {error}")
-    return None if found["kind"] == LOST else CatalogEntry(number, found["kind"], found["version"], found["parents"])
+        return DamagedError(f"the catalog has lost an entry, `python -m storage repair` replaces it: {error}")
+    return (
+        None if values["kind"] == LOST else CatalogEntry(number, values["kind"], values["version"], values["parents"])
+    )

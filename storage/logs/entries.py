@@ -1,7 +1,7 @@
-"""What an entry of each kind of log must hold.
+"""Checks of the fields that an entry of each kind of log must hold.
 
-A digest shows that an entry is as it was written, not that this pipeline wrote it. So the fields are checked as well,
-whenever an entry is read. Additional fields are allowed: a newer program may have added them. `storage.logs.nights` and
+A digest shows that an entry is as it was written, not that this pipeline wrote it. So every read of an entry checks its
+fields as well. Additional fields are allowed, because a newer program may have added them. `storage.logs.nights` and
 `storage.versions.journal` check their own entries.
 """
 
@@ -15,11 +15,11 @@ from storage.objects.keys import Key, check_key
 from storage.objects.seal import field_errors
 
 LOST = "lost"
-"""Kind of an entry of the catalog that stands where one was damaged."""
+"""Kind of a placeholder in the catalog, which `repair` puts in place of a lost entry."""
 
 
 class _Entry(BaseModel):
-    model_config = ConfigDict(strict=True)  # 7 is no text, and "7" no number
+    model_config = ConfigDict(strict=True)  # 7 is not accepted as a string, nor "7" as a number
 
 
 class _CatalogEntry(_Entry):
@@ -32,7 +32,7 @@ class _CatalogEntry(_Entry):
     def _check_version(cls, version: str, fields: ValidationInfo) -> str:
         kind = fields.data.get("kind")
         if kind == "alias" and not layout.is_alias(version):
-            raise ValueError(f"{version!r} is not a name for an alias")
+            raise ValueError(f"{version!r} is not a valid alias name")
         return version if kind == LOST else check_key(version)
 
 
@@ -64,15 +64,19 @@ class _SignOfLife(_Entry):
 
 
 def check_sign(values: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return `values`, a holder's sign of life, if its fields are right. Raises StorageError, as `check_entry` does."""
+    """Return `values`, the sign of life of a lease's holder, if its fields are right.
+
+    Raises:
+        DamagedError: as `check_entry` does.
+    """
     return _check(_SignOfLife, values, where)
 
 
 def check_entry(log: str, values: dict[str, Any], where: str) -> dict[str, Any]:
-    """Return `values`, an entry of the log with the prefix `log`, if its fields are right; errors name `where`.
+    """Return `values`, an entry of the log with the prefix `log`, if its fields are right.
 
     Raises:
-        StorageError: its fields are not those that entries of this log have.
+        DamagedError: the fields are not those of an entry of this log; the message names `where`.
     """
     model = _model(log)
     return _check(model, values, where) if model else values
@@ -82,7 +86,7 @@ def _check(model: type[_Entry], values: dict[str, Any], where: str) -> dict[str,
     try:
         model.model_validate(values)
     except ValidationError as error:
-        raise DamagedError(f"{where} does not hold what it should ({field_errors(error)}): it is damaged") from None
+        raise DamagedError(f"{where} has wrong fields ({field_errors(error)}): it is damaged") from None
     return values
 
 

@@ -1,4 +1,4 @@
-"""The right to write a run, as those who write see it."""
+"""The protocol of a lease that writers use."""
 
 from typing import Protocol, runtime_checkable
 
@@ -10,4 +10,4 @@ class Fence(Protocol):
     token: int
 
     def check(self) -> None:
-        """Raises StorageError where the right was lost to another."""
+        """Raise StorageError if another writer has taken over the lease."""

@@ -1,13 +1,14 @@
 """One writer for each run: a lease with a fencing token.
 
-Leases of a run are a numbered log; the number is the fencing token. The holder of the newest entry writes signs of
-life beside it, and says so when he is done. A lease is free when its holder has released it, is seen to be dead (on
-the same machine), or has given no sign of life for `ttl_s` by the watch of who waits: no two clocks are compared.
-Taking it over is creating the next number, which one of several succeeds in.
+The leases of a run are a numbered log; the number of an entry is its fencing token. The holder of the newest entry
+writes signs of life to a separate object, and a release when it is done. A lease is free when its holder has released
+it, is seen to be dead (on the same machine), or gave no sign of life for `ttl_s` seconds on the waiting writer's own
+clock: no two clocks are compared. To take a lease over is to create the next number; one of several writers succeeds.
 
-The token goes into every manifest. A holder who was taken over finds the next number before each commit and stops.
-S3 cannot make a create depend on another object, so one who slept between that look and his commit may still commit:
-the version is then his or his successor's, never both, its parents are committed, and its successors build on it.
+The token goes into every manifest. A holder that lost its lease finds the next number before its next commit and stops.
+S3 cannot make a create depend on another object. So a holder that pauses between this check and its commit may still
+commit. The version then comes from it or from its successor, never from both; its parents are committed, and later
+versions build on it.
 """
 
 import logging
@@ -35,14 +36,14 @@ BEATS = 4
 
 @dataclass
 class Lease:
-    """The right to write `run`; a context manager that gives it back.
+    """The right to write `run`: a context manager that takes the lease and releases it.
 
     Args:
-        store: where the run lies.
-        run: its name.
-        ttl_s: after so long without a sign of life others may take it over.
-        when_held: wait for another holder, or stop with LeaseHeldError.
-        label: who this is, for others to read (a flow run's id).
+        store: the store of the run.
+        run: the name of the run.
+        ttl_s: another writer may take over the lease after so many seconds without a sign of life.
+        when_held: if another process holds the lease, wait for its end or stop with LeaseHeldError.
+        label: names the holder in messages to other writers (a flow run's id).
     """
 
     store: Store
@@ -55,11 +56,11 @@ class Lease:
     _lost: str = field(default="", init=False)
     _done: threading.Event = field(default_factory=threading.Event, init=False)
     _thread: threading.Thread | None = field(default=None, init=False)
-    _brisk: Store = field(init=False)
-    """For signs of life, which come too late after `ttl_s`."""
+    _beat_store: Store = field(init=False)
+    """The store for signs of life. It retries for `ttl_s` only, because a later sign of life is useless."""
 
     def __enter__(self) -> "Lease":
-        self._brisk = self.store.with_patience(self.ttl_s)
+        self._beat_store = self.store.with_patience(self.ttl_s)
         holders.OWN.add(self._id)
         self._acquire()
         self._thread = threading.Thread(target=self._stay_alive, name=f"lease of {self.run}", daemon=True)
@@ -71,18 +72,18 @@ class Lease:
         holders.OWN.discard(self._id)
         assert self._thread
         self._thread.join(self.ttl_s)
-        if self._thread.is_alive():  # a sign of life that is still on its way would undo the release
-            logger.warning("the lease of run %s is not given back, it will run out: the store is silent", self.run)
+        if self._thread.is_alive():  # the thread may still be writing a sign of life, which would undo the release
+            logger.warning("the lease of run %s is not released, it will expire: the store does not answer", self.run)
             return
         if self._lost:
             return
         try:
             self._beat(released=True)
-        except (StorageError, OSError) as error:  # must not hide why the block was left
-            logger.warning("the lease of run %s could not be given back, it will run out: %s", self.run, error)
+        except (StorageError, OSError) as error:  # must not replace the exception that left the block
+            logger.warning("the lease of run %s could not be released, it will expire: %s", self.run, error)
 
     def check(self) -> None:
-        """Raises LeaseLostError unless this is still the newest holder."""
+        """Raise LeaseLostError unless this is still the newest holder."""
         if not self._lost and self._log.length() > self.token + 1:
             self._lose()
         if self._lost:
@@ -98,17 +99,17 @@ class Lease:
             newest = holders.newest(self.store, self.run)
             if newest is None or (free := self._why_free(*newest, watched)):
                 number = newest[0] + 1 if newest else 0
-                # where somebody has deleted an entry, that gap looks like the end
+                # the second length: if an entry was deleted by hand, its gap looks like the end of the log
                 if self._log.put(number, self._entry()) and self._log.length() == number + 1:
                     if newest and free != "released":
-                        logger.warning("run %s: taken over from %s (%s)", self.run, holders.name(newest[1]), free)
+                        logger.warning("run %s: taken over from %s (%s)", self.run, holders.describe(newest[1]), free)
                     self.token = number
                     return
                 continue
             if watched is None or watched.token != newest[0]:
                 watched = _Watched(newest[0], holders.sign(self.store, self.run, newest[0]), time.monotonic())
                 logger.warning(
-                    "run %s is written by %s; %s", self.run, holders.name(newest[1]), self._intention(newest[1])
+                    "run %s is written by %s; %s", self.run, holders.describe(newest[1]), self._intention(newest[1])
                 )
             self._stop_if_alive(*newest, watched)
             time.sleep(min(1.0, self.ttl_s / BEATS / 2))
@@ -118,12 +119,12 @@ class Lease:
         return {"holder": holder, "label": self.label, "at": _now(), "ttl_s": self.ttl_s}
 
     def _why_free(self, token: int, entry: dict[str, Any], watched: "_Watched | None") -> str:
-        """Why the lease may be taken over; empty where it may not."""
+        """Return why the lease may be taken over; empty if it may not."""
         sign = holders.sign(self.store, self.run, token)
         if sign.get("released"):
             return "released"
-        if holders.lives(entry) is False:
-            return "its process has ended, or holds it no more"
+        if holders.is_alive(entry) is False:
+            return "its process has ended, or no longer holds the lease"
         if watched and watched.token == token:
             if sign != watched.sign:
                 watched.sign, watched.since = sign, time.monotonic()
@@ -134,23 +135,23 @@ class Lease:
         return ""
 
     def _stop_if_alive(self, token: int, entry: dict[str, Any], watched: "_Watched") -> None:
-        if self.when_held == "stop" and (watched.moved or holders.lives(entry)):
+        if self.when_held == "stop" and (watched.moved or holders.is_alive(entry)):
             raise LeaseHeldError(
-                f"run {self.run!r} is being written by {holders.name(entry)}. Wait for it with run.when_held=wait, end "
-                "it, or begin another run with run.name=…"
+                f"run {self.run!r} is being written by {holders.describe(entry)}. Wait for it with "
+                "run.when_held=wait, end it, or begin another run with run.name=…"
             )
 
     def _intention(self, entry: dict[str, Any]) -> str:
         if self.when_held == "wait":
             return "waiting for its end"
-        return "looking whether it lives" if holders.lives(entry) is None else "stopping"
+        return "checking whether it is alive" if holders.is_alive(entry) is None else "stopping"
 
     def _beat(self, *, released: bool = False) -> None:
         sign = {"at": _now(), "released": released, "ttl_s": self.ttl_s}
-        self._brisk.write(layout.beat(self.run, self.token), seal(sign))
+        self._beat_store.write(layout.beat(self.run, self.token), seal(sign))
 
     def _stay_alive(self) -> None:
-        """The thread: signs of life, and a look for a successor."""
+        """Write signs of life and look for a successor, until the lease is left; the body of the thread."""
         while not self._done.wait(self.ttl_s / BEATS):
             try:
                 self._beat()
@@ -158,26 +159,26 @@ class Lease:
                     self._lose()
                     logger.error("%s", self._lost)
                     return
-            except Exception as error:  # noqa: BLE001  # whatever it is, the next sign of life is tried
+            except Exception as error:  # noqa: BLE001  # the thread must go on to try the next sign of life
                 logger.warning("run %s: a sign of life was not written: %r", self.run, error)
 
     def _lose(self) -> None:
         newest = holders.newest(self.store, self.run)
         assert newest
         self._lost = (
-            f"run {self.run!r} was taken over by {holders.name(newest[1])}: this flow run was thought dead, and stops. "
-            "What it has committed stands"
+            f"run {self.run!r} was taken over by {holders.describe(newest[1])}, because this flow run seemed dead. "
+            "This flow run stops; what it has committed stays"
         )
 
 
 @dataclass
 class _Watched:
-    """What a waiting writer has seen of the holder."""
+    """The last sign of life of the holder that a waiting writer has seen."""
 
     token: int
     sign: dict[str, Any]
-    since: float
-    moved: bool = False
+    since: float  # time.monotonic() when this sign was first seen
+    moved: bool = False  # whether the sign has changed since the wait began
 
 
 def _now() -> str:

@@ -1,7 +1,7 @@
 """A numbered log of objects that are created once and never changed: 00000000.json, 00000001.json …
 
-Numbers have no gaps, so the end is found by probing and never by listing. Who appends at a number that was free
-when he looked, and succeeds, knows that nothing came between: compare-and-swap from put-if-absent alone.
+Numbers have no gaps, so the end is found by probing, never by listing. A writer reads the log up to a free number and
+then appends at it. If this succeeds, no other entry came between: compare-and-swap made from put-if-absent alone.
 """
 
 import uuid
@@ -14,40 +14,40 @@ from storage.objects.store import Store
 
 
 class Log:
-    """The log under `prefix`. The store remembers where the end was, so that it is sought from there."""
+    """The log under `prefix`. The store remembers its last known length, from which the next search starts."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store, self._prefix = store, prefix
 
     def length(self, at_least: int = 0) -> int:
-        """How many entries there are, where `at_least` so many are known from elsewhere.
+        """Return the number of entries; the caller knows of `at_least` so many.
 
-        One request where none is new, about 1.5 log2(new entries) otherwise.
+        Takes one request if no entry is new, else about 1.5 log2(new entries).
         """
         length = first_free(self._has, max(at_least, self._store.positions.get(self._prefix, 0)))
         self._remember(length)
         return length
 
     def read(self, number: int) -> dict[str, Any]:
-        """An entry. Raises FileNotFoundError where there is none, StorageError where it is damaged."""
+        """Return an entry. Raises FileNotFoundError if it does not exist, DamagedError if it is damaged."""
         key = self.key(number)
         where = self._store.uri(key)
         return check_entry(self._prefix, unseal(self._store.read(key), where), where)
 
     def last(self) -> tuple[int, dict[str, Any]] | None:
-        """Number and values of the newest entry."""
+        """Return number and values of the newest entry; None if the log is empty."""
         length = self.length()
         return (length - 1, self.read(length - 1)) if length else None
 
     def put(self, number: int, values: dict[str, Any]) -> bool:
-        """Append as entry `number`, which must be the next; False where another was faster."""
+        """Append as entry `number`, which must be the next; return False if another writer was faster."""
         data = seal({**values, "nonce": uuid.uuid4().hex})
         created = self._store.create(self.key(number), data)
         self._remember(number + 1)
         return created
 
     def append(self, values: dict[str, Any]) -> int:
-        """Append wherever the end is; returns the number."""
+        """Append at the end, wherever it is; return the number."""
         while not self.put(number := self.length(), values):
             pass
         return number
@@ -64,7 +64,7 @@ class Log:
 
 
 def first_free(has: Callable[[int], bool], known: int = 0) -> int:
-    """The first number from `known` on for which `has` is false, where it is true for all before."""
+    """Return the first number from `known` on for which `has` is false; `has` must be true for all before it."""
     low, step = known, 1
     while has(low + step - 1):
         low, step = low + step, step * 4

@@ -1,7 +1,7 @@
-"""The log of a retraining: nights that began, what came of their training, and how they ended.
+"""The log of a retraining: an entry when a night begins, when its training is done, and when it ends.
 
-It is the watermark, too: the newest night says which problems had come by then, as a version of a problem set. No
-clock has a part in it, and a night that was killed is found as one that has not ended.
+The log is also the watermark: the newest night names a problem set with all problems that had come by then. No clock is
+involved. A killed night is one that has begun and not ended.
 """
 
 from collections.abc import Iterable
@@ -21,7 +21,7 @@ from storage.objects.store import Store
 from storage.version_names import DecisionVersion, PolicyVersion, ProblemsVersion
 
 Ending = Literal["promoted", "rejected", "overtaken", "given up"]
-"""overtaken: the champion was moved by somebody else meanwhile. given up: by hand, see `flows.retrain --give-up`."""
+"""overtaken: another writer moved the champion meanwhile. given up: by hand, see `flows.retrain --give-up`."""
 _READERS = 16
 
 
@@ -30,36 +30,34 @@ class _Entry(BaseModel):
 
 
 class Night(_Entry):
-    """A retraining that began.
+    """The entry of a night that began.
 
     Example: Night(number=3, run="nightly-0003", champion="runs/nightly-0002/checkpoints/000030", move=2, …)
     """
 
     number: int  # from 1
     run: str
-    champion: (
-        PolicyVersion | None
-    )  # version of the policy it continues from; None: there was none, version 0 of `run` becomes it
-    move: int | None  # newest move of the alias then
-    problems: ProblemsVersion  # what it trains on: new, waiting and replayed ones
+    champion: PolicyVersion | None  # the policy it continues from; None: no champion yet, version 0 of `run` becomes it
+    move: int | None  # newest move of the champion's alias at that time
+    problems: ProblemsVersion  # what it trains on: new, waiting and replayed problems
     fresh: ProblemsVersion  # of these, the new ones and those of earlier nights that were rejected without harm
     accepted: ProblemsVersion | None  # problems that champions were trained on
-    seen: ProblemsVersion  # all that had come by then: the watermark
-    counts: dict[str, int]  # of problems: new, waiting, replayed, dropped
+    seen: ProblemsVersion  # all problems that had come by then: the watermark
+    counts: dict[str, int]  # numbers of problems: new, waiting, replayed, dropped
     sets: dict[str, ProblemsVersion]  # evaluation sets by name
-    config: dict[str, Any]  # of `run`
+    config: dict[str, Any]  # configuration of `run`
     at: str
 
 
 class Trained(_Entry):
-    """A night's training came to its end."""
+    """The entry of a night whose training is done."""
 
     number: int
     challenger: PolicyVersion
 
 
 class End(_Entry):
-    """A night that ended, and with what."""
+    """The entry of a night that ended, with its outcome."""
 
     number: int
     outcome: Ending
@@ -72,7 +70,7 @@ class End(_Entry):
 
 
 class Retry(_Entry):
-    """After the newest night: problems of an earlier one wait again, by hand."""
+    """An entry made by hand after the newest night: problems of an earlier night wait again."""
 
     waiting: ProblemsVersion
     at: str
@@ -80,23 +78,24 @@ class Retry(_Entry):
 
 @dataclass(slots=True)
 class Record:
-    """One night, as far as it has come."""
+    """All entries of one night so far."""
 
     night: Night
     challenger: PolicyVersion | None = None
     end: End | None = None
-    retried: list[ProblemsVersion] = field(default_factory=list)  # what waits by hand since its end
+    retried: list[ProblemsVersion] = field(default_factory=list)  # problems made to wait again by hand after its end
 
 
 class Nights:
-    """The nights of the retraining `name`.
+    """The log of the nights of the retraining `name`.
 
-    Read it before writing: an entry is made behind what was read, and refused where another has come there.
+    Call `read` before writing. An entry is appended after the last one that was read, and is refused if another writer
+    has appended meanwhile.
 
     Args:
-        store: where it lies.
-        name: of the retraining.
-        fence: the lease under which one writes; looked at before each entry.
+        store: the store of the log.
+        name: the name of the retraining.
+        fence: the lease of the writer, checked before each entry.
     """
 
     def __init__(self, store: Store, name: str, fence: Fence | None = None) -> None:
@@ -104,7 +103,7 @@ class Nights:
         self._next = 0
 
     def read(self) -> list[Record]:
-        """All nights, oldest first.
+        """Read all nights, oldest first.
 
         Raises:
             StorageError: an entry is missing or damaged.
@@ -121,7 +120,7 @@ class Nights:
             raise DamagedError(f"the log of retraining {self._name!r} has lost an entry: {error!r}") from error
 
     def begin(self, night: Night) -> None:
-        """Raises StorageError where another writer was faster, as the others do."""
+        """Append an entry, as the methods below do. All raise ConflictError if another writer was faster."""
         self._append("began", night)
 
     def trained(self, number: int, challenger: PolicyVersion) -> None:
@@ -137,12 +136,12 @@ class Nights:
         if self._fence:
             self._fence.check()
         if not self._log.put(self._next, {event: entry.model_dump(mode="json")}):
-            raise ConflictError(f"retraining {self._name!r} is being written by somebody else: this flow run stops")
+            raise ConflictError(f"retraining {self._name!r} is being written by another process: this flow run stops")
         self._next += 1
 
 
 def _records(entries: Iterable[dict[str, Any]]) -> list[Record]:
-    """Raises KeyError, IndexError, ValidationError or StorageError where the entries make no sense."""
+    """Group entries by night. Raises KeyError, IndexError, ValidationError or StorageError if they contradict."""
     records: list[Record] = []
     for entry in entries:
         if "began" in entry:
@@ -170,5 +169,5 @@ def _expect(number: int, nights: int) -> None:
 
 
 def now() -> str:
-    """For people to read; nothing is decided by it."""
+    """Return the time for people to read; nothing depends on it."""
     return datetime.now(UTC).isoformat(timespec="seconds")

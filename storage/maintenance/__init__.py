@@ -1,6 +1,6 @@
-"""Looking after a store: `python -m storage` calls these.
+"""Maintenance of a store, called by the commands of `python -m storage`.
 
-`verify` checks versions and everything they were made from; `check_manifest` checks the record itself, `check_logs` the
-logs. `repair` fills what the logs have lost. `gc` deletes what `retention` says nobody needs. `doctor` runs the
-`probes` on a place before it is trusted with versions.
+`verify` checks versions and all their ancestors; it calls `check_manifest` for the manifest itself. `check_logs` checks
+the logs, and `repair` replaces their lost entries. `gc` deletes the data that `retention` does not keep. `doctor` runs
+the `probes` on a place before versions are stored there.
 """

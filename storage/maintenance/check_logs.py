@@ -1,8 +1,8 @@
-"""Whether the store's logs are whole: catalog, aliases, leases and nights.
+"""Checks of the store's logs: catalog, aliases, leases and nights.
 
-Elsewhere versions are found by the catalog, and the end of a log by probing, so that an entry which was deleted can
-hide those after it. Here the store is listed: what a log has lost, or never had (stores from before there was a
-catalog), is found all the same.
+Other code finds versions in the catalog and the end of a log by probing. There a deleted entry can hide the entries
+after it. This module lists the store instead. So it finds the entries that a log has lost, and those that it never had
+(in stores from before the catalog existed).
 """
 
 import hashlib
@@ -26,67 +26,66 @@ from storage.versions.manifests import Manifest
 
 Values = dict[str, Any]
 _READERS = 16
-_OTHERS = re.compile("|".join(log("[^/]+") for log in (layout.lease, layout.retraining)))
+_LEASES_AND_NIGHTS = re.compile("|".join(log("[^/]+") for log in (layout.lease, layout.retraining)))
 _NIGHTS = re.compile(layout.retraining("(?P<name>[^/]+)"))
-_MEND = "`python -m storage repair`"
+_REPAIR = "`python -m storage repair`"
 
 
 @dataclass(slots=True)
 class LogReport:
-    """What a listing of the store tells."""
+    """The versions of a store and the problems of its logs, found by listing it."""
 
-    versions: list[str] = field(default_factory=list)  # those with a manifest
+    versions: list[str] = field(default_factory=list)  # versions with a manifest
     findings: list[Finding] = field(default_factory=list)
-    lost: list[int] = field(default_factory=list)  # the catalog's entries that are missing or damaged
-    absent: list[Values] = field(default_factory=list)  # those that it should have, oldest first
-    gaps: dict[tuple[str, int], Values] = field(
-        default_factory=dict
-    )  # missing entries of other logs: what to put there
+    lost: list[int] = field(default_factory=list)  # numbers of the catalog's missing or damaged entries
+    absent: list[Values] = field(default_factory=list)  # entries that the catalog should have, oldest first
+    # By prefix and number, missing entries of other logs: what `repair` puts there.
+    gaps: dict[tuple[str, int], Values] = field(default_factory=dict)
 
 
 def check_logs(store: Store) -> LogReport:
-    """Look at every log, and at which versions there are.
+    """Check every log, and find all versions.
 
     Raises:
         UnavailableError: the store does not answer.
     """
-    found = LogReport()
-    logs = _listed(store, found)
-    entries = [entry for entry in _entries(store, layout.CATALOG, logs.pop(layout.CATALOG, []), found) if entry]
+    report = LogReport()
+    logs = _listed(store, report)
+    entries = [entry for entry in _entries(store, layout.CATALOG, logs.pop(layout.CATALOG, []), report) if entry]
     entered = {entry["version"] for entry in entries}
-    listed = set(found.versions)
-    found.versions += sorted(
+    listed = set(report.versions)
+    report.versions += sorted(
         version
         for version in {entry["version"] for entry in entries if entry["kind"] not in ("alias", LOST)} - listed
-        if manifests.committed(store, version)  # where a folder is a link, it is not listed
+        if manifests.committed(store, version)  # a folder that is a link is not listed
     )
-    _find_unlisted(store, listed - entered, found)
+    _find_unlisted(store, listed - entered, report)
     for log, numbers in logs.items():
-        last = _entries(store, log, numbers, found)[-1]
+        last = _entries(store, log, numbers, report)[-1]
         if name := aliases.name_of(log):
-            _check_alias(store, name, last, name in entered, found)
-        elif (night := _NIGHTS.fullmatch(log)) and not any(finding.version == log for finding in found.findings):
-            _check_nights(store, night["name"], found)
-    return found
+            _check_alias(store, name, last, name in entered, report)
+        elif (night := _NIGHTS.fullmatch(log)) and not any(finding.version == log for finding in report.findings):
+            _check_nights(store, night["name"], report)
+    return report
 
 
-def _listed(store: Store, found: LogReport) -> dict[str, list[int]]:
-    """By log the numbers of its entries; the versions go to `found`."""
+def _listed(store: Store, report: LogReport) -> dict[str, list[int]]:
+    """List the store. Return the numbers of the entries by log; add the versions to `report`."""
     logs = defaultdict[str, list[int]](list)
     for item in store.walk():
         if (entry := layout.entry_of(item.path)) and _is_log(entry[0]):
             logs[entry[0]].append(entry[1])
         elif version := layout.manifest_of(item.path):
-            found.versions.append(version)
+            report.versions.append(version)
     return logs
 
 
 def _is_log(prefix: str) -> bool:
-    return prefix == layout.CATALOG or bool(aliases.name_of(prefix) or _OTHERS.fullmatch(prefix))
+    return prefix == layout.CATALOG or bool(aliases.name_of(prefix) or _LEASES_AND_NIGHTS.fullmatch(prefix))
 
 
-def _entries(store: Store, prefix: str, numbers: Iterable[int], found: LogReport) -> list[Values | None]:
-    """All entries of a log, also those that came since it was listed; where one is None, it is among the findings."""
+def _entries(store: Store, prefix: str, numbers: Iterable[int], report: LogReport) -> list[Values | None]:
+    """Read all entries of a log, including those newer than the listing. Report lost ones, and return None for them."""
     log = Log(store, prefix)
 
     def read(number: int) -> Values | str:
@@ -102,30 +101,30 @@ def _entries(store: Store, prefix: str, numbers: Iterable[int], found: LogReport
     entries = [entry if isinstance(entry, dict) else None for entry in read_entries]
     for number, problem in enumerate(read_entries):
         if not isinstance(problem, dict):
-            remedy = _remedy(prefix, number, problem, entries, found)
+            remedy = _remedy(prefix, number, problem, entries, report)
             problem = problem or "is missing, and hides later entries"
-            found.findings.append(Finding(prefix, log.key(number), problem + remedy))
+            report.findings.append(Finding(prefix, log.key(number), problem + remedy))
     return entries
 
 
-def _remedy(prefix: str, number: int, problem: str, entries: list[Values | None], found: LogReport) -> str:
-    """What helps against a lost entry; the material for it goes to `found`."""
+def _remedy(prefix: str, number: int, problem: str, entries: list[Values | None], report: LogReport) -> str:
+    """Return the remedy for a lost entry as the end of a sentence; add what `repair` needs to `report`."""
     if prefix == layout.CATALOG:
-        found.lost.append(number)
-        return f"; {_MEND} replaces it"
+        report.lost.append(number)
+        return f"; {_REPAIR} replaces it"
     if (name := aliases.name_of(prefix)) and problem and number == len(entries) - 1:
         return f"; {aliases.remedy(name, number)}"
-    if _NIGHTS.fullmatch(prefix):  # a copy would be another night; flows.retrain stops with the same finding
+    if _NIGHTS.fullmatch(prefix):  # a copied entry would add another night; flows.retrain stops with the same finding
         return ""
     neighbours = [entry for entry in (*entries[number + 1 :], *reversed(entries[:number])) if entry]
     if not problem and neighbours:
-        found.gaps[prefix, number] = neighbours[0] | ({"reason": "lost; copied from its neighbour"} if name else {})
-        return f"; {_MEND} puts a copy of its neighbour there"
+        report.gaps[prefix, number] = neighbours[0] | ({"reason": "lost; copied from its neighbour"} if name else {})
+        return f"; {_REPAIR} puts a copy of its neighbour there"
     return ""
 
 
-def _find_unlisted(store: Store, versions: set[str], found: LogReport) -> None:
-    """Versions without an entry. A damaged manifest has none to give, and `verify` tells of it."""
+def _find_unlisted(store: Store, versions: set[str], report: LogReport) -> None:
+    """Report versions without an entry. Skip those with a damaged manifest, which `verify` reports."""
 
     def read(version: str) -> Manifest | None:
         try:
@@ -137,32 +136,32 @@ def _find_unlisted(store: Store, versions: set[str], found: LogReport) -> None:
         missing = [manifest for manifest in readers.map(read, versions) if manifest]
     for manifest in sorted(missing, key=lambda manifest: manifest.created_at):
         parents = [parent.version for parent in manifest.parents]
-        found.absent.append(catalog.values(manifest.version, manifest.kind, parents, manifest.nonce))
-        problem = f"is not in the catalog, so ls, lineage and gc do not see it: {_MEND} enters it"
-        found.findings.append(Finding(manifest.version, layout.CATALOG, problem))
+        report.absent.append(catalog.values(manifest.version, manifest.kind, parents, manifest.nonce))
+        problem = f"is not in the catalog, so ls, lineage and gc do not see it: {_REPAIR} enters it"
+        report.findings.append(Finding(manifest.version, layout.CATALOG, problem))
 
 
-def _check_nights(store: Store, name: str, found: LogReport) -> None:
-    """Nights follow each other, and hold what a night holds."""
+def _check_nights(store: Store, name: str, report: LogReport) -> None:
+    """Check that the nights are in order and have the right fields."""
     try:
         Nights(store, name).read()
     except DamagedError as error:
-        found.findings.append(Finding(layout.retraining(name), layout.retraining(name), str(error)))
+        report.findings.append(Finding(layout.retraining(name), layout.retraining(name), str(error)))
 
 
-def _check_alias(store: Store, name: str, newest: Values | None, is_entered: bool, found: LogReport) -> None:
+def _check_alias(store: Store, name: str, newest: Values | None, is_entered: bool, report: LogReport) -> None:
     log = layout.alias(name)
     if not is_entered:
-        found.absent.append(catalog.values(name, "alias", [], ""))
-        problem = f"is not in the catalog, so `alias ls` does not show it: {_MEND} enters it"
-        found.findings.append(Finding(log, layout.CATALOG, problem))
-    if newest is None:  # among the findings already
+        report.absent.append(catalog.values(name, "alias", [], ""))
+        problem = f"is not in the catalog, so `alias ls` does not show it: {_REPAIR} enters it"
+        report.findings.append(Finding(log, layout.CATALOG, problem))
+    if newest is None:  # already reported
         return
     key, problem = layout.manifest(newest["version"]), ""
     try:
         if hashlib.sha256(manifests.read_bytes(store, newest["version"])).hexdigest() != newest["sha256"]:
-            problem = "was changed since the alias was pointed at it"
+            problem = "was changed after the alias was pointed at it"
     except DamagedError as error:
         problem = f"the alias points there: {error}"
     if problem:
-        found.findings.append(Finding(log, key, problem))
+        report.findings.append(Finding(log, key, problem))

@@ -1,6 +1,6 @@
-"""Whether a place can be trusted with versions: tries out what the pipeline needs of it.
+"""Tries out everything that the pipeline needs of a place, before versions are stored there.
 
-Everything written lies under `doctor/<nonce>/` and is deleted at the end.
+It writes under `doctor/<nonce>/` only, and deletes everything at the end.
 """
 
 from dataclasses import dataclass
@@ -13,32 +13,32 @@ from storage.objects.store import Store
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What one probe said.
+    """The result of one probe.
 
-    Example: ProbeResult("race", True, "one of 16 writers won each of 5 races, and its bytes stand", "")
+    Example: ProbeResult("race", True, "one of 16 writers won each of 5 races, and its bytes were stored", "")
     """
 
     name: str
     ok: bool | None  # None: could not be tried
     found: str
-    consequence: str  # what would go wrong in the pipeline; empty where nothing would
+    consequence: str  # what would go wrong in the pipeline; empty if nothing would
 
 
 def examine(store: Store) -> list[ProbeResult]:
-    """All checks of the place where `store` lies; one alone where it cannot be reached."""
+    """Run all probes on the place of `store`; return a single result if the place cannot be reached."""
     place = Place(store)
     if unreachable := objects.reach(place):
         return [
             ProbeResult(
-                "reached", False, unreachable, "nothing works: this place cannot be reached, or knows no such user"
+                "reached", False, unreachable, "nothing works: this place cannot be reached, or rejects this user"
             )
         ]
-    checks: list[ProbeResult] = []
+    results: list[ProbeResult] = []
     try:
-        checks += [_check(probe, place) for probe in _probes(store)]
+        results += [_run(probe, place) for probe in _probes(store)]
     finally:
         left = place.clear()
-    return [*checks, ProbeResult("tidied up", False, left, "delete it by hand")] if left else checks
+    return [*results, ProbeResult("tidied up", False, left, "delete it by hand")] if left else results
 
 
 def _probes(store: Store) -> list[Probe]:
@@ -51,7 +51,7 @@ def _probes(store: Store) -> list[Probe]:
     return [*objects.PROBES, *races.PROBES]
 
 
-def _check(probe: Probe, place: Place) -> ProbeResult:
+def _run(probe: Probe, place: Place) -> ProbeResult:
     try:
         return ProbeResult(probe.name, True, probe.look(place), "")
     except Wrong as wrong:

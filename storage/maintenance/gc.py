@@ -1,12 +1,12 @@
-"""Garbage collection: takes the data of versions that nobody needs, and what killed attempts left behind.
+"""Garbage collection: deletes the data of versions that are not needed, and the leftovers of killed attempts.
 
-Manifests stay, so lineage and metrics stay readable, and what was collected is told from what was lost. Kept are
+Manifests stay, so lineage and metrics stay readable. A tombstone distinguishes collected data from lost data. gc keeps
 
-- versions that an alias points at, and everything they were made from; of the alias `<run>/latest`, which the
-  pipeline moves itself, the version alone;
-- of each run the last `keep_last` versions, every `keep_every`-th and number 0, and more where its settings need them;
+- versions that an alias points at, and all their ancestors; for the alias `<run>/latest`, which the pipeline moves
+  itself, only the version;
+- of each run the last `keep_last` versions, every `keep_every`-th and number 0, and more if its settings need them;
 - data sets that were not trained on yet, and shards with which a killed rollout can be continued;
-- everything of a run that somebody is writing, and leftovers younger than `older_than_s`.
+- everything of a run that is being written, and leftovers younger than `older_than_s`.
 """
 
 import re
@@ -25,110 +25,113 @@ from storage.objects.store import ObjectInfo, Store, Upload
 from storage.versions import journal, manifests
 from storage.versions.manifests import File, Manifest
 
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 _TEMPORARY = re.compile(r"(.*/)?\.[^/]+\.[0-9a-f]{8}\.tmp")  # see storage.objects.local
 _DOCTOR = "doctor/"
 UNLEASED_S = 3600.0
-"""What belongs to no run nobody leases: it must be older than that, whatever the rules say."""
+"""Age in seconds that leftovers must have if no lease protects them, even if the rules allow younger ones."""
 _READERS = 16
 
 
 @dataclass(slots=True)
 class Plan:
-    """What `rules` leave to take from one run, or (run None) from what belongs to none."""
+    """The data that gc deletes of one run, or (`run` None) outside of all runs."""
 
     run: str | None
     versions: list[Manifest] = field(default_factory=list)
     leftovers: list[ObjectInfo] = field(default_factory=list)
-    revived: list[str] = field(default_factory=list)  # marked by a killed gc, and an alias was moved there since
-    uploads: list[Upload] = field(default_factory=list)  # S3: multipart uploads that nobody ended
-    held_by: str | None = None  # who writes the run; nothing is taken then
+    revived: list[str] = field(default_factory=list)  # marked by a killed gc, but an alias was moved there since
+    uploads: list[Upload] = field(default_factory=list)  # S3: unfinished multipart uploads
+    held_by: str | None = None  # the writer that holds the run's lease; nothing is deleted then
 
     @property
     def bytes(self) -> int:
-        return sum(version.bytes for version in self.versions) + sum(found.bytes for found in self.leftovers)
+        return sum(version.bytes for version in self.versions) + sum(item.bytes for item in self.leftovers)
 
 
 def plan(store: Store, rules: Rules) -> list[Plan]:
-    """What would be taken, run by run."""
+    """Return what `collect` would delete, run by run."""
     return _plan(store, rules, run=None)
 
 
-def collect(store: Store, rules: Rules, tell: Tell = lambda _: None) -> list[Plan]:
-    """Take it; returns what was taken. Each run is leased meanwhile, so no flow run writes it."""
+def collect(store: Store, rules: Rules, progress: Progress = lambda _: None) -> list[Plan]:
+    """Delete what the rules do not keep, and return it. Each run is leased meanwhile, so no flow run writes it."""
     done = []
-    for found in plan(store, rules):
-        if found.run is None:
-            done.append(_take(store, rules, found, tell))
+    for planned in plan(store, rules):
+        if planned.run is None:
+            done.append(_delete_planned(store, rules, planned, progress))
             continue
         try:
-            with leases.Lease(store, found.run, label="gc") as lease:
-                done += [_take(store, rules, again, tell, lease) for again in _plan(store, rules, found.run)]
+            with leases.Lease(store, planned.run, label="gc") as lease:
+                done += [
+                    _delete_planned(store, rules, leased, progress, lease)
+                    for leased in _plan(store, rules, planned.run)  # again, now under the lease
+                ]
         except LeaseHeldError as error:
-            tell(f"left alone: {error}")
-            done.append(Plan(found.run, held_by=str(error)))
+            progress(f"left alone: {error}")
+            done.append(Plan(planned.run, held_by=str(error)))
     return done
 
 
 def _plan(store: Store, rules: Rules, run: str | None) -> list[Plan]:
-    """For `run`, or for all of them and what belongs to none."""
+    """Plan for `run`, or (None) for all runs and what belongs to no run."""
     entries = catalog.read_all(store)
     keep = kept(store, entries, rules)
     folder, plans = f"runs/{run}" if run else "", dict[str | None, Plan]()
 
-    def of(key: str) -> Plan:
+    def plan_of(key: str) -> Plan:
         name = layout.run_of(key)
         return plans.setdefault(name, Plan(name))
 
     for manifest in deletable(store, entries, keep, rules, run):
-        of(manifest.version).versions.append(manifest)
-    for found in _leftovers(store, rules, folder):
-        of(found.path).leftovers.append(found)
+        plan_of(manifest.version).versions.append(manifest)
+    for item in _leftovers(store, rules, folder):
+        plan_of(item.path).leftovers.append(item)
     for version in _revived(store, keep, run):
-        of(version).revived.append(version)
+        plan_of(version).revived.append(version)
     for upload in _uploads(store, rules, folder):
-        of(upload.path).uploads.append(upload)
+        plan_of(upload.path).uploads.append(upload)
     if run is None:
-        for name, found_plan in plans.items():
-            found_plan.held_by = holders.is_held(store, name) if name else None
+        for name, run_plan in plans.items():
+            run_plan.held_by = holders.is_held(store, name) if name else None
     return list(plans.values())
 
 
 def _leftovers(store: Store, rules: Rules, folder: str) -> list[ObjectInfo]:
-    """Old data objects that no version needs, and old temporary files."""
+    """Return old data objects that no version needs, and old temporary files."""
     before = time.time() - rules.older_than_s
-    before_elsewhere = time.time() - max(rules.older_than_s, UNLEASED_S)
+    before_unleased = time.time() - max(rules.older_than_s, UNLEASED_S)
     attempts: dict[str, list[ObjectInfo]] = defaultdict(list)
-    found: list[ObjectInfo] = []
+    leftovers: list[ObjectInfo] = []
     for item in store.walk(folder):
-        leased = layout.run_of(item.path) and not layout.is_anybodys(item.path)
-        if item.modified >= (before if leased else before_elsewhere):
+        leased = layout.run_of(item.path) and not layout.is_written_without_lease(item.path)
+        if item.modified >= (before if leased else before_unleased):
             continue
         if place := layout.data_of(item.path):
             attempts[place[0]].append(item)
         elif _TEMPORARY.fullmatch(item.path) or item.path.startswith(_DOCTOR):
-            found.append(item)
+            leftovers.append(item)
     with ThreadPoolExecutor(_READERS) as readers:
         needed = readers.map(lambda version: _needed(store, version), attempts)
-        for items, names in zip(attempts.values(), needed, strict=True):
-            found += [item for item in items if item.path not in names]
-    return found
+        for items, keys in zip(attempts.values(), needed, strict=True):
+            leftovers += [item for item in items if item.path not in keys]
+    return leftovers
 
 
 def _needed(store: Store, version: str) -> set[str]:
-    """Keys of the objects in a version's manifest, or of the shards with which a killed rollout can be continued."""
+    """Return the keys in a version's manifest, or those of the shards with which a killed rollout can be continued."""
     if manifest := manifests.find(store, version):
         return {file.path for file in manifest.files}
     return set(journal.shards(store, version))
 
 
 def _revived(store: Store, keep: set[str], run: str | None) -> list[str]:
-    """Versions that a killed gc had marked, and that an alias keeps by now: their data are still there."""
+    """Return versions with a tombstone of a killed gc that an alias keeps now, and whose data are still there."""
     wanted = sorted(version for version in keep if (name := layout.run_of(version)) and name == (run or name))
     with ThreadPoolExecutor(_READERS) as readers:
         marked = readers.map(lambda version: store.exists(layout.tombstone(version)), wanted)
-        found = [version for version, is_marked in zip(wanted, marked, strict=True) if is_marked]
-    return [version for version in found if not is_gone(store, manifests.read(store, version))]
+        with_mark = [version for version, is_marked in zip(wanted, marked, strict=True) if is_marked]
+    return [version for version in with_mark if not is_gone(store, manifests.read(store, version))]
 
 
 def _uploads(store: Store, rules: Rules, folder: str) -> list[Upload]:
@@ -136,8 +139,13 @@ def _uploads(store: Store, rules: Rules, folder: str) -> list[Upload]:
     return [upload for upload in store.uploads(folder) if upload.begun < before]
 
 
-def _take(store: Store, rules: Rules, planned: Plan, tell: Tell, lease: leases.Lease | None = None) -> Plan:
-    """Marks first, then a second look at the aliases, then the data: who moves an alias looks for the mark."""
+def _delete_planned(
+    store: Store, rules: Rules, planned: Plan, progress: Progress, lease: leases.Lease | None = None
+) -> Plan:
+    """Write tombstones, read the aliases a second time, then delete the data.
+
+    Moving an alias checks for a tombstone after the move. So either the move or this second read sees the other.
+    """
     _check(lease)
     for manifest in planned.versions:
         mark = {"version": manifest.version, "at": time.time(), "bytes": manifest.bytes}
@@ -151,20 +159,20 @@ def _take(store: Store, rules: Rules, planned: Plan, tell: Tell, lease: leases.L
     for manifest in planned.versions:
         _check(lease)
         _delete(store, manifest.files)
-        tell(f"collected {manifest.version}: {len(manifest.files)} objects, {manifest.bytes:,} bytes")
+        progress(f"collected {manifest.version}: {len(manifest.files)} objects, {manifest.bytes:,} bytes")
     for item in planned.leftovers:
         _check(lease)
         store.delete(item.path)
-        tell(f"deleted {item.path}: {item.bytes:,} bytes")
+        progress(f"deleted {item.path}: {item.bytes:,} bytes")
     for upload in planned.uploads:
         _check(lease)
         store.abort_upload(upload)
-        tell(f"aborted an upload of {upload.path}")
+        progress(f"aborted an upload of {upload.path}")
     return planned
 
 
 def _check(lease: leases.Lease | None) -> None:
-    """Who slept and was taken over deletes nothing of what another works on."""
+    """Stop if another writer has taken over the lease, before anything of its run is deleted."""
     if lease:
         lease.check()
 

@@ -1,4 +1,4 @@
-"""Makes the store's logs whole again, as far as what stands in the store tells what they have lost."""
+"""Repairs the store's logs: replaces lost entries, as far as the store still shows what they held."""
 
 import uuid
 from collections.abc import Callable
@@ -14,31 +14,31 @@ from storage.objects.seal import seal
 from storage.objects.store import Store
 
 
-def repair(store: Store, tell: Callable[[str], None] = lambda _: None) -> tuple[list[str], list[str]]:
-    """Make the logs whole: of the catalog every entry, of the others those that are missing before others.
+def repair(store: Store, progress: Callable[[str], None] = lambda _: None) -> tuple[list[str], list[str]]:
+    """Replace every lost entry of the catalog, and entries of the other logs that are missing before later ones.
 
     Returns:
-        Keys of the entries that were put where one was lost; versions and aliases that the catalog did not have.
+        The keys of the replaced entries; and the versions and aliases that were added to the catalog.
     """
-    found = check_logs(store)
-    log, absent, filled = Log(store, layout.CATALOG), list(found.absent), []
-    for number in found.lost:
+    report = check_logs(store)
+    log, absent, filled = Log(store, layout.CATALOG), list(report.absent), []
+    for number in report.lost:
         if _fill(store, log, number, absent[0] if absent else catalog.values("", LOST, [], "")):
             del absent[:1]
             filled.append(log.key(number))
     for values in absent:
         log.append(values)
-    for (prefix, number), values in found.gaps.items():
+    for (prefix, number), values in report.gaps.items():
         if _fill(store, Log(store, prefix), number, values):
             filled.append(Log(store, prefix).key(number))
-    entered = [values["version"] for values in found.absent]
+    entered = [values["version"] for values in report.absent]
     for line in (*(f"filled {key}" for key in filled), *(f"entered {name}" for name in entered)):
-        tell(line)
+        progress(line)
     return filled, entered
 
 
 def _fill(store: Store, log: Log, number: int, values: dict[str, Any]) -> bool:
-    """Put an entry where there is none that can be read; False where another was faster."""
+    """Put an entry where it is missing or damaged; return False if another writer was faster."""
     data = seal({**values, "nonce": uuid.uuid4().hex})
     if store.create(log.key(number), data):
         return True

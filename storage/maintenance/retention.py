@@ -1,4 +1,4 @@
-"""Which versions are kept: what an alias needs, the last of a run, every m-th, and what is still to be worked on."""
+"""Decides which versions gc keeps: those of aliases, the last of a run, every m-th, and data not trained on yet."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -19,14 +19,14 @@ _READERS = 16
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What to keep.
+    """The rules of one garbage collection.
 
     Args:
-        keep_last: newest versions of each kind of a run, at least 1.
-        keep_every: every so many-th version too; 0: none for that reason.
-        kinds: what is collected at all.
-        older_than_s: leftovers and uploads younger than this are let be.
-        with_ancestors: whether an alias keeps what its version was made from.
+        keep_last: number of newest versions to keep of each kind of a run, at least 1.
+        keep_every: keep also every version whose number is a multiple of this; 0: no version for this reason.
+        kinds: kinds of versions that are collected at all.
+        older_than_s: leftovers and uploads younger than this are kept.
+        with_ancestors: whether an alias keeps the ancestors of its version, too.
     """
 
     keep_last: int = 3
@@ -37,35 +37,35 @@ class Rules:
 
 
 def kept(store: Store, entries: Iterable[catalog.CatalogEntry], rules: Rules) -> set[str]:
-    """Versions that an alias keeps: what it points at, what that was made from, and the evaluations of it."""
+    """Return the versions that aliases keep: those they point at, their ancestors, and their evaluations."""
     versions, pointed, entries = set[str](), set[str](), list(entries)
     moves = aliases.listed(store)
     for name in {entry.version for entry in entries if entry.kind == "alias"}.union(moves):
-        if standing := aliases.current(store, name, moves.get(name, 0)):
+        if newest := aliases.current(store, name, moves.get(name, 0)):
             alone = name.endswith("/latest") or not rules.with_ancestors
-            versions |= {standing.version} if alone else {node.version for node in ancestors(store, standing.version)}
-            pointed.add(standing.version)
+            versions |= {newest.version} if alone else {node.version for node in ancestors(store, newest.version)}
+            pointed.add(newest.version)
     return versions | {entry.version for entry in entries if layout.evaluated_policy(entry.version) in pointed}
 
 
 def deletable(
     store: Store, entries: Sequence[catalog.CatalogEntry], keep: set[str], rules: Rules, run: str | None
 ) -> list[Manifest]:
-    """Manifests of committed, not yet collected versions that no rule keeps."""
+    """Return the manifests of committed, not yet collected versions that no rule keeps."""
     series: dict[tuple[str, str], set[str]] = defaultdict(set)
     for entry in entries:
         owner = layout.run_of(entry.version)
         if entry.kind in rules.kinds and owner and owner == (run or owner):
             series[owner, entry.kind].add(entry.version)
-    beyond = [version for versions in series.values() for version in _beyond(store, versions, rules)]
-    beyond = [version for version in beyond if not _is_awaited(store, version)]
+    candidates = [version for versions in series.values() for version in _without_rule(store, versions, rules)]
+    candidates = [version for version in candidates if not _is_untrained(store, version)]
     with ThreadPoolExecutor(_READERS) as readers:
-        found = readers.map(lambda version: _uncollected(store, version), sorted(set(beyond) - keep))
-        return [manifest for manifest in found if manifest]
+        uncollected = readers.map(lambda version: _uncollected(store, version), sorted(set(candidates) - keep))
+        return [manifest for manifest in uncollected if manifest]
 
 
-def _is_awaited(store: Store, version: str) -> bool:
-    """Whether a data set has not been trained on yet."""
+def _is_untrained(store: Store, version: str) -> bool:
+    """Return whether `version` is a data set of an iteration that was not trained on yet."""
     run = layout.run_of(version)
     assert run
     known = version_of(version)
@@ -80,20 +80,20 @@ def _uncollected(store: Store, version: str) -> Manifest | None:
 
 
 def is_gone(store: Store, manifest: Manifest) -> bool:
-    """Whether gc has taken all of it: the last object goes last."""
+    """Return whether gc has deleted all data of a version: it deletes the last object last."""
     return not (manifest.files and store.exists(manifest.files[-1].path))
 
 
-def _beyond(store: Store, versions: set[str], rules: Rules) -> list[str]:
-    """Those of one kind of a run that its last, its every m-th and its first do not cover."""
+def _without_rule(store: Store, versions: set[str], rules: Rules) -> list[str]:
+    """Return those versions of one kind of a run that are not its last ones, every m-th one or its first."""
     last: set[int] = set()
     needed = rules.keep_last
     for version in sorted(versions, reverse=True):
         if len(last) >= needed:
             break
-        if manifest := manifests.find(store, version):  # an attempt that died counts for nothing
+        if manifest := manifests.find(store, version):  # a killed attempt is not counted
             lag = int(manifest.number("rollout.policy_lag"))
-            needed = max(needed, 1 + lag)  # so many older ones may still be asked to play
+            needed = max(needed, 1 + lag)  # rollouts may still play with a policy so many versions behind
             last.add(_number(version))
     return [
         version

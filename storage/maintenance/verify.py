@@ -1,7 +1,7 @@
-"""Whether versions are what their manifests say, and their manifests what their children say.
+"""Verifies versions: data objects against their manifests, and manifests against the hashes that their children name.
 
-Reads every object once, and one at a time; objects of a remote root pass through a temporary folder that is emptied
-after each version.
+It reads every object once, one at a time. Objects of a remote root are downloaded to a temporary folder, which is
+emptied after each version.
 """
 
 import errno
@@ -19,12 +19,12 @@ from storage.versions.fetch import fetch_file, strays
 from storage.versions.lineage import Node, climb_down
 from storage.versions.manifests import File, Manifest
 
-_OUR_DISK = (errno.ENOSPC, errno.EDQUOT)
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something wrong with an object of a version.
+    """A problem with an object of a version.
 
     Example: Finding("runs/demo/scores/000003/1f0c", "runs/demo/scores/000003/1f0c/9e…/part-00000.parquet", "has …")
     """
@@ -36,13 +36,13 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """What was found, and how much was looked at."""
+    """The findings of `verify`, and how much it checked."""
 
     findings: list[Finding] = field(default_factory=list)
     versions: int = 0
     objects: int = 0  # data objects
     bytes: int = 0
-    collected: int = 0  # of the versions, those whose data gc took away
+    collected: int = 0  # versions, among `versions`, whose data gc deleted
 
 
 def verify(
@@ -53,27 +53,27 @@ def verify(
     ancestors: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> Report:
-    """Look at `versions` and, with `ancestors`, at all they were made from. Damage is reported, never raised.
+    """Check `versions` and, with `ancestors`, all their ancestors. Damage is reported, never raised.
 
     Args:
-        store: where they lie.
-        versions: store keys.
+        store: the store of the versions.
+        versions: the versions to check.
         deep: read every page and row of the data, and load the weights.
-        ancestors: without it, of the parents only that they stand and have the hash that the version names.
-        progress: told each version before it is looked at.
+        ancestors: if False, check only that the manifests of the parents exist and have the hashes that children name.
+        progress: called with the name of each version before it is checked.
 
     Raises:
         UnavailableError: the store does not answer.
     """
     nodes = climb_down(store, versions, None if ancestors else 1)
     wanted = [node for node in nodes if ancestors or node.depth == 0]
-    report = Report(_broken(nodes) + _fallen(nodes), versions=len(wanted))
+    report = Report(_broken(nodes) + _overtaken(nodes), versions=len(wanted))
     for number, node in enumerate(wanted, 1):
         if progress:
             progress(f"{number}/{len(wanted)} {node.version}")
         if node.kind:
             with TemporaryDirectory(prefix="verify-") as folder:
-                _Look(store, node.version, Path(folder), deep, report).look()
+                _VersionCheck(store, node.version, Path(folder), deep, report).run()
     return report
 
 
@@ -81,15 +81,15 @@ def _broken(nodes: list[Node]) -> list[Finding]:
     return [Finding(node.version, layout.manifest(node.version), node.problem) for node in nodes if node.problem]
 
 
-def _fallen(nodes: list[Node]) -> list[Finding]:
-    """Versions written by one who had lost the run to the writer of their parents."""
+def _overtaken(nodes: list[Node]) -> list[Finding]:
+    """Return versions whose writer had lost the lease of the run to the writer of a parent."""
     fences = {node.version: node.fence for node in nodes}
     return [
         Finding(
             node.version,
             layout.manifest(node.version),
-            f"its fencing token is {node.fence}, that of its parent {parent} {fences[parent]}: its writer had lost the "
-            "run to another",
+            f"its fencing token is {node.fence}, but its parent {parent} has {fences[parent]}: its writer had lost the "
+            "run to another writer",
         )
         for node in nodes
         for parent in node.parents
@@ -99,63 +99,63 @@ def _fallen(nodes: list[Node]) -> list[Finding]:
     ]
 
 
-class _Look:
-    """At one version."""
+class _VersionCheck:
+    """The check of one version."""
 
     def __init__(self, store: Store, version: str, folder: Path, deep: bool, report: Report) -> None:
         self._store, self._version, self._folder = store, version, folder
         self._deep, self._report = deep, report
 
-    def look(self) -> None:
+    def run(self) -> None:
         try:
             manifest = manifests.read(self._store, self._version)
-        except (DamagedError, OSError) as error:  # it was whole a moment ago
-            self._tell(layout.manifest(self._version), str(error))
+        except (DamagedError, OSError) as error:  # damaged since `climb_down` read it
+            self._add(layout.manifest(self._version), str(error))
         else:
-            self._manifest(manifest)
+            self._check_manifest(manifest)
 
-    def _manifest(self, manifest: Manifest) -> None:
+    def _check_manifest(self, manifest: Manifest) -> None:
         for problem in check_manifest(manifest):
-            self._tell(layout.manifest(self._version), problem)
+            self._add(layout.manifest(self._version), problem)
         if self._store.exists(layout.tombstone(self._version)):
             self._report.collected += 1
         else:
-            self._objects(manifest)
+            self._check_objects(manifest)
 
-    def _objects(self, manifest: Manifest) -> None:
+    def _check_objects(self, manifest: Manifest) -> None:
         before = len(self._report.findings)
         rows = contents.Rows(manifest.kind) if manifest.kind in contents.SCHEMAS and self._deep else None
         for file in manifest.files:
             self._report.objects += 1
             self._report.bytes += file.bytes
-            for problem in self._object(manifest, file, rows):
-                self._tell(file.path, problem)
-        self._strays(manifest)
+            for problem in self._object_problems(manifest, file, rows):
+                self._add(file.path, problem)
+        self._check_strays(manifest)
         if self._deep and manifest.kind == "checkpoint" and len(self._report.findings) == before:
-            self._weights(manifest)
+            self._check_weights(manifest)
 
-    def _strays(self, manifest: Manifest) -> None:
+    def _check_strays(self, manifest: Manifest) -> None:
         try:
-            found = strays(self._store, manifest)
-        except (DamagedError, OSError) as error:  # of a manifest whose nonce is none
-            self._tell(layout.manifest(self._version), str(error))
+            keys = strays(self._store, manifest)
+        except (DamagedError, OSError) as error:  # such as for a nonce that cannot be a part of a key
+            self._add(layout.manifest(self._version), str(error))
         else:
-            for key in found:
-                self._tell(key, "lies among the data of this version, but its manifest does not name it")
+            for key in keys:
+                self._add(key, "is in the data folder of this version, but its manifest does not name it")
 
-    def _object(self, manifest: Manifest, file: File, rows: contents.Rows | None) -> list[str]:
+    def _object_problems(self, manifest: Manifest, file: File, rows: contents.Rows | None) -> list[str]:
         try:
             path = fetch_file(self._store, file, self._folder)
         except (DamagedError, OSError) as error:
-            if isinstance(error, OSError) and error.errno in _OUR_DISK:
+            if isinstance(error, OSError) and error.errno in _DISK_FULL:
                 raise
             return [str(error)]
-        problems = self._inside(manifest.kind, file, path, rows)
+        problems = self._content_problems(manifest.kind, file, path, rows)
         if not self._store.is_local and not (self._deep and file.name.startswith("model/")):
             path.unlink()
         return problems
 
-    def _inside(self, kind: str, file: File, path: Path, rows: contents.Rows | None) -> list[str]:
+    def _content_problems(self, kind: str, file: File, path: Path, rows: contents.Rows | None) -> list[str]:
         if kind in contents.SCHEMAS and file.name.endswith(".parquet"):
             return contents.parquet(path, kind, file.rows) or (rows.problems(path) if rows else [])
         if kind == "checkpoint" and file.name.endswith(".safetensors"):
@@ -164,7 +164,7 @@ class _Look:
             return model_files.problems(path)
         return contents.canary(path) if kind == "checkpoint" and file.name == "canary.json" else []
 
-    def _weights(self, manifest: Manifest) -> None:
+    def _check_weights(self, manifest: Manifest) -> None:
         from storage.versions.weights import canary_difference
 
         where = f"{self._version}/{manifest.nonce}/model"
@@ -173,13 +173,13 @@ class _Look:
             difference = canary_difference(checkpoints.open_checkpoint(self._store, self._version, self._folder))
         except (UnavailableError, MemoryError):
             raise
-        except Exception as error:  # noqa: BLE001 - whatever keeps a model from loading, its checkpoint is of no use
-            self._tell(where, f"cannot be loaded: {error!r}")
+        except Exception as error:  # noqa: BLE001 - a checkpoint that cannot be loaded is a finding, whatever the error
+            self._add(where, f"cannot be loaded: {error!r}")
         else:
             if not difference <= tolerance:  # also NaN
-                self._tell(where, f"its logprobs of the canary differ by {difference:.3g}, more than {tolerance:g}")
+                self._add(where, f"its logprobs of the canary differ by {difference:.3g}, more than {tolerance:g}")
 
-    def _tell(self, key: str, problem: str) -> None:
+    def _add(self, key: str, problem: str) -> None:
         self._report.findings.append(Finding(self._version, key, problem))
 
 
@@ -190,5 +190,5 @@ def _not_finite(path: Path) -> list[str]:
 
     try:
         return [f"tensor {name} is not finite" for name in not_finite(path)]
-    except (SafetensorError, RuntimeError, TypeError) as error:  # such as a type of numbers that torch does not have
+    except (SafetensorError, RuntimeError, TypeError) as error:  # such as a number format that torch lacks
         return [f"its tensors cannot be read: {error}"]

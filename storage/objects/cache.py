@@ -1,4 +1,4 @@
-"""The local folder in which objects of a remote store are kept, under their keys, so that each is fetched once."""
+"""The local cache: a folder that keeps objects of a remote root under their keys, so that each is fetched once."""
 
 import contextlib
 import os
@@ -9,21 +9,24 @@ from pathlib import Path
 from storage import layout
 
 RECENT_S = 600.0
-"""What was used so recently may be in use, and stays."""
+"""A file that was used within so many seconds may still be in use, so it stays."""
 
 
 def touch(path: Path) -> None:
-    """Note that `path` was used."""
+    """Record that `path` was used now, in its modification time."""
     os.utime(path)
 
 
 def trim(folder: Path, limit_bytes: int, keep: Iterable[str] = ()) -> int:
-    """Delete what was not used for longest until `limit_bytes` are left; returns the number of bytes deleted.
+    """Delete the files that were unused for longest until at most `limit_bytes` are left.
 
     Args:
         folder: the cache.
-        limit_bytes: what may stay.
-        keep: versions in use, which stay.
+        limit_bytes: how many bytes may stay. Files of the versions in `keep` do not count.
+        keep: versions in use; their files stay.
+
+    Returns:
+        The number of bytes deleted.
     """
     held = tuple(f"{folder / version}/" for version in keep)
     files = [(status, path) for status, path in _files(folder) if not str(path).startswith(held)]
@@ -40,6 +43,6 @@ def trim(folder: Path, limit_bytes: int, keep: Iterable[str] = ()) -> int:
 def _files(folder: Path) -> Iterator[tuple[os.stat_result, Path]]:
     for area in layout.AREAS:
         for path in (folder / area).rglob("*"):
-            with contextlib.suppress(FileNotFoundError):  # another flow's, gone by now
+            with contextlib.suppress(FileNotFoundError):  # another flow run has deleted it by now
                 if path.is_file():
                     yield path.stat(), path

@@ -1,4 +1,4 @@
-"""What a store needs of the place where its objects lie."""
+"""The protocol of a backend: what a store needs of the place that holds its objects."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """An object met by `walk`."""
+    """One object that `walk` lists."""
 
     path: str
     bytes: int
@@ -17,7 +17,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A multipart upload that has not been ended."""
+    """A multipart upload that was neither completed nor aborted."""
 
     path: str
     id: str
@@ -25,35 +25,38 @@ class Upload:
 
 
 class Backend(Protocol):
-    """Whole objects by path. Absence is FileNotFoundError; every method may be called from any thread."""
+    """Whole objects by path.
+
+    A method that reads an absent object raises FileNotFoundError. Every method may be called from any thread.
+    """
 
     def size(self, path: str) -> int: ...
 
     def read(self, path: str) -> bytes: ...
 
     def write(self, path: str, data: bytes) -> None:
-        """Replace the object; a reader sees the old one or the new one."""
+        """Create or replace the object. A reader sees the old object or the new one, never a part."""
 
     def create(self, path: str, data: bytes) -> bool:
-        """Put-if-absent, atomic: False where an object stands at `path`, also this caller's own."""
+        """Put the object if `path` is free, atomically; return False if it is taken, even by the caller's own."""
         ...
 
     def upload(self, path: str, source: Path) -> None:
-        """Like `write`, streamed from a file."""
+        """Write the object as `write` does, streamed from a file."""
 
     def download(self, path: str, target: Path) -> str:
-        """Stream into a file; returns the sha256 of what came."""
+        """Stream the object into a file and return the sha256 of the received bytes."""
         ...
 
     def delete(self, path: str) -> None:
-        """Harmless where nothing is."""
+        """Delete the object; do nothing if it does not exist."""
 
     def walk(self, prefix: str) -> Iterator[ObjectInfo]:
-        """Every object whose path begins with `prefix`; only for those who look for what nobody names."""
+        """List every object whose path begins with `prefix`, to find objects that no manifest or log names."""
         ...
 
     def uploads(self, prefix: str) -> list[Upload]:
-        """Multipart uploads under way or left behind; none where there is no such thing."""
+        """Return unfinished multipart uploads; an empty list if the place has no multipart uploads."""
         ...
 
     def abort_upload(self, upload: Upload) -> None: ...

@@ -1,4 +1,4 @@
-"""Names of objects: relative paths below the root of a store."""
+"""Keys, the names of objects: relative paths below the root of a store."""
 
 from pathlib import PurePosixPath
 from typing import Annotated
@@ -9,10 +9,10 @@ from storage.errors import DamagedError
 
 
 def check_key(key: str) -> str:
-    """`key`, if it stays inside of a root.
+    """Return `key` if it stays inside of the root.
 
     Raises:
-        StorageError: it is empty, absolute, climbs, or holds what no object of ours is called.
+        DamagedError: `key` is empty, absolute, unprintable, holds a backslash, or climbs out of the root with `..`.
     """
     parts = PurePosixPath(key).parts
     if not parts or key.startswith("/") or ".." in parts or "\\" in key or not key.isprintable():
@@ -21,4 +21,4 @@ def check_key(key: str) -> str:
 
 
 Key = Annotated[str, AfterValidator(check_key)]
-"""A key in a record: it stays inside of the root, whoever wrote it."""
+"""A key in a record. It is checked when the record is read, because the record may come from another program."""

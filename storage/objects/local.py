@@ -1,4 +1,4 @@
-"""Objects as files of a local folder, on the disk before a call returns."""
+"""Objects as files of a local folder. A call returns only when its object is on the disk."""
 
 import contextlib
 import errno
@@ -15,7 +15,7 @@ from storage.objects.interface import ObjectInfo, Upload
 
 
 class LocalBackend:
-    """Files appear whole, by rename or by hard link, under a temporary name before (`.NAME.*.tmp`)."""
+    """A file is written under a temporary name (`.NAME.*.tmp`) and then appears whole, by rename or by hard link."""
 
     def size(self, path: str) -> int:
         return _file(path).stat().st_size
@@ -27,7 +27,7 @@ class LocalBackend:
         self._appear(path, lambda temporary: _write(temporary, data), os.replace)
 
     def create(self, path: str, data: bytes) -> bool:
-        try:  # fsspec's own exclusive mode is not atomic on local files; a hard link is
+        try:  # a hard link is atomic; fsspec's exclusive mode on local files is not
             self._appear(path, lambda temporary: _write(temporary, data), os.link)
         except FileExistsError:
             return False
@@ -49,7 +49,7 @@ class LocalBackend:
         for folder, _, names in os.walk(prefix):
             for name in sorted(names):
                 path = os.path.join(folder, name)
-                with contextlib.suppress(FileNotFoundError):  # gone since the folder was read
+                with contextlib.suppress(FileNotFoundError):  # deleted since the folder was listed
                     status = os.stat(path, follow_symlinks=False)
                     yield ObjectInfo(path, status.st_size, status.st_mtime)
 
@@ -57,7 +57,7 @@ class LocalBackend:
         return []
 
     def abort_upload(self, upload: Upload) -> None:
-        raise NotImplementedError(f"no multipart uploads here: {upload}")
+        raise NotImplementedError(f"local folders have no multipart uploads: {upload}")
 
     def uri(self, path: str) -> str:
         return path
@@ -76,9 +76,11 @@ class LocalBackend:
 
 
 def _file(path: str) -> Path:
-    """`path`, if it is a regular file: others are no objects, and a pipe or device would be read for ever.
+    """Return `path` if it is a regular file. Only such files are objects; reading a pipe or device may never end.
 
-    Raises what `os.stat` does; a name that is too long, or goes on behind that of a file, is that of no file.
+    Raises:
+        FileNotFoundError: there is no such file; `path` is a folder, is too long, or continues behind a file's name.
+        OSError: `path` is a pipe, a socket or a device, or `os.stat` failed.
     """
     try:
         mode = os.stat(path).st_mode
@@ -89,16 +91,16 @@ def _file(path: str) -> Path:
     if stat.S_ISDIR(mode):
         raise FileNotFoundError(f"{path} is a folder")
     if not stat.S_ISREG(mode):
-        raise OSError(f"{path} is a pipe, a socket or a device, and not an object")
+        raise OSError(f"{path} is a pipe, a socket or a device, not an object")
     return Path(path)
 
 
 def _check_no_file_above(folder: str) -> None:
-    """Raise DamagedError where a file stands in place of a folder of the path: `os.walk` would find nothing there."""
+    """Raise DamagedError if a part of the path is a file: `os.walk` would silently list nothing there."""
     try:
         os.stat(folder)
     except NotADirectoryError as error:
-        raise DamagedError(f"{folder}: {error.strerror}: a file is in the way, check the store's root") from error
+        raise DamagedError(f"{folder}: {error.strerror}: a file is in the way; check the store's root") from error
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
             raise
@@ -109,10 +111,10 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """Make a folder and its parents, and write the entry of each in the folder above to the disk.
+    """Make a folder and its parents, and sync the parent of each new folder, so that its entry is on the disk.
 
     Raises:
-        StorageError: a file is in the way, or the folder above takes none.
+        StorageError: a file is in the way, or the parent folder allows no new folder.
     """
     if folder.is_dir():
         return
@@ -121,7 +123,7 @@ def _make_folder(folder: Path) -> None:
         folder.mkdir(exist_ok=True)
     except (FileExistsError, FileNotFoundError, NotADirectoryError, PermissionError) as error:
         raise StorageError(
-            f"the folder {folder} cannot be made ({error.strerror}): check the store's root, and who may write there"
+            f"the folder {folder} cannot be made ({error.strerror}): check the store's root and its permissions"
         ) from error
     _sync(folder.parent)
 

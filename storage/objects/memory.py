@@ -1,4 +1,4 @@
-"""Objects in this process's memory (fsspec's `memory://`), gone with it."""
+"""Objects in the memory of this process (fsspec's `memory://`), lost when it ends."""
 
 import hashlib
 import threading
@@ -9,11 +9,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from storage.objects.interface import ObjectInfo, Upload
 
-_LOCK = threading.Lock()  # fsspec's memory is shared by all instances, and so is this
+_LOCK = threading.Lock()  # shared by all instances, because fsspec's memory is
 
 
 class MemoryBackend:
-    """Shared by all stores of one process."""
+    """A backend that all stores of one process share."""
 
     def __init__(self) -> None:
         self._fs = MemoryFileSystem()
@@ -60,7 +60,7 @@ class MemoryBackend:
         return []
 
     def abort_upload(self, upload: Upload) -> None:
-        raise NotImplementedError(f"no multipart uploads here: {upload}")
+        raise NotImplementedError(f"memory has no multipart uploads: {upload}")
 
     def uri(self, path: str) -> str:
         return str(self._fs.unstrip_protocol(path))

@@ -1,4 +1,4 @@
-"""Which requests to S3 are sent again, for how long; and a file system of s3fs that does so."""
+"""Retries of S3 requests: which errors are retried, for how long, and an s3fs file system that does it."""
 
 import asyncio
 import logging
@@ -15,10 +15,10 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 
 logger = logging.getLogger(__name__)
 
-FIRST_TOLD = 4
-"""Fewer failures of a request are ordinary and not logged."""
+FIRST_LOGGED = 4
+"""The first failed attempt of a request that is logged; fewer failures are ordinary."""
 LONGEST = 10
-"""Request timeouts after which a request is given up though something may still come."""
+"""A request is given up after so many request timeouts, even if data still arrive."""
 
 _TRANSIENT = ("SlowDown", "RequestTimeout", "IncompleteBody", "OperationAborted", "ConditionalRequestConflict",
               "BadDigest", "XAmzContentSHA256Mismatch")  # fmt: skip
@@ -26,15 +26,15 @@ _NOT_IMPLEMENTED = 501
 
 
 class PatientFileSystem(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs has no types
-    """Repeats each request by itself: of an upload in many parts only the part that failed is sent again.
+    """A file system that retries each request by itself: a failed part of a multipart upload is sent again alone.
 
     Args:
-        request_timeout_s: silence after which a request is sent again.
-        patience_s: how long that is done.
-        options: s3fs's own.
+        request_timeout_s: a request is sent again after so many seconds without data.
+        patience_s: how many seconds a request is retried.
+        options: passed to s3fs.
     """
 
-    retries = 1  # s3fs would multiply ours
+    retries = 1  # s3fs's own retries would multiply ours
 
     def __init__(self, request_timeout_s: float, patience_s: float, **options: Any) -> None:
         config = {
@@ -56,7 +56,7 @@ class PatientFileSystem(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs has no
     call_s3 = sync_wrapper(_call_s3)
 
     async def _prepare(self) -> None:
-        """No "Expect: 100-continue": the wait for that answer has no time limit, and a silent server would hang us."""
+        """Remove "Expect: 100-continue": botocore waits for its answer without a time limit if the server is silent."""
         client = await self.set_session()
         if client is not self._prepared:
             client.meta.events.unregister("before-call.s3", add_expect_header)
@@ -64,17 +64,17 @@ class PatientFileSystem(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs has no
 
 
 def patience(seconds: float) -> dict[str, Any]:
-    """How tenacity waits and gives up."""
+    """Return tenacity's options: exponential waits of up to 5 s, and an end after `seconds`."""
     return {
         "stop": stop_after_delay(seconds),
         "wait": wait_random_exponential(multiplier=0.1, max=5),
-        "before_sleep": _tell,
+        "before_sleep": _log_failure,
         "reraise": True,
     }
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same call may succeed later: the network or the server failed, not the request."""
+    """Return whether the same call may succeed later, because the network or the server failed, not the request."""
     cause = error if isinstance(error, ClientError) else error.__cause__
     if isinstance(cause, ClientError):
         status = cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
@@ -88,13 +88,13 @@ def is_transient(error: BaseException) -> bool:
 
 
 def error_code(error: BaseException) -> str:
-    """S3's name of the error, empty where the server did not answer."""
+    """Return S3's code of the error; empty if the server did not answer."""
     cause = error if isinstance(error, ClientError) else error.__cause__
     return str(cause.response["Error"].get("Code", "")) if isinstance(cause, ClientError) else ""
 
 
-def _tell(state: RetryCallState) -> None:
+def _log_failure(state: RetryCallState) -> None:
     assert state.outcome is not None
     number = state.attempt_number
-    if number >= FIRST_TOLD and number & (number - 1) == 0:  # 4, 8, 16 …
+    if number >= FIRST_LOGGED and number & (number - 1) == 0:  # 4, 8, 16 …
         logger.warning("S3: attempt %d failed: %r", number, state.outcome.exception())

@@ -1,7 +1,7 @@
-"""Objects in an S3 bucket, through s3fs, with the patience that a network needs.
+"""Objects in an S3 bucket, through s3fs, with retries.
 
-Every call may be repeated: objects are written whole, and a repeated create is told apart from another's by its
-nonce (`storage.objects.store.Store.create`). So each is tried until it succeeds or `patience_s` have passed.
+Every call is safe to repeat. Objects are written whole. A repeated create recognises its own object by the nonce in it
+(`storage.objects.store.Store.create`). So each call is retried until it succeeds or `patience_s` seconds have passed.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 PART_BYTES = 16 * 2**20
 PARTS_AT_ONCE = 4
-"""With `PART_BYTES` the memory that an upload takes; a download takes twice as much."""
-MAX_PARTS = 10_000  # of an upload, by S3's rules
+"""Parts sent at the same time. An upload takes `PARTS_AT_ONCE * PART_BYTES` of memory, a download twice as much."""
+MAX_PARTS = 10_000  # S3's limit for one upload
 _CONFLICT = ("PreconditionFailed", "412")
 _CREDENTIALS = (
     "Credentials come from the ordinary AWS chain: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile; "
@@ -33,11 +33,11 @@ _CREDENTIALS = (
 
 
 class S3Backend:
-    """Credentials and endpoint come from the ordinary AWS chain (environment, profile, instance).
+    """A backend for S3. Credentials and endpoint come from the ordinary AWS chain (environment, profile, instance).
 
     Args:
-        request_timeout_s: an answer that takes longer is given up, and the request sent again.
-        patience_s: how long a call is tried before it fails.
+        request_timeout_s: a request without an answer for so many seconds is sent again.
+        patience_s: how many seconds a call is retried before it fails.
     """
 
     def __init__(self, request_timeout_s: float, patience_s: float) -> None:
@@ -45,8 +45,8 @@ class S3Backend:
         self._fs = PatientFileSystem(
             request_timeout_s,
             patience_s,
-            use_listings_cache=False,  # listings cached for ever would hide other writers
-            skip_instance_cache=True,  # fsspec's cache forgets that the environment may have changed
+            use_listings_cache=False,  # cached listings never expire and would hide what others write
+            skip_instance_cache=True,  # fsspec's cache ignores that the environment may have changed
         )
         self._bucket_exists = False
 
@@ -66,7 +66,7 @@ class S3Backend:
         self._call("put_object", path, Body=data)
 
     def create(self, path: str, data: bytes) -> bool:
-        try:  # one PUT: on multipart uploads some servers ignore the condition
+        try:  # one PUT, because some servers ignore the condition on multipart uploads
             self._call("put_object", path, Body=data, IfNoneMatch="*")
         except FileExistsError:
             return False
@@ -89,7 +89,7 @@ class S3Backend:
 
     def download(self, path: str, target: Path) -> str:
         size, digest = self.size(path), hashlib.sha256()
-        with target.open("wb") as file, ThreadPoolExecutor(1) as keeping:  # while the next parts are on their way
+        with target.open("wb") as file, ThreadPoolExecutor(1) as keeping:  # writes parts while the next are fetched
 
             def keep(parts: list[bytes]) -> None:
                 for part in parts:
@@ -107,7 +107,7 @@ class S3Backend:
         return digest.hexdigest()
 
     def _parts(self, path: str, begin: int, end: int) -> list[bytes]:
-        """Bytes `begin` to `end`, in parts that are fetched at the same time."""
+        """Fetch the bytes `begin` to `end` in parallel parts."""
         starts = list(range(begin, end, PART_BYTES))
         ends = [*starts[1:], end]
 
@@ -154,15 +154,15 @@ class S3Backend:
         try:
             self._call("abort_multipart_upload", upload.path, UploadId=upload.id)
         except FileNotFoundError as error:
-            if error_code(error) != "NoSuchUpload":  # ended meanwhile
+            if error_code(error) != "NoSuchUpload":  # completed or aborted meanwhile
                 raise
 
     def begin_upload(self, path: str) -> Upload:
-        """A multipart upload that nobody goes on with."""
+        """Begin a multipart upload without sending parts, so that `doctor` can list and abort it."""
         return Upload(path, self._call("create_multipart_upload", path)["UploadId"], time.time())
 
     def settings(self, method: str, path: str) -> dict[str, Any]:
-        """What `method` (`get_bucket_versioning` …) tells of the bucket of `path`; empty where it has no such thing."""
+        """Return the bucket settings that `method` (`get_bucket_versioning` …) reads; empty if there are none."""
         try:
             return self._call(method, path)
         except OSError as error:
@@ -171,7 +171,7 @@ class S3Backend:
             raise
 
     def another(self, patience_s: float | None = None) -> "S3Backend":
-        """The same with connections of its own, and perhaps another patience."""
+        """Return a backend for the same place with its own connections and, if given, another patience."""
         return S3Backend(self._request_timeout_s, self._patience_s if patience_s is None else patience_s)
 
     def uri(self, path: str) -> str:
@@ -184,7 +184,7 @@ class S3Backend:
         return answer
 
     def _check_bucket(self, path: str) -> None:
-        """Once: an absent object is told from an absent bucket by the bucket alone."""
+        """Check once that the bucket exists: the answer for an absent object does not say whether its bucket does."""
         bucket = path.partition("/")[0]
         if not self._bucket_exists:
             try:
@@ -192,7 +192,7 @@ class S3Backend:
             except FileNotFoundError as error:
                 raise _no_bucket(bucket) from error
             except UnavailableError as error:
-                if not isinstance(error.__cause__, PermissionError):  # who may not ask may still read and write
+                if not isinstance(error.__cause__, PermissionError):  # reads and writes may be allowed all the same
                     raise
             self._bucket_exists = True
 
@@ -203,7 +203,7 @@ class S3Backend:
         *arguments: Any,
         repeat: Callable[[BaseException], bool] = is_transient,
     ) -> T:
-        """Run `attempt`, which may be many requests, again where it failed as a whole."""
+        """Run `attempt`, which may send many requests, and repeat all of it while `repeat` says so of its error."""
         retrying = Retrying(retry=retry_if_exception(repeat), **patience(self._patience_s))
         try:
             return retrying(attempt, *arguments)
@@ -216,10 +216,10 @@ class S3Backend:
         except Exception as error:
             if is_transient(error):
                 raise UnavailableError(
-                    f"{self.uri(path)}: no success for storage.patience_s={self._patience_s:g}: {error!r}. "
-                    "What is committed is safe; the same command goes on from there"
+                    f"{self.uri(path)}: no success within storage.patience_s={self._patience_s:g}: {error!r}. "
+                    "Committed versions are safe; run the same command again to continue from them"
                 ) from error
-            if isinstance(error, BotoCoreError):  # no credentials, or expired ones, or no region
+            if isinstance(error, BotoCoreError):  # no credentials, expired credentials, or no region
                 raise UnavailableError(f"{self.uri(path)}: {error}. {_CREDENTIALS}") from error
             raise
 
@@ -229,5 +229,8 @@ def _no_bucket(name: str) -> UnavailableError:
 
 
 def _is_worth_uploading_again(error: BaseException) -> bool:
-    """Also where the answer to the completion of a multipart upload was lost, and there is no such upload any more."""
+    """Return whether to repeat an upload: after transient errors, and after NoSuchUpload.
+
+    The server answers NoSuchUpload if it completed a multipart upload but its answer was lost.
+    """
     return is_transient(error) or error_code(error) == "NoSuchUpload"

@@ -1,4 +1,4 @@
-"""Small JSON objects that say themselves whether they are whole: their last field is a digest of the rest."""
+"""Small JSON objects that prove that they are whole: their last field is a digest of the rest."""
 
 import hashlib
 import json
@@ -11,11 +11,11 @@ from storage.errors import DamagedError
 
 _DIGEST = re.compile(rb',\n "digest": "([0-9a-f]{64})"\n\}\n\Z')
 _SHOWN = 3
-"""Fields that a message names."""
+"""Number of fields that a message names."""
 
 
 def seal(values: dict[str, Any]) -> bytes:
-    """`values` as JSON with their digest.
+    """Return `values` as JSON with their digest as the last field.
 
     >>> print(seal({"a": 1}).decode()[:20])
     {
@@ -28,38 +28,43 @@ def seal(values: dict[str, Any]) -> bytes:
 
 
 def unseal(data: bytes, where: str) -> dict[str, Any]:
-    """The values, without the digest.
+    """Check the digest in `data` and return the values without it.
 
     Raises:
-        StorageError: not what `seal` wrote; `where` is named.
+        DamagedError: `data` is not what `seal` wrote; the message names `where`.
     """
     match = _DIGEST.search(data)
     if not match:
-        raise DamagedError(f"{where} does not end with its digest: it is damaged, or not ours")
+        raise DamagedError(f"{where} does not end with its digest: it is damaged, or another program wrote it")
     body = data[: match.start()] + b"\n}"
     if hashlib.sha256(body).hexdigest() != match[1].decode():
         raise DamagedError(f"{where} does not match its own digest: it is damaged")
     try:
         values = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise DamagedError(f"{where} is not JSON, though its digest is right: it is damaged, or not ours") from error
+        raise DamagedError(
+            f"{where} is not JSON, though its digest is right: it is damaged, or another program wrote it"
+        ) from error
     assert isinstance(values, dict)
     return values
 
 
 def newer(error: Exception) -> str:
-    """The fields and kinds of a record for which it was refused, though a newer program may know them; or nothing."""
+    """Name the unknown fields and values because of which a record was refused, and which a newer program may know.
+
+    Return an empty text if there are none.
+    """
     if not isinstance(error, ValidationError):
         return ""
-    details = [each for each in error.errors() if each["type"] in ("extra_forbidden", "literal_error")]
-    return ", ".join(f"{'.'.join(map(str, each['loc']))}={each['input']!r}" for each in details)
+    details = [detail for detail in error.errors() if detail["type"] in ("extra_forbidden", "literal_error")]
+    return ", ".join(f"{'.'.join(map(str, detail['loc']))}={detail['input']!r}" for detail in details)
 
 
 def field_errors(error: ValidationError) -> str:
-    """Name the fields of a record that are wrong, and why, on one line; the first few of them.
+    """Name the first wrong fields of a record, each with its reason, on one line.
 
     Example: "kind: Input should be a valid string; version: Field required"
     """
     details = error.errors(include_url=False, include_input=False)
-    named = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}".removeprefix(": ") for each in details[:_SHOWN]]
+    named = [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}".removeprefix(": ") for detail in details[:_SHOWN]]
     return "; ".join(named) + (f"; and {len(details) - _SHOWN} more" if len(details) > _SHOWN else "")

@@ -1,4 +1,4 @@
-"""Objects under one root: a local folder, `memory://` or `s3://`, with an atomic put-if-absent."""
+"""A store: objects under one root (a local folder, `memory://` or `s3://`), with an atomic put-if-absent."""
 
 import hashlib
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ __all__ = ["ObjectInfo", "Store", "Upload", "sha256"]
 
 
 class Store:
-    """Whole objects by key (`runs/demo/…`), never listings: what is committed is found by name.
+    """Whole objects by key (`runs/demo/…`). Committed versions are found by name, never by listing.
 
     Args:
         root: local folder, `memory://name` or `s3://bucket/prefix` (credentials and endpoint come from
             the ordinary AWS chain).
-        request_timeout_s: S3 only: an answer that takes longer is given up, and the request sent again.
-        patience_s: S3 only: how long an operation is tried before it fails.
+        request_timeout_s: S3 only: a request without an answer for so many seconds is sent again.
+        patience_s: S3 only: how many seconds an operation is retried before it fails.
     """
 
     def __init__(self, root: str, request_timeout_s: float = 30, patience_s: float = 600) -> None:
@@ -31,7 +31,7 @@ class Store:
         self.root = root if separator else root.rstrip("/") or root
         self._request_timeout_s = request_timeout_s
         self.positions: dict[str, int] = {}
-        """Lengths of logs as far as they are known, for `storage.logs.log`."""
+        """Known lengths of logs by their prefix, for `storage.logs.log`."""
         self.backend: Backend
         if not separator:
             self.backend, self._base = LocalBackend(), str(Path(root).expanduser().absolute())
@@ -48,11 +48,11 @@ class Store:
 
     @classmethod
     def of(cls, settings: Storage) -> "Store":
-        """The store that a configuration names."""
+        """Open the store that the `storage` section of a configuration names."""
         return cls(settings.root, settings.request_timeout_s, settings.patience_s)
 
     def with_patience(self, patience_s: float) -> "Store":
-        """The same place, tried for no longer than `patience_s`."""
+        """Return a store of the same place that retries an operation for `patience_s` seconds."""
         return Store(self.root, self._request_timeout_s, patience_s)
 
     @property
@@ -60,12 +60,12 @@ class Store:
         return isinstance(self.backend, LocalBackend)
 
     def path(self, key: str) -> str:
-        """Where the backend finds `key`. Keys cannot climb out of the root."""
+        """Return the path of `key` in the backend. Keys cannot climb out of the root."""
         check_key(key)
         return f"{self._base}/{key}"
 
     def uri(self, key: str) -> str:
-        """`key` as a URI (a plain path for local roots)."""
+        """Return `key` as a URI (a plain path for local roots)."""
         return self.backend.uri(self.path(key))
 
     def exists(self, key: str) -> bool:
@@ -76,15 +76,15 @@ class Store:
         return True
 
     def size(self, key: str) -> int:
-        """Bytes. Raises FileNotFoundError."""
+        """Return the size in bytes. Raises FileNotFoundError."""
         return self.backend.size(self.path(key))
 
     def read(self, key: str) -> bytes:
-        """The whole object. Raises FileNotFoundError."""
+        """Return the whole object. Raises FileNotFoundError."""
         return self.backend.read(self.path(key))
 
     def write(self, key: str, data: bytes) -> None:
-        """Replace a small object that only one writer owns; a reader sees the old or the new one."""
+        """Create or replace a small object that only one writer owns; a reader sees the old or the new one."""
         self.backend.write(self.path(key), data)
 
     def put(self, key: str, source: Path) -> None:
@@ -92,29 +92,29 @@ class Store:
         self.backend.upload(self.path(key), source)
 
     def get(self, key: str, target: Path) -> str:
-        """Download to a file; returns the sha256 of what came. Raises FileNotFoundError."""
+        """Download to a file and return the sha256 of the received bytes. Raises FileNotFoundError."""
         return self.backend.download(self.path(key), target)
 
     def delete(self, key: str) -> None:
         self.backend.delete(self.path(key))
 
     def create(self, key: str, data: bytes) -> bool:
-        """Put-if-absent: True where this call's `data` is what now stands at `key`.
+        """Put the object if `key` is free (put-if-absent); return whether the object at `key` is now this `data`.
 
-        `data` must be unique to the caller (hold a nonce): where the answer to a successful create was
-        lost, the client's second try is told "exists", and reading back tells whose object it is.
+        `data` must be unique to the caller, so it holds a nonce. If the answer to a successful create is lost, the
+        client tries again and gets "exists". Reading the object back then shows whether it is the caller's own.
         """
         return self.backend.create(self.path(key), data) or self.read(key) == data
 
     def walk(self, folder: str = "") -> Iterator[ObjectInfo]:
-        """All objects under `folder`, their paths as keys: for those who look for what no manifest names."""
-        for found in self.backend.walk(self._folder(folder)):
-            yield replace(found, path=found.path.removeprefix(f"{self._base}/"))
+        """List all objects under `folder`, with keys as paths, to find objects that no manifest or log names."""
+        for item in self.backend.walk(self._folder(folder)):
+            yield replace(item, path=item.path.removeprefix(f"{self._base}/"))
 
     def uploads(self, folder: str = "") -> list[Upload]:
-        """Multipart uploads under `folder` that have not been ended, their paths as keys."""
-        found = self.backend.uploads(self._folder(folder))
-        return [replace(upload, path=upload.path.removeprefix(f"{self._base}/")) for upload in found]
+        """Return the unfinished multipart uploads under `folder`, with keys as paths."""
+        uploads = self.backend.uploads(self._folder(folder))
+        return [replace(upload, path=upload.path.removeprefix(f"{self._base}/")) for upload in uploads]
 
     def abort_upload(self, upload: Upload) -> None:
         self.backend.abort_upload(replace(upload, path=self.path(upload.path)))
@@ -124,6 +124,6 @@ class Store:
 
 
 def sha256(path: Path) -> str:
-    """Hex digest of a local file."""
+    """Return the hex sha256 of a local file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

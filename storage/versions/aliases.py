@@ -1,7 +1,7 @@
-"""Names that move: `champion`, `demo/latest`, names of the user's own.
+"""Aliases: names that point at versions and can be moved, such as `champion`, `demo/latest` or the user's own names.
 
-An alias is a numbered log. Each entry names the version it points at and replaces the one before, so moving it is a
-compare-and-swap, and its history is kept.
+An alias is a numbered log. Each entry (a move) names the version that the alias points at from then on. So moving an
+alias is a compare-and-swap, and its history is kept.
 """
 
 import getpass
@@ -21,7 +21,7 @@ from storage.objects.store import Store
 from storage.versions.manifests import Parent, as_parent, read_bytes
 
 _LONGEST = 200
-"""Characters of a new name: as a file's name and as a part of a key it then fits everywhere."""
+"""Most characters of a new name, so that it fits into a file name and into a key everywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,10 @@ class Move:
 
 
 def current(store: Store, name: str, at_least: int = 0) -> Move | None:
-    """Where `name` points; None where there is no such alias. `at_least` so many moves are known to have been made.
+    """Read the newest move of `name`; None if there is no such alias. The caller knows of `at_least` so many moves.
 
     Raises:
-        StorageError: its newest move is damaged.
+        DamagedError: the newest move is damaged.
     """
     log = _log(store, name)
     if not (length := log.length(at_least)):
@@ -52,27 +52,28 @@ def current(store: Store, name: str, at_least: int = 0) -> Move | None:
         return _move(length - 1, log.read(length - 1))
     except DamagedError as error:
         raise DamagedError(
-            f"where alias {name!r} points cannot be read: {error}; {remedy(name, length - 1)}"
+            f"the newest move of alias {name!r} cannot be read: {error}; {remedy(name, length - 1)}"
         ) from error
 
 
 def remedy(name: str, damaged: int) -> str:
-    """What to do where the newest move of an alias is damaged."""
+    """Return the remedy for an alias whose newest move, number `damaged`, is damaged."""
     return f"`python -m storage alias set {name} VERSION --expect {damaged}` points it somewhere again"
 
 
 def history(store: Store, name: str) -> list[Move]:
-    """All moves of `name`, oldest first."""
+    """Read all moves of `name`, oldest first."""
     log = _log(store, name)
     return [_move(number, log.read(number)) for number in range(log.length())]
 
 
 def move(store: Store, name: str, version: str, expected: int | None, reason: str = "", by: str = "") -> Move:
-    """Point `name` at `version`, if the newest move of it is `expected` (None: there is no such alias yet).
+    """Point `name` at `version` if its newest move is number `expected` (None: there is no such alias yet).
 
     Raises:
-        AliasMovedError: somebody else has moved it.
-        StorageError: no such version, not a name for a new alias, or a reason that cannot be stored.
+        AliasMovedError: another writer has moved the alias.
+        StorageError: `version` does not exist or was collected by gc, `name` is not a valid alias name, or `reason`
+            cannot be stored.
     """
     if expected is None and len(name) > _LONGEST:
         raise StorageError(f"alias name {name[:40]!r}… has {len(name):,} characters: give it {_LONGEST} at most")
@@ -80,16 +81,18 @@ def move(store: Store, name: str, version: str, expected: int | None, reason: st
     _refuse_collected(store, version)
     number = 0 if expected is None else expected + 1
     free = log.length() == number
-    if free and number == 0:  # so that it is found by those who ask for all aliases
+    if free and number == 0:  # aliases are listed from the catalog
         catalog.enter(store, name, "alias", [version], "")
     if not free or not log.put(number, entry):
-        standing = current(store, name)
-        where = f"at {standing.version} by move {standing.number} of {standing.by}" if standing else "nowhere"
-        raise AliasMovedError(f"alias {name!r} was moved by somebody else: it points {where}. Look again, then move it")
+        newest = current(store, name)
+        where = f"at {newest.version} by move {newest.number} of {newest.by}" if newest else "nowhere"
+        raise AliasMovedError(
+            f"alias {name!r} was moved by another writer: it points {where}. Check this, then move it"
+        )
     try:
-        _refuse_collected(store, version)  # once more: gc marks what it takes, and then looks at the aliases
+        _refuse_collected(store, version)  # again: gc first marks what it collects and then reads the aliases
     except StorageError:
-        if number:  # back to where it pointed
+        if number:  # point it back to where it pointed
             log.put(number + 1, {**log.read(number - 1), "reason": f"move {number} was to a version that gc took"})
         raise
     return _move(number, entry)
@@ -97,32 +100,34 @@ def move(store: Store, name: str, version: str, expected: int | None, reason: st
 
 def _refuse_collected(store: Store, version: str) -> None:
     if store.exists(layout.tombstone(version)):
-        raise DamagedError(f"{store.uri(version)} was collected by gc: its data are gone, and no alias may point at it")
+        raise DamagedError(f"{store.uri(version)} was collected by gc: its data are gone, so no alias may point at it")
 
 
 def advance(store: Store, name: str, version: str, by: str = "") -> None:
-    """Point `name` at `version` unless it points there or at a later one of the same kind and run."""
+    """Point `name` at `version` unless it already points there or at a later version of the same kind and run."""
     series = layout.series_of(version)
-    while (standing := current(store, name)) is None or (
-        layout.series_of(standing.version) != series or standing.version < version
+    while (newest := current(store, name)) is None or (
+        layout.series_of(newest.version) != series or newest.version < version
     ):
         try:
-            move(store, name, version, standing.number if standing else None, "newest of its run", by)
+            move(store, name, version, newest.number if newest else None, "newest of its run", by)
         except AliasMovedError:
             continue
 
 
 def roll_back(store: Store, name: str, to: int | None = None, reason: str = "", by: str = "") -> Move:
-    """Point `name` where it pointed before its newest move, or at its move `to`; itself a move.
+    """Point `name` where it pointed before its newest move, or where it pointed after its move `to`.
+
+    A rollback is a new move, so the history keeps everything.
 
     Raises:
-        StorageError: there is no such alias or move, or the version is not what it was then.
+        StorageError: there is no such alias or move, or the version was changed since that move.
     """
     log = _log(store, name)
     moves = log.length()
     number = moves - 2 if to is None else to
     if not 0 <= number < moves:
-        raise StorageError(f"alias {name!r} has {moves} moves in its history: there is none to go back to")
+        raise StorageError(f"alias {name!r} has {moves} moves in its history: there is no such move to go back to")
     target = _move(number, log.read(number))
     if as_parent(store, target.version).sha256 != target.sha256:
         raise DamagedError(
@@ -133,10 +138,10 @@ def roll_back(store: Store, name: str, to: int | None = None, reason: str = "", 
 
 
 def names(store: Store) -> list[str]:
-    """All aliases.
+    """List all aliases.
 
     Raises:
-        StorageError: the catalog is damaged.
+        DamagedError: the catalog is damaged.
     """
     return [name for name in _entered(catalog.read_all(store)) if _log(store, name).length()]
 
@@ -159,12 +164,15 @@ def read_undamaged(store: Store) -> tuple[dict[str, Move], list[StorageError]]:
 
 
 def _entered(entries: Iterable[catalog.CatalogEntry]) -> list[str]:
-    """Names of aliases in the catalog; one may not exist, since its entry is written first."""
+    """Return the names of aliases in the catalog. An alias may not exist yet, because its entry is written first."""
     return sorted({entry.version for entry in entries if entry.kind == "alias"})
 
 
 def listed(store: Store) -> dict[str, int]:
-    """All aliases and how many moves each has, also where entries were lost: for those who delete versions."""
+    """Find all aliases and their numbers of moves by listing the store, even if the catalog or a log lost entries.
+
+    gc relies on it, because it must overlook no alias.
+    """
     moves: dict[str, int] = {}
     for item in store.walk(layout.alias("").rstrip("/")):
         if (entry := layout.entry_of(item.path)) and (name := name_of(entry[0])):
@@ -173,22 +181,22 @@ def listed(store: Store) -> dict[str, int]:
 
 
 def name_of(log: str) -> str | None:
-    """The alias whose log has the prefix `log`; None where it is no alias's."""
+    """Return the alias whose log has the prefix `log`; None if it is not the log of an alias."""
     prefix = layout.alias("")
     name = log.removeprefix(prefix)
     return name if log.startswith(prefix) and layout.is_alias(name) else None
 
 
 def resolve_version(store: Store, reference: str) -> str:
-    """The version that `reference` means: an alias, a version, or a version's URI in this store.
+    """Return the version that `reference` means: an alias, a version, or a version's URI in this store.
 
     Raises:
-        StorageError: none of them.
+        StorageError: `reference` is neither an alias nor a committed version.
     """
     root = store.uri("x").removesuffix("x")
     reference = reference.removeprefix(root).rstrip("/")
-    if layout.is_alias(reference) and (found := current(store, reference)):
-        return found.version
+    if layout.is_alias(reference) and (newest := current(store, reference)):
+        return newest.version
     check_key(reference)
     read_bytes(store, reference)
     return reference
@@ -213,7 +221,7 @@ def _entry(target: Parent, reason: str, by: str) -> dict[str, Any]:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # a container's user may have no name
+    except (KeyError, OSError):  # the user of a container may have no name
         return f"user {os.getuid()}"
 
 

@@ -1,8 +1,8 @@
-"""A checkpoint is a version with two folders and a canary:
+"""Checkpoints: versions with two folders and a canary.
 
 model/          a transformers folder: config.json, model.safetensors, tokenizer files
 state/          optimizer and RNG, safetensors and JSON (absent from version 0)
-canary.json     token ids and the logprobs the trainer gives them, by which a server proves what it serves
+canary.json     token ids and the trainer's logprobs of them, which prove what a server serves
 """
 
 import json
@@ -22,13 +22,13 @@ from storage.versions.manifests import Manifest, read
 
 @dataclass(frozen=True, slots=True)
 class Canary:
-    """A fixed sequence and the trainer's logprobs of it at temperature 1.
+    """A fixed token sequence and the trainer's logprobs of it at temperature 1.
 
     Example: Canary(token_ids=[3, 1, 2], logprobs=[-4.1, -3.9])
     """
 
     token_ids: list[int]  # N
-    logprobs: list[float]  # N - 1: of token_ids[1:] given what stands before
+    logprobs: list[float]  # N - 1: of each of token_ids[1:], given the tokens before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Checkpoint:
     version: PolicyVersion
     number: int  # policy version: updates committed before it
     model: Path
-    state: Path | None  # None where there is none, or it was not asked for
+    state: Path | None  # None if the checkpoint has no state, or if the caller did not ask for it
     canary: Canary
     manifest: Manifest
 
@@ -54,7 +54,7 @@ def commit(
     metrics: dict[str, float],
     cache: Path | None = None,
 ) -> Manifest:
-    """Store the folders as policy version `version`; with `cache` the files move there."""
+    """Commit the folders as the checkpoint `version`; with `cache`, move the files into it afterwards."""
     with Draft(store, version, "checkpoint") as draft:
         draft.add_folder(model, "model")
         if state:
@@ -69,10 +69,10 @@ def commit(
 
 
 def resolve_policy(store: Store, reference: str) -> PolicyVersion:
-    """The checkpoint that an alias, a version or a URI in this store means; its data are there.
+    """Return the checkpoint that an alias, a version or a URI in this store means; check that gc kept its data.
 
     Raises:
-        StorageError: there is none, it is no checkpoint, or gc has taken its data.
+        StorageError: there is no such version, it is not a checkpoint, or gc has deleted its data.
     """
     version = aliases.resolve_version(store, reference)
     if (kind := read(store, version).kind) != "checkpoint":
@@ -83,18 +83,18 @@ def resolve_policy(store: Store, reference: str) -> PolicyVersion:
 
 
 def open_checkpoint(store: Store, version: str, cache: Path, *, state: bool = False) -> Checkpoint:
-    """Fetch and verify a checkpoint; the optimizer's part, which is most of it, only with `state`.
+    """Fetch and verify a checkpoint. Its optimizer state, which is most of the data, comes only with `state`.
 
     Raises:
-        StorageError: not committed, not a checkpoint; files that are missing, damaged, named by no manifest, or that
-            would have code run (`storage.versions.model_files`).
+        StorageError: the version is not committed or not a checkpoint; or a file is missing, damaged, not named by the
+            manifest, or could run code (`storage.versions.model_files`).
     """
     manifest = read(store, version)
     if manifest.kind != "checkpoint":
         raise DamagedError(f"{store.uri(version)} is a {manifest.kind} version, not a checkpoint")
     names = {file.name for file in manifest.files}
     if not {"canary.json", "model/config.json"} <= names:
-        raise DamagedError(f"{store.uri(version)} has no model/config.json or no canary.json: not a whole checkpoint")
+        raise DamagedError(f"{store.uri(version)} has no model/config.json or no canary.json: it is incomplete")
     model = fetch_folder(store, manifest, "model", cache)
     model_files.check(model, (name.removeprefix("model/") for name in names if name.startswith("model/")))
     has_state = state and any(name.startswith("state/") for name in names)
@@ -112,4 +112,4 @@ def _canary(store: Store, version: str, path: Path) -> Canary:
     try:
         return Canary(**json.loads(path.read_text()))
     except (TypeError, ValueError) as error:
-        raise DamagedError(f"{store.uri(version)}: its canary.json is none: {error}") from error
+        raise DamagedError(f"{store.uri(version)}: its canary.json is not a canary: {error}") from error

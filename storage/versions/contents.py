@@ -1,4 +1,4 @@
-"""What is wrong inside of an object that is, byte for byte, the one its manifest names; each problem a sentence."""
+"""Checks of the contents of a data object whose size and hash are right. Each problem is a sentence about the file."""
 
 import json
 import math
@@ -33,7 +33,7 @@ SCHEMAS = {
     "audit": CASE_SCHEMA,
     "exclusions": EXCLUSION_SCHEMA,
 }
-"""By kind of version, of each of its Parquet files."""
+"""The schema of the Parquet files of each kind of version."""
 _KEYS = {
     "problems": ("problem_id",),
     "trajectories": ("trajectory_id",),
@@ -44,18 +44,18 @@ _KEYS = {
     "audit": ("number",),
     "exclusions": ("trajectory_id", "data_set", "problem_key"),
 }
-"""What no two rows of a version have in common."""
+"""The columns that identify a row of a version: no two rows may have the same values in them."""
 _NEW_IN = {2: {"sequence_starts"}, 3: {"unplayed_turns"}}
-"""Columns that files of an older schema lack, by the version that brought them."""
+"""Columns that files of an older schema lack, by the schema version that added them."""
 _PER_TOKEN = ("token_ids", "action_mask", "logprobs", "versions")
-_NAMED = 3  # rows that a message spells out
+_NAMED = 3  # number of rows that a message names
 
 
 def parquet(path: Path, kind: str, rows: int | None) -> list[str]:
-    """Problems of footer, schema and number of rows; what lies between is not read."""
+    """Return problems of footer, schema and number of rows, without reading the rows."""
     try:
         with pq.ParquetFile(path) as file:
-            found, schema = file.metadata.num_rows, file.schema_arrow
+            row_count, schema = file.metadata.num_rows, file.schema_arrow
         written = int((schema.metadata or {}).get(b"schema_version", b"0"))
     except (pa.ArrowException, OSError, ValueError) as error:
         return [f"cannot be read as Parquet: {error}"]
@@ -63,34 +63,34 @@ def parquet(path: Path, kind: str, rows: int | None) -> list[str]:
         return [f"was written with schema_version {written}; this code knows {SCHEMA_VERSION}: upgrade"]
     optional = {name for version, names in _NEW_IN.items() if written < version for name in names}
     problems = _schema_problems(schema, SCHEMAS[kind], optional)
-    if found != rows:
-        problems.append(f"has {found} rows, its manifest says {rows}")
+    if row_count != rows:
+        problems.append(f"has {row_count} rows, its manifest says {rows}")
     return problems
 
 
 def _schema_problems(found: pa.Schema, expected: pa.Schema, optional: set[str]) -> list[str]:
     missing = [name for name in expected.names if name not in found.names and name not in optional]
-    strange = [name for name in found.names if name not in expected.names]
+    unknown = [name for name in found.names if name not in expected.names]
     common = [name for name in expected.names if name in found.names]
-    others = [_typed(found.field(name)) for name in common if not found.field(name).equals(expected.field(name))]
-    if not missing + strange + others and found.names != common:
+    wrong = [_with_type(found.field(name)) for name in common if not found.field(name).equals(expected.field(name))]
+    if not missing + unknown + wrong and found.names != common:
         return [f"has its columns in another order: {', '.join(found.names)}"]
-    kinds = (("lacks the columns", missing), ("has strange columns", strange), ("has columns of other types", others))
-    return [f"{what} {', '.join(names)}" for what, names in kinds if names]
+    kinds = (("lacks the columns", missing), ("has unknown columns", unknown), ("has columns of other types", wrong))
+    return [f"{problem} {', '.join(names)}" for problem, names in kinds if names]
 
 
-def _typed(field: "pa.Field[pa.DataType]") -> str:
+def _with_type(field: "pa.Field[pa.DataType]") -> str:
     return f"{field.name} {field.type}{' or null' if field.nullable else ''}"
 
 
 class Rows:
-    """Reads all rows of one version, file by file; only the ids are kept."""
+    """A reader that checks all rows of one version, file by file. Only the ids of rows stay in memory."""
 
     def __init__(self, kind: str) -> None:
         self._kind, self._key, self._seen = kind, _KEYS[kind], set[tuple[Any, ...]]()
 
     def problems(self, path: Path) -> list[str]:
-        """Of one file of the version: pages, and rows that contradict themselves or rows before."""
+        """Check the pages and rows of one file: rows may contradict neither themselves nor earlier rows."""
         faults: dict[str, list[int]] = defaultdict(list)
         damage = []
         try:
@@ -99,12 +99,12 @@ class Rows:
                     faults[fault].append(number)
         except (ValueError, TypeError, KeyError) as error:
             damage = [f"its rows cannot be read: {error}"]
-        return [f"{fault} ({_some(numbers)})" for fault, numbers in faults.items()] + damage
+        return [f"{fault} ({_first_few(numbers)})" for fault, numbers in faults.items()] + damage
 
     def _faults(self, row: dict[str, Any]) -> Iterator[str]:
         key = tuple(row[name] for name in self._key)
         if key in self._seen:
-            yield f"{' and '.join(self._key)} of a row are those of another"
+            yield f"{' and '.join(self._key)} of a row are those of another row"
         self._seen.add(key)
         if SCHEMAS[self._kind] is TRAJECTORY_SCHEMA:
             yield from _trajectory_faults(row)
@@ -118,16 +118,16 @@ def _trajectory_faults(row: dict[str, Any]) -> Iterator[str]:
         yield "turns lie outside of their row's tokens"
     starts = row.get("sequence_starts", [0])
     if starts[:1] != [0] or starts != sorted(starts) or starts[-1] > length:
-        yield "sequences do not begin with the tokens of their row, or lie outside of them"
+        yield "sequences do not begin with the tokens of their row, are not in order, or lie outside of its tokens"
 
 
-def _some(numbers: list[int]) -> str:
+def _first_few(numbers: list[int]) -> str:
     more = f" and {len(numbers) - _NAMED} more" if len(numbers) > _NAMED else ""
     return f"rows {', '.join(map(str, numbers[:_NAMED]))}{more}"
 
 
 def safetensors(path: Path) -> list[str]:
-    """Problems of the header, which must describe every byte of the file."""
+    """Return problems of the header, which must describe every byte of the file."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -138,12 +138,12 @@ def safetensors(path: Path) -> list[str]:
 
 
 def canary(path: Path) -> list[str]:
-    """Problems of a `canary.json`."""
+    """Return problems of a `canary.json`."""
     try:
-        found = Canary(**json.loads(path.read_bytes()))
-        ids, logprobs = [int(token) for token in found.token_ids], [float(logp) for logp in found.logprobs]
+        stored = Canary(**json.loads(path.read_bytes()))
+        ids, logprobs = [int(token) for token in stored.token_ids], [float(logp) for logp in stored.logprobs]
     except (ValueError, TypeError) as error:
-        return [f"is no canary: {error}"]
+        return [f"is not a canary: {error}"]
     if not logprobs or len(logprobs) != len(ids) - 1:
         return [f"has {len(logprobs)} logprobs for {len(ids)} tokens"]
     if min(ids) < 0 or not all(map(math.isfinite, logprobs)):

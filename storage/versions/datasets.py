@@ -22,9 +22,9 @@ _FETCHED_AT_ONCE = 4
 
 
 class ShardWriter:
-    """Collects rows and adds a Parquet shard to the draft each time `rows_per_shard` are there.
+    """A writer that collects rows and adds a Parquet shard to the draft each time it has `rows_per_shard` rows.
 
-    Memory holds one shard's rows at most. Leaving the context writes the rest.
+    It keeps the rows of one shard in memory. Leaving the context writes the remaining rows.
     """
 
     def __init__(self, draft: Draft, schema: pa.Schema, rows_per_shard: int) -> None:
@@ -44,7 +44,7 @@ class ShardWriter:
         self.write_group([row])
 
     def write_group(self, rows: Iterable[Any], note: Any = None) -> None:
-        """Rows that stay in one shard; `note` is kept beside it for those who continue a killed attempt."""
+        """Write rows that stay in one shard. The journal keeps `note` with the shard, for a continued rollout."""
         self._rows += rows
         if note is not None:
             self._notes.append(note)
@@ -52,7 +52,7 @@ class ShardWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what has gathered as a shard."""
+        """Write the collected rows as a shard."""
         if not self._rows:
             return
         name = next(name for name in map("part-{:05d}.parquet".format, itertools.count()) if name not in self._taken)
@@ -65,7 +65,10 @@ class ShardWriter:
 
 
 def write_parquet(table: pa.Table, path: Path) -> None:
-    """zstd, dictionary for repeated text, byte streams split for logprobs, page checksums (flipped bits are found)."""
+    """Write with zstd, dictionaries for repeated text, split byte streams for logprobs, and checksums of pages.
+
+    The checksums detect flipped bits.
+    """
     split = ["logprobs.list.element"] if "logprobs" in table.column_names else []
     dictionary = [_leaf(field) for field in table.schema if field.name not in ("logprobs", "turns")]
     pq.write_table(
@@ -80,12 +83,12 @@ def write_parquet(table: pa.Table, path: Path) -> None:
 
 
 def _leaf(field: "pa.Field[pa.DataType]") -> str:
-    """Parquet's name of a column's values."""
+    """Return Parquet's name for the values of a column."""
     return f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
 
 
 def shards(store: Store, version: str, cache: Path) -> tuple[Manifest, list[Path]]:
-    """The manifest and local, verified Parquet files of a data set version."""
+    """Read the manifest of a data set version and fetch its Parquet files, verified."""
     manifest = read(store, version)
     names = [file.name for file in manifest.files if file.name.endswith(".parquet")]
     with ThreadPoolExecutor(_FETCHED_AT_ONCE) as fetching:
@@ -93,10 +96,10 @@ def shards(store: Store, version: str, cache: Path) -> tuple[Manifest, list[Path
 
 
 def rows(store: Store, version: str, cache: Path, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Rows of a data set version as dictionaries, a batch in memory at a time.
+    """Read the rows of a data set version as dictionaries, with one batch in memory at a time.
 
     Raises:
-        StorageError: missing, damaged, or written by a newer schema.
+        StorageError: a file is missing, damaged, or written with a newer schema.
     """
     _, paths = shards(store, version, cache)
     for path in paths:
@@ -104,10 +107,10 @@ def rows(store: Store, version: str, cache: Path, columns: list[str] | None = No
 
 
 def read_parquet(path: Path, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Rows of one local shard, page checksums verified.
+    """Read the rows of one local shard and verify its page checksums.
 
     Raises:
-        StorageError: no Parquet, damaged, or written by a newer schema.
+        DamagedError: the file is not Parquet, damaged, or written with a newer schema.
     """
     try:
         with pq.ParquetFile(path, page_checksum_verification=True) as file:
@@ -119,12 +122,12 @@ def read_parquet(path: Path, columns: list[str] | None = None) -> Iterator[dict[
 
 
 def trajectories(store: Store, version: str, cache: Path) -> Iterator[Trajectory]:
-    """The trajectories of a version, streamed."""
+    """Stream the trajectories of a version."""
     return (to_trajectory(row) for row in rows(store, version, cache))
 
 
 def adopted(draft: Draft) -> Iterator[Trajectory]:
-    """The trajectories in shards that a draft took over, streamed and verified."""
+    """Stream the trajectories of the shards that a draft took over, verified."""
     for file in draft.adopted:
         path = fetch_file(draft.store, file, draft.scratch)
         yield from (to_trajectory(row) for row in read_parquet(path))
@@ -138,7 +141,7 @@ def write_rows(draft: Draft, schema: pa.Schema, items: Iterable[Any], rows_per_s
 
 
 def check_schema(schema: pa.Schema, path: Path) -> None:
-    """Raises StorageError where the file was written by a newer schema."""
-    found = int((schema.metadata or {}).get(b"schema_version", b"0"))
-    if found > SCHEMA_VERSION:
-        raise DamagedError(f"{path} was written with schema {found}; this code knows {SCHEMA_VERSION}: upgrade")
+    """Raise DamagedError if the file was written with a newer schema."""
+    written = int((schema.metadata or {}).get(b"schema_version", b"0"))
+    if written > SCHEMA_VERSION:
+        raise DamagedError(f"{path} was written with schema {written}; this code knows {SCHEMA_VERSION}: upgrade")

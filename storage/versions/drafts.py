@@ -1,8 +1,14 @@
 """The commit protocol: data objects first, the manifest last.
 
-A version is drafted, its files are added under a folder of this attempt's own, the attempt is entered into the
-catalog, and `commit` creates `<version>/manifest.json` with put-if-absent. Of two writers one wins; the other gets
-the winner's manifest. A killed attempt leaves objects that no manifest names.
+Example: a `Draft` of version V = runs/demo/scores/000003/1f0c4a7b gets the nonce 9e41c0d2a7b3. These objects appear:
+
+1. V/9e41c0d2a7b3/part-00000.parquet    `add` uploads each data object into the folder of this attempt
+2. catalog/00000042.json                `commit` appends the attempt to the catalog (at its end; here 42 entries exist)
+3. V/manifest.json                      `commit` checks the lease and creates it with put-if-absent: the version exists
+
+Of two writers of one version the first wins. The second gets the winner's manifest; if it holds the lease of the run,
+where no other writer is expected, it gets ConflictError. A killed attempt leaves objects that no manifest names; `gc`
+deletes them later. `journal` adds its own log, V/journal/<number>.json, with an entry after each shard of step 1.
 """
 
 import functools
@@ -29,7 +35,7 @@ from storage.versions.manifests import MANIFEST_VERSION, File, Kind, Manifest, a
 
 
 class Provenance(BaseModel):
-    """What made a version: the resolved configuration, the flow run it happened in, and its right to write."""
+    """The origin of a version: the resolved configuration, the flow run, and the lease of the writer."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
@@ -39,9 +45,9 @@ class Provenance(BaseModel):
 
 
 class Draft:
-    """A version being written; nobody sees it before `commit`.
+    """A version being written. Readers do not see it before `commit`.
 
-    Use as a context manager: `scratch` is a temporary folder for files on their way to the store.
+    Use it as a context manager. `scratch` is a temporary folder for files that will be uploaded.
     """
 
     def __init__(self, store: Store, version: str, kind: Kind) -> None:
@@ -50,9 +56,9 @@ class Draft:
         self._files: list[File] = []
         self._sources: dict[str, Path] = {}
         self.adopted: list[File] = []
-        """Of these, shards taken over from attempts before (`storage.versions.journal`)."""
+        """Files among `files` that are shards taken over from earlier attempts (`storage.versions.journal`)."""
         self.notes: list[Any] = []
-        """What was noted beside them, in order."""
+        """The notes of the adopted shards, in order."""
         self._scratch = tempfile.TemporaryDirectory(prefix="draft-")
         self.scratch = Path(self._scratch.name)
 
@@ -64,13 +70,13 @@ class Draft:
 
     @property
     def files(self) -> list[File]:
-        """What has been added so far."""
+        """The files added so far."""
         return list(self._files)
 
     def add(self, path: Path, name: str, rows: int | None = None) -> File:
         """Hash and upload the local file `path` as `name`."""
         key = f"{self.version}/{self.nonce}/{name}"
-        with ThreadPoolExecutor(1) as hashing:  # beside the upload, which mostly waits
+        with ThreadPoolExecutor(1) as hashing:  # during the upload, which mostly waits
             digest = hashing.submit(sha256, path)
             self.store.put(key, path)
         file = File(name=name, path=key, bytes=path.stat().st_size, rows=rows, sha256=digest.result())
@@ -79,11 +85,11 @@ class Draft:
         return file
 
     def add_shard(self, path: Path, name: str, rows: int, notes: list[Any]) -> File:
-        """`add` a shard of a data set; `notes` are for those who can continue it (`storage.versions.journal`)."""
+        """`add` a shard of a data set. A draft with a journal also stores `notes` (`storage.versions.journal`)."""
         return self.add(path, name, rows)
 
     def discard(self) -> None:
-        """Nobody shall go on with what was added; nobody can but where there is a journal."""
+        """Forbid later attempts to take over what was added. Does nothing here: only a journal allows it."""
 
     def add_folder(self, folder: Path, prefix: str) -> None:
         """`add` every file of `folder` as `<prefix>/<name>`."""
@@ -92,7 +98,7 @@ class Draft:
                 self.add(path, f"{prefix}/{path.relative_to(folder).as_posix()}")
 
     def hand_over(self, folder: Path) -> None:
-        """Move the files that were added into the cache `folder` of a remote store: they need not be fetched again."""
+        """Move the added files into the cache `folder` of a remote root, so that they need not be fetched again."""
         for file in [] if self.store.is_local else self._files:
             source, target = self._sources.get(file.name), folder / file.path
             if source and source.exists():
@@ -100,17 +106,19 @@ class Draft:
                 shutil.move(source, target)
 
     def commit(self, provenance: Provenance, parents: Sequence[str], metrics: dict[str, Any] | None = None) -> Manifest:
-        """Make the version exist; returns the manifest that stands, this attempt's or an earlier winner's.
+        """Commit the version and return its manifest, which another writer may have created first.
 
         Raises:
-            StorageError: a parent was never committed; or this writer has lost the run to another.
+            DamagedError: a parent was never committed, or its manifest is damaged.
+            ConflictError: this writer has lost the lease of the run; or, while it held the lease, another writer
+                committed this version.
         """
-        parents_found = [as_parent(self.store, parent) for parent in parents]
+        parent_records = [as_parent(self.store, parent) for parent in parents]
         manifest = Manifest(
             manifest_version=MANIFEST_VERSION,
             kind=self.kind,
             version=self.version,
-            parents=parents_found,
+            parents=parent_records,
             files=self._files,
             config=provenance.config,
             code_version=code_version(),
@@ -127,14 +135,14 @@ class Draft:
         if not created and provenance.fence and layout.run_of(self.version):
             raise ConflictError(
                 f"{self.store.uri(self.version)} was committed by another writer while this one held the run's lease: "
-                "this flow run stops; start it again to go on from what stands there"
+                "this flow run stops; start it again to continue from the committed version"
             )
         return manifest if created else read(self.store, self.version)
 
 
 @functools.cache
 def code_version() -> str:
-    """The commit of the source tree (`-dirty` where it was changed), or `unknown` outside of a checkout."""
+    """Return the git commit of the source tree (with `-dirty` if files were changed); `unknown` outside a checkout."""
     root = Path(__file__).parents[2]
     command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12"]
     try:

@@ -1,4 +1,4 @@
-"""Data objects of a version as local files, never without a look at size and hash."""
+"""Fetches data objects of a version as local files, and always checks their size and hash."""
 
 import re
 import uuid
@@ -12,19 +12,19 @@ from storage.objects.keys import check_key
 from storage.objects.store import Store, sha256
 from storage.versions.manifests import File, Manifest
 
-_PASSED_OVER = re.compile(r"\..+\.[0-9a-f]{8}\.(part|tmp)|\.nfs[0-9a-f]+")
-"""Names of files that nobody loads: what a killed download or upload left, and what NFS keeps of a file that was
-deleted while a process had it open."""
-_NAMED = 3  # files that a message spells out
+_IGNORED = re.compile(r"\..+\.[0-9a-f]{8}\.(part|tmp)|\.nfs[0-9a-f]+")
+"""Names of files that no library loads: leftovers of killed downloads and uploads, and files that NFS keeps because
+they were deleted while a process had them open."""
+_NAMED = 3  # number of files that a message names
 
 
 def fetch(store: Store, manifest: Manifest, name: str, folder: Path) -> Path:
-    """A local copy of the file `name` of a version, its size and hash checked.
+    """Return a local copy of the file `name` of a version, with its size and hash checked.
 
-    On a local root the object itself is returned, so nothing is copied; treat it as read-only.
+    On a local root this is the object itself, not a copy; treat it as read-only.
 
     Raises:
-        StorageError: the object is missing or is not what the manifest says.
+        DamagedError: the object is missing, or its size or hash differs from the manifest.
     """
     file = next((file for file in manifest.files if file.name == name), None)
     if file is None:
@@ -33,7 +33,7 @@ def fetch(store: Store, manifest: Manifest, name: str, folder: Path) -> Path:
 
 
 def fetch_file(store: Store, file: File, folder: Path) -> Path:
-    """See `fetch`."""
+    """Fetch `file` as `fetch` does."""
     if store.is_local:
         path = Path(store.path(file.path))
         check(store, file, path)
@@ -47,58 +47,59 @@ def fetch_file(store: Store, file: File, folder: Path) -> Path:
 
 
 def fetch_folder(store: Store, manifest: Manifest, area: str, cache: Path, leave_out: Collection[str] = ()) -> Path:
-    """A local folder that holds the files `<area>/…` of a version, checked, and nothing else.
+    """Return a local folder that holds the files `<area>/…` of a version, checked, and nothing else.
 
-    Libraries load a folder by looking for names of their own: a file more would be loaded, too, and no hash would
-    tell. This looks at the folder when the files are checked, and so protects as they do: who changes it while it is
-    being loaded is not found.
+    Libraries load whatever files they know in a folder. So they would load an extra file, too, and no hash would show
+    it. This function checks the folder once, when it checks the files. It does not detect changes made while a library
+    loads the folder.
 
     Args:
-        store: where the version lies.
-        manifest: of the version.
-        area: the folder's name in the version, such as `model`.
-        cache: where objects of a remote root are kept.
+        store: the store of the version.
+        manifest: the manifest of the version.
+        area: the name of the folder in the version, such as `model`.
+        cache: the folder that keeps objects of a remote root.
         leave_out: endings of files that are not needed; they may be absent.
 
     Raises:
-        StorageError: an object is missing or damaged, or a file lies there that the manifest does not name.
+        DamagedError: an object is missing or damaged, or the folder has a file that the manifest does not name.
     """
     files = [file for file in manifest.files if file.name.startswith(f"{area}/")]
     attempts = {file.path.removesuffix(f"/{file.name}") for file in files}
     if len(attempts) != 1:
-        raise DamagedError(f"{store.uri(manifest.version)}: its files of {area}/ are none, or not in one folder")
+        raise DamagedError(f"{store.uri(manifest.version)} has no files of {area}/, or has them in several folders")
     for file in files:
         if not file.name.endswith(tuple(leave_out)):
             fetch_file(store, file, cache)
     (attempt,) = attempts
     folder = (Path(store.path(attempt)) if store.is_local else cache / attempt) / area
-    if found := strays_in(folder, (file.name.removeprefix(f"{area}/") for file in files)):
-        more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    if extra := strays_in(folder, (file.name.removeprefix(f"{area}/") for file in files)):
+        more = f" and {len(extra) - _NAMED} more" if len(extra) > _NAMED else ""
         raise DamagedError(
-            f"{store.uri(manifest.version)}: its manifest does not name {', '.join(found[:_NAMED])}{more} in {folder}, "
-            "and what loads the folder would load that, too. Move it elsewhere, or delete it"
+            f"{store.uri(manifest.version)}: its manifest does not name {', '.join(extra[:_NAMED])}{more} in {folder}, "
+            "and libraries would load that, too. Move it elsewhere, or delete it"
         )
     return folder
 
 
 def strays_in(folder: Path, names: Iterable[str]) -> list[str]:
-    """Names of what lies in `folder` but is none of the files `names`; a link to a folder counts as a file."""
+    """Return the names of files in `folder` that are not in `names`; a link to a folder counts as a file."""
     known = set(names)
-    found = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
-    relative = sorted(path.relative_to(folder).as_posix() for path in found if not _PASSED_OVER.fullmatch(path.name))
+    files = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    relative = sorted(path.relative_to(folder).as_posix() for path in files if not _IGNORED.fullmatch(path.name))
     return [name for name in relative if name not in known]
 
 
 def strays(store: Store, manifest: Manifest) -> list[str]:
-    """Keys of objects among the data of a version that its manifest does not name. Of a remote root, it lists.
+    """Return the keys of objects in the data folder of a version that its manifest does not name.
 
-    What killed attempts left lies in folders of their own and is none of them; `gc` deletes both when they are old.
+    A remote root is listed for this. Leftovers of killed attempts are in other folders and do not count. `gc` deletes
+    both when they are old.
     """
     folder, named = f"{manifest.version}/{manifest.nonce}", {file.path for file in manifest.files}
     if store.is_local:
         inside = (key.removeprefix(f"{folder}/") for key in named)
         return [f"{folder}/{name}" for name in strays_in(Path(store.path(folder)), inside)]
-    return sorted(found.path for found in store.walk(folder) if found.path not in named)
+    return sorted(item.path for item in store.walk(folder) if item.path not in named)
 
 
 def _download(store: Store, file: File, path: Path) -> None:
@@ -119,22 +120,22 @@ def _is_whole(file: File, path: Path) -> bool:
 
 
 def missing(store: Store, file: File) -> StorageError:
-    """What to say of a data object that is not there."""
+    """Return the error for a data object that is missing: gc has collected its version, or it is lost."""
     version = file.path.removesuffix(f"/{file.name}").rsplit("/", 1)[0]
     if store.exists(layout.tombstone(version)):
         return DamagedError(
-            f"{store.uri(version)} was collected by gc: its manifest and lineage are kept, its data gone"
+            f"{store.uri(version)} was collected by gc: its manifest and lineage are kept, its data are gone"
         )
     return DamagedError(f"{store.uri(file.path)} is missing though its manifest names it")
 
 
 def check(store: Store, file: File, path: Path) -> None:
-    """Compare the local copy `path` of an object with what the manifest says.
+    """Compare the local copy `path` of an object with size and hash in the manifest.
 
     Raises:
-        StorageError: it is missing, of another size or of another hash.
+        DamagedError: the copy is missing, or its size or hash differs.
     """
-    if not path.is_file():  # a pipe or a device would be read for ever
+    if not path.is_file():  # reading a pipe or a device may never end
         raise missing(store, file)
     _compare(store, file, path.stat().st_size, sha256(path))
 

@@ -1,8 +1,8 @@
 """A draft whose finished shards outlive its writer: a killed rollout is continued, not repeated.
 
-Each finished shard is entered into `<version>/journal`, a numbered log. Whoever continues the version takes over the
-shards found there by an entry of his own; the writer before him, should he still live, then finds the next number
-taken and stops. So no two writers mix their shards, and no episode is stored twice.
+Each finished shard is entered into the journal, the numbered log `<version>/journal`. A writer that continues the
+version takes over the shards in it with an entry of its own. If the writer before is still alive, it then finds the
+next number taken and stops. So no two writers mix their shards, and no episode is stored twice.
 """
 
 import logging
@@ -26,25 +26,33 @@ logger = logging.getLogger(__name__)
 
 
 class _NewerError(StorageError):
-    """A newer program wrote it: what it says is not lost."""
+    """A newer program wrote an entry of the journal: its content is not lost, so the rollout must not repeat it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """A finished shard, and what its writer noted beside it."""
+    """A finished shard and the notes that its writer stored with it."""
 
     file: File
     notes: list[Any]
 
 
 class JournaledDraft(Draft):
-    """A draft that begins with the shards of the attempts before it, in `adopted`, and their `notes`.
+    """A draft that begins with the shards of earlier attempts, in `adopted`, and with their `notes`.
+
+    Example: a writer with nonce 9e41… finishes two shards and is killed; a writer with nonce 77c2… continues. The
+    entries of the journal are then
+
+    0  {"attempt": "9e41…", "adopted": []}
+    1  {"attempt": "9e41…", "file": {"name": "part-00000.parquet", …}, "notes": […]}
+    2  {"attempt": "9e41…", "file": {"name": "part-00001.parquet", …}, "notes": […]}
+    3  {"attempt": "77c2…", "adopted": ["<version>/9e41…/part-00000.parquet", "<version>/9e41…/part-00001.parquet"]}
 
     Args:
-        store: where the version will be.
-        version: which one.
+        store: the store of the version.
+        version: the version to write.
         kind: its kind.
-        fence: the run's lease; looked at before anything is entered.
+        fence: the lease of the run, checked before each entry.
     """
 
     def __init__(self, store: Store, version: str, kind: Kind, fence: Fence | None = None) -> None:
@@ -54,34 +62,34 @@ class JournaledDraft(Draft):
         self._claim()
 
     def add_shard(self, path: Path, name: str, rows: int, notes: list[Any]) -> File:
-        """`add`, and an entry by which the shard is found again."""
+        """`add` a shard and enter it into the journal, so that a later attempt finds it."""
         file = super().add_shard(path, name, rows, notes)
         self._enter({"file": file.model_dump(), "notes": notes})
         return file
 
     def discard(self) -> None:
-        """Nobody shall go on with these shards: what they hold is to be made again."""
+        """Forbid later attempts to take over these shards, because their rows must be made again."""
         self._enter({"adopted": []})
 
     def _claim(self) -> None:
-        """Take over what can be read, by an entry behind the last that says what it was."""
-        tried: dict[str, Shard | None] = {}
+        """Take over all readable shards with one entry at the journal's end that lists them; retry if it grew."""
+        checked: dict[str, Shard | None] = {}
         while True:
             self._next = self._log.length()
-            standing = shards(self.store, self.version, self._next)
-            for path in standing.keys() - tried.keys():
-                tried[path] = standing[path] if self._is_whole(standing[path]) else None
-            held = [shard for path in standing if (shard := tried[path])]
-            if self._put({"adopted": [shard.file.path for shard in held]}):
+            finished = shards(self.store, self.version, self._next)
+            for path in finished.keys() - checked.keys():
+                checked[path] = finished[path] if self._is_whole(finished[path]) else None
+            adopted = [shard for path in finished if (shard := checked[path])]
+            if self._put({"adopted": [shard.file.path for shard in adopted]}):
                 break
-        self.adopted = [shard.file for shard in held]
-        self.notes = [note for shard in held for note in shard.notes]
+        self.adopted = [shard.file for shard in adopted]
+        self.notes = [note for shard in adopted for note in shard.notes]
         self._files = list(self.adopted)
 
     def _is_whole(self, shard: Shard) -> bool:
         try:
             fetch_file(self.store, shard.file, self.scratch)
-        except DamagedError as error:  # collected as abandoned, or damaged
+        except DamagedError as error:  # damaged, or collected by gc as a leftover
             logger.warning("%s; its rows are made again", error)
             return False
         return True
@@ -89,7 +97,7 @@ class JournaledDraft(Draft):
     def _enter(self, values: dict[str, Any]) -> None:
         if not self._put(values):
             raise TakenOverError(
-                f"{self.store.uri(self.version)}: another writer has taken this version over; two flow runs work on "
+                f"{self.store.uri(self.version)}: another writer has taken over this version; two flow runs work on "
                 "one run name. This one stops; nothing is lost"
             )
 
@@ -102,33 +110,33 @@ class JournaledDraft(Draft):
 
 
 def shards(store: Store, version: str, length: int | None = None) -> dict[str, Shard]:
-    """The finished shards of a version not yet committed, by path: those of its last writer and what he took over."""
-    log, standing = Log(store, layout.journal(version)), dict[str, Shard]()
+    """Return the finished shards of an uncommitted version by path: those of its last writer and those it took over."""
+    log, finished = Log(store, layout.journal(version)), dict[str, Shard]()
     for number in range(log.length() if length is None else length):
         try:
-            said = _said(log.read(number), store.uri(log.key(number)))
+            content = _content(log.read(number), store.uri(log.key(number)))
         except (UnavailableError, _NewerError):
             raise
-        except StorageError as error:  # whatever it said: without it, none of those before can be trusted
+        except StorageError as error:  # the lost entry may have rejected earlier shards, so none of them is used
             logger.warning("%s; what was entered before it is made again", error)
-            said = []
-        if isinstance(said, Shard):
-            standing[said.file.path] = said
+            content = []
+        if isinstance(content, Shard):
+            finished[content.file.path] = content
         else:
-            standing = {path: standing[path] for path in said if path in standing}
-    return standing
+            finished = {path: finished[path] for path in content if path in finished}
+    return finished
 
 
-def _said(entry: dict[str, Any], where: str) -> Shard | list[str]:
-    """The shard that an entry tells of, or the paths of those that its writer took over."""
+def _content(entry: dict[str, Any], where: str) -> Shard | list[str]:
+    """Return the shard of an entry, or the paths of the shards that its writer took over."""
     adopted, notes = entry.get("adopted"), entry.get("notes")
     if isinstance(adopted, list) and all(isinstance(path, str) for path in adopted):
         return adopted
     if adopted is not None or not isinstance(notes, list):
-        raise DamagedError(f"{where} tells of no shards: it is damaged")
+        raise DamagedError(f"{where} lists no shards: it is damaged")
     try:
         return Shard(File.model_validate(entry.get("file")), notes)
     except ValidationError as error:
         if unknown := newer(error):
-            raise _NewerError(f"{where} is no shard that this code knows: {unknown}: upgrade") from None
+            raise _NewerError(f"{where} has {unknown}, which this code does not know: upgrade") from None
         raise DamagedError(f"{where} does not hold a file ({field_errors(error)}): it is damaged") from None

@@ -1,7 +1,8 @@
-"""Where versions come from, and what came of them.
+"""Lineage: the ancestors and descendants of versions.
 
-Downwards by the parents that manifests name; upwards by the parents that the catalog's entries name. An entry is made
-before the manifest and may be that of an attempt that died, so it is believed only where the manifest says the same.
+Ancestors follow from the parents that manifests name, descendants from the parents that entries of the catalog name.
+An entry is written before its manifest and its attempt may have been killed. So an entry counts only if its manifest
+names the same parents.
 """
 
 import hashlib
@@ -23,33 +24,33 @@ _READERS = 16
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A version in its family.
+    """A version among the ancestors or descendants of another.
 
     Example: Node(version="runs/demo/scores/000003/1f0c", kind="scores", depth=1, parents=["runs/demo/traj…"], …)
     """
 
     version: str
-    kind: str  # empty where the manifest cannot be read
-    depth: int  # steps from where the walk began
+    kind: str  # empty if the manifest cannot be read
+    depth: int  # steps from the version where the search began
     created_at: datetime | None
     parents: list[str]
     bytes: int
     rows: int
-    problem: str  # why it cannot be read, or is not what its child was made from; empty where neither is so
+    problem: str  # why it cannot be read, or how it differs from what its child was made from; empty if neither
     fence: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A node with what its manifest is compared by."""
+    """A node with the hash and the parents of its manifest."""
 
     node: Node
-    sha256: str  # empty where there are no bytes
+    sha256: str  # hash of the manifest; empty if it is missing
     parents: list[Parent]
 
 
 def ancestors(store: Store, version: str) -> list[Node]:
-    """`version` first, then all that it was made from, nearest first, each once. Damage is told in the nodes.
+    """Return `version`, then its ancestors, nearest first, each once. Damage is reported in the nodes.
 
     Raises:
         UnavailableError: the store does not answer.
@@ -58,62 +59,63 @@ def ancestors(store: Store, version: str) -> list[Node]:
 
 
 def climb_down(store: Store, versions: Sequence[str], steps: int | None = None) -> list[Node]:
-    """`ancestors` of several versions at once, `steps` steps deep; None: all the way."""
+    """Return the `ancestors` of several versions at once, `steps` steps deep; None: all of them."""
     found: dict[str, _Read] = {}
     level, depth = list(dict.fromkeys(versions)), 0
     with ThreadPoolExecutor(_READERS) as readers:
         while level and (steps is None or depth <= steps):
             read = list(readers.map(lambda version, depth=depth: _read(store, version, depth), level))
-            found |= {each.node.version: each for each in read}
-            named = dict.fromkeys(parent.version for each in read for parent in each.parents)
+            found |= {entry.node.version: entry for entry in read}
+            named = dict.fromkeys(parent.version for entry in read for parent in entry.parents)
             level, depth = [version for version in named if version not in found], depth + 1
     return _compared(found)
 
 
 def descendants(store: Store, version: str) -> list[Node]:
-    """What came of `version`, itself left out: nearest first, each once, only what is committed.
+    """Return the committed descendants of `version`, without itself, nearest first, each once.
 
     Raises:
         StorageError: the catalog is damaged.
     """
-    children, looked, reached = _children(store), dict[str, Node | None](), {version}
+    children, read, reached = _children(store), dict[str, Node | None](), {version}
     nodes: list[Node] = []
     level, depth = [version], 1
     with ThreadPoolExecutor(_READERS) as readers:
         while level:
             named = dict.fromkeys(child for parent in level for child in children.get(parent, ()))
-            unread = [child for child in named if child not in looked]
-            looked |= zip(unread, readers.map(lambda child: _committed(store, child), unread), strict=True)
-            level = [child for child in named if child not in reached and _came_of(looked[child], reached)]
-            nodes += [replace(node, depth=depth) for child in level if (node := looked[child])]
+            unread = [child for child in named if child not in read]
+            read |= zip(unread, readers.map(lambda child: _committed(store, child), unread), strict=True)
+            level = [child for child in named if child not in reached and _descends_from(read[child], reached)]
+            nodes += [replace(node, depth=depth) for child in level if (node := read[child])]
             reached.update(level)
             depth += 1
     return nodes
 
 
 def trained_on(store: Store, run: str, iteration: int) -> tuple[TrajectoriesVersion, ScoresVersion]:
-    """Versions of the trajectories and scores that the iteration's update was made from, as its manifest says.
+    """Return the versions of trajectories and scores from which the update of an iteration was made, by its manifest.
 
-    The judge may have become another since, so the scores' name does not follow from today's.
+    The name of the scores contains the verifier, which may have changed since. So the current configuration does not
+    give that name.
 
     Raises:
-        StorageError: there is no such update, or its manifest does not name one of each.
+        StorageError: there is no such update, or its manifest does not name exactly one of each.
     """
     update = layout.checkpoint(run, iteration + 1)
     parents = manifests.read(store, update).parent_names
     trajectories = select(TrajectoriesVersion, {layout.trajectories(run, iteration)}.intersection(parents))
-    judged = [each for each in select(ScoresVersion, parents) if not each.evaluation]
-    scores = [each for each in judged if (each.run, each.number) == (run, iteration)]
+    of_iterations = [version for version in select(ScoresVersion, parents) if not version.evaluation]
+    scores = [version for version in of_iterations if (version.run, version.number) == (run, iteration)]
     if len(trajectories) != 1 or len(scores) != 1:
         raise DamagedError(
             f"{store.uri(update)} names {len(trajectories)} trajectories and {len(scores)} scores of iteration "
-            f"{iteration} among its parents, not one of each: the pipeline did not write it; leave the run out"
+            f"{iteration} among its parents, not one of each: the pipeline did not write it; leave out the run"
         )
     return trajectories[0], scores[0]
 
 
 def scores_of(entries: Iterable[catalog.CatalogEntry]) -> dict[str, list[str]]:
-    """Attempts at scores, by the trajectories that they judge, oldest first."""
+    """Group the versions of scores in `entries`, committed or not, by the trajectories they grade; oldest first."""
     found: dict[str, list[str]] = {}
     for entry in entries:
         if entry.kind == "scores":
@@ -125,7 +127,7 @@ def scores_of(entries: Iterable[catalog.CatalogEntry]) -> dict[str, list[str]]:
 
 
 def _children(store: Store) -> dict[str, list[str]]:
-    """By version, those that attempts wanted to make from it."""
+    """Return for each version the versions that name it as a parent in the catalog, committed or not."""
     children: dict[str, list[str]] = {}
     for entry in catalog.read_all(store):
         for parent in entry.parents if entry.kind != "alias" else []:
@@ -134,7 +136,7 @@ def _children(store: Store) -> dict[str, list[str]]:
 
 
 def _committed(store: Store, version: str) -> Node | None:
-    """None for an attempt that died."""
+    """Read a version; None if it was never committed."""
     try:
         data = store.read(layout.manifest(version))
     except FileNotFoundError:
@@ -142,8 +144,8 @@ def _committed(store: Store, version: str) -> Node | None:
     return _parsed(store, version, 0, data).node
 
 
-def _came_of(node: Node | None, versions: set[str]) -> bool:
-    """One whose manifest cannot be read counts: the catalog is all that is known of it."""
+def _descends_from(node: Node | None, versions: set[str]) -> bool:
+    """Return whether `node` has a parent in `versions`. If its manifest cannot be read, the catalog is believed."""
     return node is not None and (bool(node.problem) or not versions.isdisjoint(node.parents))
 
 
@@ -180,14 +182,14 @@ def _parsed(store: Store, version: str, depth: int, data: bytes) -> _Read:
 
 
 def _compared(found: dict[str, _Read]) -> list[Node]:
-    """The nodes; those whose manifests are not the ones that their children name say so."""
-    problems = {version: each.node.problem for version, each in found.items()}
-    for child, each in found.items():
-        for parent in each.parents:
-            there = found.get(parent.version)
-            if there and there.sha256 != parent.sha256 and not problems[parent.version]:
+    """Return the nodes, with a problem for each manifest whose hash differs from the one that a child names."""
+    problems = {version: entry.node.problem for version, entry in found.items()}
+    for child, entry in found.items():
+        for parent in entry.parents:
+            stored = found.get(parent.version)
+            if stored and stored.sha256 != parent.sha256 and not problems[parent.version]:
                 problems[parent.version] = (
                     f"{layout.manifest(parent.version)} is not what {child} was made from: that had sha256 "
-                    f"{parent.sha256}, this has {there.sha256}"
+                    f"{parent.sha256}, this has {stored.sha256}"
                 )
-    return [replace(each.node, problem=problems[version]) for version, each in found.items()]
+    return [replace(entry.node, problem=problems[version]) for version, entry in found.items()]

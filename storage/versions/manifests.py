@@ -1,4 +1,4 @@
-"""Manifests: the commit records of versions. What has no manifest does not exist. `drafts` writes them."""
+"""Manifests: the commit records of versions. A version exists once it has a manifest. `drafts` writes manifests."""
 
 import hashlib
 import json
@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict
 
+from configs import up_to_date
 from storage import layout
 from storage.errors import DamagedError, StorageError
 from storage.objects.keys import Key
@@ -35,14 +36,14 @@ class _Record(BaseModel):
 
 
 class Parent(_Record):
-    """A version that this one was made from, and the hash of its manifest."""
+    """A version from which this one was made, with the hash of its manifest."""
 
     version: Key
     sha256: str
 
 
 class File(_Record):
-    """One data object; `path` is a key under the store's root, `name` its place in the version."""
+    """One data object; `path` is its key in the store, `name` its place in the version."""
 
     name: Key
     path: Key
@@ -63,37 +64,35 @@ class Manifest(_Record):
     version: str  # key of the version's folder
     parents: list[Parent]
     files: list[File]
-    config: dict[str, Any]  # resolved configuration, in the words of the program that wrote it
+    config: dict[str, Any]  # resolved configuration, in the schema of the program that wrote it
     code_version: str
     prefect_run_id: str | None
     metrics: dict[str, Any]
     created_at: AwareDatetime
     nonce: str  # unique to the attempt
-    fence: int | None = None  # fencing token of the run's lease; never falls from parent to child within a run
+    fence: int | None = None  # fencing token of the run's lease; within a run never smaller than a parent's
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """`config` in the words of this program: what decides something is read from here."""
-        from configs import up_to_date
-
+        """`config` in the schema of this program. Code that depends on a setting reads it from here."""
         return up_to_date(self.config)
 
     def knob(self, key: str) -> Any:
-        """What a knob of `settings`, such as `inference.dtype`, was set to; None where there is no such knob."""
+        """Return the value of a knob of `settings`, such as `inference.dtype`; None if there is no such knob."""
         value: Any = self.settings
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         return value
 
     def number(self, key: str) -> float:
-        """The number that a knob, such as `rollout.policy_lag`, was set to.
+        """Return the value of a knob that is a number, such as `rollout.policy_lag`.
 
         Raises:
-            StorageError: it is none.
+            DamagedError: the value is not a number.
         """
         value = self.knob(key)
         if not isinstance(value, int | float):
-            raise DamagedError(f"the configuration in the manifest of {self.version} has {key}={value!r}: no number")
+            raise DamagedError(f"the configuration in the manifest of {self.version} has {key}={value!r}, not a number")
         return value
 
     @property
@@ -110,12 +109,12 @@ class Manifest(_Record):
 
 
 def committed(store: Store, version: str) -> bool:
-    """Whether `version` exists."""
+    """Return whether `version` exists."""
     return store.exists(layout.manifest(version))
 
 
 def find(store: Store, version: str) -> Manifest | None:
-    """The manifest of `version`, None where it was never committed."""
+    """Read the manifest of `version`; None if it was never committed."""
     try:
         data = store.read(layout.manifest(version))
     except FileNotFoundError:
@@ -124,19 +123,19 @@ def find(store: Store, version: str) -> Manifest | None:
 
 
 def read(store: Store, version: str) -> Manifest:
-    """The manifest of `version`.
+    """Read the manifest of `version`.
 
     Raises:
-        StorageError: there is none, or it is not a manifest of this version.
+        DamagedError: the version has no manifest, or the manifest is damaged or of another version.
     """
     return parse(store, version, read_bytes(store, version))
 
 
 def as_parent(store: Store, version: str) -> Parent:
-    """`version` as a parent, with its manifest's hash.
+    """Return `version` as a parent, with the hash of its manifest.
 
     Raises:
-        StorageError: it was never committed, or its manifest is damaged.
+        DamagedError: it was never committed, or its manifest is damaged.
     """
     data = read_bytes(store, version)
     parse(store, version, data)
@@ -144,10 +143,10 @@ def as_parent(store: Store, version: str) -> Parent:
 
 
 def read_bytes(store: Store, version: str) -> bytes:
-    """The manifest of `version` as stored; its sha256 is what children name.
+    """Read the stored bytes of the manifest of `version`, whose sha256 its children name.
 
     Raises:
-        StorageError: it was never committed.
+        DamagedError: it was never committed.
     """
     try:
         return store.read(layout.manifest(version))
@@ -156,18 +155,18 @@ def read_bytes(store: Store, version: str) -> bytes:
 
 
 def parse(store: Store, version: str, data: bytes) -> Manifest:
-    """The manifest in `data`, which was read where that of `version` stands.
+    """Parse `data`, the stored bytes of the manifest of `version`.
 
     Raises:
-        StorageError: it is damaged, of a future format, or another version's.
+        DamagedError: the manifest is damaged, of a newer format, or of another version.
     """
     where = store.uri(layout.manifest(version))
     try:
         values = json.loads(data)
-        found = values["manifest_version"]
-        if found > MANIFEST_VERSION:
-            raise DamagedError(f"{where} has format {found}; this code knows {MANIFEST_VERSION}: upgrade")
-        manifest = Manifest.model_validate(values if found == 1 else unseal(data, where))
+        format_ = values["manifest_version"]
+        if format_ > MANIFEST_VERSION:
+            raise DamagedError(f"{where} has format {format_}; this code knows {MANIFEST_VERSION}: upgrade")
+        manifest = Manifest.model_validate(values if format_ == 1 else unseal(data, where))
     except StorageError:
         raise
     except (KeyError, TypeError, ValueError, RecursionError) as error:
@@ -176,6 +175,6 @@ def parse(store: Store, version: str, data: bytes) -> Manifest:
         raise DamagedError(f"{where} is not a manifest, or is damaged: {error}") from None
     if manifest.version != version:
         raise DamagedError(f"{where} says it is version {manifest.version!r}: it was copied or moved by hand")
-    if strange := [file.path for file in manifest.files if not file.path.startswith(f"{version}/")]:
-        raise DamagedError(f"{where} names objects of other versions: {strange[:3]}")
+    if foreign := [file.path for file in manifest.files if not file.path.startswith(f"{version}/")]:
+        raise DamagedError(f"{where} names objects of other versions: {foreign[:3]}")
     return manifest

@@ -1,8 +1,8 @@
-"""What the files of a transformers folder may not say, and which files may not be among them.
+"""Checks of a transformers folder: values that its files may not have, and files that it may not contain.
 
-Libraries ask before they run code that lies beside weights (`auto_map`, `custom_generate/`), and are told no. What is
-refused here works without a question: it fetches and runs code, reads files that no hash covers, or has a server load
-other weights than the trainer.
+Libraries ask before they run code from a model's folder (`auto_map`, `custom_generate/`), and this pipeline says no.
+This module refuses what libraries do without asking: fetch and run other code, read files that no hash covers, or load
+other weights in a server than in the trainer.
 """
 
 import json
@@ -17,33 +17,33 @@ INDEX = "model.safetensors.index.json"
 _ATTENTION = (None, "eager", "sdpa")
 _EXPERTS = (None, "eager", "batched_mm", "grouped_mm")
 _ALLOWED: dict[str, tuple[Any, ...]] = {
-    # Other ones come from the hub as compiled code; with an underscore they win over the trainer's own choice.
+    # Other implementations come from the hub as compiled code. Keys with an underscore override the trainer's choice.
     "attn_implementation": _ATTENTION,
     "_attn_implementation": _ATTENTION,
     "experts_implementation": _EXPERTS,
     "_experts_implementation": _EXPERTS,
-    # Policies are trained, and proven to be served, in the numbers that their files hold.
+    # The trainer uses, and the canary proves, the numbers in the files, so the files may not be quantised.
     "quantization_config": (None, {}),
     "compression_config": (None, {}),
-    # The server would load another model, or transformers another file.
+    # The server would load another model, or transformers would load another file.
     "speculators_config": (None,),
     "transformers_weights": (None,),
 }
-"""By key of config.json, at any depth: the values that it may have."""
+"""The allowed values of some keys of config.json, at any depth."""
 PICKLE = re.compile(r".+\.(bin|pt|pth|pkl|pickle|ckpt|npy|npz|joblib)")
 _CODE = re.compile(r".+\.(py|pyc|so)")
 _ADAPTER = "adapter_config.json"
 
 
 def check(folder: Path, names: Iterable[str] = ()) -> None:
-    """Refuse a folder that holds a forbidden file, or a file with a forbidden value.
+    """Refuse a folder with a forbidden file, or with a forbidden value in a file.
 
     Args:
-        folder: of a transformers model.
-        names: the files that would be loaded from it, where that is known; some may be absent from `folder`.
+        folder: a transformers model.
+        names: the files that a library would load from it, if known; some may be absent from `folder`.
 
     Raises:
-        StorageError: says which file, what is wrong with it, and what to do.
+        DamagedError: the message names the file, what is wrong with it, and what to do.
     """
     for path in sorted(folder.glob("*.json")):
         for problem in problems(path):
@@ -51,19 +51,19 @@ def check(folder: Path, names: Iterable[str] = ()) -> None:
     for problem in name_problems(names, _shards(folder)):
         raise DamagedError(f"{folder} holds {problem}")
     if (folder / _ADAPTER).exists():
-        raise DamagedError(f"{folder / _ADAPTER} is an adapter: merge it into the weights, and give these alone")
+        raise DamagedError(f"{folder / _ADAPTER} is an adapter: merge it into the weights and give only the weights")
 
 
 def problems(path: Path) -> list[str]:
-    """What is wrong inside of one file of the folder; each a sentence without its subject, the file."""
+    """Return what is wrong with the content of one file; each problem is a sentence without its subject, the file."""
     if path.name not in ("config.json", "tokenizer_config.json", "generation_config.json", INDEX):
         return []
     try:
         values = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        return [f"is no JSON: {error}"]
+        return [f"is not JSON: {error}"]
     if not isinstance(values, dict):
-        return ["is no JSON object"]
+        return ["is not a JSON object"]
     if path.name == "config.json":
         return [f"says {key}={value!r}: {_remedy(key)}" for key, value in _refused(values)]
     if path.name == INDEX:
@@ -73,18 +73,18 @@ def problems(path: Path) -> list[str]:
 
 
 def name_problems(names: Iterable[str], shards: set[str] | None = None) -> Iterator[str]:
-    """What is wrong with the names of a model's files; `shards` are those of its index, None where it has none."""
+    """Yield problems with the names of a model's files; `shards` are the files in its index, None without an index."""
     for name in sorted(names):
         if PICKLE.fullmatch(name):
-            yield f"{name}, a pickle: to load it would be to run code"
+            yield f"{name}, a pickle: loading it would run code"
         elif _CODE.fullmatch(name):
             yield f"{name}, which is code"
         elif name.endswith(".safetensors") and name not in (shards or {"model.safetensors"}):
-            yield f"{name}, weights that the trainer would not load and a server would: delete them"
+            yield f"{name}, weights that a server would load but the trainer would not: delete them"
 
 
 def _refused(values: Any) -> Iterator[tuple[str, Any]]:
-    """Keys, at any depth, with a value that they may not have."""
+    """Yield the keys, at any depth, that have a forbidden value, with the value."""
     if isinstance(values, dict):
         for key, value in values.items():
             if key in _ALLOWED and value not in _ALLOWED[key]:
@@ -98,7 +98,7 @@ def _refused(values: Any) -> Iterator[tuple[str, Any]]:
 
 def _remedy(key: str) -> str:
     if key in ("quantization_config", "compression_config"):
-        return "quantised weights cannot be trained; give a model whose weights are not"
+        return "quantised weights cannot be trained; give a model that is not quantised"
     allowed = ", ".join(map(str, filter(None, _ALLOWED[key])))
     return "remove the key" + (f", or give one of {allowed}" if allowed else "")
 
@@ -108,11 +108,11 @@ def _index_problems(values: dict[str, Any]) -> list[str]:
     if not isinstance(shards, dict) or not shards:
         return ["has no weight_map"]
     outside = _outside(list(shards.values()))
-    return [f"names {outside[0]!r}: weights must lie beside it, as *.safetensors"] if outside else []
+    return [f"names {outside[0]!r}: weights must be *.safetensors in the same folder"] if outside else []
 
 
 def _outside(names: Any) -> list[Any]:
-    """Of names that should be plain ones of safetensors or JSON files, those that are none."""
+    """Return the names that are not plain names of safetensors or JSON files, such as paths to other folders."""
     plain, listed = re.compile(r"[^/\\]+\.(safetensors|json)"), names if isinstance(names, list) else [names]
     return [name for name in listed if not isinstance(name, str) or not plain.fullmatch(name)]
 

@@ -1,4 +1,4 @@
-"""Stored weights as a model, and whether they are the ones that their checkpoint's canary was made with."""
+"""Loads stored weights as a model, and compares them with the canary of their checkpoint."""
 
 from pathlib import Path
 from typing import Any
@@ -12,24 +12,24 @@ from transformers.utils.logging import disable_progress_bar
 from storage.versions import model_files
 from storage.versions.checkpoints import Checkpoint
 
-_NAMED = 3  # weights that a message spells out
+_NAMED = 3  # number of weights that a message names
 
 
 def load_model(folder: Path) -> PreTrainedModel:
-    """A causal language model with float32 weights, in evaluation mode, on the CPU.
+    """Load a causal language model with float32 weights, in evaluation mode, on the CPU.
 
-    It is read from `folder` and nowhere else, from safetensors, and no code that lies there is run; attention is
-    PyTorch's, whatever config.json says.
+    Everything is read from `folder`, weights from safetensors only, and no code in it is run. Attention is PyTorch's,
+    whatever config.json says. If the folder holds no model, other exceptions of transformers pass through.
 
     Raises:
-        StorageError: see `storage.versions.model_files`.
-        ValueError: weights are missing, of other shapes or more than the model has, or it is another kind of model.
-            And whatever else transformers raises where a folder holds no model.
+        DamagedError: see `storage.versions.model_files`.
+        ValueError: config.json is missing; weights are missing, have wrong shapes or are unknown to the model; or the
+            model is of another kind.
     """
     if not (folder / "config.json").is_file():
         raise ValueError(f"no config.json in {folder}: give the folder of a transformers model")
     model_files.check(folder)
-    disable_progress_bar()  # one for every iteration would bury the log
+    disable_progress_bar()  # a progress bar for every iteration would fill the log
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,
         dtype=torch.float32,
@@ -37,7 +37,7 @@ def load_model(folder: Path) -> PreTrainedModel:
         trust_remote_code=False,
         local_files_only=True,
         attn_implementation="sdpa",
-        ignore_mismatched_sizes=True,  # told below, with both shapes
+        ignore_mismatched_sizes=True,  # reported below, with both shapes
         output_loading_info=True,
     )
     model: PreTrainedModel = loaded[0].eval()
@@ -48,25 +48,27 @@ def load_model(folder: Path) -> PreTrainedModel:
 
 
 def _misfit(model: PreTrainedModel, report: dict[str, Any]) -> str:
-    """How config.json and the weights differ; empty where they do not. What is missing transformers makes up."""
+    """Return how config.json and the weights differ; empty if they do not. Transformers invents missing weights."""
     if missing := sorted(report["missing_keys"]):
-        return f"there are no weights {_some(missing)}"
+        return f"there are no weights {_first_few(missing)}"
     if others := sorted(report["mismatched_keys"]):
         name, stored, expected = others[0]
-        return f"{name} has the shape {[*stored]}, it should have {[*expected]} ({len(others)} such weights)"
+        return f"{name} has the shape {[*stored]}, not {[*expected]} ({len(others)} such weights)"
     if unknown := sorted(report["unexpected_keys"]):
-        return f"the model has no use for the weights {_some(unknown)}"
-    said, found = model.config.architectures or [type(model).__name__], type(model).__name__
-    return "" if found in said else f"it is made for {', '.join(said)}, and {found} is the causal language model"
+        return f"the model does not use the weights {_first_few(unknown)}"
+    configured, loaded = model.config.architectures or [type(model).__name__], type(model).__name__
+    if loaded not in configured:
+        return f"config.json is made for {', '.join(configured)}, but the causal language model is {loaded}"
+    return ""
 
 
-def _some(names: list[str]) -> str:
+def _first_few(names: list[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{', '.join(names[:_NAMED])}{more}"
 
 
 def canary_difference(checkpoint: Checkpoint) -> float:
-    """Mean absolute difference between the canary's logprobs and those of the weights, on the CPU in float32.
+    """Return the mean absolute difference of the canary's logprobs and those of the weights, on the CPU in float32.
 
     Raises:
         ValueError: see `load_model`.
@@ -80,11 +82,11 @@ def canary_difference(checkpoint: Checkpoint) -> float:
 
 
 def not_finite(path: Path) -> list[str]:
-    """Names of the tensors of a safetensors file that hold NaN or infinities; one is in memory at a time."""
+    """Return the names of tensors of a safetensors file with NaN or infinities; one tensor is in memory at a time."""
     with safe_open(path, framework="pt") as file:
         return [name for name in file.keys() if not _is_finite(file.get_tensor(name))]  # noqa: SIM118 - no mapping
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    wide = tensor.float() if tensor.itemsize < 2 else tensor  # torch does not ask it of numbers of 8 bits
+    wide = tensor.float() if tensor.itemsize < 2 else tensor  # torch has no isfinite for 8-bit numbers
     return bool(wide.isfinite().all())

@@ -1,4 +1,4 @@
-"""Agents, by name. Add one with `register_agent("name", Class)` or name it `package.module:Class`."""
+"""The agents by name. Add one with `register_agent("name", Class)`, or configure it as `package.module:Class`."""
 
 from tasks.agents.interface import Agent
 from tasks.agents.math_multi_turn import MathMultiTurnAgent

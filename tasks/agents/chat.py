@@ -1,9 +1,9 @@
-"""Conversations as token ids, by the model's own chat template.
+"""Conversations as token ids, rendered by the model's own chat template.
 
-Sampled ids are never decoded and encoded again while their sequence goes on: only what stands between two
-completions is rendered, as the difference of a conversation with and without the next message. Where the template
-rewrites what was said (thinking models forget earlier thoughts; some templates move the system prompt into the newest
-question), a new sequence begins with the conversation as the template now has it.
+While a sequence continues, sampled ids are never decoded and encoded again. `Chat` renders only the text between two
+completions: the difference between the conversation with and without the next message. Some templates rewrite earlier
+messages: those of thinking models drop earlier thoughts, others move the system prompt into the newest question. Then
+a new sequence begins with the whole conversation, as the template renders it now.
 """
 
 from dataclasses import dataclass
@@ -18,26 +18,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NextPrompt:
-    """What the policy is given after a completion.
+    """The prompt that follows a completion.
 
     Example: NextPrompt(token_ids=[198, 1, 872, …], fresh=False, messages=[{"role": "user", "content": "1 + 2"}, …])
     """
 
-    token_ids: list[int]  # to be appended to the ids held; where fresh, the whole prompt of a new sequence
+    token_ids: list[int]  # to append to the current sequence; if fresh, the whole prompt of a new sequence
     fresh: bool
-    messages: list[Message]  # the conversation up to here
+    messages: list[Message]  # the conversation, including the new user message
 
 
 class Chat:
     """A tokenizer and its template.
 
     Args:
-        tokenizer: of the policy.
-        vocabulary: number of token ids that the policy knows, where that is not the tokenizer's: many models round up.
+        tokenizer: the policy's tokenizer.
+        vocabulary: number of token ids that the policy knows; default: the tokenizer's number. Many models round it up.
 
     Attributes:
-        stop_token_ids: what ends a turn: the tokenizer's end of text and the template's end of turn, which in some
-            models is another token.
+        stop_token_ids: tokens that end a turn: the tokenizer's end of text and the template's end of turn. In some
+            models these are two tokens.
 
     Raises:
         ValueError: the tokenizer has no chat template, or it refuses a conversation.
@@ -51,19 +51,19 @@ class Chat:
         self.stop_token_ids: tuple[int, ...] = tuple(sorted(ends - {None}))
 
     def prompt(self, messages: list[Message]) -> list[int]:
-        """Ids of the conversation up to where the assistant begins to speak."""
+        """Return the ids of the conversation, up to the point where the assistant's answer begins."""
         return list(self._prompt(tuple(tuple(message.items()) for message in messages)))
 
     def next_prompt(self, messages: list[Message], completion_ids: list[int], message: str) -> NextPrompt:
-        """What follows when the user answers a completion of `messages` with `message`.
+        """Return the prompt for the next turn, in which the user answers a completion of `messages` with `message`.
 
-        Where the sequence goes on, that is the rest of the assistant's turn (all of it, if the completion was cut
-        before its end), the user's turn and the assistant's header. Whitespace that the template would trim stays as
-        it was sampled.
+        If the sequence continues, the new ids are the end of the assistant's turn (without the end-of-turn token, if
+        the policy sampled it), the user's turn and the assistant's header. Whitespace that the template would trim
+        stays as it was sampled.
         """
-        following = self._template.extend(messages, self._said(completion_ids), message)
+        following = self._template.extend(messages, self._completion_text(completion_ids), message)
         rest = self._template.rest(following)
-        ids = None if rest is None else self._encode_once(rest)
+        ids = None if rest is None else self._encode_cached(rest)
         if ids and self._end in completion_ids[-1:]:  # the template's end of turn was sampled
             ids = self._after_end(ids)
         if ids is None:
@@ -71,42 +71,42 @@ class Chat:
         return NextPrompt(list(ids), False, following)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of `text` as it stands; special tokens in it are recognised."""
+        """Return the ids of `text` and add no special tokens; those in the text are recognised."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, token_ids: list[int]) -> str:
-        """Text of a completion, without special tokens."""
+        """Return the text of a completion, without special tokens."""
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
 
     @lru_cache(maxsize=256)  # noqa: B019  # one Chat lives as long as its stage
     def _prompt(self, messages: tuple[tuple[tuple[str, str], ...], ...]) -> list[int]:
-        """The episodes of a group ask with the same prompt."""
+        """Return the ids from a cache: the episodes of a group begin with the same prompt."""
         return self.encode(self._template.render([dict(message) for message in messages]))
 
     @lru_cache(maxsize=256)  # noqa: B019
-    def _encode_once(self, text: str) -> list[int]:
-        """Many episodes are told the same."""
+    def _encode_cached(self, text: str) -> list[int]:
+        """Return the ids from a cache: many episodes get the same feedback."""
         return self.encode(text)
 
-    def _said(self, completion_ids: list[int]) -> str:
-        """A completion as the template expects it: without what the template itself writes at the end of a turn."""
+    def _completion_text(self, completion_ids: list[int]) -> str:
+        """Return the completion's text without the end of turn, which the template itself writes."""
         if not completion_ids:
             return ""
-        *said, last = completion_ids
+        *others, last = completion_ids
         if last == self._end:
-            return self._text(said).removesuffix(self._tail)
-        return self._text(said if last in self.stop_token_ids else completion_ids)
+            return self._text(others).removesuffix(self._tail)
+        return self._text(others if last in self.stop_token_ids else completion_ids)
 
     def _after_end(self, rest: list[int]) -> list[int] | None:
-        """`rest` without the end of turn, which was sampled; None if more than whitespace stands before it."""
+        """Return `rest` after the end-of-turn token, which was sampled; None if more than whitespace precedes it."""
         place = rest.index(self._end) if self._end in rest else len(rest)
         return None if self._text(rest[:place]).strip() else rest[place + 1 :]
 
     def _find_end(self) -> tuple[str, int | None]:
-        """What the template writes between a completion and the token that ends a turn, and this token.
+        """Return the text that the template writes between a completion and the token that ends a turn, and this token.
 
-        It is the first one behind a completion that was added to the vocabulary as a whole: ordinary text would end
-        completions in the middle. A template that writes none leaves the end to the tokenizer's.
+        The token is the first one after a completion that was added to the vocabulary as a whole: a token of ordinary
+        text would end completions in the middle. Without it, only the tokenizer's end of text ends a turn.
         """
         added = self._tokenizer.added_tokens_decoder
         ids = self.encode(self._template.between())
@@ -116,6 +116,6 @@ class Chat:
         return "", None
 
     def _text(self, token_ids: list[int]) -> str:
-        """The exact text of `token_ids`."""
+        """Return the exact text of `token_ids`, special tokens included."""
         decoded = self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return str(decoded)

@@ -1,4 +1,4 @@
-"""The turns of one episode, gathered into token columns with their action mask."""
+"""The turns of one episode, collected into the token columns of a trajectory."""
 
 import dataclasses
 
@@ -8,7 +8,21 @@ from tasks.inference.api import BundledGenerationOutputs
 
 
 class Episode:
-    """Grows a sequence turn by turn: prompt, completion, feedback, completion …; or several, laid end to end.
+    """A trajectory under construction. It grows turn by turn: prompt, completion, feedback, completion …
+
+    If a template rewrites earlier turns, the episode has several sequences. The columns contain one after the other.
+
+    Example: the second turn solves the problem. The prompt is rendered as the tokens 5 6, and the policy samples 7 8.
+    The feedback is rendered as 3 4 (with the end of the assistant's turn and its next header), and the policy samples
+    9 8. `trajectory()` then returns a record with these columns:
+
+        token_ids         5    6    7     8     3    4    9     8
+        action_mask       F    F    T     T     F    F    T     T       T: sampled by the policy
+        logprobs          0    0   -0.4  -0.1   0    0   -0.7  -0.2     behaviour logprobs
+        versions         -1   -1    3     3    -1   -1    3     3       policy version that sampled the token
+        turns            Turn(start=2, end=4, verdict="wrong", reward=0.0, feedback="Your answer is wrong. …", …)
+                         Turn(start=6, end=8, verdict="correct", reward=1.0, feedback="", …)
+        sequence_starts  [0] (if the template rewrites the first turn: [0, 4], and a whole new prompt begins at token 4)
 
     Args:
         prompt: the episode's identity.
@@ -26,14 +40,14 @@ class Episode:
 
     @property
     def prompt_ids(self) -> list[int]:
-        """What the policy is to continue: the ids of the current sequence."""
+        """The ids of the current sequence, which the policy continues."""
         return self.token_ids[self._starts[-1] :]
 
     def add_completion(self, outputs: BundledGenerationOutputs, text: str, index: int = 0) -> None:
-        """Append completion `index` as a new turn, not yet judged.
+        """Append completion `index` as a new turn without a verdict.
 
         Raises:
-            ValueError: the outputs belong to another prompt than the current sequence's ids.
+            ValueError: the outputs belong to a prompt that differs from the ids of the current sequence.
         """
         if outputs.prompt_ids != self.prompt_ids:
             raise ValueError(f"{outputs.qid}: the completion's prompt does not extend this episode's tokens")
@@ -58,11 +72,11 @@ class Episode:
         )
 
     def set_verdict(self, verdict: str, reward: float) -> None:
-        """What the environment said of the last turn."""
+        """Record the environment's verdict on the last turn, and its reward."""
         self.turns[-1] = dataclasses.replace(self.turns[-1], verdict=verdict, reward=reward)
 
     def add_feedback(self, text: str, token_ids: list[int]) -> None:
-        """Append what the policy is told after the last turn."""
+        """Append the feedback on the last turn: its text to the turn, its rendered ids to the sequence."""
         self.turns[-1] = dataclasses.replace(self.turns[-1], feedback=text)
         self.token_ids += token_ids
         self._mask += [False] * len(token_ids)
@@ -70,7 +84,7 @@ class Episode:
         self._versions += [-1] * len(token_ids)
 
     def start_sequence(self, text: str, prompt_ids: list[int]) -> None:
-        """Like `add_feedback`, where the next prompt is not the ids held so far and more: all of it begins anew."""
+        """Append feedback as `add_feedback` does, but begin a new sequence with the whole prompt `prompt_ids`."""
         self._starts.append(len(self.token_ids))
         self.add_feedback(text, prompt_ids)
 
@@ -81,15 +95,15 @@ class Episode:
         reason: str = "",
         unplayed_turns: int | None = None,
     ) -> Trajectory:
-        """The record. Without a status the agent has ended the episode, and no turn was left unplayed.
+        """Return the record. Without a status, the agent has ended the episode, and all turns were played.
 
         Args:
             turn_discount: return of turn k = reward k + turn_discount * return of turn k+1.
-            status: `truncated` where the context had no room for the next turn. Empty: `completed`, or `truncated`
-                where the token limit cut the last turn.
-            reason: why it is not `completed`.
-            unplayed_turns: how many turns the context had no room for; each counts as a wrong answer. Without this
-                number a truncated episode needs a critic: a group baseline leaves it out.
+            status: `truncated` if the context had no room for the next turn. Default: `completed`, or `truncated`
+                if the token limit cut the last turn.
+            reason: why the status is not `completed`.
+            unplayed_turns: number of turns for which the context had no room; each counts as a wrong answer. Without
+                this number, a truncated episode needs a critic: a group baseline leaves it out.
         """
         ended = status is None
         if ended and self.turns and self.turns[-1].finish_reason == "length":

@@ -1,7 +1,7 @@
-"""What an agent is: the seed system's interface of two queues.
+"""The interface of agents: two queues, as in AReaL's guide "Rollout and Agentic RL".
 
-An agent puts `(qid, token_ids, gconfig)` on the observation queue and takes
-`BundledGenerationOutputs` from the action queue, as often as it likes; it never sees the engine.
+An agent puts `(qid, token_ids, gconfig)` on the observation queue and takes `BundledGenerationOutputs` from the action
+queue, as often as it needs. It never sees the engine.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from tasks.inference.api import BundledGenerationOutputs, GenerationConfig, Obse
 
 @dataclass(frozen=True, slots=True)
 class AgentContext:
-    """First argument of every agent's constructor; what follows are `agent.args` of the configuration."""
+    """The first argument of every agent's constructor; the others are `agent.args` of the configuration."""
 
     chat: Chat
     gconfig: GenerationConfig
@@ -25,7 +25,7 @@ class AgentContext:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeSpec:
-    """One episode to be played. `record` is its trajectory with identity filled in and no tokens yet."""
+    """One episode to play. `record` is its trajectory, with the identity filled in and without tokens."""
 
     qid: str
     problem: Problem
@@ -34,27 +34,27 @@ class EpisodeSpec:
 
 
 Prompt = EpisodeSpec
-"""Its former name, which agents outside of this repository may use."""
+"""The former name of `EpisodeSpec`; agents outside this repository may use it."""
 
 
 class Agent(Protocol):
-    """Plays one episode; holds no state between episodes, of which many run at a time, all in one thread.
+    """A player of episodes. Many episodes run at the same time in one thread; an agent keeps no state between them.
 
-    What one agent does wrong costs its own episode: it is kept as `failed` with the reason.
+    An error of an agent costs only the episode in which it occurs: the record has the status `failed` and the reason.
 
-    - It puts `(qid, token_ids, gconfig)` on `obs_queue`: ids that the policy knows in a list, and at most 256
-      completions at once. Each answer is to be taken from `act_queue`; 256 may wait there.
-    - It returns a list of trajectories made of `prompt.record`, whose identity stays. `Episode` makes them right: a
-      turn is a completion, or its beginning, with tokens, logprobs and versions as the engine gave them; all other
-      tokens have 0.0 and -1.
-      Columns are lists of Python's own numbers (numpy: `.tolist()`), texts can be encoded as UTF-8. An empty list
-      rejects the episode. Of several, all but the first get ids of their own: `<id>:1`, `<id>:2` …
-    - It raises what it likes, CancelledError and SystemExit, too. Ctrl-C and SIGTERM alone end the rollout.
-    - At `rollout.episode_deadline_s` it is cancelled, and has two seconds to clean up; then nobody waits for it.
-    - It awaits what takes long, or runs it by `asyncio.to_thread`. What holds up the event loop until the deadline is
-      ended by an exception (`tasks.rollout.watch`).
+    - The agent puts `(qid, token_ids, gconfig)` on `obs_queue`: a list of ids that the policy knows, and a request for
+      at most 256 completions. It takes each answer from `act_queue`, where at most 256 may wait.
+    - It returns a list of trajectories made from `prompt.record`, with its identity unchanged. `Episode` makes valid
+      ones: a turn is a completion, or its beginning, with the tokens, logprobs and versions that the engine gave. All
+      other tokens have the logprob 0.0 and the version -1.
+      Columns are lists of Python's own numbers (numpy: `.tolist()`). Texts can be encoded as UTF-8. An empty list
+      rejects the episode. If there are several trajectories, all but the first get new ids: `<id>:1`, `<id>:2` …
+    - It may raise any exception, also CancelledError and SystemExit. Only Ctrl-C and SIGTERM end the rollout.
+    - At `rollout.episode_deadline_s` it is cancelled and has two seconds to clean up; then the rollout goes on.
+    - It awaits slow operations, or runs them with `asyncio.to_thread`. If it blocks the event loop until the deadline,
+      an exception ends it (`tasks.rollout.watch`).
 
-    The same holds for its environment, whose methods it calls.
+    The same rules apply to the environment, whose methods the agent calls.
     """
 
     async def collect_trajectory(
@@ -64,5 +64,5 @@ class Agent(Protocol):
         obs_queue: "asyncio.Queue[Observation]",
         act_queue: "asyncio.Queue[BundledGenerationOutputs]",
     ) -> list[Trajectory]:
-        """The episode's trajectories; an empty list rejects it."""
+        """Play the episode `prompt` and return its trajectories; an empty list rejects it."""
         ...

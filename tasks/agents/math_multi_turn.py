@@ -1,4 +1,4 @@
-"""The agent of the guide: tries a problem, hears whether it was right, tries again."""
+"""The multi-turn math agent: it answers a problem, gets feedback and tries again."""
 
 import asyncio
 from typing import Annotated
@@ -18,16 +18,16 @@ CORRECT_FEEDBACK = "Your answer is correct."
 
 
 class MathMultiTurnAgent:
-    """Up to `num_turns` completions of one conversation.
+    """An agent that makes up to `num_turns` completions in one conversation.
 
     Args:
-        context: what the pipeline gives every agent.
-        num_turns: completions at most.
+        context: the pipeline gives it to every agent.
+        num_turns: most completions.
         turn_discount: return of turn k = reward k + turn_discount * return of turn k+1.
-        stop_on_success: end at the first right answer; otherwise say so and go on.
+        stop_on_success: end at the first right answer; otherwise send `correct_feedback` and go on.
         wrong_feedback: user message after a wrong answer.
-        correct_feedback: user message after a right one.
-        system_prompt: first message, where given.
+        correct_feedback: user message after a right answer.
+        system_prompt: first message, if not empty.
         instruction: appended to the problem's text.
     """
 
@@ -57,7 +57,7 @@ class MathMultiTurnAgent:
     ) -> list[Trajectory]:
         chat = self.context.chat
         question, _ = await env.reset(seed=prompt.seed, options={"problem": prompt.problem})
-        messages = self._opening(question)
+        messages = self._first_messages(question)
         episode = Episode(prompt, chat.prompt(messages))
         for turn in range(self.num_turns):
             await obs_queue.put((prompt.qid, episode.prompt_ids, self.context.gconfig))
@@ -70,23 +70,23 @@ class MathMultiTurnAgent:
                 break
             feedback = self.correct_feedback if terminated else self.wrong_feedback
             following = chat.next_prompt(messages, outputs.output_ids[0], feedback)
-            if not self._tell(episode, feedback, following):
+            if not self._add_feedback(episode, feedback, following):
                 reason = f"no room for turn {turn + 2} in inference.max_model_len={self.context.max_model_len}"
                 unplayed = self.num_turns - turn - 1
                 return [episode.trajectory(self.turn_discount, "truncated", reason, unplayed)]
             messages = following.messages
         return [episode.trajectory(self.turn_discount)]
 
-    def _tell(self, episode: Episode, feedback: str, following: NextPrompt) -> bool:
-        """Add the feedback, in a new sequence where the template asks for one; false if the context has no room."""
-        held = 0 if following.fresh else len(episode.prompt_ids)
-        if held + len(following.token_ids) >= self.context.max_model_len:
+    def _add_feedback(self, episode: Episode, feedback: str, following: NextPrompt) -> bool:
+        """Add the feedback, in a new sequence if the template needs one; return False if the context has no room."""
+        length = 0 if following.fresh else len(episode.prompt_ids)
+        if length + len(following.token_ids) >= self.context.max_model_len:
             return False
         add = episode.start_sequence if following.fresh else episode.add_feedback
         add(feedback, following.token_ids)
         return True
 
-    def _opening(self, question: str) -> list[Message]:
+    def _first_messages(self, question: str) -> list[Message]:
         system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
         content = f"{question}\n{self.instruction}" if self.instruction else question
         return [*system, {"role": "user", "content": content}]

@@ -1,15 +1,15 @@
-"""One completion, judged once."""
+"""The agent with one completion and one verdict."""
 
 from tasks.agents.interface import AgentContext
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 
 
 class MathSingleStepAgent(MathMultiTurnAgent):
-    """`math-multi-turn` with a single turn.
+    """The agent `math-multi-turn` with a single turn.
 
     Args:
-        context: what the pipeline gives every agent.
-        system_prompt: first message, where given.
+        context: the pipeline gives it to every agent.
+        system_prompt: first message, if not empty.
         instruction: appended to the problem's text.
     """
 

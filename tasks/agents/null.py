@@ -1,4 +1,4 @@
-"""Asks once and judges nothing: measures the engine, or stands in for an agent in a test."""
+"""An agent without verdicts, to measure the engine or to replace an agent in a test."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from tasks.inference.api import BundledGenerationOutputs, Observation
 
 
 class NullAgent:
-    """One completion of the bare problem; the environment is not stepped."""
+    """An agent that requests one completion of the bare problem and never steps the environment."""
 
     def __init__(self, context: AgentContext) -> None:
         self.context = context

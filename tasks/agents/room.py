@@ -1,4 +1,4 @@
-"""Warns of configurations in which the turns of an episode may not fit into the model's context."""
+"""A warning for configurations in which the turns of an episode may not fit into the model's context."""
 
 import inspect
 
@@ -7,9 +7,9 @@ from tasks.agents import AGENTS
 
 
 def lacking_room(config: Config) -> str | None:
-    """What to tell where the turns of an episode may not fit into the context; None where they do, or nobody can say.
+    """Return a warning if the turns of an episode may not fit into the context; None if they do or if that is unknown.
 
-    Known are agents that take a `num_turns`. Prompt and feedback come on top of what is counted here.
+    It is known for agents with an argument `num_turns`. Prompt and feedback need further room, which is not counted.
     """
     turns = _turns(config)
     context, longest = config.inference.max_model_len, config.sampling.max_new_tokens
@@ -17,13 +17,13 @@ def lacking_room(config: Config) -> str | None:
         return None
     return (
         f"{turns} turns of {longest} tokens do not fit into inference.max_model_len={context}: turns for which the "
-        "context has no room count as wrong answers. Give it more room, or set agent.args.num_turns or "
-        "sampling.max_new_tokens lower"
+        "context has no room count as wrong answers. Raise inference.max_model_len, or lower agent.args.num_turns or "
+        "sampling.max_new_tokens"
     )
 
 
 def _turns(config: Config) -> int | None:
-    """Turns of an episode at most: the agent's argument, or its default."""
+    """Return the most turns of an episode: the agent's argument, or its default."""
     parameter = inspect.signature(AGENTS.find(config.agent.type)).parameters.get("num_turns")
     turns = config.agent.args.get("num_turns", parameter.default if parameter else None)
     return turns if isinstance(turns, int) else None

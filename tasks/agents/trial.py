@@ -1,4 +1,4 @@
-"""Chat templates are tried out before they are rendered in a process that matters."""
+"""A trial of chat templates in a separate process, before the pipeline renders them in its own."""
 
 import json
 import logging
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tasks.agents.chat import Chat
 from tasks.agents.template import REMEDY, Message
 from tasks.limits import OUT_OF_TIME
-from tasks.template_trial import Finding
+from tasks.template_trial import TrialResult
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,22 +20,25 @@ logger = logging.getLogger(__name__)
 
 _ROOT = Path(__file__).parents[2]
 _SECONDS, _MEMORY_MB = 10.0, 512
-"""Limits for all conversations together: processor time, and memory beyond an idle process. Real ones need 0.1 s."""
+"""Limits for all conversations together: processor time, and memory above that of an idle process.
+
+Real templates need 0.1 s.
+"""
 _PATIENCE_S = 600.0
-"""By the clock: only against a process that waits for ever; a busy machine changes no verdict."""
+"""Wall-clock limit, only against a process that waits for ever; a busy machine does not change the result."""
 _LONGEST = 1_000_000
-"""Characters of a rendered conversation; those that are tried out have some thousands."""
+"""Most characters of a rendered conversation; normally those of the trial have some thousands."""
 
 
 def open_chat(tokenizer: "PreTrainedTokenizerBase", vocabulary: int | None = None) -> Chat:
-    """The chat of a tokenizer from elsewhere; `vocabulary` as in `Chat`.
+    """Try out the template of a tokenizer from outside this project; return its chat (`vocabulary` as in `Chat`).
 
-    Its template first renders conversations of every shape in a process of its own, with limits of processor time and
-    memory. A real conversation may still make a template loop that renders all of these: nothing limits that here.
+    The template first renders conversations of every shape in a separate process, with limits on processor time and
+    memory. A template that passes may still loop in a real conversation, where nothing limits it.
 
     Raises:
-        ValueError: the template does not end, needs too much memory, writes another text each time, does not show
-            what is said, refuses a conversation, or there is none; says whose template, and what to do.
+        ValueError: the template is missing, does not end, needs too much memory, writes different texts for the same
+            conversation, does not show all messages, or refuses a conversation; names the tokenizer and the remedy.
     """
     template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
     if template:
@@ -45,23 +48,23 @@ def open_chat(tokenizer: "PreTrainedTokenizerBase", vocabulary: int | None = Non
 
 @lru_cache(maxsize=8)
 def _try_out(name: str, template: str, special_tokens: tuple[tuple[str, str], ...]) -> None:
-    whose = f"the chat template of {name}"
-    finding = _find(whose, template, dict(special_tokens))
+    label = f"the chat template of {name}"
+    finding = _render_in_process(label, template, dict(special_tokens))
     if not finding.enough_memory:
-        raise ValueError(f"{whose} needs more than {_MEMORY_MB} MB for a short conversation: {REMEDY}")
+        raise ValueError(f"{label} needs more than {_MEMORY_MB} MB for a short conversation: {REMEDY}")
     if finding.longest > _LONGEST:
-        raise ValueError(f"{whose} makes {finding.longest:,} characters of a short conversation: {REMEDY}")
+        raise ValueError(f"{label} writes {finding.longest:,} characters for a short conversation: {REMEDY}")
     if finding.depends_on == "the date":
-        logger.warning("%s writes the date: the same conversation has other tokens on another day", whose)
+        logger.warning("%s writes the date: the same conversation has other tokens on another day", label)
     elif finding.depends_on:
         raise ValueError(
-            f"{whose} writes what depends on {finding.depends_on}: the policy would be given another text than the one "
-            f"that stands in its trajectory; {REMEDY}"
+            f"{label} writes text that depends on {finding.depends_on}: the policy would get another text than the "
+            f"one in its trajectory; {REMEDY}"
         )
 
 
-def _find(whose: str, template: str, special_tokens: dict[str, str]) -> Finding:
-    given = {
+def _render_in_process(label: str, template: str, special_tokens: dict[str, str]) -> TrialResult:
+    request = {
         "template": template,
         "special_tokens": special_tokens,
         "conversations": _conversations(),
@@ -70,26 +73,29 @@ def _find(whose: str, template: str, special_tokens: dict[str, str]) -> Finding:
     }
     command = [sys.executable, "-m", "tasks.template_trial"]
     try:
-        done = subprocess.run(
-            command, input=json.dumps(given), capture_output=True, text=True, cwd=_ROOT, timeout=_PATIENCE_S
+        process = subprocess.run(
+            command, input=json.dumps(request), capture_output=True, text=True, cwd=_ROOT, timeout=_PATIENCE_S
         )
     except subprocess.TimeoutExpired:
-        raise ValueError(f"{whose} was not rendered within {_PATIENCE_S:g} s: {REMEDY}") from None
-    if done.returncode == OUT_OF_TIME:
-        raise ValueError(f"{whose} needs more than {_SECONDS:g} s of processor time for a short conversation: {REMEDY}")
-    if done.returncode:
-        raise ValueError(f"{whose} ended the process that rendered it ({done.returncode}): {done.stderr[-500:]}")
-    return Finding(**json.loads(done.stdout))
+        raise ValueError(f"{label} was not rendered within {_PATIENCE_S:g} s: {REMEDY}") from None
+    if process.returncode == OUT_OF_TIME:
+        raise ValueError(f"{label} needs more than {_SECONDS:g} s of processor time for a short conversation: {REMEDY}")
+    if process.returncode:
+        raise ValueError(f"{label} ended the process that rendered it ({process.returncode}): {process.stderr[-500:]}")
+    return TrialResult(**json.loads(process.stdout))
 
 
 def _conversations() -> list[list[Message]]:
-    """With and without a system prompt, of one to four turns, with and without thoughts; the plainest comes first."""
-    found = []
+    """Return conversations with and without a system prompt, of one to four turns, with and without thoughts.
+
+    The plainest comes first.
+    """
+    conversations = []
     for system in ([], [{"role": "system", "content": "Be brief."}]):
-        for said in (r"So it is \boxed{4}.", "<think>\nHmm\n</think>\n\n\\boxed{4}"):
+        for completion in (r"So it is \boxed{4}.", "<think>\nHmm\n</think>\n\n\\boxed{4}"):
             messages = [*system, {"role": "user", "content": "What is 1 + 2?\nReason step by step."}]
             for _ in range(4):
-                found.append(messages)
-                answer = {"role": "user", "content": "Your answer is wrong. Try again."}
-                messages = [*messages, {"role": "assistant", "content": said}, answer]
-    return found
+                conversations.append(messages)
+                feedback = {"role": "user", "content": "Your answer is wrong. Try again."}
+                messages = [*messages, {"role": "assistant", "content": completion}, feedback]
+    return conversations

@@ -1,4 +1,4 @@
-"""Reads trajectories in the browser, with what an audit says of them.
+"""Show trajectories in the browser, with the cases that an audit found.
 
 python -m tasks.audit read demo
 python -m tasks.audit --root s3://bucket/prefix read audits/1f0c4a7be23d5566
@@ -13,7 +13,7 @@ COMMANDS = {
 PROGRAM = Program(
     name="python -m tasks.audit",
     about=(__doc__ or "").splitlines()[0],
-    epilog="What was trained on what, and how to exclude it: python -m tasks.provenance.",
+    epilog="python -m tasks.provenance reports which checkpoint was trained on which problem, and excludes problems.",
     package="tasks.audit.commands",
     commands=COMMANDS,
     former={
@@ -27,7 +27,7 @@ PROGRAM = Program(
 
 
 def main() -> int:
-    """Command line. Status 0, 1 for an error, 2 for a wrong command."""
+    """Run the command line. Return status 0, 1 for an error, or 2 for a wrong command."""
     return PROGRAM.main()
 
 

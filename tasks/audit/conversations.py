@@ -1,4 +1,4 @@
-"""Episodes as people read them."""
+"""Read trajectories as conversations: prompt, turns, feedback and verdicts, without tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,23 +7,23 @@ from tasks.audit.database import AuditDatabase
 
 
 @dataclass(frozen=True, slots=True)
-class SpokenTurn:
-    """One turn, with what environment and score stage said about it."""
+class ConversationTurn:
+    """One turn with the verdicts of the environment and of the score stage."""
 
     turn: int
     text: str
-    said: str  # the environment's verdict
+    environment_verdict: str
     reward: float
     finish_reason: str
-    feedback: str  # what the policy was told next
+    feedback: str  # the environment's reply
     tokens: int
-    verdict: str | None  # the score stage's; None without a score
+    verdict: str | None  # of the score stage; None without a score
     extracted: str | None
-    judge_reason: str | None
+    verdict_reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class StoredConversation:
     """One trajectory without its tokens."""
 
     row: int
@@ -38,25 +38,25 @@ class Conversation:
     policy_version: int
     prompt: str
     solutions: list[str]
-    turns: list[SpokenTurn]
+    turns: list[ConversationTurn]
 
 
-def read_conversations(database: AuditDatabase, rows: Sequence[int]) -> list[Conversation]:
-    """The trajectories with these row numbers, in this order; unknown ones are left out."""
-    spoken: dict[int, list[SpokenTurn]] = {}
+def read_conversations(database: AuditDatabase, rows: Sequence[int]) -> list[StoredConversation]:
+    """Return the trajectories with these row numbers, in this order; unknown row numbers are skipped."""
+    turns: dict[int, list[ConversationTurn]] = {}
     for row, *columns in database.all(
-        """select row, turn, text, said, reward, finish_reason, feedback, "end" - "start", verdict, extracted,
-            judge_reason
+        """select row, turn, text, environment_verdict, reward, finish_reason, feedback, "end" - "start", verdict,
+            extracted, verdict_reason
         from turns where list_contains(?, row) order by row, turn""",
         list(rows),
     ):
-        spoken.setdefault(row, []).append(SpokenTurn(*columns))
-    found = {}
-    for found_row in database.all(
+        turns.setdefault(row, []).append(ConversationTurn(*columns))
+    conversations = {}
+    for values in database.all(
         """select row, trajectory_id, version, t.run, t.iteration, problem_id, sample, status, reason,
             policy_version, prompt, solutions
         from trajectories t join data_sets using (data_set) where list_contains(?, row)""",
         list(rows),
     ):
-        found[found_row[0]] = Conversation(*(*found_row, spoken.get(found_row[0], [])))
-    return [found[row] for row in rows if row in found]
+        conversations[values[0]] = StoredConversation(*(*values, turns.get(values[0], [])))
+    return [conversations[row] for row in rows if row in conversations]

@@ -1,19 +1,19 @@
 """The data sets of an audit as tables of DuckDB.
 
-data_sets      data_set, version, run, iteration, evaluation, allowed (staleness), policies (those among its parents),
-               policy (the first of them), problem_set
+data_sets      data_set (number), version, run, iteration, evaluation, allowed (staleness), policies (those among its
+               parents), policy (the first of them), problem_set
 trajectories   a view of the Parquet files: all columns of `storage.records.Trajectory`, data_set, row
 scores         a view of the Parquet files: all columns of `storage.records.Score`, data_set
-episodes       one for each trajectory, without its tokens: row, data_set, run, iteration, trajectory_id, problem_id,
-               sample, status, reason, turns, sampled (tokens), policy_version; first and best: success of its first
-               turn and of its best one, null without scores
-turns          one for each turn: row, data_set, run, iteration, trajectory_id, problem_id, sample, turn, "last",
-               "start", "end", text, said (the environment's verdict), reward, finish_reason, feedback, seed; and of
-               its score, null without one: verdict, success, extracted, solution, judge_reason
-problems       each distinct problem: problem_id, prompt, solutions
-cases          what the checks point at: check_name, unit, id, data_set, detail
+episodes       one row for each trajectory, without tokens: row, data_set, run, iteration, trajectory_id, problem_id,
+               sample, status, reason, turns, sampled (tokens), policy_version; first and best: success of the first
+               and of the best turn, null without scores
+turns          one row for each turn: row, data_set, run, iteration, trajectory_id, problem_id, sample, turn, "last",
+               "start", "end", text, environment_verdict, reward, finish_reason, feedback, seed; from its score, null
+               without one: verdict, success, extracted, solution, verdict_reason
+problems       one row for each distinct problem: problem_id, prompt, solutions
+cases          one row for each case of a check: check_name, unit, id, data_set (version), detail
 
-`row` is a number of its own for each row, whatever its id.
+`row` is a number that is unique to each trajectory row, even if two rows have the same id.
 """
 
 import dataclasses
@@ -33,10 +33,10 @@ from tasks.trajectory_db import TrajectoryDb, open_trajectory_db
 
 
 class AuditDatabase(TrajectoryDb):
-    """An audit's tables, and the cases that its checks find."""
+    """The tables of an audit, and methods that note and read cases."""
 
     def flag(self, check: str, unit: Unit, query: str, *parameters: Any) -> int:
-        """Note the rows of `query` (id, data_set number, detail) as cases; returns how many there are."""
+        """Note the rows of `query` (id, data_set number, detail) as cases; return their number."""
         before = self.number("select count(*) from cases")
         self.connection.execute(
             f"""insert into cases
@@ -48,7 +48,7 @@ class AuditDatabase(TrajectoryDb):
         return int(self.number("select count(*) from cases") - before)
 
     def flag_all(self, check: str, cases: Iterable[Case]) -> int:
-        """Note `cases`; returns how many there are."""
+        """Note `cases`; return their number."""
         rows = [{"check_name": check, **dataclasses.asdict(case)} for case in cases]
         if rows:
             self.connection.register("given", pa.Table.from_pylist(rows))
@@ -57,7 +57,7 @@ class AuditDatabase(TrajectoryDb):
         return len(rows)
 
     def cases(self, check: str, limit: int) -> list[Case]:
-        """The first cases of a check, one of each data set before the second of any."""
+        """Return the first cases of a check: one of each data set, then the second of each, and so on."""
         rows = self.all(
             """select unit, id, data_set, detail from (
                 select *, row_number() over (partition by data_set order by id, detail) as round
@@ -71,10 +71,10 @@ class AuditDatabase(TrajectoryDb):
 
 @contextmanager
 def open_database(data_sets: Sequence[DataSet], intake: Intake, settings: Audit) -> Iterator[AuditDatabase]:
-    """The tables of `data_sets`; they are gone when the block is left.
+    """Open the tables of `data_sets`. They are deleted when the block ends.
 
     Raises:
-        DatabaseError: memory or disk ran out, in the block too.
+        DatabaseError: memory or disk ran out, here or in the block.
     """
     with open_trajectory_db(settings.memory_gib) as opened:
         database = AuditDatabase(opened.connection, opened.folder)
@@ -82,7 +82,7 @@ def open_database(data_sets: Sequence[DataSet], intake: Intake, settings: Audit)
             """create table data_sets (data_set integer, version varchar, run varchar, iteration integer,
             evaluation boolean, allowed integer, policy varchar, policies varchar[], problem_set varchar)"""
         )
-        if data_sets:  # executemany takes no empty list
+        if data_sets:  # executemany refuses an empty list
             database.connection.executemany(
                 "insert into data_sets values (?, ?, ?, ?, ?, ?, ?, ?, ?)", [_row(each) for each in data_sets]
             )
@@ -114,7 +114,7 @@ def _row(data_set: DataSet) -> tuple[Any, ...]:
 
 
 _TABLES = (
-    # Of several scores of one turn the first counts; the others are a case of `orphan_scores`.
+    # If a turn has several scores, the first is used; the check `orphan_scores` reports the others.
     """create table turns as
     with spoken as (
         select row, data_set, run, iteration, trajectory_id, problem_id, sample, unnest(turns) as t,
@@ -127,9 +127,9 @@ _TABLES = (
     )
     select s.row, s.data_set, s.run, s.iteration, s.trajectory_id, s.problem_id, s.sample, s.turn::integer as turn,
            s.turn = s.turns - 1 as "last", s.t."start"::bigint as "start", s.t."end"::bigint as "end", s.t.text as text,
-           s.t.verdict as said, s.t.reward as reward, s.t.finish_reason as finish_reason, s.t.feedback as feedback,
-           s.t.seed as seed, j.verdict as verdict, j.success as success, j.extracted as extracted,
-           j.solution as solution, j.reason as judge_reason
+           s.t.verdict as environment_verdict, s.t.reward as reward, s.t.finish_reason as finish_reason,
+           s.t.feedback as feedback, s.t.seed as seed, j.verdict as verdict, j.success as success,
+           j.extracted as extracted, j.solution as solution, j.reason as verdict_reason
     from spoken s left join judged j using (data_set, trajectory_id, turn)""",
     """create table episodes as
     select t.row, t.data_set, t.run, t.iteration, t.trajectory_id, t.problem_id, t.sample, t.status, t.reason,

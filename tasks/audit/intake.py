@@ -1,4 +1,8 @@
-"""From versions to verified local Parquet files; what cannot be read is told, and left out."""
+"""Fetch and verify the Parquet files of data sets and their scores; note as cases what cannot be read.
+
+Example: the file of a data set has another hash than its manifest says. Then its path is not in
+`Intake.trajectories`, and `Intake.damaged` has a case for it, which the check `damaged_objects` reports.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,27 +24,27 @@ _FETCHED_AT_ONCE = 4
 
 @dataclass(slots=True)
 class Intake:
-    """What an audit can read, and what it cannot."""
+    """The files that an audit can read, and the cases of what it cannot read."""
 
     trajectories: list[tuple[int, Path]] = field(default_factory=list)  # number of the data set, file
     scores: list[tuple[int, Path]] = field(default_factory=list)
-    objects: int = 0  # looked at
-    parents: int = 0
+    objects: int = 0  # number of objects that were checked
+    parents: int = 0  # number of parents that were checked
     damaged: list[Case] = field(default_factory=list)
-    foreign: list[Case] = field(default_factory=list)  # of a newer or another schema
-    orphaned: list[Case] = field(default_factory=list)  # without their parents
-    strays: list[Case] = field(default_factory=list)  # among the data of versions whose manifests do not name them
-    gone: list[str] = field(default_factory=list)  # versions whose data gc took
-    unjudged: list[str] = field(default_factory=list)  # data sets whose scores gc took
+    foreign: list[Case] = field(default_factory=list)  # files with a newer or another schema
+    orphaned: list[Case] = field(default_factory=list)  # versions with a missing or changed parent
+    strays: list[Case] = field(default_factory=list)  # objects in a version's folder that its manifest does not name
+    collected: list[str] = field(default_factory=list)  # data sets that gc collected
+    collected_scores: list[str] = field(default_factory=list)  # data sets whose scores gc collected
 
     @property
     def incomplete(self) -> set[str]:
-        """Versions of data sets of which a file, or one of their scores, could not be taken."""
-        return {case.data_set for case in (*self.damaged, *self.foreign)} | set(self.unjudged)
+        """The data sets with a file or scores that cannot be read."""
+        return {case.data_set for case in (*self.damaged, *self.foreign)} | set(self.collected_scores)
 
 
-def take_in(store: Store, data_sets: list[DataSet], cache: Path) -> Intake:
-    """Fetch all files of `data_sets` and their scores, with a look at size, hash and schema.
+def fetch_data_sets(store: Store, data_sets: list[DataSet], cache: Path) -> Intake:
+    """Fetch all files of `data_sets` and their scores, and check size, hash and schema of each.
 
     Raises:
         UnavailableError: the store does not answer.
@@ -53,15 +57,15 @@ def take_in(store: Store, data_sets: list[DataSet], cache: Path) -> Intake:
                 key = layout.manifest(data_set.version)
                 intake.damaged.append(Case("object", key, data_set.version, data_set.problem))
             elif data_set.problem:
-                intake.gone.append(data_set.version)
+                intake.collected.append(data_set.version)
             else:
-                _take(store, data_set, data_set.manifest, cache, intake, fetching)
-        _look_for_strays(store, data_sets, intake, fetching)
-    _look_at_parents(store, data_sets, intake)
+                _fetch_data_set(store, data_set, data_set.manifest, cache, intake, fetching)
+        _find_strays(store, data_sets, intake, fetching)
+    _check_parents(store, data_sets, intake)
     return intake
 
 
-def _take(
+def _fetch_data_set(
     store: Store,
     data_set: DataSet,
     manifest: Manifest,
@@ -69,26 +73,26 @@ def _take(
     intake: Intake,
     fetching: ThreadPoolExecutor,
 ) -> None:
-    for found, paths in [(manifest, intake.trajectories), *_scores(store, data_set, intake)]:
-        files = [file for file in found.files if file.name.endswith(".parquet")]
+    for version, paths in [(manifest, intake.trajectories), *_scores(store, data_set, intake)]:
+        files = [file for file in version.files if file.name.endswith(".parquet")]
         intake.objects += len(files)
-        looks = fetching.map(lambda file, kind=found.kind: _look(store, kind, file, cache), files)
-        for file, (path, damage, strangeness) in zip(files, looks, strict=True):
+        fetched = fetching.map(lambda file, kind=version.kind: _fetch_file(store, kind, file, cache), files)
+        for file, (path, damage, schema_problem) in zip(files, fetched, strict=True):
             if damage:
                 intake.damaged.append(Case("object", file.path, data_set.version, damage))
-            elif strangeness:
-                intake.foreign.append(Case("object", file.path, data_set.version, strangeness))
+            elif schema_problem:
+                intake.foreign.append(Case("object", file.path, data_set.version, schema_problem))
             else:
                 assert path
                 paths.append((data_set.number, path))
 
 
 def _scores(store: Store, data_set: DataSet, intake: Intake) -> list[tuple[Manifest, list[tuple[int, Path]]]]:
-    """The newest scores, unless gc took them."""
+    """Return the manifest of the newest scores and the list for their files; nothing if gc collected the scores."""
     if not data_set.scores:
         return []
     if store.exists(layout.tombstone(data_set.scores[-1])):
-        intake.unjudged.append(data_set.version)
+        intake.collected_scores.append(data_set.version)
         return []
     try:
         return [(manifests.read(store, data_set.scores[-1]), intake.scores)]
@@ -98,8 +102,8 @@ def _scores(store: Store, data_set: DataSet, intake: Intake) -> list[tuple[Manif
         return []
 
 
-def _look(store: Store, kind: str, file: File, cache: Path) -> tuple[Path | None, str, str]:
-    """The local file, or how it is damaged, or what is strange about its schema."""
+def _fetch_file(store: Store, kind: str, file: File, cache: Path) -> tuple[Path | None, str, str]:
+    """Return the local file (None if it is damaged), how it is damaged, and what is wrong with its schema."""
     try:
         path = fetch_file(store, file, cache)
     except (DamagedError, OSError) as error:
@@ -107,8 +111,8 @@ def _look(store: Store, kind: str, file: File, cache: Path) -> tuple[Path | None
     return path, "", "; ".join(contents.parquet(path, kind, file.rows))
 
 
-def _look_for_strays(store: Store, data_sets: list[DataSet], intake: Intake, looking: ThreadPoolExecutor) -> None:
-    """Beside the data sets, their scores that count, and the policies that played them."""
+def _find_strays(store: Store, data_sets: list[DataSet], intake: Intake, threads: ThreadPoolExecutor) -> None:
+    """Find strays in the folders of the data sets, of their newest scores, and of the policies that played them."""
     versions = {
         version: each.version
         for each in data_sets
@@ -119,12 +123,12 @@ def _look_for_strays(store: Store, data_sets: list[DataSet], intake: Intake, loo
             *select(PolicyVersion, each.manifest.parent_names),
         )
     }
-    for data_set, keys in zip(versions.values(), looking.map(lambda each: _strays(store, each), versions), strict=True):
+    for data_set, keys in zip(versions.values(), threads.map(lambda each: _strays(store, each), versions), strict=True):
         intake.strays += [Case("object", key, data_set, "is named by no manifest") for key in keys]
 
 
 def _strays(store: Store, version: str) -> list[str]:
-    """None of a version without a manifest that can be read, which is told elsewhere, or without its data."""
+    """Return the strays of `version`; none if gc collected it, or if its manifest cannot be read (noted elsewhere)."""
     try:
         manifest = manifests.find(store, version)
         return [] if manifest is None or store.exists(layout.tombstone(version)) else strays(store, manifest)
@@ -132,14 +136,14 @@ def _strays(store: Store, version: str) -> list[str]:
         return []
 
 
-def _look_at_parents(store: Store, data_sets: list[DataSet], intake: Intake) -> None:
-    """Of the data sets and of the scores that count; what is damaged itself has been told."""
-    made = [(each, [each.version, *each.scores[-1:]]) for each in data_sets if each.manifest]
-    nodes = {node.version: node for node in climb_down(store, [name for _, names in made for name in names], 1)}
+def _check_parents(store: Store, data_sets: list[DataSet], intake: Intake) -> None:
+    """Check the parents of the data sets and of their newest scores. Objects already noted as damaged are skipped."""
+    versions = [(each, [each.version, *each.scores[-1:]]) for each in data_sets if each.manifest]
+    nodes = {node.version: node for node in climb_down(store, [name for _, names in versions for name in names], 1)}
     intake.parents = sum(node.depth == 1 for node in nodes.values())
     damaged = {case.id for case in intake.damaged}
-    for data_set, names in made:
-        for relative in dict.fromkeys(each for name in names for each in (name, *nodes[name].parents)):
-            key, problem = layout.manifest(relative), nodes[relative].problem
+    for data_set, names in versions:
+        for version in dict.fromkeys(each for name in names for each in (name, *nodes[name].parents)):
+            key, problem = layout.manifest(version), nodes[version].problem
             if problem and key not in damaged:
                 intake.orphaned.append(Case("object", key, data_set.version, problem))

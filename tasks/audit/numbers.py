@@ -1,5 +1,6 @@
-"""What data sets look like: rates, lengths, staleness and logprobs of each, and histograms over all."""
+"""Compute the numbers of each data set (rates, lengths, staleness, logprobs) and histograms over all of them."""
 
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
@@ -9,47 +10,48 @@ from tasks.audit.database import AuditDatabase
 from tasks.audit.results import Histogram, SetNumbers
 
 _BINS = 20
+_TOLERANCE = 1e-6  # of a step: shares such as 1/3 are rounded
 
 
 def set_numbers(database: AuditDatabase, drifts: Mapping[str, float]) -> list[SetNumbers]:
-    """One for each data set that could be read, in their order; `drifts` by version, where it was looked at."""
+    """Return the numbers of each readable data set; `drifts` maps a version to its logprob drift, if it is known."""
     success = defaultdict[int, list[float | None]](list)
     for number, _, rate in database.all("select data_set, turn, avg(success) from turns group by 1, 2 order by 1, 2"):
         success[number].append(rate)
-    alike = f"select data_set, avg(same::integer) from ({GROUPS}) group by 1"
-    turns, tokens, groups = (_by_set(database, query) for query in (_TURNS, _TOKENS, alike))
-    found = []
+    zero_variance = f"select data_set, avg(same::integer) from ({GROUPS}) group by 1"
+    by_turns, by_tokens, by_groups = (_by_set(database, query) for query in (_TURNS, _TOKENS, zero_variance))
+    numbers = []
     for number, version, run, iteration, *episodes in database.all(_EPISODES):
-        count, spoken, best, truncated, failed = episodes
-        fixed, broken, length, unparsable = turns.get(number, (None,) * 4)
-        sampled, stale, logprob = tokens.get(number, (0, None, None))
-        found.append(
+        trajectories, turns, any_turn, truncated, failed = episodes
+        fixed, broken, length, unparsable = by_turns.get(number, (None,) * 4)
+        tokens, staleness, logprob = by_tokens.get(number, (0, None, None))
+        numbers.append(
             SetNumbers(
                 version=version,
                 run=run,
                 iteration=iteration,
-                trajectories=count,
-                turns=int(spoken or 0),
-                tokens=int(sampled or 0),
+                trajectories=trajectories,
+                turns=int(turns or 0),
+                tokens=int(tokens or 0),
                 success=success[number],
-                any_turn=best,
+                any_turn=any_turn,
                 fixed=fixed,
                 broken=broken,
                 answer_tokens=length,
                 truncated=truncated,
                 failed=failed,
                 unparsable=unparsable,
-                zero_variance=groups.get(number, (None,))[0],
-                staleness=stale,
+                zero_variance=by_groups.get(number, (None,))[0],
+                staleness=staleness,
                 logprob=logprob,
                 drift=drifts.get(version),
             )
         )
-    return found
+    return numbers
 
 
 def histograms(database: AuditDatabase) -> list[Histogram]:
-    """Of the lengths of turns, of the success rates of groups, and of the staleness of tokens."""
+    """Return histograms of turn lengths, success rates of groups, and staleness of each episode's oldest token."""
     lengths = _histogram(database, "Length of a turn", "tokens", 'select "end" - "start" from turns')
     rates = _histogram(
         database,
@@ -57,14 +59,14 @@ def histograms(database: AuditDatabase) -> list[Histogram]:
         "share of its episodes",
         "select avg(success) from turns where turn = 0 and success is not null group by data_set, problem_id",
     )
-    stale = _histogram(
+    staleness = _histogram(
         database,
         "Staleness of an episode's oldest token",
         "versions",
         """select d.iteration - list_min(list_filter(versions, lambda v: v >= 0))
         from trajectories join data_sets d using (data_set) where not d.evaluation""",
     )
-    return [each for each in (lengths, rates, stale) if each]
+    return [each for each in (lengths, rates, staleness) if each]
 
 
 def _by_set(database: AuditDatabase, query: str) -> dict[int, tuple[Any, ...]]:
@@ -72,23 +74,46 @@ def _by_set(database: AuditDatabase, query: str) -> dict[int, tuple[Any, ...]]:
 
 
 def _histogram(database: AuditDatabase, title: str, unit: str, query: str) -> Histogram | None:
-    """Bins of equal width, of whole numbers where the values are such; None without values."""
+    """Count the values in bins of equal width, whole numbers if the values are whole. Return None without values."""
     low, high, whole = database.one(
         f"select min(v), max(v), bool_and(v = floor(v)) from ({query}) as t(v) where v is not null"
     )
     if low is None:
         return None
     low, high = float(low), float(high)
-    counting = whole and high > 1
-    width = max(1.0, -(-(high - low + 1) // _BINS)) if counting else (high - low) / _BINS or 1.0
-    bins = int((high - low) / width) + 1 if counting or high == low else _BINS
-    counted = dict(
+    if not whole and (step := _common_step(database, query)):  # a bin for each value, with the value in its middle
+        low, high = low - step / 2, high + step / 2
+        return _count_bins(database, title, unit, query, low, step, round((high - low) / step))
+    whole_bins = whole and high > 1
+    width = max(1.0, -(-(high - low + 1) // _BINS)) if whole_bins else (high - low) / _BINS or 1.0
+    bins = int((high - low) / width) + 1 if whole_bins or high == low else _BINS
+    return _count_bins(database, title, unit, query, low, width, bins)
+
+
+def _common_step(database: AuditDatabase, query: str) -> float | None:
+    """Return the step of which all distances between the values are multiples; None if they would need too many bins.
+
+    Success rates of groups of 16 are multiples of 1/16: bins of another width would leave gaps.
+    """
+    values = [v for (v,) in database.all(f"select distinct v from ({query}) as t(v) order by v limit {_BINS + 2}")]
+    if not 1 < len(values) <= _BINS + 1:
+        return None
+    step = min(after - before for before, after in itertools.pairwise(values))
+    multiples = [(value - values[0]) / step for value in values]
+    fits = all(abs(multiple - round(multiple)) < _TOLERANCE for multiple in multiples) and multiples[-1] < _BINS + 1
+    return float(step) if fits else None
+
+
+def _count_bins(
+    database: AuditDatabase, title: str, unit: str, query: str, low: float, width: float, bins: int
+) -> Histogram:
+    counts = dict(
         database.all(
             f"select least(floor((v - {low}) / {width}), {bins - 1})::integer, count(*) "
             f"from ({query}) as t(v) where v is not null group by 1"
         )
     )
-    return Histogram(title, unit, [low + width * i for i in range(bins + 1)], [counted.get(i, 0) for i in range(bins)])
+    return Histogram(title, unit, [low + width * i for i in range(bins + 1)], [counts.get(i, 0) for i in range(bins)])
 
 
 _EPISODES = """

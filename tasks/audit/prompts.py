@@ -1,17 +1,20 @@
-"""What the policy was given, as tokens: before its first turn, and between two turns.
+"""SQL for the tokens that the policy was given: before its first turn, and between two turns.
 
-Rows whose turns do not fit their mask are left out: they are a case of `mask_and_spans`, and of nothing else.
+Rows whose turns do not fit their mask are left out, because the check `mask_and_spans` already reports them.
 """
 
 from tasks.audit.checks.registry import AuditEvidence
 
 _PROMPT = """token_ids[: coalesce(turns[1]."start", len(token_ids))]"""
-_WHOLE = """coalesce(turns[1]."start", len(token_ids))
+_MASK_FITS = """coalesce(turns[1]."start", len(token_ids))
     = coalesce(nullif(list_position(action_mask, true), 0) - 1, len(token_ids))"""
-ASKED = f"""
+PROMPTS = f"""
     select data_set, row, trajectory_id, problem_id, prompt, solutions, ids, (hash(ids) >> 1)::bigint as digest
-    from (select *, {_PROMPT} as ids from trajectories where {_WHOLE} and len(token_ids) > 0)"""
-"""SQL: of each trajectory ids and digest of the tokens before its first turn; episodes that never began have none."""
+    from (select *, {_PROMPT} as ids from trajectories where {_MASK_FITS} and len(token_ids) > 0)"""
+"""SQL: for each trajectory the ids and the digest of the tokens before its first turn.
+
+Rows without tokens are left out, because their episodes never began.
+"""
 
 BETWEEN = """
     select data_set, trajectory_id, turn, feedback, ids, (hash(ids) >> 1)::bigint as digest from (
@@ -23,24 +26,25 @@ BETWEEN = """
         ) where turns[k]."end" <= turns[k + 1]."start"
             and action_mask[turns[k]."end"] and action_mask[turns[k + 1]."start"::bigint + 1]
     )"""
-"""SQL: for each turn but the last the feedback, and ids and digest of the tokens between it and the next one.
+"""SQL: for each turn but the last, the feedback and the ids and digest of the tokens between it and the next turn.
 
-Where a template rewrites history, each piece is another, and long: there a sixteenth of the trajectories has to do.
+A template that rewrites history makes these pieces long and all different, so only a sixteenth of the trajectories with
+several sequences is included.
 """
 
 
-def gather(evidence: AuditEvidence) -> None:
-    """Create the table `asked`, where there is none yet.
+def create_distinct_prompts(evidence: AuditEvidence) -> None:
+    """Create the table `distinct_prompts`, unless it exists.
 
-    One row for each distinct prompt of each problem of a run: asked (a number), run, data_set (the first), problem_id,
-    prompt, solutions (the problem's), digest, ids (token ids of what was given), episodes.
+    It has one row for each distinct prompt of each problem of a run: number, run, data_set (the first), problem_id,
+    prompt, solutions (the problem's), digest, ids (token ids before the first turn), episodes (with this prompt).
     """
     evidence.database.connection.execute(
-        f"""create temp table if not exists asked as
-        select row_number() over (order by data_set, problem_id, prompt, digest) as asked, * from (
+        f"""create temp table if not exists distinct_prompts as
+        select row_number() over (order by data_set, problem_id, prompt, digest) as number, * from (
             select run, min(data_set) as data_set, problem_id, prompt, solutions, digest, arg_min(ids, row) as ids,
                 count(*) as episodes
-            from ({ASKED}) a join (select data_set, run from data_sets) using (data_set)
+            from ({PROMPTS}) p join (select data_set, run from data_sets) using (data_set)
             group by run, problem_id, prompt, solutions, digest
         )"""
     )

@@ -1,4 +1,4 @@
-"""An audit as a version: what it found, every case, and the report, under a name that follows from what it found."""
+"""Commit an audit as a version: the result, every case and the report. Its name is a digest of data and findings."""
 
 import hashlib
 import json
@@ -15,8 +15,9 @@ from storage.objects.store import Store
 from storage.records import CASE_SCHEMA
 from storage.versions import manifests
 from storage.versions.drafts import Draft, Provenance
+from storage.versions.fetch import fetch
 from storage.versions.manifests import Manifest, Parent
-from tasks.audit.conversations import Conversation, read_conversations
+from tasks.audit.conversations import StoredConversation, read_conversations
 from tasks.audit.report import page
 from tasks.audit.results import AuditResult, from_dict
 from tasks.audit.run import Audited
@@ -29,19 +30,19 @@ _BATCH_ROWS = 100_000
 def commit_audit(
     store: Store, data_sets: Sequence[DataSet], audited: Audited, provenance: Provenance, cache: Path, reader: str
 ) -> Manifest:
-    """Write report, result and cases as a version; one that found the same in the same data is that version.
+    """Commit report, result and cases; an audit with the same findings on the same data returns its committed version.
 
     Args:
-        store: where to.
-        data_sets: what was looked at.
-        audited: what was found.
+        store: the store to write to.
+        data_sets: the audited data sets.
+        audited: the result and the database with the cases.
         provenance: the configuration.
-        cache: gets the files where the store is remote, so that they can be opened.
-        reader: command that shows all cases, less the version.
+        cache: gets the files if the store is remote, so that they can be opened.
+        reader: command that shows all cases, without the version at its end.
     """
     result = audited.result
-    named = [version for each in data_sets for version in (each.version, *each.scores[-1:])]
-    parents = [parent for version in named if (parent := _readable(store, version))]
+    versions = [version for each in data_sets for version in (each.version, *each.scores[-1:])]
+    parents = [parent for version in versions if (parent := _as_parent(store, version))]
     version = layout.audit(_fingerprint(audited, parents, provenance))
     if manifests.committed(store, version):
         return manifests.read(store, version)
@@ -68,21 +69,19 @@ def commit_audit(
 
 
 def read_audit(store: Store, version: str, cache: Path) -> tuple[AuditResult, Path]:
-    """A committed audit, and a local folder with its files.
+    """Fetch a committed audit; return its result and a local folder with its files.
 
     Raises:
-        StorageError: there is none, or it is damaged.
+        StorageError: there is no such version, or it is damaged.
     """
-    from storage.versions.fetch import fetch
-
     manifest = manifests.read(store, version)
     paths = [fetch(store, manifest, file.name, cache) for file in manifest.files]
     folder = paths[0].parent
     return from_dict(json.loads((folder / RESULT).read_text())), folder
 
 
-def _readable(store: Store, version: str) -> Parent | None:
-    """`version` as a parent; None where its manifest is damaged, which a check has told by now."""
+def _as_parent(store: Store, version: str) -> Parent | None:
+    """Return `version` as a parent; None if its manifest is damaged, which a check has reported by now."""
     try:
         return manifests.as_parent(store, version)
     except DamagedError:
@@ -90,23 +89,23 @@ def _readable(store: Store, version: str) -> Parent | None:
 
 
 def _fingerprint(audited: Audited, parents: Sequence[Parent], provenance: Provenance) -> str:
-    """Of data, knobs and findings; not of how long it took, nor of the last bits of sums."""
-    found = audited.database.one(
+    """Return a digest of data, knobs and findings, without durations and measured values, whose last bits vary."""
+    cases = audited.database.one(
         "select bit_xor(hash(check_name, id, data_set)), count(*) from (select distinct * from cases)"
     )
     identity: dict[str, Any] = {
         "parents": [parent.sha256 for parent in parents],
         "audit": provenance.config.get("audit"),
-        "cases": [str(value) for value in found],
+        "cases": [str(value) for value in cases],
         "checks": [(each.name, each.verdict, each.cases, each.of) for each in audited.result.checks],
     }
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _examples(audited: Audited) -> dict[tuple[str, str], Conversation]:
-    """What was said in the cases that the report shows; of a group or a problem in one of its episodes.
+def _examples(audited: Audited) -> dict[tuple[str, str], StoredConversation]:
+    """Return a conversation for each case that the report shows; for a group or a problem, one of its episodes.
 
-    Not where that is what should not be repeated.
+    Cases of checks whose findings must not be repeated have no conversation.
     """
     database = audited.database
     cases = {
@@ -132,13 +131,13 @@ def _examples(audited: Audited) -> dict[tuple[str, str], Conversation]:
 
 
 _NAMED_BY = {"trajectory": "trajectory_id", "turn": "trajectory_id", "group": "problem_id", "problem": "problem_id"}
-"""By unit of a case the column of its id."""
+"""The column with the id of a case, by the unit of the case."""
 _NOT_REPEATED = ("secrets", "personal_data")
-"""A version cannot be deleted: what these checks find shall stand in none but the data set's own."""
+"""A version cannot be deleted, so the texts that these checks find must not be copied into the audit's version."""
 
 
 def _write_cases(audited: Audited, path: Path) -> int:
-    """All cases as Parquet, streamed; returns how many."""
+    """Stream all cases to a Parquet file; return their number."""
     reader = audited.database.connection.sql(
         """select row_number() over (order by check_name, data_set, id, detail) - 1 as number, * from (
             select check_name, unit, id, data_set, detail from cases

@@ -1,4 +1,8 @@
-"""What an audit comes to: a verdict for each check, the numbers of each data set, and the cases behind both."""
+"""The result of an audit: a verdict for each check, its first cases, and the numbers of each data set.
+
+Example: the check `failed` measures a share of 0.2 in the worst data set. Its threshold is 0.1 and its severity warn,
+so its `CheckResult` has value=0.2, threshold=0.1 and verdict="warn"; `examples` has the first failed episodes.
+"""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -7,8 +11,8 @@ from typing import Any, Literal
 Verdict = Literal["pass", "warn", "fail", "skipped"]
 
 Unit = Literal["trajectory", "turn", "group", "problem", "data set", "object"]
-"""What a case is: the id of a trajectory (also for a turn, whose number is in the detail), of a problem, a version, or
-the key of an object."""
+"""The kind of thing that a case points at, and so what its id is: a trajectory id (also for a turn, whose number is in
+the detail), a problem id (also for a group), a version for a data set, or the key of an object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,31 +24,31 @@ class Case:
 
     unit: Unit
     id: str
-    data_set: str  # version; empty where the case belongs to no single one
-    detail: str  # what is wrong with it, in words
+    data_set: str  # version; empty if the case belongs to no single data set
+    detail: str  # what is wrong, in words
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What one check found."""
+    """The finding of one check."""
 
     name: str  # as in `audit.checks`
     title: str  # for people
-    about: str  # what an alarm means, in a sentence
+    about: str  # what the check measures, in a sentence
     verdict: Verdict
-    severity: str  # what an alarm would have meant
-    value: float | None  # compared with the threshold; None where skipped
+    severity: str  # the verdict if the value is above the threshold
+    value: float | None  # compared with the threshold; None if the check was skipped
     threshold: float
-    cases: int  # how many there are; those of `examples` are the first
-    of: int  # what was looked at, in the check's unit
+    cases: int  # number of all cases; `examples` are the first of them
+    of: int  # number of units that were checked
     unit: Unit
-    says: str  # the finding, or why it was skipped, in a sentence
+    says: str  # the finding, or why the check was skipped, in a sentence
     examples: list[Case] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class SetNumbers:
-    """What one data set looks like; shares are of its turns or episodes, None where they cannot be known."""
+    """The numbers of one data set; shares of its turns, episodes or groups are None if they cannot be computed."""
 
     version: str
     run: str
@@ -52,23 +56,23 @@ class SetNumbers:
     trajectories: int
     turns: int
     tokens: int  # sampled
-    success: list[float | None]  # of the turns with that number, by turn
-    any_turn: float | None  # episodes with any right turn
-    fixed: float | None  # wrong turns that were followed by a right one
-    broken: float | None  # right turns that were followed by a wrong one
+    success: list[float | None]  # share of right turns, by turn number
+    any_turn: float | None  # share of episodes with any right turn
+    fixed: float | None  # share of wrong turns followed by a right one, among wrong turns with a next turn
+    broken: float | None  # share of right turns followed by a wrong one, among right turns with a next turn
     answer_tokens: float | None  # mean length of a turn
     truncated: float | None
     failed: float | None
     unparsable: float | None
-    zero_variance: float | None  # groups
-    staleness: float | None  # mean over sampled tokens, in versions
+    zero_variance: float | None  # share of groups
+    staleness: float | None  # mean over sampled tokens, in policy versions
     logprob: float | None  # mean behaviour logprob of a sampled token
-    drift: float | None = None  # mean distance to the recomputed logprobs, where looked at
+    drift: float | None = None  # mean distance to the recomputed logprobs; None if they were not recomputed
 
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Counts between edges.
+    """The number of values in each bin.
 
     Example: Histogram(title="Tokens of a turn", unit="tokens", edges=[0, 8, 16], counts=[31, 7])
     """
@@ -81,7 +85,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class AuditResult:
-    """All of one audit; as JSON it is `audit.json` of its version."""
+    """The whole result of one audit; its JSON is the file `audit.json` of the audit's version."""
 
     store: str  # root
     verdict: Verdict  # the worst of the checks
@@ -98,7 +102,7 @@ _BADNESS: tuple[Verdict, ...] = ("skipped", "pass", "warn", "fail")
 
 
 def worst(verdicts: list[Verdict]) -> Verdict:
-    """The verdict of several together; of checks that were all skipped, `skipped`.
+    """Return the worst verdict; `skipped` if all checks were skipped.
 
     >>> worst(["pass", "skipped", "warn"])
     'warn'
@@ -107,7 +111,7 @@ def worst(verdicts: list[Verdict]) -> Verdict:
 
 
 def from_dict(values: dict[str, Any]) -> AuditResult:
-    """The inverse of `as_dict`."""
+    """Build the result from the output of `as_dict`."""
     checks = [
         CheckResult(**{**check, "examples": [Case(**case) for case in check["examples"]]}) for check in values["checks"]
     ]

@@ -1,30 +1,27 @@
-"""The audit itself: data sets in, verdicts, numbers and cases out."""
+"""Run all checks on data sets: the result has their verdicts and numbers, the database has all cases."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from configs.audit import Audit, Checks
 from storage.objects.store import Store
 from tasks.audit.checks import CHECKS, AuditCheck, AuditEvidence, SkippedError
 from tasks.audit.database import AuditDatabase, open_database
-from tasks.audit.intake import take_in
+from tasks.audit.intake import fetch_data_sets
 from tasks.audit.numbers import histograms, set_numbers
 from tasks.audit.results import AuditResult, CheckResult, Verdict, worst
 from tasks.audit.selection import DataSet
-
-if TYPE_CHECKING:
-    from tasks.score.verifier import Verifier
+from tasks.score.verifier import Verifier
 
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """What came of it, and the database in which all cases stand."""
+    """The result of an audit, and the database with all its cases."""
 
     result: AuditResult
     database: AuditDatabase
@@ -36,34 +33,31 @@ def audit(
     data_sets: Sequence[DataSet],
     settings: Audit,
     cache: Path,
-    verifier: "Verifier",
+    verifier: Verifier,
     progress: Progress = lambda _: None,
 ) -> Iterator[Audited]:
-    """Look at `data_sets` with every check that is not ignored; the database stands while the block lasts.
+    """Run every check that is not ignored on `data_sets`. The database is open until the block ends.
 
     Raises:
         UnavailableError: the store does not answer.
     """
     clock = _Clock(progress)
     with clock.step("fetch and verify"):
-        intake = take_in(store, list(data_sets), cache)
+        intake = fetch_data_sets(store, list(data_sets), cache)
     with clock.opened("tables", open_database(data_sets, intake, settings)) as database:
         evidence = AuditEvidence(database, store, cache, list(data_sets), intake, settings, verifier)
-        checks = [_checked(CHECKS[name], evidence, clock) for name in Checks.model_fields if _wanted(name, settings)]
+        names = [name for name in Checks.model_fields if getattr(settings.checks, name).severity != "ignore"]
+        checks = [_run_check(CHECKS[name], evidence, clock) for name in names]
         with clock.step("numbers"):
             sets, counts = set_numbers(database, evidence.drifts), histograms(database)
         verdict = worst([check.verdict for check in checks])
-        if verdict == "pass" and not evidence.rows:  # whole, but nothing was looked at
+        if verdict == "pass" and not evidence.rows:  # no damage was found, but there was no row to check
             verdict = "skipped"
         yield Audited(AuditResult(store.root, verdict, checks, sets, counts, clock.seconds), database)
 
 
-def _wanted(name: str, settings: Audit) -> bool:
-    return bool(getattr(settings.checks, name).severity != "ignore")
-
-
-def _checked(check: AuditCheck, evidence: AuditEvidence, clock: "_Clock") -> CheckResult:
-    """A check that cannot be made is skipped, and says why."""
+def _run_check(check: AuditCheck, evidence: AuditEvidence, clock: "_Clock") -> CheckResult:
+    """Run one check; if it cannot run, its verdict is `skipped` and `says` has the reason."""
     knob = getattr(evidence.settings.checks, check.name)
     result = CheckResult(
         name=check.name,
@@ -80,7 +74,7 @@ def _checked(check: AuditCheck, evidence: AuditEvidence, clock: "_Clock") -> Che
     )
     with clock.step(check.name):
         try:
-            if reason := _missing(check, evidence):
+            if reason := _reason_to_skip(check, evidence):
                 raise SkippedError(reason)
             measured = check.run(evidence)
         except SkippedError as reason:
@@ -101,19 +95,19 @@ def _checked(check: AuditCheck, evidence: AuditEvidence, clock: "_Clock") -> Che
 _INTEGRITY = ("damaged_objects", "wrong_schema", "broken_parents")
 
 
-def _missing(check: AuditCheck, evidence: AuditEvidence) -> str:
-    """Why there is nothing to look at; empty where there is."""
+def _reason_to_skip(check: AuditCheck, evidence: AuditEvidence) -> str:
+    """Return why the data lack what the check needs; empty if it can run."""
     if check.name in _INTEGRITY:
         return ""
     if not evidence.rows:
-        return "there is no row to look at"
+        return "there is no row to check"
     if check.needs_scores and not evidence.scored:
         return "the data sets have no scores: run the score stage (python -m flows.score) first"
     return ""
 
 
 class _Clock:
-    """Seconds by step, and progress."""
+    """The duration of each step in seconds; it also reports progress."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -128,7 +122,7 @@ class _Clock:
 
     @contextmanager
     def opened(self, name: str, opening: AbstractContextManager[AuditDatabase]) -> Iterator[AuditDatabase]:
-        """A context whose beginning is a step."""
+        """Enter a context; entering it is a step."""
         with ExitStack() as stack:
             with self.step(name):
                 database = stack.enter_context(opening)

@@ -1,7 +1,7 @@
-r"""A second opinion on answers, which shares nothing with the judge: neither library nor grammar.
+r"""A second checker for answers, which shares neither library nor grammar with the verifier.
 
-It reads the final answer of a text, compares numbers as exact fractions, and everything else as normalised strings. So
-it is blind to algebra, and says so: where one side is no number and the strings differ, it cannot say.
+It reads the final answer of a text, compares numbers as exact fractions, and everything else as normalised strings. It
+knows no algebra: if one side is not a number and the strings differ, its opinion is "cannot say".
 """
 
 import re
@@ -11,10 +11,10 @@ from tasks.audit.written_numbers import LONGEST, UNSIGNED, Opinion, bare, canoni
 
 __all__ = ["Opinion", "compare", "final_answer", "opinion", "stated"]
 
-_LAST = 10_000  # characters of a text in which its answer is looked for
+_LAST = 10_000  # characters at the end of a text in which the answer is searched
 
 _CUE = re.compile(r"(?i)\banswers?\s*(?:is|are|:|=)+\s*:?\s*|####\s*")
-_GIVEN = re.compile(r"(?i)\banswers?\s*(?:is|are|:|=)+\s*:?|\bsolutions?\s*:|####|\\boxed\s*\{")
+_STATEMENT = re.compile(r"(?i)\banswers?\s*(?:is|are|:|=)+\s*:?|\bsolutions?\s*:|####|\\boxed\s*\{")
 _MATH = re.compile(r"(?<!\\)\$\$?(.+?)(?<!\\)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _COMMANDS = re.compile(r"\\(?:text|mbox|mathrm)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _PROSE = re.compile(r"[A-Za-z]{3,}|\n")
@@ -23,23 +23,24 @@ _TERM = rf"(?:\\[dt]?frac\{{[^{{}}]*\}}\{{[^{{}}]*\}}|{UNSIGNED})"
 _EXPRESSION = re.compile(
     rf"(?:(?<![\w)}}])[-+\u2212]\s*)?{_TERM}(?:\s*(?:[-+*/^\u2212\u00d7\u00f7]|\\cdot|\\times|\\div)\s*{_TERM})*"
 )
-"""A number, or a sum or product of some, so that the 7 of `12 + 7` is not taken for an answer."""
+"""A number, or a sum or product of numbers, so that the 7 of `12 + 7` is not taken for an answer."""
 
 
 def final_answer(text: str) -> str | None:
-    r"""The answer that `text` ends in, as it is written; None where there is none.
+    r"""Return the final answer of `text` as it is written, or None without an answer.
 
-    The last `\boxed{…}`, else what follows the last `####` or `answer is`, else the last formula, else the last number.
+    It is the last `\boxed{…}`, else what follows the last `####` or `answer is`, else the last formula, else the last
+    number.
 
     >>> final_answer(r"so \boxed{\frac{1}{2}}"), final_answer("It is 3 + 4 = 7."), final_answer("none")
     ('\\frac{1}{2}', '7', None)
     """
     text = text[-_LAST:]
     if (boxed := _last_boxed(text)) is not None or "\\boxed" in text:
-        return boxed  # one that was never closed is no answer
+        return boxed  # None if the box was never closed
     cues = list(_CUE.finditer(text))
-    if cues and (stated := after_cue(text[cues[-1].end() :])):
-        return stated
+    if cues and (answer := after_cue(text[cues[-1].end() :])):
+        return answer
     if formulas := _formulas(text):
         return formulas[-1].rpartition("=")[2].strip()
     numbers = list(_EXPRESSION.finditer(text))
@@ -47,7 +48,7 @@ def final_answer(text: str) -> str | None:
 
 
 def after_cue(rest: str) -> str:
-    """What is stated at the beginning of `rest`: its first sentence, or the formula or the number in it."""
+    """Return the answer at the beginning of `rest`: its first sentence, or the formula or number in that sentence."""
     sentence = _SENTENCE.split(rest.strip(), maxsplit=1)[0].strip(" *:_")
     if formulas := _formulas(sentence):
         return formulas[0]
@@ -60,25 +61,25 @@ def after_cue(rest: str) -> str:
 
 
 def _stands_alone(number: re.Match[str]) -> bool:
-    """Whether it is no part of a power, an index or a command, which are beyond this."""
+    """Return whether the number is not part of a power, an index or a command, which this checker cannot read."""
     before, after = number.string[: number.start()].rstrip(), number.string[number.end() :].lstrip()
     return not before.endswith(("^", "_", "{")) and not after.startswith(("^", "_", "{", "\\"))
 
 
 def _formulas(text: str) -> list[str]:
-    """What stands between dollars, unless these are prices with words between them."""
+    """Return the text between dollar signs or other math delimiters, unless it has words, as between two prices."""
     found = [next(filter(None, groups), "") for groups in _MATH.findall(text)]
     return [formula for formula in found if formula.strip() and not _PROSE.search(_COMMANDS.sub(" ", formula))]
 
 
 def stated(text: str, solutions: Sequence[str]) -> list[tuple[str, bool]]:
-    r"""What `text` states as an answer right after a cue, and whether that is one of `solutions`.
+    r"""Return each answer that `text` states right after a cue, and whether it is one of `solutions`.
 
     >>> stated("Hint: the answer is 19.", ["19"]), stated(r"Put it into \boxed{}.", ["19"])
     ([('answer is 19', True)], [])
     """
     found = []
-    for cue in _GIVEN.finditer(text):
+    for cue in _STATEMENT.finditer(text):
         spellings = _spellings(cue[0], text[cue.end() : cue.end() + LONGEST])
         if spellings:
             right = any(compare(spelling, gold) == "right" for spelling in spellings for gold in solutions)
@@ -87,7 +88,7 @@ def stated(text: str, solutions: Sequence[str]) -> list[tuple[str, bool]]:
 
 
 def _spellings(cue: str, rest: str) -> list[str]:
-    """What is stated right after a cue, as a box, or as a sentence and the number that it begins with."""
+    """Return the answer right after a cue: the content of a box, or the sentence and the number that it begins with."""
     if "boxed" in cue:
         boxes = [rest[: end - len(cue)].strip() for begin, end in _boxes(cue + rest) if begin == len(cue)]
         return list(filter(None, boxes))
@@ -99,7 +100,7 @@ def _spellings(cue: str, rest: str) -> list[str]:
 
 
 def opinion(text: str, solutions: Sequence[str]) -> tuple[Opinion, str]:
-    """Whether the final answer of `text` is one of `solutions`, and what was read as the answer."""
+    """Return whether the final answer of `text` is one of `solutions`, and the answer that was read."""
     answer = final_answer(text)
     if answer is None:
         return "cannot say", ""
@@ -110,15 +111,15 @@ def opinion(text: str, solutions: Sequence[str]) -> tuple[Opinion, str]:
 
 
 def compare(answer: str, gold: str) -> Opinion:
-    r"""Whether two answers, without the text around them, mean the same.
+    r"""Return whether two answers, without the text around them, mean the same.
 
     >>> compare(r"\dfrac{1}{2}", "0.5"), compare("19", "20"), compare("x+1", "1+x")
     ('right', 'wrong', 'cannot say')
     """
-    mine, other = bare(answer), bare(gold)
-    if mine and canonical(mine) == canonical(other):
+    plain_answer, plain_gold = bare(answer), bare(gold)
+    if plain_answer and canonical(plain_answer) == canonical(plain_gold):
         return "right"
-    left, right = read_numbers(mine), read_numbers(other)
+    left, right = read_numbers(plain_answer), read_numbers(plain_gold)
     return "cannot say" if left is None or right is None else compare_numbers(left, right)
 
 
@@ -126,7 +127,7 @@ _BRACES = re.compile(r"(\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
 
 
 def _last_boxed(text: str) -> str | None:
-    """Contents of the last box whose braces are closed."""
+    """Return the content of the last box whose braces are closed."""
     if boxes := _boxes(text):
         return text[slice(*max(boxes))].strip()
     unbraced = re.findall(r"\\boxed\s+([^\s{}]+)", text)
@@ -134,8 +135,11 @@ def _last_boxed(text: str) -> str | None:
 
 
 def _boxes(text: str) -> list[tuple[int, int]]:
-    """Where contents of closed boxes begin and end; in one pass, for policies that loop open thousands."""
-    open_braces: list[int] = []  # where a box begins; -1: another brace
+    """Return begin and end of the contents of closed boxes.
+
+    It reads the text in one pass, because a policy that loops may open thousands of boxes.
+    """
+    open_braces: list[int] = []  # position where a box's content begins; -1 for another brace
     found: list[tuple[int, int]] = []
     for mark in _BRACES.finditer(text):
         if mark[1] or mark[0] == "{":

@@ -1,4 +1,4 @@
-"""Which data sets an audit or the reader looks at."""
+"""Select the data sets for an audit or the reader."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -23,24 +23,24 @@ _HOURS = {"h": 1, "d": 24, "w": 7 * 24}
 
 
 class TargetError(ValueError):
-    """What was asked for is not there, or cannot be looked at; the message says what is."""
+    """A target does not exist or cannot be audited; the message says what exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataSet:
-    """A committed trajectory data set with what belongs to it.
+    """A committed trajectory data set with its manifest and scores.
 
     Example: DataSet(number=0, version="runs/demo/trajectories/000003", run="demo", iteration=3, manifest=…,
     scores=["runs/demo/scores/000003/1f0c"])
     """
 
-    number: int  # place among those that are looked at
+    number: int  # position among the selected data sets
     version: str
     run: str
-    iteration: int  # of the run; of an evaluation the policy version
-    manifest: Manifest | None  # None where it cannot be read; `problem` says why
-    scores: list[str] = field(default_factory=list)  # versions, oldest first; the last one counts
-    problem: str = ""
+    iteration: int  # of the run; for an evaluation the policy version
+    manifest: Manifest | None  # None if it cannot be read; `problem` says why
+    scores: list[str] = field(default_factory=list)  # versions, oldest first; the last one is used
+    problem: str = ""  # why the manifest or the data cannot be read
 
     @property
     def is_evaluation(self) -> bool:
@@ -48,7 +48,7 @@ class DataSet:
 
 
 def split_uri(target: str) -> tuple[str | None, str]:
-    """The root that a URI or a path names, if it does, and the rest.
+    """Split a URI or path into the root, None if it names no root, and the rest.
 
     >>> split_uri("s3://bucket/prefix/runs/demo/trajectories/000003")
     ('s3://bucket/prefix', 'runs/demo/trajectories/000003')
@@ -60,14 +60,14 @@ def split_uri(target: str) -> tuple[str | None, str]:
     return None, target.rstrip("/")
 
 
-def since(text: str, now: datetime | None = None) -> datetime | None:
-    """The moment that `text` means: a date, a date with time, or how long ago; None where it is empty.
+def parse_since(text: str, now: datetime | None = None) -> datetime | None:
+    """Parse a date, a date with time, or a duration before `now`; return None for an empty text.
 
-    >>> since("7d", datetime(2026, 11, 21, tzinfo=UTC))
+    >>> parse_since("7d", datetime(2026, 11, 21, tzinfo=UTC))
     datetime.datetime(2026, 11, 14, 0, 0, tzinfo=datetime.timezone.utc)
 
     Raises:
-        TargetError: none of these.
+        TargetError: `text` is none of these.
     """
     if not text:
         return None
@@ -76,21 +76,23 @@ def since(text: str, now: datetime | None = None) -> datetime | None:
             return (now or datetime.now(UTC)) - timedelta(hours=int(period[1]) * _HOURS[period[2]])
         moment = datetime.fromisoformat(text)
     except (ValueError, OverflowError):
-        raise TargetError(f"since={text!r}: give a date such as 2026-11-14, or how long ago: 12h, 7d, 2w") from None
+        raise TargetError(
+            f"since={text!r}: give a date such as 2026-11-14, or a duration such as 12h, 7d or 2w"
+        ) from None
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def select(store: Store, targets: Sequence[str], begin: datetime | None = None) -> list[DataSet]:
-    """The data sets that `targets` mean, by run and iteration, each once.
+    """Return the data sets that `targets` name, each once, ordered by run and iteration.
 
     Args:
-        store: where they lie.
-        targets: runs (all their iterations), versions of trajectories, evaluations or scores, and aliases of such;
-            none: all runs.
-        begin: those committed before it are left out.
+        store: the store of the data sets.
+        targets: runs (all their iterations), versions of trajectories, evaluations or scores, and aliases of these;
+            empty: all runs.
+        begin: leave out data sets that were committed earlier.
 
     Raises:
-        TargetError: a target means nothing that can be audited; says what there is.
+        TargetError: a target names nothing that can be audited.
         StorageError: the catalog is damaged.
     """
     entries = catalog.read_all(store)
@@ -102,24 +104,24 @@ def select(store: Store, targets: Sequence[str], begin: datetime | None = None) 
         for version in _versions(store, target, attempts, everything=not targets)
     )
     with ThreadPoolExecutor(_READERS) as readers:
-        looked_at = readers.map(lambda version: _data_set(store, version, scores), sorted(wanted, key=_order))
-        found = [each for each in looked_at if each]
-    recent = [each for each in found if begin is None or each.manifest is None or each.manifest.created_at >= begin]
+        read = readers.map(lambda version: _read_data_set(store, version, scores), sorted(wanted, key=_order))
+        committed = [each for each in read if each]
+    recent = [each for each in committed if begin is None or each.manifest is None or each.manifest.created_at >= begin]
     return [replace(each, number=number) for number, each in enumerate(recent)]
 
 
 def previous(store: Store, data_set: DataSet) -> DataSet | None:
-    """The run's data set before this one; None where there is none, or its data are gone."""
+    """Return the data set of the iteration before; None for evaluations, iteration 0, or if it is not in the store."""
     if data_set.is_evaluation or data_set.iteration == 0:
         return None
     version = layout.trajectories(data_set.run, data_set.iteration - 1)
     if store.exists(layout.tombstone(version)):
         return None
-    return _data_set(store, version, scores_of(catalog.read_all(store)))
+    return _read_data_set(store, version, scores_of(catalog.read_all(store)))
 
 
 def _order(version: str) -> tuple[str, bool, str]:
-    """Training data of a run before its evaluations, both in the order of their numbers."""
+    """Return a sort key: training data of a run before its evaluations, each in the order of their numbers."""
     return layout.run_of(version) or "", EvaluationVersion.is_place(version), version
 
 
@@ -128,13 +130,13 @@ def _runs(attempts: Iterable[str]) -> list[str]:
 
 
 def _versions(store: Store, target: str, attempts: Iterable[str], *, everything: bool) -> list[str]:
-    """Versions of trajectories; of a whole run those that it was trained on."""
+    """Return the data sets that `target` names; for a run its training data, or its evaluations if it has none."""
     _, name = split_uri(target)
     run = name.removeprefix("runs/")
-    mine = [version for version in attempts if layout.run_of(version) == run]
-    if mine:
-        trained = [version for version in mine if not EvaluationVersion.is_place(version)]
-        return trained or mine
+    of_run = [version for version in attempts if layout.run_of(version) == run]
+    if of_run:
+        training = [version for version in of_run if not EvaluationVersion.is_place(version)]
+        return training or of_run
     if everything:
         return []
     if name in attempts:
@@ -143,31 +145,31 @@ def _versions(store: Store, target: str, attempts: Iterable[str], *, everything:
 
 
 def _resolved(store: Store, target: str, attempts: Iterable[str]) -> str:
-    """A version of trajectories that an alias, or their scores, mean."""
-    there = f"runs in {store.root}: {', '.join(_runs(attempts)) or 'none'}"
+    """Return the version of trajectories that an alias or a version of scores names."""
+    known = f"runs in {store.root}: {', '.join(_runs(attempts)) or 'none'}"
     try:
         version = aliases.resolve_version(store, split_uri(target)[1])
         manifest = manifests.read(store, version)
     except DamagedError as error:
-        raise TargetError(f"{target!r} is neither a run nor a version of trajectories; {there} ({error})") from None
+        raise TargetError(f"{target!r} is neither a run nor a version of trajectories; {known} ({error})") from None
     if manifest.kind in _KINDS:
         return version
     parents = [parent.version for parent in manifest.parents if parent.version in set(attempts)]
     if manifest.kind == "scores" and parents:
         return parents[0]
-    raise TargetError(f"{target!r} is a {manifest.kind} version, no trajectories; {there}")
+    raise TargetError(f"{target!r} is a {manifest.kind} version, not trajectories; {known}")
 
 
-def _data_set(store: Store, version: str, scores: dict[str, list[str]]) -> DataSet | None:
-    """None for an attempt that died."""
+def _read_data_set(store: Store, version: str, scores: dict[str, list[str]]) -> DataSet | None:
+    """Read the manifest of a data set; return None if it was never committed."""
     run, number = layout.run_of(version) or "", layout.number_of(version) or 0
     try:
         manifest = manifests.find(store, version)
         if manifest is None:
             return None
-        manifest.number("rollout.max_head_offpolicyness")  # every look at the data begins with it
+        manifest.number("rollout.max_head_offpolicyness")  # raises if it is missing; the database needs it
     except (DamagedError, OSError) as error:
         return DataSet(0, version, run, number, None, problem=str(error))
-    judged = [each for each in scores.get(version, ()) if manifests.committed(store, each)]
-    gone = "its data were collected by gc" if store.exists(layout.tombstone(version)) else ""
-    return DataSet(0, version, run, number, manifest, judged, gone)
+    committed_scores = [each for each in scores.get(version, ()) if manifests.committed(store, each)]
+    problem = "its data were collected by gc" if store.exists(layout.tombstone(version)) else ""
+    return DataSet(0, version, run, number, manifest, committed_scores, problem)

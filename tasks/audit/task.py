@@ -1,9 +1,9 @@
-"""Tasks of the audit: choose data sets, look at them, show what was found, and raise a hand."""
+"""The Prefect tasks of the audit: select data sets, run the checks, report the verdict and fail if it is bad enough."""
 
 import logging
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_link_artifact, create_markdown_artifact, create_table_artifact
@@ -13,12 +13,14 @@ from prefect.events import emit_event
 from configs import Config, ConfigError
 from storage.errors import StorageError
 from storage.visible import printable
+from tasks.audit.record import REPORT, commit_audit, read_audit
+from tasks.audit.report.markdown import check_rows, pictures, summary
+from tasks.audit.run import audit as run_checks
+from tasks.audit.selection import DataSet, TargetError, parse_since, select, split_uri
+from tasks.evaluate.summary import table
 from tasks.run.configuration import resolve
 from tasks.run.workspace import Workspace
-
-if TYPE_CHECKING:
-    from tasks.audit.selection import DataSet
-    from tasks.score.verifier import Verifier
+from tasks.score.verifier import Verifier
 
 EVENTS = "math-mt-ppo.audit"
 """Prefix of the events: `.pass`, `.warn`, `.fail`, `.skipped`."""
@@ -27,18 +29,16 @@ _LEVELS = {"never": (), "fail": ("fail",), "warn": ("warn", "fail")}
 
 
 class SuspiciousDataError(RuntimeError):
-    """An audit came to a verdict that shall not pass unnoticed."""
+    """The verdict of an audit is one on which the flow has to fail."""
 
 
-def speak_plainly() -> None:
-    """Let Prefect log errors that say what is wrong and what to do as one line, without the code that they passed."""
+def log_errors_without_traceback() -> None:
+    """Make Prefect log the expected errors, which say what is wrong and what to do, as one line without a traceback."""
     for name in ("prefect.flow_runs", "prefect.task_runs"):
-        logging.getLogger(name).addFilter(_without_trace)  # which takes a filter once only
+        logging.getLogger(name).addFilter(_remove_traceback)  # adding the same filter again has no effect
 
 
-def _without_trace(record: logging.LogRecord) -> bool:
-    from tasks.audit.selection import TargetError
-
+def _remove_traceback(record: logging.LogRecord) -> bool:
     expected = (StorageError, ConfigError, TargetError, SuspiciousDataError)
     if record.exc_info and isinstance(record.exc_info[1], expected):
         record.exc_info = None
@@ -46,74 +46,62 @@ def _without_trace(record: logging.LogRecord) -> bool:
 
 
 def audit_config(config: str, overrides: Sequence[str], targets: Sequence[str], fail_on: str) -> Config:
-    """The configuration; URIs among the targets say which store is meant.
+    """Return the configuration; its store is the one that URIs among the targets name.
 
     Raises:
-        ConfigError: see `resolve`; or the targets lie in several stores.
+        ConfigError: `fail_on` is unknown, the targets are in several stores, or for the reasons of `resolve`.
     """
-    from tasks.audit.selection import split_uri
-
     if fail_on not in _LEVELS:
         raise ConfigError(f"fail-on={fail_on!r}: choose one of {', '.join(_LEVELS)}")
     roots = sorted({root for target in targets if (root := split_uri(target)[0])})
     if len(roots) > 1:
-        raise ConfigError(f"the targets lie in several stores, {' and '.join(roots)}: audit them one after the other")
+        raise ConfigError(f"the targets are in several stores, {' and '.join(roots)}: audit each store by itself")
     return resolve(config, [*overrides, *(f"storage.root={root}" for root in roots)])
 
 
 @task(name="select-data-sets", cache_policy=NO_CACHE)
-def select_data_sets(workspace: Workspace, targets: Sequence[str], since: str) -> "list[DataSet]":
-    """The trajectory data sets that `targets` mean.
+def select_data_sets(workspace: Workspace, targets: Sequence[str], since: str) -> list[DataSet]:
+    """Return the trajectory data sets that `targets` name.
 
     Raises:
-        TargetError: none is meant; says what there is.
+        TargetError: a target names no data set, or nothing is found although `since` is empty.
     """
-    from tasks.audit.selection import TargetError, select
-    from tasks.audit.selection import since as moment
-
-    found = select(workspace.store, targets, moment(since))
-    told = f"{', '.join(targets) or 'all runs'}{f' since {since}' if since else ''}"
-    if not found and not since:
-        raise TargetError(f"{workspace.store.root} holds no trajectories of {told}: nothing to audit")
-    get_run_logger().info("%s: %d data sets in %s", told, len(found), workspace.store.root)
-    if not found:
-        get_run_logger().info("nothing was committed in that time: there is nothing to audit")
-    return found
+    data_sets = select(workspace.store, targets, parse_since(since))
+    wanted = f"{', '.join(targets) or 'all runs'}{f' since {since}' if since else ''}"
+    if not data_sets and not since:
+        raise TargetError(f"{workspace.store.root} holds no trajectories of {wanted}: nothing to audit")
+    get_run_logger().info("%s: %d data sets in %s", wanted, len(data_sets), workspace.store.root)
+    if not data_sets:
+        get_run_logger().info("no data set was committed since %s: there is nothing to audit", since)
+    return data_sets
 
 
 @task(name="audit", cache_policy=NO_CACHE)
-def audit(workspace: Workspace, verifier: "Verifier", data_sets: "list[DataSet]") -> str:
-    """The version of what every check found."""
-    from tasks.audit.record import commit_audit
-    from tasks.audit.run import audit as look
-
+def audit(workspace: Workspace, verifier: Verifier, data_sets: list[DataSet]) -> str:
+    """Run all checks on `data_sets` and commit what they found; return the version."""
     store, cache, settings = workspace.store, workspace.cache, workspace.config.audit
     reader = f"python -m tasks.audit --root {shlex.quote(store.root)} read"
-    with look(store, data_sets, settings, cache, verifier, get_run_logger().info) as audited:
+    with run_checks(store, data_sets, settings, cache, verifier, get_run_logger().info) as audited:
         manifest = commit_audit(store, data_sets, audited, workspace.provenance(), cache, reader)
     return manifest.version
 
 
 @task(name="report-audit", cache_policy=NO_CACHE)
 def report_audit(workspace: Workspace, version: str, fail_on: str) -> dict[str, Any]:
-    """Show an audit as tables, artifacts and an event; returns the verdicts.
+    """Show an audit as tables, artifacts and an event; return the verdicts.
 
     Raises:
-        SuspiciousDataError: its verdict is one that `fail_on` names.
+        SuspiciousDataError: the verdict is one on which `fail_on` makes the flow fail.
     """
     from rich.console import Console
-
-    from tasks.audit.record import REPORT, read_audit
-    from tasks.audit.report.markdown import check_rows, pictures, summary
-    from tasks.evaluate.summary import table
 
     store = workspace.store
     result, folder = read_audit(store, version, workspace.cache)
     rows, path = check_rows(result), (folder / REPORT).absolute()
     console = Console()
     console.width = max(console.width, _WIDTH)
-    brief = [{key: value for key, value in row.items() if key != "found"} for row in rows]
-    console.print(table(f"Audit {version}", brief))
+    without_findings = [{key: value for key, value in row.items() if key != "found"} for row in rows]
+    console.print(table(f"Audit {version}", without_findings))
     for row in rows:
         if row["verdict"] != "pass":
             console.print(printable(f"{row['verdict']}: {row['check']}: {row['found']}"), markup=False, highlight=False)

@@ -1,4 +1,4 @@
-"""Stored tokens as text, by the tokenizer of the run that they belong to."""
+"""Decode stored tokens with the tokenizer of their run."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -23,36 +23,36 @@ if TYPE_CHECKING:
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _BATCH_ROWS, _BATCH_TOKENS = 4096, 1_000_000
-NO_TOKEN = 2**31 - 1  # decodes to nothing; negative ids would be refused
+NO_TOKEN = 2**31 - 1  # decodes to no text; stands in for negative ids, which the tokenizer refuses
 
 
 class Decoder:
-    """A tokenizer that decodes many sequences at once, each as `Chat.decode` would."""
+    """A tokenizer that decodes many sequences at once, with the same text for each as `Chat.decode`."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.tokenizer = tokenizer
         self._backend = _backend(tokenizer)
 
     def texts(self, sequences: list[list[int]], *, special: bool = False) -> list[str]:
-        """The text of each sequence; `special`: with special tokens. Ids that the vocabulary lacks are passed over."""
+        """Return the text of each sequence; `special`: with special tokens. Ids outside the vocabulary are skipped."""
         if self._backend is None:
             return [str(self.tokenizer.decode(ids, skip_special_tokens=not special)) for ids in sequences]
         decoded: list[str] = self._backend.decode_batch(sequences, skip_special_tokens=not special)
         return decoded
 
     def round_trip(self, text: str) -> str:
-        """`text` encoded and decoded: another one where the tokenizer normalises, or lacks a character."""
+        """Encode and decode `text`; the result differs if the tokenizer normalises text or lacks a character."""
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         return self.texts([list(ids)], special=True)[0]
 
 
-_SPACED = "do n't , is this it ? I 'm , he 's . We 've"
+_WITH_SPACES = "do n't , is this it ? I 'm , he 's . We 've"
 
 
 def _backend(tokenizer: Any) -> Any:
-    """What decodes batches; None where there is none, or transformers changes spaces in what it has decoded."""
+    """Return the backend that decodes batches, or None without one or if transformers changes spaces after decoding."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    ids = tokenizer.encode(_SPACED, add_special_tokens=False)
+    ids = tokenizer.encode(_WITH_SPACES, add_special_tokens=False)
     same = backend is not None and backend.decode(ids, skip_special_tokens=True) == tokenizer.decode(
         ids, skip_special_tokens=True
     )
@@ -60,7 +60,7 @@ def _backend(tokenizer: Any) -> Any:
 
 
 class Decoders:
-    """The decoder of each run of an audit.
+    """The decoders of all runs in an audit.
 
     Raises:
         SkippedError: no checkpoint of any run is left.
@@ -71,24 +71,25 @@ class Decoders:
         policies: dict[str, dict[str, None]] = {}
         for _, run, policy in rows:
             policies.setdefault(run, {})[policy] = None
-        found = {run: find_decoder(evidence.store, run, named, evidence.cache)[0] for run, named in policies.items()}
-        self.missing = [run for run, decoder in found.items() if decoder is None]
-        """Runs without one."""
-        if not any(found.values()):
-            raise SkippedError(f"no tokenizer: no checkpoint of {', '.join(found) or 'any run'} is left in the store")
-        self.runs = {run: decoder for run, decoder in found.items() if decoder}
+        decoders = {run: find_decoder(evidence.store, run, names, evidence.cache)[0] for run, names in policies.items()}
+        self.missing = [run for run, decoder in decoders.items() if decoder is None]
+        """Runs without a decoder."""
+        if not any(decoders.values()):
+            runs = ", ".join(decoders) or "any run"
+            raise SkippedError(f"no tokenizer: no checkpoint of {runs} is left in the store")
+        self.runs = {run: decoder for run, decoder in decoders.items() if decoder}
         self._run_of = {number: run for number, run, _ in rows if run in self.runs}
 
     def decode(self, evidence: AuditEvidence, query: str, *, special: bool = False) -> Iterator["Decoded"]:
-        """The rows of `query` with the texts of their `ids`, a batch at a time.
+        """Yield the rows of `query` with the texts of their `ids`, batch by batch.
 
         Args:
-            evidence: its database is asked; it must not be asked anything else before the end.
-            query: has columns `data_set` and `ids`, a list of integers.
-            special: with special tokens.
+            evidence: its database runs the query. Run no other query on it until the iterator ends.
+            query: SQL with the columns `data_set` and `ids`, a list of integers.
+            special: decode special tokens, too.
         """
         reader = evidence.database.connection.sql(query).to_arrow_reader(_BATCH_ROWS)
-        for batch in (part for read in reader for part in _cut(read)):
+        for batch in (part for read in reader for part in _split(read)):
             numbers = batch.column("data_set").to_numpy(zero_copy_only=False)
             runs = np.array([self._run_of.get(number, "") for number in numbers.tolist()])
             for run in sorted(set(runs.tolist()) - {""}):
@@ -97,8 +98,10 @@ class Decoders:
 
     @property
     def remark(self) -> str:
-        """What to add to a finding where some runs could not be decoded."""
-        return f"; not of {', '.join(self.missing)}, of which no checkpoint is left" if self.missing else ""
+        """A note for the finding about runs that could not be decoded; empty if all runs could."""
+        return (
+            f"; runs without a checkpoint in the store were left out: {', '.join(self.missing)}" if self.missing else ""
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +113,12 @@ class Decoded:
     texts: list[str]  # N
 
     def columns(self, *names: str) -> list[dict[str, Any]]:
-        """These columns of each row."""
+        """Return the columns `names` of each row."""
         return self.rows.select(list(names)).to_pylist()
 
 
-def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Into parts of about a million tokens, of which Python's lists take 40 MB."""
+def _split(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Split a batch into parts of about a million tokens, which take 40 MB as Python lists."""
     ids: Any = batch.column("ids")
     lengths = ids.value_lengths().to_numpy(zero_copy_only=False)
     numbers = np.cumsum(lengths) // _BATCH_TOKENS
@@ -124,7 +127,7 @@ def _cut(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def lists(column: Any) -> list[list[int]]:
-    """An Arrow column of lists of token ids as Python lists; many times faster than `to_pylist`."""
+    """Convert an Arrow column of lists of token ids to Python lists, many times faster than `to_pylist`."""
     values = column.flatten().to_numpy(zero_copy_only=False)
     flat = np.where(values < 0, NO_TOKEN, values).tolist()
     ends = np.concatenate([[0], np.cumsum(column.value_lengths().to_numpy(zero_copy_only=False))])
@@ -132,42 +135,42 @@ def lists(column: Any) -> list[list[int]]:
 
 
 def open_decoder(store: Store, version: str, cache: Path) -> Decoder:
-    """The tokenizer of a checkpoint; its weights are not fetched.
+    """Fetch the tokenizer of a checkpoint, without its weights.
 
     Raises:
-        StorageError: it is not committed, its files are gone or damaged, or there is no tokenizer among them.
+        StorageError: the checkpoint is not committed, its files are missing or damaged, or it has no tokenizer.
     """
     manifest = manifests.read(store, version)
     files = [file for file in manifest.files if file.name.startswith("model/") and not file.name.endswith(_WEIGHTS)]
     if "model/tokenizer_config.json" not in [file.name for file in files]:
-        raise DamagedError(f"{store.uri(version)} has no model/tokenizer_config.json: not a whole checkpoint")
+        raise DamagedError(f"{store.uri(version)} has no model/tokenizer_config.json: the checkpoint is incomplete")
     folder = fetch_folder(store, manifest, "model", cache, leave_out=_WEIGHTS)
-    return _load(tuple(file.sha256 for file in files), _Place(folder))
+    return _load(tuple(file.sha256 for file in files), _UnhashedFolder(folder))
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """A folder that makes no difference to `lru_cache`: the hashes of its files do."""
+class _UnhashedFolder:
+    """A folder that `lru_cache` ignores, because the hashes of its files identify the contents."""
 
     folder: Path = field(hash=False, compare=False)
 
 
 @lru_cache(maxsize=4)
-def _load(contents: tuple[str, ...], place: _Place) -> Decoder:
-    """Runs that follow each other mostly share one tokenizer."""
+def _load(hashes: tuple[str, ...], place: _UnhashedFolder) -> Decoder:
+    """Load a tokenizer. It is cached, because successive runs mostly share one tokenizer."""
     from transformers import AutoTokenizer
 
     model_files.check(place.folder)
     try:
         return Decoder(AutoTokenizer.from_pretrained(place.folder, trust_remote_code=False, local_files_only=True))
-    except Exception as error:  # the tokenizers library raises nothing more special where it cannot parse
+    except Exception as error:  # the tokenizers library raises no narrower error if it cannot parse a file
         raise DamagedError(f"the tokenizer in {place.folder} cannot be loaded: {error}") from error
 
 
 def find_decoder(store: Store, run: str, policies: Iterable[str], cache: Path) -> tuple[Decoder | None, str]:
-    """That of a checkpoint which played a run's data sets, else of any other of the run; or None and why there is none.
+    """Return the tokenizer of one of `policies`, else of another checkpoint of `run`; or None and the reason.
 
-    What is wrong with a single checkpoint is said by `storage verify`; another one may serve.
+    Damaged checkpoints are skipped, because another one may have the tokenizer; `storage verify` reports them.
     """
     problem = f"no checkpoint of {run} is in the store"
     for version in _candidates(store, run, policies):

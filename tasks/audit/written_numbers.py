@@ -1,4 +1,4 @@
-"""Answers as strings without ornament, and as exact numbers: integers, decimals, fractions, tuples, intervals."""
+"""Read answers as normalised strings and as exact numbers: integers, decimals, fractions, tuples, intervals."""
 
 import re
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from typing import Literal
 Opinion = Literal["right", "wrong", "cannot say"]
 
 LONGEST = 200
-"""Characters of an answer that is looked at as a number."""
-_NEAR = Fraction(1, 1000)  # relative: a rounded number is neither right nor wrong
+"""The most characters of an answer that is read as a number."""
+_NEAR = Fraction(1, 1000)  # relative difference up to which one number may be the other one, rounded
 
 UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(?:\.\d+)?|\.\d+"
 """A number in a text, with or without thousands separators."""
@@ -17,10 +17,10 @@ UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(?:\.\d+)?|\.\d+"
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """An answer as numbers: one, or those of a tuple, an interval or a list."""
+    """The numbers of an answer: one, or those of a tuple, an interval or a list."""
 
     values: tuple[Fraction, ...]
-    brackets: str  # around several numbers, such as `(]`; empty: none
+    brackets: str  # around several numbers, such as `(]`; empty without brackets
     unit: str
     percent: bool
 
@@ -29,51 +29,51 @@ class Numbers:
 
 
 def compare_numbers(left: Numbers, right: Numbers) -> Opinion:
-    """Whether two answers are the same numbers; of rounded or reordered ones, and of other units, one cannot say."""
+    """Return whether two answers are the same numbers; rounded or reordered numbers and other units are undecided."""
     if (len(left.values) == 1) != (len(right.values) == 1) or (left.unit and right.unit and left.unit != right.unit):
         return "cannot say"
     scaled = [left.scaled(scale) for scale in _scales(left, right)]
-    if any(_same(each, right) for each in scaled):
+    if any(_are_same(each, right) for each in scaled):
         return "right" if left.brackets == right.brackets or not (left.brackets and right.brackets) else "cannot say"
-    return "cannot say" if any(_near(each, right) for each in scaled) else "wrong"
+    return "cannot say" if any(_are_near(each, right) for each in scaled) else "wrong"
 
 
 def _scales(left: Numbers, right: Numbers) -> list[Fraction]:
-    """50 % may be meant by 50 and by 0.5."""
+    """Return the factors to try on `left`: 50 % may be written as 50 and as 0.5."""
     if left.percent == right.percent:
         return [Fraction(1)]
     return [Fraction(1), Fraction(1, 100) if left.percent else Fraction(100)]
 
 
-def _same(left: Numbers, right: Numbers) -> bool:
-    """The order counts in tuples and intervals only."""
+def _are_same(left: Numbers, right: Numbers) -> bool:
+    """Compare the values; their order matters only in tuples and intervals."""
     if set(left.brackets + right.brackets) & set("()[]"):
         return left.values == right.values
     return sorted(left.values) == sorted(right.values)
 
 
-def _near(left: Numbers, right: Numbers) -> bool:
-    """Whether one may be the other one rounded, or in another order."""
+def _are_near(left: Numbers, right: Numbers) -> bool:
+    """Return whether one answer may be the other one, rounded or in another order."""
     pairs = list(zip(sorted(left.values), sorted(right.values), strict=False))
     close = all(abs(one - other) <= _NEAR * max(abs(one), abs(other)) for one, other in pairs)
     rounded = all(one.denominator * other.denominator > 1 or one == other for one, other in pairs)
     return close and rounded and len(left.values) == len(right.values)
 
 
-_DROPPED = re.compile(
+_IGNORED = re.compile(
     r"\\left(?![a-z])|\\right(?![a-z])|\\[bB]igg?[lr]?(?![a-z])|\\displaystyle|\\[!,;:>]|\\q?quad(?![a-z])|(?<!\\)\$"
     r"|\\[()\[\]]|\^\s*\{?\s*\\(?:circ|degree)\s*\}?|\\(?:degree|circ)(?![a-z])|°|\\\$|[€£]"
 )
-_SAME = {0x2212: "-", 0x2013: "-", 0xA0: " ", 0xD7: "*"}  # minus, dash, space that does not break, times
+_REPLACED = {0x2212: "-", 0x2013: "-", 0xA0: " ", 0xD7: "*"}  # minus, dash, no-break space, times
 _THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,\\!)\s*(?=\d{3}(?!\d))")
 _SPACES = re.compile(r"\\ |~|\s+")
 _FRACTION = re.compile(r"\\[dtc]?frac")
 
 
 def bare(answer: str) -> str:
-    """Without delimiters, sizes, currencies and degrees; one way to write a minus, a fraction and thousands."""
-    text = _THOUSANDS.sub(",", answer.translate(_SAME))
-    text = _SPACES.sub(" ", _DROPPED.sub("", text))
+    """Remove delimiters, sizes, currencies and degrees; write minus, fractions and thousands in one way."""
+    text = _THOUSANDS.sub(",", answer.translate(_REPLACED))
+    text = _SPACES.sub(" ", _IGNORED.sub("", text))
     text = _FRACTION.sub(r"\\frac", text.replace("\\lbrace", "\\{").replace("\\rbrace", "\\}"))
     text = re.sub(r"\\frac\s*(\d)\s*(\d)(?!\d)", r"\\frac{\1}{\2}", text)
     text = re.sub(r"\\frac\s*(\d)\s*\{", r"\\frac{\1}{", text)
@@ -86,14 +86,14 @@ _WORDS = re.compile(r"\\(?:text|mbox|mathrm|textbf|textit|textrm|mathbf|operator
 
 
 def canonical(plain: str) -> str:
-    """The string by which answers that are no numbers are compared."""
+    """Return the string by which answers that are not numbers are compared."""
     text = re.sub(r"\s|\{(?=\w\})|(?<=\{\w)\}", "", _unscripted(_WORDS.sub(r"\1", plain)))
     text = re.sub(r"^\((\w)\)$", r"\1", text)
     return text.casefold() if re.fullmatch(r"[A-Za-z.]{2,}|[A-Za-z]", text) else text
 
 
 def _unscripted(text: str) -> str:
-    r"""`x^{2}` as `x^2`."""
+    r"""Write `x^{2}` as `x^2`."""
     return re.sub(r"([\^_])\s*\{(\w)\}", r"\1\2", text)
 
 
@@ -103,7 +103,7 @@ _BRACKETED = re.compile(r"^(\(|\[|\\\{)(.*)(\)|\]|\\\})$", re.DOTALL)
 
 
 def read_numbers(text: str) -> Numbers | None:
-    """The numbers that an answer consists of; None where it is something else."""
+    """Return the numbers that an answer consists of, or None if it is something else."""
     if not text or len(text) > LONGEST:
         return None
     plain = bare(text)
@@ -122,7 +122,7 @@ def read_numbers(text: str) -> Numbers | None:
 
 
 def _parts(text: str) -> tuple[str, list[str]]:
-    """The elements of a tuple, a list or an interval, and its brackets; `1,000` without brackets is one number."""
+    """Return the brackets and the elements of a tuple, list or interval; `1,000` without brackets is one number."""
     brackets, inner = "", text.strip()
     if found := _BRACKETED.match(inner):
         brackets, inner = (found[1] + found[3]).replace("\\", ""), found[2]
@@ -138,7 +138,7 @@ _LATEX = re.compile(rf"([-+]?)\\frac\{{([-+]?(?:{_DECIMAL}))\}}\{{([-+]?(?:{_DEC
 
 
 def _values(text: str) -> list[Fraction | None]:
-    r"""The number that `text` is, two where it begins with `\pm`."""
+    r"""Return the number that `text` is, or two numbers if it begins with `\pm`; None is not a number."""
     text = text.strip()
     if text.startswith(("\\pm", "±")):
         value = _number(text.removeprefix("\\pm").removeprefix("±").strip())

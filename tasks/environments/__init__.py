@@ -1,4 +1,7 @@
-"""Environments, by name. Add one with `register_environment("name", Class)` or name it `package.module:Class`."""
+"""The environments by name.
+
+Add one with `register_environment("name", Class)`, or configure it as `package.module:Class`.
+"""
 
 from tasks.environments.interface import Environment
 from tasks.environments.math_verify import MathVerifyEnvironment

@@ -1,4 +1,4 @@
-"""What an environment is: gymnasium's `reset` and `step`, asynchronous."""
+"""The interface of environments: gymnasium's `reset` and `step`, asynchronous."""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -8,18 +8,21 @@ from tasks.score.verifier import Verifier
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentContext:
-    """First argument of every environment's constructor; what follows are `environment.args`."""
+    """The first argument of every environment's constructor; the others are `environment.args`."""
 
     verifier: Verifier
 
 
 class Environment(Protocol):
-    """Made anew for every episode."""
+    """An environment; every episode gets a new one."""
 
     async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Begin with `options["problem"]` (a `storage.records.Problem`); returns (observation, info)."""
+        """Begin with `options["problem"]` (a `storage.records.Problem`); return (observation, info)."""
         ...
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Judge an answer: (observation, reward, terminated, truncated, info). `info["verdict"]` is recorded."""
+        """Grade an answer; return (observation, reward, terminated, truncated, info).
+
+        The trajectory records `info["verdict"]`.
+        """
         ...

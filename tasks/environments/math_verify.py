@@ -1,4 +1,4 @@
-"""Says whether an answer equals one of the problem's solutions."""
+"""The environment that grades an answer by comparing it with the problem's solutions."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from tasks.environments.interface import EnvironmentContext
 
 
 class MathVerifyEnvironment:
-    """Reward 1 and the end of the episode for a right answer, 0 and another try for any other."""
+    """An environment with reward 1 and the end of the episode for a right answer, reward 0 for any other."""
 
     def __init__(self, context: EnvironmentContext) -> None:
         self._verifier = context.verifier

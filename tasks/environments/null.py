@@ -1,4 +1,4 @@
-"""Shows the problem and never judges."""
+"""The environment that shows the problem and grades nothing."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from tasks.environments.interface import EnvironmentContext
 
 
 class NullEnvironment:
-    """Reward 0 for everything; never ends an episode."""
+    """An environment with reward 0 for every answer; it never ends an episode."""
 
     def __init__(self, context: EnvironmentContext) -> None:
         pass

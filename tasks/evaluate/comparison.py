@@ -1,4 +1,4 @@
-"""Two policies on the same problems: is the second better, and by how much?"""
+"""Compare two policies on the same problems: is the second better, and by how much?"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -8,23 +8,24 @@ from typing import Any
 from tasks.evaluate.outcomes import Outcome, by_problem
 from tasks.evaluate.statistics import mcnemar, paired_difference, paired_means, paired_proportions, sign_flip
 
-_NAMED = 3  # problems that an error's message shows
+_NAMED = 3  # problems that an error message names
 
 Groups = Mapping[str, Sequence[Outcome]]
 """Outcomes by problem, in the order of the problems' ids."""
 
 
 def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, Any]:
-    """Differences after - before, paired by problem, JSON-ready.
+    """Compute the differences after - before, paired by problem, JSON-ready.
 
-    `first_turn` and `any_turn`: mean accuracy over problems before and after, their difference with a 95 % bootstrap
-    interval over problems, McNemar's exact test (problems solved `only_before`, `only_after`, and p), and the
-    difference's `score_interval`, which holds where few problems differ. Where a problem has several outcomes its
-    accuracy is their mean; p is that of `sign_flip`, `adjusted_interval` stands for the score interval, and there is
-    no count. `answer_tokens`: mean sampled tokens of a turn, None without turns; `truncated`: share of episodes.
+    `first_turn` and `any_turn` hold the mean accuracy over problems before and after, and their difference with a 95 %
+    bootstrap interval over problems. If each problem has one outcome, they also hold McNemar's exact test (the numbers
+    of problems solved `only_before` and `only_after`, and p) and the difference's `score_interval`, which is valid even
+    if few problems differ. If problems have several outcomes, a problem's accuracy is their mean, p comes from
+    `sign_flip`, `adjusted_interval` replaces the score interval, and the counts are None.
+    `answer_tokens`: mean number of sampled tokens of a turn, None without turns. `truncated`: share of episodes.
 
     Raises:
-        ValueError: there are no outcomes, or not of the same problems.
+        ValueError: there are no outcomes, or before and after have different problems.
     """
     old, new = by_problem(before), by_problem(after)
     _check(old, new)
@@ -40,12 +41,12 @@ def compare(before: Sequence[Outcome], after: Sequence[Outcome]) -> dict[str, An
 def _check(old: Groups, new: Groups) -> None:
     if not old and not new:
         raise ValueError("there are no outcomes to compare")
-    places = {"only before": sorted(old.keys() - new.keys()), "only after": sorted(new.keys() - old.keys())}
-    if strange := [f"{len(ids)} {where} ({_some(ids)})" for where, ids in places.items() if ids]:
-        raise ValueError(f"the outcomes are not of the same problems: {', '.join(strange)}")
+    unpaired = {"only before": sorted(old.keys() - new.keys()), "only after": sorted(new.keys() - old.keys())}
+    if lines := [f"{len(ids)} {side} ({_first_ids(ids)})" for side, ids in unpaired.items() if ids]:
+        raise ValueError(f"the outcomes are not of the same problems: {', '.join(lines)}. Compare results on one set")
 
 
-def _some(ids: Sequence[str]) -> str:
+def _first_ids(ids: Sequence[str]) -> str:
     return ", ".join(ids[:_NAMED]) + (" …" if len(ids) > _NAMED else "")
 
 
@@ -58,17 +59,17 @@ def _accuracy(old: Groups, new: Groups, measure: str) -> dict[str, Any]:
         "before": fmean(before),
         "after": fmean(after),
         "difference": paired_difference(before, after).as_dict(),
-        **(_of_single_outcomes(before, after) if single else _of_means(before, after)),
+        **(_test_single_outcomes(before, after) if single else _test_means(before, after)),
     }
 
 
-def _of_single_outcomes(before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
+def _test_single_outcomes(before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
     test = mcnemar(before, after)
     interval = paired_proportions(test.only_before, test.only_after, len(before))
     return {**asdict(test), "score_interval": interval.as_dict(), "adjusted_interval": None}
 
 
-def _of_means(before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
+def _test_means(before: Sequence[float], after: Sequence[float]) -> dict[str, Any]:
     return {
         "only_before": None,
         "only_after": None,

@@ -1,4 +1,4 @@
-"""A run's committed history, read back from its manifests: what the report is made of."""
+"""Read a run's committed history from its manifests, for the report."""
 
 import functools
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from tasks.evaluate.protocol import greedy
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """Metrics of one iteration's three stages."""
+    """The metrics of one iteration's three stages."""
 
     number: int
     rollout: dict[str, Any]
@@ -30,7 +30,7 @@ class Iteration:
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One policy version on the held-out problems."""
+    """The outcomes of one policy version on the held-out problems."""
 
     policy_version: int
     scores: ScoresVersion
@@ -39,42 +39,42 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """All that a run has committed."""
+    """The committed iterations and evaluations of a run."""
 
     name: str
     iterations: list[Iteration]
-    evaluations: list[Evaluation]  # by policy version
+    evaluations: list[Evaluation]  # ordered by policy version
 
 
 def read_history(store: Store, config: Config, scorer: str, held_out: ProblemsVersion, cache: Path) -> History:
-    """The committed iterations of a run and its greedy evaluations on `held_out`.
+    """Read the committed iterations of a run and its greedy evaluations on `held_out`.
 
-    An evaluation's scores are those of judge `scorer`; where there are none, the newest of another judge.
+    Use the scores of the verifier with fingerprint `scorer`, or else the newest scores of another verifier.
     """
     name, done = config.run.name, list[Iteration]()
     for number in range(config.run.iterations):
         if not manifests.committed(store, layout.checkpoint(name, number + 1)):
-            break  # the run goes on from here
+            break  # the run will continue here
         done.append(_iteration(store, name, number))
     protocol, evaluations = greedy(config, HELD_OUT, held_out), list[Evaluation]()
-    every_judge = functools.cache(lambda: scores_of(catalog.read_all(store)))
+    scores_by_evaluation = functools.cache(lambda: scores_of(catalog.read_all(store)))
     for version in range(len(done) + 1):
         trajectories = protocol.evaluation(layout.checkpoint(name, version))
-        if scores := _judged(store, trajectories, scorer, every_judge):
+        if scores := _find_scores(store, trajectories, scorer, scores_by_evaluation):
             evaluations.append(Evaluation(version, scores, read_outcomes(store, trajectories, scores, cache)))
     return History(name, done, evaluations)
 
 
-def _judged(
-    store: Store, evaluation: EvaluationVersion, scorer: str, every_judge: Callable[[], dict[str, list[str]]]
+def _find_scores(
+    store: Store, evaluation: EvaluationVersion, scorer: str, scores_by_evaluation: Callable[[], dict[str, list[str]]]
 ) -> ScoresVersion | None:
-    """The scores of an evaluation; None where it was not played, or not judged yet."""
+    """Find the scores of an evaluation; None if it was not played, or not graded yet."""
     scores = layout.evaluation_scores(evaluation, scorer)
     if manifests.committed(store, scores):
         return scores
     if not manifests.committed(store, evaluation):
         return None
-    others = every_judge().get(evaluation, [])
+    others = scores_by_evaluation().get(evaluation, [])
     return next((ScoresVersion(version) for version in reversed(others) if manifests.committed(store, version)), None)
 
 

@@ -1,4 +1,4 @@
-"""Outcomes of stored episodes: trajectories joined with their scores, and what they amount to."""
+"""Outcomes of stored episodes: join trajectories with their scores, and summarise them."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -13,43 +13,43 @@ from storage.version_names import ScoresVersion, TrajectoriesVersion
 from storage.versions import datasets
 from tasks.evaluate.statistics import mean, pass_at_k, proportion
 
-_SPANS = ["turns.list.element.start", "turns.list.element.end"]  # not the texts
+_SPANS = ["turns.list.element.start", "turns.list.element.end"]  # the turns without their texts
 COLUMNS = ["trajectory_id", "problem_id", "sample", "status", *_SPANS]
-"""Columns of a trajectory data set that an outcome needs."""
+"""The columns of a trajectory data set that an outcome needs."""
 _SCORE = ["trajectory_id", "turn", "verdict", "success"]
 _FAILED = ("timeout", "error")
 
-Judged = dict[int, dict[str, Any]]
-"""Scores of one trajectory by turn."""
+TurnScores = dict[int, dict[str, Any]]
+"""The scores of one trajectory by turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one episode; of one trajectory, where an agent returned several for an episode."""
+    """The result of one episode, or of one trajectory if the agent returned several for an episode."""
 
     problem_id: str
     sample: int
     status: str
-    success: list[float]  # 1 or 0 for each judged turn
+    success: list[float]  # 1 or 0 for each graded turn
     tokens: list[int]  # sampled tokens of each turn
-    failed_verdicts: int  # judged turns whose verdict is a timeout or an error
+    failed_verdicts: int  # graded turns whose verdict is a timeout or an error
 
     @property
     def first(self) -> float:
-        """Success of the first turn."""
+        """The success of the first turn."""
         return self.success[0] if self.success else 0.0
 
     @property
     def any(self) -> float:
-        """Success of any turn."""
+        """The best success of all turns."""
         return max(self.success, default=0.0)
 
 
 def read_outcomes(store: Store, trajectories: TrajectoriesVersion, scores: ScoresVersion, cache: Path) -> list[Outcome]:
-    """Outcomes of two versions, trajectories and their scores, ordered by problem and sample.
+    """Read the outcomes of trajectories and their scores, ordered by problem and sample.
 
     Raises:
-        StorageError: one of them is missing, damaged, or written by a newer schema.
+        StorageError: a version is missing, damaged, or written by a newer schema.
         ValueError: a turn has two scores.
     """
     return join(
@@ -59,37 +59,37 @@ def read_outcomes(store: Store, trajectories: TrajectoriesVersion, scores: Score
 
 
 def join(trajectories: Iterable[dict[str, Any]], scores: Iterable[dict[str, Any]]) -> list[Outcome]:
-    """One outcome for each row of `trajectories`, ordered by problem and sample.
+    """Make one outcome for each row of `trajectories`, ordered by problem and sample.
 
-    A turn without a score counts as not judged; scores of other trajectories are ignored.
+    A turn without a score counts as not graded. Scores of other trajectories are ignored.
 
     Raises:
         ValueError: a turn has two scores.
     """
-    judged: dict[str, Judged] = defaultdict(dict)
+    scores_by_turn: dict[str, TurnScores] = defaultdict(dict)
     for score in scores:
         name, turn = score["trajectory_id"], score["turn"]
-        if turn in judged[name]:
+        if turn in scores_by_turn[name]:
             raise ValueError(f"two scores for turn {turn} of {name}: give the rows of one scorer")
-        judged[name][turn] = score
-    rows = [(row["trajectory_id"], _outcome(row, judged.get(row["trajectory_id"], {}))) for row in trajectories]
+        scores_by_turn[name][turn] = score
+    rows = [(row["trajectory_id"], _outcome(row, scores_by_turn.get(row["trajectory_id"], {}))) for row in trajectories]
     rows.sort(key=lambda row: (row[1].problem_id, row[1].sample, row[0]))
     return [outcome for _, outcome in rows]
 
 
-def _outcome(row: dict[str, Any], judged: Judged) -> Outcome:
+def _outcome(row: dict[str, Any], scores_by_turn: TurnScores) -> Outcome:
     return Outcome(
         problem_id=row["problem_id"],
         sample=row["sample"],
         status=row["status"],
-        success=[judged[turn]["success"] for turn in sorted(judged)],
+        success=[scores_by_turn[turn]["success"] for turn in sorted(scores_by_turn)],
         tokens=[turn["end"] - turn["start"] for turn in row["turns"]],
-        failed_verdicts=sum(score["verdict"] in _FAILED for score in judged.values()),
+        failed_verdicts=sum(score["verdict"] in _FAILED for score in scores_by_turn.values()),
     )
 
 
 def by_problem(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
-    """The outcomes of each problem; problems in the order of their ids."""
+    """Group outcomes by problem, in the order of the problems' ids."""
     groups: dict[str, list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
         groups[outcome.problem_id].append(outcome)
@@ -97,20 +97,20 @@ def by_problem(outcomes: Iterable[Outcome]) -> dict[str, list[Outcome]]:
 
 
 def summarise(greedy: Sequence[Outcome], sampled: Sequence[Outcome] = ()) -> dict[str, Any]:
-    """What the episodes of an evaluation amount to, JSON-ready; each number with its 95 % interval.
+    """Summarise the episodes of an evaluation, JSON-ready; each number has its 95 % interval.
 
-    Of the greedy episodes: accuracy of the first turn, of any turn, and of each turn over the episodes that reached
-    it; `fix_rate`, of the wrong turns that were followed by another the share followed by a right one; `break_rate`,
-    of the right ones the share followed by a wrong one; the share of episodes that were `truncated`; the tokens of an
-    answer; the share of turns whose verdict failed. Shares have Wilson's interval, which takes turns of one episode
-    as independent; tokens have a bootstrap's. None stands where nothing was observed.
+    Greedy episodes: `first_turn`, `any_turn`: accuracy. `by_turn`: accuracy of each turn over the episodes that reached
+    it. `fix_rate`: among the wrong turns that another turn follows, the share with a right next turn. `break_rate`:
+    among the right turns that another turn follows, the share with a wrong next turn. `truncated`: share of episodes.
+    `answer_tokens`: tokens of a turn. `failed_verdicts`: share of turns. Shares have Wilson's interval, which treats
+    the turns of one episode as independent; tokens have a bootstrap interval. A number without observations is None.
 
-    Of the sampled ones, where there are any: `pass_at` k, for the powers of two up to n and for n, the smallest
-    number of episodes of a problem. Here an episode is solved when any of its turns is right. `sampled`: mean accuracy
-    of the first turn and of any turn. The intervals are a bootstrap's over problems.
+    Sampled episodes, if any: `pass_at` k, for the powers of two up to n and for n, where n is the smallest number of
+    episodes of a problem; an episode is solved if any of its turns is right. `sampled`: mean accuracy of the first turn
+    and of any turn. Their intervals are bootstrap intervals over problems.
 
     Raises:
-        ValueError: no greedy episode.
+        ValueError: there is no greedy episode.
     """
     turns, failed = sum(len(outcome.success) for outcome in greedy), sum(o.failed_verdicts for o in greedy)
     return {
@@ -135,7 +135,7 @@ def _by_turn(outcomes: Sequence[Outcome]) -> list[dict[str, float]]:
 
 
 def _transitions(outcomes: Sequence[Outcome]) -> dict[str, dict[str, float] | None]:
-    """The same two rates as `tasks.train.metrics` has for training."""
+    """Compute fix rate and break rate, defined as in `tasks.train.metrics`."""
     pairs = [(now > 0.5, after > 0.5) for outcome in outcomes for now, after in pairwise(outcome.success)]
     return {
         "fix_rate": _share([after for now, after in pairs if not now]),
@@ -148,14 +148,14 @@ def _share(observed: Sequence[float]) -> dict[str, float] | None:
 
 
 def _answer_tokens(outcomes: Sequence[Outcome]) -> dict[str, float] | None:
-    """Mean over all turns. Problems are resampled whole: what has more turns counts for more."""
+    """Compute the mean over all turns. The bootstrap resamples whole problems, weighted by their numbers of turns."""
     problems = [[count for outcome in group for count in outcome.tokens] for group in by_problem(outcomes).values()]
     played = [counts for counts in problems if counts]
     return mean([fmean(counts) for counts in played], [len(counts) for counts in played]).as_dict() if played else None
 
 
 def summarise_sampled(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """Of sampled episodes: see `summarise`."""
+    """Summarise sampled episodes; see `summarise`."""
     groups = by_problem(outcomes).values()
     counts = [(len(group), sum(o.any > 0.5 for o in group)) for group in groups]
     least = min(n for n, _ in counts)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 CONFIDENCE = 0.95
 _RESAMPLES = 9999
-_BATCH = 50  # resamples in memory at a time; more are slower, for they leave the processor's cache
+_BATCH = 50  # resamples in memory at a time; more are slower, since they do not fit into the processor's cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +28,18 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class McNemar:
-    """Pairs that differ, and how likely so uneven a split is by chance alone."""
+    """The numbers of pairs that differ, and the p-value of McNemar's test."""
 
-    only_before: int  # success before, none after
-    only_after: int
+    only_before: int  # success before, failure after
+    only_after: int  # failure before, success after
     p: float  # two-sided
 
 
 def proportion(successes: Sequence[float]) -> Estimate:
-    """Share of ones with Wilson's interval (Wilson 1927).
+    """Compute the share of ones with Wilson's interval (Wilson 1927).
 
     Raises:
-        ValueError: no observation.
+        ValueError: there is no observation.
     """
     from scipy.stats import binomtest
 
@@ -51,38 +51,38 @@ def proportion(successes: Sequence[float]) -> Estimate:
 
 
 def mean(values: Sequence[float], weights: Sequence[float] | None = None, seed: int = 0) -> Estimate:
-    """Mean of one value for each problem, with the percentile bootstrap over problems (Efron 1979).
+    """Compute the mean of one value for each problem, with the percentile bootstrap over problems (Efron 1979).
 
     Args:
         values: one for each problem, in any unit.
-        weights: what each counts for, above 0; equal where not given.
-        seed: of the resampling; the same seed gives the same interval.
+        weights: the weight of each value, above 0; None: equal weights.
+        seed: seed of the resampling; the same seed gives the same interval.
 
     Raises:
-        ValueError: no value, or another number of weights.
+        ValueError: there is no value, or the numbers of values and weights differ.
     """
     data = np.asarray(values, dtype=float)
     if not data.size:
         raise ValueError("a mean needs at least one value")
     if weights is None:
         return _bootstrap(np.mean, [data], seed)
-    shares = np.asarray(weights, dtype=float)
-    if shares.shape != data.shape:
-        raise ValueError(f"{data.size} values have {shares.size} weights")
-    return _bootstrap(_weighted, [data, shares], seed)
+    weighting = np.asarray(weights, dtype=float)
+    if weighting.shape != data.shape:
+        raise ValueError(f"{data.size} values have {weighting.size} weights: give one weight for each value")
+    return _bootstrap(_weighted_mean, [data, weighting], seed)
 
 
 def paired_difference(before: Sequence[float], after: Sequence[float], seed: int = 0) -> Estimate:
-    """Mean of after - before on the same problems, in the same order, with the interval of `mean`.
+    """Compute the mean of after - before on the same problems, in the same order, with the interval of `mean`.
 
     Raises:
-        ValueError: no problem, or not as many before as after.
+        ValueError: there is no problem, or the numbers before and after differ.
     """
     return mean([new - old for old, new in zip(before, after, strict=True)], seed=seed)
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """Chance that k of n episodes, drawn without replacement, hold one of the c that succeeded.
+    """Compute the probability that k of n episodes, drawn without replacement, include one of the c successes.
 
     1 - C(n-c, k) / C(n, k), unbiased (Chen et al. 2021, arXiv 2107.03374, equation 1).
 
@@ -90,17 +90,20 @@ def pass_at_k(n: int, c: int, k: int) -> float:
         ValueError: not 1 <= k <= n, or not 0 <= c <= n.
     """
     if not (1 <= k <= n and 0 <= c <= n):
-        raise ValueError(f"pass@{k} of {n} episodes with {c} successes is not defined")
-    return (comb(n, k) - comb(n - c, k)) / comb(n, k)  # integers up to the one division: rounded once
+        raise ValueError(
+            f"pass@{k} of {n} episodes with {c} successes is not defined: give 1 <= k <= n and 0 <= c <= n"
+        )
+    return (comb(n, k) - comb(n - c, k)) / comb(n, k)  # integers until the division, so it is rounded once
 
 
 def mcnemar(before: Sequence[float], after: Sequence[float]) -> McNemar:
-    """Exact two-sided test on paired successes, 0 or 1: are as many won as lost? (McNemar 1947)
+    """Test exactly, two-sided, on paired successes (0 or 1), whether as many are won as lost (McNemar 1947).
 
-    The pairs that differ are a binomial sample of probability 1/2; p is 1 where there are none.
+    Under the null hypothesis the pairs that differ are a binomial sample with probability 1/2. p is 1 if no pair
+    differs.
 
     Raises:
-        ValueError: not as many before as after.
+        ValueError: the numbers before and after differ.
     """
     from scipy.stats import binomtest
 
@@ -110,25 +113,25 @@ def mcnemar(before: Sequence[float], after: Sequence[float]) -> McNemar:
 
 
 def sign_flip(before: Sequence[float], after: Sequence[float], seed: int = 0) -> float:
-    """Two-sided p of the paired permutation test: could each difference as well have had the other sign? (Fisher 1935)
+    """Compute the two-sided p of the paired permutation test, which flips the signs of differences (Fisher 1935).
 
-    McNemar's exact test where all are 0 or 1; exact up to 13 pairs, else by 9,999 draws.
+    If all values are 0 or 1 it is McNemar's exact test. It is exact up to 13 pairs; for more it uses 9,999 draws.
 
     Args:
         before: mean success of each problem, 0 to 1.
-        after: of the same problems, in the same order.
-        seed: of the draws; the same seed gives the same p.
+        after: the same for the same problems, in the same order.
+        seed: seed of the draws; the same seed gives the same p.
 
     Raises:
-        ValueError: no problem, or not as many before as after.
+        ValueError: there is no problem, or the numbers before and after differ.
     """
     from scipy.stats import permutation_test
 
     if not before or len(before) != len(after):
-        raise ValueError(f"pairs are needed: {len(before)} before, {len(after)} after")
+        raise ValueError(f"the test needs pairs, but there are {len(before)} before, {len(after)} after")
     if len(before) == 1:
-        return 1.0  # either sign is as far from 0
-    found = permutation_test(
+        return 1.0  # both signs are equally far from 0
+    result = permutation_test(
         (before, after),
         lambda old, new, axis=-1: np.mean(new - old, axis=axis),
         permutation_type="samples",
@@ -137,38 +140,38 @@ def sign_flip(before: Sequence[float], after: Sequence[float], seed: int = 0) ->
         batch=_BATCH,
         rng=np.random.default_rng(seed),
     )
-    return float(found.pvalue)
+    return float(result.pvalue)
 
 
 def paired_means(before: Sequence[float], after: Sequence[float]) -> Estimate:
-    """Mean difference after - before of values from 0 to 1, with the adjusted Wald interval.
+    """Compute the mean difference after - before of values from 0 to 1, with the adjusted Wald interval.
 
-    One pair that was won and one that was lost are added, so it holds where few pairs differ, or none: without a
-    difference in 10 pairs it reaches from -0.23 to 0.23. Source: for values 0 and 1, Bonett and Price (2012), Journal
-    of Educational and Behavioral Statistics 37, 479-488.
+    The interval adds one pair that was won and one that was lost, so it is valid even if few pairs differ, or none: for
+    10 pairs without a difference it is -0.23 to 0.23. Source: for values 0 and 1, Bonett and Price (2012), Journal of
+    Educational and Behavioral Statistics 37, 479-488.
 
     Raises:
-        ValueError: not as many before as after.
+        ValueError: the numbers before and after differ.
     """
     from scipy.stats import norm
 
     differences = [new - old for old, new in zip(before, after, strict=True)]
     adjusted = np.array([*differences, 1.0, -1.0])
     centre = adjusted.mean()
-    reach = float(norm.ppf(0.5 + CONFIDENCE / 2)) * adjusted.std() / math.sqrt(len(adjusted))
-    return Estimate(float(np.mean(differences)), float(max(-1, centre - reach)), float(min(1, centre + reach)))
+    spread = float(norm.ppf(0.5 + CONFIDENCE / 2)) * adjusted.std() / math.sqrt(len(adjusted))
+    return Estimate(float(np.mean(differences)), float(max(-1, centre - spread)), float(min(1, centre + spread)))
 
 
 def paired_proportions(only_before: int, only_after: int, pairs: int) -> Estimate:
-    """Difference after - before of two proportions of the same `pairs`, with its score interval.
+    """Compute the difference after - before of two proportions of the same `pairs`, with its score interval.
 
-    Holds where few pairs differ, or none, of which a bootstrap is always sure: without a difference in 10 pairs it
-    reaches from -0.28 to 0.28. Source: Tango (1998), Statistics in Medicine 17, 891-908.
+    The interval is valid even if few pairs differ. If none differs, a bootstrap interval has width 0, but this interval
+    is -0.28 to 0.28 for 10 pairs. Source: Tango (1998), Statistics in Medicine 17, 891-908.
 
     Args:
-        only_before: pairs of which only the first succeeded.
-        only_after: pairs of which only the second did.
-        pairs: all of them, 1 or more.
+        only_before: number of pairs in which only the first succeeded.
+        only_after: number of pairs in which only the second succeeded.
+        pairs: number of all pairs, 1 or more.
     """
     from scipy.optimize import brentq
     from scipy.stats import norm
@@ -187,12 +190,12 @@ def paired_proportions(only_before: int, only_after: int, pairs: int) -> Estimat
     return Estimate((only_after - only_before) / pairs, float(low), float(high))
 
 
-def _weighted(values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], axis: int = -1) -> Any:
+def _weighted_mean(values: npt.NDArray[np.float64], weights: npt.NDArray[np.float64], axis: int = -1) -> Any:
     return (values * weights).sum(axis=axis) / weights.sum(axis=axis)
 
 
 def _bootstrap(statistic: Any, samples: list[npt.NDArray[np.float64]], seed: int) -> Estimate:
-    """`statistic` of paired samples, the values first, with its percentile interval."""
+    """Compute `statistic` of paired samples, the values first, with its percentile interval."""
     from scipy.stats import bootstrap
 
     value = float(statistic(*samples))

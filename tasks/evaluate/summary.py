@@ -1,4 +1,4 @@
-"""A run's history as numbers, a table and a picture."""
+"""Turn a run's history into numbers, tables and a plot."""
 
 import io
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ _WIDTH = 150
 
 
 def summary(history: History) -> dict[str, Any]:
-    """Everything the report says, as JSON-ready numbers."""
+    """Compute all numbers of the report, JSON-ready."""
     evaluations = [
         {"policy_version": evaluation.policy_version} | summarise(evaluation.outcomes)
         for evaluation in history.evaluations
@@ -40,13 +40,13 @@ def summary(history: History) -> dict[str, Any]:
 
 
 def _improvement(before: Evaluation, after: Evaluation) -> dict[str, Any]:
-    """Paired differences on the same problems, last evaluation against the first."""
+    """Compute the paired differences between the last and the first evaluation on the same problems."""
     comparison = compare(before.outcomes, after.outcomes)
     return {key: comparison[key]["difference"] for _, key in _LINES}
 
 
 def _stages(iterations: Sequence[Iteration]) -> dict[str, dict[str, float]]:
-    """Mean seconds of each stage's own work, tokens per second, and the mean staleness of what was trained on."""
+    """Compute the mean seconds of each stage's own work, tokens per second, and the mean staleness in training."""
     if not iterations:
         return {}
     rollout = [iteration.rollout for iteration in iterations]
@@ -70,7 +70,7 @@ def _stages(iterations: Sequence[Iteration]) -> dict[str, dict[str, float]]:
 
 
 def accuracy_rows(numbers: dict[str, Any]) -> list[Row]:
-    """Accuracy before and after, with 95 % intervals; one row each for first turn, any turn and every turn."""
+    """Make a table of accuracies before and after, with 95 % intervals: rows for first turn, any turn and each turn."""
     evaluations = numbers["evaluations"]
     if not evaluations:
         return []
@@ -107,9 +107,9 @@ def _estimate(estimate: dict[str, float] | None, sign: str = "") -> str:
 
 
 def evaluation_rows(numbers: dict[str, Any]) -> list[Row]:
-    """One evaluation, as `summarise` says it; empty cells where nothing was observed."""
+    """Make a table of one evaluation, given the numbers of `summarise`; a cell without observations is empty."""
     lines = [(label, numbers[key], ".3f") for label, key in _LINES]
-    if "sampled" in numbers:  # of any turn that is pass@1
+    if "sampled" in numbers:  # only the first turn: for any turn it equals pass@1
         lines.append(("first turn, sampled", numbers["sampled"]["first_turn"], ".3f"))
     lines += [(f"turn {turn}, where reached", value, ".3f") for turn, value in enumerate(numbers["by_turn"], 1)]
     lines += [(f"pass@{k}, any turn", value, ".3f") for k, value in numbers.get("pass_at", {}).items()]
@@ -134,7 +134,7 @@ _BEHAVIOUR = (
 
 
 def comparison_rows(comparison: dict[str, Any]) -> list[Row]:
-    """Two policies on the same problems, as `compare` says it. Fixed: solved only after; broken: only before."""
+    """Make a table of the result of `compare`. Fixed: problems solved only after; broken: solved only before."""
     tokens, truncated = comparison["answer_tokens"], comparison["truncated"]
     cut = f"{truncated['after'] - truncated['before']:+.3f}"
     longer = "" if tokens["ratio"] is None else f"{tokens['ratio']:.2f} times"
@@ -146,7 +146,7 @@ def comparison_rows(comparison: dict[str, Any]) -> list[Row]:
 
 def _tested_row(label: str, accuracy: dict[str, Any]) -> Row:
     row = _comparison_row(label, accuracy, ".3f", _estimate(accuracy["difference"], "+"))
-    row["p"] = "" if accuracy["p"] is None else f"{accuracy['p']:.3g}"  # None: stored by an older version
+    row["p"] = "" if accuracy["p"] is None else f"{accuracy['p']:.3g}"  # None: stored by an older program
     if accuracy["only_after"] is not None:  # one episode of a problem
         row["fixed / broken"] = f"{accuracy['only_after']} / {accuracy['only_before']}"
     return row
@@ -159,7 +159,7 @@ def _comparison_row(label: str, values: dict[str, Any], form: str, difference: s
 
 
 def stage_rows(numbers: dict[str, Any]) -> list[Row]:
-    """Mean seconds of an iteration, tokens/s and staleness by stage."""
+    """Make a table of mean seconds of an iteration, tokens/s and staleness by stage."""
     return [
         {
             "stage": stage,
@@ -172,7 +172,7 @@ def stage_rows(numbers: dict[str, Any]) -> list[Row]:
 
 
 def table(title: str, rows: Sequence[Row]) -> "Table":
-    """Rows for the terminal; texts in them are no markup and cannot move the cursor."""
+    """Make a table for the terminal; markup in its texts is not interpreted, and they cannot move the cursor."""
     from rich.table import Table
     from rich.text import Text
 
@@ -185,7 +185,7 @@ def table(title: str, rows: Sequence[Row]) -> "Table":
 
 
 def rendered(*parts: "Table | str") -> str:
-    """Tables and lines as one text."""
+    """Render tables and lines as one text."""
     from rich.console import Console
 
     text = io.StringIO()
@@ -196,7 +196,7 @@ def rendered(*parts: "Table | str") -> str:
 
 
 def plot(history: History, path: Path) -> None:
-    """Held-out accuracy with intervals, and the success of the training episodes, over the iterations."""
+    """Plot held-out accuracy with intervals, and the success of the training episodes, over the iterations."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""What agents ask of an engine and what they get back."""
+"""The types of an agent's requests to an engine and of the answers."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -7,15 +7,15 @@ from configs.knobs import check_temperature
 
 
 class InferenceError(RuntimeError):
-    """The engine cannot serve what was asked; the message says what to do."""
+    """The engine cannot serve a request or a policy; the message says what to do."""
 
 
 class EngineClosedError(InferenceError):
-    """The flow that the engine belongs to ends: nothing is wrong with the engine."""
+    """The flow of the engine is ending; the engine itself has no fault."""
 
 
 class AbortedError(RuntimeError):
-    """The engine gave a request up before its end, as it does when it shuts down: worth another try."""
+    """The engine aborted a request, as it does when it shuts down; a retry may succeed."""
 
 
 class ContextLengthError(ValueError):
@@ -26,11 +26,11 @@ class ContextLengthError(ValueError):
 class GenerationConfig:
     """Sampling parameters of one request (`gconfig`).
 
-    An agent may name tokens that end a completion, such as that of a tool call; the tokens that end a turn in the chat
-    template are added to every request by the collector.
+    An agent may name tokens that end a completion, such as the token of a tool call. The collector adds the tokens that
+    end a turn in the chat template to every request.
 
     Raises:
-        ValueError: vLLM would refuse it, or sample with another temperature.
+        ValueError: vLLM would refuse the parameters, or sample with another temperature.
     """
 
     n: int = 1
@@ -38,7 +38,7 @@ class GenerationConfig:
     top_p: float = 1.0
     top_k: int = 0
     max_new_tokens: int = 1024
-    stop_token_ids: tuple[int, ...] = ()  # sampled and returned like any other token, and the last one
+    stop_token_ids: tuple[int, ...] = ()  # if sampled, it is returned like other tokens, as the last one
 
     def __post_init__(self) -> None:
         for name, least in (("n", 1), ("max_new_tokens", 1), ("top_k", -1)):
@@ -60,14 +60,14 @@ class Completion:
     """
 
     token_ids: list[int]  # N
-    logprobs: list[float]  # N, of the distribution sampled from
-    versions: list[int]  # N, policy version that produced each token
+    logprobs: list[float]  # N, in the distribution that was sampled from
+    versions: list[int]  # N, policy version that sampled each token
     finish_reason: str  # stop | length
 
 
 @dataclass(frozen=True, slots=True)
 class BundledGenerationOutputs:
-    """Answers to one observation: `n` completions of the prompt."""
+    """The answer to one observation: `n` completions of the prompt."""
 
     qid: str
     prompt_ids: list[int]
@@ -77,16 +77,16 @@ class BundledGenerationOutputs:
 
     @property
     def output_ids(self) -> list[list[int]]:
-        """Token ids of each completion."""
+        """The token ids of each completion."""
         return [completion.token_ids for completion in self.completions]
 
 
 Observation = tuple[str, list[int], GenerationConfig]
-"""(qid, token ids, gconfig), as agents put it on the observation queue."""
+"""(qid, token ids, gconfig), which agents put on the observation queue."""
 
 
 class Generator(Protocol):
-    """What the collector needs of an engine; a test fakes it in ten lines."""
+    """The part of an engine that the collector needs; a test can fake it in ten lines."""
 
     @property
     def replicas(self) -> int: ...
@@ -94,5 +94,5 @@ class Generator(Protocol):
     async def generate(
         self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
     ) -> list[Completion]:
-        """`gconfig.n` completions; completion i is sampled with seed + i."""
+        """Return `gconfig.n` completions; completion i is sampled with seed + i."""
         ...

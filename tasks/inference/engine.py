@@ -1,4 +1,4 @@
-"""The engine: one or more vLLM replicas that serve exactly the checkpoint asked for, and prove it."""
+"""The engine: one or more vLLM replicas, with a proof that each serves exactly the requested checkpoint."""
 
 import asyncio
 import logging
@@ -32,16 +32,16 @@ _TRANSIENT = (aiohttp.ClientError, asyncio.TimeoutError, ConnectionError, Aborte
 class _Replica:
     url: str
     api_key: str | None
-    server: Server | None  # None where the URL was given
-    proven: Proven | None = None  # what it serves; None where that is not known
+    server: Server | None  # None if the configuration gives the URL
+    proven: Proven | None = None  # what it serves; None if unknown
 
 
 class Engine:
-    """A context manager that ends the servers it started, however the block is left.
+    """The vLLM replicas; a context manager that ends the servers it started, however the block ends.
 
     Args:
-        settings: the configuration's `inference`.
-        rollout: its request limits.
+        settings: `inference` of the configuration.
+        rollout: `rollout` of the configuration, for its request limits.
         logs: folder for the servers' logs.
 
     Raises:
@@ -50,13 +50,13 @@ class Engine:
 
     def __init__(self, settings: Inference, rollout: Rollout, logs: Path) -> None:
         self.settings, self.rollout, self._logs = settings, rollout, logs
-        self._devices = [] if settings.urls else _deal_devices(settings)  # of each server that it starts
+        self._devices = [] if settings.urls else _deal_devices(settings)  # for each server that it starts
         self._replicas: list[_Replica] = []
         self._policy: Checkpoint | None = None
         self._history: list[int] = []
         """Weight versions in the order in which they were served."""
-        self._settled = 0  # place in the history from which on answers may come
-        self._serving = threading.RLock()  # a rollout may begin while the trainer hands over new weights
+        self._settled = 0  # index in the history of the oldest version that answers may contain
+        self._serving = threading.RLock()  # a rollout may begin during a swap to newly trained weights
         self.closed = False
         self._sockets = _lacking_sockets(rollout.concurrency)
 
@@ -66,30 +66,30 @@ class Engine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.closed = True  # whoever still plays hears of it at the next request
+        self.closed = True  # a rollout that still plays gets EngineClosedError
         for server in self.servers:
             server.close()
 
     @property
     def servers(self) -> list[Server]:
-        """The servers that this engine started itself."""
+        """The servers that this engine has started itself."""
         return [replica.server for replica in self._replicas if replica.server]
 
     def forget(self) -> None:
-        """Somebody else may have swapped the weights: the next `serve` swaps and proves them again."""
+        """Make the next `serve` swap and prove the weights again: another program may have swapped them."""
         with self._serving:
             self._policy = None
             for replica in self._replicas:
                 replica.proven = None
 
     def serve(self, policy: Checkpoint, *, or_newer: bool = False) -> None:
-        """Make every replica serve `policy`, starting servers at the first call.
+        """Make every replica serve `policy`; start the servers at the first call.
 
-        Requests in flight are kept and go on with the new weights. With `or_newer` a newer version of the same run
-        that is served already stays.
+        Requests in flight go on with the new weights. With `or_newer`, a newer version of the same run that is already
+        served stays.
 
         Raises:
-            InferenceError: a server does not start, or its logprobs of the canary are not the checkpoint's.
+            InferenceError: a server does not start, or its logprobs of the canary differ from the checkpoint's.
         """
         with self._serving:
             served = self._policy
@@ -103,9 +103,9 @@ class Engine:
         try:
             self._bring_in(policy)
         except BaseException as error:
-            self._policy = None  # not proven: nobody may take it for served
+            self._policy = None  # it is not proven, so it does not count as served
             self.closed = self.closed or not isinstance(error, Exception)  # interrupted: the flow ends
-            for server in self.servers:  # its weights may be half of each; the next call starts it anew
+            for server in self.servers:  # its weights may be a mixture of versions; the next call restarts it
                 server.stop()
             asyncio.run(self._give_up())
             raise
@@ -124,22 +124,22 @@ class Engine:
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator["Connection"]:
-        """Clients of all replicas, for one event loop."""
+        """Connect clients to all replicas, for one event loop."""
         assert self._policy is not None, "serve a policy first"
         async with AsyncExitStack() as stack:
             clients = [await stack.enter_async_context(self._client(replica)) for replica in self._replicas]
             yield Connection(self, clients, since=self._settled)
 
     def served(self, since: int) -> set[int]:
-        """Weight versions served from place `since` in the history on; they may be swapped while one plays."""
+        """Return the weight versions served since index `since` of the history; a swap may happen during a rollout."""
         return set(self._history[since:])
 
     async def repair(self, index: int) -> None:
-        """Start a dead server of our own anew with the current policy.
+        """Restart a server of this engine with the current policy, if it has died.
 
         Raises:
             EngineClosedError: the engine was closed meanwhile.
-            InferenceError: it serves no policy.
+            InferenceError: the engine serves no policy.
         """
         await asyncio.to_thread(self._repair, self._replicas[index])
 
@@ -148,10 +148,10 @@ class Engine:
             if self.closed:
                 raise EngineClosedError("the engine was closed while a rollout was playing")
             if self._policy is None:
-                raise InferenceError(f"{replica.url} serves no policy any more: new weights could not be swapped in")
+                raise InferenceError(f"{replica.url} serves no policy any more: the swap to new weights failed")
             if replica.server is None or replica.server.alive:
                 return
-            logger.warning("vLLM at %s has died: starting it anew", replica.url)
+            logger.warning("vLLM at %s has died: restarting it", replica.url)
             self._restart([replica], self._policy)
             asyncio.run(self._establish(replica, self._policy))
 
@@ -162,7 +162,7 @@ class Engine:
     def _start(self, policy: Checkpoint) -> list[_Replica]:
         logger.info("starting %d vLLM server(s); logs in %s", len(self._devices), self._logs)
         servers = [Server(self.settings, self._logs / f"vllm-{i}.log", own) for i, own in enumerate(self._devices)]
-        # Known to __exit__ before the first process exists.
+        # Set before the first process exists, so that __exit__ ends all of them.
         self._replicas = [_Replica(server.url, None, server) for server in servers]
         self._restart(self._replicas, policy)
         return self._replicas
@@ -174,7 +174,7 @@ class Engine:
         for server in servers:
             server.stop()
             server.start(policy.model)
-            if self.closed:  # by another thread, which did not see this server
+            if self.closed:  # by another thread, which did not end this server
                 server.stop()
                 raise EngineClosedError("the engine was closed while a server was starting")
         for server in servers:
@@ -188,7 +188,7 @@ class Engine:
         await asyncio.gather(*(self._establish(replica, policy) for replica in self._replicas))
 
     async def _give_up(self) -> None:
-        """Servers that are not ours cannot be stopped: nobody waits for them, or takes their weights for a policy's."""
+        """Give up the servers of given URLs, which the engine cannot stop: their weights are no policy's."""
         for replica in self._replicas:
             if not replica.server:
                 replica.proven = None
@@ -205,7 +205,7 @@ class Engine:
                     await client.set_weight_version(policy.number)
                 else:
                     await proof.prepare()
-                    unknown = replica.server is None and before is None  # our own has just started from the folder
+                    unknown = replica.server is None and before is None  # our own server was started with known weights
                     await client.swap(policy.model.absolute(), policy.number, erase=unknown)
                 replica.proven = await proof.demand()
         except aiohttp.ClientError as error:
@@ -213,20 +213,21 @@ class Engine:
 
 
 def _lacking_sockets(wanted: int) -> int:
-    """How many sockets there may be, where these are fewer than `wanted`; else 0."""
-    found = sockets(wanted)
-    if found == wanted:
+    """Return the number of possible sockets if it is below `wanted`; otherwise 0."""
+    possible = sockets(wanted)
+    if possible == wanted:
         return 0
     logger.warning(
-        "rollout.concurrency=%d, but the hard limit of open files (`ulimit -Hn`) leaves %d connections: others wait",
+        "rollout.concurrency=%d, but the hard limit of open files (`ulimit -Hn`) allows %d connections: further "
+        "requests wait",
         wanted,
-        found,
+        possible,
     )
-    return found
+    return possible
 
 
 def _is_newer(served: Checkpoint, policy: Checkpoint) -> bool:
-    """Whether both are of one run, and the one served came later."""
+    """Return whether `served` is a later version of the same run than `policy`."""
     return layout.series_of(served.version) == layout.series_of(policy.version) and served.number > policy.number
 
 
@@ -235,7 +236,7 @@ def _deal_devices(settings: Inference) -> list[list[str]]:
 
 
 class Connection:
-    """The engine within one event loop; the collector's `Generator`."""
+    """The engine in one event loop; it is the collector's `Generator`."""
 
     def __init__(self, engine: Engine, clients: list[Client], since: int) -> None:
         self._engine, self._clients, self._since = engine, clients, since
@@ -256,10 +257,10 @@ class Connection:
     async def generate(
         self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
     ) -> list[Completion]:
-        """See `Generator`. A failed request is sent again, to a restarted server where it had died.
+        """Return completions (see `Generator`). A failed request is retried, after a restart of a dead server.
 
         Raises:
-            InferenceError: refused, or another weight version answered.
+            InferenceError: the server refused the request, or answered with another weight version.
         """
         completions: list[Completion] = []
         async for attempt in self._retrying.copy():
@@ -275,5 +276,5 @@ class Connection:
         answered = {version for completion in completions for version in completion.versions}
         served = self._engine.served(self._since)
         if others := answered - served:
-            url, asked = self._clients[replica].url, ", ".join(map(str, sorted(served)))
-            raise InferenceError(f"{url} answered with weight version {sorted(others)}, asked for {asked}")
+            url, expected = self._clients[replica].url, ", ".join(map(str, sorted(served)))
+            raise InferenceError(f"{url} answered with weight version {sorted(others)}, asked for {expected}")

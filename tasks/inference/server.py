@@ -1,4 +1,4 @@
-"""A vLLM server that the pipeline starts itself, on a Unix socket that only its own user can open, and always ends."""
+"""A vLLM server that the pipeline starts and always ends, on a Unix socket that only the pipeline's user can open."""
 
 import asyncio
 import logging
@@ -23,9 +23,9 @@ class Server:
     """One vLLM process group.
 
     Args:
-        settings: the configuration's `inference`.
+        settings: `inference` of the configuration.
         log: file that receives the server's output.
-        devices: the GPUs that it may use, as CUDA_VISIBLE_DEVICES names them; none: all that this process may use.
+        devices: the GPUs that it may use, as CUDA_VISIBLE_DEVICES names them; empty: all that this process may use.
     """
 
     def __init__(self, settings: Inference, log: Path, devices: Sequence[str] = ()) -> None:
@@ -40,18 +40,18 @@ class Server:
 
     @property
     def pid(self) -> int | None:
-        """Of the supervisor, the parent of the server's process group."""
+        """The process id of the supervisor, the parent of the server's process group."""
         return self._supervised.pid
 
     def start(self, model: Path) -> None:
-        """Start without waiting; `wait_until_healthy` waits."""
+        """Start the server without waiting; `wait_until_healthy` waits."""
         self._supervised.start(self._command(model), self._environment())
 
     def wait_until_healthy(self) -> None:
         """Block until the server answers.
 
         Raises:
-            InferenceError: it ended or took longer than `startup_timeout_s`; holds the log's last lines.
+            InferenceError: it ended or took longer than `startup_timeout_s`; contains the log's last lines.
         """
         asyncio.run(self._await_health())
 
@@ -69,7 +69,7 @@ class Server:
         logger.info("vLLM is up at %s after %.1f s", self.url, time.monotonic() - started)
 
     def stop(self) -> None:
-        """End the process group; returns when it is gone."""
+        """End the process group and wait until it is gone."""
         self._supervised.stop()
 
     def close(self) -> None:
@@ -95,12 +95,12 @@ class Server:
         return command + settings.extra_args
 
     def _environment(self) -> dict[str, str]:
-        # A key of servers given by URL is not for ours, which nobody else can reach.
+        # The key belongs to servers given by URL; no other user can reach ours.
         inherited = {name: value for name, value in os.environ.items() if name != "VLLM_API_KEY"}
-        # vLLM compiles parts of its sampler all the same, which takes seconds and a C++ compiler.
+        # In eager mode vLLM still compiles parts of its sampler, which takes seconds and needs a C++ compiler.
         eager = {"TORCHDYNAMO_DISABLE": "1"} if self.settings.enforce_eager else {}
-        # On a CPU vLLM would put its worker into one more process, only to bind its threads to cores. For a small model
-        # that is a third of the start and half of the tokens/s.
+        # On a CPU vLLM uses one more process for its worker, only to bind its threads to cores. For a small model that
+        # costs a third of the start and half of the tokens/s.
         together = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if cpu_build() else {}
         devices = {"CUDA_VISIBLE_DEVICES": ",".join(self.devices)} if self.devices else {}
         return (
@@ -115,6 +115,6 @@ class Server:
                 "VLLM_HOST_IP": "127.0.0.1",
                 "OMP_NUM_THREADS": str(self.settings.threads),
                 "VLLM_NO_USAGE_STATS": "1",
-                "HF_HUB_OFFLINE": "1",  # checkpoints are local by now
+                "HF_HUB_OFFLINE": "1",  # checkpoints are local at this point
             }
         )

@@ -1,4 +1,4 @@
-"""A command that ends with this process, however that ends, and a folder of its own that no other user may enter."""
+"""A command that ends with this process, however that ends, and its folder, which no other user may enter."""
 
 import os
 import signal
@@ -15,17 +15,17 @@ import psutil
 from tasks.inference import supervisor
 
 _LONGEST_PARENT = 40
-"""Paths of Unix sockets have 107 bytes at most; those of vLLM have 37 behind its folder, whose own name has 20."""
+"""Most bytes of the parent folder: a socket's path has at most 107; vLLM adds 37 to its folder, whose name has 20."""
 _KILLED_S = 10.0
-"""How long killed processes may take to be gone."""
+"""Longest wait for the end of killed processes."""
 
 
 class Supervised:
     """A command under `supervisor`; it can be started again after it has ended.
 
     Attributes:
-        log: file that receives its output.
-        folder: its TMPDIR, of mode 0700. It stays until `close`, so that no other user can put a socket in its place.
+        log: file that receives the command's output.
+        folder: the command's TMPDIR, with mode 0700. It stays until `close`: no other user can take its place.
     """
 
     def __init__(self, log: Path) -> None:
@@ -33,31 +33,31 @@ class Supervised:
         self._made = tempfile.TemporaryDirectory(prefix="math-mt-ppo-", dir=_parent())
         self.folder = Path(self._made.name)
         self._process: subprocess.Popen[bytes] | None = None
-        self._using = threading.RLock()  # one thread may close it while another starts it anew
+        self._using = threading.RLock()  # one thread may close it while another restarts it
         self._closed = False
 
     @property
     def alive(self) -> bool:
-        """Whether the supervisor lives, which ends with the command."""
+        """Return whether the supervisor runs; it ends with the command."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def was_killed(self) -> bool:
-        """Whether a signal ended the command or the supervisor, so that the command itself is not at fault."""
+        """Return whether a signal ended the command or the supervisor; then the command itself has no fault."""
         status = self._process.poll() if self._process else None
         return status is not None and (status < 0 or status > 128)  # the supervisor's exit status is one byte
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the command was stopped with SIGSTOP, which is why it does not answer; a slow one is not stopped."""
+        """Return whether SIGSTOP stopped the command, so that it does not answer; False for a slow command."""
         try:
             return psutil.Process(self._group()).status() == psutil.STATUS_STOPPED
-        except (OSError, psutil.Error):  # gone, or it cannot be seen for the moment: too many open files, say
+        except (OSError, psutil.Error):  # gone, or not visible at the moment, for example with too many open files
             return False
 
     @property
     def pid(self) -> int | None:
-        """Of the supervisor, the parent of the command's process group."""
+        """The process id of the supervisor, the parent of the command's process group."""
         return self._process.pid if self._process else None
 
     def start(
@@ -67,12 +67,12 @@ class Supervised:
         pass_fds: Sequence[int] = (),
         cwd: Path | None = None,
     ) -> None:
-        """Start it without waiting, unless it was closed; it inherits the open files that `pass_fds` names."""
+        """Start the command without waiting, unless `close` was called; it inherits the open files in `pass_fds`."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self._using:
             if self._closed:
                 return
-            # A session of its own: Ctrl-C in the terminal reaches the pipeline, which then ends the command.
+            # A new session: Ctrl-C in the terminal reaches only the pipeline, which then ends the command.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", supervisor.__file__, str(self.log), str(self.folder), *command],
                 stdin=subprocess.PIPE,
@@ -84,7 +84,7 @@ class Supervised:
             )
 
     def stop(self) -> None:
-        """End the process group; returns when it is gone."""
+        """End the process group and wait until it is gone."""
         with self._using:
             if self._process is None:
                 return
@@ -92,7 +92,7 @@ class Supervised:
             self._process.stdin.close()  # the supervisor ends the group on end of file
             try:
                 self._process.wait(timeout=supervisor.GRACE_S + 10)
-            except subprocess.TimeoutExpired:  # somebody has stopped it
+            except subprocess.TimeoutExpired:  # a signal (SIGSTOP) has stopped the supervisor
                 self._process.kill()
                 self._process.wait()
             finally:
@@ -107,17 +107,17 @@ class Supervised:
             self._made.cleanup()
 
     def log_tail(self, lines: int = 15) -> str:
-        """The last lines that it wrote."""
+        """Return the last lines of the log."""
         if not self.log.exists():
             return "(no log)"
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
     def _group(self) -> int:
-        """The process group, which is also the number of the command's first process."""
+        """Return the id of the process group, which is the id of the command's first process."""
         return int((self.folder / supervisor.GROUP).read_text())
 
     def _kill_orphans(self) -> None:
-        """A supervisor that was killed could not do it."""
+        """Kill the processes that a killed supervisor has left."""
         note = self.folder / supervisor.GROUP
         if not note.exists():
             return
@@ -125,12 +125,12 @@ class Supervised:
         if not _is_another(group, note.stat().st_mtime):
             deadline = time.monotonic() + _KILLED_S
             while supervisor.signal_group(group, signal.SIGKILL) and time.monotonic() < deadline:
-                time.sleep(0.05)  # a GPU's memory is free only then
+                time.sleep(0.05)  # the GPU's memory is free only after they have ended
         supervisor.empty(self.folder)
 
 
 def _is_another(leader: int, noted: float) -> bool:
-    """Whether a process that began after the time of the note has the number of a group's first process."""
+    """Return whether the id of the group's first process now belongs to a process that began after `noted`."""
     try:
         return psutil.Process(leader).create_time() > noted + 1
     except psutil.NoSuchProcess:
@@ -138,8 +138,10 @@ def _is_another(leader: int, noted: float) -> bool:
 
 
 def _parent() -> str:
-    """A folder for folders of sockets."""
+    """Return a parent folder for the folders of sockets."""
     for parent in (tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR"), "/tmp"):
         if parent and len(os.fsencode(parent)) <= _LONGEST_PARENT and os.access(parent, os.W_OK | os.X_OK):
             return parent
-    raise OSError(f"no folder for sockets: set TMPDIR to one that can be written, of at most {_LONGEST_PARENT} bytes")
+    raise OSError(
+        f"no folder for sockets: set TMPDIR to a writable folder with a path of at most {_LONGEST_PARENT} bytes"
+    )

@@ -1,14 +1,13 @@
-"""Runs a command in a process group of its own and ends the whole group when the parent goes away.
+"""A process that runs a command in a new process group and ends the whole group when its parent ends.
 
-A vLLM server has child processes that outlive it when it is killed. This small process (standard
-library only) holds the reading end of a pipe from the pipeline: end of file means that the
-pipeline has ended in whatever way, SIGKILL included. If this process itself is killed, the kernel
-terminates the command, and `Supervised.stop` kills whatever is left of its group.
+A killed vLLM server leaves child processes behind. This small process (standard library only) reads a pipe from the
+pipeline: end of file means that the pipeline has ended in any way, including SIGKILL. If this process itself is killed,
+the kernel terminates the command, and `Supervised.stop` kills the rest of the group.
 
     python supervisor.py LOG FOLDER COMMAND [ARG …]
 
-FOLDER is for the command's sockets and temporary files. Meanwhile its file `group` holds the id of the process group.
-At the end it is emptied, and removed if the pipeline is gone.
+FOLDER is for the command's sockets and temporary files; its file `group` contains the id of the process group. At the
+end this process empties FOLDER, and removes it if the pipeline is gone.
 """
 
 import contextlib
@@ -29,9 +28,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(log_path: str, folder: Path, command: list[str]) -> int:
-    """Run `command` until it ends or standard input does; returns its exit status."""
+    """Run `command` until it or standard input ends; return its exit status."""
     pipeline = os.getppid()
-    # Grandchildren that lose their parent become ours, so that we can see them end.
+    # Grandchildren that lose their parent become children of this process, which can then wait for their end.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     child = _start(log_path, command)
     try:
@@ -42,12 +41,12 @@ def main(log_path: str, folder: Path, command: list[str]) -> int:
         _end_group(child)
         empty(folder)
         if os.getppid() != pipeline:
-            shutil.rmtree(folder, ignore_errors=True)  # a pipeline that ends in good order removes it, too
+            shutil.rmtree(folder, ignore_errors=True)  # a pipeline that ends normally removes it itself
     return child.returncode
 
 
 def empty(folder: Path) -> None:
-    """Remove what a command has left in its folder."""
+    """Remove everything that a command has left in its folder."""
     for path in folder.iterdir() if folder.exists() else ():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
@@ -56,7 +55,7 @@ def empty(folder: Path) -> None:
 
 
 def signal_group(group: int, number: int) -> bool:
-    """Send a signal to a process group; False if it has ended."""
+    """Send a signal to a process group; return False if the group has ended."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:
@@ -69,7 +68,7 @@ def _start(log_path: str, command: list[str]) -> "subprocess.Popen[bytes]":
 
     def end_with_parent() -> None:
         prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-        if os.getppid() != parent:  # killed a moment ago
+        if os.getppid() != parent:  # the parent was killed before prctl
             os._exit(1)
 
     with open(log_path, "ab") as log:
@@ -79,7 +78,7 @@ def _start(log_path: str, command: list[str]) -> "subprocess.Popen[bytes]":
             stdout=log,
             stderr=log,
             start_new_session=True,
-            close_fds=False,  # it may have been given a socket to listen on
+            close_fds=False,  # the command may inherit a socket to listen on
             preexec_fn=end_with_parent,
         )
 
@@ -88,7 +87,7 @@ def _wait(child: "subprocess.Popen[bytes]") -> None:
     with selectors.DefaultSelector() as selector:
         selector.register(sys.stdin, selectors.EVENT_READ)
         selector.register(os.pidfd_open(child.pid), selectors.EVENT_READ)
-        selector.select()  # the pipe is never written to: an event is its end or the child's
+        selector.select()  # the pipeline writes nothing: an event is the end of the pipe or of the child
 
 
 def _end_group(child: "subprocess.Popen[bytes]") -> None:
@@ -96,9 +95,9 @@ def _end_group(child: "subprocess.Popen[bytes]") -> None:
     deadline = time.monotonic() + GRACE_S
     while child.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    signal_group(child.pid, signal.SIGKILL)  # also those of the group that outlived the child
+    signal_group(child.pid, signal.SIGKILL)  # also processes of the group that outlive the child
     child.wait()
-    with contextlib.suppress(ChildProcessError):  # raised when none is left
+    with contextlib.suppress(ChildProcessError):  # raised when no child is left
         while True:
             os.wait()
 

@@ -1,7 +1,10 @@
-"""Problem sets: arithmetic made here, JSONL and Parquet files, and Hugging Face data sets.
+"""Problem sets, and which of their problems a run draws how often.
 
-`load_problems` turns a source of the configuration into checked `Problem` rows; `fingerprint` names
-them, so that a set is imported once and every trajectory can say which problems it was made from.
+`task` (Prefect) imports sets and commits them by their `fingerprint`, so each set is stored once. `load_problems`
+(`load`) reads a source: `arithmetic`, `files` (with `lines`), or `hub`; `presets` converts its rows, and `problem_set`
+checks them. `contamination` finds training problems in evaluation sets. `difference` compares and joins sets.
+`history` counts the results of past runs, and `curriculum` (`curriculum_task`) computes weights from them. `exclusions`
+keeps trajectories and problems out of training.
 """
 
 from tasks.problems.load import load_problems

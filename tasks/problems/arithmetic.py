@@ -13,7 +13,7 @@ OPERATORS = {"+": add, "-": sub, "*": mul}
 
 
 def render(a: int, operator: str, b: int) -> str:
-    """The prompt.
+    """Write the prompt.
 
     >>> render(12, "+", -3)
     'What is 12 + -3?'
@@ -22,7 +22,7 @@ def render(a: int, operator: str, b: int) -> str:
 
 
 def answer(a: int, operator: str, b: int) -> int:
-    """The solution.
+    """Compute the solution.
 
     >>> answer(12, "+", -3)
     9
@@ -31,16 +31,16 @@ def answer(a: int, operator: str, b: int) -> int:
 
 
 def split_of(prompt: str) -> str:
-    """`held-out` for about a quarter of all prompts, else `train`.
+    """Return `held-out` for about a quarter of all prompts, else `train`.
 
-    It depends on the text alone, so the splits share no prompt whatever the seeds and ranges.
-    `a + b` and `b + a` are different prompts and may be on different sides.
+    The split depends only on the text, so the splits share no prompt, for all seeds and ranges. `a + b` and `b + a` are
+    different prompts and may be in different splits.
     """
     return "held-out" if hashlib.sha256(prompt.encode()).digest()[0] % 4 == 0 else "train"
 
 
 def generate(source: ArithmeticSource) -> list[Problem]:
-    """The problems of the split, over all pairs of operands, shuffled by the seed; the first `count`.
+    """Generate all problems of the split, shuffle them by the seed, and return the first `count`.
 
     Raises:
         ProblemError: there are fewer than `count`, or none.

@@ -1,4 +1,4 @@
-"""Training problems that also stand in an evaluation set: their accuracy would be remembered, not earned."""
+"""Training problems that are also in an evaluation set: the policy could answer these from memory."""
 
 import re
 import unicodedata
@@ -11,14 +11,14 @@ from typing import Literal
 from storage.records import Problem
 
 GRAM = 13  # tokens; the length that GPT-3's authors chose
-_SHOWN = 120  # characters of a text that a message shows
+_SHOWN = 120  # largest number of characters of a text in a message
 
 _SAME = str.maketrans(
     {superscript: f"^{digit}" for digit, superscript in enumerate("⁰¹²³⁴⁵⁶⁷⁸⁹")}  # NFKC would make 52 of 5²
     | dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212", "-")  # hyphens, dashes, minus
     | dict.fromkeys("\u2018\u2019\u201a\u2039\u203a", "'")
     | dict.fromkeys("\u201c\u201d\u201e\u00ab\u00bb", '"')
-    | dict.fromkeys("\u00ad\u200b\u200c\u200d\ufeff", None)  # what has no width
+    | dict.fromkeys("\u00ad\u200b\u200c\u200d\ufeff", None)  # characters without width
 )
 _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:,|\{,\}|,\\!)\d{3})+(?!\d)")  # 1,000 and LaTeX's 1{,}000 and 1,\!000
 _TOKEN = re.compile(
@@ -28,85 +28,86 @@ _TOKEN = re.compile(
     |\.\.+                           # an ellipsis: 1, 2, ..., 10 is not 1, 2, 10
     |(?<=[\d)\]}])!+|(?<=\b[a-z])!+  # a factorial
     |(?<=\b[a-z])'+(?![a-z'])        # a derivative
-    |[^\s\\.?!,;:"'`]                # a symbol; other full stops, marks, quotes and LaTeX's spaces are passed over
+    |[^\s\\.?!,;:"'`]                # a symbol; other full stops, marks, quotes and LaTeX's spaces are skipped
     """,
     re.VERBOSE,
 )
 
 
 BOILERPLATE = 10
-"""What more problems of an evaluation set hold is an instruction they share, and gives no problem away."""
+"""A 13-gram in more problems of a set than this is a shared instruction, and does not count as an overlap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """A training problem and the first problem of one evaluation set that it repeats, whole or in part."""
+    """A training problem, and the first problem of an evaluation set that it repeats as a whole or in part."""
 
-    problem_id: str  # of the training problem
-    set_name: str
-    other_id: str  # of the problem of that set
+    problem_id: str  # id of the training problem
+    set_name: str  # name of the evaluation set
+    other_id: str  # id of the problem in that set
     kind: Literal["exact", "13-gram"]
     shared: str  # the prompt, or the 13 tokens as they were compared; cut to about 120 characters
 
 
 @dataclass(frozen=True, slots=True)
 class _Index:
-    """One evaluation set: whole prompts and their 13-grams, each with the id of the first problem that holds it."""
+    """One evaluation set: whole prompts and 13-grams, each with the id of the first problem that contains it."""
 
     whole: dict[str, str]
     grams: dict[str, str]
 
 
 def find_overlaps(train: Sequence[Problem], evaluation: Mapping[str, Sequence[Problem]]) -> list[Overlap]:
-    """Training problems with the prompt of a problem of a set, or with 13 tokens in a row in common with one.
+    """Find training problems with the same prompt as a problem of an evaluation set, or with a 13-gram of one.
 
-    Each is reported once for a set, in the order of `train`; the same prompt goes before a 13-gram. Prompts are
-    compared as `tokens`; one shorter than 13 tokens can only be the same as a whole. 13-grams are the measure of
-    GPT-3's decontamination (Brown et al., 2020, arXiv 2005.14165, appendix C): of words there, symbols count here, too.
-    Those that more than 10 problems of the set hold, such as an instruction to box the answer, do not count.
+    Each problem is reported once per set, in the order of `train`; the same prompt takes precedence over a 13-gram.
+    Prompts are compared by their `tokens`; a prompt of fewer than 13 tokens can only match as a whole. GPT-3's
+    decontamination uses 13-grams of words (Brown et al., 2020, arXiv 2005.14165, appendix C); here symbols count, too.
+    A 13-gram in more than 10 problems of the set does not count, such as an instruction to box the answer.
 
     Args:
-        train: what the policy learns from.
-        evaluation: the sets by their names.
+        train: the training problems.
+        evaluation: the evaluation sets by name.
     """
     indexes = {name: _index(problems) for name, problems in evaluation.items()}
-    found = []
+    overlaps = []
     for problem in train:
         words = tokens(problem.prompt)
         whole, grams = " ".join(words), list(_grams(words))
         for name, index in indexes.items():
             if whole in index.whole:
-                found.append(Overlap(problem.problem_id, name, index.whole[whole], "exact", _cut(problem.prompt)))
+                overlaps.append(Overlap(problem.problem_id, name, index.whole[whole], "exact", _cut(problem.prompt)))
             elif gram := next(filter(index.grams.__contains__, grams), None):
-                found.append(Overlap(problem.problem_id, name, index.grams[gram], "13-gram", _cut(gram)))
-    return found
+                overlaps.append(Overlap(problem.problem_id, name, index.grams[gram], "13-gram", _cut(gram)))
+    return overlaps
 
 
 def describe(overlaps: Sequence[Overlap], limit: int = 5) -> str:
-    """One sentence for a message or a log: how many training problems, and the first `limit`, same prompts first.
+    """Describe overlaps in one sentence: the number of training problems, and the first `limit`, same prompts first.
 
     >>> print(describe([Overlap("000017", "gsm8k-test", "000044", "exact", "What is 12 + 7?")]))
-    1 training problem stands in evaluation sets: 000017 is 000044 of 'gsm8k-test' (exact): "What is 12 + 7?"
+    1 training problem is also in evaluation sets: 000017 is 000044 of 'gsm8k-test' (exact): "What is 12 + 7?"
     """
     count = len({overlap.problem_id for overlap in overlaps})
     if not count:
-        return "no training problem stands in an evaluation set"
+        return "no training problem is in an evaluation set"
     first = sorted(overlaps, key=lambda overlap: overlap.kind != "exact")[:limit]
     more = [f"and {len(overlaps) - limit} more"] if len(overlaps) > limit else []
-    subject = "1 training problem stands" if count == 1 else f"{count} training problems stand"
-    return f"{subject} in evaluation sets: " + "; ".join([*map(_line, first), *more])
+    subject = "1 training problem is" if count == 1 else f"{count} training problems are"
+    return f"{subject} also in evaluation sets: " + "; ".join([*map(_line, first), *more])
 
 
 def tokens(prompt: str) -> list[str]:
-    r"""The words, numbers and symbols by which prompts are compared: NFKC, no case, no punctuation of sentences.
+    r"""Split a prompt into the words, numbers and symbols by which prompts are compared.
 
-    Arithmetic, decimal points, factorials, derivatives and the commands of LaTeX stay; thousands separators do not.
+    The text is normalised by NFKC and case folding. Punctuation of sentences and thousands separators are dropped.
+    Arithmetic, decimal points, factorials, derivatives and the commands of LaTeX stay.
 
     >>> tokens("What is 1,000 + 3.5?"), tokens(r"Find $\frac{x}{2}$, please.")
     (['what', 'is', '1000', '+', '3.5'], ['find', '$', '\\frac', '{', 'x', '}', '{', '2', '}', '$', 'please'])
     """
     text = unicodedata.normalize("NFKC", prompt.translate(_SAME)).casefold()
-    text = unicodedata.normalize("NFKC", text)  # not all that is folded stays composed
+    text = unicodedata.normalize("NFKC", text)  # case folding can undo the composition
     text = _THOUSANDS.sub(lambda number: re.sub(r"\D", "", number[0]), text)
     return _TOKEN.findall(text)
 
@@ -127,8 +128,8 @@ def _index(problems: Sequence[Problem]) -> _Index:
 
 
 def _grams(words: Sequence[str]) -> Iterator[str]:
-    """Each 13 words in a row, joined by spaces."""
-    # Slices of one text: to join each would take several times longer.
+    """Iterate over the 13-grams of `words`, joined by spaces."""
+    # Slices of one text: joining each 13-gram would take several times longer.
     text, ends = " ".join(words), [*accumulate(len(word) + 1 for word in words)]
     return (text[start : end - 1] for start, end in zip([0, *ends], ends[GRAM - 1 :], strict=False))
 

@@ -1,4 +1,4 @@
-"""Which problems a run draws how often, by what became of them in the runs before it."""
+"""The curriculum: how often a run draws each problem, by the results of the runs before it."""
 
 from collections.abc import Iterable, Sequence
 from statistics import fmean
@@ -9,48 +9,48 @@ from storage.records import CurriculumEntry, Problem, ProblemHistory, Standing
 from tasks.problems.difference import key
 
 FLOOR = 0.05
-"""Least weight of a problem that is not left out, so that none is lost for ever: the policy changes."""
+"""The least weight of a problem that is not left out. No problem is lost for ever, because the policy changes."""
 
 Counts = tuple[int, int]
-"""Episodes, and those of them with any turn right."""
+"""The number of episodes, and the number of those with any turn right."""
 
 
 def plan_curriculum(
     problems: Sequence[Problem], history: Sequence[ProblemHistory], settings: ProblemSampling
 ) -> list[CurriculumEntry]:
-    """Standing and weight of each problem, in their order.
+    """Compute standing and weight of each problem, in their order.
 
-    The success rate is that of about the newest `last_episodes` episodes: whole rows of the history, the newest
-    first, until there are as many. With `prefer: middle` the weight is 4 p (1 - p), the variance of a success at
-    rate p over its largest, and `FLOOR` at least; problems of which too little is known have 1, like p = 1/2. With
-    `prefer: all` it is 1. What is left out has 0.
+    The success rate p is over about the newest `last_episodes` episodes: whole rows of the history, the newest first,
+    until there are enough. With `prefer: middle` the weight is 4 p (1 - p), which is the variance of a success divided
+    by its maximum, and at least `FLOOR`. A problem with too few episodes has weight 1, like p = 1/2. With
+    `prefer: all` the weight is 1. A problem that is left out has weight 0.
 
     Args:
-        problems: those that the run may draw.
-        history: of the runs before it, oldest first; problems are known again by content, not by id.
+        problems: the problems that the run may draw.
+        history: the history of the runs before it, oldest first; problems are matched by content, not by id.
         settings: `problems.sampling`.
 
     Raises:
         ValueError: every problem would be left out.
     """
-    known = _newest(history, settings.last_episodes)
+    counts = _newest(history, settings.last_episodes)
     rows = []
     for problem in problems:
         content = key(problem)
-        rows.append(_entry(problem.problem_id, content, known.get(content, (0, 0)), settings))
+        rows.append(_entry(problem.problem_id, content, counts.get(content, (0, 0)), settings))
     if rows and not any(row.weight for row in rows):
         raise ValueError(_nothing_left(rows, settings))
     return rows
 
 
 def _newest(history: Sequence[ProblemHistory], enough: int) -> dict[str, Counts]:
-    """By problem key: counts over the newest rows, until there are `enough` episodes."""
-    known: dict[str, Counts] = {}
+    """Count by problem key over the newest rows, until there are `enough` episodes."""
+    counts: dict[str, Counts] = {}
     for row in reversed(history):
-        episodes, solved = known.get(row.problem_key, (0, 0))
+        episodes, solved = counts.get(row.problem_key, (0, 0))
         if episodes < enough:
-            known[row.problem_key] = (episodes + row.episodes, solved + row.any_turn)
-    return known
+            counts[row.problem_key] = (episodes + row.episodes, solved + row.any_turn)
+    return counts
 
 
 def _entry(name: str, content: str, counts: Counts, settings: ProblemSampling) -> CurriculumEntry:
@@ -86,22 +86,22 @@ def _nothing_left(rows: Sequence[CurriculumEntry], settings: ProblemSampling) ->
 
 
 def suspects(rows: Iterable[CurriculumEntry]) -> list[CurriculumEntry]:
-    """The problems that were never solved, those with the most episodes first: their gold answers may be wrong."""
-    found = [row for row in rows if row.standing == "suspect"]
-    return sorted(found, key=lambda row: (-row.episodes, row.problem_id))
+    """List the problems that were never solved, those with the most episodes first: their gold answers may be wrong."""
+    unsolved = [row for row in rows if row.standing == "suspect"]
+    return sorted(unsolved, key=lambda row: (-row.episodes, row.problem_id))
 
 
 def standing_rows(rows: Sequence[CurriculumEntry]) -> list[dict[str, str]]:
-    """For people: of each standing the number of problems and of episodes, and the mean success rate of a problem."""
+    """Make a table: for each standing the numbers of problems and episodes, and the mean success rate of a problem."""
     table = []
     for standing in get_args(Standing):
-        found = [row for row in rows if row.standing == standing]
-        rates = [row.success_rate for row in found if row.episodes]
+        with_standing = [row for row in rows if row.standing == standing]
+        rates = [row.success_rate for row in with_standing if row.episodes]
         table.append(
             {
                 "standing": standing,
-                "problems": str(len(found)),
-                "episodes": str(sum(row.episodes for row in found)),
+                "problems": str(len(with_standing)),
+                "episodes": str(sum(row.episodes for row in with_standing)),
                 "mean rate": f"{fmean(rates):.3f}" if rates else "",
             }
         )
@@ -109,7 +109,7 @@ def standing_rows(rows: Sequence[CurriculumEntry]) -> list[dict[str, str]]:
 
 
 def suspect_rows(rows: Iterable[CurriculumEntry], problems: Iterable[Problem]) -> list[dict[str, str]]:
-    """For people: the suspects with what they ask, on one line, and what counts as right."""
+    """Make a table of the suspects with their prompts, each on one line, and their gold answers."""
     by_id = {problem.problem_id: problem for problem in problems}
     return [
         {

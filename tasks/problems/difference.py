@@ -1,6 +1,6 @@
-"""Problem sets that grow: which problems are new, what two sets are together, and a share of old ones to repeat.
+"""Growing problem sets: find new problems, join sets, and draw old problems to replay.
 
-Here two problems are the same where prompt and solutions are; an id is only a name.
+Here two problems are the same if their prompts and solutions are the same. Their ids do not count.
 """
 
 import hashlib
@@ -14,55 +14,55 @@ from storage.records import Problem
 
 
 def key(problem: Problem) -> str:
-    """32 hexadecimal digits that name prompt and solutions, whatever the order of the solutions.
+    """Compute 32 hexadecimal digits that identify prompt and solutions, in any order of the solutions.
 
-    The start of the sha256 of canonical JSON. Id, source and metadata do not count.
+    They are the start of the sha256 of canonical JSON. Id, source and metadata do not count.
     """
     content = json.dumps([problem.prompt, sorted(set(problem.solutions))], separators=(",", ":"))
     return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
 def new_problems(problems: Iterable[Problem], seen: Iterable[Problem]) -> list[Problem]:
-    """Those of `problems` that are not among `seen`, in their order; of the same ones the first."""
-    known = {key(problem) for problem in seen}
+    """List the `problems` that are not among `seen`, in their order; keep only the first of equal problems."""
+    seen_keys = {key(problem) for problem in seen}
     fresh: dict[str, Problem] = {}
     for problem in problems:
-        if (name := key(problem)) not in known:
-            fresh.setdefault(name, problem)
+        if (problem_key := key(problem)) not in seen_keys:
+            fresh.setdefault(problem_key, problem)
     return list(fresh.values())
 
 
 def union(*sets: Sequence[Problem]) -> list[Problem]:
-    """All problems in order; of the same ones the first. Ids become unique.
+    """Join sets in order, keep only the first of equal problems, and make the ids unique.
 
-    Where another problem has an id already, the later one's gets the first free of the suffixes `~2`, `~3` … What
-    stands in front decides, so a set that is added behind renames nothing: union(a, b, c) is union(union(a, b), c).
+    If an earlier problem has the same id, the later problem's id gets the first free suffix of `~2`, `~3` … A set that
+    is added at the end does not change earlier ids: union(a, b, c) is union(union(a, b), c).
     """
-    together: dict[str, Problem] = {}
+    joined: dict[str, Problem] = {}
     numbers: dict[str, Iterator[int]] = {}
     for problem in new_problems(chain(*sets), []):
-        taken = problem.problem_id
-        if taken in together:
-            suffixes = numbers.setdefault(taken, count(2))  # goes on where it stopped: ids may repeat a thousand times
-            taken = next(name for number in suffixes if (name := f"{taken}~{number}") not in together)
-        together[taken] = replace(problem, problem_id=taken)
-    return list(together.values())
+        unique = problem.problem_id
+        if unique in joined:
+            suffixes = numbers.setdefault(unique, count(2))  # continues where it stopped: an id may repeat many times
+            unique = next(name for number in suffixes if (name := f"{unique}~{number}") not in joined)
+        joined[unique] = replace(problem, problem_id=unique)
+    return list(joined.values())
 
 
 def replayed(problems: Sequence[Problem], share: float, old: Sequence[Problem], seed: int) -> list[Problem]:
-    """Problems of `old`, drawn by `seed`: so many that they are `share` of them and `problems` together.
+    """Draw problems of `old` that are not in `problems`: about `share` of all, when joined with `problems`.
 
-    As near as whole numbers come, and fewer where `old` has not so many that are none of `problems`. They keep their
-    ids: put both together with `union`.
+    The number is rounded to a whole number, and smaller if `old` has too few. The drawn problems keep their ids; join
+    them to `problems` with `union`.
 
     Args:
-        problems: different ones.
+        problems: the problems to train on, without duplicates.
         share: 0 <= share < 1.
-        old: what to draw from.
-        seed: the same draw for the same seed and order of `old`.
+        old: the problems to draw from.
+        seed: the same seed and order of `old` give the same draw.
 
     Raises:
-        ValueError: a share of 1 or more would leave no place for `problems`.
+        ValueError: `share` is negative, or 1 or more, which would leave no place for `problems`.
     """
     if not 0 <= share < 1:
         raise ValueError(f"share={share} of old problems: give 0 or more and less than 1")
@@ -72,6 +72,6 @@ def replayed(problems: Sequence[Problem], share: float, old: Sequence[Problem], 
 
 
 def not_superseded(old: Iterable[Problem], new: Iterable[Problem]) -> list[Problem]:
-    """Those of `old` whose prompt none of `new` has: a problem that comes again has had its solutions corrected."""
+    """List the problems of `old` whose prompts are not in `new`: a prompt that comes again has corrected solutions."""
     prompts = {problem.prompt for problem in new}
     return [problem for problem in old if problem.prompt not in prompts]

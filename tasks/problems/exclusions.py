@@ -1,8 +1,7 @@
-"""What shall not be trained on: versions of exclusions are made once and never changed, and runs name them by
-`problems.exclusions`.
+"""Exclusions: trajectories and problems that are kept out of training.
 
-A version lists trajectories. Where it excludes a whole problem, nothing that was played of it is trained on, whenever
-that was, and it is not drawn again.
+A version of exclusions never changes; runs name versions in `problems.exclusions`. A version lists trajectories. If it
+excludes a whole problem, no trajectory of that problem is trained on, old or new, and the problem is not drawn again.
 """
 
 import dataclasses
@@ -26,37 +25,37 @@ _ROWS_PER_SHARD = 50_000
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """All that some versions exclude.
+    """The trajectories and problems that some versions exclude together.
 
     Example: Excluded(trajectories={("runs/demo/trajectories/000003", "demo/000003/12+7/0")}, problems={"9f3a"})
     """
 
-    trajectories: frozenset[tuple[str, str]] = frozenset()  # version of the data set, id
-    problems: frozenset[str] = frozenset()  # keys of those that are excluded whole
+    trajectories: frozenset[tuple[str, str]] = frozenset()  # (version of the data set, trajectory id)
+    problems: frozenset[str] = frozenset()  # keys of the problems that are excluded as a whole
 
     def has(self, row: Trajectory, data_set: str) -> bool:
-        """Whether `row` of the version `data_set` is excluded."""
+        """Return whether `row` of the version `data_set` is excluded."""
         if (data_set, row.trajectory_id) in self.trajectories:
             return True
         return bool(self.problems) and key(Problem(row.problem_id, row.prompt, row.solutions)) in self.problems
 
 
-def version_of(rows: Iterable[Exclusion]) -> str:
-    """The version that holds exactly these rows, whatever their order."""
+def exclusions_version(rows: Iterable[Exclusion]) -> str:
+    """Compute the name of the version that holds exactly these rows, in any order."""
     lines = sorted(json.dumps(dataclasses.asdict(row), sort_keys=True) for row in rows)
     return layout.exclusions(hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16])
 
 
 def commit_exclusions(store: Store, rows: Sequence[Exclusion], provenance: Provenance | None = None) -> str:
-    """The version of `rows`, committed now unless it stands. Its parents are the data sets in which they lie.
+    """Commit `rows` as a version, unless it exists, and return its name. Its parents are the rows' data sets.
 
     Raises:
         ValueError: there are no rows.
         StorageError: a data set's manifest is damaged.
     """
     if not rows:
-        raise ValueError("nothing is to be excluded: a version of exclusions holds at least one row")
-    version = version_of(rows)
+        raise ValueError("there are no rows to exclude: a version of exclusions holds at least one row")
+    version = exclusions_version(rows)
     if manifests.committed(store, version):
         return version
     data_sets = sorted({row.data_set for row in rows if row.data_set})
@@ -74,14 +73,14 @@ def commit_exclusions(store: Store, rows: Sequence[Exclusion], provenance: Prove
 
 
 def read_exclusions(store: Store, versions: Iterable[str], cache: Path) -> Excluded:
-    """What `versions` exclude together; nothing where there are none.
+    """Read what `versions` exclude together.
 
     Raises:
-        StorageError: see `check_exclusions`; or one is damaged.
+        StorageError: see `check_exclusions`; or a version is damaged.
     """
-    found = list(dict.fromkeys(versions))
-    check_exclusions(store, found)
-    rows = [Exclusion(**row) for version in found for row in datasets.rows(store, version, cache)]
+    distinct = list(dict.fromkeys(versions))
+    check_exclusions(store, distinct)
+    rows = [Exclusion(**row) for version in distinct for row in datasets.rows(store, version, cache)]
     return Excluded(
         frozenset((row.data_set, row.trajectory_id) for row in rows if row.trajectory_id),
         frozenset(row.problem_key for row in rows if row.whole_problem),
@@ -89,10 +88,10 @@ def read_exclusions(store: Store, versions: Iterable[str], cache: Path) -> Exclu
 
 
 def check_exclusions(store: Store, versions: Iterable[str]) -> None:
-    """Look at the manifests of `problems.exclusions`.
+    """Check the manifests of the versions in `problems.exclusions`.
 
     Raises:
-        StorageError: one is not there, is damaged, or no version of exclusions; says what to do.
+        StorageError: a version does not exist, is damaged, or is no version of exclusions; the message says what to do.
     """
     for version in versions:
         try:
@@ -106,35 +105,35 @@ def check_exclusions(store: Store, versions: Iterable[str]) -> None:
 def _remedy(store: Store) -> str:
     root = f"--root {shlex.quote(store.root)}"
     return (
-        f"`python -m storage {root} ls --kind exclusions` lists those there are, `python -m tasks.provenance "
-        f"{root} exclude` makes one; or leave it out of problems.exclusions"
+        f"`python -m storage {root} ls --kind exclusions` lists the existing ones, `python -m tasks.provenance "
+        f"{root} exclude` makes one; or remove it from problems.exclusions"
     )
 
 
 def set_aside(rows: Iterable[Trajectory], data_set: str, excluded: Excluded) -> tuple[list[Trajectory], list[str]]:
-    """`rows` of the version `data_set`, of which the excluded ones count as rejected, and the ids of these.
+    """Mark the excluded rows of the version `data_set` as rejected; return all rows, and the ids of the excluded ones.
 
-    Rejected and not left out, because an update knows what to do where all are rejected.
+    They are not removed, because an update has a rule for the case that all rows are rejected.
     """
-    found, aside = list[Trajectory](), list[str]()
+    marked, excluded_ids = list[Trajectory](), list[str]()
     for row in rows:
         if excluded.has(row, data_set):
-            aside.append(row.trajectory_id)
+            excluded_ids.append(row.trajectory_id)
             row = dataclasses.replace(row, status="rejected", reason="excluded by problems.exclusions")
-        found.append(row)
-    return found, aside
+        marked.append(row)
+    return marked, excluded_ids
 
 
 def left_of(problems: Sequence[Problem], excluded: Excluded) -> list[Problem]:
-    """Those of `problems` that may be drawn, in their order.
+    """List the problems that may be drawn, in their order.
 
     Raises:
-        ValueError: none is left.
+        ValueError: all problems are excluded.
     """
     left = [problem for problem in problems if key(problem) not in excluded.problems] if excluded.problems else problems
     if problems and not left:
         raise ValueError(
-            f"problems.exclusions excludes all {len(problems)} training problems, and nothing is left to draw: take "
-            "versions out of it, or add problems (corrected ones are new problems)"
+            f"problems.exclusions excludes all {len(problems)} training problems, and nothing is left to draw: remove "
+            "versions from it, or add problems (corrected ones are new problems)"
         )
     return list(left)

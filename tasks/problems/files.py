@@ -1,4 +1,4 @@
-"""JSONL and Parquet files, local or remote: which there are, and their numbered rows."""
+"""JSONL and Parquet files, local or remote: find the files of a pattern, and read their numbered rows."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -12,33 +12,34 @@ from tasks.problems.lines import explained, lines, open_file
 from tasks.problems.problem_set import NoFilesError, PartOfRow, Row, RowError
 
 _ROWS = 64
-"""Of a Parquet file that are in memory at once: each may be as large as `longest`."""
+"""Rows of a Parquet file in memory at once; each may be as large as `longest`."""
 _BUFFER = 2**20
-"""Bytes of a column that are read at once."""
+"""Bytes of a column read at once."""
 
 
 def find(path: str) -> list[tuple[str, str]]:
-    """Name and path of each file that a pattern finds, sorted; a name begins where the pattern leaves something open.
+    """Find the files of a pattern; return the name and the path of each, sorted.
 
-    Patterns are fsspec's: they hold `*`, `[` or, but for URLs of HTTP, `?`; those in chained URLs (`zip://…::…`) are
-    not looked up. Hidden files, which may be unfinished, are passed over. What is no pattern, or the very name of a
-    file, stands for itself: its name is empty.
+    The name is the part of the path from the first folder or file that contains a wildcard. Patterns are those of
+    fsspec, with `*`, `[` or `?` (`?` is no wildcard in HTTP URLs); chained URLs (`zip://…::…`) are not expanded. Hidden
+    files are skipped, since they may be unfinished. A path without wildcards, or a pattern that is itself the name of a
+    file, gives one file with an empty name.
 
     Raises:
-        NoFilesError: there is no such file.
+        NoFilesError: no file matches the pattern.
         ProblemError: the folder cannot be listed.
     """
     if not _is_pattern(path):
         return [("", path)]
     with explained(path):
         system, pattern = fsspec.core.url_to_fs(path)
-        system.invalidate_cache()  # a process that lives for days must see what came since
+        system.invalidate_cache()  # a process that runs for days must see new files
         matches = system.glob(pattern, detail=True).items()
-        found = sorted(file for file, info in matches if info["type"] != "directory" and not _hidden(file))
-        itself = not found and system.isfile(pattern)
-    if not found and not itself:
+        matched = sorted(file for file, info in matches if info["type"] != "directory" and not _hidden(file))
+        is_file = not matched and system.isfile(pattern)
+    if not matched and not is_file:
         raise NoFilesError(f"{path} matches no file: check folder and pattern")
-    return [("", path)] if itself else [_named(path, pattern, file) for file in found]
+    return [("", path)] if is_file else [_named(path, pattern, file) for file in matched]
 
 
 def _is_pattern(path: str) -> bool:
@@ -51,7 +52,7 @@ def _hidden(file: str) -> bool:
 
 
 def _named(path: str, pattern: str, file: str) -> tuple[str, str]:
-    """Name and path of a file that `pattern`, which is `path` without its protocol, found."""
+    """Return name and path of a file that matches `pattern`, which is `path` without its protocol."""
     fixed = next(index for index, part in enumerate(PurePosixPath(pattern).parts) if _is_pattern(part))
     protocol, mark, _ = path.rpartition("://")
     prefix = "" if "://" in file else protocol + mark
@@ -59,12 +60,12 @@ def _named(path: str, pattern: str, file: str) -> tuple[str, str]:
 
 
 def read_jsonl(path: str, longest: int) -> Iterator[tuple[int, Row | RowError]]:
-    """Line number, from 1, and row of each line; blank lines are passed over.
+    """Yield the number, from 1, and the row of each line; skip blank lines.
 
     The file is streamed. A line that is not a JSON object in UTF-8, or longer than `longest` bytes, is a `RowError`.
 
     Raises:
-        ProblemError: the file cannot be opened or read, is not a regular one, or has no lines.
+        ProblemError: the file cannot be opened or read, is not a regular file, or has no line ends.
     """
     with open_file(path) as file:
         for line, raw in enumerate(lines(file, longest), 1):
@@ -75,15 +76,15 @@ def read_jsonl(path: str, longest: int) -> Iterator[tuple[int, Row | RowError]]:
 
 
 def read_parquet(path: str, longest: int, columns: Sequence[str]) -> Iterator[tuple[int, Row | RowError]]:
-    """Yield the number, from 1, of each row and its `columns`, as far as the file has them; no other column is read.
+    """Yield the number, from 1, of each row and those `columns` that the file has; read no other column.
 
-    A row above `longest` bytes, or with values that Python cannot represent, such as text that is not UTF-8, is a
-    `RowError`.
+    A row of more than `longest` bytes, or with values that Python cannot represent, such as text that is not UTF-8, is
+    a `RowError`.
 
     Raises:
-        ProblemError: the file cannot be opened or read, is not a regular one, or is not Parquet.
+        ProblemError: the file cannot be opened or read, is not a regular file, or is not Parquet.
     """
-    with open_file(path, read_ahead=False) as file:  # columns are read in turns, each from a place of its own
+    with open_file(path, read_ahead=False) as file:  # columns are read in turns, from different places in the file
         line = 0
         opened = pq.ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False)  # True reads whole columns of a row group
         names = opened.schema_arrow.names
@@ -97,7 +98,7 @@ def _batch_rows(batch: pa.RecordBatch, longest: int) -> Sequence[Row | RowError]
     try:
         if batch.nbytes <= longest:
             return batch.to_pylist()
-    except (ValueError, OverflowError, NotImplementedError):  # does not say which row
+    except (ValueError, OverflowError, NotImplementedError):  # does not name the row, so read them one by one
         pass
     return [_row(batch.slice(index, 1), longest) for index in range(batch.num_rows)]
 
@@ -109,14 +110,14 @@ def _row(single: pa.RecordBatch, longest: int) -> Row | RowError:
         row: Row = single.to_pylist()[0]
     except UnicodeDecodeError as error:
         return RowError(f"text is not UTF-8: {error.reason} at byte {error.start}")
-    except (ValueError, OverflowError, NotImplementedError) as error:  # such as a date beyond those of Python
+    except (ValueError, OverflowError, NotImplementedError) as error:  # such as a date out of Python's range
         return RowError(f"a value cannot be read: {error}")
     return row
 
 
 def _parse(raw: bytes) -> Row | RowError:
     try:
-        row = json.loads(raw.rstrip().decode("utf-8-sig"))  # -sig: some editors begin a file with a byte order mark
+        row = json.loads(raw.rstrip().decode("utf-8-sig"))  # -sig: some editors write a byte order mark
     except UnicodeDecodeError as error:
         return RowError(f"text is not UTF-8: {error.reason} at byte {error.start}")
     except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""What became of each problem in the iterations of past runs: counted from their trajectories and scores, and kept."""
+"""Histories of runs: the results of each problem in each iteration, counted from trajectories and scores."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -27,29 +27,29 @@ Row = dict[str, Any]
 @dataclass(slots=True)
 class _Episode:
     row: Row  # the first of its trajectories
-    first: bool = False
-    any: bool = False
+    first: bool = False  # the first turn is right
+    any: bool = False  # any turn is right
 
 
 def summarise_run(trajectories: Iterable[Row], scores: Iterable[Row]) -> list[ProblemHistory]:
-    """Successes by problem of one iteration, ordered by key.
+    """Count the successes of one iteration by problem, ordered by key.
 
-    Rejected and truncated episodes were played, so they count; failed ones do not. Several trajectories of one
-    episode, which is what has one problem and sample, count once: right where any of them is. Problems of the same
-    content count as one.
+    Rejected and truncated episodes were played, so they count. Failed episodes are not counted. An episode may have
+    several trajectories, with the same problem and sample: they count once, as right if any of them is right. Problems
+    with the same content count as one.
 
     Args:
         trajectories: rows of a trajectory data set.
         scores: rows of its scores.
     """
     right = [(score["trajectory_id"], score["turn"]) for score in scores if score["success"] > 0]
-    first, ever = {name for name, turn in right if turn == 0}, {name for name, _ in right}
+    first_right, any_right = {name for name, turn in right if turn == 0}, {name for name, _ in right}
     played: dict[tuple[str, int], _Episode] = {}
     for row in trajectories:
         if row["status"] != "failed":
             episode = played.setdefault((row["problem_id"], row["sample"]), _Episode(row))
-            episode.first |= row["trajectory_id"] in first
-            episode.any |= row["trajectory_id"] in ever
+            episode.first |= row["trajectory_id"] in first_right
+            episode.any |= row["trajectory_id"] in any_right
     return _by_problem(played.values())
 
 
@@ -81,10 +81,11 @@ def _count(content: str, episodes: list[_Episode]) -> ProblemHistory:
 
 
 def commit_history(store: Store, run: str, cache: Path, provenance: Provenance) -> str | None:
-    """The version of a run's history over all its iterations, committed now unless it stands; None without iterations.
+    """Commit a run's history over all its iterations, unless it exists; return its version, or None without iterations.
 
-    Rows of an older history of the run are taken over, so only the iterations since are read, and those whose data
-    gc took meanwhile stay known. What gc had taken before is left out and counted in the metrics.
+    Rows of an older history of the run are copied, so only later iterations are read, and iterations stay in the
+    history after gc has deleted their data. Iterations whose data gc deleted before they were counted are left out, and
+    counted in the metrics as `collected`.
 
     Raises:
         StorageError: a version of the run is damaged.
@@ -103,7 +104,7 @@ def commit_history(store: Store, run: str, cache: Path, provenance: Provenance) 
         "problems": len({row.problem_key for row in rows}),
         "episodes": sum(row.episodes for row in rows),
     }
-    # The caller's lease, if any, is that of another run; its token would say nothing among this run's.
+    # The caller's lease, if any, is the lease of another run, so its token has no meaning for this run.
     unfenced = provenance.model_copy(update={"fence": None})
     with Draft(store, version, "history") as draft:
         datasets.write_rows(draft, HISTORY_SCHEMA, rows, _ROWS_PER_SHARD)
@@ -112,14 +113,14 @@ def commit_history(store: Store, run: str, cache: Path, provenance: Provenance) 
 
 
 def _older(store: Store, run: str, iterations: int) -> str | None:
-    """The newest committed history of the run that ends before `iterations`."""
-    found = {e.version for e in catalog.read_all(store) if e.kind == "history" and layout.run_of(e.version) == run}
-    before = [version for version in sorted(found, reverse=True) if version < layout.history(run, iterations)]
+    """Find the newest committed history of the run with fewer than `iterations` iterations."""
+    histories = {e.version for e in catalog.read_all(store) if e.kind == "history" and layout.run_of(e.version) == run}
+    before = [version for version in sorted(histories, reverse=True) if version < layout.history(run, iterations)]
     return next((version for version in before if manifests.committed(store, version)), None)
 
 
 def _rows(store: Store, run: str, older: str | None, iterations: int, cache: Path) -> tuple[list[ProblemHistory], int]:
-    """Rows by iteration and key, and the number of iterations that were left out."""
+    """Return the rows, by iteration and key, and the number of iterations that were left out."""
     rows, begin, collected = list[ProblemHistory](), 0, 0
     if older:
         rows, begin = read_history(store, [older], cache), layout.number_of(older) or 0
@@ -137,7 +138,7 @@ def _rows(store: Store, run: str, older: str | None, iterations: int, cache: Pat
 
 
 def all_runs(store: Store) -> list[str]:
-    """Names of the runs with an update, the one whose newest update is the oldest first.
+    """List the runs with an update, ordered by their newest updates, oldest first.
 
     Raises:
         StorageError: the catalog is damaged.
@@ -147,14 +148,14 @@ def all_runs(store: Store) -> list[str]:
         run = layout.run_of(entry.version)
         if entry.kind == "checkpoint" and run and layout.number_of(entry.version):
             newest[run] = entry.number
-    found = sorted(newest, key=newest.__getitem__)
-    return [run for run in found if manifests.committed(store, layout.checkpoint(run, 1))]
+    runs = sorted(newest, key=newest.__getitem__)
+    return [run for run in runs if manifests.committed(store, layout.checkpoint(run, 1))]
 
 
 def read_history(store: Store, versions: Sequence[str], cache: Path) -> list[ProblemHistory]:
-    """Rows of histories, one of each run, in the order of `versions` and, within one, of time.
+    """Read histories, one version for each run: rows in the order of `versions`, and by time within each version.
 
     Raises:
-        StorageError: one is missing, damaged, or written by a newer schema.
+        StorageError: a version is missing, damaged, or written by a newer schema.
     """
     return [ProblemHistory(**row) for version in versions for row in datasets.rows(store, version, cache)]

@@ -1,4 +1,4 @@
-"""Numbered rows of a Hugging Face data set."""
+"""Read the numbered rows of a Hugging Face data set."""
 
 from collections.abc import Iterator
 
@@ -6,16 +6,16 @@ from tasks.problems.problem_set import ProblemError, Row
 
 
 def read(name: str, subset: str | None, split: str) -> Iterator[tuple[int, Row]]:
-    """Row number, from 1, and row of each row of a data set on the hub or in a local folder.
+    """Yield the number, from 1, and the content of each row of a data set on the hub or in a local folder.
 
     Raises:
         ProblemError: the data set cannot be loaded.
     """
-    import datasets  # takes seconds; only this source pays
+    import datasets  # here, because the import takes seconds and only this source needs it
 
     try:
         data = datasets.load_dataset(name, subset, split=split)
-    # The library lets the errors of its HTTP client, its file readers and its own through: no common base.
+    # The library raises its own errors, and those of its HTTP client and file readers: they have no common base.
     except Exception as error:
         raise ProblemError(
             f"data set {name!r} (subset {subset!r}, split {split!r}) cannot be loaded "

@@ -1,4 +1,4 @@
-"""Files opened so that reading them ends, and their lines, of which none fills memory."""
+"""Open files (local ones must be regular files) and read their lines. A limit on line length bounds the memory."""
 
 import io
 import os
@@ -13,37 +13,37 @@ from configs.regular import open_regular
 from tasks.problems.problem_set import ProblemError, RowError
 
 _HOPELESS = 64
-"""A line of so many times the longest is no line of a file of problems; what follows it is not looked for."""
+"""A line of more than this many times `longest` is an error: the file is no file of problems. Reading stops there."""
 _CHUNK = 2**20
 
 
 @contextmanager
 def open_file(path: str, *, read_ahead: bool = True) -> Iterator[IO[Any]]:
-    """A file, local or remote, for reading its bytes; of the local ones regular ones only.
+    """Open a local or remote file to read its bytes. A local file must be a regular file.
 
     Args:
-        path: as fsspec has it.
-        read_ahead: whether fsspec may fetch more of a remote file than is asked for, which pays where it is read from
-            its beginning to its end.
+        path: a path or URL of fsspec.
+        read_ahead: whether fsspec may fetch more of a remote file than is asked for, which is faster if the file is
+            read from start to end.
 
     Raises:
-        ProblemError: it cannot be opened, or, within the block, not be read.
+        ProblemError: the file cannot be opened, or an error occurs within the block.
     """
     with explained(path):
-        outermost, local = fsspec.core.url_to_fs(path.rpartition("::")[2])  # of a chained URL, such as the archive
+        outermost, local = fsspec.core.url_to_fs(path.rpartition("::")[2])  # in a chained URL the archive, for example
         if isinstance(outermost, LocalFileSystem):
             with open_regular(local) as file:
                 if "::" not in path:
                     yield file
                     return
-        system, inner = fsspec.core.url_to_fs(path)  # held here: that of an archive closes its files when it is deleted
+        system, inner = fsspec.core.url_to_fs(path)  # kept: if deleted, an archive's file system closes its files
         with system.open(inner, "rb", **({} if read_ahead else {"cache_type": "none"})) as file:
             yield file
 
 
 @contextmanager
 def explained(path: str) -> Iterator[None]:
-    """Any error within the block, of whatever kind a file system or a format has, is told as one of `path`."""
+    """Raise every error within the block as a ProblemError that names `path`; file systems raise errors of any kind."""
     try:
         yield
     except ProblemError:
@@ -56,10 +56,10 @@ def explained(path: str) -> Iterator[None]:
 
 
 def lines(file: IO[Any], longest: int) -> Iterator[bytes | RowError]:
-    """The lines of `file` without their ends; a `RowError` for each of more than `longest` bytes.
+    """Yield the lines of `file` without their ends, and a `RowError` for each line of more than `longest` bytes.
 
     Raises:
-        ValueError: a line is so long that the file has none, it seems.
+        ValueError: a line is so long that the file seems to have no line ends.
     """
     reader = io.BufferedReader(_Raw(file), _CHUNK)
     while line := reader.readline(longest + 2):  # b"\r\n"
@@ -69,12 +69,12 @@ def lines(file: IO[Any], longest: int) -> Iterator[bytes | RowError]:
             yield bare
             continue
         if not whole:
-            _pass_over(reader, longest)
+            _skip_line(reader, longest)
         yield RowError(f"line of more than {longest / 2**20:g} MB: set max_line_mb if it is whole")
 
 
-def _pass_over(reader: BinaryIO, longest: int) -> None:
-    """Read to the end of the line."""
+def _skip_line(reader: BinaryIO, longest: int) -> None:
+    """Read to the end of the line, at most `_HOPELESS` times `longest` bytes."""
     for _ in range(_HOPELESS * max(1, longest // _CHUNK)):
         part = reader.readline(_CHUNK)
         if not part or part.endswith(b"\n"):
@@ -83,7 +83,7 @@ def _pass_over(reader: BinaryIO, longest: int) -> None:
 
 
 class _Raw(io.RawIOBase):
-    """A file of fsspec, or a local one up to the size that it has now: somebody may be writing to it."""
+    """A file of fsspec, or a local file limited to its present size, since another process may be writing to it."""
 
     def __init__(self, file: IO[Any]) -> None:
         self._file = file

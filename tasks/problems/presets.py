@@ -1,7 +1,7 @@
-"""From the columns of a known data set, or of one's own mapping, to a `Problem`.
+"""Convert rows of known data sets, or of the user's own columns, to `Problem`.
 
-Each takes a row and the id that it has if it brings none (`Place.number`), and raises `RowError` with the reason
-where the row cannot be used. Solutions are kept as they are written; boxing them is the judge's work.
+Each conversion takes a row and a default id (`RowPlace.number`) for rows without one. It raises `RowError` with the
+reason if the row cannot be used. Solutions are kept as written; the verifier boxes them.
 """
 
 import json
@@ -14,11 +14,11 @@ from storage.visible import visible
 from tasks.problems.problem_set import PartOfRow, Row, RowError
 
 _NAMED = 500
-"""Characters of the names of columns in a message."""
+"""Largest number of characters of column names in a message."""
 
 
 def gsm8k(row: Row, number: str) -> Problem:
-    r"""GSM8K (Cobbe et al., 2021): `question`, and `answer` that ends in `#### n`.
+    r"""Convert a row of GSM8K (Cobbe et al., 2021): `question`, and `answer` that ends in `#### n`.
 
     >>> gsm8k({"question": "500 pairs?", "answer": "2 * 500 = 1,000\n#### 1,000"}, "000007")
     Problem(problem_id='000007', prompt='500 pairs?', solutions=['1000'], source='gsm8k', metadata='{}')
@@ -31,24 +31,25 @@ def gsm8k(row: Row, number: str) -> Problem:
 
 
 def math(row: Row, number: str) -> Problem:
-    """MATH (Hendrycks et al., 2021), as in MATH-500: `problem`, `answer`; if there, `unique_id`, `subject`, `level`.
+    """Convert a row of MATH (Hendrycks et al., 2021) in the columns of MATH-500.
 
-    The original release has no `answer`, only a worked `solution`: such rows are bad.
+    Columns: `problem`, `answer`, and optionally `unique_id`, `subject`, `level`. The original release has no `answer`,
+    only a worked `solution`: its rows are bad rows.
     """
-    known = {key: row[key] for key in ("level", "subject") if isinstance(row.get(key), str | int)}
+    metadata = {key: row[key] for key in ("level", "subject") if isinstance(row.get(key), str | int)}
     return Problem(
         problem_id=_text(row, "unique_id") if row.get("unique_id") is not None else number,
         prompt=_text(row, "problem"),
         solutions=[_text(row, "answer")],
         source="math",
-        metadata=json.dumps(known),
+        metadata=json.dumps(metadata),
     )
 
 
 def areal(row: Row, number: str) -> Problem:
-    """The seed system's format: `query_id`, `prompt`, `task` (only "math"), `solutions` (a list of strings)."""
+    """Convert a row in AReaL's form: `query_id`, `prompt`, `task` (only "math"), `solutions` (a list of strings)."""
     if _text(row, "task") != "math":
-        raise RowError(f"column 'task' is {reprlib.repr(row['task'])}: only 'math' can be judged")
+        raise RowError(f"column 'task' is {reprlib.repr(row['task'])}: only 'math' can be graded")
     if not isinstance(row.get("solutions"), list):
         raise RowError(f"column 'solutions' is not a list: {reprlib.repr(row.get('solutions'))}")
     return Problem(_text(row, "query_id"), _text(row, "prompt"), _texts(row, "solutions"), source="areal")
@@ -60,11 +61,11 @@ COLUMNS: dict[str, Sequence[str]] = {
     "math": ["problem", "answer", "unique_id", "subject", "level"],
     "areal": ["query_id", "prompt", "task", "solutions"],
 }
-"""The columns that each preset uses; no others are read from Parquet files."""
+"""The columns that each preset uses. No other columns are read from Parquet files."""
 
 
 def from_fields(fields: Mapping[Literal["id", "prompt", "solutions"], str]) -> Callable[[Row, str], Problem]:
-    """The conversion of one's own mapping: columns of `prompt`, `solutions` (one or a list) and, optionally, `id`."""
+    """Make a conversion from the user's columns for `prompt`, `solutions` (one or a list) and, optionally, `id`."""
 
     def convert(row: Row, number: str) -> Problem:
         problem_id = _text(row, fields["id"]) if "id" in fields else number
@@ -90,7 +91,7 @@ def _texts(row: Row, column: str) -> list[str]:
 
 
 def _checked(value: object, column: str) -> str:
-    """The value as text. Integers are taken; other types are not, since 0.1 or true can be spelt in many ways."""
+    """Return the value as text. Integers are accepted; other types are not, since 0.1 or true has several spellings."""
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
     if not isinstance(value, str):

@@ -1,4 +1,4 @@
-"""A checked problem set, the rows it dropped, and its fingerprint."""
+"""A checked problem set, its dropped rows, and its fingerprint."""
 
 import dataclasses
 import hashlib
@@ -10,7 +10,7 @@ from typing import Any
 
 from storage.records import Problem
 
-REPORTED = 5  # bad rows that an error message spells out
+REPORTED = 5  # bad rows that an error message lists
 
 
 class ProblemError(ValueError):
@@ -18,35 +18,35 @@ class ProblemError(ValueError):
 
 
 class NoFilesError(ProblemError):
-    """A pattern finds no file; where problems are yet to come that is no error."""
+    """A pattern matches no file. The caller may accept this, if the first problems are still to come."""
 
 
 class RowError(ValueError):
-    """One row cannot be used; sources yield it in place of a row, and `collect` turns it into a `BadRow`."""
+    """One row cannot be used. Sources yield it in place of the row, and `collect` turns it into a `BadRow`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a row stands."""
+class RowPlace:
+    """The place of a row in its source."""
 
     line: int  # from 1: line of a JSONL file, row of a Parquet file or hub data set
-    file: str = ""  # its name, where a pattern may have found several
+    file: str = ""  # name of the file, if the source is a pattern
 
     def __str__(self) -> str:
         return f"line {self.line} of {self.file}" if self.file else f"line {self.line}"
 
     @property
     def number(self) -> str:
-        """The id of a problem that brings none; with several files it stays the same when more of them come.
+        """The id of a problem whose row has no id. It does not change when more files are added.
 
-        >>> Place(7).number, Place(7, "2026-11-20.jsonl").number
+        >>> RowPlace(7).number, RowPlace(7, "2026-11-20.jsonl").number
         ('000007', '2026-11-20/000007')
         """
         return f"{self.stem}/{self.line:06d}" if self.file else f"{self.line:06d}"
 
     @property
     def stem(self) -> str:
-        """With what the ids of one of several files begin."""
+        """The prefix of the ids of one of several files."""
         return str(PurePosixPath(self.file).with_suffix(""))
 
 
@@ -57,55 +57,55 @@ class BadRow:
     Example: BadRow(line=12, reason="column 'answer' is blank")
     """
 
-    line: int  # as in `Place`
+    line: int  # as in `RowPlace`
     reason: str
     file: str = ""
 
     @property
     def place(self) -> str:
-        """Such as "line 12", or "line 12 of 2026-11-20.jsonl" where there may be several files."""
-        return str(Place(self.line, self.file))
+        """The place as text, such as "line 12", or "line 12 of 2026-11-20.jsonl" if the source is a pattern."""
+        return str(RowPlace(self.line, self.file))
 
 
 @dataclass(frozen=True, slots=True)
 class ProblemSet:
-    """What a source gave: the usable problems, with unique ids, and the rows that were dropped."""
+    """The usable problems of a source, with unique ids, and its dropped rows."""
 
     problems: list[Problem]  # 1 or more
     bad: list[BadRow]
 
 
 Row = dict[str, Any]
-"""One row of a source: column -> value."""
+"""One row of a source: values by column."""
 
 
 class PartOfRow(dict[str, Any]):
-    """A row of which only the columns that were asked for were read."""
+    """A row read with only some of its columns."""
 
     def __init__(self, values: Row, names: Sequence[str]) -> None:
         super().__init__(values)
         self.names = names
-        """Of all columns that the row has."""
+        """The names of all columns of the row."""
 
 
 def collect(
-    rows: Iterable[tuple[Place, Row | RowError]],
+    rows: Iterable[tuple[RowPlace, Row | RowError]],
     to_problem: Callable[[Row, str], Problem],
     name: str,
     max_bad_share: float,
 ) -> ProblemSet:
-    """Problems of rows at their places, in order; unusable rows and repeated ids are dropped and listed.
+    """Convert rows to problems, in order; drop and list unusable rows and rows with a repeated id.
 
     Args:
-        rows: what a source read.
-        to_problem: makes a problem of a row and of the id that it has if it brings none.
+        rows: the rows of a source, with their places.
+        to_problem: converts a row, given a default id for rows without one.
         name: the source, for messages.
         max_bad_share: from 0 to 1.
 
     Raises:
-        ProblemError: no rows, none usable, or a larger share than `max_bad_share` is bad.
+        ProblemError: there are no rows, none is usable, or a larger share than `max_bad_share` is bad.
     """
-    places: dict[str, Place] = {}
+    places: dict[str, RowPlace] = {}
     problems: list[Problem] = []
     bad: list[BadRow] = []
     for place, row in rows:
@@ -121,11 +121,10 @@ def collect(
 
 
 def fingerprint(problems: Iterable[Problem]) -> str:
-    """16 hexadecimal digits that name the content of a problem set.
+    """Compute 16 hexadecimal digits that identify the content of a problem set.
 
-    The start of the sha256 over one line of canonical JSON for each problem. The order of the
-    problems counts, because it decides what an iteration draws; the order of the keys in
-    `metadata` does not.
+    They are the start of the sha256 over one line of canonical JSON for each problem. The order of the problems counts,
+    because it decides what an iteration draws. The order of the keys in `metadata` does not count.
     """
     digest = hashlib.sha256()
     for problem in problems:
@@ -135,9 +134,9 @@ def fingerprint(problems: Iterable[Problem]) -> str:
 
 
 def _convert(
-    row: Row | RowError, place: Place, to_problem: Callable[[Row, str], Problem], places: dict[str, Place]
+    row: Row | RowError, place: RowPlace, to_problem: Callable[[Row, str], Problem], places: dict[str, RowPlace]
 ) -> Problem:
-    """The row's problem; `places` holds the place of every id so far."""
+    """Convert one row. `places` holds the places of the ids so far."""
     if isinstance(row, RowError):
         raise row
     problem = to_problem(row, place.number)
@@ -157,5 +156,5 @@ def _check(good: int, bad: list[BadRow], name: str, max_bad_share: float) -> Non
     more = f"\n  and {len(bad) - REPORTED} more" if len(bad) > REPORTED else ""
     raise ProblemError(
         f"{name}: {len(bad)} of {good + len(bad)} rows are bad (problems.max_bad_share={max_bad_share}): "
-        f"mend them, or check that preset or fields fit the columns{shown}{more}"
+        f"correct them, or check that preset or fields fit the columns{shown}{more}"
     )

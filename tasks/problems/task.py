@@ -1,7 +1,6 @@
-"""Tasks: import problem sets once, as versions named by their fingerprints, and keep them apart."""
+"""Tasks: import problem sets as versions named by their fingerprints, and warn about contamination."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -9,14 +8,15 @@ from prefect.cache_policies import NO_CACHE
 from configs.schema import HELD_OUT, Source, StoredSource
 from storage import layout
 from storage.errors import DamagedError
+from storage.records import PROBLEM_SCHEMA, Problem
 from storage.version_names import ProblemsVersion
-from storage.versions import manifests
+from storage.versions import datasets, manifests
+from storage.versions.datasets import write_rows
 from storage.versions.drafts import Draft
+from tasks.problems import fingerprint, load_problems
+from tasks.problems.contamination import describe, find_overlaps
 from tasks.problems.curriculum_task import plan_curriculum
 from tasks.run.workspace import Workspace
-
-if TYPE_CHECKING:
-    from storage.records import Problem
 
 _ROWS_PER_SHARD = 50_000
 _REPORTED = 20
@@ -24,16 +24,15 @@ _REPORTED = 20
 
 @task(name="import-problems", cache_policy=NO_CACHE)
 def import_problems(workspace: Workspace) -> tuple[ProblemsVersion, ProblemsVersion]:
-    """Versions of the training and the held-out problem sets; training problems that are held out are reported.
+    """Import the training and the held-out problem set; return their versions.
 
-    Where `problems.sampling` goes by the runs before, the run's curriculum is committed, too.
+    Warn about training problems that are in the held-out set. If `problems.sampling` uses the history of runs, commit
+    the run's curriculum, too.
 
     Raises:
         ProblemError: a source cannot be read, or too many of its rows are bad.
-        StorageError: a stored set is not there.
+        StorageError: a stored set does not exist.
     """
-    from tasks.problems.contamination import describe, find_overlaps
-
     problems = workspace.config.problems
     train, held_out = (import_source(workspace, source) for source in (problems.train, problems.held_out))
     if overlaps := find_overlaps(read_problems(workspace, train), {HELD_OUT: read_problems(workspace, held_out)}):
@@ -44,31 +43,29 @@ def import_problems(workspace: Workspace) -> tuple[ProblemsVersion, ProblemsVers
 
 @task(name="import-sets", cache_policy=NO_CACHE)
 def import_sets(workspace: Workspace, names: Sequence[str] = ()) -> dict[str, ProblemsVersion]:
-    """Versions of the evaluation sets by their names; of all of them unless `names` are given.
+    """Import the evaluation sets `names`, or all of them; return their versions by name.
 
     Raises:
-        ValueError: there is no set of that name.
+        ValueError: no evaluation set has that name.
         ProblemError, StorageError: see `import_problems`.
     """
     sources = {HELD_OUT: workspace.config.problems.held_out} | workspace.config.evaluation.sets
-    if strange := [name for name in names if name not in sources]:
-        raise ValueError(f"there is no evaluation set {strange[0]!r}; there are {', '.join(sources)}")
+    if unknown := [name for name in names if name not in sources]:
+        raise ValueError(f"there is no evaluation set {unknown[0]!r}; there are {', '.join(sources)}")
     return {name: import_source(workspace, sources[name]) for name in names or sources}
 
 
 def import_source(workspace: Workspace, source: Source) -> ProblemsVersion:
-    """The version of the problems of `source`."""
+    """Import the problems of `source`; return their version."""
     if isinstance(source, StoredSource):
         if manifests.read(workspace.store, source.version).kind != "problems":
-            raise DamagedError(f"{source.version} is not a problem set")
+            raise DamagedError(f"{source.version} is not a problem set: give a version whose kind is problems")
         return ProblemsVersion(source.version)
     return commit_problems(workspace, load_source(workspace, source), source.model_dump(mode="json"))
 
 
-def load_source(workspace: Workspace, source: Source) -> "list[Problem]":
-    """The problems of `source`; its bad rows are told and left out."""
-    from tasks.problems import load_problems
-
+def load_source(workspace: Workspace, source: Source) -> list[Problem]:
+    """Load the problems of `source`; log its bad rows and leave them out."""
     if isinstance(source, StoredSource):
         return read_problems(workspace, source.version)
     logger = get_run_logger()
@@ -80,12 +77,8 @@ def load_source(workspace: Workspace, source: Source) -> "list[Problem]":
     return loaded.problems
 
 
-def commit_problems(workspace: Workspace, problems: "Sequence[Problem]", source: dict[str, object]) -> ProblemsVersion:
-    """The version of a problem set; written where it is new."""
-    from storage.records import PROBLEM_SCHEMA
-    from storage.versions.datasets import write_rows
-    from tasks.problems import fingerprint
-
+def commit_problems(workspace: Workspace, problems: Sequence[Problem], source: dict[str, object]) -> ProblemsVersion:
+    """Commit a problem set, unless it exists, and return its version."""
     version = layout.problems(fingerprint(problems))
     if not manifests.committed(workspace.store, version):
         with Draft(workspace.store, version, "problems") as draft:
@@ -95,9 +88,6 @@ def commit_problems(workspace: Workspace, problems: "Sequence[Problem]", source:
     return version
 
 
-def read_problems(workspace: Workspace, version: str) -> "list[Problem]":
-    """The rows of a problem set."""
-    from storage.records import Problem
-    from storage.versions import datasets
-
+def read_problems(workspace: Workspace, version: str) -> list[Problem]:
+    """Read the problems of a stored set."""
     return [Problem(**row) for row in datasets.rows(workspace.store, version, workspace.cache)]

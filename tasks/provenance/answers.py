@@ -1,12 +1,15 @@
-"""Answers to questions of lineage, as plain records. What nobody can know any more is a part of each."""
+"""The answers to questions of lineage, as plain records; the commands print them as JSON.
+
+Each answer lists the versions that cannot be read any more and may matter (`unknown`).
+"""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from tasks.provenance.asked import FoundProblem
+from tasks.provenance.problem_lookup import FoundProblem
 
 ScoredAs = Literal["right", "wrong", "unscored"]
-"""Of a trajectory: right where the score stage found any of its turns right."""
+"""The outcome of a trajectory: right if the score stage found any of its turns right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,30 +24,30 @@ class Unknown:
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
-    """What one checkpoint was trained on of a problem.
+class ProblemUse:
+    """The use of one problem in the training of one checkpoint.
 
-    Example: Use(checkpoint="runs/demo/checkpoints/000004", run="demo", iteration=3, how="update",
+    Example: ProblemUse(checkpoint="runs/demo/checkpoints/000004", run="demo", iteration=3, how="update",
     data_set="runs/demo/trajectories/000003", episodes=16, trained=16)
     """
 
     checkpoint: str
     run: str
-    iteration: int  # -1 of a warm start
+    iteration: int  # -1 for a warm start
     how: Literal["update", "warm start"]
-    data_set: str  # empty of a warm start
+    data_set: str  # empty for a warm start
     episodes: int  # trajectories of the problem in the data set
-    trained: int  # of them those that entered the update
+    trained: int  # how many of them entered the update
 
     @property
-    def counts(self) -> bool:
-        """Whether the checkpoint learnt from the problem; otherwise all of its episodes were left out."""
+    def has_trained(self) -> bool:
+        """Return whether the checkpoint was trained on the problem; if not, the update left out all its episodes."""
         return self.how == "warm start" or self.trained > 0
 
 
 @dataclass(frozen=True, slots=True)
 class FirstTrained:
-    """From here on all checkpoints of the run go back to one that was trained on the problem.
+    """The first checkpoint of a run that was trained on the problem, or descends from one that was.
 
     Example: FirstTrained(run="demo", checkpoint="runs/demo/checkpoints/000004", checkpoints=97,
     clean="runs/demo/checkpoints/000003")
@@ -52,24 +55,24 @@ class FirstTrained:
 
     run: str
     checkpoint: str
-    checkpoints: int  # of the run, it included
-    clean: str  # the newest one before, not collected, that surely does not; empty where there is none
+    checkpoints: int  # how many of the run were trained on it or descend from one that was, the first included
+    clean: str  # the newest earlier checkpoint that is certainly free of it and not collected; empty if none is left
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedOn:
-    """Which checkpoints were trained on a problem."""
+    """The checkpoints that were trained on a problem."""
 
     problem: FoundProblem
-    uses: list[Use]  # by run and iteration
+    uses: list[ProblemUse]  # by run and iteration
     first: list[FirstTrained]  # by run
-    doubtful: list[str]  # checkpoints that are not known to go back to one, but that `unknown` may have made so
+    doubtful: list[str]  # other checkpoints whose training may have had the problem, because of `unknown` data sets
     unknown: list[Unknown]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedProblem:
-    """What the updates behind a checkpoint had of one problem.
+    """One problem in the training data of a checkpoint.
 
     Example: TrainedProblem(key="9f3a…", problem_id="12+7", prompt="What is 12 + 7?", solutions=["19"], episodes=48,
     trained=48, updates=3, first="demo/000003", last="demo/000071", first_turn=0.5, any_turn=0.8)
@@ -80,33 +83,33 @@ class TrainedProblem:
     prompt: str
     solutions: list[str]
     episodes: int
-    trained: int  # of them those that entered an update
-    updates: int  # that at least one entered
-    first: str  # run and iteration in which it was first played
+    trained: int  # episodes that entered an update
+    updates: int  # updates that at least one episode entered
+    first: str  # run and iteration in which the problem was first played
     last: str
-    first_turn: float | None  # share of the episodes whose first turn was right; None without scores
-    any_turn: float | None
+    first_turn: float | None  # share of the episodes whose first turn is right; None without scores
+    any_turn: float | None  # share of the episodes with any right turn; None without scores
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingData:
-    """What a checkpoint and all those that its weights go back to were trained on."""
+    """The training data of a checkpoint and of all checkpoints it descends from."""
 
     checkpoint: str
-    lineage: list[str]  # it and those checkpoints, nearest first
-    updates: int  # behind it; episodes of those in `unknown` are in none of the other numbers
+    lineage: list[str]  # the checkpoint and those it descends from, nearest first
+    updates: int  # in `lineage`; the numbers below do not include data sets in `unknown`
     trajectories: int
-    trained: int  # of them those that entered an update
-    tokens: int  # that these sampled
+    trained: int  # trajectories that entered an update
+    tokens: int  # sampled tokens of the trajectories that entered an update
     problem_sets: list[str]
-    began: list[str]  # where the first of `lineage` came from
-    problems: list[TrainedProblem]  # those that were last played first
+    began: list[str]  # where the first checkpoints of `lineage` came from
+    problems: list[TrainedProblem]  # the most recently played first
     unknown: list[Unknown]
 
 
 @dataclass(frozen=True, slots=True)
 class AffectedTrajectory:
-    """A trajectory whose verdicts go by the problem's gold answers."""
+    """A trajectory whose verdicts depend on the problem's gold answers."""
 
     trajectory_id: str
     data_set: str
@@ -119,7 +122,7 @@ class AffectedTrajectory:
 
 @dataclass(frozen=True, slots=True)
 class AffectedEvaluation:
-    """An evaluation on a set that holds the problem."""
+    """An evaluation on a set that contains the problem."""
 
     version: str
     policy: str
@@ -129,15 +132,15 @@ class AffectedEvaluation:
 
 @dataclass(frozen=True, slots=True)
 class Affected:
-    """What falls with a problem's gold answers."""
+    """Everything that wrong gold answers of a problem affect."""
 
     problem: FoundProblem
     trajectories: list[AffectedTrajectory]
-    problem_sets: list[str]  # all that hold the problem
+    problem_sets: list[str]  # all that contain the problem
     evaluations: list[AffectedEvaluation]
-    uses: list[Use]
+    uses: list[ProblemUse]
     first: list[FirstTrained]
-    checkpoints: list[str]  # all that were trained on it, or go back to one that was
-    aliases: dict[str, str]  # that point at one of these
+    checkpoints: list[str]  # all that were trained on it, or descend from one that was
+    aliases: dict[str, str]  # those that point at one of `checkpoints`, with the version
     doubtful: list[str]  # see `TrainedOn`
     unknown: list[Unknown]

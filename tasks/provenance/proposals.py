@@ -1,4 +1,4 @@
-"""What is to be excluded, before it is: a problem with all that was played of it, or trajectories by their ids."""
+"""Propose exclusions before they are committed: a problem with all its trajectories, or trajectories by their ids."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +11,11 @@ from storage.records import Exclusion
 from storage.version_names import TrajectoriesVersion, select
 from storage.visible import visible
 from tasks.provenance.answers import Unknown
-from tasks.provenance.asked import FoundProblem, find_problem
-from tasks.provenance.family import Family
-from tasks.provenance.plays import Plays
+from tasks.provenance.played_trajectories import PlayedTrajectories
+from tasks.provenance.problem_lookup import FoundProblem, find_problem
+from tasks.provenance.store_lineage import StoreLineage
 
-_NAMED = 5  # ids that a message spells out
+_MOST_IDS = 5  # in a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,70 +23,72 @@ class Proposal:
     """Rows for `tasks.problems.exclusions.commit_exclusions`."""
 
     rows: list[Exclusion]  # 1 or more
-    problem: FoundProblem | None  # that is excluded whole
-    trained: list[str]  # checkpoints that were trained on any of it, and stay as they are
-    unknown: list[Unknown]  # data sets that cannot be read: what of them should be listed, nobody knows
+    problem: FoundProblem | None  # the problem that is excluded as a whole
+    trained: list[str]  # checkpoints that were trained on any of the rows; they stay unchanged
+    unknown: list[Unknown]  # data sets that cannot be read, so that rows of them may be missing
 
 
 def propose_problem(
     store: Store, problem: str, cache: Path, reason: str, *, run: str | None = None, by_prompt: bool = False
 ) -> Proposal:
-    """A whole problem: all trajectories of it that were played, by `run` or by all.
+    """Propose to exclude a whole problem, and list its trajectories of `run` or of all runs.
 
     Args:
-        store: where they lie.
-        problem: see `tasks.provenance.questions.trained_on`.
+        store: the store of the data sets.
+        problem: an id or a key, see `tasks.provenance.questions.trained_on`.
         cache: local folder for objects of a remote root.
-        reason: for those who ask later.
-        run: list only what this run played; nothing else of the problem is trained on either.
+        reason: why the problem is excluded, for later readers.
+        run: list only the trajectories of this run. The other trajectories of the problem are not trained on either.
         by_prompt: `problem` is a part of the prompt.
 
     Raises:
-        ValueError: no problem, or several are meant; there is no such run; no reason is given, or one that cannot be
+        ValueError: `problem` means no problem or several, there is no such run, or the reason is empty or cannot be
             stored.
     """
     _check(reason)
-    family = Family(store, cache)
-    with family.plays(run) as plays:
-        asked = find_problem(plays, problem, by_prompt=by_prompt)
-        plays.load("a.key = ? and t.prompt = ?", asked.key, asked.prompt)
-        trained = _trained(family, plays)
-        rows = _rows(plays, reason, whole=True)
-        unknown = [Unknown(version, plays.unknown[version]) for version in sorted(family.unread(plays, asked.key))]
-    unplayed = Exclusion("", "", "", -1, asked.problem_ids[0], asked.key, whole_problem=True, reason=reason)
-    return Proposal(rows or [unplayed], asked, trained, unknown)
+    lineage = StoreLineage(store, cache)
+    with lineage.played_trajectories(run) as played:
+        found = find_problem(played, problem, by_prompt=by_prompt)
+        played.load("a.key = ? and t.prompt = ?", found.key, found.prompt)
+        trained = _trained(lineage, played)
+        rows = _rows(played, reason, whole=True)
+        unreadable = sorted(lineage.unreadable_data_sets(played, found.key))
+        unknown = [Unknown(version, played.unknown[version]) for version in unreadable]
+    unplayed = Exclusion("", "", "", -1, found.problem_ids[0], found.key, whole_problem=True, reason=reason)
+    return Proposal(rows or [unplayed], found, trained, unknown)
 
 
 def propose_ids(store: Store, ids: Sequence[str], cache: Path, reason: str, *, run: str | None = None) -> Proposal:
-    """Trajectories by their ids; their problems stay.
+    """Propose to exclude trajectories by their ids. Other trajectories of the same problems stay in training.
 
     Raises:
-        ValueError: an id is that of no trajectory that can be trained on; there is none; see `propose_problem`.
+        ValueError: no id is given, an id belongs to no trajectory that was played for training, or for the reasons of
+            `propose_problem`.
     """
     _check(reason)
-    wanted = list(dict.fromkeys(ids))
-    if not wanted:
-        raise ValueError("no ids are given: one in each line")
-    family = Family(store, cache)
-    with family.plays(run) as plays:
-        plays.load("t.trajectory_id in (select unnest(?::varchar[]))", wanted)
-        trained, rows = _trained(family, plays), _rows(plays, reason, whole=False)
-        gone = sorted(select(TrajectoriesVersion, plays.unknown))
+    distinct_ids = list(dict.fromkeys(ids))
+    if not distinct_ids:
+        raise ValueError("no ids are given: give one id in each line")
+    lineage = StoreLineage(store, cache)
+    with lineage.played_trajectories(run) as played:
+        played.load("t.trajectory_id in (select unnest(?::varchar[]))", distinct_ids)
+        trained, rows = _trained(lineage, played), _rows(played, reason, whole=False)
+        unreadable = sorted(select(TrajectoriesVersion, played.unknown))
     found = {row.trajectory_id for row in rows}
-    if missing := [name for name in wanted if name not in found]:
-        raise ValueError(_missing(store, missing, gone))
+    if missing := [name for name in distinct_ids if name not in found]:
+        raise ValueError(_missing(store, missing, unreadable))
     return Proposal(rows, None, trained, [])
 
 
 def _check(reason: str) -> None:
     if not reason.strip():
-        raise ValueError("no reason is given: say why, for those who ask later")
+        raise ValueError("no reason is given: say why the rows are excluded, for later readers")
     check_plain({"reason": reason})
 
 
-def _rows(plays: Plays, reason: str, *, whole: bool) -> list[Exclusion]:
-    found = plays.database.all(
-        "select distinct trajectory_id, version, problem_id, key from plays order by version, trajectory_id"
+def _rows(played: PlayedTrajectories, reason: str, *, whole: bool) -> list[Exclusion]:
+    found = played.database.all(
+        "select distinct trajectory_id, version, problem_id, key from played order by version, trajectory_id"
     )
     return [
         Exclusion(
@@ -96,16 +98,19 @@ def _rows(plays: Plays, reason: str, *, whole: bool) -> list[Exclusion]:
     ]
 
 
-def _trained(family: Family, plays: Plays) -> list[str]:
-    family.use(plays, list(family.updates.values()))
-    rows = plays.database.all("select distinct checkpoint from used where entered order by 1")
+def _trained(lineage: StoreLineage, played: PlayedTrajectories) -> list[str]:
+    """Return the checkpoints that were trained on any loaded trajectory."""
+    lineage.add_updates(played, list(lineage.updates.values()))
+    rows = played.database.all("select distinct checkpoint from update_inputs where entered order by 1")
     return [checkpoint for (checkpoint,) in rows]
 
 
-def _missing(store: Store, missing: Sequence[str], gone: Sequence[str]) -> str:
-    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
-    lost = f"; of {len(gone)} data sets the data are gone or cannot be read, such as {gone[0]}" if gone else ""
+def _missing(store: Store, missing: Sequence[str], unreadable: Sequence[str]) -> str:
+    more = f" and {len(missing) - _MOST_IDS} more" if len(missing) > _MOST_IDS else ""
+    lost = (
+        f"; {len(unreadable)} data sets are collected or cannot be read, such as {unreadable[0]}" if unreadable else ""
+    )
     return (
-        f"{len(missing)} ids are those of no trajectories that were played for training in {store.root}: "
-        f"{visible(', '.join(missing[:_NAMED]))}{more}{lost}. Take them out; evaluations are never trained on"
+        f"{len(missing)} ids belong to no trajectory that was played for training in {store.root}: "
+        f"{visible(', '.join(missing[:_MOST_IDS]))}{more}{lost}. Remove these ids; evaluations are never trained on"
     )

@@ -1,4 +1,4 @@
-"""The checkpoints of a store, and what each was made from, as their manifests say."""
+"""The checkpoints of a store and the inputs of the update that made each, read from their manifests."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,37 +28,37 @@ class Update:
 
     checkpoint: str
     run: str
-    number: int  # updates of the run until it
-    before: Sequence[str]  # checkpoints whose weights it goes on from: that of the run, or where the run began
-    data_sets: Sequence[str]  # trajectories; none of policy version 0
+    number: int  # policy version: updates of the run up to this checkpoint
+    before: Sequence[str]  # the checkpoint that the update started from, in this run or in another
+    data_sets: Sequence[str]  # trajectories; empty for policy version 0
     scores: Sequence[str]
-    exclusions: Sequence[str]  # versions that it honoured
-    oldest: int = 0  # policy version; what an older one sampled was left out
-    cut_too: bool = True  # it trained also on trajectories whose returns only a critic can tell
-    idle: bool = False  # nothing was left to train on, and the weights stayed
-    origin: str = ""  # of a policy that no checkpoint of the store came before: where it came from
-    taught: ArithmeticSource | None = field(default=None)  # what a warm start taught it
-    problem: str = ""  # why its manifest cannot be read: then the catalog is all that is known of it
+    exclusions: Sequence[str]  # versions that the update honoured
+    oldest: int = 0  # policy version; trajectories with an older token were left out
+    cut_too: bool = True  # also trained on trajectories whose return only a critic can estimate
+    idle: bool = False  # no trajectory was left to train on, and the weights did not change
+    origin: str = ""  # of a policy without an earlier checkpoint in the store: where it came from
+    taught: ArithmeticSource | None = field(default=None)  # the generator of the problems that a warm start taught
+    problem: str = ""  # why the manifest cannot be read; then only the catalog's entry is known
 
 
 def read_updates(store: Store, entries: Iterable[CatalogEntry]) -> dict[str, Update]:
-    """All committed checkpoints by version.
+    """Return all committed checkpoints by version.
 
     Args:
-        store: where they lie.
-        entries: the catalog's.
+        store: the store of the checkpoints.
+        entries: all entries of its catalog.
 
     Raises:
         UnavailableError: the store does not answer.
     """
     attempts = {entry.version: entry.parents for entry in entries if entry.kind == "checkpoint"}
     with ThreadPoolExecutor(_READERS) as readers:
-        found = readers.map(lambda attempt: _read(store, *attempt), attempts.items())
-        return {update.checkpoint: update for update in found if update}
+        updates = readers.map(lambda attempt: _read(store, *attempt), attempts.items())
+        return {update.checkpoint: update for update in updates if update}
 
 
 def descended(updates: Mapping[str, Update], versions: Iterable[str]) -> set[str]:
-    """`versions` and all whose weights go back to one of them, through any number of runs."""
+    """Return `versions` and all checkpoints that descend from one of them, through any number of runs."""
     children: dict[str, list[str]] = {}
     for update in updates.values():
         for parent in update.before:
@@ -73,33 +73,32 @@ def descended(updates: Mapping[str, Update], versions: Iterable[str]) -> set[str
 
 
 def ancestry(updates: Mapping[str, Update], version: str) -> list[str]:
-    """`version` and all that its weights go back to, nearest first; also those of which nothing is known."""
-    found = {version: None}
-    for each in (pending := [version]):
-        for parent in updates[each].before if each in updates else ():
-            if parent not in found:
-                found[parent] = None
+    """Return `version` and all checkpoints it descends from, nearest first, including those missing in `updates`."""
+    lineage = {version: None}
+    for checkpoint in (pending := [version]):
+        for parent in updates[checkpoint].before if checkpoint in updates else ():
+            if parent not in lineage:
+                lineage[parent] = None
                 pending.append(parent)
-    return list(found)
+    return list(lineage)
 
 
-def _read(store: Store, version: str, attempted: Sequence[str]) -> Update | None:
-    """None for an attempt that died."""
+def _read(store: Store, version: str, attempted_parents: Sequence[str]) -> Update | None:
+    """Read the manifest of a checkpoint; None if it was never committed."""
     try:
         manifest = manifests.find(store, version)
-        return None if manifest is None else _of(manifest)
+        return None if manifest is None else _from_manifest(manifest)
     except DamagedError as error:
-        return Update(*_place(version), *_parents(attempted), problem=str(error))
+        return Update(*_identity(version), *_parents_by_kind(attempted_parents), problem=str(error))
 
 
-def _of(manifest: Manifest) -> Update:
-    """Raises StorageError where the configuration in the manifest says what this program does not know."""
-    parents = manifest.parent_names
-    sorted_, (version, run, number) = _parents(parents), _place(manifest.version)
-    lag, begins = int(manifest.number("rollout.max_head_offpolicyness")), not sorted_[0] and not sorted_[1]
+def _from_manifest(manifest: Manifest) -> Update:
+    """Build the update from the manifest; raise DamagedError if its configuration cannot be read."""
+    parents, (version, run, number) = _parents_by_kind(manifest.parent_names), _identity(manifest.version)
+    lag, begins = int(manifest.number("rollout.max_head_offpolicyness")), not parents[0] and not parents[1]
     return Update(
         *(version, run, number),
-        *sorted_,
+        *parents,
         oldest=number - 1 - lag,
         cut_too=manifest.knob("ppo.critic") is not None or "trajectories/unknown_return" not in manifest.metrics,
         idle=manifest.metrics.get("trajectories") == 0,
@@ -108,14 +107,15 @@ def _of(manifest: Manifest) -> Update:
     )
 
 
-def _place(version: str) -> tuple[str, str, int]:
+def _identity(version: str) -> tuple[str, str, int]:
+    """Return the version, its run and its policy version."""
     return version, layout.run_of(version) or "", layout.number_of(version) or 0
 
 
-def _parents(
+def _parents_by_kind(
     versions: Sequence[str],
 ) -> tuple[list[PolicyVersion], list[TrajectoriesVersion], list[ScoresVersion], list[ExclusionsVersion]]:
-    """Checkpoints, trajectories, scores and exclusions among them."""
+    """Return the checkpoints, trajectories, scores and exclusions among `versions`."""
     return (
         select(PolicyVersion, versions),
         select(TrajectoriesVersion, versions),
@@ -135,4 +135,6 @@ def _taught(manifest: Manifest) -> ArithmeticSource | None:
     try:
         return ArithmeticSource.model_validate(taught)
     except ValidationError as error:
-        raise DamagedError(f"what the warm start of {manifest.version} taught cannot be told: {error}") from None
+        raise DamagedError(
+            f"the manifest of {manifest.version} does not say which problems its warm start taught: {error}"
+        ) from None

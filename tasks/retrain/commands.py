@@ -1,4 +1,4 @@
-"""What `python -m flows.retrain` does without running the flow: each takes the configuration and returns a text."""
+"""The commands of `python -m flows.retrain` that do not run the flow: each takes the configuration and returns text."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -37,29 +37,29 @@ def nights(config: Config) -> str:
 
 
 def roll_back(config: Config) -> str:
-    """put the champion before this one back, and say what that undoes"""
+    """restore the champion before the present one, and print what that undoes"""
     store, alias = Store.of(config.storage), config.retrain.champion
     moves = aliases.history(store, alias)
-    standing = _standing(moves)
-    if len(standing) < 2:
-        raise StorageError(f"alias {alias!r} has no champion before the present one: nothing to go back to")
-    present, before = standing[-1], standing[-2]
+    promotions = _promotions(moves)
+    if len(promotions) < 2:
+        raise StorageError(f"alias {alias!r} has no champion before the present one: there is nothing to restore")
+    present, before = promotions[-1], promotions[-2]
     undone = _undone(store, config, present)
     reason = f"roll back of move {present.number}"
-    done = aliases.move(store, alias, before.version, moves[-1].number, reason)  # unless somebody moved it just now
+    restored = aliases.move(store, alias, before.version, moves[-1].number, reason)  # fails if it was moved meanwhile
     return "\n".join(
         [
-            f"{alias}: {present.version} -> {done.version} (move {done.number})",
+            f"{alias}: {present.version} -> {restored.version} (move {restored.number})",
             f"undone: move {present.number} by {present.by} at {present.at}: {present.reason}",
             *undone,
-            f"to take this back: python -m storage --root {config.storage.root} alias rollback {alias}",
-            *_redrawn(store, config),
+            f"to undo this rollback: python -m storage --root {config.storage.root} alias rollback {alias}",
+            *_redraw(store, config),
         ]
     )
 
 
 def retry(config: Config, night: int) -> str:
-    """let the problems of a night that was rejected or rolled back wait for the next one, though they were set aside"""
+    """let the problems of a rejected or rolled back night wait for the next night, even if they were set aside"""
     store, name = Store.of(config.storage), config.run.name
     with Lease(store, name, config.run.lease_s, label="retry") as lease:
         log = Nights(store, name, lease)
@@ -67,23 +67,23 @@ def retry(config: Config, night: int) -> str:
         if not 1 <= night <= len(records):
             raise StorageError(f"retraining {name!r} has had {len(records)} nights, but no night {night}")
         if records[-1].end is None:
-            raise StorageError(f"night {records[-1].night.number} has not ended: let it, and ask again")
-        found = records[night - 1].night
-        log.retry(found.fresh)
-    return f"the {found.counts['new'] + found.counts['waiting']} problems of night {night} wait for the next night"
+            raise StorageError(f"night {records[-1].night.number} has not ended: wait for its end, then try again")
+        retried = records[night - 1].night
+        log.retry(retried.fresh)
+    return f"the {retried.counts['new'] + retried.counts['waiting']} problems of night {night} wait for the next night"
 
 
 def give_up(config: Config) -> str:
-    """end a night that cannot come to its end, so that the next one begins anew; its problems wait for that"""
+    """end a night that cannot finish; its problems wait for the next night"""
     store, name = Store.of(config.storage), config.run.name
     with Lease(store, name, config.run.lease_s, label="give-up") as lease:
         log = Nights(store, name, lease)
         records = log.read()
         if not records or records[-1].end:
-            return f"no night of retraining {name!r} is unfinished: there is nothing to give up"
+            return f"retraining {name!r} has no unfinished night: there is nothing to give up"
         night, standing = records[-1].night, aliases.current(store, config.retrain.champion)
         if standing and standing.version == records[-1].challenger:
-            return f"night {night.number} has made the champion already: run the flow once more, and it ends"
+            return f"night {night.number} has promoted its challenger already: run the flow once more to end it"
         end = End(
             number=night.number,
             outcome="given up",
@@ -99,7 +99,7 @@ def give_up(config: Config) -> str:
 
 
 def _open_store(config: Config) -> Store:
-    """Return the store. An empty one is an error: a mistyped root would look like a retraining without nights."""
+    """Open the store. An empty store is an error: a mistyped root would look like a retraining without nights."""
     store = Store.of(config.storage)
     catalog.check_not_empty(store)
     return store
@@ -108,7 +108,7 @@ def _open_store(config: Config) -> Store:
 def _explained(store: Store, config: Config, record: Record) -> str:
     night, end = record.night, record.end
     if end is None:
-        return f"night {night.number} began {night.at} and has not ended: the next flow run goes on with it\n"
+        return f"night {night.number} began {night.at} and has not ended: the next flow run continues it\n"
     head = f"night {night.number}: {end.outcome} (began {night.at}, ended {end.at})"
     if end.decision is None:
         return head
@@ -118,44 +118,44 @@ def _explained(store: Store, config: Config, record: Record) -> str:
         f"champion   {decision['champion']}",
         f"challenger {decision['challenger']}",
         table("The gate", check_rows(decision)),
-        *(table(name, comparison_rows(found)) for name, found in decision["comparisons"].items()),
+        *(table(name, comparison_rows(comparison)) for name, comparison in decision["comparisons"].items()),
         f"the record: python -m storage --root {config.storage.root} show {end.decision}",
     ]
     return rendered(*parts)
 
 
 def _last_ended(records: Sequence[Record]) -> list[Record]:
-    """The last night with an end, where the newest has none."""
+    """Return the last night that ended, if the newest night has not ended; else nothing."""
     return [] if records[-1].end else [record for record in records if record.end][-1:]
 
 
-def _standing(moves: Sequence[Move]) -> list[Move]:
-    """The champions of which each came after the one before it; what was gone back from is left out."""
+def _promotions(moves: Sequence[Move]) -> list[Move]:
+    """List the moves that led to the present champion, without those that were rolled back."""
     stack: list[Move] = []
     for move in moves:
-        known = [place for place, each in enumerate(stack) if each.version == move.version]
-        stack = stack[: known[0] + 1] if known else [*stack, move]
+        earlier = [index for index, promotion in enumerate(stack) if promotion.version == move.version]
+        stack = stack[: earlier[0] + 1] if earlier else [*stack, move]
     return stack
 
 
 def _undone(store: Store, config: Config, present: Move) -> list[str]:
-    """The gate's reasons for what is being undone, where a night made it, and what becomes of its problems."""
+    """If a night made the undone move, return the gate's reason for it, and the state of the night's problems."""
     records = Nights(store, config.run.name).read()
-    nights = [each for each in records if each.end and each.end.decision and each.end.challenger == present.version]
+    nights = [r for r in records if r.end and r.end.decision and r.end.challenger == present.version]
     if not nights or not nights[-1].end or not nights[-1].end.decision:
         return []
     number, decision = nights[-1].night.number, manifests.read(store, nights[-1].end.decision).metrics
     better = next(check["says"] for check in decision["checks"] if check["kind"] == "better")
     return [
-        f"it was promoted by night {number} for: {better}",
+        f"night {number} had promoted it for: {better}",
         f"the problems of night {number} are set aside: python -m flows.retrain … --retry {number} tries them again",
     ]
 
 
-def _redrawn(store: Store, config: Config) -> list[str]:
-    """The picture of the champions, drawn anew; what is wrong with it is told, since the roll-back stands."""
+def _redraw(store: Store, config: Config) -> list[str]:
+    """Redraw the plot of the champions. Return an error as text, because the rollback itself was successful."""
     try:
         write_timeline(store, config)
     except (StorageError, OSError) as error:
-        return [f"the picture was not drawn anew: {error}"]
+        return [f"the plot of the champions was not redrawn: {error}"]
     return []

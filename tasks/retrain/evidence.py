@@ -1,4 +1,4 @@
-"""What the gate goes by, read back from versions."""
+"""Read the evidence for the gate from committed versions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,26 +15,26 @@ from tasks.evaluate.outcomes import Outcome, read_outcomes
 from tasks.retrain.gate import GateEvidence
 
 _COUNTS = ("turns", "verdicts", "seconds", "set", "problem_set")
-"""Metrics of scores that say nothing about the policy."""
+"""Metrics of scores that are not about the policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What a run was trained on, iteration by iteration."""
+    """The data that a run was trained on, by iteration."""
 
     scores: list[ScoresVersion]
-    solved: list[float]  # share of the episodes
-    tokens: int  # sampled
+    solved: list[float]  # share of solved episodes of each iteration
+    tokens: int  # sampled tokens of all iterations
 
 
 def outcomes_of(store: Store, scores: ScoresVersion, cache: Path) -> list[Outcome]:
-    """The outcomes of an evaluation, by the version of its scores."""
+    """Read the outcomes of an evaluation, given its scores."""
     assert scores.evaluation
     return read_outcomes(store, scores.evaluation, scores, cache)
 
 
 def summary_of(store: Store, versions: Sequence[str]) -> dict[str, Any]:
-    """What a policy can do on a set, from the manifests of its scores, greedy and sampled."""
+    """Read the summary of a policy on one set from the manifests of its scores, greedy and sampled."""
     numbers: dict[str, Any] = {}
     for version in versions:
         numbers |= manifests.read(store, version).metrics
@@ -42,18 +42,18 @@ def summary_of(store: Store, versions: Sequence[str]) -> dict[str, Any]:
 
 
 def failed_verdicts(store: Store, scores: Sequence[str]) -> float:
-    """Share of timeouts and errors among the verdicts of all the versions."""
-    found = [manifests.read(store, version).metrics for version in scores]
-    failed = sum(metrics["verdicts"].get(name, 0) for metrics in found for name in ("timeout", "error"))
-    return float(failed / max(1, sum(metrics["turns"] for metrics in found)))
+    """Compute the share of timeouts and errors among the verdicts of all versions."""
+    all_metrics = [manifests.read(store, version).metrics for version in scores]
+    failed = sum(metrics["verdicts"].get(name, 0) for metrics in all_metrics for name in ("timeout", "error"))
+    return float(failed / max(1, sum(metrics["turns"] for metrics in all_metrics)))
 
 
 def solved(store: Store, challenger: PolicyVersion) -> Training:
-    """Of the iterations that led to `challenger`; each checkpoint names what it was trained on."""
+    """Read the training data of the iterations that led to `challenger`; each checkpoint names its data."""
     scores, shares, tokens = list[ScoresVersion](), list[float](), 0
     for number in range(1, challenger.number + 1):
-        rollout, judged = trained_on(store, challenger.run, number - 1)
-        scores.append(judged)
+        rollout, iteration_scores = trained_on(store, challenger.run, number - 1)
+        scores.append(iteration_scores)
         metrics = manifests.read(store, rollout).metrics
         shares.append(metrics["solved"])
         tokens += metrics["generated_tokens"]
@@ -69,20 +69,20 @@ def gather(
     distance: float | None,
     gate: Gate,
 ) -> tuple[Training, GateEvidence]:
-    """Everything that the gate looks at.
+    """Gather the evidence for the gate, and the data of the training.
 
     Args:
-        store: where everything lies.
+        store: the store of all versions.
         cache: local folder for objects of a remote root.
-        champion: version of a checkpoint, as is `challenger`.
-        challenger: what the night trained.
-        evaluations: versions of scores by policy and set, that of greedy episodes first, that of sampled ones second.
-        distance: nats a token between the two policies.
-        gate: says which episodes are compared.
+        champion: version of the champion's checkpoint.
+        challenger: version of the checkpoint that the night trained.
+        evaluations: versions of scores by policy and set; greedy episodes first, sampled episodes second.
+        distance: mean KL between the two policies in nats per token.
+        gate: the knobs; they say which episodes are compared.
     """
-    before, after, place = evaluations[champion], evaluations[challenger], int(gate.episodes == "sampled")
+    before, after, index = evaluations[champion], evaluations[challenger], int(gate.episodes == "sampled")
     comparisons = {
-        name: compare(*(outcomes_of(store, found[name][place], cache) for found in (before, after))) for name in after
+        name: compare(*(outcomes_of(store, sets[name][index], cache) for sets in (before, after))) for name in after
     }
     training = solved(store, challenger)
     return training, GateEvidence(comparisons, failed_verdicts(store, training.scores), distance, training.solved)

@@ -1,8 +1,8 @@
-"""The gate: whether a challenger replaces the champion, and every reason for it.
+"""The gate: it decides whether a challenger replaces the champion, and gives every reason.
 
-Better on the target set with confidence, not worse than a margin on every guarded set, and no alarm. Bounds are those
-of 95 % intervals of paired differences, the bootstrap's or one that holds for few problems, whichever is wider; an
-exact test stands beside them (see `tasks.evaluate.comparison`).
+The challenger must be better on the target set with confidence, not worse than a margin on every guarded set, and
+raise no alarm. The bounds are those of 95 % intervals of paired differences: the wider one of the bootstrap's interval
+and one that is valid for few problems. On the target set an exact test must agree (see `tasks.evaluate.comparison`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,30 +14,30 @@ from configs.schema import Gate
 
 _LEVEL = 0.05
 _LEAST_ITERATIONS = 4
-"""Fewer say nothing about a trend."""
+"""The least number of iterations that show a trend."""
 
 
 @dataclass(frozen=True, slots=True)
 class GateEvidence:
-    """What the gate looks at.
+    """The numbers that the gate checks.
 
     Example: GateEvidence(comparisons={"held-out": {…}}, failed_verdicts=0.0, kl=0.04, training=[0.41, 0.48, 0.55, 0.6])
     """
 
     comparisons: Mapping[str, Mapping[str, Any]]  # by set: champion before, challenger after
-    failed_verdicts: float  # share of timeouts and errors among the verdicts on all that the night trained on
-    kl: float | None  # nats a token from the champion; None where nothing was sampled
+    failed_verdicts: float  # share of timeouts and errors among the verdicts of the night's training data
+    kl: float | None  # mean KL to the champion in nats per token; None if nothing was sampled
     training: Sequence[float]  # share of solved training episodes, by iteration
 
 
 @dataclass(frozen=True, slots=True)
 class GateCheck:
-    """One demand of the gate.
+    """The result of one check of the gate.
 
     Example: GateCheck("held-out", "better", passed=True, says="first turn +0.120 [+0.050, +0.190]: above +0.000")
     """
 
-    subject: str  # a set's name, or what an alarm watches
+    subject: str  # the name of a set, or the subject of an alarm
     kind: Literal["better", "not worse", "alarm"]
     passed: bool
     says: str
@@ -45,7 +45,7 @@ class GateCheck:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The gate's answer."""
+    """The gate's decision."""
 
     promote: bool
     harmful: bool  # worse with confidence: its problems are set aside
@@ -56,7 +56,7 @@ class Decision:
 
 
 def decide(evidence: GateEvidence, gate: Gate) -> Decision:
-    """Challenger against champion.
+    """Decide whether the challenger replaces the champion.
 
     Raises:
         KeyError: a set that the gate names was not compared.
@@ -70,7 +70,7 @@ def decide(evidence: GateEvidence, gate: Gate) -> Decision:
 
 
 def measured(gate: Gate) -> str:
-    """The gate's measure in words.
+    """Return the gate's measure in words.
 
     Example: "first turn", or "any turn, sampled".
     """
@@ -78,9 +78,9 @@ def measured(gate: Gate) -> str:
 
 
 def _better(comparison: Mapping[str, Any], gate: Gate) -> GateCheck:
-    """A test is asked, too: on a handful of problems a bootstrap is sure of anything."""
-    found = comparison[gate.measure]
-    above, p = _low(found) > gate.least_gain, found["p"]
+    """Check the target set by interval and by test, because a bootstrap interval is too narrow for a few problems."""
+    accuracy = comparison[gate.measure]
+    above, p = _low(accuracy) > gate.least_gain, accuracy["p"]
     certain = p <= _LEVEL or gate.least_gain < 0
     verdict = f"{'above' if above else 'not all above'} {gate.least_gain:+.3f}, p = {p:.2g}"
     return GateCheck(gate.target, "better", above and certain, f"{_difference(comparison, gate)}: {verdict}")
@@ -94,28 +94,28 @@ def _not_worse(name: str, comparison: Mapping[str, Any], gate: Gate) -> GateChec
 
 
 def _is_worse(comparison: Mapping[str, Any], gate: Gate) -> bool:
-    """With confidence: the whole interval lies below 0."""
+    """Return whether the challenger is worse with confidence: the whole interval is below 0."""
     return _high(comparison[gate.measure]) < 0
 
 
-def _low(found: Mapping[str, Any]) -> float:
-    """The lower end of the wider of both intervals: where few problems differ, the bootstrap is too sure."""
-    return min(float(interval["low"]) for interval in _intervals(found))
+def _low(accuracy: Mapping[str, Any]) -> float:
+    """Return the lowest end of the intervals: if few problems differ, the bootstrap interval is too narrow."""
+    return min(float(interval["low"]) for interval in _intervals(accuracy))
 
 
-def _high(found: Mapping[str, Any]) -> float:
-    return max(float(interval["high"]) for interval in _intervals(found))
+def _high(accuracy: Mapping[str, Any]) -> float:
+    return max(float(interval["high"]) for interval in _intervals(accuracy))
 
 
-def _intervals(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [found[name] for name in ("difference", "score_interval", "adjusted_interval") if found[name]]
+def _intervals(accuracy: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [accuracy[name] for name in ("difference", "score_interval", "adjusted_interval") if accuracy[name]]
 
 
 def _difference(comparison: Mapping[str, Any], gate: Gate) -> str:
-    found = comparison[gate.measure]
+    accuracy = comparison[gate.measure]
     return (
-        f"{measured(gate)} {found['before']:.3f} -> {found['after']:.3f}, "
-        f"{found['difference']['value']:+.3f} [{_low(found):+.3f}, {_high(found):+.3f}]"
+        f"{measured(gate)} {accuracy['before']:.3f} -> {accuracy['after']:.3f}, "
+        f"{accuracy['difference']['value']:+.3f} [{_low(accuracy):+.3f}, {_high(accuracy):+.3f}]"
     )
 
 
@@ -134,7 +134,7 @@ def _alarms(evidence: GateEvidence, gate: Gate) -> Iterator[GateCheck]:
 def _length_alarm(name: str, comparison: Mapping[str, Any], gate: Gate) -> GateCheck:
     tokens, truncated = comparison["answer_tokens"], comparison["truncated"]
     if tokens["ratio"] is None:
-        return _alarm(f"length on {name}", False, "champion or challenger has not answered at all")
+        return _alarm(f"length on {name}", False, "champion or challenger gave no answers")
     rise = truncated["after"] - truncated["before"]
     passed = tokens["ratio"] <= gate.max_length_ratio and rise <= gate.max_truncated_gain
     return _alarm(
@@ -145,11 +145,11 @@ def _length_alarm(name: str, comparison: Mapping[str, Any], gate: Gate) -> GateC
 
 
 def _hacking_alarm(evidence: GateEvidence, gate: Gate) -> GateCheck:
-    """Reward up while held-out accuracy is down: what was learnt is not what is wanted."""
+    """Raise an alarm if training success rises while accuracy on the target set falls: a sign of reward hacking."""
     accuracy = evidence.comparisons[gate.target][gate.measure]["difference"]["value"]
     third = len(evidence.training) // 3
     if len(evidence.training) < _LEAST_ITERATIONS:
-        return _alarm("reward hacking", True, f"{len(evidence.training)} iterations are too few to tell")
+        return _alarm("reward hacking", True, f"{len(evidence.training)} iterations are too few to show a trend")
     rise = fmean(evidence.training[-third:]) - fmean(evidence.training[:third])
     passed = not (rise > gate.hacking_gain and accuracy < -gate.hacking_gain)
     return _alarm(

@@ -1,4 +1,4 @@
-"""What a night came to, for people to read."""
+"""The report of a night as Markdown."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,13 +11,13 @@ from tasks.evaluate.summary import comparison_rows
 _HEADLINES = {
     "promoted": "Night {number}: promoted. The champion is now `{challenger}`",
     "rejected": "Night {number}: rejected. The champion stays `{champion}`",
-    "overtaken": "Night {number}: not promoted, since somebody else moved the champion meanwhile",
+    "overtaken": "Night {number}: not promoted, since another writer moved the champion meanwhile",
     "given up": "Night {number}: given up by hand",
 }
 
 
 def night_markdown(store: Store, config: Config, record: Record, decision: Mapping[str, Any]) -> str:
-    """Everything about a night that ended: why it was decided so, the numbers, where things are, how to undo it."""
+    """Write the report of a night that ended: decision and reasons, numbers, versions, and how to undo it."""
     night, end = record.night, record.end
     assert end
     names = {"number": night.number, "challenger": decision["challenger"], "champion": decision["champion"]}
@@ -37,7 +37,7 @@ def night_markdown(store: Store, config: Config, record: Record, decision: Mappi
 
 
 def check_rows(decision: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The gate's demands and alarms, those that failed first."""
+    """Make a table of the gate's checks, failed checks first."""
     ordered = sorted(decision["checks"], key=lambda check: check["passed"])
     return [
         {
@@ -50,13 +50,13 @@ def check_rows(decision: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def alarms(decision: Mapping[str, Any]) -> list[str]:
-    """What the alarms say that went off."""
+    """List the texts of the alarms that the night raised."""
     failed = [check for check in decision["checks"] if check["kind"] == "alarm" and not check["passed"]]
     return [f"{check['subject']}: {check['says']}" for check in failed]
 
 
 def markdown_table(rows: list[dict[str, str]]) -> str:
-    """Rows as a Markdown table; bars in cells are escaped."""
+    """Format rows as a Markdown table; bars in cells are escaped."""
     if not rows:
         return "(none)"
     lines = [
@@ -86,5 +86,5 @@ def _next_steps(config: Config, record: Record) -> list[str]:
     root, challenger = config.storage.root, record.end.challenger
     if record.end.outcome == "promoted":
         return [f"To undo it: `python -m flows.retrain CONFIG --roll-back`. Or: `python -m storage --root {root} alias "
-                f"back {config.retrain.champion}`"]  # fmt: skip
+                f"rollback {config.retrain.champion}`"]  # fmt: skip
     return [f"To study the challenger: `python -m storage --root {root} lineage {challenger}`"]

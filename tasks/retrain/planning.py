@@ -1,4 +1,4 @@
-"""What a night trains on, and with which configuration."""
+"""Plan a night: choose its problems and make its configuration."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,21 +17,21 @@ from tasks.seeds import derive
 REMOVED = "removed"
 """In `evaluation.fingerprints`: this set is no longer used."""
 KEEPS = ("storage", "inference")
-"""Sections that a night takes from the present configuration when it is continued: where it works may have changed."""
+"""Sections that a continued night takes from the present configuration: its machine or storage may have changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What earlier nights leave to the next one, as versions of problem sets."""
+    """The problems that earlier nights leave to the next one, as versions of problem sets."""
 
-    waiting: Sequence[str]  # to be tried again
-    accepted: ProblemsVersion | None  # what the champion was trained on
-    retried: bool  # somebody asked for it: the night begins also where nothing is new
+    waiting: Sequence[str]  # sets to be tried again
+    accepted: ProblemsVersion | None  # the problems that the champion was trained on
+    retried: bool  # `--retry` was used: the next night begins even without new problems
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The problems of a night: those never seen, those of nights rejected without harm, and some of the accepted."""
+    """The problems of a night: new ones, those of nights that were rejected without harm, and some accepted ones."""
 
     new: list[Problem]
     waiting: list[Problem]
@@ -53,9 +53,9 @@ class Chosen:
 def choose(
     new: Sequence[Problem], waiting: Sequence[Problem], accepted: Sequence[Problem], *, share: float, seed: int
 ) -> Chosen:
-    """With so many replayed ones that they make up `share` of all, as far as there are enough.
+    """Choose the problems of a night, with accepted problems replayed as a `share` of all, if there are enough.
 
-    A prompt that came again has had its answer corrected: the older problem is left out.
+    If a prompt comes again, its answer was corrected, so the older problem is left out.
     """
     waiting = not_superseded(waiting, new)
     fresh = union(new, waiting)
@@ -63,10 +63,10 @@ def choose(
 
 
 def remembered(records: Sequence[Record], champion: PolicyVersion | None) -> Memory:
-    """What waits, and what the standing champion has learnt from.
+    """Find the problems that wait, and those that the present champion was trained on.
 
-    After a roll-back that is what its own night had accepted, not what later ones did; a champion that no night made
-    is taken for one that knows all that was accepted.
+    After a rollback those are the problems that the champion's own night accepted, not those of later nights. If no
+    night made the champion, all accepted problems count as its training problems.
     """
     if not records:
         return Memory((), None, retried=False)
@@ -85,7 +85,7 @@ def remembered(records: Sequence[Record], champion: PolicyVersion | None) -> Mem
 def night_config(
     config: Config, store: Store, number: int, champion: PolicyVersion | None, problems: str, sets: Mapping[str, str]
 ) -> dict[str, Any]:
-    """The configuration of a night's run: it begins with `champion`, and all its problem sets are versions."""
+    """Make the configuration of a night's run: it begins with `champion`, and all its problem sets are versions."""
     values = config.model_dump(mode="json")
     values["run"] |= {"name": night_run(config, number)}
     stored = {name: {"kind": "stored", "version": version} for name, version in sets.items()}
@@ -97,20 +97,20 @@ def night_config(
 
 
 def night_run(config: Config, number: int) -> str:
-    """The name of a night's run."""
+    """Return the name of a night's run."""
     return f"{config.run.name}-{number:04d}"
 
 
 def night_seed(config: Config, number: int) -> int:
-    """For what is chosen at random before the night's run begins."""
+    """Derive the seed of random choices before the night's run begins."""
     return derive(config.run.seed, "night", number)
 
 
 def continued(night: Night, config: Config) -> Config:
-    """A night's configuration as it was begun, but for where it works and what is excluded, as it now is.
+    """Return the configuration with which a night began, with the present `KEEPS` sections and exclusions.
 
     Raises:
-        ConfigError: a newer program began it, with knobs that this one does not know.
+        ConfigError: a newer program began the night, with knobs that this one does not know.
     """
     present, begun = config.model_dump(mode="json"), up_to_date(night.config)
     begun |= {section: present[section] for section in KEEPS}
@@ -119,20 +119,23 @@ def continued(night: Night, config: Config) -> Config:
 
 
 def pinned_sets(records: Sequence[Record], config: Config) -> dict[str, str]:
-    """By name the versions that evaluation sets must have: those of the nights before, unless the user names others."""
+    """Return the required versions of the evaluation sets by name.
+
+    They are those of the nights before, unless `evaluation.fingerprints` names others.
+    """
     before = {name: version for record in records for name, version in record.night.sets.items()}
     pinned = before | config.evaluation.fingerprints
     return {name: version for name, version in pinned.items() if version != REMOVED}
 
 
 def check_sets(sets: Mapping[str, str], pinned: Mapping[str, str]) -> None:
-    """Raises ValueError where a set is not what it was, or not there: then nothing would guard what it guarded."""
+    """Raise ValueError if an evaluation set has changed or is missing: the gate would no longer guard the same."""
     changed = {name: sets.get(name, REMOVED) for name, version in pinned.items() if sets.get(name) != version}
     if changed:
         lines = "".join(f"\n  {name}: {pinned[name]} -> {version}" for name, version in changed.items())
         accept = ", ".join(f"{name}: {version}" for name, version in changed.items())
         raise ValueError(
-            f"evaluation sets are not those of the nights before, so champion and challengers could not be compared "
-            f"over time:{lines}\nGive the old ones back; or, where the change is meant, set "
+            f"evaluation sets differ from those of the nights before, so champion and challengers cannot be compared "
+            f"over time:{lines}\nRestore the old sets; or, if you want the change, set "
             f"evaluation.fingerprints='{{{accept}}}'"
         )

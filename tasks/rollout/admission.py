@@ -1,7 +1,7 @@
-"""What of an agent is let in: its observations before the engine sees them, its trajectories before they are stored.
+"""Checks of an agent's observations, before the engine gets them, and of its trajectories, before they are stored.
 
-Here everything is looked at, so that nothing is refused later by vLLM, which would end the rollout, by Arrow or by
-training. What is refused fails the episode; the reason says what was wrong and what to do.
+They check everything that vLLM, Arrow or training could refuse later, because a refusal by vLLM would end the rollout.
+A refused value fails only its episode; the reason says what was wrong and what to do.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from tasks.inference.api import Completion, GenerationConfig, Observation
 from tasks.rollout.values import RefusedError, check_ids, check_kinds, check_seed, check_text, number, shown
 
 MOST_COMPLETIONS = 256
-"""Of one observation: vLLM takes 16,384 in a request, which the episodes of a group share."""
+"""Most completions of one observation. vLLM takes 16,384 in a request, which the episodes of a group share."""
 LONGEST_REASON = 2000
 
 _AGENTS_OWN = {"status", "reason", "token_ids", "action_mask", "logprobs", "versions", "turns", "turn_discount"} | {
@@ -28,10 +28,10 @@ _identity = attrgetter(*_IDENTITY)
 
 
 def check_observation(observation: Any, vocabulary: int) -> Observation:
-    """The observation, its ids copied; a prompt that is too long for the context is the engine's to refuse.
+    """Check an observation and return it with its ids copied. The engine itself refuses a prompt that is too long.
 
     Raises:
-        RefusedError: it is none that the engine could answer.
+        RefusedError: the engine could not answer it.
     """
     if not isinstance(observation, tuple) or len(observation) != 3:
         raise RefusedError(f"obs_queue got {shown(observation)}: put (qid, token_ids, gconfig) on it")
@@ -41,25 +41,25 @@ def check_observation(observation: Any, vocabulary: int) -> Observation:
     if not isinstance(gconfig, GenerationConfig):
         raise RefusedError(f"the gconfig of an observation is {shown(gconfig)}: give a GenerationConfig")
     if gconfig.n > MOST_COMPLETIONS:
-        raise RefusedError(f"gconfig.n={gconfig.n}: at most {MOST_COMPLETIONS} completions can be asked for at once")
+        raise RefusedError(f"gconfig.n={gconfig.n}: ask for at most {MOST_COMPLETIONS} completions at once")
     check_ids("the token_ids of an observation", token_ids, vocabulary)
     if not token_ids:
-        raise RefusedError("an observation has no token ids: give those of a prompt")
+        raise RefusedError("an observation has no token ids: give the ids of a prompt")
     check_ids("gconfig.stop_token_ids", list(gconfig.stop_token_ids), vocabulary)
     return qid, list(token_ids), gconfig
 
 
 def admit(returned: Any, record: Trajectory, vocabulary: int, served: Sequence[Completion]) -> list[Trajectory]:
-    """The trajectories that an agent returned.
+    """Check the trajectories that an agent returned, and return them.
 
     Args:
-        returned: by the agent.
-        record: of the episode, as its prompt has it.
+        returned: the agent's return value.
+        record: the episode's record, as the agent's prompt contained it.
         vocabulary: number of token ids that the policy knows.
-        served: what was sampled for this episode.
+        served: all completions that were sampled for this episode.
 
     Raises:
-        RefusedError: it is no list of trajectories of this episode that can be stored and trained on.
+        RefusedError: the value is not a list of trajectories of this episode that can be stored and trained on.
     """
     if not isinstance(returned, list):
         raise RefusedError(f"the agent returned {shown(returned)}: return a list of trajectories, [] to reject")
@@ -67,7 +67,7 @@ def admit(returned: Any, record: Trajectory, vocabulary: int, served: Sequence[C
 
 
 def reason_of(error: BaseException) -> str:
-    """Type and message of an exception, as records keep them."""
+    """Return the type and message of an exception, as records store them."""
     return described(error, LONGEST_REASON)
 
 
@@ -75,13 +75,13 @@ def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Sequenc
     if not isinstance(trajectory, Trajectory):
         raise RefusedError(f"the agent returned a list with {shown(trajectory)}: it may hold trajectories only")
     if _identity(trajectory) != _identity(record):
-        name, found = next((n, v) for n in _IDENTITY if (v := getattr(trajectory, n)) != getattr(record, n))
+        name, value = next((n, v) for n in _IDENTITY if (v := getattr(trajectory, n)) != getattr(record, n))
         raise RefusedError(
-            f"the agent returned a trajectory with {name}={shown(found)}: make it of prompt.record, which says who "
-            "it is, and change none of that"
+            f"the agent returned a trajectory with {name}={shown(value)}: make it from prompt.record and leave its "
+            f"{name} unchanged"
         )
     if trajectory.status not in get_args(Status):
-        raise RefusedError(f"status={shown(trajectory.status)}: there are {', '.join(get_args(Status))}")
+        raise RefusedError(f"status={shown(trajectory.status)}: give one of {', '.join(get_args(Status))}")
     check_text("reason", trajectory.reason)
     _check_sampling(trajectory.sampling)
     _check_columns(trajectory, vocabulary)
@@ -93,12 +93,12 @@ def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Sequenc
     if not 0 <= discount <= 1:
         raise RefusedError(f"turn_discount={discount}: give a number from 0 to 1")
     turns = [_checked_turn(f"turn {place}", turn) for place, turn in enumerate(trajectory.turns)]
-    # The gold answers are ours: the agent may still hold, and change, the list that it returned.
+    # The gold answers come from our record: the agent may still change the list that it returned.
     return dataclasses.replace(trajectory, turns=turns, turn_discount=discount, solutions=record.solutions)
 
 
 def _check_columns(trajectory: Trajectory, vocabulary: int) -> None:
-    """Tokens, mask, logprobs and versions: of one length, of plain numbers, sampled where a turn says so."""
+    """Check that tokens, mask, logprobs and versions have one length and plain numbers, and agree with the turns."""
     ids, mask = trajectory.token_ids, trajectory.action_mask
     check_ids("token_ids", ids, vocabulary)
     columns: dict[str, set[type]] = {"action_mask": {bool}, "logprobs": {float, int}, "versions": {int}}
@@ -108,19 +108,23 @@ def _check_columns(trajectory: Trajectory, vocabulary: int) -> None:
         if len(column) != len(ids):
             raise RefusedError(f"{name} has {len(column)} values for {len(ids)} tokens: every token needs one")
     if mask != _spans(trajectory.turns, len(ids)):
-        raise RefusedError("action_mask is not true exactly on the tokens of the turns: use Episode.add_completion")
+        raise RefusedError("action_mask must be true for the turns' tokens and no others: use Episode.add_completion")
     if not any(mask) and trajectory.status in ("completed", "truncated"):
         raise RefusedError(f"{trajectory.status}, but without a sampled token: ask for completions, or return []")
     rows = zip(mask, trajectory.logprobs, trajectory.versions, strict=True)
     for place, (sampled, logprob, version) in enumerate(rows):
         if not sampled and (logprob != 0 or version != -1):
-            raise RefusedError(f"token {place} was not sampled, but has a logprob or version: give it 0.0 and -1")
+            raise RefusedError(
+                f"token {place} was not sampled, but has a logprob or version: give it the logprob 0.0 and version -1"
+            )
         if sampled and not -math.inf < logprob <= HIGHEST_LOGPROB:
-            raise RefusedError(f"logprobs[{place}]={logprob}: keep those of the completion, all finite and not above 0")
+            raise RefusedError(
+                f"logprobs[{place}]={logprob}: keep the completion's logprobs, which are finite and not above 0"
+            )
 
 
 def _check_served(trajectory: Trajectory, served: Sequence[Completion]) -> None:
-    """Every turn is a completion of this episode, or its beginning: PPO compares the policy with these logprobs."""
+    """Check that every turn is a completion of this episode, or its beginning: PPO relies on these logprobs."""
     for place, turn in enumerate(trajectory.turns):
         span, possible = slice(turn.start, turn.end), served
         for name in ("token_ids", "logprobs", "versions"):
@@ -128,13 +132,13 @@ def _check_served(trajectory: Trajectory, served: Sequence[Completion]) -> None:
             possible = [completion for completion in possible if getattr(completion, name)[: len(kept)] == kept]
             if not possible:
                 raise RefusedError(
-                    f"the {name} of turn {place} are not those of a completion that this episode was given, or of its "
-                    "beginning: keep them as they came, in a turn for each completion"
+                    f"the {name} of turn {place} do not match a completion that this episode received, or its "
+                    "beginning: make one turn of each completion and keep its values unchanged"
                 )
 
 
 def _spans(turns: Sequence[Turn], length: int) -> list[bool]:
-    """The mask that turns make; they follow one another."""
+    """Return the action mask that the turns define, and check that they do not overlap."""
     check_kinds("turns", turns, {Turn})
     mask, begin = [False] * length, 0
     for place, turn in enumerate(turns):
@@ -155,12 +159,13 @@ def _check_starts(trajectory: Trajectory) -> None:
     rising = starts[:1] == [0] and all(a < b for a, b in pairwise([*starts, max(len(trajectory.token_ids), 1)]))
     if not rising or any(trajectory.action_mask[start] for start in starts if trajectory.token_ids):
         raise RefusedError(
-            f"sequence_starts={shown(starts)}: it begins with 0 and rises, and a sequence begins with its prompt"
+            f"sequence_starts={shown(starts)}: it must begin with 0 and rise, and each sequence must begin with a "
+            "prompt, not with a sampled token"
         )
 
 
 def _checked_turn(where: str, turn: Turn) -> Turn:
-    """The turn with its numbers as Python's own."""
+    """Check a turn and return it with its numbers converted to Python's own."""
     for name in ("text", "verdict", "feedback"):
         check_text(f"{name} of {where}", getattr(turn, name))
     if turn.finish_reason not in ("stop", "length"):
@@ -173,8 +178,10 @@ def _checked_turn(where: str, turn: Turn) -> Turn:
 def _check_sampling(sampling: Any) -> None:
     check_text("sampling", sampling)
     try:
-        said = json.loads(sampling)
+        parameters = json.loads(sampling)
     except ValueError:
-        said = None
-    if not isinstance(said, dict) or type(said.get("max_new_tokens")) is not int:
-        raise RefusedError(f"sampling={shown(sampling)}: keep that of prompt.record, or JSON that has all its keys")
+        parameters = None
+    if not isinstance(parameters, dict) or type(parameters.get("max_new_tokens")) is not int:
+        raise RefusedError(
+            f"sampling={shown(sampling)}: keep the value of prompt.record, or give JSON with all of its keys"
+        )

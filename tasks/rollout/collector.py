@@ -1,4 +1,4 @@
-"""Plays episodes against an engine: many at a time, each under a deadline, none lost without a record."""
+"""The collector: it plays many episodes at the same time, each with a deadline, and keeps a record of every one."""
 
 import asyncio
 import ctypes
@@ -17,7 +17,7 @@ from tasks.agents.interface import Agent
 from tasks.environments.interface import Environment
 from tasks.inference.api import Completion, ContextLengthError, GenerationConfig, Generator, InferenceError
 from tasks.rollout.admission import reason_of
-from tasks.rollout.conversation import AgentError, Conversation, dismiss
+from tasks.rollout.conversation import AgentError, Conversation, cancel
 from tasks.rollout.first_turns import FirstTurnBatcher
 from tasks.rollout.plan import Group
 from tasks.rollout.values import RefusedError
@@ -26,15 +26,15 @@ from tasks.rollout.watch import Watch
 logger = logging.getLogger(__name__)
 
 CLEAN_UP_S = 60.0
-"""Time that agents which still clean up have at the end of a rollout, all together."""
+"""Time for all agents that still clean up at the end of a rollout."""
 
 
 @dataclass(frozen=True, slots=True)
 class Collector:
-    """Everything that episodes need.
+    """The player of an iteration's groups, with everything that episodes need.
 
-    An `InferenceError` of the engine (it refuses, or serves another version) ends the rollout; any other
-    error of an episode is kept as a failed trajectory with its reason.
+    An `InferenceError` (the engine refuses a request or serves another version) ends the rollout. Any other error in
+    an episode becomes a failed trajectory with its reason.
     """
 
     generator: Generator
@@ -44,7 +44,7 @@ class Collector:
     settings: Rollout
 
     async def collect(self, groups: Iterable[Group], group_size: int, sink: Callable[[list[Trajectory]], None]) -> None:
-        """Play all groups, `concurrency` episodes at a time; each finished group goes to `sink` (in a thread)."""
+        """Play all groups, `concurrency` episodes at a time; pass each finished group to `sink`, in a thread."""
         pending = iter(groups)
         loads = [0] * self.generator.replicas
         writing = asyncio.Lock()
@@ -68,22 +68,23 @@ class Collector:
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
-            await _leave_behind(before)
+            await _end_tasks(before)
 
     async def _play(self, group: Group, replica: int, watch: Watch) -> list[Trajectory]:
-        """All episodes of a group, on one replica for its prefix cache."""
+        """Play all episodes of a group, on one replica, to use its prefix cache."""
 
         def generate(token_ids: list[int], gconfig: GenerationConfig, seed: int) -> Awaitable[list[Completion]]:
-            # Of every agent: vLLM by itself knows the model's end of text only.
-            ends = (*gconfig.stop_token_ids, *self.chat.stop_token_ids)
-            return self.generator.generate(token_ids, replace(gconfig, stop_token_ids=ends), seed, replica)
+            # Every request needs the template's end of turn: vLLM itself knows only the model's end of text.
+            stop_token_ids = (*gconfig.stop_token_ids, *self.chat.stop_token_ids)
+            gconfig = replace(gconfig, stop_token_ids=stop_token_ids)
+            return self.generator.generate(token_ids, gconfig, seed, replica)
 
-        opening = FirstTurnBatcher(len(group.prompts), group.seed, generate)
+        first_turns = FirstTurnBatcher(len(group.prompts), group.seed, generate)
         try:
             async with asyncio.TaskGroup() as episodes:
                 tasks = [
                     episodes.create_task(
-                        self._episode(Conversation(prompt, opening, generate, self.chat.vocabulary), watch),
+                        self._episode(Conversation(prompt, first_turns, generate, self.chat.vocabulary), watch),
                         name=prompt.record.trajectory_id,
                     )
                     for prompt in group.prompts
@@ -94,11 +95,11 @@ class Collector:
         return [trajectory for task in tasks for trajectory in task.result()]
 
     async def _episode(self, conversation: Conversation, watch: Watch) -> list[Trajectory]:
-        """One episode's trajectories, or the record of why there is none."""
+        """Play one episode; return its trajectories, or one record with the reason why it has none."""
         started_at, started = time.time(), time.monotonic()
         try:
             async with asyncio.timeout(self.settings.episode_deadline_s) as deadline:
-                trajectories = await conversation.hold(self.agent, self.make_environment, watch, deadline)
+                trajectories = await conversation.play(self.agent, self.make_environment, watch, deadline)
             if not trajectories:
                 trajectories = [self._salvage(conversation, "rejected", "the agent returned no trajectory")]
         except InferenceError:
@@ -116,56 +117,61 @@ class Collector:
         return _stamp(trajectories, started_at, time.monotonic() - started)
 
     def _salvage(self, conversation: Conversation, status: Status, reason: str) -> Trajectory:
-        """A record of what was sampled before an episode ended without the agent's own."""
+        """Return a record of the completions that were sampled before an episode ended without a trajectory."""
         exchanges = conversation.exchanges
         episode = Episode(conversation.prompt, exchanges[0].prompt_ids if exchanges else [])
         for outputs in exchanges:
-            held = episode.prompt_ids
-            if outputs.prompt_ids[: len(held)] != held:
+            sequence = episode.prompt_ids
+            if outputs.prompt_ids[: len(sequence)] != sequence:
                 episode.start_sequence("", outputs.prompt_ids)
-            elif len(outputs.prompt_ids) > len(held):
-                episode.add_feedback("", outputs.prompt_ids[len(held) :])
+            elif len(outputs.prompt_ids) > len(sequence):
+                episode.add_feedback("", outputs.prompt_ids[len(sequence) :])
             episode.add_completion(outputs, self.chat.decode(outputs.output_ids[0]))
         return episode.trajectory(status=status, reason=reason)
 
 
 def _refuse_cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """A task group says nothing of a task that somebody else cancelled: its groups would be missing."""
+    """Check that no task was cancelled from outside: a task group ignores that, and the task's groups would be missing.
+
+    Raises:
+        RuntimeError: an agent, or other code, cancelled a task.
+    """
     for task in tasks:
         if task.cancelled():
             raise RuntimeError(
-                f"{task.get_name()} of the rollout was cancelled by an agent, or by code beside it: let an agent "
-                "cancel only tasks that it started"
+                f"{task.get_name()} of the rollout was cancelled by an agent, or by other code: an agent must cancel "
+                "only tasks that it started"
             )
 
 
-async def _leave_behind(before: set[asyncio.Task[Any]]) -> None:
-    """End what agents and requests left running; what cannot be ended is forgotten.
+async def _end_tasks(before: set[asyncio.Task[Any]]) -> None:
+    """End the tasks that agents and requests left running, except those in `before`.
 
-    Agents that were cancelled and clean up have `CLEAN_UP_S` for it, unless the rollout is interrupted.
+    Cancelled agents that still clean up have `CLEAN_UP_S` for it, unless the rollout is interrupted.
 
-    `asyncio.run` would wait for such a task for ever. Nor may it be destroyed: that would run it once more, without end
-    where it catches everything.
+    A task that does not end is hidden from `asyncio.run`, which would wait for it for ever. It also gets an extra
+    reference, because Python would run it once more on destruction: without end, if it catches every exception.
     """
     cleaning = {task for task in asyncio.all_tasks() - before if task.cancelling()}
     if cleaning and isinstance(sys.exception(), Exception | None):
         await asyncio.wait(cleaning, timeout=CLEAN_UP_S)
     rest = asyncio.all_tasks() - before
-    for task in await dismiss(rest) if rest else ():
+    for task in await cancel(rest) if rest else ():
         logger.warning(
-            "%s is left behind, without an end to its clean-up: let it end within %g s of its cancellation, and let "
-            "asyncio.CancelledError through",
+            "%s still runs after its cancellation, and the rollout ends without it: an agent must end within %g s of "
+            "its cancellation, and must not catch asyncio.CancelledError",
             task.get_name(),
             CLEAN_UP_S,
         )
-        asyncio.tasks._unregister_task(task)  # Python's documentation has it for those who implement tasks
+        asyncio.tasks._unregister_task(task)  # Python documents it for implementers of tasks
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
 
 
 def _stamp(trajectories: list[Trajectory], started_at: float, latency_s: float) -> list[Trajectory]:
-    """Times, and an id for each where an agent returned several: `<id>`, `<id>:1` …
+    """Add the times, and give each of several trajectories its own id: `<id>`, `<id>:1` …
 
-    The colon, because a problem's id may end as a sample's does: "a/0" is the first sample of "a", or a problem.
+    The separator is a colon, because a problem's id may end like a sample's: "a/0" is the first sample of "a", or a
+    problem.
     """
     return [
         replace(

@@ -1,4 +1,8 @@
-"""One episode: its agent, and the answers to what it asks. Whatever the agent does comes to an end here."""
+"""One episode: it runs the agent, answers its observations, and ends whatever the agent does.
+
+The agent and the answers run in two tasks, which exchange observations and outputs through two queues. The agent makes
+its trajectory with `tasks.agents.episode.Episode`, whose docstring shows an example.
+"""
 
 import asyncio
 import logging
@@ -20,79 +24,79 @@ from tasks.seeds import derive
 logger = logging.getLogger(__name__)
 
 MOST_UNREAD = 256
-"""Observations, or answers, that may wait to be taken from a queue."""
+"""Most observations, or answers, that may wait in a queue."""
 FAREWELL_S = 2.0
-"""Time that an agent has to clean up after its deadline before the rollout goes on meanwhile."""
+"""Time for an agent's clean-up after its deadline; then the rollout goes on while the agent still cleans up."""
 
 
 class AgentError(Exception):
-    """What ended the episode came out of its agent or environment; the message is the reason for the record."""
+    """An exception of the agent or environment that ended the episode; the message is the reason in the record."""
 
 
 class Conversation:
-    """Plays one episode.
+    """One episode in play.
 
     Args:
-        prompt: of the episode.
-        opening: of its group.
-        generate: answers what comes after the first observation.
+        prompt: the episode to play.
+        first_turns: answers the first observation, together with those of its group.
+        generate: answers all later observations.
         vocabulary: number of token ids that the policy knows.
     """
 
-    def __init__(self, prompt: EpisodeSpec, opening: FirstTurnBatcher, generate: Generate, vocabulary: int) -> None:
-        self.prompt, self._opening, self._generate, self._vocabulary = prompt, opening, generate, vocabulary
+    def __init__(self, prompt: EpisodeSpec, first_turns: FirstTurnBatcher, generate: Generate, vocabulary: int) -> None:
+        self.prompt, self._first_turns, self._generate, self._vocabulary = prompt, first_turns, generate, vocabulary
         self._observations: asyncio.Queue[Observation] = asyncio.Queue(MOST_UNREAD)
         self._actions: asyncio.Queue[BundledGenerationOutputs] = asyncio.Queue()
         self._asked = False
         self.exchanges: list[BundledGenerationOutputs] = []
-        """What was answered so far, in copies that the agent cannot change."""
+        """All answers so far, as copies that the agent cannot change."""
 
-    async def hold(
+    async def play(
         self, agent: Agent, make_environment: Callable[[], Environment], watch: Watch, deadline: asyncio.Timeout
     ) -> list[Trajectory]:
-        """What the agent returned, admitted.
+        """Play the episode; return the agent's trajectories after they passed admission.
 
         Raises:
-            AgentError: the agent or its environment raised something.
-            RefusedError: it asked or returned what cannot be.
-            Exception: of the engine, and asyncio's at the deadline.
+            AgentError: the agent or its environment raised an exception.
+            RefusedError: an observation or the return value of the agent is invalid.
+            Exception: an error of the engine, or asyncio's at the deadline.
         """
-        server = asyncio.create_task(self._serve())
-        player = asyncio.create_task(self._play(agent, make_environment), name=self.prompt.record.trajectory_id)
+        server = asyncio.create_task(self._answer_observations())
+        player = asyncio.create_task(self._run_agent(agent, make_environment), name=self.prompt.record.trajectory_id)
         with watch.over(player, deadline):
             try:
                 await asyncio.wait({server, player}, return_when=asyncio.FIRST_COMPLETED)
                 if not player.done():
-                    _end_of(server)
-                return _result_of(player)
+                    _raise_error_of(server)
+                return _agent_result(player)
             except asyncio.CancelledError:
                 if deadline.expired() and player.done():
-                    return player.result()  # it knows better why it ended
+                    return player.result()  # the agent's own result or error says more than the deadline
                 raise
-            except StalledError as error:  # again, while the first was handled
+            except StalledError as error:  # a second one, raised while the first was handled
                 raise AgentError(reason_of(error)) from error
             finally:
                 if not self._asked:
-                    self._opening.leave()
-                for task in await dismiss({server, player}):
+                    self._first_turns.leave()
+                for task in await cancel({server, player}):
                     logger.warning(
-                        "%s still runs after it was cancelled: it cleans up for long, or catches "
-                        "asyncio.CancelledError and goes on. The rollout goes on meanwhile",
+                        "%s still runs after its cancellation: its clean-up is slow, or it catches "
+                        "asyncio.CancelledError and goes on. The rollout goes on without waiting for it",
                         task.get_name(),
                     )
 
-    async def _serve(self) -> None:
-        """Answer observations; ends by an error only."""
+    async def _answer_observations(self) -> None:
+        """Answer observations until an error ends the task."""
         while True:
             observation = check_observation(await self._observations.get(), self._vocabulary)
             if self._actions.qsize() >= MOST_UNREAD:
-                raise RefusedError(f"the agent took none of {MOST_UNREAD} answers: take each from act_queue")
+                raise RefusedError(f"{MOST_UNREAD} answers wait in act_queue: the agent must take each of them")
             if self._asked:
                 outputs = await self._ask(observation)
             else:
                 self._asked = True
-                outputs = await self._opening.ask(observation)
-            self.exchanges.append(_copied(outputs))
+                outputs = await self._first_turns.ask(observation)
+            self.exchanges.append(_copy_outputs(outputs))
             self._actions.put_nowait(outputs)
 
     async def _ask(self, observation: Observation) -> BundledGenerationOutputs:
@@ -102,8 +106,11 @@ class Conversation:
         seeds = [seed + i for i in range(len(completions))]
         return BundledGenerationOutputs(qid, token_ids, completions, seeds, time.monotonic() - started)
 
-    async def _play(self, agent: Agent, make_environment: Callable[[], Environment]) -> list[Trajectory]:
-        """Run the agent. All that it raises is its failure, CancelledError and SystemExit, too, but for signals."""
+    async def _run_agent(self, agent: Agent, make_environment: Callable[[], Environment]) -> list[Trajectory]:
+        """Run the agent and check its trajectories.
+
+        Every exception of the agent fails the episode, also CancelledError and SystemExit, unless a signal raised it.
+        """
         task = asyncio.current_task()
         assert task
         try:
@@ -115,25 +122,25 @@ class Conversation:
         except RefusedError:
             raise
         except BaseException as error:
-            ended = isinstance(error, asyncio.CancelledError | GeneratorExit) and task.cancelling()
-            if ended or interrupts.raised_by_handler(error):
+            cancelled = isinstance(error, asyncio.CancelledError | GeneratorExit) and task.cancelling()
+            if cancelled or interrupts.raised_by_handler(error):
                 raise
             raise AgentError(reason_of(error)) from error
 
 
-async def dismiss(tasks: set[asyncio.Task[object]]) -> set[asyncio.Task[object]]:
-    """Cancel tasks and wait a little for their clean-up; returns those that still run."""
+async def cancel(tasks: set[asyncio.Task[object]]) -> set[asyncio.Task[object]]:
+    """Cancel tasks and wait `FAREWELL_S` for their clean-up; return those that still run."""
     for task in tasks:
         task.cancel()
-    done, left = await asyncio.wait(tasks, timeout=FAREWELL_S)
+    done, running = await asyncio.wait(tasks, timeout=FAREWELL_S)
     for task in done:
         if not task.cancelled():
-            task.exception()  # heard of: what ended the episode is told otherwise
-    return left
+            task.exception()  # marks it as retrieved: the record gets its reason elsewhere
+    return running
 
 
-def _result_of(player: asyncio.Task[list[Trajectory]]) -> list[Trajectory]:
-    """What the agent returned. One that cancels its own task, or whose helper does, fails like any other."""
+def _agent_result(player: asyncio.Task[list[Trajectory]]) -> list[Trajectory]:
+    """Return the agent's trajectories. An agent that cancels its own task, or whose helper does, has failed."""
     try:
         return player.result()
     except (asyncio.CancelledError, GeneratorExit) as error:
@@ -144,19 +151,18 @@ def _result_of(player: asyncio.Task[list[Trajectory]]) -> list[Trajectory]:
 
 
 def _copy_for_agent(prompt: EpisodeSpec) -> EpisodeSpec:
-    """Whatever an agent changes in it, the gold answers and what its trajectories are compared with stay."""
+    """Copy the prompt, so that an agent cannot change the gold answers or the record used for admission."""
     problem = replace(prompt.problem, solutions=list(prompt.problem.solutions))
     return replace(prompt, problem=problem, record=replace(prompt.record, solutions=list(prompt.record.solutions)))
 
 
-def _end_of(server: asyncio.Task[None]) -> None:
-    """Raises what ended it."""
+def _raise_error_of(server: asyncio.Task[None]) -> None:
     if server.cancelled():
         raise RuntimeError("the engine cancelled a request")
     server.result()
 
 
-def _copied(outputs: BundledGenerationOutputs) -> BundledGenerationOutputs:
+def _copy_outputs(outputs: BundledGenerationOutputs) -> BundledGenerationOutputs:
     completions = [
         Completion(list(c.token_ids), list(c.logprobs), list(c.versions), c.finish_reason) for c in outputs.completions
     ]

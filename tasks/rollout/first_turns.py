@@ -1,4 +1,4 @@
-"""The first turn of a group as one request."""
+"""The first turns of a group, sent as one request."""
 
 import asyncio
 import time
@@ -12,16 +12,16 @@ Generate = Callable[[list[int], GenerationConfig, int], Awaitable[list[Completio
 """(token ids, gconfig, seed) -> completions"""
 
 PATIENCE_S = 1.0
-"""How long the first observation waits for the others: one agent that never asks shall not hold up its group."""
+"""Longest wait of the first observation for the others: an agent that never asks must not block its group."""
 
-_Asked = tuple[Observation, asyncio.Future[BundledGenerationOutputs]]
+_Pending = tuple[Observation, asyncio.Future[BundledGenerationOutputs]]
 
 
 class FirstTurnBatcher:
-    """Gathers the first observations of a group's episodes; equal ones become one request with n.
+    """A batch of the first observations of a group's episodes; equal observations become one request.
 
-    One request with n completions is about twice as fast as n requests, since the prompt is
-    processed once. An agent need not know: episodes that ask something else, or later, are asked apart.
+    One request with n completions is about twice as fast as n requests, because vLLM processes the prompt once. Agents
+    do not notice it: different or later observations become separate requests.
 
     Args:
         size: episodes in the group.
@@ -31,12 +31,12 @@ class FirstTurnBatcher:
 
     def __init__(self, size: int, seed: int, generate: Generate) -> None:
         self._coming, self._seed, self._generate = size, seed, generate
-        self._waiting: list[_Asked] = []
+        self._waiting: list[_Pending] = []
         self._patience: asyncio.TimerHandle | None = None
         self._requests: set[asyncio.Task[None]] = set()
 
     async def ask(self, observation: Observation) -> BundledGenerationOutputs:
-        """The answer to an episode's first observation."""
+        """Return the answer to an episode's first observation."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[BundledGenerationOutputs] = loop.create_future()
         self._waiting.append((observation, future))
@@ -45,7 +45,7 @@ class FirstTurnBatcher:
         return await future
 
     def leave(self) -> None:
-        """An episode asked, or ended without a first observation: the others need not wait for it."""
+        """Stop waiting for one episode: it has asked, or has ended without an observation."""
         self._coming -= 1
         if self._waiting and self._coming <= 0:
             self._send()
@@ -54,29 +54,29 @@ class FirstTurnBatcher:
         if self._patience:
             self._patience.cancel()
         self._patience, waiting, self._waiting = None, self._waiting, []
-        alike: dict[tuple[tuple[int, ...], GenerationConfig], list[_Asked]] = defaultdict(list)
-        for asked in waiting:
-            _, token_ids, gconfig = asked[0]
-            alike[tuple(token_ids), gconfig].append(asked)
-        for (shared, gconfig), group in alike.items():
-            request = asyncio.create_task(self._request(list(shared), gconfig, self._seed, group))
-            self._requests.add(request)  # the loop itself holds tasks only weakly
-            self._seed += gconfig.n * len(group)
+        batches: dict[tuple[tuple[int, ...], GenerationConfig], list[_Pending]] = defaultdict(list)
+        for pending in waiting:
+            _, token_ids, gconfig = pending[0]
+            batches[tuple(token_ids), gconfig].append(pending)
+        for (prompt_ids, gconfig), batch in batches.items():
+            request = asyncio.create_task(self._request(list(prompt_ids), gconfig, self._seed, batch))
+            self._requests.add(request)  # the event loop holds only weak references to tasks
+            self._seed += gconfig.n * len(batch)
 
-    async def _request(self, token_ids: list[int], gconfig: GenerationConfig, seed: int, group: list[_Asked]) -> None:
+    async def _request(self, token_ids: list[int], gconfig: GenerationConfig, seed: int, batch: list[_Pending]) -> None:
         started, n = time.monotonic(), gconfig.n
         try:
-            completions = await self._generate(token_ids, replace(gconfig, n=n * len(group)), seed)
-            mine = [range(place * n, (place + 1) * n) for place in range(len(group))]
-            outputs = [([completions[i] for i in places], [seed + i for i in places]) for places in mine]
-        except BaseException as error:  # handed to every episode that waits
-            for _, future in group:
+            completions = await self._generate(token_ids, replace(gconfig, n=n * len(batch)), seed)
+            spans = [range(place * n, (place + 1) * n) for place in range(len(batch))]
+            answers = [([completions[i] for i in span], [seed + i for i in span]) for span in spans]
+        except BaseException as error:  # passed on to every episode that waits
+            for _, future in batch:
                 if not future.done():
                     future.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
             if not isinstance(error, Exception):
                 raise
             return
         latency = time.monotonic() - started
-        for ((qid, prompt_ids, _), future), (found, seeds) in zip(group, outputs, strict=True):
-            if not future.done():  # an episode may have met its deadline meanwhile
-                future.set_result(BundledGenerationOutputs(qid, prompt_ids, found, seeds, latency))
+        for ((qid, prompt_ids, _), future), (sampled, seeds) in zip(batch, answers, strict=True):
+            if not future.done():  # an episode may have reached its deadline meanwhile
+                future.set_result(BundledGenerationOutputs(qid, prompt_ids, sampled, seeds, latency))

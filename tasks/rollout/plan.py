@@ -1,4 +1,4 @@
-"""Which episodes an iteration plays, and what their records say before they begin."""
+"""The plan of a rollout: the problems that it draws, its episodes, and their records before play."""
 
 import json
 import math
@@ -19,23 +19,23 @@ class Group:
     """The episodes of one problem."""
 
     problem: Problem
-    seed: int  # of the first turn; sample i uses seed + i
+    seed: int  # for the first turn; sample i uses seed + i
     prompts: list[EpisodeSpec]
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutPlan:
-    """Everything that the records of one rollout have in common.
+    """Everything that the records of one rollout share.
 
     Args:
         name: prefix of the trajectory ids, such as `demo/000003` or `demo/evaluation/000003`.
         config: the resolved configuration.
-        iteration: of the run.
+        iteration: number of the run's iteration.
         policy: the checkpoint that plays.
         problem_set: version of the problem set.
         gconfig: sampling parameters.
-        group_size: episodes of each problem that are played.
-        selecting: whether `tasks.rollout.selection` chooses among them; not in an evaluation.
+        group_size: episodes to play for each problem.
+        selecting: whether `tasks.rollout.selection` rejects episodes; false in an evaluation.
     """
 
     name: str
@@ -48,15 +48,15 @@ class RolloutPlan:
     selecting: bool = False
 
     def groups(self, problems: Sequence[Problem]) -> Iterator[Group]:
-        """One group for each problem."""
+        """Yield one group for each problem."""
         for problem in problems:
-            place = (self.config.run.seed, self.name, problem.problem_id)
-            seeds = [derive(*place, sample) for sample in range(self.group_size)]
+            source = (self.config.run.seed, self.name, problem.problem_id)
+            seeds = [derive(*source, sample) for sample in range(self.group_size)]
             prompts = [
                 EpisodeSpec(f"{problem.problem_id}/{sample}", problem, seed, self._record(problem, sample, seed))
                 for sample, seed in enumerate(seeds)
             ]
-            yield Group(problem, derive(*place), prompts)
+            yield Group(problem, derive(*source), prompts)
 
     def _record(self, problem: Problem, sample: int, seed: int) -> Trajectory:
         agent, environment = self.config.agent, self.config.environment
@@ -94,16 +94,16 @@ class RolloutPlan:
 def draw(
     problems: Sequence[Problem], count: int, iteration: int, seed: int, weights: Mapping[str, float] | None = None
 ) -> list[Problem]:
-    """`count` problems for an iteration: a seeded order that passes through all before any repeats.
+    """Draw `count` problems for an iteration, in a seeded order that goes through all problems before one repeats.
 
-    Each pass (epoch) has an order of its own; an iteration may span two of them, and where it does
-    the same problem never stands in it twice unless `count` is more than there are.
+    Each pass through the problems (epoch) has its own order. An iteration may span two epochs; it never contains a
+    problem twice, and has fewer than `count` problems if there are not enough.
 
-    With `weights` (problem id -> 0 or more) those of weight 0 are left out; where the others' weights differ, each
-    iteration draws anew, without replacement, with chances proportional to them.
+    With `weights` (problem id -> 0 or more), problems of weight 0 are left out. If the other weights differ, each
+    iteration draws on its own, without replacement, with chances proportional to the weights.
 
     Raises:
-        ValueError: there is no problem, or none but of weight 0; a problem has no weight, or one that cannot be.
+        ValueError: there are no problems, or all have weight 0; or a problem has no weight or an invalid one.
     """
     if not problems:
         raise ValueError("the training problem set is empty")
@@ -128,9 +128,9 @@ def spares(
     seed: int,
     weights: Mapping[str, float] | None = None,
 ) -> list[Problem]:
-    """All other problems in a seeded order of this iteration: what takes the place of rejected groups.
+    """Return all other problems, in a seeded order of this iteration; they replace rejected groups.
 
-    With `weights` that `draw` had, too, it goes on where the draw ended.
+    With the same `weights` as in `draw`, the order continues where the draw ended.
     """
     taken = {problem.problem_id for problem in drawn}
     if weights is not None:
@@ -150,17 +150,17 @@ def _order(size: int, seed: int, epoch: int) -> list[int]:
 
 
 def _drawable(problems: Sequence[Problem], weights: Mapping[str, float]) -> list[Problem]:
-    """Those of a weight above 0."""
+    """Return the problems of a weight above 0."""
     bad = [p.problem_id for p in problems if not 0 <= weights.get(p.problem_id, math.nan) < math.inf]
     if bad:
         raise ValueError(
-            f"{len(bad)} problems have no weight of 0 or more, such as {bad[0]!r}: the curriculum is that of another "
-            "problem set, or damaged"
+            f"{len(bad)} problems have no weight of 0 or more, such as {bad[0]!r}: the curriculum belongs to another "
+            "problem set, or is damaged"
         )
-    found = [problem for problem in problems if weights[problem.problem_id] > 0]
-    if not found:
+    drawable = [problem for problem in problems if weights[problem.problem_id] > 0]
+    if not drawable:
         raise ValueError("all problems have weight 0: the curriculum leaves nothing to draw (problems.sampling)")
-    return found
+    return drawable
 
 
 def _differ(problems: Sequence[Problem], weights: Mapping[str, float]) -> bool:
@@ -168,10 +168,10 @@ def _differ(problems: Sequence[Problem], weights: Mapping[str, float]) -> bool:
 
 
 def _by_weight(problems: Sequence[Problem], weights: Mapping[str, float], iteration: int, seed: int) -> list[Problem]:
-    """All `problems`, one drawn after another, each time with chances proportional to the weights of the rest.
+    """Return all `problems` in a random order, drawn one by one with chances proportional to the remaining weights.
 
-    Efraimidis & Spirakis (2006), "Weighted random sampling with a reservoir": falling order of u^(1/w). Here the
-    rising order of -log(u) / w, which is the same and does not underflow.
+    Efraimidis & Spirakis (2006), "Weighted random sampling with a reservoir", sort by u^(1/w), descending. Sorting by
+    -log(u) / w, ascending, gives the same order and does not underflow.
     """
     generator = random.Random(derive(seed, "curriculum", iteration))
     keys = [-math.log(1.0 - generator.random()) / weights[problem.problem_id] for problem in problems]

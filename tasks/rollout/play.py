@@ -1,4 +1,4 @@
-"""One rollout: a plan's groups through the collector into the shards of a draft, with progress."""
+"""One rollout: the collector plays a plan's groups, their trajectories become shards of a draft, with progress."""
 
 import asyncio
 import gc
@@ -28,11 +28,11 @@ from tasks.inference.api import EngineClosedError
 from tasks.inference.engine import Engine
 from tasks.rollout.collector import Collector
 from tasks.rollout.plan import RolloutPlan
-from tasks.rollout.selection import is_rejected, select
+from tasks.rollout.selection import is_rejected, select_episodes
 from tasks.score.verifier import Verifier
 
 _PROGRESS_S = 5.0
-_LONGEST_REASON = 400  # characters, of several in one message
+_LONGEST_REASON = 400  # characters of one reason in a message that lists several
 
 
 def play(
@@ -44,63 +44,63 @@ def play(
     progress: Callable[[str], None],
     spare: Iterable[Problem] = (),
 ) -> dict[str, Any]:
-    """Play all groups of `problems` with the policy that `engine` serves; returns the rollout's metrics.
+    """Play the groups of all `problems` with the policy that `engine` serves; return the rollout's metrics.
 
     Groups in shards that the draft took over from a killed attempt are not played again.
 
-    Where the plan selects, groups that it rejects are replaced by those of `spare` problems, for
-    `rollout.max_resampling_rounds` rounds; what is missing then stays missing.
+    If the plan selects, groups of `spare` problems replace the rejected groups, for at most
+    `rollout.max_resampling_rounds` rounds. Groups that are rejected after that are not replaced.
 
     Raises:
-        InferenceError: the engine refuses, or serves another version.
+        InferenceError: the engine refuses a request, or serves another version.
         ValueError: more than `rollout.max_failed_share` of the episodes failed.
     """
     tally, settings = _Tally(progress), plan.config.rollout
     tally.resume(adopted(draft))
-    rejected = {note["problem_id"]: bool(note["rejected"]) for note in draft.notes}  # of each group played
+    rejected = {note["problem_id"]: bool(note["rejected"]) for note in draft.notes}  # by problem, of all groups played
     with ShardWriter(draft, TRAJECTORY_SCHEMA, settings.rows_per_shard) as writer:
 
         def sink(trajectories: list[Trajectory]) -> None:
-            if engine.closed:  # the flow ends: what failed for want of a judge or an engine is no data
+            if engine.closed:  # the flow ends: episodes may have failed only because verifier or engine are gone
                 raise EngineClosedError("the engine was closed while a rollout was playing")
-            group = select(trajectories, settings) if plan.selecting else trajectories
+            group = select_episodes(trajectories, settings) if plan.selecting else trajectories
             problem = group[0].problem_id
             rejected[problem] = is_rejected(trajectories, group)
             for trajectory in group:
                 tally.add(trajectory)
             writer.write_group(group, {"problem_id": problem, "rejected": rejected[problem]})
-            tally.tell()
+            tally.report()
 
         async def rounds() -> None:
-            rest, wanted = iter(spare), list(problems)
+            spares, wanted = iter(spare), list(problems)
             for _ in range(1 + settings.max_resampling_rounds):
                 tally.expect(len(wanted), plan.group_size)
-                open_ = [problem for problem in wanted if problem.problem_id not in rejected]
-                if open_:
-                    await _collect(plan, open_, engine, verifier, sink)
-                wanted = list(itertools.islice(rest, sum(rejected[problem.problem_id] for problem in wanted)))
+                unplayed = [problem for problem in wanted if problem.problem_id not in rejected]
+                if unplayed:
+                    await _collect(plan, unplayed, engine, verifier, sink)
+                wanted = list(itertools.islice(spares, sum(rejected[problem.problem_id] for problem in wanted)))
                 if not wanted:
                     break
 
-        gc.freeze()  # the half million objects of torch and Prefect need no walking: halves the client's CPU time
+        gc.freeze()  # collections skip half a million objects of torch and Prefect: halves the client's CPU time
         try:
             _run(rounds())
         finally:
             gc.unfreeze()
-    tally.tell(last=True)
+    tally.report(last=True)
     try:
         tally.check(settings.max_failed_share)
     except ValueError:
-        draft.discard()  # started again, the rollout is played again
+        draft.discard()  # the next attempt plays all episodes again
         raise
     return tally.metrics(groups_rejected=sum(rejected.values()))
 
 
 def _run(rounds: Coroutine[Any, Any, None]) -> None:
-    """Play them.
+    """Play the rounds in an event loop.
 
     Raises:
-        RuntimeError: code of an agent's has ended, cancelled or stopped the whole rollout; says which of these.
+        RuntimeError: an agent's code ended, cancelled or stopped the whole rollout; says which of these.
     """
     try:
         asyncio.run(rounds)
@@ -108,14 +108,14 @@ def _run(rounds: Coroutine[Any, Any, None]) -> None:
         if interrupts.raised_by_handler(error):
             raise
         if isinstance(error, SystemExit):
-            did, remedy = f"a task of an agent called sys.exit({error.code!r})", "raise another exception"
+            cause, remedy = f"a task of an agent called sys.exit({error.code!r})", "raise another exception"
         else:
-            did, remedy = "an agent has cancelled the rollout's own tasks", "cancel only tasks that it started"
-        raise RuntimeError(f"{did}, which ends the rollout: let it {remedy}") from error
+            cause, remedy = "an agent has cancelled the rollout's own tasks", "cancel only tasks that it started"
+        raise RuntimeError(f"{cause}, which ends the rollout: it must {remedy}") from error
     except RuntimeError as error:
-        if not str(error).startswith("Event loop stopped"):  # asyncio has no class for it
+        if not str(error).startswith("Event loop stopped"):  # asyncio has no exception class for it
             raise
-        raise RuntimeError("an agent stopped the event loop, which ends the rollout: let it return instead") from error
+        raise RuntimeError("an agent stopped the event loop, which ends the rollout: it must return instead") from error
 
 
 async def _collect(
@@ -129,35 +129,35 @@ async def _collect(
     async with engine.connect() as connection:
         collector = Collector(
             generator=connection,
-            agent=_agent(plan, chat),
-            make_environment=lambda: _environment(plan, verifier),
+            agent=_make_agent(plan, chat),
+            make_environment=lambda: _make_environment(plan, verifier),
             chat=chat,
             settings=plan.config.rollout,
         )
         await collector.collect(plan.groups(problems), plan.group_size, sink)
 
 
-def _agent(plan: RolloutPlan, chat: Chat) -> Agent:
+def _make_agent(plan: RolloutPlan, chat: Chat) -> Agent:
     settings = plan.config.agent
     context = AgentContext(chat, plan.gconfig, plan.config.inference.max_model_len)
     return AGENTS.make(settings.type, context, settings.args)
 
 
-def _environment(plan: RolloutPlan, verifier: Verifier) -> Environment:
+def _make_environment(plan: RolloutPlan, verifier: Verifier) -> Environment:
     settings = plan.config.environment
     return ENVIRONMENTS.make(settings.type, EnvironmentContext(verifier), settings.args)
 
 
 def load_chat(policy: Checkpoint) -> Chat:
-    """The checkpoint's tokenizer; it stays the same through a run, so it is loaded once."""
+    """Return the chat of the checkpoint's tokenizer; it is cached, because a run never changes its tokenizer."""
     fingerprint = tuple(file.sha256 for file in policy.manifest.files if "token" in file.name or "chat" in file.name)
     return _load_chat(fingerprint, _vocabulary(policy.model / "config.json"), _Unhashed(policy.model))
 
 
 def _vocabulary(config: Path) -> int | None:
-    """What the model's configuration says; models of several parts are refused when they are imported."""
-    found = json.loads(config.read_bytes()).get("vocab_size")
-    return int(found) if found else None
+    """Return the `vocab_size` of the model's configuration; the import refuses models of several parts."""
+    size = json.loads(config.read_bytes()).get("vocab_size")
+    return int(size) if size else None
 
 
 @dataclass(frozen=True)
@@ -166,20 +166,20 @@ class _Unhashed:
 
 
 @lru_cache(maxsize=2)
-def _load_chat(fingerprint: tuple[str, ...], vocabulary: int | None, where: _Unhashed) -> Chat:
+def _load_chat(fingerprint: tuple[str, ...], vocabulary: int | None, model: _Unhashed) -> Chat:
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(where.folder, trust_remote_code=False, local_files_only=True)
+    tokenizer = AutoTokenizer.from_pretrained(model.folder, trust_remote_code=False, local_files_only=True)
     return open_chat(tokenizer, vocabulary)
 
 
 class _Tally:
-    """Counts for progress and metrics."""
+    """The counts behind progress and metrics."""
 
     def __init__(self, progress: Callable[[str], None]) -> None:
         self._progress = progress
         self._expected = self._groups = self._resumed = self._resumed_tokens = 0
-        self._started = self._told = time.monotonic()
+        self._started = self._reported = time.monotonic()
         self._statuses: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
         self._successes: Counter[int] = Counter()
@@ -188,18 +188,18 @@ class _Tally:
         self._generated = self._tokens = self._solved = self._sequences = 0
 
     def expect(self, groups: int, size: int) -> None:
-        """More groups begin."""
+        """Add `groups` of `size` episodes to the total."""
         self._groups += groups
         self._expected += groups * size
 
     def resume(self, trajectories: Iterable[Trajectory]) -> None:
-        """What was played before a kill counts, but not into this attempt's speed."""
+        """Count episodes that a killed attempt played; they do not count for the speed of this attempt."""
         for trajectory in trajectories:
             self.add(trajectory)
         self._resumed, self._resumed_tokens = self._statuses.total(), self._generated
         if self._resumed:
-            self._progress(f"{self._resumed} episodes were stored already: going on from there")
-        self._started = self._told = time.monotonic()
+            self._progress(f"{self._resumed} episodes were already stored: going on from there")
+        self._started = self._reported = time.monotonic()
 
     def add(self, trajectory: Trajectory) -> None:
         self._statuses[trajectory.status] += 1
@@ -214,12 +214,12 @@ class _Tally:
             self._turns[index] += 1
             self._successes[index] += turn.reward > 0
 
-    def tell(self, *, last: bool = False) -> None:
-        """A line of progress, every few seconds and at the end."""
+    def report(self, *, last: bool = False) -> None:
+        """Report progress, every few seconds and at the end."""
         now = time.monotonic()
-        if now - self._told < _PROGRESS_S and not last:
+        if now - self._reported < _PROGRESS_S and not last:
             return
-        self._told = now
+        self._reported = now
         done = self._statuses.total()
         rate, solved = self._rate(now), self._solved / max(1, done)
         self._progress(f"{done}/{self._expected} episodes, {rate:.0f} tokens/s, {solved:.1%} solved")
@@ -239,7 +239,7 @@ class _Tally:
         return (self._generated - self._resumed_tokens) / (now - self._started)
 
     def metrics(self, groups_rejected: int) -> dict[str, Any]:
-        """What the manifest says; `seconds` and the speed are of the last attempt."""
+        """Return the metrics for the manifest; `seconds` and the speed belong to the last attempt."""
         now = time.monotonic()
         return {
             "episodes": self._statuses.total(),

@@ -1,4 +1,4 @@
-"""Which of the episodes that were played are trained on. The others are kept, as `rejected` with a reason."""
+"""The selection of played episodes for training. The others are stored too, as `rejected` with a reason."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,11 +9,12 @@ from storage.records import Trajectory
 _PLAYED = ("completed", "truncated")
 
 
-def select(group: Sequence[Trajectory], settings: Rollout) -> list[Trajectory]:
-    """The episodes of one problem with those marked that are not trained on.
+def select_episodes(group: Sequence[Trajectory], settings: Rollout) -> list[Trajectory]:
+    """Return the episodes of one problem, with those marked as rejected that training leaves out.
 
-    First the group is judged by its success rate, then the best `group_size` of `generation_size` are taken. Both
-    go by what the environment said. Keeping the best biases the group: its baseline is that of good luck.
+    A group is rejected if its success rate is out of bounds. Otherwise the best `group_size` of `generation_size`
+    episodes are kept. Both rules use the environment's rewards. Keeping the best biases the group: the baseline of
+    lucky episodes is too high.
     """
     rate = success_rate(group)
     low, high = settings.success_rate_lb, settings.success_rate_ub
@@ -21,28 +22,28 @@ def select(group: Sequence[Trajectory], settings: Rollout) -> list[Trajectory]:
         return [_reject(row, f"success rate of its group outside [{low:g}, {high:g}]: {rate:.2f}") for row in group]
     if settings.generation_size in (None, settings.group_size):
         return list(group)
-    kept = {row.trajectory_id for row in sorted(group, key=_goodness)[: settings.group_size]}
+    kept = {row.trajectory_id for row in sorted(group, key=_rank)[: settings.group_size]}
     reason = f"not among the best {settings.group_size} of {settings.generation_size}"
     return [row if row.trajectory_id in kept else _reject(row, reason) for row in group]
 
 
 def success_rate(group: Sequence[Trajectory]) -> float | None:
-    """Right turns over all turns of the episodes that were played; None where none was.
+    """Return the share of right turns among all turns of the played episodes; None if no episode was played.
 
-    By turn, as the baselines are: a group whose episodes all succeed, but some at the second turn only, still has
-    something to learn from.
+    The rate counts turns, as the baselines do: training can still learn from a group whose episodes all succeed, some
+    of them only at the second turn.
     """
     rewards = [turn.reward for row in group if row.status in _PLAYED for turn in row.turns]
     return sum(reward > 0 for reward in rewards) / len(rewards) if rewards else None
 
 
 def is_rejected(group: Sequence[Trajectory], selected: Sequence[Trajectory]) -> bool:
-    """Whether `select` left nothing of a group that was played."""
+    """Return whether `select` rejected all played episodes of a group."""
     return success_rate(group) is not None and success_rate(selected) is None
 
 
-def _goodness(row: Trajectory) -> tuple[bool, float, int, int]:
-    """Best first: played, right most of its turns, short, early in the group."""
+def _rank(row: Trajectory) -> tuple[bool, float, int, int]:
+    """Return a sort key, best first: played, high mean reward of its turns, short, early in the group."""
     mean = sum(turn.reward for turn in row.turns) / max(1, len(row.turns))
     return (row.status not in _PLAYED, -mean, len(row.token_ids), row.sample)
 

@@ -1,4 +1,4 @@
-"""Task: play an iteration's episodes and commit them as a trajectory data set."""
+"""The Prefect task that plays an iteration's episodes and commits them as a trajectory data set."""
 
 from typing import TYPE_CHECKING
 
@@ -8,33 +8,32 @@ from prefect.futures import PrefectFuture
 from prefect.states import Cancelled
 
 from storage import layout
+from storage.records import Problem
 from storage.version_names import PolicyVersion, ProblemsVersion, TrajectoriesVersion
-from storage.versions import manifests
-from tasks.inference.api import EngineClosedError
+from storage.versions import checkpoints, manifests
+from storage.versions.journal import JournaledDraft
+from tasks.inference.api import EngineClosedError, GenerationConfig
 from tasks.problems.curriculum_task import weights
+from tasks.problems.exclusions import left_of, read_exclusions
 from tasks.problems.task import read_problems
+from tasks.rollout.plan import RolloutPlan, draw, spares
 from tasks.run.workspace import Workspace
+from tasks.score.verifier import Verifier
 
 if TYPE_CHECKING:
-    from storage.records import Problem
     from tasks.inference.engine import Engine
-    from tasks.score.verifier import Verifier
 
 
 @task(name="rollout", task_run_name="rollout-{iteration}", cache_policy=NO_CACHE)
 def rollout(
     workspace: Workspace,
     engine: "Engine",
-    verifier: "Verifier",
+    verifier: Verifier,
     iteration: int,
     policy: PolicyVersion,
     problem_set: ProblemsVersion,
 ) -> TrajectoriesVersion:
-    """The version of iteration's trajectories, sampled from checkpoint `policy`."""
-    from storage.versions import checkpoints
-    from storage.versions.journal import JournaledDraft
-    from tasks.inference.api import GenerationConfig
-    from tasks.rollout.plan import RolloutPlan
+    """Play an iteration with checkpoint `policy`, unless it is committed; return the version of its trajectories."""
     from tasks.rollout.play import load_chat, play
 
     config, store = workspace.config, workspace.store
@@ -43,7 +42,7 @@ def rollout(
         return version
     drawn, spare = _draw(workspace, problem_set, iteration)
     checkpoint = checkpoints.open_checkpoint(store, policy, workspace.cache)
-    load_chat(checkpoint)  # a tokenizer that cannot be used is told before servers start
+    load_chat(checkpoint)  # reports an unusable tokenizer before servers start
     engine.serve(checkpoint, or_newer=config.run.overlap)
     sampling = config.sampling
     plan = RolloutPlan(
@@ -58,7 +57,7 @@ def rollout(
     )
     with JournaledDraft(store, version, "trajectories", workspace.lease) as draft:
         metrics = play(plan, drawn, engine, verifier, draft, get_run_logger().info, spare)
-        # This run's newer weights may have been swapped in while episodes were played: the tokens know.
+        # A swap may bring newer weights of this run while episodes are played: the tokens record their versions.
         swapped_in = [n for n in metrics["policy_versions"] if n != checkpoint.number]
         parents = [policy, *(layout.checkpoint(workspace.name, number) for number in swapped_in), problem_set]
         draft.commit(workspace.provenance(), parents, metrics)
@@ -69,26 +68,23 @@ def rollout(
 def _rollout_ahead(
     workspace: Workspace,
     engine: "Engine",
-    verifier: "Verifier",
+    verifier: Verifier,
     iteration: int,
     policy: PolicyVersion,
     problem_set: ProblemsVersion,
 ) -> "TrajectoriesVersion | State[TrajectoriesVersion]":
-    """A rollout beside scoring and training. Where the flow ends meanwhile it is cancelled, which is no error."""
+    """Play a rollout during scoring and training. If the flow ends meanwhile, the task is cancelled without error."""
     try:
         return rollout.fn(workspace, engine, verifier, iteration, policy, problem_set)
     except EngineClosedError as closed:
         return Cancelled(message=str(closed))
 
 
-def _draw(workspace: Workspace, problem_set: ProblemsVersion, iteration: int) -> "tuple[list[Problem], list[Problem]]":
-    """The iteration's problems, and those that may take the place of rejected ones.
+def _draw(workspace: Workspace, problem_set: ProblemsVersion, iteration: int) -> tuple[list[Problem], list[Problem]]:
+    """Draw the iteration's problems, and the spare ones that may replace rejected groups.
 
-    What `problems.exclusions` excludes is replaced like what is rejected, so that all others are who they were.
+    Problems that `problems.exclusions` names are replaced like rejected ones: the other problems stay the same.
     """
-    from tasks.problems.exclusions import left_of, read_exclusions
-    from tasks.rollout.plan import draw, spares
-
     config = workspace.config
     problems, seed, weigh = read_problems(workspace, problem_set), config.run.seed, weights(workspace)
     count, versions = config.rollout.problems_per_iteration, config.problems.exclusions
@@ -108,30 +104,30 @@ def _draw(workspace: Workspace, problem_set: ProblemsVersion, iteration: int) ->
 
 
 def lagging_policy(workspace: Workspace, iteration: int) -> PolicyVersion | None:
-    """The older checkpoint that `rollout.policy_lag` lets play an iteration; None without a lag."""
+    """Return the older checkpoint that plays an iteration because of `rollout.policy_lag`; None without a lag."""
     lag = workspace.config.rollout.policy_lag
     return layout.checkpoint(workspace.name, max(0, iteration - lag)) if lag else None
 
 
 class Rollouts:
-    """Hands out the trajectories of one iteration after another.
+    """The rollouts of a run, one iteration after another.
 
-    With `run.overlap` those of the next iteration are played in a thread while this one is scored and trained on:
-    with the policy of then, and from its first request after a `swap` on with the one just trained.
+    With `run.overlap`, a thread plays the next iteration while this one is scored and trained on. The next iteration
+    begins with the policy that is the newest at that time; requests after a `swap` use the one just trained.
     """
 
     def __init__(
-        self, workspace: Workspace, engine: "Engine", verifier: "Verifier", problem_set: ProblemsVersion
+        self, workspace: Workspace, engine: "Engine", verifier: Verifier, problem_set: ProblemsVersion
     ) -> None:
         self._workspace, self._engine, self._verifier, self._problem_set = workspace, engine, verifier, problem_set
         self._ahead: PrefectFuture[TrajectoriesVersion | State[TrajectoriesVersion]] | None = None
 
     def take(self, iteration: int, policy: PolicyVersion) -> TrajectoriesVersion:
-        """The version of iteration's trajectories; `policy` is the newest checkpoint."""
+        """Return the version of the iteration's trajectories; `policy` is the newest checkpoint."""
         run = self._workspace.config.run
         playing = lagging_policy(self._workspace, iteration) or policy
         trajectories = rollout(*self._arguments(iteration, playing)) if self._ahead is None else self._ahead.result()
-        assert isinstance(trajectories, TrajectoriesVersion)  # cancelled it is only where nobody takes it any more
+        assert isinstance(trajectories, TrajectoriesVersion)  # a cancelled rollout is never taken
         self._ahead = None
         following = layout.trajectories(self._workspace.name, iteration + 1)
         if run.overlap and iteration + 1 < run.iterations and not manifests.committed(self._workspace.store, following):
@@ -139,15 +135,13 @@ class Rollouts:
         return trajectories
 
     def finish(self) -> None:
-        """Wait for a rollout that plays ahead although no iteration follows: a budget ended the run early."""
+        """Wait for a rollout that plays ahead although no iteration follows, because a budget ended the run early."""
         if self._ahead is not None:
             self._ahead.wait()
             self._ahead = None
 
     def swap(self, policy: PolicyVersion) -> None:
-        """Hand a new checkpoint to the engine that plays ahead; its requests are kept."""
-        from storage.versions import checkpoints
-
+        """Serve a new checkpoint to the rollout that plays ahead; its requests go on."""
         if self._ahead is not None:
             workspace = self._workspace
             self._engine.serve(checkpoints.open_checkpoint(workspace.store, policy, workspace.cache))

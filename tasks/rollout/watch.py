@@ -1,18 +1,17 @@
-"""Ends the step of an agent that holds up the event loop: all episodes share one thread, so none of them could.
+"""A watch against agents that block the event loop: all episodes share one thread, so asyncio cannot cancel them.
 
-A thread looks whether the loop turns. What does not let it turn until its episode's deadline has passed is ended by
-an exception in the loop's thread:
+A separate thread checks whether the event loop responds. If a step blocks the loop until the deadline of its episode,
+an exception in the loop's thread ends it:
 
-- Python code, `while True: pass`, on the spot, in any thread.
-- a call into C that heeds signals, `time.sleep(3600)`, a read of a socket, a regular expression: on the spot where the
-  rollout runs in the main thread, as it does without `run.overlap`. Elsewhere no signal arrives.
-- what still goes on `GRACE_S + LAST_S` after the deadline cannot be ended but with the process. It ends with status 1,
-  and the log names the line. The same command goes on from the shards that were stored.
+- Python code (`while True: pass`) ends immediately, in any thread.
+- A C call that reacts to signals (`time.sleep(3600)`, a read from a socket, a regular expression) ends immediately if
+  the rollout runs in the main thread, as it does without `run.overlap`. Other threads get no signals.
+- A step that still runs `GRACE_S + LAST_S` after the deadline can only be ended with the process. It ends with status
+  1, and the log names the line. The same command continues from the stored shards.
 
-Time in which the watcher itself did not run is not counted: the process was stopped (Ctrl-Z, `docker pause`), or the
-machine is busy.
-
-One thing remains: in another thread than the main one, C code that keeps Python's lock stops this watch, too.
+The time in which the watching thread itself did not run is not counted: the process was stopped (Ctrl-Z,
+`docker pause`), or the machine is busy. One case remains: outside the main thread, C code that keeps Python's lock
+(the GIL) blocks this watch too.
 """
 
 import asyncio
@@ -30,13 +29,13 @@ from types import FrameType, TracebackType
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.5
-"""Time between two looks. A task that runs at two looks in a row, while the loop does not turn, holds up the loop."""
-TELL_S = 10.0
-"""A loop that does not turn for so long is worth a warning."""
+CHECK_S = 0.5
+"""Time between two checks. A task that runs at two checks in a row, without a response of the loop, blocks it."""
+WARN_S = 10.0
+"""Time without a response of the loop after which a warning is logged."""
 GRACE_S = 10.0
 LAST_S = 60.0
-"""Further time before the process is ended: that is the last resort, and a busy machine may only be slow."""
+"""Further time before the process is ended: this is the last resort, and a busy machine may only be slow."""
 _SIGNAL = signal.SIGVTALRM
 _OWN = os.path.dirname(__file__)
 _LIBRARIES = (os.path.dirname(os.__file__), "site-packages")
@@ -45,84 +44,87 @@ Task = asyncio.Task[object]
 
 
 class StalledError(BaseException):
-    """An agent held up the event loop until its deadline. No `Exception`, for agents catch those and try again."""
+    """An agent blocked the event loop until its deadline. No `Exception`: agents catch those and retry."""
 
     def __str__(self) -> str:
         where = place_of(traceback.extract_tb(self.__traceback__))
-        return f"it held up all other episodes until its deadline, {where}: {ADVICE}"
+        return f"it blocked all other episodes until its deadline, {where}: {ADVICE}"
 
 
-ADVICE = "await what takes long, or run it in a thread (asyncio.to_thread)"
+ADVICE = "await slow operations, or run them in a thread (asyncio.to_thread)"
 
 
 class Watch:
-    """Watches the running loop; a context manager around everything that is played in it.
+    """A watch over the running event loop; a context manager that encloses all episodes.
 
     Args:
-        deadline_s: for which no step of anything may last.
+        deadline_s: no single step, of an agent or other code, may last longer.
     """
 
     def __init__(self, deadline_s: float) -> None:
         self._deadline_s = deadline_s
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._main = threading.current_thread() is threading.main_thread()
-        self._episodes: dict[Task, tuple[asyncio.Timeout, float]] = {}  # its deadline, and the latest it can become
-        self._turned = self._made_up = time.monotonic()
-        self._guilty: set[Task] = set()  # held it up since
+        self._episodes: dict[Task, tuple[asyncio.Timeout, float]] = {}  # the deadline, and its latest possible time
+        self._responded = self._extended = time.monotonic()  # last response of the loop, last extension of deadlines
+        self._blocking: set[Task] = set()  # tasks that have blocked the loop since its last response
         self._suspect: Task | None = None
-        self._since = self._turned  # when the suspect was first seen
-        self._told = False
+        self._since = self._responded  # when the suspect was first seen
+        self._warned = False
         self._end = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="rollout-watch", daemon=True)
 
     def __enter__(self) -> "Watch":
         if self._main:
             self._handler = signal.signal(_SIGNAL, self._on_signal)
-            # Of processor time: it arrives, too, while a regular expression keeps Python's lock from the thread.
+            # A timer of processor time: its signal arrives even while a regular expression keeps Python's lock.
             signal.setitimer(signal.ITIMER_VIRTUAL, 1, 1)
         self._watcher.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._end.set()
-        self._watcher.join()  # it may be about to send the signal, whose default is to kill
+        self._watcher.join()  # it may be about to send the signal, which kills the process without a handler
         if self._main:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
             signal.signal(_SIGNAL, self._handler)
 
     @contextmanager
     def over(self, task: Task, deadline: asyncio.Timeout) -> Iterator[None]:
-        """Meanwhile `task` may not run past `deadline`, which moves on while others hold up the loop."""
-        self._episodes[task] = (deadline, _when(deadline) + self._deadline_s + GRACE_S)
+        """Watch `task` in the block: it may not run past `deadline`, which is extended while others block the loop."""
+        self._episodes[task] = (deadline, _time_of(deadline) + self._deadline_s + GRACE_S)
         try:
             yield
         finally:
             del self._episodes[task]
 
     def _watch(self) -> None:
-        stuck_s, turned, looked = 0.0, self._turned, time.monotonic()
-        while not self._end.wait(LOOK_S):
-            self._look()
+        blocked_s, responded, checked = 0.0, self._responded, time.monotonic()
+        while not self._end.wait(CHECK_S):
+            self._check()
             now = time.monotonic()
-            since_s, looked = min(now - looked, 2 * LOOK_S), now  # more than that is a time in which nothing ran
-            stuck_s, turned = (stuck_s + since_s if turned == self._turned else 0.0), self._turned
-            if stuck_s > TELL_S and not self._told:
-                self._told = True
-                logger.warning("%s has held up all episodes for %.0f s, %s", self._name(), stuck_s, self._place())
-            if stuck_s > self._deadline_s + GRACE_S + LAST_S:
+            since_s, checked = min(now - checked, 2 * CHECK_S), now  # in any longer time, this thread did not run
+            blocked_s, responded = (blocked_s + since_s if responded == self._responded else 0.0), self._responded
+            if blocked_s > WARN_S and not self._warned:
+                self._warned = True
+                logger.warning("%s has blocked all episodes for %.0f s, %s", self._name(), blocked_s, self._place())
+            if blocked_s > self._deadline_s + GRACE_S + LAST_S:
                 self._end_the_process()
 
-    def _look(self) -> None:
-        """Ends the task that holds up the loop and should not have run for so long; from any thread."""
+    def _check(self) -> None:
+        """End the task that blocks the loop, if it is past its deadline; may be called from any thread."""
         now, task = time.monotonic(), asyncio.current_task(self._loop)
         if task is not self._suspect:
             self._suspect, self._since = task, now
-        self._loop.call_soon_threadsafe(self._turn)  # after that, so that a turn since then forgets the suspect
-        if task is None or now - self._since < LOOK_S / 2:
+        self._loop.call_soon_threadsafe(self._on_response)  # after the assignment: a response clears the suspect
+        if task is None or now - self._since < CHECK_S / 2:
             return
-        self._guilty.add(task)
-        known = self._episodes.get(task)
-        late = self._loop.time() > _when(known[0]) if known else now - self._turned > self._deadline_s + GRACE_S
+        self._blocking.add(task)
+        episode = self._episodes.get(task)
+        if episode:
+            late = self._loop.time() > _time_of(episode[0])
+        else:
+            late = now - self._responded > self._deadline_s + GRACE_S
         if late:
             self._stop()
 
@@ -131,30 +133,30 @@ class Watch:
         if self._main and not here:
             signal.pthread_kill(self._thread, _SIGNAL)
             return
-        self._since = time.monotonic() + LOOK_S  # time to end by the exception before the next one
+        self._since = time.monotonic() + CHECK_S  # leaves time to end by this exception before the next one
         if not here:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), ctypes.py_object(StalledError))
             return
-        self._make_up()  # before the loop looks at the others' deadlines
+        self._extend_deadlines()  # before the loop checks the deadlines of the other episodes
         raise StalledError
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._look()
+        self._check()
 
-    def _turn(self) -> None:
-        """The loop turns."""
-        self._make_up()
-        self._guilty.clear()
-        self._turned, self._suspect, self._told = self._made_up, None, False
+    def _on_response(self) -> None:
+        """Note that the loop responds."""
+        self._extend_deadlines()
+        self._blocking.clear()
+        self._responded, self._suspect, self._warned = self._extended, None, False
 
-    def _make_up(self) -> None:
-        """Time for which somebody held up the loop is not counted against the others."""
+    def _extend_deadlines(self) -> None:
+        """Extend the deadlines of all other episodes by the time for which a task blocked the loop."""
         now = time.monotonic()
-        if self._guilty:
+        if self._blocking:
             for task, (deadline, latest) in self._episodes.items():
-                if task not in self._guilty and not deadline.expired():
-                    deadline.reschedule(min(_when(deadline) + now - self._made_up, latest))
-        self._made_up = now
+                if task not in self._blocking and not deadline.expired():
+                    deadline.reschedule(min(_time_of(deadline) + now - self._extended, latest))
+        self._extended = now
 
     def _name(self) -> str:
         return self._suspect.get_name() if self._suspect else "something"
@@ -164,8 +166,8 @@ class Watch:
 
     def _end_the_process(self) -> None:
         logger.critical(
-            "%s holds up all episodes, %s, and nothing can end that but the end of this process: %s. The same command "
-            "goes on from what is stored",
+            "%s blocks all episodes, %s, and only the end of this process can end that: %s. The same command "
+            "continues from the stored shards",
             self._name(),
             self._place(),
             ADVICE,
@@ -174,14 +176,14 @@ class Watch:
         os._exit(1)
 
 
-def _when(deadline: asyncio.Timeout) -> float:
+def _time_of(deadline: asyncio.Timeout) -> float:
     when = deadline.when()
     assert when is not None
     return when
 
 
 def place_of(stack: traceback.StackSummary) -> str:
-    """Where in the agent's own code, no library's, the end of `stack` lies, and through what it came there."""
+    """Return the place in the agent's own code, not a library's, where `stack` ends, and its outermost caller."""
     frames = [frame for frame in stack if frame.filename != __file__]
     rollout = max((place for place, frame in enumerate(frames) if frame.filename.startswith(_OWN)), default=-1)
     frames = frames[rollout + 1 :] or frames[-1:]

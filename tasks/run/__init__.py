@@ -1,6 +1,6 @@
-"""What the stages of a run share: its configuration, store, servers and progress.
+"""The parts that all stages of a run share: configuration, workspace, resources, progress and report.
 
-`configuration` resolves what the user gave. `opening` opens the run's `workspace` under its lease, and refuses another
-configuration than the one it began with. `progress` says which iterations are left. `resources` opens engine, verifier
-and trainer for the length of a flow. `report` writes the run's report at the end.
+`configuration` loads and checks the configuration. `opening` opens the run's `workspace` under its lease, and refuses a
+configuration that differs from the one the run began with. `progress` iterates over the remaining iterations.
+`resources` opens engine, verifier and trainer for the duration of a flow. `report` writes the report at the end.
 """

@@ -1,20 +1,19 @@
-"""A configuration ready to run: validated, its agent and environment found and their arguments checked."""
+"""Load a configuration and check everything that a run needs: schema, agent, environment and advantage estimator."""
 
 from collections.abc import Iterable
 
 from configs import Config, ConfigError, load
+from tasks.agents import AGENTS
+from tasks.environments import ENVIRONMENTS
+from tasks.train.advantages import check_estimator
 
 
 def resolve(name: str, overrides: Iterable[str] | None = None) -> Config:
-    """`configs.load`, and a check of everything that the schema cannot know.
+    """Load a configuration with `configs.load`, and check what the schema cannot: agent, environment and estimator.
 
     Raises:
-        ConfigError: naming the key, the value and the nearest valid name.
+        ConfigError: something is wrong; the message names the key, the value and the nearest valid name.
     """
-    from tasks.agents import AGENTS
-    from tasks.environments import ENVIRONMENTS
-    from tasks.train.advantages import check_estimator
-
     config = load(name, overrides or ())
     try:
         AGENTS.check_arguments(config.agent.type, config.agent.args)

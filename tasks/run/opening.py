@@ -1,4 +1,4 @@
-"""Task: begin a run, or continue it with the same configuration."""
+"""Open a run: begin it, or continue it with the same configuration."""
 
 import shutil
 from collections.abc import Iterator
@@ -14,6 +14,8 @@ from storage.logs import catalog
 from storage.logs.leases import Lease
 from storage.versions import manifests
 from storage.versions.drafts import Draft
+from tasks.agents.room import lacking_room
+from tasks.problems.exclusions import check_exclusions
 from tasks.run.workspace import Workspace
 
 MAY_CHANGE = (
@@ -30,18 +32,19 @@ MAY_CHANGE = (
     "rollout.concurrency",
     "rollout.request_",
 )
-"""Where and how long a run works may change while it lasts; what it computes may not."""
+"""Knobs that may change while a run lasts: they say where and how long it works, not what it computes."""
 _TRIED = ("problems", "policy", "agent", "environment")
-"""Sections that may prove unusable while policy version 0 is made; they may change until it is committed."""
+"""Sections that may change until policy version 0 is committed, since making it may show that they are unusable."""
 
 
 @contextmanager
 def open_leased(config: Config) -> Iterator[Workspace]:
-    """The workspace of a run, or of a retraining, that this flow run alone may write, for the length of the block.
+    """Open the workspace of a run, or of a retraining, and hold its lease until the block ends.
 
     Raises:
-        LeaseHeldError: another flow run writes it, and `run.when_held` is `stop`; says who.
-        StorageError: `problems.exclusions` names what is none; says what to do.
+        LeaseHeldError: another flow run holds the lease, and `run.when_held` is `stop`; the message names the holder.
+        StorageError: `problems.exclusions` names something that is no version of exclusions; the message says what to
+            do.
     """
     workspace, run = Workspace(config), config.run
     _check_exclusions(workspace)
@@ -52,31 +55,31 @@ def open_leased(config: Config) -> Iterator[Workspace]:
 
 @contextmanager
 def open_run(config: Config) -> Iterator[Workspace]:
-    """The workspace of a run that begins, or goes on, and that is held.
+    """Open the workspace of a run under its lease, and begin or continue the run.
 
     Raises:
-        ConfigError: the run was begun with another configuration; says what differs.
-        LeaseHeldError: see `hold`.
+        ConfigError: the run was begun with another configuration; the message lists the differences.
+        LeaseHeldError: see `open_leased`.
     """
     with open_leased(config) as workspace:
-        shutil.rmtree(workspace.scratch, ignore_errors=True)  # of a flow that was killed
+        shutil.rmtree(workspace.scratch, ignore_errors=True)  # left by a flow that was killed
         start_run(workspace)
         yield workspace
 
 
 def _check_exclusions(workspace: Workspace) -> None:
-    """What cannot be honoured is told before anything is begun."""
-    from tasks.problems.exclusions import check_exclusions
-
+    """Check `problems.exclusions` before anything is begun."""
     check_exclusions(workspace.store, workspace.config.problems.exclusions)
 
 
 @contextmanager
 def open_unleased(config: Config) -> Iterator[Workspace]:
-    """The workspace of a flow that writes no run: what it commits, another may commit beside it, and it is the same.
+    """Open the workspace of a flow that writes no run.
+
+    It needs no lease: if another flow commits the same version at the same time, the contents are the same.
 
     Raises:
-        StorageError: the store is empty: there is nothing that such a flow could read.
+        StorageError: the store is empty, so the flow has nothing to read.
     """
     workspace = Workspace(config)
     catalog.check_not_empty(workspace.store)
@@ -84,35 +87,33 @@ def open_unleased(config: Config) -> Iterator[Workspace]:
     workspace.trim_cache()
 
 
-def _begun(workspace: Workspace) -> dict[str, Any]:
-    """The configuration that a run must go on with.
+def _fixed_settings(workspace: Workspace) -> dict[str, Any]:
+    """Return the configuration with which a run must continue.
 
-    Once policy version 0 is committed, the sections in `_TRIED` must be those that it was made with. Before that, they
-    may be any: they are taken from the present configuration. A curriculum holds its problems as soon as it is there.
+    After the commit of policy version 0, the sections in `_TRIED` must be those of its manifest. Before, they may
+    change, so they are taken from the present configuration. A committed curriculum fixes `problems` earlier.
     """
     begun = dict(manifests.read(workspace.store, layout.run(workspace.name)).settings)
     first = manifests.find(workspace.store, layout.checkpoint(workspace.name, 0))
     planned = first or manifests.find(workspace.store, layout.curriculum(workspace.name))
     present = up_to_date(workspace.config.model_dump(mode="json"))
-    for part in _TRIED:
-        made = planned if part == "problems" else first
-        values = made.settings if made else present
-        if part in values:
-            begun[part] = values[part]
+    for section in _TRIED:
+        manifest = planned if section == "problems" else first
+        values = manifest.settings if manifest else present
+        if section in values:
+            begun[section] = values[section]
     return begun
 
 
 @task(name="start-run", cache_policy=NO_CACHE)
 def start_run(workspace: Workspace) -> None:
-    """Commit the run's configuration; where the run exists already, refuse another one."""
-    from tasks.agents.room import lacking_room
-
+    """Commit the run's configuration; if the run exists already, refuse a different configuration."""
     config, version = workspace.config, layout.run(workspace.name)
     begins = not manifests.committed(workspace.store, version)
     if begins:
         with Draft(workspace.store, version, "run") as draft:
             draft.commit(workspace.provenance(), parents=[])
-    _refuse_another(workspace.name, _begun(workspace), config)
+    _refuse_another(workspace.name, _fixed_settings(workspace), config)
     if warning := lacking_room(config):
         get_run_logger().warning(warning)
     state = "begins" if begins else "continues"
@@ -120,17 +121,17 @@ def start_run(workspace: Workspace) -> None:
 
 
 def _refuse_another(run: str, begun: dict[str, Any], config: Config) -> None:
-    """Raises ConfigError where a run was `begun` with what this program does not know, or with other values."""
-    if strange := [line for line in unknown(begun) if not line.startswith(MAY_CHANGE)]:
+    """Raise ConfigError if a run was `begun` with knobs that this program does not know, or with other values."""
+    if unknown_knobs := [line for line in unknown(begun) if not line.startswith(MAY_CHANGE)]:
         raise ConfigError(
-            f"run {run!r} was begun by a program with knobs that this one does not know:\n{_listing(strange)}\n"
+            f"run {run!r} was begun by a program with knobs that this one does not know:\n{_listing(unknown_knobs)}\n"
             "Upgrade this one, or begin another run with run.name=…"
         )
     present = up_to_date(config.model_dump(mode="json"))
     if changed := [line for line in differences(begun, present) if not line.startswith(MAY_CHANGE)]:
         raise ConfigError(
             f"run {run!r} was begun with another configuration:\n{_listing(changed)}\n"
-            "Give it back, or begin another run with run.name=…"
+            "Restore it, or begin another run with run.name=…"
         )
 
 

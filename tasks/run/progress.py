@@ -1,4 +1,4 @@
-"""How far a run has come: what is committed, and a Prefect artifact that shows it while the run lasts."""
+"""The progress of a run: its committed iterations, its budget, and a Prefect progress artifact."""
 
 import itertools
 import time
@@ -16,11 +16,11 @@ from tasks.run.workspace import Workspace
 
 
 def newest_policy(workspace: Workspace) -> PolicyVersion | None:
-    """The last checkpoint committed by `run.iterations` updates or fewer; None before the first update.
+    """Return the newest checkpoint of at most `run.iterations` updates; None before the first update.
 
-    The run's alias is moved there, should its writer have died before he could.
+    Move the run's alias there, in case its writer died before it could.
     """
-    number = _finished(workspace)
+    number = _finished_iterations(workspace)
     if not number:
         return None
     policy = layout.checkpoint(workspace.name, number)
@@ -29,8 +29,8 @@ def newest_policy(workspace: Workspace) -> PolicyVersion | None:
 
 
 def iterations(workspace: Workspace) -> Iterator[int]:
-    """The iterations that have no checkpoint yet, within the run's budget; each moves the progress artifact."""
-    total, first = workspace.config.run.iterations, _finished(workspace)
+    """Iterate over the iterations without a checkpoint, within the run's budget; update the progress artifact."""
+    total, first = workspace.config.run.iterations, _finished_iterations(workspace)
     artifact = create_progress_artifact(progress=0.0, key="iterations", description=f"{total} iterations")
     assert isinstance(artifact, UUID)
     may_begin = _within_budget(workspace, first, time.monotonic())
@@ -40,9 +40,9 @@ def iterations(workspace: Workspace) -> Iterator[int]:
 
 
 def _within_budget(workspace: Workspace, first: int, started: float) -> Callable[[int], bool]:
-    """Whether the run may go on with an iteration; tells once why not.
+    """Return a function that checks whether the budget allows an iteration, and logs the limit that stops the run.
 
-    Tokens count over the whole run, minutes of this flow run alone, by a clock that nobody sets.
+    Tokens count over the whole run, minutes over this flow run only. `started` is a time of the monotonic clock.
     """
     run, logger = workspace.config.run, get_run_logger()
 
@@ -66,8 +66,8 @@ def _within_budget(workspace: Workspace, first: int, started: float) -> Callable
     return may_begin
 
 
-def _finished(workspace: Workspace) -> int:
-    """Iterations that were completed; their checkpoints are found by name."""
+def _finished_iterations(workspace: Workspace) -> int:
+    """Count the completed iterations by the names of their checkpoints."""
 
     def has_update(number: int) -> bool:
         return manifests.committed(workspace.store, layout.checkpoint(workspace.name, number + 1))

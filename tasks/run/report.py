@@ -1,4 +1,4 @@
-"""Task: the run's report: table, learning curve, summary.json and Prefect artifacts."""
+"""Tasks: report a run (tables, learning curve, summary.json, Prefect artifacts), or evaluations of policies."""
 
 import json
 import re
@@ -11,23 +11,25 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from storage.version_names import EvaluationVersion, PolicyVersion, ProblemsVersion, ScoresVersion
+from storage.versions import datasets
+from tasks.evaluate.comparison import compare
+from tasks.evaluate.history import read_history
+from tasks.evaluate.summary import accuracy_rows, comparison_rows, evaluation_rows, plot, stage_rows, summary, table
+from tasks.retrain.evidence import outcomes_of, summary_of
 from tasks.run.workspace import Workspace
+from tasks.score.scoring import scorer_fingerprint
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_TRANSCRIPTS = 4
-_WIDTH = 110
+_TRANSCRIPTS = 4  # episodes in the artifact of transcripts
+_WIDTH = 110  # least width of the printed tables
 
 
 @task(name="report", cache_policy=NO_CACHE)
 def report(workspace: Workspace, held_out: ProblemsVersion) -> str:
-    """Write the report beside the run's versions and show it; returns its folder's URI."""
+    """Write the report to the run's folder in the store and show it; return the URI of the report's folder."""
     from rich.console import Console
-
-    from tasks.evaluate.history import read_history
-    from tasks.evaluate.summary import accuracy_rows, plot, stage_rows, summary, table
-    from tasks.score.scoring import scorer_fingerprint
 
     config, store = workspace.config, workspace.store
     scorer = scorer_fingerprint(config.score)
@@ -59,26 +61,22 @@ def report(workspace: Workspace, held_out: ProblemsVersion) -> str:
 def report_evaluations(
     workspace: Workspace, evaluations: dict[PolicyVersion, dict[str, list[ScoresVersion]]]
 ) -> dict[str, Any]:
-    """Show what policies can do on each set, and how two of them differ; returns the numbers.
+    """Show the accuracies of policies on each set, and how the first differs from the others; return the numbers.
 
     Args:
-        workspace: what to work with.
-        evaluations: by policy and set the versions of scores; the first policy is compared with the others.
+        workspace: holds store and cache.
+        evaluations: by policy and set the versions of scores. The first policy is compared with the others.
     """
     from rich.console import Console
-
-    from tasks.evaluate.comparison import compare
-    from tasks.evaluate.summary import comparison_rows, evaluation_rows
-    from tasks.retrain.evidence import outcomes_of, summary_of
 
     store, cache, numbers = workspace.store, workspace.cache, dict[str, Any]()
     console = Console()
     console.width = max(console.width, _WIDTH)
     policy, *others = evaluations
     for name, versions in evaluations[policy].items():
-        numbers[name] = {each: summary_of(store, found[name]) for each, found in evaluations.items()}
-        for each, summary in numbers[name].items():
-            _show(console, name, each, evaluation_rows(summary))
+        numbers[name] = {evaluated: summary_of(store, sets[name]) for evaluated, sets in evaluations.items()}
+        for evaluated, accuracies in numbers[name].items():
+            _show(console, name, evaluated, evaluation_rows(accuracies))
         for other in others:
             against = outcomes_of(store, evaluations[other][name][0], cache)
             comparison = compare(against, outcomes_of(store, versions[0], cache))
@@ -87,22 +85,18 @@ def report_evaluations(
     return numbers
 
 
-def _show(console: "Console", name: str, about: str, rows: "list[dict[str, str]]") -> None:
-    from tasks.evaluate.summary import table
-
-    console.print(table(f"{name}: {about}", rows))
-    create_table_artifact(key=f"evaluation-{_slug(name)}", table=rows, description=f"{name}: {about}")
+def _show(console: "Console", name: str, subject: str, rows: "list[dict[str, str]]") -> None:
+    console.print(table(f"{name}: {subject}", rows))
+    create_table_artifact(key=f"evaluation-{_slug(name)}", table=rows, description=f"{name}: {subject}")
 
 
 def _slug(name: str) -> str:
-    """`name` as a part of an artifact's key."""
+    """Turn `name` into a part of an artifact's key."""
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def _transcripts(workspace: Workspace, evaluation: EvaluationVersion) -> str:
-    """A few episodes as Markdown; text goes into code blocks, where nothing in it is interpreted."""
-    from storage.versions import datasets
-
+    """Format a few episodes as Markdown. Their texts are in code blocks, so Markdown in them is not interpreted."""
     parts = [f"# Transcripts of {evaluation}"]
     for index, trajectory in enumerate(datasets.trajectories(workspace.store, evaluation, workspace.cache)):
         if index == _TRANSCRIPTS:

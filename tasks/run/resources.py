@@ -1,6 +1,6 @@
-"""What the stages share for the length of a flow: engine, verifier and trainer.
+"""The resources that the stages share for the duration of a flow: engine, verifier and trainer.
 
-Each is a context manager; heavy libraries are imported when one is opened.
+Each is a context manager. Heavy libraries are imported when one is opened.
 """
 
 from collections.abc import Iterator
@@ -8,16 +8,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from tasks.run.workspace import Workspace
+from tasks.score.verifier import Verifier
 
 if TYPE_CHECKING:
     from tasks.inference.engine import Engine
-    from tasks.score.verifier import Verifier
     from tasks.train.trainer import Trainer
 
 
 @contextmanager
 def open_engine(workspace: Workspace) -> Iterator["Engine"]:
-    """vLLM; its servers start when a policy is first served, and have ended when the block is left."""
+    """Open vLLM. Its servers start when a policy is first served, and end with the block."""
     from tasks.inference.engine import Engine
 
     config = workspace.config
@@ -26,10 +26,8 @@ def open_engine(workspace: Workspace) -> Iterator["Engine"]:
 
 
 @contextmanager
-def open_verifier(workspace: Workspace) -> Iterator["Verifier"]:
-    """The judge's processes and cache."""
-    from tasks.score.verifier import Verifier
-
+def open_verifier(workspace: Workspace) -> Iterator[Verifier]:
+    """Open the verifier's worker processes and cache."""
     score = workspace.config.score
     with Verifier(score.workers, score.timeout_s, score.memory_mb) as verifier:
         yield verifier
@@ -37,7 +35,7 @@ def open_verifier(workspace: Workspace) -> Iterator["Verifier"]:
 
 @contextmanager
 def open_trainer(workspace: Workspace) -> Iterator["Trainer"]:
-    """The policy that learns; it stays in memory between iterations."""
+    """Open the trainer. Its policy stays in memory between iterations."""
     from tasks.train.trainer import Trainer
 
     config = workspace.config

@@ -1,4 +1,4 @@
-"""What every stage of a run works with: its configuration, the store, and who is doing the work."""
+"""The workspace of a run: its configuration, store, cache and lease, used by every stage."""
 
 from pathlib import Path
 
@@ -13,21 +13,21 @@ from storage.versions.drafts import Provenance
 
 
 class Workspace:
-    """One run's configuration and store. A plain class, so that Prefect does not walk through it."""
+    """One run's configuration and store. It is a plain class, because Prefect does not traverse plain classes."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.store = Store.of(config.storage)
         self.cache = Path(config.storage.cache)
         self.lease: Lease | None = None
-        """The right to write the run; a flow holds it while it works."""
+        """The right to write the run; a flow holds it while it works. None: not held."""
 
     @property
     def name(self) -> str:
         return self.config.run.name
 
     def provenance(self) -> Provenance:
-        """The configuration and the flow run, for a manifest."""
+        """Return the configuration, the flow run and the lease, for a manifest."""
         run_id = runtime.flow_run.id
         return Provenance(
             config=self.config.model_dump(mode="json"),
@@ -36,13 +36,13 @@ class Workspace:
         )
 
     def trim_cache(self, *in_use: str) -> None:
-        """Keep the cache of a remote root within its size; the versions `in_use` stay."""
+        """Delete from the cache of a remote root what exceeds its size; keep the versions `in_use`."""
         if not self.store.is_local:
             trim(self.cache, int(self.config.storage.cache_gib * 2**30), in_use)
 
     @property
     def scratch(self) -> Path:
-        """For files on their way to the store; emptied when the run is opened, so a killed flow leaves nothing.
+        """The folder for files before they are stored. Opening the run empties it, so a killed flow leaves no files.
 
         Raises:
             StorageError: the folder cannot be created.
@@ -56,6 +56,6 @@ class Workspace:
 
     @property
     def label(self) -> str:
-        """Who is doing the work, for people to read."""
+        """The name of the flow run, for messages; empty outside of a flow run."""
         name = runtime.flow_run.name
         return f"flow run {name}" if name else ""

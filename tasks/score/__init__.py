@@ -1,1 +1,5 @@
-"""What an answer is worth: the verdict on it and the rewards made of verdicts."""
+"""The score stage: the verifier grades stored answers in worker processes, and the verdicts become scores.
+
+`scoring` reads trajectories and writes scores, `verifier` distributes answers to workers, `worker` limits them, `grade`
+calls math-verify.
+"""

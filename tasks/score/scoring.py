@@ -1,4 +1,4 @@
-"""Scores of a stored trajectory data set: every turn against the problem's solutions."""
+"""The scores of a stored trajectory data set: the verifier compares every turn with the problem's solutions."""
 
 import hashlib
 import importlib.metadata
@@ -16,14 +16,14 @@ from storage.versions.drafts import Draft
 from tasks.score.verifier import Verdict, Verifier
 
 NEEDED = ["trajectory_id", "turns", "solutions"]
-"""Columns of a trajectory data set that the judge reads."""
+"""Columns of a trajectory data set that scoring reads."""
 _BATCH_ROWS = 512
 _LIBRARIES = ("math-verify", "latex2sympy2_extended", "antlr4-python3-runtime", "sympy", "mpmath")
-_RULES = 2  # raise when the judge comes to other verdicts by a change of ours; 2: timeouts by processor time
+_RULES = 2  # raise it when a change of this project changes verdicts; 2: timeouts by processor time
 
 
 def scorer_fingerprint(settings: ScoreSettings) -> str:
-    """Names the judge: versions of its libraries, our rules and the limits that decide verdicts."""
+    """Return the verifier's name: a hash of its libraries' versions, our rules and the limits that decide verdicts."""
     identity = {
         **{name: importlib.metadata.version(name) for name in _LIBRARIES},
         "rules": _RULES,
@@ -39,12 +39,14 @@ def score_rows(
     settings: ScoreSettings,
     draft: Draft,
     rows_per_shard: int,
-    tell: Callable[[Score], None] = lambda _: None,
+    on_score: Callable[[Score], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Judge all turns of trajectory `rows` into shards of `draft`, a batch in memory at a time; `tell` hears each.
+    """Grade all turns of trajectory `rows` and write the scores into shards of `draft`; return metrics.
+
+    One batch of rows is in memory at a time. `on_score` gets every score.
 
     Raises:
-        ValueError: timeouts and errors pass `score.max_failure_share`.
+        ValueError: the share of timeouts and errors exceeds `score.max_failure_share`.
     """
     started = time.monotonic()
     verdicts: Counter[str] = Counter()
@@ -55,12 +57,12 @@ def score_rows(
             if score.reason and not example:
                 example = f"{score.trajectory_id} turn {score.turn}: {score.verdict}, {score.reason}"
             writer.write(score)
-            tell(score)
+            on_score(score)
     total, failures = verdicts.total(), verdicts["timeout"] + verdicts["error"]
     if total and failures / total > settings.max_failure_share:
         raise ValueError(
             f"{failures} of {total} answers ended in a timeout or an error, more than "
-            f"score.max_failure_share={settings.max_failure_share:g}; the first: {example}"
+            f"score.max_failure_share={settings.max_failure_share:g}; the first one is {example}"
         )
     return {"turns": total, "verdicts": dict(verdicts), "seconds": time.monotonic() - started}
 

@@ -1,28 +1,20 @@
-"""Task: judge the stored answers and commit the verdicts beside the trajectories."""
-
-from typing import TYPE_CHECKING
+"""The Prefect task that grades stored answers and commits the verdicts as scores, separate from the trajectories."""
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
 
 from storage import layout
 from storage.version_names import ScoresVersion, TrajectoriesVersion
-from storage.versions import manifests
+from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft
 from tasks.run.workspace import Workspace
-
-if TYPE_CHECKING:
-    from tasks.score.verifier import Verifier
+from tasks.score.scoring import NEEDED, score_rows, scorer_fingerprint
+from tasks.score.verifier import Verifier
 
 
 @task(name="score", task_run_name="score-{iteration}", cache_policy=NO_CACHE)
-def score(
-    workspace: Workspace, verifier: "Verifier", iteration: int, trajectories: TrajectoriesVersion
-) -> ScoresVersion:
-    """The version of the scores of `trajectories`."""
-    from storage.versions import datasets
-    from tasks.score.scoring import NEEDED, score_rows, scorer_fingerprint
-
+def score(workspace: Workspace, verifier: Verifier, iteration: int, trajectories: TrajectoriesVersion) -> ScoresVersion:
+    """Grade `trajectories`, unless their scores are committed; return the version of the scores."""
     store, settings = workspace.store, workspace.config
     version = layout.scores(workspace.name, iteration, scorer_fingerprint(settings.score))
     if manifests.committed(store, version):

@@ -1,16 +1,17 @@
-r"""Verdicts by math-verify, from processes that can be killed, each distinct pair judged once.
+r"""The verifier: math-verify in worker processes that can be killed. It grades each distinct pair once.
 
     with Verifier(workers=2) as verifier:
         verifier.grade([("so it is \\boxed{19}", ["19"]), ("1/2", ["0.5"])])  # two Verdicts, both correct
         await verifier.grade_async("\\boxed{19}", ["19"])                      # the same, in a rollout
 
-math-verify can run for ever (`9^{9^{9^{9}}}`), and its own timeouts work only in a main thread: so it
-runs in pebble's worker processes, a chunk of answers under one limit of time. Where a chunk passes it or
-its worker dies, its answers are judged again one by one, and only the guilty one is called `timeout` or `error`.
+math-verify can run for ever (`9^{9^{9^{9}}}`), and its own timeouts work only in a main thread. So it runs in pebble's
+worker processes, which get chunks of answers, each chunk with one time limit. If a chunk exceeds the limit or its
+worker dies, its answers are graded again one by one. Only the answer that causes it becomes a `timeout` or an `error`.
 
 The limit is processor time, which the kernel measures: a machine that stalls or has other work changes no verdict.
-A worker that dies otherwise, or that gets nowhere for minutes, proves nothing: its answer is judged again.
-Only what the judge itself said is kept; who asks for a timeout, a death or too much memory again is judged anew.
+If a worker dies for another reason, or makes no progress for minutes, that proves nothing: its answer is graded again.
+The cache keeps only verdicts that math-verify returned. After a timeout, a dead worker or too little memory, the next
+request for this pair is graded again.
 """
 
 import asyncio
@@ -42,23 +43,23 @@ logger = logging.getLogger(__name__)
 
 _LARGEST_CHUNK = 32
 _USEFUL_MB = 256
-"""Most answers need a fraction of it."""
+"""Memory for an answer; most answers need a fraction of it."""
 _USUAL_MB = 1024
-"""A judge and what a flow imports."""
+"""Memory of an idle worker, with everything that a flow imports."""
 _TRIES = 3
 _FAILURES = (TimeoutError, ProcessExpired, MemoryError)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the judge says about one answer.
+    """The verifier's result for one answer.
 
     Example: Verdict(name="correct", success=1.0, extracted="19", solution="19", reason="")
     """
 
     name: VerdictName
     success: float  # 1 or 0
-    extracted: str  # what the judge read out of the answer, cut to 500 characters
+    extracted: str  # the text that math-verify extracted from the answer, cut to 500 characters
     solution: str  # the gold solution that matched, or the first
     reason: str  # details of a timeout or an error
 
@@ -72,17 +73,17 @@ class _Request:
 
 
 class Verifier:
-    """Judges in `workers` processes. Safe to use from threads and event loops.
+    """The verifier, with `workers` worker processes. Threads and event loops may share it.
 
-    An answer gets `timeout_s` seconds of processor time and `memory_mb` MB on top of what an idle judge needs.
-    The verdicts of the last `cache_size` distinct pairs are kept, about 0.5 kB each.
+    An answer gets `timeout_s` seconds of processor time, and `memory_mb` MB above the memory of an idle worker.
+    The cache holds the verdicts of the last `cache_size` distinct pairs, about 0.5 kB each.
     """
 
     def __init__(
         self, workers: int = 2, timeout_s: float = 5, memory_mb: int = 2048, cache_size: int = 1_000_000
     ) -> None:
         self._workers, self._timeout_s, self._memory_mb = workers, timeout_s, memory_mb
-        self._patience_s = 60 + 10 * timeout_s  # by the clock: only against a worker that waits for ever
+        self._patience_s = 60 + 10 * timeout_s  # wall-clock limit, only against a worker that waits for ever
         self._lock = threading.Lock()
         self._closed = False
         self._pool = self._make_pool()
@@ -90,7 +91,7 @@ class Verifier:
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
         self._in_flight: dict[bytes, Future[Verdict]] = {}
         self.sent = 0
-        """Pairs that had to be judged so far; all others were answered from the cache."""
+        """Number of pairs sent to workers so far; the cache, or a pair already in flight, answered all others."""
         try:
             self._check_room()
         except BaseException:
@@ -104,33 +105,33 @@ class Verifier:
         self.close()
 
     def close(self) -> None:
-        """End the processes; whoever still waits for a verdict gets a RuntimeError."""
+        """End the processes; callers that still wait for a verdict get a RuntimeError."""
         self._closed = True
         _end(self._pool)
         with self._lock:
             waiting, self._in_flight = list(self._in_flight.values()), {}
-        for future in waiting:  # not every one hears from the pool that it has ended
+        for future in waiting:  # the pool does not complete all of them
             if not future.done():
                 future.set_exception(RuntimeError("the verifier was closed"))
 
     def _make_pool(self) -> ProcessPool:
-        # Spawned: forking this process, with its threads and models, would be unsafe.
+        # Workers are spawned: a fork of this process, with its threads and models, would be unsafe.
         context = multiprocessing.get_context("spawn")
         limits = [self._timeout_s, self._memory_mb]
         pool = ProcessPool(self._workers, initializer=worker.prepare, initargs=limits, context=context)
         try:
-            with interrupts.held(), _interrupts_blocked():  # no worker is half started; and Ctrl-C is not for workers
-                assert pool.active  # that starts them, and threads that replace them
+            with interrupts.held(), _interrupts_blocked():  # no interrupt during the start; no Ctrl-C for workers
+                assert pool.active  # this starts the workers, and threads that replace them
         except BaseException:  # an interrupt
             _end(pool)
             raise
         return pool
 
     def _check_room(self) -> None:
-        """Whether judges have memory to work with, where a hard limit decides; where none does, nothing is waited for.
+        """Check that workers have enough memory under a hard limit; without a hard limit, do not wait for workers.
 
         Raises:
-            ValueError: they have not; says which limit, and how much is needed.
+            ValueError: they have too little; names the limit and the memory that they need.
         """
         hard = hard_address_space()
         if hard is None:
@@ -140,32 +141,32 @@ class Verifier:
         try:
             idle, left = self._pool.schedule(worker.room).result()
         except (BrokenProcessPool, ProcessExpired) as error:
-            raise ValueError(f"no judge can start: {limit}; {_USUAL_MB + useful} MB are mostly enough") from error
+            raise ValueError(f"no worker can start: {limit}; {_USUAL_MB + useful} MB are mostly enough") from error
         if left < useful:
             raise ValueError(
-                f"judges have too little memory: {limit}, but an idle judge needs {idle} MB, "
-                f"and an answer {useful} MB on top: raise it to {idle + useful} MB or more"
+                f"workers have too little memory: {limit}, but an idle worker needs {idle} MB, "
+                f"and an answer {useful} MB more: raise it to {idle + useful} MB or more"
             )
         if left < self._memory_mb:
             logger.warning("answers have %d MB, less than score.memory_mb=%d: %s", left, self._memory_mb, limit)
 
     def _active_pool(self) -> ProcessPool:
-        """The pool; a new one where it broke, as it does when idle workers are killed from outside."""
+        """Return the pool; replace it if it is broken, as it is after idle workers were killed from outside."""
         with self._lock:
             if not self._pool.active and not self._closed:
                 self._pool = self._make_pool()
             return self._pool
 
     def grade(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> list[Verdict]:
-        """Verdicts on (answer, solutions) pairs, in order; any of the solutions counts."""
+        """Return the verdicts on (answer, solutions) pairs, in order; an answer may match any of its solutions."""
         return [future.result() for future in self._submit(pairs)]
 
     async def grade_async(self, answer: str, solutions: Sequence[str]) -> Verdict:
-        """Verdict on one pair, without blocking the event loop."""
+        """Return the verdict on one pair, without blocking the event loop."""
         return await asyncio.wrap_future(self._submit([(answer, solutions)])[0])
 
     def _submit(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> "list[Future[Verdict]]":
-        """A future for each pair; new pairs go out in chunks of neighbouring solutions, which are parsed once."""
+        """Return a future for each pair. Send new pairs in chunks, sorted so that equal solutions are parsed once."""
         futures, new = [], []
         with self._lock:
             for answer, solutions in pairs:
@@ -193,15 +194,15 @@ class Verifier:
     def _send(self, requests: Sequence[_Request], retries: int = _TRIES - 1) -> None:
         pairs = [(request.answer, request.solutions) for request in requests]
         try:
-            answer = self._active_pool().schedule(worker.grade_all, args=[pairs], timeout=self._patience_s)
-        except RuntimeError as error:  # closed
+            result = self._active_pool().schedule(worker.grade_all, args=[pairs], timeout=self._patience_s)
+        except RuntimeError as error:  # the verifier is closed
             self._give_up(requests, error)
             return
-        answer.add_done_callback(partial(self._receive, requests, retries))
+        result.add_done_callback(partial(self._receive, requests, retries))
 
-    def _receive(self, requests: Sequence[_Request], retries: int, answer: "ProcessFuture[Any]") -> None:
+    def _receive(self, requests: Sequence[_Request], retries: int, result: "ProcessFuture[Any]") -> None:
         try:
-            outcomes = answer.result()
+            outcomes = result.result()
         except BrokenProcessPool as error:
             if retries and not self._closed:
                 self._send(requests, retries - 1)
@@ -217,7 +218,7 @@ class Verifier:
             else:
                 self._settle(requests[0], self._failure(failure), keep=False)
             return
-        except Exception as error:  # noqa: BLE001 - raised again where the verdicts are awaited
+        except Exception as error:  # noqa: BLE001 - passed to the callers that wait for the verdicts
             self._give_up(requests, error)
             return
         for request, outcome in zip(requests, outcomes, strict=True):
@@ -235,7 +236,7 @@ class Verifier:
             return "timeout", "", 0, f"no end within {self._patience_s:g} s, {_TRIES} times"
         if isinstance(failure, MemoryError):
             return "error", "", 0, f"needs more than {failure}"
-        return "error", "", 0, f"the judge's process died {_TRIES} times: {failure}"
+        return "error", "", 0, f"the worker died {_TRIES} times: {failure}"
 
     def _settle(self, request: _Request, outcome: worker.Graded, *, keep: bool) -> None:
         name, extracted, index, reason = outcome
@@ -254,14 +255,14 @@ def _is_out_of_time(failure: BaseException) -> bool:
 
 
 def _is_proof(failure: BaseException) -> bool:
-    """Whether the answer is to blame for certain: its worker met a limit, and did not just die or stand still."""
+    """Return whether the answer certainly caused the failure: it met a limit, its worker did not just die or hang."""
     return isinstance(failure, MemoryError) or _is_out_of_time(failure)
 
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Processes and threads that start within the block inherit that SIGINT does not reach them."""
-    resource_tracker.ensure_running()  # its start would unblock them
+    """Block SIGINT for the processes and threads that start in the block."""
+    resource_tracker.ensure_running()  # a start in the block would unblock SIGINT
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -276,9 +277,9 @@ def _end(pool: ProcessPool) -> None:
 
 def _request(answer: str, solutions: Sequence[str]) -> _Request:
     if isinstance(solutions, str) or not solutions:
-        raise ValueError(f"solutions={solutions!r} must be a list of 1 or more gold answers")
+        raise ValueError(f"solutions={solutions!r}: give a list of 1 or more gold answers")
     pair = (answer, tuple(solutions))
     key = hashlib.blake2b(repr(pair).encode(), digest_size=16).digest()  # repr escapes lone surrogates
     future: Future[Verdict] = Future()
-    future.set_running_or_notify_cancel()  # others may wait for it: who is cancelled must not cancel it for all
+    future.set_running_or_notify_cancel()  # callers share it: the cancellation of one must not cancel it for all
     return _Request(key, *pair, future)

@@ -1,4 +1,4 @@
-"""What the verifier's worker processes run around the judge; imports nothing heavy, so the parent may."""
+"""The code of the verifier's workers, with their limits; imports nothing heavy, because the parent imports it too."""
 
 import importlib
 from collections.abc import Sequence
@@ -12,43 +12,43 @@ if TYPE_CHECKING:
 GRADE_MODULE = "tasks.score.grade"
 
 Graded = tuple["VerdictName", str, int, str]
-"""Verdict name, extracted, which solution (from 0), reason."""
+"""Verdict name, extracted text, index of the solution, reason."""
 
 _MB = 2**20
 _timeout_s = 0.0
-_idle = _memory = 0  # bytes: of an idle judge, and what it may have at most
+_idle = _memory = 0  # bytes of an idle worker, and most bytes of a worker
 
 
 def prepare(timeout_s: float, memory_mb: int) -> None:
-    """Once in a new worker: it ends with its parent, and has limits from here on.
+    """Prepare a new worker, once: it ends with its parent, and gets its limits.
 
-    A call of `grade_all` may use `timeout_s` seconds of processor time and `memory_mb` MB more than an idle judge.
+    A call of `grade_all` may use `timeout_s` seconds of processor time and `memory_mb` MB more than an idle worker.
     """
     global _timeout_s, _idle, _memory
     prepare_for_limits()
-    _judge_all([("\\boxed{\\frac{1}{2}}", ("0.5",))])  # the first one builds the grammar, outside of any limit
+    _grade_all([("\\boxed{\\frac{1}{2}}", ("0.5",))])  # the first call builds the grammar, without limits
     _idle = address_space()
     _timeout_s, _memory = timeout_s, min(_idle + memory_mb * _MB, hard_address_space() or 2**63)
 
 
 def room() -> tuple[int, int]:
-    """MB of an idle judge, and MB that an answer may use on top of them."""
+    """Return the MB of an idle worker, and the MB that an answer may use in addition."""
     return _idle // _MB, (_memory - _idle) // _MB
 
 
 def grade_all(pairs: Sequence[tuple[str, tuple[str, ...]]]) -> list[Graded]:
-    """Outcomes of (answer, solutions) pairs, in order. The kernel ends the process when their time is used up.
+    """Grade (answer, solutions) pairs, in order. The kernel ends the process when their time is used up.
 
     Raises:
-        MemoryError: they need more memory than they may; says how much that is.
+        MemoryError: they exceed the memory limit; the message is the limit.
     """
     try:
-        with limited(_timeout_s, _memory):  # messages between processes are not the answers' fault
-            return _judge_all(pairs)
+        with limited(_timeout_s, _memory):  # the limits do not include the messages between processes
+            return _grade_all(pairs)
     except MemoryError:
         raise MemoryError(f"{room()[1]} MB") from None
 
 
-def _judge_all(pairs: Sequence[tuple[str, tuple[str, ...]]]) -> list[Graded]:
+def _grade_all(pairs: Sequence[tuple[str, tuple[str, ...]]]) -> list[Graded]:
     grade = importlib.import_module(GRADE_MODULE).grade
     return [grade(answer, solutions) for answer, solutions in pairs]

@@ -12,23 +12,23 @@ from tasks.train.samples import Floats, Logprobs, Sample
 
 @dataclass(slots=True)
 class Columns:
-    """What is known of one sample's A action tokens when it is trained on. None: not needed."""
+    """The training data of one sample's A action tokens. None: not needed."""
 
     advantages: Floats  # A
-    proximal: Logprobs | None = None  # A; None: of the pass that trains, where the weights are still the same
+    proximal: Logprobs | None = None  # A; None: the training pass computes them, since the weights are still the same
     reference: Logprobs | None = None  # A
-    values: Logprobs | None = None  # A, the critic's before the update, normalised
+    values: Logprobs | None = None  # A, the critic's values before the update, normalised
     returns: Floats | None = None  # A, normalised
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One sequence of a sample, which has several where a chat template rewrote history."""
+    """One sequence of a sample. A sample has several if a chat template rewrote history."""
 
-    sample: int
+    sample: int  # index of the sample
     start: int  # token_ids[start:end]
     end: int
-    actions: slice  # of the sample's action tokens
+    actions: slice  # its part of the sample's action tokens
 
     @property
     def length(self) -> int:
@@ -37,7 +37,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """What one forward pass sees: B sequences of up to T tokens, A action tokens in all of them together."""
+    """The input of one forward pass: B sequences of up to T tokens, with A action tokens in total."""
 
     trajectory_ids: list[str]  # B
     lengths: list[int]  # B, tokens without padding
@@ -46,23 +46,24 @@ class MicroBatch:
     columns: Tensor  # [A] int64, its position in the sequence, never 0
     behaviour: Tensor  # [A] float32
     advantages: Tensor  # [A] float32
-    proximal: Tensor | None = None  # [A] float32, and so below; see `Columns`
+    proximal: Tensor | None = None  # [A] float32, like the three below; see `Columns`
     reference: Tensor | None = None
     values: Tensor | None = None
     returns: Tensor | None = None
 
 
 Minibatch = list[MicroBatch]
-"""What one optimizer step sees."""
+"""The micro-batches of one optimizer step."""
 
 
 def draw_minibatches(samples: Sequence[Sample], count: int, generator: torch.Generator) -> list[list[int]]:
-    """Splits the samples at random, by whole groups (problems), into `count` parts, fewer where groups are fewer.
+    """Split the samples at random into `count` minibatches of whole groups, or fewer if there are fewer groups.
 
-    Never by length: length goes with success, and minibatches that differ in it pull the policy apart.
+    Samples are not sorted by length: length correlates with success, and minibatches of different lengths would pull
+    the policy in different directions.
 
     Returns:
-        for each minibatch the indices of its samples.
+        the indices of its samples, for each minibatch.
     """
     groups: dict[str, list[int]] = {}
     for index, sample in enumerate(samples):
@@ -76,27 +77,30 @@ def draw_minibatches(samples: Sequence[Sample], count: int, generator: torch.Gen
 def make_minibatch(
     samples: Sequence[Sample], columns: Sequence[Columns], indices: Iterable[int], budget: int, device: torch.device
 ) -> Minibatch:
-    """The samples at `indices` in micro-batches of `budget` padded tokens; tokens out of the loss are left out."""
+    """Collate the samples at `indices` into micro-batches of at most `budget` padded tokens.
+
+    Leave out action tokens that are not in the loss, and sequences without any action token in the loss.
+    """
     trained = [piece for piece in pieces(samples, indices) if samples[piece.sample].in_loss[piece.actions].any()]
     return [collate(samples, columns, part, device) for part in cut_by_length(trained, budget)]
 
 
 def pieces(samples: Sequence[Sample], indices: Iterable[int]) -> list[Piece]:
-    """The sequences of the samples at `indices`."""
-    found = []
+    """List the sequences of the samples at `indices`."""
+    sequences = []
     for index in indices:
         sample = samples[index]
         bounds = [*sample.starts.tolist(), len(sample.token_ids)]
         splits = np.searchsorted(sample.actions, bounds).tolist()
         for start, end, first, last in zip(bounds, bounds[1:], splits, splits[1:], strict=False):
-            found.append(Piece(index, start, end, slice(first, last)))
-    return found
+            sequences.append(Piece(index, start, end, slice(first, last)))
+    return sequences
 
 
 def cut_by_length(items: Sequence[Piece], budget: int) -> list[list[Piece]]:
-    """Cuts pieces into micro-batches of at most `budget` padded tokens (B * T); a longer piece stands alone.
+    """Cut pieces into micro-batches of at most `budget` padded tokens (B * T); a longer piece is a micro-batch alone.
 
-    The longest come first: padding is small, and memory that does not suffice shows at once.
+    The longest pieces come first: this keeps the padding small, and a lack of memory shows at once.
     """
     rest, parts = sorted(items, key=lambda piece: (-piece.length, piece.sample, piece.start)), []
     while rest:
@@ -109,22 +113,23 @@ def cut_by_length(items: Sequence[Piece], budget: int) -> list[list[Piece]]:
 def collate(
     samples: Sequence[Sample], columns: Sequence[Columns], part: Sequence[Piece], device: torch.device
 ) -> MicroBatch:
-    """Stacks B pieces into tensors."""
-    kept = [samples[piece.sample].in_loss[piece.actions] for piece in part]
+    """Collate B pieces into one micro-batch."""
+    masks = [samples[piece.sample].in_loss[piece.actions] for piece in part]
 
-    def gather(of: Callable[[int], np.ndarray]) -> Tensor:
-        """[A], from the [A] of each sample."""
-        arrays = [of(piece.sample)[piece.actions][mask] for piece, mask in zip(part, kept, strict=True)]
+    def gather(array_of: Callable[[int], np.ndarray]) -> Tensor:
+        """Join the entries of the pieces' tokens in the loss into one tensor [A]."""
+        arrays = [array_of(piece.sample)[piece.actions][mask] for piece, mask in zip(part, masks, strict=True)]
         return torch.from_numpy(np.concatenate(arrays)).to(device)
 
     def column(name: str) -> Tensor | None:
-        known = [getattr(columns[piece.sample], name) is not None for piece in part]
-        return gather(lambda index: getattr(columns[index], name)).float() if all(known) else None
+        present = [getattr(columns[piece.sample], name) is not None for piece in part]
+        return gather(lambda index: getattr(columns[index], name)).float() if all(present) else None
 
     positions = [
-        samples[piece.sample].actions[piece.actions][mask] - piece.start for piece, mask in zip(part, kept, strict=True)
+        samples[piece.sample].actions[piece.actions][mask] - piece.start
+        for piece, mask in zip(part, masks, strict=True)
     ]
-    rows = np.repeat(np.arange(len(part)), [len(mine) for mine in positions])
+    rows = np.repeat(np.arange(len(part)), [len(of_piece) for of_piece in positions])
     return MicroBatch(
         trajectory_ids=[samples[piece.sample].trajectory_id for piece in part],
         lengths=[piece.length for piece in part],
@@ -141,7 +146,7 @@ def collate(
 
 
 def stack_tokens(samples: Sequence[Sample], part: Sequence[Piece], device: torch.device) -> Tensor:
-    """Token ids [B, T] of B pieces, padded with 0 at the right."""
+    """Stack the token ids of B pieces into [B, T], padded with 0 at the right."""
     tokens = np.zeros((len(part), max(piece.length for piece in part)), np.int64)
     for row, piece in zip(tokens, part, strict=True):
         row[: piece.length] = samples[piece.sample].token_ids[piece.start : piece.end]

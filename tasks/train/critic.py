@@ -1,4 +1,4 @@
-"""The critic: values of action tokens, from a head on the policy or a model of its own."""
+"""The critic: it estimates the values of action tokens, by a head on the policy or by a model of its own."""
 
 import math
 from collections.abc import Iterator
@@ -16,23 +16,24 @@ from tasks.train.policy import load_policy
 
 Number = TypeVar("Number", Tensor, float)
 
-_SMALLEST_VARIANCE = 1e-2  # returns that hardly vary are not blown up
+_SMALLEST_VARIANCE = 1e-2  # keeps returns that hardly vary from being scaled up
 
 
 class ValueNorm:
-    """Running mean and standard deviation of returns, in float64.
+    """The running mean and standard deviation of returns, in float64.
 
-    `exp`: `m <- beta m + (1 - beta) batch mean`, the same for the squares, divided by what the weights add up to
-    (debiased); `ma`: over all returns seen; `none`: 0 and 1. Source: PPO in AReaL (arXiv 2505.24298).
+    `exp`: `m <- beta m + (1 - beta) batch mean`, and the same for the squares, divided by the sum of the weights
+    (debiased). `ma`: over all returns seen. `none`: mean 0 and standard deviation 1.
+    Source: PPO in AReaL (arXiv 2505.24298).
     """
 
     def __init__(self, kind: str, beta: float) -> None:
         self._kind, self._beta = kind, beta
         self.sums = [0.0, 0.0, 0.0]
-        """Of weights, weighted values and weighted squares."""
+        """Sums of the weights, of the weighted values and of the weighted squares."""
 
     def update(self, returns: Tensor) -> None:
-        """Takes in a batch [A]."""
+        """Add a batch of returns [A] to the statistics."""
         if self._kind == "none":
             return
         values = returns.double()
@@ -53,23 +54,23 @@ class ValueNorm:
         return math.sqrt(max(_SMALLEST_VARIANCE, self.sums[2] / self.sums[0] - self.mean**2))
 
     def normalise(self, values: Number) -> Number:
-        """From units of returns to what the critic learns."""
+        """Convert from units of returns to the normalised units that the critic learns."""
         return (values - self.mean) / self.std
 
     def denormalise(self, values: Number) -> Number:
-        """From what the critic says to units of returns."""
+        """Convert from the critic's normalised units to units of returns."""
         return values * self.std + self.mean
 
 
 class Critic:
-    """A linear head, zero at first, on the last hidden states of `backbone`.
+    """A linear head, initialised with zeros, on the last hidden states of the policy or of a model of its own.
 
     Args:
         knobs: the configuration's `ppo.critic`.
         policy: the policy in training, whose hidden states a value head reads.
-        first: folder of policy version 0, with which a model of its own begins.
-        ppo: device and the like.
-        optimizer: of the policy; a model of its own gets another AdamW with these knobs.
+        first: folder of policy version 0; a model of its own starts from these weights.
+        ppo: how a model of its own is loaded (device, gradient checkpointing).
+        optimizer: the policy's knobs; a model of its own gets another AdamW with these knobs.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Critic:
         self.knobs = knobs
         self.own: PreTrainedModel | None = None
         self.adamw: torch.optim.AdamW | None = None
-        """Of a model of its own; the parameters of a head on the policy are stepped with the policy's."""
+        """The optimizer of a model of its own; None for a head on the policy, which the policy's optimizer steps."""
         self.norm = ValueNorm(knobs.value_norm, knobs.value_norm_beta)
         self.head = nn.Linear(policy.config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
@@ -89,7 +90,7 @@ class Critic:
             self.adamw = make_adamw([(knobs.lr or optimizer.lr, self.parameters())], optimizer)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What belongs to the critic alone; without the output layer of a language model."""
+        """Iterate over the parameters of the critic alone, without the output layer of a language model."""
         if self.own is not None:
             for name, parameter in self.own.base_model.named_parameters():
                 yield f"model.{name}", parameter
@@ -100,7 +101,7 @@ class Critic:
         return [parameter for _, parameter in self.named_parameters()]
 
     def read(self, states: Tensor) -> Tensor:
-        """Values [...] in normalised units from hidden states [..., H], in float32."""
+        """Compute values [...] in normalised units from hidden states [..., H], in float32."""
         with torch.autocast(states.device.type, enabled=False):
             values: Tensor = self.head(states.float()).squeeze(-1)
         return values

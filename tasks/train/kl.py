@@ -7,10 +7,10 @@ from configs.schema import KLEstimator
 
 
 def kl_estimate(logp: Tensor, reference: Tensor, estimator: KLEstimator) -> Tensor:
-    """Estimates KL(policy ‖ reference) at tokens of the policy: with d = logp - reference, k1 = d, k2 = d²/2,
-    k3 = exp(-d) - 1 + d, of each token.
+    """Estimate KL(policy ‖ reference) for each token that the policy sampled.
 
-    In a loss the gradient of k1 is zero on average, that of k2 is the reverse KL's, that of k3 the forward KL's.
+    With d = logp - reference: k1 = d, k2 = d²/2, k3 = exp(-d) - 1 + d. In a loss the mean gradient of k1 is zero, the
+    gradient of k2 is that of the reverse KL, and the gradient of k3 is that of the forward KL.
     Source: J. Schulman, Approximating KL Divergence (2020).
     """
     d = logp - reference
@@ -22,16 +22,16 @@ def kl_estimate(logp: Tensor, reference: Tensor, estimator: KLEstimator) -> Tens
 
 
 def adapt_kl_coefficient(kl_ctl: float, kl: float, trajectories: int, target: float, horizon: float) -> float:
-    """The coefficient after an update: `kl_ctl * (1 + clip(kl / target - 1, ±0.2) * trajectories / horizon)`.
+    """Return the coefficient after an update: `kl_ctl * (1 + clip(kl / target - 1, ±0.2) * trajectories / horizon)`.
 
     Source: Ziegler et al. (arXiv 1909.08593, section 2.2).
 
     Args:
         kl_ctl: the present coefficient.
         kl: mean KL of a trajectory, in nats.
-        trajectories: how many were observed.
-        target: the KL wished for.
-        horizon: trajectories over which the coefficient follows.
+        trajectories: number of trajectories in the update.
+        target: the desired KL, in nats.
+        horizon: number of trajectories over which the coefficient adapts.
     """
     error = max(-0.2, min(0.2, kl / target - 1))
     return kl_ctl * (1 + error * trajectories / horizon)

@@ -1,4 +1,4 @@
-"""Logprobs of action tokens, without the logits of all tokens in memory at once."""
+"""Logprobs of action tokens, computed without the logits of all tokens in memory at once."""
 
 import torch
 from torch import Tensor, nn
@@ -9,36 +9,36 @@ from transformers import PreTrainedModel
 def action_logprobs(
     model: PreTrainedModel, tokens: Tensor, rows: Tensor, columns: Tensor, temperature: float, chunk_tokens: int
 ) -> tuple[Tensor, Tensor]:
-    """Logprob of each action token under the model, and the entropy of the distribution it was drawn from.
+    """Compute each action token's logprob under the model, and the entropy of the model's distribution there.
 
-    Equals `log_softmax(model(tokens).logits / temperature)` at the action tokens, in float32.
+    The logprobs equal `log_softmax(model(tokens).logits / temperature)` at the action tokens, in float32.
 
     Args:
-        model: with an output layer on top of `base_model`.
+        model: a model with an output layer on top of `base_model`.
         tokens: [B, T], padded at the right.
         rows: [A], the sequence of each action token.
-        columns: [A], its position there, never 0.
-        temperature: divides the logits, as it did when sampling.
-        chunk_tokens: action tokens whose logits exist at one time.
+        columns: [A], its position in that sequence, never 0.
+        temperature: divides the logits, as in sampling.
+        chunk_tokens: number of action tokens whose logits are in memory at one time.
 
     Returns:
-        logprobs [A] float32 and entropies [A] float32 in nats, these without gradient.
+        logprobs [A] float32, and entropies [A] float32 in nats without gradient.
     """
     states = predicting(hidden_states(model, tokens[:, :-1]), rows, columns)
     return read_out(model.get_output_embeddings(), states, tokens[rows, columns], temperature, chunk_tokens)
 
 
 def hidden_states(model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """Last hidden states [B, T, H] of `tokens` [B, T], padded at the right.
+    """Compute the last hidden states [B, T, H] of `tokens` [B, T], padded at the right.
 
-    No attention mask: padding stands to the right of all tokens, where causal attention does not look.
+    No attention mask is needed: the padding is to the right of all tokens, and causal attention only reads to the left.
     """
     states: Tensor = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
     return states
 
 
 def predicting(hidden: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """States [A, H] of the positions before those at `rows`, `columns`, from states [B, T, H]."""
+    """Select the states [A, H] that predict the tokens at `rows`, `columns`: those one position earlier."""
     return hidden.flatten(0, 1).index_select(0, rows * hidden.shape[1] + columns - 1)
 
 
@@ -51,11 +51,11 @@ def read_out(
     *,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Logprobs [A] of `targets` [A] and entropies [A] from hidden states [A, H], `chunk_tokens` at a time.
+    """Compute logprobs [A] of `targets` [A] and entropies [A] from hidden states [A, H], `chunk_tokens` at a time.
 
-    Each chunk's logits are computed again in the backward pass, so memory never holds those of more than one.
-    Whatever a model does to its logits after the output layer (soft-capping, scaling) is left out; the canary
-    shows it.
+    The backward pass recomputes each chunk's logits, so memory never holds the logits of more than one chunk.
+    Changes that a model makes to its logits after the output layer (soft-capping, scaling) are not applied; the
+    canary shows the difference.
     """
     if len(targets) <= chunk_tokens:
         return _read_chunk(head, states, targets, temperature, entropy_gradient)
@@ -70,7 +70,10 @@ def read_out(
 
 
 def output_logits(head: nn.Module, states: Tensor) -> Tensor:
-    """Logits [A, V] of hidden states [A, H], in float32 also under autocast: large ones in bfloat16 err by 0.03."""
+    """Compute logits [A, V] from hidden states [A, H], in float32 also under autocast.
+
+    Large logits in bfloat16 have errors of 0.03.
+    """
     with torch.autocast(states.device.type, enabled=False):
         logits: Tensor = head(states.float())
     return logits

@@ -1,6 +1,6 @@
 """The losses of PPO, as pure functions of tensors [A]: one entry for each action token.
 
-Callers sum them and divide by N, the action tokens of the whole minibatch.
+The caller sums them and divides by N, the number of action tokens in the whole minibatch.
 """
 
 from typing import Literal, NamedTuple
@@ -10,19 +10,19 @@ from torch import Tensor
 
 
 class PolicyLoss(NamedTuple):
-    """Of each of A action tokens; all but the loss without gradient."""
+    """The policy loss of A action tokens. Only `loss` has a gradient."""
 
     loss: Tensor  # [A]
     ratio: Tensor  # [A], policy / proximal
-    clipped: Tensor  # [A] bool, whether the clip took the token's gradient away
-    dual_clipped: Tensor  # [A] bool, whether the dual clip did
+    clipped: Tensor  # [A] bool, true if the clip removed the token's gradient
+    dual_clipped: Tensor  # [A] bool, true if the dual clip removed it
 
 
 class ValueLoss(NamedTuple):
-    """Of each of A action tokens; `clipped` without gradient."""
+    """The value loss of A action tokens. `clipped` has no gradient."""
 
     loss: Tensor  # [A]
-    clipped: Tensor  # [A] bool, whether the clipped value's error was the larger
+    clipped: Tensor  # [A] bool, true if the clipped value had the larger error
 
 
 def policy_loss(
@@ -34,23 +34,23 @@ def policy_loss(
     eps_clip_higher: float | None = None,
     c_clip: float | None = None,
 ) -> PolicyLoss:
-    """Decoupled PPO: `-w * min(ratio * A, clip(ratio, 1 - eps_clip, 1 + eps_clip_higher) * A)` for each token.
+    """Compute decoupled PPO: `-w * min(ratio * A, clip(ratio, 1 - eps_clip, 1 + eps_clip_higher) * A)` for each token.
 
-    `ratio = exp(logp - proximal)`. The clip centres on the proximal policy (the weights before the update), and w
+    `ratio = exp(logp - proximal)`. The clip is centred on the proximal policy (the weights before the update), and w
     corrects for tokens that an older or otherwise different policy sampled. With proximal = behaviour and w = 1
-    this is plain PPO. With `c_clip` the objective of a token with A < 0 is not below `c_clip * A` (before w):
-    one bad token that became far likelier does not rule the minibatch.
+    this is plain PPO. With `c_clip` the objective of a token with A < 0 is not below `c_clip * A` (before w), so one
+    bad token that became far more likely cannot dominate the minibatch.
     Source: PPO (arXiv 1707.06347, equation 7), AReaL's decoupled objective (2505.24298), clip-higher of DAPO
     (2503.14476), dual clip (1912.09729, equation 5).
 
     Args:
-        logp: [A], under the weights in training, with gradient; the others are constants.
-        proximal: [A], under the weights before the update.
-        weight: [A], w, of `behaviour_weights`.
+        logp: [A], logprobs under the weights in training, with gradient; the other tensors are constants.
+        proximal: [A], logprobs under the weights before the update.
+        weight: [A], w, from `behaviour_weights`.
         advantages: [A].
-        eps_clip: width of the clip below 1, and above where `eps_clip_higher` is None.
+        eps_clip: width of the clip below 1, and also above 1 if `eps_clip_higher` is None.
         eps_clip_higher: width of the clip above 1.
-        c_clip: more than 1; None does without.
+        c_clip: the dual clip, more than 1; None: no dual clip.
     """
     ratio = torch.exp(logp - proximal)
     surrogate = ratio * advantages
@@ -73,18 +73,18 @@ def behaviour_weights(
     mode: Literal["truncate", "mask"] = "truncate",
     level: Literal["token", "sequence"] = "token",
 ) -> Tensor:
-    """`w = exp(proximal - behaviour)`, [A]; of a sequence, the geometric mean over its action tokens.
+    """Compute `w = exp(proximal - behaviour)`, [A]; for a sequence, the geometric mean over its action tokens.
 
-    Above the cap `truncate` gives the cap, `mask` gives 0; a masked token still counts in N.
+    If w is above the cap, `truncate` gives the cap and `mask` gives 0. A masked token still counts in N.
     Source: truncated importance sampling (Ionides 2008), as verl and prime-rl use it for rollouts.
 
     Args:
         proximal: [A].
         behaviour: [A].
         rows: [A], the sequence of each token.
-        cap: None leaves w as it is.
-        mode: what becomes of a larger w.
-        level: whether tokens or sequences are weighed.
+        cap: the largest w; None: no limit.
+        mode: how a larger w is changed.
+        level: `token`: one w for each token; `sequence`: one w for all tokens of a sequence.
     """
     difference = proximal - behaviour
     if level == "sequence":
@@ -100,13 +100,13 @@ def behaviour_weights(
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, value_eps_clip: float) -> ValueLoss:
-    """The larger squared error of the value and of the clipped value, halved.
+    """Compute half of the larger squared error of the value and of the clipped value.
 
     `max((V - R)², (old + clip(V - old, ±eps) - R)²) / 2`. Source: PPO's reference implementation (2017).
 
     Args:
         values: [A], with gradient.
-        old: [A], before the update.
+        old: [A], values before the update.
         returns: [A].
         value_eps_clip: how far a value may move from the old one.
     """

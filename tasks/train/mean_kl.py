@@ -1,4 +1,4 @@
-"""How far a policy has gone from another."""
+"""The mean KL divergence between two policies."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -22,32 +22,34 @@ def mean_kl(
     temperature: float,
     precision: AbstractContextManager[object],
 ) -> float:
-    """Mean KL(policy ‖ other) of the next token where the samples have action tokens, in nats.
+    """Compute the mean KL(policy ‖ other) of the next-token distributions at the action tokens, in nats.
 
-    Summed over the whole vocabulary, so it holds for two policies of which neither sampled the tokens.
+    Each KL is a sum over the whole vocabulary, so it is also right if neither policy sampled the tokens.
 
     Args:
         policy: one policy.
-        other: another one, of the same vocabulary.
+        other: another policy with the same vocabulary.
         samples: 1 or more.
         ppo: sizes of the passes.
-        temperature: divides the logits of both.
-        precision: a context in which the models run.
+        temperature: divides the logits of both policies.
+        precision: the context in which the models run.
     """
 
-    def look(tokens: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    def score_tokens(tokens: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         states = [predicting(hidden_states(model, tokens[:, :-1]), rows, columns) for model in (policy, other)]
-        chunks = zip(*(each.split(ppo.logprob_chunk_tokens) for each in states), strict=True)
-        return torch.cat([_kl(*map(read_out, (policy, other), chunk)) for chunk in chunks])
+        chunks = zip(*(of_model.split(ppo.logprob_chunk_tokens) for of_model in states), strict=True)
+        return torch.cat([_kl(*map(vocabulary_logprobs, (policy, other), chunk)) for chunk in chunks])
 
-    def read_out(model: PreTrainedModel, states: Tensor) -> Tensor:
+    def vocabulary_logprobs(model: PreTrainedModel, states: Tensor) -> Tensor:
         return (output_logits(model.get_output_embeddings(), states) / temperature).log_softmax(-1)
 
     with precision:
-        found = score_action_tokens(look, samples, range(len(samples)), ppo.micro_batch_tokens, policy.device)
-    return float(np.concatenate([*found.values()]).mean(dtype=np.float64))
+        divergences = score_action_tokens(
+            score_tokens, samples, range(len(samples)), ppo.micro_batch_tokens, policy.device
+        )
+    return float(np.concatenate([*divergences.values()]).mean(dtype=np.float64))
 
 
 def _kl(logp: Tensor, other: Tensor) -> Tensor:
-    """Of each row [A] of two arrays of logprobs [A, V]: sum p (log p - log q)."""
+    """Compute sum p (log p - log q), [A], of two arrays of logprobs [A, V]."""
     return (logp.exp() * (logp - other)).sum(-1)

@@ -1,4 +1,4 @@
-"""Metrics of an update: flat names, plain floats. A metric of which nothing was observed is left out.
+"""Metrics of an update: flat names, plain floats. A metric without observations is left out.
 
 Turns count from 1 in the names (`success/turn_1`). Token metrics are means over action tokens.
 """
@@ -19,12 +19,13 @@ Metrics = dict[str, float]
 
 
 def sample_metrics(samples: Sequence[Sample], version: int) -> Metrics:
-    """What the data say, whatever the weights.
+    """Compute the metrics that depend on the data alone, not on the weights.
 
-    `success/fix_rate`: of the wrong turns that were followed by another, the share followed by a right one;
-    `success/break_rate`: of the right ones, the share followed by a wrong one. A sequence is correct where its
-    last turn is. `share/zero_variance`: of the groups by problem and turn. Staleness: `version`, which the
-    weights have before the update, minus the version that sampled a token.
+    `success/fix_rate`: among the wrong turns that another turn follows, the share with a right next turn.
+    `success/break_rate`: among the right turns that another turn follows, the share with a wrong next turn.
+    `length/correct`, `length/wrong`: an episode is correct if its last turn is right.
+    `share/zero_variance`: share of the groups (turns of one problem with one turn index) whose returns are all equal.
+    `staleness/*`: `version`, the policy version before the update, minus the policy version that sampled a token.
     """
     groups, returns = turn_groups(samples), np.concatenate([sample.returns for sample in samples])
     staleness = version - np.concatenate([sample.versions for sample in samples])
@@ -46,18 +47,19 @@ def sample_metrics(samples: Sequence[Sample], version: int) -> Metrics:
 
 
 def value_metrics(values: Floats, returns: Floats) -> Metrics:
-    """How well the critic foresaw the returns [A] before the update: 1 is perfect, 0 as good as their mean."""
+    """Compute how well the critic predicted the returns [A] before the update: 1: perfectly, 0: like their mean."""
     variance = float(returns.var())
     return {"value/explained_variance": 1 - float((returns - values).var()) / variance} if variance else {}
 
 
 def step_metrics(steps: Sequence[Step], ppo: PPO) -> Metrics:
-    """How the models moved on the action tokens, in the passes that trained them.
+    """Compute how the models changed at the action tokens, from the training passes.
 
-    `kl_*` estimates KL(other ‖ policy) by Schulman's k3 at tokens of the other policy, and KL(policy ‖ reference)
-    likewise. `weight/effective_share` is the effective sample size `(sum w)² / sum w²` over the number of tokens.
-    `proximal/*_difference` is the mismatch between trainer and engine: over all tokens where proximal logprobs are
-    recomputed, else over those of the first minibatch, whose weights are still those that sampled.
+    `policy/kl_behaviour`, `policy/kl_proximal`: Schulman's k3 estimate of KL(other ‖ policy).
+    `policy/kl_reference`: the same estimate of KL(policy ‖ reference).
+    `weight/effective_share`: the effective sample size `(sum w)² / sum w²` divided by the number of tokens.
+    `proximal/*_difference`: the mismatch between the logprobs of trainer and engine. It covers all tokens if proximal
+    logprobs are recomputed, else the tokens of the first minibatch, whose weights are still those that sampled.
     """
     outcomes = [outcome for step in steps for outcome in step.outcomes]
     logp, behaviour = _join(o.logp for o in outcomes), _join(o.batch.behaviour for o in outcomes)
@@ -114,18 +116,18 @@ def _means(group: str, values: dict[str, np.ndarray]) -> Metrics:
 def _mismatch(steps: Sequence[Step], ppo: PPO) -> dict[str, Tensor]:
     recomputed = ppo.use_decoupled_loss and ppo.recompute_logprob
     outcomes: list[StepResult] = [o for step in (steps if recomputed else steps[:1]) for o in step.outcomes]
-    own = _join((o.proximal if recomputed else o.logp) for o in outcomes)
-    difference = (_join(o.batch.behaviour for o in outcomes) - own).abs()
+    trainer_logp = _join((o.proximal if recomputed else o.logp) for o in outcomes)
+    difference = (_join(o.batch.behaviour for o in outcomes) - trainer_logp).abs()
     return {"proximal/mean_difference": difference.mean(), "proximal/max_difference": difference.max()}
 
 
 def _weight(weight: Tensor) -> dict[str, Tensor]:
-    share = weight.sum() ** 2 / (weight**2).sum().clamp(min=1e-300) / len(weight)  # all may be masked
+    share = weight.sum() ** 2 / (weight**2).sum().clamp(min=1e-300) / len(weight)  # clamped: all weights may be masked
     return {"weight/mean": weight.mean(), "weight/max": weight.max(), "weight/effective_share": share}
 
 
 def _k3(at: Tensor, other: Tensor) -> Tensor:
-    """Mean k3 estimate of KL(at ‖ other), at tokens of `at`."""
+    """Compute the mean k3 estimate of KL(at ‖ other), at tokens that are taken as sampled by `at`."""
     return kl_estimate(at, other, "k3").mean()
 
 

@@ -1,4 +1,4 @@
-"""What beside the weights makes training go on bit for bit: moments, critic, moving reference, counts and the RNG.
+"""Files of the train state without the policy's weights. With them training continues bit for bit.
 
     optimizer.safetensors   the policy's AdamW moments as KEY/PARAMETER, and the generator's state as `rng`
     critic.safetensors      with a critic: its weights as `weight/PARAMETER` and their moments as KEY/PARAMETER
@@ -24,36 +24,36 @@ COUNTS = "state.json"
 
 Named = Mapping[str, nn.Parameter]
 
-_SAMPLED = 1_000_000
+_SAMPLED = 1_000_000  # parameters in `median_sqrt_v`
 
 
 def make_adamw(parameters: Iterable[tuple[float, Iterable[nn.Parameter]]], knobs: Optimizer) -> torch.optim.AdamW:
-    """AdamW over parameters, given with their learning rate after warm-up.
+    """Make AdamW for groups of parameters, each given with its learning rate after warm-up.
 
-    Matrices decay. Norms and biases do not: their size is no matter of overfitting, and a pull towards 0 only makes
-    the model another one.
+    Weight decay applies to matrices, not to norms and biases: their size does not cause overfitting, and a pull
+    towards 0 would only change the model.
     """
     groups = [
         {"params": chosen, "full_lr": lr, "weight_decay": decay}
-        for lr, some in parameters
-        for chosen, decay in _by_decay(some, knobs.weight_decay)
+        for lr, with_lr in parameters
+        for chosen, decay in _by_decay(with_lr, knobs.weight_decay)
         if chosen
     ]
     return torch.optim.AdamW(groups, lr=knobs.lr, betas=knobs.betas, eps=knobs.eps, fused=True)
 
 
 def _by_decay(parameters: Iterable[nn.Parameter], decay: float) -> list[tuple[list[nn.Parameter], float]]:
-    every = list(parameters)
-    return [([p for p in every if p.ndim > 1], decay), ([p for p in every if p.ndim < 2], 0.0)]
+    listed = list(parameters)
+    return [([p for p in listed if p.ndim > 1], decay), ([p for p in listed if p.ndim < 2], 0.0)]
 
 
 def median_sqrt_v(adamw: torch.optim.AdamW) -> float:
-    """Median of sqrt(v) over a sample of at most a million parameters, `v` being AdamW's debiased second moment.
+    """Compute the median of sqrt(v) over about a million of the parameters; v is AdamW's debiased second moment.
 
-    AdamW divides by sqrt(v) + eps: where it is not well above eps, eps decides how large the steps are.
+    AdamW divides by sqrt(v) + eps. If sqrt(v) is not well above eps, eps decides how large the steps are.
     """
-    every = sum(state["exp_avg_sq"].numel() for state in adamw.state.values())
-    stride = max(1, every // _SAMPLED)
+    total = sum(state["exp_avg_sq"].numel() for state in adamw.state.values())
+    stride = max(1, total // _SAMPLED)
     beta = adamw.param_groups[0]["betas"][1]
     parts = [
         state["exp_avg_sq"].flatten()[::stride] / (1 - beta ** state["step"].item()) for state in adamw.state.values()
@@ -62,7 +62,7 @@ def median_sqrt_v(adamw: torch.optim.AdamW) -> float:
 
 
 def moments(named: Named, adamw: torch.optim.AdamW) -> dict[str, Tensor]:
-    """The state of AdamW for `named` parameters, as KEY/PARAMETER."""
+    """Return AdamW's state of the `named` parameters, with names KEY/PARAMETER."""
     return {
         f"{key}/{name}": value.cpu()
         for name, parameter in named.items()
@@ -72,15 +72,17 @@ def moments(named: Named, adamw: torch.optim.AdamW) -> dict[str, Tensor]:
 
 
 def restore_moments(named: Named, adamw: torch.optim.AdamW, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """The inverse of `moments`.
+    """Put back what `moments` returned.
 
     Raises:
         ValueError: these are the moments of another model.
     """
     states = _by_parameter(tensors)
-    strange = {name for name, state in states.items() if _shape(named.get(name)) != state["exp_avg"].shape}
-    if strange or (states and named.keys() - states.keys()):
-        raise ValueError(f"the optimizer state in {path} is not that of this model: give the folder saved with it")
+    mismatched = {name for name, state in states.items() if _shape(named.get(name)) != state["exp_avg"].shape}
+    if mismatched or (states and named.keys() - states.keys()):
+        raise ValueError(
+            f"the optimizer state in {path} belongs to another model: give the folder that was saved with this model"
+        )
     for name, state in states.items():
         parameter = named[name]
         adamw.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}
@@ -92,15 +94,15 @@ def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def load_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file, off the mapped memory.
+    """Read the tensors of a file, copied out of the mapped memory.
 
     Raises:
-        ValueError: there is none, since the state was saved with other settings.
+        ValueError: the file does not exist, since the state was saved with other settings.
     """
     if not path.is_file():
         raise ValueError(
-            f"no {path.name} in {path.parent}: this state was saved with other settings of ppo. Load it with those, or "
-            "begin another run from its model with policy.path"
+            f"no {path.name} in {path.parent}: this state was saved with other settings of ppo. Load it with those "
+            "settings, or begin another run from its model with policy.path"
         )
     return {name: value.clone() for name, value in load_file(path).items()}
 

@@ -1,4 +1,4 @@
-"""Passes over the samples without gradient, before an update: what models say of all action tokens."""
+"""Passes over the samples without gradient: they compute one number (logprob, value) for each action token."""
 
 from collections.abc import Callable, Iterable, Sequence
 
@@ -10,54 +10,57 @@ from tasks.train.batches import cut_by_length, pieces, stack_tokens
 from tasks.train.samples import Logprobs, Sample, name_some
 
 TokenScorer = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""From tokens [B, T], rows [A] and columns [A] of positions to a number [A] for each of them."""
+"""A function of tokens [B, T] and of rows [A] and columns [A] of positions; it returns one number for each position."""
 
 
 @torch.no_grad()
 def score_action_tokens(
-    look: TokenScorer, samples: Sequence[Sample], indices: Iterable[int], budget: int, device: torch.device
+    scorer: TokenScorer, samples: Sequence[Sample], indices: Iterable[int], budget: int, device: torch.device
 ) -> dict[int, Logprobs]:
-    """For each sample at `indices` an array of its A action tokens.
+    """Compute the numbers of all A action tokens of each sample at `indices`.
 
     Args:
-        look: what to find out.
-        samples: all of them.
-        indices: which of them.
+        scorer: computes the numbers of one forward pass.
+        samples: all samples.
+        indices: the samples to score.
         budget: padded tokens in one forward pass.
-        device: where the models are.
+        device: the models' device.
+
+    Returns:
+        an array [A] for each index.
     """
-    found = {index: np.empty(len(samples[index].actions), np.float32) for index in indices}
-    for part in cut_by_length(pieces(samples, found), budget):
+    scores = {index: np.empty(len(samples[index].actions), np.float32) for index in indices}
+    for part in cut_by_length(pieces(samples, scores), budget):
         positions = [samples[piece.sample].actions[piece.actions] - piece.start for piece in part]
-        counts = [len(mine) for mine in positions]
+        counts = [len(of_piece) for of_piece in positions]
         rows = torch.from_numpy(np.repeat(np.arange(len(part)), counts)).to(device)
         columns = torch.from_numpy(np.concatenate(positions)).to(device)
-        numbers = look(stack_tokens(samples, part, device), rows, columns).cpu().numpy()
-        for piece, mine in zip(part, np.split(numbers, np.cumsum(counts)[:-1]), strict=True):
-            found[piece.sample][piece.actions] = mine
-    return found
+        numbers = scorer(stack_tokens(samples, part, device), rows, columns).cpu().numpy()
+        for piece, of_piece in zip(part, np.split(numbers, np.cumsum(counts)[:-1]), strict=True):
+            scores[piece.sample][piece.actions] = of_piece
+    return scores
 
 
 @torch.no_grad()
 def bootstrap_values(
-    look: TokenScorer, samples: Sequence[Sample], indices: Iterable[int], budget: int, device: torch.device
+    scorer: TokenScorer, samples: Sequence[Sample], indices: Iterable[int], budget: int, device: torch.device
 ) -> dict[int, float]:
-    """For each sample at `indices` the number of the position that would follow its last action token."""
-    found: dict[int, float] = {}
+    """Compute, for each sample at `indices`, the number of the position that would follow its last action token."""
+    values: dict[int, float] = {}
     last = [max(pieces(samples, [index]), key=lambda piece: piece.start) for index in indices]
     for part in cut_by_length(last, budget):
         ends = [int(samples[piece.sample].actions[-1]) - piece.start + 1 for piece in part]
         rows = torch.arange(len(part), device=device)
-        numbers = look(stack_tokens(samples, part, device), rows, torch.tensor(ends, device=device))
-        found |= {piece.sample: number for piece, number in zip(part, numbers.tolist(), strict=True)}
-    return found
+        numbers = scorer(stack_tokens(samples, part, device), rows, torch.tensor(ends, device=device))
+        values |= {piece.sample: number for piece, number in zip(part, numbers.tolist(), strict=True)}
+    return values
 
 
-def refuse_not_finite(what: str, samples: Sequence[Sample], arrays: Iterable[tuple[int, np.ndarray]]) -> None:
-    """Raises ValueError where an array of a sample holds NaN or an infinity, naming the trajectories."""
+def refuse_not_finite(quantity: str, samples: Sequence[Sample], arrays: Iterable[tuple[int, np.ndarray]]) -> None:
+    """Raise ValueError if a sample's array holds NaN or an infinity; the message names the trajectories."""
     ids = [samples[index].trajectory_id for index, array in arrays if not np.isfinite(array).all()]
     if ids:
         raise ValueError(
-            f"NaN or infinite {what} with the trajectories {name_some(ids)}: nothing was trained. "
-            "Look at these rows, or go on from the last checkpoint with a lower optimizer.lr"
+            f"NaN or infinite {quantity} with the trajectories {name_some(ids)}: nothing was trained. "
+            "Check these rows, or continue from the last checkpoint with a lower optimizer.lr"
         )

@@ -1,4 +1,4 @@
-"""The policy: a transformers causal language model in a folder, and a canary that tells its weights from others."""
+"""The policy: a transformers causal language model in a folder, and a canary that identifies its weights."""
 
 from pathlib import Path
 
@@ -12,22 +12,23 @@ from storage.versions.weights import load_model
 from tasks.train.logprobs import action_logprobs
 
 CANARY_TOKENS = 256
-"""At most; a server with a shorter context looks at the first ones."""
+"""The largest length of a canary. A server with a shorter context checks only the first tokens."""
 
 
 def load_policy(folder: Path, ppo: PPO) -> PreTrainedModel:
-    """Loads a causal language model with float32 weights from safetensors onto `ppo.device`.
+    """Load a causal language model with float32 weights from safetensors onto `ppo.device`.
 
-    In evaluation mode: dropout would make the trained policy another than the sampled one. With gradient
-    checkpointing in training mode, for transformers checkpoints only there (current models have no dropout).
+    The model is in evaluation mode, since dropout would make the trained policy differ from the sampled one. With
+    gradient checkpointing it is in training mode, because transformers checkpoints only in that mode (current models
+    have no dropout).
 
     Raises:
-        ValueError: `folder` is none, or its weights and its config.json do not belong together.
+        ValueError: `folder` holds no model, or its weights do not match its config.json.
     """
     policy = load_model(folder)
     policy.to(_device(ppo.device))  # type: ignore[arg-type]  # wrapped by a decorator without types
     for parameter in policy.parameters():
-        parameter.data = parameter.data.clone()  # off the mapped file: alignment there changes the last bits
+        parameter.data = parameter.data.clone()  # out of the mapped file, whose alignment changes the last bits
     if ppo.gradient_checkpointing:
         policy.gradient_checkpointing_enable({"use_reentrant": False})
     policy.train(ppo.gradient_checkpointing)
@@ -35,17 +36,17 @@ def load_policy(folder: Path, ppo: PPO) -> PreTrainedModel:
 
 
 def save_policy(model: PreTrainedModel, folder: Path) -> None:
-    """Writes config.json, generation_config.json and float32 weights in one model.safetensors."""
+    """Write config.json, generation_config.json and float32 weights in one model.safetensors."""
     model.save_pretrained(folder, max_shard_size="1TB")
 
 
 def make_canary(model: PreTrainedModel, chunk_tokens: int) -> Canary:
-    """Logprobs of 256 token ids (fewer where the model reads fewer), in the precision of the weights.
+    """Compute the logprobs of 256 token ids (fewer if the model's context is shorter), in the precision of the weights.
 
-    The ids depend on nothing but the size of the vocabulary; those of a shorter canary are the first of a longer one's.
+    The ids depend only on the size of the vocabulary. A shorter canary has the first ids of a longer one.
 
     Raises:
-        ValueError: a logprob is NaN or infinite, though the weights may be finite.
+        ValueError: a logprob is NaN or infinite, which can happen even with finite weights.
     """
     length = min(CANARY_TOKENS, getattr(model.config, "max_position_embeddings", CANARY_TOKENS))
     ids = np.random.default_rng(0).integers(model.config.vocab_size, size=length)
@@ -54,7 +55,10 @@ def make_canary(model: PreTrainedModel, chunk_tokens: int) -> Canary:
     with torch.no_grad():
         logp, _ = action_logprobs(model, tokens, torch.zeros_like(columns), columns, 1.0, chunk_tokens)
     if not logp.isfinite().all():
-        raise ValueError("the policy's logprobs are NaN or infinite: its weights overflow, or are NaN themselves")
+        raise ValueError(
+            "the policy's logprobs are NaN or infinite: its weights overflow, or are NaN. "
+            "Use another policy or checkpoint"
+        )
     return Canary(ids.tolist(), logp.tolist())
 
 

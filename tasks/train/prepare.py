@@ -1,4 +1,4 @@
-"""What an update needs before its first step: logprobs and values of all tokens, and from them advantages."""
+"""Preparation of an update before its first step: compute logprobs and values of all tokens, then advantages."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -21,49 +21,50 @@ from tasks.train.samples import Floats, Logprobs, Sample
 from tasks.train.train_state import TrainState
 
 Draws = Sequence[Sequence[Sequence[int]]]
-"""For each epoch the minibatches, each as indices of samples."""
+"""The minibatches of each epoch; a minibatch is a list of indices of samples."""
 
 
 @dataclass(slots=True)
 class Prepared:
-    """For each sample its columns, and what there is to report."""
+    """The columns of each sample, and the metrics and log lines of the preparation."""
 
     columns: list[Columns]
     metrics: Metrics = field(default_factory=dict)
     trajectory_kl: float | None = None  # mean KL of a trajectory to the reference policy, in nats
-    done: list[str] = field(default_factory=list)  # passes over the data, in words
+    log_lines: list[str] = field(default_factory=list)  # one log line for each finished pass over the data
 
 
 class Preparation:
-    """Passes over the samples with the models of a train state; only the value normaliser changes.
+    """Passes over the samples with the models of a train state. Of the train state only the value normaliser changes.
 
     Args:
-        train_state: the models.
+        train_state: holds the models.
         ppo: the algorithm.
-        temperature: of the sampled tokens.
-        precision: a context in which models run.
+        temperature: the temperature at which the tokens were sampled.
+        precision: the context in which the models run.
     """
 
     def __init__(
         self, train_state: TrainState, ppo: PPO, temperature: float, precision: AbstractContextManager[object]
     ) -> None:
         self._train_state, self._ppo, self._temperature, self._precision = train_state, ppo, temperature, precision
-        self._done: list[str] = []
+        self._log_lines: list[str] = []
 
     def prepare(self, samples: Sequence[Sample], draws: Draws) -> Prepared:
-        """Everything that is constant while the minibatches of `draws` are trained on.
+        """Compute everything that stays constant while the minibatches of `draws` are trained on.
 
         Raises:
-            ValueError: a number that is not finite; names the trajectories.
+            ValueError: a number is NaN or infinite, in which case the message names the trajectories; or the advantage
+                estimator gives no returns, which a critic needs.
         """
-        everyone = range(len(samples))
+        indices = range(len(samples))
         proximal = self._proximal(samples, draws)
         reference: dict[int, Logprobs] = {}
         if self._train_state.reference:
-            look = self._logprobs(self._train_state.reference.model)
-            reference = self._look("reference logprobs", look, samples, everyone)
-        values = self._look("values", self._train_state.values, samples, everyone) if self._train_state.critic else {}
-        prepared = Prepared([], done=self._done)
+            scorer = self._logprob_scorer(self._train_state.reference.model)
+            reference = self._score("reference logprobs", scorer, samples, indices)
+        values = self._score("values", self._train_state.values, samples, indices) if self._train_state.critic else {}
+        prepared = Prepared([], log_lines=self._log_lines)
         penalties = self._penalties(samples, proximal, reference, prepared)
         observed = self._observed(samples, penalties, values)
         estimated = estimate(samples, observed, self._ppo.advantage)
@@ -71,7 +72,7 @@ class Preparation:
         if self._train_state.critic and estimated.returns is None:
             raise ValueError(
                 f"ppo.advantage.type={self._ppo.advantage.type} gives no returns for the critic to learn: "
-                "return them in `Estimated`, or leave ppo.critic out"
+                "return them in `Estimated`, or remove ppo.critic"
             )
         for index, advantages in enumerate(estimated.advantages):
             prepared.columns.append(Columns(advantages, proximal.get(index), reference.get(index), values.get(index)))
@@ -80,38 +81,40 @@ class Preparation:
         return prepared
 
     def _proximal(self, samples: Sequence[Sample], draws: Draws) -> dict[int, Logprobs]:
-        """Logprobs under the present weights; the behaviour's where the objective or an option takes those.
+        """Compute logprobs under the present weights, or return the behaviour logprobs if `ppo` asks for those.
 
-        The first minibatch needs no pass of its own where it is seen once: it is trained on with these very
-        weights, so that its training pass gives its proximal logprobs, bit for bit.
+        With one epoch the first minibatch needs no pass here, unless the KL goes into the reward: it is trained on with
+        the same weights, so its training pass gives its proximal logprobs, bit for bit.
         """
         ppo = self._ppo
         if not (ppo.use_decoupled_loss and ppo.recompute_logprob):
             return {index: sample.behaviour for index, sample in enumerate(samples)}
         first = set(draws[0][0]) if len(draws) == 1 and not ppo.kl.in_reward else set()
-        look, rest = self._logprobs(self._train_state.model), sorted(set(range(len(samples))) - first)
-        return self._look("proximal logprobs", look, samples, rest)
+        scorer, rest = self._logprob_scorer(self._train_state.model), sorted(set(range(len(samples))) - first)
+        return self._score("proximal logprobs", scorer, samples, rest)
 
-    def _look(
-        self, what: str, look: TokenScorer, samples: Sequence[Sample], indices: Iterable[int]
+    def _score(
+        self, quantity: str, scorer: TokenScorer, samples: Sequence[Sample], indices: Iterable[int]
     ) -> dict[int, Logprobs]:
+        """Score the action tokens of the samples at `indices`, check the numbers, and add a log line."""
         start, chosen = time.perf_counter(), list(indices)
         if not chosen:
             return {}
         with self._precision:
-            found = score_action_tokens(look, samples, chosen, self._ppo.micro_batch_tokens, self._train_state.device)
-        refuse_not_finite(what, samples, found.items())
-        self._done.append(f"{what} of {len(chosen)} trajectories in {time.perf_counter() - start:.1f} s")
-        return found
+            scores = score_action_tokens(
+                scorer, samples, chosen, self._ppo.micro_batch_tokens, self._train_state.device
+            )
+        refuse_not_finite(quantity, samples, scores.items())
+        self._log_lines.append(f"{quantity} of {len(chosen)} trajectories in {time.perf_counter() - start:.1f} s")
+        return scores
 
-    def _logprobs(self, model: PreTrainedModel) -> TokenScorer:
-        """Looks at the logprobs under `model`."""
+    def _logprob_scorer(self, model: PreTrainedModel) -> TokenScorer:
         chunk = self._ppo.logprob_chunk_tokens
 
-        def look(tokens: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        def score_tokens(tokens: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
             return action_logprobs(model, tokens, rows, columns, self._temperature, chunk)[0]
 
-        return look
+        return score_tokens
 
     def _penalties(
         self,
@@ -120,7 +123,7 @@ class Preparation:
         reference: dict[int, Logprobs],
         prepared: Prepared,
     ) -> list[Floats]:
-        """Rewards [A] of single tokens: `-kl_ctl * KL` where it goes into the reward, else 0."""
+        """Compute each sample's token rewards [A]: `-kl_ctl * KL` if the KL goes into the reward, else 0."""
         kl = self._ppo.kl
         if not kl.in_reward:
             return [np.zeros(len(sample.actions)) for sample in samples]
@@ -135,31 +138,36 @@ class Preparation:
     def _observed(
         self, samples: Sequence[Sample], penalties: Sequence[Floats], values: dict[int, Logprobs]
     ) -> list[Observed]:
-        """Penalties and, with a critic, values in units of returns; where nobody knows what follows, also of that."""
+        """Collect penalties and, with a critic, values in units of returns.
+
+        If a sample's return after its last turn is unknown, bootstrap it with the critic's value of what would follow.
+        """
         critic = self._train_state.critic
         if critic is None:
             return [Observed(penalty) for penalty in penalties]
-        cut = [index for index, sample in enumerate(samples) if sample.after is None]
+        unknown = [index for index, sample in enumerate(samples) if sample.after is None]
         with self._precision:
             after = bootstrap_values(
-                self._train_state.values, samples, cut, self._ppo.micro_batch_tokens, self._train_state.device
+                self._train_state.values, samples, unknown, self._ppo.micro_batch_tokens, self._train_state.device
             )
         refuse_not_finite("values", samples, ((index, np.array(value)) for index, value in after.items()))
-        units = critic.norm.denormalise
+        scaled = critic.norm.denormalise
         return [
-            Observed(penalty, units(_tensor(values[i])).numpy(), units(after[i]) if i in after else sample.after or 0.0)
+            Observed(
+                penalty, scaled(_tensor(values[i])).numpy(), scaled(after[i]) if i in after else sample.after or 0.0
+            )
             for i, (sample, penalty) in enumerate(zip(samples, penalties, strict=True))
         ]
 
     def _set_returns(self, prepared: Prepared, observed: Sequence[Observed], returns: Sequence[Floats]) -> None:
-        """Normalises the critic's targets by statistics that include them."""
+        """Add the returns to the value normaliser, then set the normalised returns as the critic's targets."""
         critic = self._train_state.critic
         assert critic is not None
-        every = np.concatenate(returns)
-        prepared.metrics |= value_metrics(np.concatenate([o.values for o in observed if o.values is not None]), every)
-        critic.norm.update(torch.from_numpy(every))
-        for columns, mine in zip(prepared.columns, returns, strict=True):
-            columns.returns = critic.norm.normalise(_tensor(mine)).numpy()
+        joined = np.concatenate(returns)
+        prepared.metrics |= value_metrics(np.concatenate([o.values for o in observed if o.values is not None]), joined)
+        critic.norm.update(torch.from_numpy(joined))
+        for columns, of_sample in zip(prepared.columns, returns, strict=True):
+            columns.returns = critic.norm.normalise(_tensor(of_sample)).numpy()
 
 
 def _tensor(values: Logprobs | Floats) -> Tensor:

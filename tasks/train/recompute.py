@@ -1,4 +1,4 @@
-"""Logprobs of stored tokens once more, by the weights that sampled them."""
+"""Recompute the logprobs of stored tokens with the weights that sampled them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from tasks.train.samples import Logprobs, Sample
 
 
 @dataclass(frozen=True, slots=True)
-class Spoken:
-    """The tokens of one trajectory, as they were stored. T tokens."""
+class StoredTokens:
+    """The T tokens of one trajectory, as stored."""
 
     trajectory_id: str
     token_ids: list[int]  # T
@@ -27,57 +27,58 @@ class Spoken:
 
 
 def recompute(
-    folder: Path, rows: Sequence[Spoken], temperature: float, ppo: PPO | None = None
+    folder: Path, rows: Sequence[StoredTokens], temperature: float, ppo: PPO | None = None
 ) -> list[Logprobs | None]:
-    """For each row the float32 logprobs of its A sampled tokens; None for a row of which no model can give them.
+    """Compute the float32 logprobs [A] of each row's sampled tokens, or None for a row that no model can score.
 
-    That is a row without sampled tokens, with one where a sequence begins, or with ids that the vocabulary lacks.
+    A row cannot be scored if it has no sampled tokens, a sampled token where a sequence begins, ids that the vocabulary
+    does not have, a mask of another length than its tokens, or starts that do not begin at 0 and rise.
 
     Args:
-        folder: of a transformers model.
-        rows: what it may have said.
-        temperature: divides the logits, as it did when sampling.
+        folder: folder of a transformers model.
+        rows: the stored tokens.
+        temperature: divides the logits, as in sampling.
         ppo: sizes of the passes, and the device.
 
     Raises:
-        ValueError: `folder` is no model, or lacks some of the weights.
+        ValueError: `folder` holds no model, or some of the weights are missing.
     """
     ppo = ppo or PPO()
     torch.set_num_threads(ppo.threads)
     model = load_policy(folder, ppo)
     usable = [index for index, row in enumerate(rows) if _usable(row, model.config.vocab_size)]
     samples = [_sample(rows[index]) for index in usable]
-    found = score_action_tokens(
-        _look(model, temperature, ppo), samples, range(len(samples)), ppo.micro_batch_tokens, model.device
+    logprobs = score_action_tokens(
+        _logprob_scorer(model, temperature, ppo), samples, range(len(samples)), ppo.micro_batch_tokens, model.device
     )
-    places = {index: place for place, index in enumerate(usable)}
-    return [found[places[index]] if index in places else None for index in range(len(rows))]
+    positions = {index: position for position, index in enumerate(usable)}
+    return [logprobs[positions[index]] if index in positions else None for index in range(len(rows))]
 
 
-def _look(model: PreTrainedModel, temperature: float, ppo: PPO) -> TokenScorer:
-    def look(tokens: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+def _logprob_scorer(model: PreTrainedModel, temperature: float, ppo: PPO) -> TokenScorer:
+    def score_tokens(tokens: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         return action_logprobs(model, tokens, rows, columns, temperature, ppo.logprob_chunk_tokens)[0]
 
-    return look
+    return score_tokens
 
 
-def _usable(row: Spoken, vocabulary: int) -> bool:
+def _usable(row: StoredTokens, vocabulary: int) -> bool:
     starts, length = row.sequence_starts, len(row.token_ids)
     return (
         len(row.action_mask) == length
         and any(row.action_mask)
         and starts[:1] == [0]
-        and all(one < other for one, other in zip(starts, [*starts[1:], length], strict=True))
+        and all(start < end for start, end in zip(starts, [*starts[1:], length], strict=True))
         and not any(row.action_mask[start] for start in starts)
         and min(row.token_ids) >= 0
         and max(row.token_ids) < vocabulary
     )
 
 
-def _sample(row: Spoken) -> Sample:
-    """What passes need of it; all else is empty."""
+def _sample(row: StoredTokens) -> Sample:
+    """Make a sample with only the fields that passes need; the other fields are empty."""
     actions = np.flatnonzero(row.action_mask)
-    nothing = np.empty(0)
+    empty = np.empty(0)
     return Sample(
         trajectory_id=row.trajectory_id,
         problem_id="",
@@ -89,8 +90,8 @@ def _sample(row: Spoken) -> Sample:
         behaviour=np.zeros(len(actions), np.float32),
         versions=np.zeros(len(actions), np.int64),
         in_loss=np.ones(len(actions), np.bool_),
-        successes=nothing,
-        rewards=nothing,
-        returns=nothing,
+        successes=empty,
+        rewards=empty,
+        returns=empty,
         turn_discount=1.0,
     )

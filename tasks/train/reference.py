@@ -1,4 +1,4 @@
-"""The reference policy that a KL penalty looks at."""
+"""The reference policy: the KL penalty keeps the policy close to it."""
 
 from pathlib import Path
 
@@ -10,10 +10,10 @@ from tasks.train.policy import load_policy
 
 
 class Reference:
-    """Policy version 0, or the exponential moving average of all versions, which begins there.
+    """Policy version 0, or the exponential moving average of all policy versions, which starts from version 0.
 
     Args:
-        folder: of policy version 0.
+        folder: folder of policy version 0.
         ppo: the knobs.
     """
 
@@ -27,7 +27,7 @@ class Reference:
 
     @torch.no_grad()
     def follow(self, policy: PreTrainedModel) -> None:
-        """After an update: `reference <- decay * reference + (1 - decay) * policy`, where it is an average."""
+        """Move a moving reference after an update: `reference <- decay * reference + (1 - decay) * policy`."""
         if self._decay is not None:
-            for mine, theirs in zip(self.model.parameters(), policy.parameters(), strict=True):
-                mine.lerp_(theirs, 1 - self._decay)
+            for averaged, present in zip(self.model.parameters(), policy.parameters(), strict=True):
+                averaged.lerp_(present, 1 - self._decay)

@@ -1,4 +1,4 @@
-"""From a judge's verdicts to the rewards and returns of an episode's turns."""
+"""Rewards and returns of an episode's turns, computed from their scores."""
 
 from collections.abc import Sequence
 
@@ -8,15 +8,15 @@ from configs.schema import Reward
 def turn_rewards(
     successes: Sequence[float], reward: Reward, lengths: Sequence[int] = (), limit: int | None = None
 ) -> list[float]:
-    """Shaped reward of each turn: `r = clip(((success - 0.5) * 2 - bias) * scaling - overlong, ±max_clip)`.
+    """Compute the reward of each turn: `r = clip(((success - 0.5) * 2 - bias) * scaling - overlong, ±max_clip)`.
 
     Source: the reward of AReaL's math agents (arXiv 2505.24298).
 
     Args:
         successes: [K], 1 for a right answer and 0 for a wrong one.
         reward: the knobs.
-        lengths: [K], tokens of each completion; needed with a limit only.
-        limit: tokens that a completion may have; None: no penalty for length.
+        lengths: [K], tokens of each completion; needed only with a limit.
+        limit: the largest number of tokens of a completion; None: no penalty for length.
     """
     penalties = [0.0] * len(successes) if limit is None else [overlong(n, limit, reward) for n in lengths]
     raw = (
@@ -27,7 +27,9 @@ def turn_rewards(
 
 
 def overlong(length: int, limit: int, reward: Reward) -> float:
-    """Penalty for a completion of `length` tokens: rises in a line over the last `overlong_tokens` before `limit`.
+    """Compute the penalty for a completion of `length` tokens.
+
+    It rises linearly from 0 to `overlong_penalty` over the last `overlong_tokens` tokens before `limit`.
 
     Source: the soft overlong punishment of DAPO (arXiv 2503.14476, equation 13).
     """
@@ -36,12 +38,12 @@ def overlong(length: int, limit: int, reward: Reward) -> float:
 
 
 def least_reward(reward: Reward, limit: int | None = None) -> float:
-    """What a wrong answer of `limit` tokens earns: no turn can earn less."""
+    """Compute the reward of a wrong answer of `limit` tokens. It is the smallest reward that a turn can have."""
     return turn_rewards([0.0], reward, [limit or 0], limit)[0]
 
 
 def turn_returns(rewards: Sequence[float], turn_discount: float, after: float = 0.0) -> list[float]:
-    """Return of each turn: `R_k = r_k + turn_discount * R_{k+1}`, and `after` behind the last of the K turns."""
+    """Compute the return of each turn: `R_k = r_k + turn_discount * R_{k+1}`, with `after` as R after the last turn."""
     returns: list[float] = []
     following = after
     for value in reversed(rewards):

@@ -1,4 +1,15 @@
-"""From stored rows to training samples: what of a trajectory and its scores the update needs."""
+"""Training samples: the parts of a trajectory and its scores that an update needs.
+
+Example: a trajectory with two turns and `turn_discount=0.5`. Its first answer (tokens 10, 11) is wrong, its second
+(token 12) right; tokens 1, 2, 3 are the prompt, and 4, 5 the feedback.
+
+    token_ids    1   2   3   10    11    4   5   12       turns (start, end): (3, 5), (7, 8)
+    action_mask  no  no  no  yes   yes   no  no  yes      scores (success): 0, 1
+    logprobs     0   0   0   -0.1  -0.2  0   0   -0.3
+
+With the default rewards (±1) its sample has token_ids=[1, 2, 3, 10, 11, 4, 5, 12], actions=[3, 4, 7],
+turn_of_action=[0, 0, 1], behaviour=[-0.1, -0.2, -0.3], successes=[0, 1], rewards=[-1, 1], returns=[-0.5, 1].
+"""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -22,37 +33,39 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One trajectory, ready for training. T tokens, of them A sampled (the action tokens), K turns, S sequences.
+    """One trajectory, ready for training, with T tokens, A action tokens, K turns and S sequences.
 
-    What belongs to action tokens is stored for these alone, in their order: nothing that happens on a prompt
-    or on feedback can leak into the loss.
+    Arrays [A] hold entries for action tokens only, in their order, so nothing about prompt or feedback tokens can enter
+    the loss.
     """
 
     trajectory_id: str
     problem_id: str
     truncated: bool
     token_ids: Ints  # T
-    starts: Ints  # S, where each sequence begins in token_ids; one, 0, unless a template rewrote history
-    actions: Ints  # A, their positions in token_ids, rising and never in starts
+    starts: Ints  # S, the start of each sequence in token_ids; [0] unless a chat template rewrote history
+    actions: Ints  # A, positions of the action tokens in token_ids, rising, and none of them in starts
     turn_of_action: Ints  # A, in 0..K-1
-    behaviour: Logprobs  # A, recorded when sampling
+    behaviour: Logprobs  # A, recorded while sampling
     versions: Ints  # A, policy version that sampled the token
-    in_loss: Bools  # A, false where `mask_truncated` leaves the token out of the loss
+    in_loss: Bools  # A, false if `mask_truncated` leaves the token out of the loss
     successes: Floats  # K
     rewards: Floats  # K, shaped
     returns: Floats  # K
     turn_discount: float
-    after: float | None = 0.0  # return behind the last turn: 0 at an end; None where only a critic can tell
+    after: float | None = 0.0  # return after the last turn: 0 if the episode ended; None: only a critic can estimate it
 
 
 def build_samples(
     trajectories: Iterable[Trajectory], scores: Iterable[Score], reward: Reward, *, mask_truncated: bool = False
 ) -> list[Sample]:
-    """The trainable trajectories with their scores, sorted by id, so that the order of arrival never matters.
+    """Build a sample from each trainable trajectory and its scores.
 
-    Trainable: status completed or truncated, with at least one action token. Scores of other trajectories
-    are ignored. With `mask_truncated` turns that the token limit cut are in no loss; in a group's baseline
-    they count.
+    The samples are sorted by trajectory id, so the order of the input does not matter.
+
+    A trajectory is trainable if its status is completed or truncated and it has at least one action token. Scores of
+    other trajectories are ignored. With `mask_truncated`, turns that the token limit cut are left out of the loss, but
+    they count in the baseline of their group.
 
     Raises:
         ValueError: an id occurs twice, a turn has no score or two, a logprob or reward is not finite, or a row
@@ -61,7 +74,7 @@ def build_samples(
     rows = sorted((row for row in trajectories if _trainable(row)), key=lambda row: row.trajectory_id)
     _refuse(
         "occur more than once",
-        [row.trajectory_id for row, after in pairwise(rows) if row.trajectory_id == after.trajectory_id],
+        [row.trajectory_id for row, following in pairwise(rows) if row.trajectory_id == following.trajectory_id],
     )
     _refuse(
         "have action tokens that are not exactly the spans of their turns",
@@ -69,28 +82,28 @@ def build_samples(
     )
     successes = _successes(scores)
     samples = [_sample(row, successes, reward, mask_truncated) for row in rows]
-    # Successes, not rewards: the clip would make a number of what is none.
-    for what, name in (("behaviour", "logprobs"), ("successes", "rewards")):
-        bad = [sample.trajectory_id for sample in samples if not np.isfinite(getattr(sample, what)).all()]
+    # Check successes, not rewards: the clip turns a NaN or infinite success into a finite reward.
+    for attribute, name in (("behaviour", "logprobs"), ("successes", "rewards")):
+        bad = [sample.trajectory_id for sample in samples if not np.isfinite(getattr(sample, attribute)).all()]
         _refuse(f"have NaN or infinite {name}", bad)
     return samples
 
 
 def within_staleness(samples: Sequence[Sample], version: int, max_head_offpolicyness: int) -> list[Sample]:
-    """Those of which no token was sampled more than `max_head_offpolicyness` versions before `version`.
+    """Keep the samples whose tokens were all sampled at most `max_head_offpolicyness` versions before `version`.
 
-    What counts is the version stored with each token, not when anything was started.
+    The version stored with each token counts, not the start time of an episode or rollout.
     """
     return [sample for sample in samples if version - int(sample.versions.min()) <= max_head_offpolicyness]
 
 
-def known(samples: Sequence[Sample]) -> list[Sample]:
-    """Those whose returns are known: without a critic, nothing stands for turns of which nobody knows the number."""
+def with_known_returns(samples: Sequence[Sample]) -> list[Sample]:
+    """Keep the samples with known returns: without a critic, unplayed turns of unknown number cannot be estimated."""
     return [sample for sample in samples if sample.after is not None]
 
 
 def name_some(ids: Sequence[str], most: int = 5) -> str:
-    """The first few ids and how many more there are, for error messages."""
+    """List the first few ids and the number of the others, for error messages."""
     more = f" and {len(ids) - most} more" if len(ids) > most else ""
     return ", ".join(ids[:most]) + more
 
@@ -105,7 +118,10 @@ def _trainable(row: Trajectory) -> bool:
 
 
 def _consistent(row: Trajectory) -> bool:
-    """Whether the arrays have one length and the mask is true on the turns' spans alone, none at a sequence's start."""
+    """Return whether the arrays are equally long and the mask is true exactly on the turns' tokens.
+
+    No turn's token may be the first token of a sequence.
+    """
     lengths = {len(row.token_ids), len(row.action_mask), len(row.logprobs), len(row.versions)}
     return (
         len(lengths) == 1
@@ -159,21 +175,21 @@ def _sample(row: Trajectory, scores: dict[tuple[str, int], float], reward: Rewar
 
 
 def _after(row: Trajectory, least: float) -> float | None:
-    """Return behind the last turn.
+    """Return the return after the last turn, or None if it is unknown.
 
-    Nothing follows an episode that ended, also by an answer that the token limit cut: it was judged. Turns for which
-    the context had no room count as the `least` reward each; otherwise it would pay to fill the context while wrong.
-    Where their number is not known, nor is the return: None.
+    It is 0 for an episode that ended, even if the token limit cut its last answer, since that answer was graded. Each
+    turn for which the context had no room counts as the `least` reward; otherwise the policy would gain by filling the
+    context while it is wrong. If the number of those turns is unknown, the return is unknown too.
 
-    Example: after two wrong turns of five, with rewards of ±1 and turn_discount 1, -3.
+    Example: -3 after two wrong turns of five, with rewards of ±1 and turn_discount 1.
     """
     if row.status != "truncated" or row.unplayed_turns == 0:
         return 0.0
     if row.unplayed_turns > 0:
         return turn_returns([least] * row.unplayed_turns, row.turn_discount)[0]
-    return 0.0 if row.reason == LAST_TURN_CUT else None  # stored before turns were counted
+    return 0.0 if row.reason == LAST_TURN_CUT else None  # the row was stored before unplayed turns were counted
 
 
 def _limit(row: Trajectory) -> int:
-    """The token limit of a turn when it was sampled."""
+    """Read the token limit of one turn from the stored sampling settings."""
     return int(json.loads(row.sampling)["max_new_tokens"])

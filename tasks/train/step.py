@@ -21,7 +21,7 @@ from tasks.train.train_state import TrainState
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the training pass over a micro-batch leaves behind, without gradient. [A] everywhere."""
+    """The results of the training pass over one micro-batch, without gradient. All tensors are [A]."""
 
     batch: MicroBatch
     logp: Tensor
@@ -34,41 +34,41 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What became of one minibatch."""
+    """The result of one minibatch."""
 
     outcomes: list[StepResult]
     grad_norm: float  # of the policy and a value head on it, before clipping
-    early_stopped: bool  # the policy was left as it is
+    early_stopped: bool  # the policy was not changed
 
     @property
     def tokens(self) -> int:
-        """In its forward passes, without padding."""
+        """The number of tokens in the forward passes, without padding."""
         return sum(sum(outcome.batch.lengths) for outcome in self.outcomes)
 
     @property
     def padded_tokens(self) -> int:
-        """The same with padding."""
+        """The number of tokens in the forward passes, with padding."""
         return sum(outcome.batch.tokens.numel() for outcome in self.outcomes)
 
 
 class Stepper:
-    """Takes optimizer steps on a train state.
+    """Optimizer steps on a train state.
 
     Args:
-        train_state: what is changed.
+        train_state: the state that the steps change.
         ppo: the loss.
-        optimizer: learning rate and gradient bound.
-        temperature: of the sampled tokens.
+        optimizer: learning rate and gradient clipping.
+        temperature: the temperature at which the tokens were sampled.
     """
 
     def __init__(self, train_state: TrainState, ppo: PPO, optimizer: Optimizer, temperature: float) -> None:
         self._train_state, self._ppo, self._knobs, self._temperature = train_state, ppo, optimizer, temperature
 
     def take(self, minibatch: Minibatch) -> Step:
-        """One step of the policy, and one of the critic; a value head is left out where the policy is.
+        """Take one step of the policy and one of the critic; an early stop skips the policy and a value head on it.
 
-        Gradients add up over the micro-batches, each token's share being 1 / N with N the action tokens of the
-        whole minibatch: neither padding nor the cut into micro-batches nor the order of rows matters.
+        Gradients are summed over the micro-batches. Each token's share is 1 / N, where N is the number of action tokens
+        in the whole minibatch, so padding, the cut into micro-batches and the order of rows do not matter.
 
         Raises:
             ValueError: a loss or gradient is not finite; nothing was changed.
@@ -78,7 +78,7 @@ class Stepper:
             adamw.zero_grad(set_to_none=True)
         actions = sum(len(batch.rows) for batch in minibatch)
         outcomes = [self._accumulate(batch, actions) for batch in minibatch]
-        stopped = self._too_far(outcomes)  # an overflowing ratio is no reason to end the run
+        stopped = self._too_far(outcomes)  # checked first: a ratio that overflows must not end the run
         if not stopped:
             _refuse_not_finite("losses", [(outcome.batch, outcome.policy.loss) for outcome in outcomes])
         _refuse_not_finite("value losses", [(o.batch, o.value.loss) for o in outcomes if o.value])
@@ -96,15 +96,16 @@ class Stepper:
         return Step(outcomes, norm.item(), stopped)
 
     def learning_rate(self, step: int) -> float:
-        """Rises linearly to its full value at step `warmup_steps`, counted from 1."""
-        return self._knobs.lr * self._warm(step)
+        """Return the learning rate, which rises linearly to its full value at step `warmup_steps`, counted from 1."""
+        return self._knobs.lr * self._warmup(step)
 
     def precision(self) -> AbstractContextManager[object]:
-        """Autocast, where `ppo.autocast` asks for it."""
+        """Return the context in which the models run: autocast if `ppo.autocast` asks for it."""
         enabled = self._ppo.autocast == "bfloat16"
         return torch.autocast(self._train_state.device.type, torch.bfloat16, enabled=enabled)
 
-    def _warm(self, step: int) -> float:
+    def _warmup(self, step: int) -> float:
+        """Return the share of the full learning rate at `step`."""
         return min(1.0, step / max(1, self._knobs.warmup_steps))
 
     def _adamws(self) -> list[torch.optim.AdamW]:
@@ -114,55 +115,57 @@ class Stepper:
     def _apply(self, adamw: torch.optim.AdamW, parameters: Sequence[nn.Parameter], norm: Tensor) -> None:
         clip_grads_with_norm_(parameters, self._knobs.max_grad_norm, norm)
         for group in adamw.param_groups:
-            group["lr"] = group["full_lr"] * self._warm(self._train_state.steps)
+            group["lr"] = group["full_lr"] * self._warmup(self._train_state.steps)
         adamw.step()
 
     def _too_far(self, outcomes: Sequence[StepResult]) -> bool:
-        """Whether the mean ratio of the minibatch is above `early_stop_imp_ratio`."""
+        """Return whether the mean ratio of the minibatch is above `early_stop_imp_ratio`."""
         limit = self._ppo.early_stop_imp_ratio
         return limit is not None and torch.cat([outcome.policy.ratio for outcome in outcomes]).mean().item() > limit
 
     def _accumulate(self, batch: MicroBatch, actions: int) -> StepResult:
-        """Adds the micro-batch's share of the gradients; `actions` counts the action tokens of the minibatch."""
+        """Add the micro-batch's share of the gradients. `actions` is the number of action tokens in the minibatch."""
         critic = self._train_state.critic
         states = self._states(self._train_state.model, batch)
         logp, entropy = self._read_out(states, batch)
-        # None: the weights are those from before the update, so this pass is the proximal one.
+        # None: the weights have not changed since the update began, so this pass gives the proximal logprobs.
         proximal = logp.detach() if batch.proximal is None else batch.proximal
         weight, ppo = self._weight(proximal, batch), self._ppo
-        of_policy = policy_loss(logp, proximal, weight, batch.advantages, ppo.eps_clip, ppo.eps_clip_higher, ppo.c_clip)
-        loss = self._with_terms(of_policy.loss, logp, entropy, batch)
-        total, of_value = loss.sum(), None
+        policy_part = policy_loss(
+            logp, proximal, weight, batch.advantages, ppo.eps_clip, ppo.eps_clip_higher, ppo.c_clip
+        )
+        loss = self._with_kl_and_entropy(policy_part.loss, logp, entropy, batch)
+        total, value_part = loss.sum(), None
         if critic is not None and critic.own is None:
-            of_value = self._value_loss(critic, states, batch)
-            total = total + critic.knobs.value_loss_coefficient * of_value.loss.sum()
+            value_part = self._value_loss(critic, states, batch)
+            total = total + critic.knobs.value_loss_coefficient * value_part.loss.sum()
         (total / actions).backward()
         if critic is not None and critic.own is not None:  # after the policy's backward pass, which frees its memory
-            of_value = self._value_loss(critic, self._states(critic.own, batch), batch)
-            (of_value.loss.sum() / actions).backward()
+            value_part = self._value_loss(critic, self._states(critic.own, batch), batch)
+            (value_part.loss.sum() / actions).backward()
         return StepResult(
             batch=batch,
             logp=logp.detach(),
             proximal=proximal,
             weight=weight,
             entropy=entropy.detach(),
-            policy=of_policy._replace(loss=loss.detach()),
-            value=of_value and of_value._replace(loss=of_value.loss.detach()),
+            policy=policy_part._replace(loss=loss.detach()),
+            value=value_part and value_part._replace(loss=value_part.loss.detach()),
         )
 
     def _states(self, model: PreTrainedModel, batch: MicroBatch) -> Tensor:
-        """Hidden states [A, H] that predict the action tokens."""
+        """Compute the hidden states [A, H] that predict the action tokens."""
         with self.precision():
             return predicting(hidden_states(model, batch.tokens[:, :-1]), batch.rows, batch.columns)
 
     def _read_out(self, states: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-        """Logprobs [A], and entropies [A] with a gradient where there is a bonus for them."""
+        """Compute logprobs [A] and entropies [A]. The entropies have a gradient only if there is an entropy bonus."""
         head, bonus = self._train_state.model.get_output_embeddings(), self._ppo.entropy_coefficient > 0
         targets, chunk = batch.tokens[batch.rows, batch.columns], self._ppo.logprob_chunk_tokens
         return read_out(head, states, targets, self._temperature, chunk, entropy_gradient=bonus)
 
-    def _with_terms(self, loss: Tensor, logp: Tensor, entropy: Tensor, batch: MicroBatch) -> Tensor:
-        """The policy's loss with KL penalty and entropy bonus, [A]."""
+    def _with_kl_and_entropy(self, loss: Tensor, logp: Tensor, entropy: Tensor, batch: MicroBatch) -> Tensor:
+        """Add KL penalty and entropy bonus to the policy loss [A]."""
         kl, bonus = self._ppo.kl, self._ppo.entropy_coefficient
         if kl.in_loss:
             assert batch.reference is not None
@@ -185,13 +188,13 @@ def _norm(parameters: Sequence[nn.Parameter]) -> Tensor:
     return get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
 
 
-def _refuse_not_finite(what: str, values: Sequence[tuple[MicroBatch, Tensor]]) -> None:
-    """Raises ValueError where a value [A] of an action token is NaN or infinite, naming its trajectories."""
+def _refuse_not_finite(quantity: str, values: Sequence[tuple[MicroBatch, Tensor]]) -> None:
+    """Raise ValueError if a value [A] of an action token is NaN or infinite; the message names its trajectories."""
     if not values or torch.stack([torch.isfinite(value).all() for _, value in values]).all():
         return
     rows = [(batch, set(batch.rows[~torch.isfinite(value)].tolist())) for batch, value in values]
     ids = sorted(batch.trajectory_ids[row] for batch, bad in rows for row in bad)
     raise ValueError(
-        f"NaN or infinite {what} with the trajectories {name_some(ids)}: the step was not taken. "
-        "Look at their logprobs, or go on from the last checkpoint with a lower optimizer.lr"
+        f"NaN or infinite {quantity} with the trajectories {name_some(ids)}: the step was not taken. "
+        "Check their logprobs, or continue from the last checkpoint with a lower optimizer.lr"
     )

@@ -9,16 +9,18 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from storage import layout
+from storage.records import Score
 from storage.version_names import PolicyVersion, ScoresVersion, TrajectoriesVersion
-from storage.versions import aliases, manifests
+from storage.versions import aliases, checkpoints, datasets, manifests
+from storage.versions.checkpoints import Checkpoint
+from tasks.problems.exclusions import read_exclusions, set_aside
 from tasks.run.workspace import Workspace
 
 if TYPE_CHECKING:
-    from storage.versions.checkpoints import Checkpoint
     from tasks.train.trainer import Trainer
 
 _NAMED = 20
-"""Trajectories that the log spells out."""
+"""Number of excluded trajectories that the log names."""
 
 
 @task(name="train", task_run_name="train-{iteration}", cache_policy=NO_CACHE)
@@ -30,20 +32,18 @@ def train(
     trajectories: TrajectoriesVersion,
     scores: ScoresVersion,
 ) -> PolicyVersion:
-    """The checkpoint after an update of `policy` on `trajectories`."""
-    from storage.versions import checkpoints
-
+    """Update `policy` on `trajectories`, commit the checkpoint and return its version; skip the work if it exists."""
     store, cache = workspace.store, workspace.cache
     version = layout.checkpoint(workspace.name, iteration + 1)
     if manifests.committed(store, version):
         aliases.advance(store, layout.latest(workspace.name), version, workspace.label)
         return version
-    loading = trainer.holds != policy
-    checkpoint = checkpoints.open_checkpoint(store, policy, cache, state=loading)
-    if loading:
+    must_load = trainer.holds != policy
+    checkpoint = checkpoints.open_checkpoint(store, policy, cache, state=must_load)
+    if must_load:
         first = layout.checkpoint(workspace.name, 0)
-        begun = checkpoints.open_checkpoint(store, first, cache).model if trainer.needs_first else None
-        trainer.load(checkpoint.model, checkpoint.state, workspace.config.run.seed, begun)
+        first_model = checkpoints.open_checkpoint(store, first, cache).model if trainer.needs_first else None
+        trainer.load(checkpoint.model, checkpoint.state, workspace.config.run.seed, first_model)
     metrics = _update(workspace, trainer, checkpoint.number, trajectories, scores)
     with TemporaryDirectory(prefix="checkpoint-", dir=workspace.scratch) as scratch:
         model, state = Path(scratch) / "model", Path(scratch) / "state"
@@ -61,28 +61,24 @@ def train(
 def _update(
     workspace: Workspace, trainer: "Trainer", number: int, trajectories: TrajectoriesVersion, scores: ScoresVersion
 ) -> dict[str, float]:
-    """Its metrics; what `problems.exclusions` excludes is no part of it."""
-    from storage.records import Score
-    from storage.versions import datasets
-    from tasks.problems.exclusions import read_exclusions, set_aside
-
+    """Update the trainer without the trajectories that `problems.exclusions` excludes; return the metrics."""
     store, cache, logger = workspace.store, workspace.cache, get_run_logger()
     rows, metrics = list(datasets.trajectories(store, trajectories, cache)), dict[str, float]()
     if versions := workspace.config.problems.exclusions:
         rows, excluded = set_aside(rows, trajectories, read_exclusions(store, versions, cache))
         metrics["trajectories/excluded"] = float(len(excluded))
         if excluded:
-            logger.info("%d trajectories are excluded by %s: %s", len(excluded), ", ".join(versions), _some(excluded))
-    judged = [Score(**row) for row in datasets.rows(store, scores, cache)]
-    return trainer.update(rows, judged, number, logger.info) | metrics
+            logger.info("%d trajectories are excluded by %s: %s", len(excluded), ", ".join(versions), _short(excluded))
+    score_rows = [Score(**row) for row in datasets.rows(store, scores, cache)]
+    return trainer.update(rows, score_rows, number, logger.info) | metrics
 
 
-def _some(ids: list[str]) -> str:
+def _short(ids: list[str]) -> str:
     return ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")
 
 
-def _copy_tokenizer(checkpoint: "Checkpoint", model: Path) -> None:
-    """What the trainer does not write comes from the checkpoint before: tokenizer and chat template."""
+def _copy_tokenizer(checkpoint: Checkpoint, model: Path) -> None:
+    """Copy from the checkpoint before the files that the trainer does not write: tokenizer and chat template."""
     for path in checkpoint.model.iterdir():
         if not (model / path.name).exists() and path.suffix != ".safetensors":
             shutil.copyfile(path, model / path.name)

@@ -1,4 +1,4 @@
-"""Everything that training changes, and how it is stored between updates."""
+"""The train state: everything that training changes, and how it is stored between updates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,14 +29,14 @@ from tasks.train.reference import Reference
 
 @dataclass(slots=True)
 class TrainState:
-    """The policy, its optimizer, and what stands beside them."""
+    """The policy, its optimizer, critic and reference policy, the RNG and the counts."""
 
     model: PreTrainedModel
     critic: Critic | None
     reference: Reference | None
-    adamw: torch.optim.AdamW  # of the policy, and of a value head on it
-    generator: torch.Generator  # its own, so that nobody else's draws change the minibatches
-    steps: int  # minibatches so far, those included that `early_stop_imp_ratio` left out
+    adamw: torch.optim.AdamW  # optimizer of the policy and of a value head on it
+    generator: torch.Generator  # used for minibatches only, so no other random draw can change them
+    steps: int  # minibatches so far, including those that `early_stop_imp_ratio` skipped
     kl_ctl: float
 
     @property
@@ -44,7 +44,10 @@ class TrainState:
         return self.model.device
 
     def values(self, tokens: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """The critic's values [A], normalised, of the states before the positions; a position may follow the last."""
+        """Compute the critic's normalised values [A] of the states before the given positions.
+
+        A position may be the one after the last token.
+        """
         assert self.critic is not None
         return self.critic.read(predicting(hidden_states(self.critic.own or self.model, tokens), rows, columns))
 
@@ -52,21 +55,21 @@ class TrainState:
 def load_train_state(
     model: Path, state: Path | None, first: Path | None, seed: int, ppo: PPO, optimizer: Optimizer
 ) -> TrainState:
-    """Reads what `save_train_state` wrote.
+    """Read what `save_train_state` wrote.
 
     Args:
         model: folder of the policy.
-        state: folder of the rest; None begins afresh with an RNG of `seed`.
-        first: folder of policy version 0; where a reference or a critic of its own begins. None: `model`.
-        seed: of a fresh RNG.
-        ppo: the knobs.
-        optimizer: AdamW's.
+        state: folder of the rest of the state; None: start a new state, with an RNG seeded by `seed`.
+        first: folder of policy version 0, from which a reference policy or a critic of its own starts. None: `model`.
+        seed: seed of a new RNG.
+        ppo: the algorithm's knobs.
+        optimizer: the optimizer's knobs.
 
     Raises:
-        ValueError: a folder is not what it should be, or `first` is missing.
+        ValueError: a folder holds the wrong files, or `first` is missing.
     """
     if state is not None and first is None and ppo.kl.kl_ctl and ppo.kl.reference == "fixed":
-        raise ValueError("a fixed reference policy (ppo.kl) is policy version 0: give its folder as `first`")
+        raise ValueError("a fixed reference policy (ppo.kl) needs policy version 0: give its folder as `first`")
     policy = load_policy(model, ppo)
     critic = Critic(ppo.critic, policy, first or model, ppo, optimizer) if ppo.critic else None
     parameters = [(optimizer.lr, list(policy.parameters()))]
@@ -87,7 +90,7 @@ def load_train_state(
 
 
 def save_train_state(train_state: TrainState, model: Path, state: Path) -> None:
-    """Writes the weights, with their configuration but no tokenizer, into `model` and the rest into `state`."""
+    """Write weights and model configuration (no tokenizer) to `model`, and the rest of the state to `state`."""
     save_policy(train_state.model, model)
     policy = moments(dict(train_state.model.named_parameters()), train_state.adamw)
     save_tensors(state / OPTIMIZER, {**policy, "rng": train_state.generator.get_state()})
@@ -129,5 +132,7 @@ def _overwrite(named: dict[str, nn.Parameter], values: Mapping[str, Tensor | Non
     for name, parameter in named.items():
         value = values.get(name)
         if value is None or value.shape != parameter.shape:
-            raise ValueError(f"{path} is not that of this model (see {name}): give the folder saved with it")
+            raise ValueError(
+                f"{path} belongs to another model (see {name}): give the folder that was saved with this model"
+            )
         parameter.copy_(value)

@@ -12,7 +12,7 @@ from configs.schema import WarmStart
 from storage.records import Problem
 from tasks.warm_start.examples import Example, one_turn, two_turn, wrong_answer
 
-MISTAKES = 4  # two-turn examples of a problem, each with a wrong answer of its own
+MISTAKES = 4  # two-turn examples of one problem, each with its own wrong answer
 
 Rows = tuple[Tensor, Tensor]
 """Token ids [B, T], padded at the right, and the loss mask [B, T]."""
@@ -21,9 +21,9 @@ Rows = tuple[Tensor, Tensor]
 def batches(
     problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, knobs: WarmStart, feedback: str, seed: int
 ) -> Iterator[list[Rows]]:
-    """Batches for ever: rows of one turn, then `two_turn_share` of rows of two turns.
+    """Draw batches without end: one-turn rows, and a share of `two_turn_share` two-turn rows.
 
-    The two are kept apart because together half of the batch would be padding.
+    The two kinds are separate tensors: in one tensor half of the batch would be padding.
     """
     pools = _pools(problems, tokenizer, feedback, random.Random(seed))
     two_turn_rows = round(knobs.two_turn_share * knobs.batch_size)
@@ -36,7 +36,7 @@ def batches(
 def _pools(
     problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, feedback: str, rng: random.Random
 ) -> list[Rows]:
-    """All one-turn examples, and MISTAKES two-turn examples of each problem."""
+    """Encode a one-turn example and MISTAKES two-turn examples of each problem."""
     answers = sorted({problem.solutions[0] for problem in problems})
     short = [one_turn(tokenizer, problem) for problem in problems]
     long = [

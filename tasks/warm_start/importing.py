@@ -1,4 +1,4 @@
-"""A policy from elsewhere: a transformers folder, a committed checkpoint, or a hub name."""
+"""Import a policy from elsewhere: a transformers folder, a committed checkpoint, or a hub name."""
 
 import errno
 import re
@@ -13,31 +13,32 @@ from storage.errors import DamagedError, UnavailableError
 from storage.objects.store import Store
 from storage.versions import model_files
 from storage.versions.checkpoints import open_checkpoint
-from tasks.warm_start.soundness import PolicyError
+from storage.versions.weights import load_model
+from tasks.warm_start.soundness import PolicyError, check_digits, check_modalities, check_vocabulary, check_weights
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.tiktoken"]
 _UNWANTED = ["*/*.json", "*/*.safetensors", "*/*.txt", "*/*.model", "consolidated*"]
-"""Patterns for the files of a hub repository: no pickles, no code, and nothing in folders but chat templates."""
-_MACHINES = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE}
-"""Numbers of errors that are this machine's and not the policy's."""
-_LONGEST = 400  # characters of another library's message
+"""Patterns for the files of a hub repository: no pickles, no code, and from its folders only chat templates."""
+_MACHINE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE}
+"""Numbers of errors that this machine causes, not the policy."""
+_LONGEST = 400  # characters of another library's message that are quoted
 
 
 def import_policy(path: str, folder: Path, cache: Path, store: Store) -> str | None:
-    """Write model (float32, safetensors) and tokenizer of `path` into `folder`.
+    """Copy model (float32, safetensors) and tokenizer of `path` to `folder`.
 
-    No code that lies there is run, and `folder` names none, whatever the original says (`auto_map`).
+    No code of the policy is run, and the copy refers to none, even if the original does (`auto_map`).
 
     Returns:
-        the checkpoint's version where it is one of `store`, and so a parent of the policy.
+        the version of the checkpoint, if `path` is a checkpoint of `store`; it becomes a parent of the policy.
 
     Raises:
-        PolicyError: nothing usable there, or weights in another format than safetensors.
-        UnavailableError: the hub cannot be asked.
-        OSError: this machine lacks something, such as room on its disk.
+        PolicyError: `path` holds no usable policy, or weights in another format than safetensors.
+        UnavailableError: the hub cannot be reached.
+        OSError: this machine cannot do it, for example because its disk is full.
     """
     try:
         source, version = _locate(path, cache, store)
@@ -45,10 +46,10 @@ def import_policy(path: str, folder: Path, cache: Path, store: Store) -> str | N
     except (MemoryError, UnavailableError):
         raise
     except Exception as error:  # transformers and tokenizers raise whatever their parsers raise
-        if number := _machines(error):
-            raise OSError(number, f"policy.path={path!r} cannot be copied to {folder}: {_told(error)}") from error
+        if number := _machine_error_number(error):
+            raise OSError(number, f"policy.path={path!r} cannot be copied to {folder}: {_one_line(error)}") from error
         raise PolicyError(
-            f"policy.path={path!r} holds no usable policy: {_told(error)}. Give a folder with config.json, "
+            f"policy.path={path!r} holds no usable policy: {_one_line(error)}. Give a folder with config.json, "
             "model.safetensors and a tokenizer, a committed checkpoint's URI, or a hub name"
         ) from error
     return version
@@ -57,15 +58,12 @@ def import_policy(path: str, folder: Path, cache: Path, store: Store) -> str | N
 def _copy(source: Path, folder: Path) -> None:
     from transformers import AutoConfig, AutoTokenizer
 
-    from storage.versions.weights import load_model
-    from tasks.warm_start.soundness import check_digits, check_modalities, check_vocabulary, check_weights
-
     model_files.check(source)
     check_weights(source)
-    with _naming(source / "config.json"):
+    with _with_path(source / "config.json"):
         check_modalities(AutoConfig.from_pretrained(source, trust_remote_code=False, local_files_only=True))
         model = load_model(source)
-    with _naming(source / "tokenizer.json"):
+    with _with_path(source / "tokenizer.json"):
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=False, local_files_only=True)
     check_vocabulary(source, tokenizer, model.config.vocab_size)
     check_digits(source, tokenizer)
@@ -78,7 +76,7 @@ def _copy(source: Path, folder: Path) -> None:
 
 
 def _allow_sampling(model: "PreTrainedModel") -> None:
-    """Many policies name a temperature without `do_sample`, and transformers would not write that."""
+    """Set `do_sample` if it is missing: many policies set only a temperature, and transformers refuses to save that."""
     assert model.generation_config is not None
     try:
         model.generation_config.validate(strict=True)
@@ -87,38 +85,38 @@ def _allow_sampling(model: "PreTrainedModel") -> None:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Errors of other libraries mostly do not say which file they were reading."""
+def _with_path(path: Path) -> Iterator[None]:
+    """Add `path` to errors of other libraries, which rarely name the file that they read."""
     try:
         yield
     except MemoryError:
         raise
     except Exception as error:
-        if str(path.parent) in str(error) or _machines(error):
+        if str(path.parent) in str(error) or _machine_error_number(error):
             raise
-        raise ValueError(f"{path}: {_told(error)}") from error
+        raise ValueError(f"{path}: {_one_line(error)}") from error
 
 
-def _machines(error: Exception) -> int | None:
-    """The number of an error that no other policy would mend; safetensors tells it in its text alone."""
+def _machine_error_number(error: Exception) -> int | None:
+    """Return the number of an error that this machine causes, else None. Safetensors has it only in its text."""
     if isinstance(error, OSError):
         number = error.errno
     else:
-        found = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, SafetensorError) else None
-        number = int(found[1]) if found else None
-    return number if number in _MACHINES else None
+        match = re.search(r"\(os error (\d+)\)", str(error)) if isinstance(error, SafetensorError) else None
+        number = int(match[1]) if match else None
+    return number if number in _MACHINE_ERRORS else None
 
 
-def _told(error: Exception) -> str:
-    """An error on one line, with its type where the text alone may mean nothing."""
+def _one_line(error: Exception) -> str:
+    """Format an error as one line, with its type unless it is a ValueError with a text."""
     text = " ".join(str(error).split())[:_LONGEST].rstrip(".")
     return text if isinstance(error, ValueError) and text else f"{type(error).__name__}: {text}"
 
 
 def _locate(path: str, cache: Path, store: Store) -> tuple[Path, str | None]:
-    """A local folder, and the checkpoint's version where `path` is one that lies in `store`.
+    """Return the policy's local folder, and the checkpoint's version if `path` is a checkpoint of `store`.
 
-    What is neither a folder nor a checkpoint is a name on the hub, which is downloaded.
+    If `path` is neither a folder nor a checkpoint, it is a name on the hub, and the policy is downloaded.
     """
     folder = Path(path).expanduser()
     if (folder / "config.json").is_file():
@@ -126,8 +124,9 @@ def _locate(path: str, cache: Path, store: Store) -> tuple[Path, str | None]:
     root, separator, rest = path.rstrip("/").partition("/runs/")
     if separator and "/checkpoints/" in rest:
         version = f"runs/{rest}"
-        here = path.rstrip("/") == store.uri(version)
-        return open_checkpoint(store if here else Store(root), version, cache).model, version if here else None
+        in_store = path.rstrip("/") == store.uri(version)
+        checkpoint = open_checkpoint(store if in_store else Store(root), version, cache)
+        return checkpoint.model, version if in_store else None
     if folder.is_dir():
         raise DamagedError(f"{folder} has no config.json")
     if path.startswith((".", "/", "~")):
@@ -136,7 +135,7 @@ def _locate(path: str, cache: Path, store: Store) -> tuple[Path, str | None]:
 
 
 def _download(name: str) -> Path:
-    """The folder of a repository on the hub, or of a copy that was downloaded before."""
+    """Download a repository of the hub, unless a copy is there already; return the folder."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
@@ -144,11 +143,11 @@ def _download(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=_WANTED, ignore_patterns=_UNWANTED))
     except (HFValidationError, RepositoryNotFoundError, MemoryError):
         raise
-    except Exception as error:  # of the network, in classes of several libraries
-        if _machines(error):
+    except Exception as error:  # errors of the network come in the classes of several libraries
+        if _machine_error_number(error):
             raise
         cause = error.__cause__ if isinstance(error.__cause__, Exception) else error
         raise UnavailableError(
-            f"policy.path={name!r} is not a folder here, and the hub cannot be asked for it: {_told(cause)}. Check "
-            "the network, HF_ENDPOINT and HF_HUB_OFFLINE, or give a folder"
+            f"policy.path={name!r} is not a folder here, and it cannot be downloaded from the hub: {_one_line(cause)}. "
+            "Check the network, HF_ENDPOINT and HF_HUB_OFFLINE, or give a folder"
         ) from error

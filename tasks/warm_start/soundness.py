@@ -1,4 +1,4 @@
-"""Whether weights and a tokenizer from elsewhere can be trained and played with: looked at before they are copied."""
+"""Checks of weights and tokenizer from elsewhere before they are copied: can they be trained and played?"""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
 _DIGITS = "12345 + 67890"
-_NAMED = 3  # tensors that a message spells out
+_NAMED = 3  # tensors that a message names
 
 
 class PolicyError(ValueError):
@@ -23,21 +23,21 @@ class PolicyError(ValueError):
 
 
 def check_weights(folder: Path) -> None:
-    """Read every tensor of a model once.
+    """Check every tensor of a model.
 
     Raises:
-        ValueError: a file is missing, cut or no safetensors; or weights are quantised, NaN or infinite.
+        ValueError: a file is missing, truncated or not safetensors; or weights are quantised, NaN or infinite.
     """
     for path in _files(folder):
         if not path.is_file():
             raise ValueError(f"{path} is missing: copy all files of the model")
         if problems := contents.safetensors(path):
-            raise ValueError(f"{path} {problems[0]}: it was not copied whole, or is none; copy it again")
+            raise ValueError(f"{path} {problems[0]}: it was copied in part, or is no such file; copy it again")
         _check_tensors(path)
 
 
 def _files(folder: Path) -> list[Path]:
-    """Those that transformers would load."""
+    """List the files that transformers would load."""
     if (folder / "model.safetensors").is_file() or not (folder / INDEX).is_file():
         return [folder / "model.safetensors"]
     shards = json.loads((folder / INDEX).read_bytes())["weight_map"].values()
@@ -49,7 +49,7 @@ def _check_tensors(path: Path) -> None:
         types = {name: file.get_slice(name).get_dtype() for name in file.keys()}  # noqa: SIM118 - no mapping
     if quantised := [name for name, kind in types.items() if name.endswith("weight") and kind not in _FLOATS]:
         raise ValueError(
-            f"{path}: {_some(quantised)} in {types[quantised[0]]}, which cannot be trained; give weights in one of "
+            f"{path}: {_short(quantised)} in {types[quantised[0]]}, which cannot be trained; give weights in one of "
             f"{', '.join(_FLOATS)}"
         )
     try:
@@ -57,11 +57,11 @@ def _check_tensors(path: Path) -> None:
     except (SafetensorError, RuntimeError, TypeError) as error:
         raise ValueError(f"{path}: its tensors cannot be read: {error}") from error
     if broken:
-        raise ValueError(f"{path}: {_some(broken)} with NaN or infinities; give a checkpoint from before they came")
+        raise ValueError(f"{path}: {_short(broken)} with NaN or infinities; give an earlier checkpoint")
 
 
 def check_modalities(config: "PreTrainedConfig") -> None:
-    """Raises ValueError for a model that reads more than text: its configuration is one of several parts."""
+    """Raise ValueError for a model that reads more than text; its configuration has several parts."""
     if config.get_text_config() is not config:
         raise ValueError(
             f"{config.model_type} is a model of several modalities, which cannot be trained here: give a model that "
@@ -70,13 +70,13 @@ def check_modalities(config: "PreTrainedConfig") -> None:
 
 
 def check_vocabulary(folder: Path, tokenizer: "PreTrainedTokenizerBase", vocabulary: int) -> None:
-    """Compare a tokenizer with a model that knows `vocabulary` tokens.
+    """Check that a tokenizer fits a model with `vocabulary` tokens.
 
-    Added tokens may have ids beyond: some models of text alone share a tokenizer with models of images, whose
-    placeholders they do not know. A prompt that holds such an id is refused when it is played.
+    Added tokens may have larger ids: some text models share a tokenizer with image models and do not know the image
+    placeholders. A prompt with such an id is refused when it is played.
 
     Raises:
-        ValueError: other tokens have ids beyond, or it is the empty tokenizer that transformers makes up where it
+        ValueError: other tokens have larger ids, or the tokenizer is the empty one that transformers makes up if it
             finds none.
     """
     ids, added = tokenizer.get_vocab(), tokenizer.get_added_vocab()
@@ -91,14 +91,14 @@ def check_vocabulary(folder: Path, tokenizer: "PreTrainedTokenizerBase", vocabul
 
 
 def check_digits(folder: Path, tokenizer: "PreTrainedTokenizerBase") -> None:
-    """Raises ValueError where digits do not come back: the policy would read, and be judged by, other numbers."""
-    said = str(tokenizer.decode(tokenizer.encode(_DIGITS, add_special_tokens=False)))
-    if [letter for letter in said if letter.isdigit()] != [letter for letter in _DIGITS if letter.isdigit()]:
+    """Raise ValueError if digits change in encoding and decoding: the policy would read and answer other numbers."""
+    decoded = str(tokenizer.decode(tokenizer.encode(_DIGITS, add_special_tokens=False)))
+    if [letter for letter in decoded if letter.isdigit()] != [letter for letter in _DIGITS if letter.isdigit()]:
         raise ValueError(
-            f"the tokenizer in {folder} makes {said[:80]!r} of {_DIGITS!r}: give the model's own tokenizer, whole"
+            f"the tokenizer in {folder} makes {decoded[:80]!r} of {_DIGITS!r}: give the model's own tokenizer, whole"
         )
 
 
-def _some(names: list[str]) -> str:
+def _short(names: list[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return f"{', '.join(names[:_NAMED])}{more}"

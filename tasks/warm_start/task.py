@@ -1,4 +1,4 @@
-"""Task: policy version 0, made by a warm start or imported."""
+"""Task: make policy version 0 by a warm start, or import it."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -8,18 +8,20 @@ from prefect.cache_policies import NO_CACHE
 
 from storage import layout
 from storage.version_names import PolicyVersion
-from storage.versions import manifests
+from storage.versions import checkpoints, manifests
+from tasks.agents.math_multi_turn import WRONG_FEEDBACK
 from tasks.run.workspace import Workspace
 
-_TOLD_STEPS = 100
+_STEPS_PER_LINE = 100
 
 
 @task(name="first-policy", cache_policy=NO_CACHE)
 def first_policy(workspace: Workspace) -> PolicyVersion:
-    """The checkpoint version that training starts from.
+    """Commit policy version 0, from which training starts, unless it exists; return its version.
 
     Raises:
-        ValueError: the path, URI or hub name holds no usable policy, or none for this agent and context.
+        ValueError: the path, URI or hub name holds no usable policy, or the policy does not fit the agent or the
+            context length.
     """
     version = layout.checkpoint(workspace.name, 0)
     if manifests.committed(workspace.store, version):
@@ -27,26 +29,25 @@ def first_policy(workspace: Workspace) -> PolicyVersion:
     with TemporaryDirectory(prefix="policy-", dir=workspace.scratch) as scratch:
         folder, metrics, origin = Path(scratch), dict[str, float](), None
         if workspace.config.policy.warm_start:
-            metrics = _make(workspace, folder)
+            metrics = _warm_start(workspace, folder)
         else:
             origin = _import(workspace, folder)
         _try_out(workspace, folder)
         return _commit(workspace, version, folder, metrics, origin)
 
 
-def _make(workspace: Workspace, folder: Path) -> dict[str, float]:
-    from tasks.agents.math_multi_turn import WRONG_FEEDBACK
+def _warm_start(workspace: Workspace, folder: Path) -> dict[str, float]:
     from tasks.warm_start.teach import make_policy
 
     config, logger = workspace.config, get_run_logger()
     assert config.policy.warm_start is not None
     taught = config.policy.warm_start.teaches or config.problems.train
-    assert taught.kind == "arithmetic"  # the schema refuses others
+    assert taught.kind == "arithmetic"  # the schema refuses other kinds
     feedback = str(config.agent.args.get("wrong_feedback", WRONG_FEEDBACK))
     steps = config.policy.warm_start.steps
 
-    def tell(step: int, loss: float, accuracy: float) -> None:
-        if step % _TOLD_STEPS == 0:
+    def log_step(step: int, loss: float, accuracy: float) -> None:
+        if step % _STEPS_PER_LINE == 0:
             logger.info("warm start: step %d of at most %d, loss %.3f, sampled right %.2f", step, steps, loss, accuracy)
 
     return make_policy(
@@ -56,12 +57,12 @@ def _make(workspace: Workspace, folder: Path) -> dict[str, float]:
         config.run.seed,
         folder,
         threads=config.ppo.threads,
-        progress=tell,
+        progress=log_step,
     )
 
 
 def _import(workspace: Workspace, folder: Path) -> str | None:
-    """The version that the policy comes from, if it is one of this store."""
+    """Import the policy; return the version that it comes from, if this store holds it."""
     from tasks.warm_start.importing import import_policy
 
     path = workspace.config.policy.path
@@ -71,7 +72,7 @@ def _import(workspace: Workspace, folder: Path) -> str | None:
 
 
 def _try_out(workspace: Workspace, folder: Path) -> None:
-    """What would fail in the first rollout is told while nothing is committed."""
+    """Check the policy before the commit, so errors of the first rollout show before anything is committed."""
     from tasks.warm_start.tryout import try_out
 
     try_out(folder, workspace.config)
@@ -80,7 +81,6 @@ def _try_out(workspace: Workspace, folder: Path) -> None:
 def _commit(
     workspace: Workspace, version: PolicyVersion, model: Path, metrics: dict[str, float], origin: str | None
 ) -> PolicyVersion:
-    from storage.versions import checkpoints
     from tasks.train.policy import load_policy, make_canary
 
     ppo = workspace.config.ppo

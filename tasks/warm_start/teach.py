@@ -16,11 +16,11 @@ from tasks.warm_start.batches import Rows, batches
 from tasks.warm_start.tokenizer import build_tokenizer
 
 MAX_POSITIONS = 512
-RISING_STEPS = 20  # of the learning rate, from zero
+RISING_STEPS = 20  # steps in which the learning rate rises from zero
 SMOOTHING = 0.05  # weight of a new step in the running accuracy: about the last 20 steps count
 
 Progress = Callable[[int, float, float], None]
-"""Hears each step's number, from 1, its loss in nats a token, and the running accuracy."""
+"""A callback for each step. It gets the step's number, from 1, its loss in nats per token, and the running accuracy."""
 
 
 def make_policy(
@@ -32,16 +32,16 @@ def make_policy(
     threads: int = 2,
     progress: Progress | None = None,
 ) -> dict[str, float]:
-    """Makes a tokenizer and a Qwen3, teaches it the problems of `source` and saves both in `folder`.
+    """Make a tokenizer and a Qwen3, teach it the problems of `source` and save both in `folder`.
 
-    `source` is a train split; `feedback` is what the environment says about a wrong answer. The folder
-    loads with transformers and vLLM. Embeddings are untied: vLLM's CPU backend leaves a tied output layer
-    stale when weights are reloaded. The same arguments on the same machine give the same weights. Sets
-    the process's number of torch threads to `threads`.
+    `source` is a train split; `feedback` is the feedback after a wrong answer. transformers and vLLM can load the
+    folder. Embeddings are untied, because vLLM's CPU backend does not update a tied output layer when weights are
+    reloaded. The same arguments on the same machine give the same weights. Set the process's number of torch threads
+    to `threads`.
 
     Returns:
-        `steps` taken, `loss` (nats a token) of the last, running `accuracy` on the taught problems,
-        `seconds` of teaching and `parameters`.
+        the number of `steps`, the `loss` (nats per token) of the last step, the running `accuracy` on the taught
+        problems, the `seconds` of teaching, and the number of `parameters`.
 
     Raises:
         ValueError: `source` is the held-out split.
@@ -83,10 +83,10 @@ def _make_model(knobs: WarmStart, tokenizer: PreTrainedTokenizerBase, seed: int)
 def _teach(
     model: Qwen3ForCausalLM, data: Iterator[list[Rows]], knobs: WarmStart, progress: Progress | None
 ) -> dict[str, float]:
-    """AdamW until the running accuracy on the taught problems reaches the target, or for `steps`.
+    """Train until the running accuracy on the taught problems reaches the target, or for `steps` steps.
 
-    Seeds learn at very different speeds, so a fixed number of steps would leave one
-    at 15 % and another at 60 %. Only what is taught is looked at, never a held-out problem.
+    Seeds learn at very different speeds: after a fixed number of steps one would be at 15 % and another at 60 %. The
+    accuracy is measured on the taught problems only, never on a held-out problem.
     """
     optimizer = torch.optim.AdamW(model.parameters(), lr=knobs.lr, betas=(0.9, 0.95), weight_decay=0.0)
     step, loss_value, accuracy = 0, float("nan"), 0.0
@@ -106,17 +106,17 @@ def _teach(
 
 
 def _loss(model: Qwen3ForCausalLM, batch: list[Rows]) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropy of the taught tokens, and the mean probability of a whole right answer.
+    """Compute the mean cross-entropy of the taught tokens, and the mean probability of a whole right answer.
 
-    The latter is the accuracy to expect of sampling at temperature 1. Padding is at the right, where
-    causality hides it.
+    The latter is the expected accuracy of sampling at temperature 1. Padding is at the right, so causal attention does
+    not read it.
     """
-    surprise, tokens = [], 0
+    answer_losses, tokens = [], 0
     for ids, mask in batch:
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1]  # [B, T-1, V]
         taught = mask[:, 1:]
-        of_token = cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
-        surprise.append((of_token * taught).sum(dim=1))
+        token_losses = cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+        answer_losses.append((token_losses * taught).sum(dim=1))
         tokens += int(taught.sum())
-    of_answer = torch.cat(surprise)  # [B], nats
-    return of_answer.sum() / tokens, (-of_answer.detach()).exp().mean()
+    losses = torch.cat(answer_losses)  # [B], nats
+    return losses.sum() / tokens, (-losses.detach()).exp().mean()

@@ -22,15 +22,15 @@ CHAT_TEMPLATE = (
 
 
 def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
-    r"""A tokenizer whose tokens are the words of `texts` and all printable ASCII characters.
+    r"""Build a tokenizer whose tokens are the words of `texts` and all printable ASCII characters.
 
-    A word carries its leading space (` is`) or backslash (`\boxed`); digits and everything else are
-    single characters, and so is a word that `texts` lacks. Hence decoding an encoding gives back any
-    text of printable ASCII characters and newlines; other characters become `<unk>`. The same texts
-    give the same ids, in any order. `<|im_end|>` ends a turn, `<|endoftext|>` pads.
+    A word includes its leading space (` is`) or backslash (`\boxed`). Digits, all other characters, and the letters of
+    words that are not in `texts` are single tokens. So encoding and decoding give back any text of printable ASCII
+    characters and newlines; other characters become `<unk>`. The same texts give the same ids, in any order.
+    `<|im_end|>` ends a turn, `<|endoftext|>` pads.
     """
-    found = {word for text in texts for word in re.findall(r"[ \\]?[A-Za-z]{2,}", text)}
-    words = sorted(found | set(ROLES))
+    words_of_texts = {word for text in texts for word in re.findall(r"[ \\]?[A-Za-z]{2,}", text)}
+    words = sorted(words_of_texts | set(ROLES))
     tokens = [END_OF_TEXT, IM_START, IM_END, UNKNOWN, *CHARACTERS, *words]
     backend = Tokenizer(WordLevel({token: number for number, token in enumerate(tokens)}, unk_token=UNKNOWN))
     backend.pre_tokenizer = Split(Regex(_pattern(words)), behavior="isolated")
@@ -47,6 +47,6 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def _pattern(words: list[str]) -> str:
-    """Matches a whole word of `words`, else one character."""
-    known = "|".join(re.escape(word) for word in words)
-    return rf"(?:{known})(?![A-Za-z])|[\s\S]"
+    """Return a pattern that matches a whole word of `words`, else one character."""
+    alternatives = "|".join(re.escape(word) for word in words)
+    return rf"(?:{alternatives})(?![A-Za-z])|[\s\S]"

@@ -1,27 +1,25 @@
-"""Whether a policy can be played as the configuration asks: tried before the policy is committed."""
+"""Checks, before a policy is committed, that the configured agent can play it."""
 
 import asyncio
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from configs import Config
 from tasks.agents import AGENTS
+from tasks.agents.chat import Chat
 from tasks.agents.interface import AgentContext
 from tasks.inference.api import GenerationConfig
 from tasks.warm_start.soundness import PolicyError
 
-if TYPE_CHECKING:
-    from tasks.agents.chat import Chat
-
 
 def try_out(folder: Path, config: Config) -> None:
-    """Load the tokenizer, render toy conversations by its chat template, and make the agent.
+    """Load the tokenizer, render toy conversations with its chat template, and make the agent.
 
-    The agent is made as a rollout makes it: inside of an event loop.
+    The agent is made inside an event loop, as in a rollout.
 
     Raises:
-        PolicyError: the template fails, nothing ends a turn, or the policy's context is shorter than asked for.
+        PolicyError: the template fails, no token ends a turn, or the policy's context is shorter than
+            `inference.max_model_len`.
         ValueError: the agent cannot be made.
     """
     where = f"policy.path={config.policy.path!r}" if config.policy.path else "the policy of the warm start"
@@ -37,13 +35,13 @@ async def _make_agent(config: Config, context: AgentContext) -> None:
     AGENTS.make(config.agent.type, context, config.agent.args)
 
 
-def _chat(where: str, folder: Path) -> "Chat":
+def _chat(where: str, folder: Path) -> Chat:
     from transformers import AutoTokenizer
 
     from tasks.agents.trial import open_chat
 
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    tokenizer.name_or_path = where  # errors name what the user gave: `folder` is a scratch folder
+    tokenizer.name_or_path = where  # errors then name what the user gave, not the scratch folder
     try:
         return open_chat(tokenizer)
     except ValueError as error:
@@ -51,7 +49,10 @@ def _chat(where: str, folder: Path) -> "Chat":
 
 
 def _check_context(where: str, folder: Path, asked: int) -> None:
-    """Positions that are scaled (`rope_scaling`) reach further than the number says, and are left to the server."""
+    """Check the context length; leave models with scaled positions (`rope_scaling`) to the server's check.
+
+    Their context is longer than `max_position_embeddings`.
+    """
     values = json.loads((folder / "config.json").read_bytes())
     positions = values.get("max_position_embeddings")
     scaled = '"factor"' in json.dumps([values.get(key) for key in ("rope_scaling", "rope_parameters")])

@@ -1,4 +1,4 @@
-"""Chat templates are programs from elsewhere: none hangs a stage, fills its memory, or changes what it said."""
+"""Chat templates are untrusted programs: none can hang a stage, fill its memory, or render differently later."""
 
 import logging
 from datetime import datetime
@@ -28,7 +28,7 @@ RECURSION = (
     [
         (LOOP, "needs more than 1 s of processor time"),
         (RECURSION, "needs more than 1 s of processor time"),
-        # Which limit it meets first depends on the processor's speed.
+        # The processor's speed decides which limit it reaches first.
         ("{{ lipsum(999999, html=false) }}", "needs more than (1 s of processor time|64 MB)"),
         ("{% if messages | length > 3 %}" + LOOP + "{% endif %}", "needs more than 1 s of processor time"),
         ("{% if messages[0].role == 'system' %}" + LOOP + "{% endif %}", "needs more than 1 s of processor time"),
@@ -36,15 +36,15 @@ RECURSION = (
         ("{{ 'x' * 10 ** 10 }}", "needs more than 64 MB"),
         ("{% set x = 'x' * 10 ** 10 %}", "needs more than 64 MB"),
         ("{% for i in range(999) %}{{ 'x' * 10 ** 6 }}{% endfor %}", "needs more than 64 MB"),
-        ("{{ 'x' * 1500000 }}", "makes 1,5.*characters of a short conversation"),
+        ("{{ 'x' * 1500000 }}", "writes 1,5.*characters for a short conversation"),
         ("{{ strftime_now('%H:%M:%S') }}", "depends on the time of day"),
         ("{{ [1, 2, 3, 4] | random }}", "depends on chance"),
     ],
 )
-def test_a_template_without_measure_is_refused(
+def test_a_template_that_exceeds_a_limit_is_refused(
     written: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Before it is rendered in the process of a stage; whose it is and what to do are told."""
+    """It is refused before the stage's process renders it, and the error names its model and the remedy."""
     monkeypatch.setattr(trial, "_SECONDS", 1.0)
     monkeypatch.setattr(trial, "_MEMORY_MB", 64)
     tokenizer = make_tokenizer(written + CHAT_TEMPLATE)
@@ -52,17 +52,17 @@ def test_a_template_without_measure_is_refused(
     (tmp_path / "model/config.json").write_text("{}")
     file = File(
         name="model/tokenizer.json", path="x", bytes=0, rows=None, sha256=str(tmp_path)
-    )  # none is cached for it
+    )  # nothing is cached for this digest
     manifest = Manifest.model_construct(files=[file])
     policy = Checkpoint(
         PolicyVersion("runs/r/checkpoints/000003"), 3, tmp_path / "model", None, Canary([], []), manifest
     )
-    with pytest.raises(ValueError, match=rf"^the chat template of {tmp_path}/model .*{message}.* mend chat_template"):
+    with pytest.raises(ValueError, match=rf"^the chat template of {tmp_path}/model .*{message}.* repair chat_template"):
         load_chat(policy)
 
 
-def test_a_template_that_writes_the_date_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    """As some families of models do: their prompts change at midnight, which is no reason to do without them."""
+def test_a_template_that_writes_the_date_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """Some families of models write the date, so their prompts change at midnight. A warning is enough."""
     with caplog.at_level(logging.WARNING, "tasks.agents"):
         open_chat(make_tokenizer("{{ strftime_now('%d %b %Y') }}" + CHAT_TEMPLATE))
         open_chat(make_tokenizer(CHAT_TEMPLATE))
@@ -71,8 +71,8 @@ def test_a_template_that_writes_the_date_is_told(caplog: pytest.LogCaptureFixtur
     ]
 
 
-def test_what_a_template_refuses_is_told_where_it_is_used() -> None:
-    """The trial looks for loops and large texts only; a refusal is an error of whoever renders the conversation."""
+def test_a_refusal_of_a_template_is_reported_where_it_is_used() -> None:
+    """The trial looks for loops and large texts only. A refused conversation is an error when it is rendered."""
     assert open_chat(make_tokenizer(REFUSING)).prompt([QUESTION])
     with pytest.raises(ValueError, match="refuses a conversation of user: no"):
         open_chat(make_tokenizer("{{ raise_exception('no') }}"))
@@ -81,15 +81,15 @@ def test_what_a_template_refuses_is_told_where_it_is_used() -> None:
 
 
 def test_a_template_is_tried_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process a stage, not one an iteration."""
+    """A stage starts one process for the trial, not one in each iteration."""
     trial._try_out.cache_clear()
     open_chat(make_tokenizer(CHAT_TEMPLATE))
-    monkeypatch.setattr(trial, "_find", None)
+    monkeypatch.setattr(trial, "_render_in_process", None)
     open_chat(make_tokenizer(CHAT_TEMPLATE))
 
 
 def test_templates_are_tried_out_as_transformers_renders_them() -> None:
-    """The trial does without transformers, which takes seconds to import: it must still be the same Jinja."""
+    """The trial avoids transformers, which takes seconds to import, but its Jinja environment must be the same."""
     own, theirs = make_environment([datetime(2026, 1, 2)]), _compile_jinja_template("").environment
     for names in ("filters", "globals", "tests"):
         assert getattr(own, names).keys() == getattr(theirs, names).keys()
@@ -107,7 +107,7 @@ SYNTAX = (
 
 @pytest.mark.parametrize("name", [*ALL, "syntax"])
 def test_a_trial_writes_what_transformers_writes(name: str) -> None:
-    """Character by character."""
+    """Both renderings are equal character by character."""
     template = {**ALL, "syntax": SYNTAX}[name]
     tokenizer, environment = make_tokenizer(template), make_environment([datetime(2026, 1, 2)])
     compiled = environment.from_string(template)

@@ -1,4 +1,4 @@
-"""Chat templates of several shapes: the policy is given what its template renders, and sampled ids stay."""
+"""The policy gets what its chat template renders, for templates of several kinds, and sampled ids never change."""
 
 import asyncio
 import logging
@@ -51,7 +51,7 @@ KEEPING = (
     + "{% endfor %}"
     + _HEADER
 )
-MOVING = (  # the system prompt stands in the newest question
+MOVING = (  # writes the system prompt into the newest question
     "{% for m in messages %}{% if m.role != 'system' %}{% set words = m.content %}"
     "{% if loop.last and messages[0].role == 'system' %}"
     "{% set words = messages[0].content + '\n\n' + m.content %}{% endif %}"
@@ -59,7 +59,7 @@ MOVING = (  # the system prompt stands in the newest question
     + "{% endif %}{% endfor %}"
     + _HEADER
 )
-NUMBERED = (  # every question is told which it is
+NUMBERED = (  # writes its number before every question
     "{% for m in messages %}{% set words = m.content if m.role == 'assistant' else loop.index ~ ': ' ~ m.content %}"
     + _TURN
     + "{% endfor %}"
@@ -71,19 +71,19 @@ REFUSING = (
     "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system role here') }}{% endif %}"
     "{% set words = m.content %}" + _TURN + "{% endfor %}" + _HEADER
 )
-PARTS = (  # the policy itself says which part of its turn it begins, and ends each
+PARTS = (  # the policy samples the header and the end of each part of its turn
     "{% for m in messages %}{% set words = ('answer: ' if m.role == 'assistant' else '') + m.content %}"
     + _TURN
     + "{% endfor %}"
     + _HEADER
 )
-BLANK = (  # the policy says the blank, or the template writes it
+BLANK = (  # the policy samples the blank, or the template writes it
     "{% for m in messages %}{% set words = (' ' if m.role == 'assistant' else '') + m.content | trim %}"
     + _TURN
     + "{% endfor %}"
     + _HEADER
 )
-SHORTENING = (  # only where there is an answer, which no toy has
+SHORTENING = (  # changes only turns with an answer, which the toy conversations lack
     "{% for m in messages %}{% set words = m.content %}"
     "{% if m.role == 'assistant' %}{% set words = words.split('{')[0] %}{% endif %}" + _TURN + "{% endfor %}" + _HEADER
 )
@@ -120,14 +120,14 @@ def render(tokenizer: PreTrainedTokenizerFast, messages: list[Message], *, promp
 
 
 def thought(name: str, answer: str) -> str:
-    """A completion with a thought; where the template opened it, without its `<think>`."""
+    """Return a completion with a thought, without `<think>` if the template writes that."""
     return f"{'' if name in OPENED else '<think>' + chr(10)}Hmm\n</think>\n\n{answer}"
 
 
 @pytest.mark.parametrize("thinks", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_every_prompt_is_what_the_template_renders(name: str, thinks: tuple[bool, bool]) -> None:
-    """Three turns: the ids given decode to the rendered conversation; they extend those held, or begin anew."""
+    """In three turns the prompt's ids decode to the rendered conversation. They extend the sequence or start one."""
     tokenizer = make_tokenizer(TEMPLATES[name])
     chat = Chat(tokenizer)
     written, messages = [QUESTION], [QUESTION]
@@ -148,7 +148,7 @@ def test_every_prompt_is_what_the_template_renders(name: str, thinks: tuple[bool
 
 @lru_cache
 def chat_of(name: str) -> Chat:
-    """One for all conversations, as in a run."""
+    """Return one Chat for all conversations, as in a run."""
     return Chat(make_tokenizer(ALL[name]))
 
 
@@ -157,7 +157,7 @@ WORDS = st.lists(st.sampled_from([WRONG, "Hmm", " ", "\n", "think", ".", "?"]), 
 
 @st.composite
 def conversations(draw: st.DrawFn) -> tuple[str, list[Message], list[tuple[str, bool, str]]]:
-    """A template's name, how a conversation begins, and its turns: completion, whether it ended, what is answered."""
+    """Draw a template's name, the first messages, and turns of (completion, whether it ended, feedback)."""
     name = draw(st.sampled_from(sorted(ALL)))
     system = [SYSTEM] if name != "refusing" and draw(st.booleans()) else []
     said = st.one_of(WORDS, WORDS.map(partial(thought, name)))
@@ -166,12 +166,12 @@ def conversations(draw: st.DrawFn) -> tuple[str, list[Message], list[tuple[str, 
 
 
 @given(conversations())
-def test_the_policy_is_given_what_a_whole_rendering_says(
+def test_the_policy_gets_the_whole_rendered_conversation(
     conversation: tuple[str, list[Message], list[tuple[str, bool, str]]],
 ) -> None:
-    """Whatever the template, the contents and the number of turns: the whole conversation, whitespace aside.
+    """Every template gives the policy the whole conversation, apart from whitespace.
 
-    In its sequence or a new one, with a system prompt or without.
+    This holds in the same sequence or a new one, with a system prompt or without.
     """
     name, messages, turns = conversation
     tokenizer = make_tokenizer(ALL[name])
@@ -187,8 +187,8 @@ def test_the_policy_is_given_what_a_whole_rendering_says(
         assert "".join(str(tokenizer.decode(ids)).split()) == "".join(render(tokenizer, written).split())
 
 
-def test_feedback_holds_no_second_system_prompt() -> None:
-    """An injected system prompt stands once, at the beginning: feedback is a difference, not a rendered message."""
+def test_feedback_has_no_second_system_prompt() -> None:
+    """An injected system prompt appears once, at the start: feedback is a difference, not a rendered message."""
     tokenizer = make_tokenizer(INJECTING)
     chat = Chat(tokenizer)
     assert tokenizer.decode(chat.prompt([QUESTION])).count("Be helpful.") == 1
@@ -197,8 +197,8 @@ def test_feedback_holds_no_second_system_prompt() -> None:
 
 
 @pytest.mark.parametrize("name", ["forgetting", "opening"])
-def test_a_forgotten_thought_begins_a_sequence(name: str) -> None:
-    """The prompt after a thought lacks it; an answer without one stays in its sequence."""
+def test_a_removed_thought_begins_a_sequence(name: str) -> None:
+    """The prompt after a thought does not hold it. An answer without a thought stays in its sequence."""
     tokenizer = make_tokenizer(TEMPLATES[name])
     chat = Chat(tokenizer)
     fresh = chat.next_prompt([QUESTION], chat.encode(thought(name, WRONG) + END), "Try again.")
@@ -214,7 +214,7 @@ def test_a_forgotten_thought_begins_a_sequence(name: str) -> None:
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("cut", [WRONG, "<think>\nHmm"])
 def test_a_truncated_completion_gets_the_rest_of_its_turn(name: str, cut: str) -> None:
-    """Without its end-of-turn token, and in the middle of a thought too, the template's own follows."""
+    """A completion without an end-of-turn token gets the template's, even in the middle of a thought."""
     tokenizer = make_tokenizer(TEMPLATES[name])
     chat = Chat(tokenizer)
     ended, unended = (chat.next_prompt([QUESTION], chat.encode(text), "Try again.") for text in (cut + END, cut))
@@ -225,7 +225,7 @@ def test_a_truncated_completion_gets_the_rest_of_its_turn(name: str, cut: str) -
 
 
 def test_turns_may_end_with_another_token_than_the_tokenizers() -> None:
-    """As in models whose end of turn is not their end of text: what was sampled is not repeated."""
+    """In some models the end of turn is not the end of text. A sampled end of turn is not repeated."""
     tokenizer = make_tokenizer(FORGETTING)
     tokenizer.eos_token = END_OF_TEXT
     chat = Chat(tokenizer)
@@ -236,14 +236,14 @@ def test_turns_may_end_with_another_token_than_the_tokenizers() -> None:
 
 
 def test_trimmed_whitespace_stays_as_sampled() -> None:
-    """A template that trims contents begins no sequence for the sake of a blank."""
+    """A template that trims contents does not begin a sequence because of a blank."""
     chat = Chat(make_tokenizer(TRIMMING))
     following = chat.next_prompt([SYSTEM, QUESTION], chat.encode(f" {WRONG}\n{END}"), "Try again.")
     assert not following.fresh
 
 
 def test_a_system_prompt_that_moves_begins_a_sequence(caplog: pytest.LogCaptureFixture) -> None:
-    """A template may only append where there is no system prompt, and move one that there is: said when first met."""
+    """A template may append only, until a system prompt makes it rewrite turns. That is logged once."""
     tokenizer = make_tokenizer(MOVING)
     with caplog.at_level(logging.INFO, "tasks.agents"):
         chat = Chat(tokenizer)
@@ -255,11 +255,11 @@ def test_a_system_prompt_that_moves_begins_a_sequence(caplog: pytest.LogCaptureF
             assert following.fresh
             assert tokenizer.decode(following.token_ids) == render(tokenizer, following.messages)
     assert len(caplog.messages) == 1
-    assert "rewrites earlier turns (of system, user, assistant, user, for one)" in caplog.text
+    assert "rewrites earlier turns (for example of system, user, assistant, user)" in caplog.text
 
 
-def test_a_refused_system_prompt_is_told() -> None:
-    """A template without a system role is used without one; with one it is named, and what to do."""
+def test_a_refused_system_prompt_is_reported() -> None:
+    """A template without a system role works without a system prompt. With one, the error names the remedy."""
     chat = Chat(make_tokenizer(REFUSING))
     assert not chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.").fresh
     with pytest.raises(ValueError, match=r"of system, user: no system role here.*agent\.args\.system_prompt empty"):
@@ -267,7 +267,7 @@ def test_a_refused_system_prompt_is_told() -> None:
 
 
 def test_the_first_real_conversation_is_rendered_in_full(caplog: pytest.LogCaptureFixture) -> None:
-    """Where a template does with real contents what it does with no toy, each turn is decided by its own contents."""
+    """If a template rewrites real contents but no toy conversation, each turn is decided by its own contents."""
     tokenizer = make_tokenizer(SHORTENING)
     with caplog.at_level(logging.INFO, "tasks.agents"):
         chat = Chat(tokenizer)
@@ -277,14 +277,14 @@ def test_the_first_real_conversation_is_rendered_in_full(caplog: pytest.LogCaptu
             assert following.fresh
             assert tokenizer.decode(following.token_ids) == render(tokenizer, following.messages)
     assert len(caplog.messages) == 1
-    assert "renders the first real conversation of user, assistant, user in another way" in caplog.text
+    assert "renders the first real conversation of user, assistant, user differently" in caplog.text
     assert not chat.next_prompt([QUESTION], chat.encode("Hmm" + END), "Try again.").fresh
 
 
 def test_the_end_of_a_turn_is_the_templates() -> None:
-    """Found behind what stands before it; ordinary text is none, for it would end completions in the middle.
+    """The end of a turn is the token that the template writes after a message.
 
-    Nor is what ends a part of a turn.
+    Ordinary text is not an end, because it would stop completions in the middle. The end of a part is not one either.
     """
     for template in (CHAT_TEMPLATE, SPACED, FORGETTING, OPENING, MOVING):
         tokenizer = make_tokenizer(template)
@@ -300,15 +300,15 @@ def test_the_end_of_a_turn_is_the_templates() -> None:
 
 
 def test_a_sampled_end_is_not_repeated_where_contents_decide() -> None:
-    """In a template that rewrites what does not begin with a blank, after an answer that does."""
+    """The template rewrites answers without a leading blank. This answer has one."""
     chat = Chat(make_tokenizer(BLANK))
     following = chat.next_prompt([QUESTION], chat.encode(f" {WRONG}{END}"), "Try again.")
     assert following.token_ids == chat.encode("\n<|im_start|>user\nTry again.<|im_end|>\n<|im_start|>assistant\n")
 
 
 @pytest.mark.parametrize("said", [WRONG + "\n", WRONG])
-def test_a_turn_that_ends_behind_a_newline(said: str) -> None:
-    """With the template's newline sampled or not, its end is not repeated, and the newline is not the answer's."""
+def test_a_turn_that_ends_after_a_newline(said: str) -> None:
+    """If the template's newline is sampled or not, the end is not repeated and the newline is not in the answer."""
     tokenizer = make_tokenizer(SPACED)
     tokenizer.eos_token = END_OF_TEXT
     chat = Chat(tokenizer)
@@ -335,18 +335,18 @@ DEAF = {
 
 @pytest.mark.parametrize("name", DEAF)
 def test_a_template_that_does_not_show_a_message_is_refused(name: str) -> None:
-    """The policy would answer what it was never asked, and every verdict would be believed."""
+    """The policy would answer questions that it never saw, and its verdicts would be used all the same."""
     template, place = DEAF[name]
     tokenizer = make_tokenizer(template)
     tokenizer.name_or_path = "models/deaf"
     with pytest.raises(
-        ValueError, match=rf"template of models/deaf does not show message {place} .*, or mend chat_temp"
+        ValueError, match=rf"template of models/deaf does not show message {place} .*, or repair chat_temp"
     ):
         Chat(tokenizer)
 
 
 TOOL: Message = {"role": "tool", "content": "3"}
-JSON_TOOLS = (  # as Llama 3 has it
+JSON_TOOLS = (  # Llama 3 does this
     "{% for m in messages %}{% set words = (m.content | tojson) if m.role == 'tool' else m.content %}"
     + _TURN
     + "{% endfor %}"
@@ -355,7 +355,7 @@ JSON_TOOLS = (  # as Llama 3 has it
 
 
 def test_a_template_may_write_what_a_tool_returns_as_json() -> None:
-    """There, line breaks are a backslash and a letter; one that cuts the text short is refused all the same."""
+    """In JSON a line break is a backslash and a letter. A template that cuts the text is still refused."""
     conversation = [QUESTION, {"role": "assistant", "content": WRONG}, TOOL]
     tokenizer = make_tokenizer(JSON_TOOLS)
     assert tokenizer.decode(Chat(tokenizer).prompt(conversation)) == render(tokenizer, conversation)
@@ -364,8 +364,8 @@ def test_a_template_may_write_what_a_tool_returns_as_json() -> None:
         chat.prompt(conversation)
 
 
-def test_memory_that_is_used_up_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the machine's; to change the template would not help."""
+def test_running_out_of_memory_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine has too little memory, so a change of the template would not help."""
     tokenizer = make_tokenizer(CHAT_TEMPLATE)
     chat = Chat(tokenizer)
 
@@ -378,22 +378,22 @@ def test_memory_that_is_used_up_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_template_without_system_prompts_is_refused_where_one_is_used() -> None:
-    """And not elsewhere."""
+    """Conversations without a system prompt still work."""
     chat = Chat(make_tokenizer(MOVING.replace("messages[0].content + '\n\n' + ", "")))
     assert chat.prompt([QUESTION])
     with pytest.raises(ValueError, match=r"does not show message 1 \(system\) of a conversation of system, user"):
         chat.prompt([SYSTEM, QUESTION])
 
 
-def test_what_a_template_raises_is_told_as_its_refusal() -> None:
-    """Templates are programs: they divide by zero, too."""
+def test_what_a_template_raises_is_reported_as_its_refusal() -> None:
+    """Templates are programs and can raise any error, for example a division by zero."""
     for broken in ("{{ 1 / 0 }}", "{{ messages[9].content }}", "{{ messages | nofilter }}", "{% for %}"):
         with pytest.raises(ValueError, match="refuses a conversation of user"):
             Chat(make_tokenizer(broken))
 
 
 def test_prompts_and_feedback_are_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of episodes at a time: on an append-only template none of them renders anything of its own."""
+    """With an append-only template hundreds of concurrent episodes share the renderings."""
     tokenizer = make_tokenizer(CHAT_TEMPLATE)
     chat = Chat(tokenizer)
     first = chat.prompt([QUESTION]), chat.next_prompt([QUESTION], chat.encode(WRONG + END), "Try again.").token_ids
@@ -402,8 +402,8 @@ def test_prompts_and_feedback_are_rendered_once(monkeypatch: pytest.MonkeyPatch)
     assert first == again
 
 
-def test_rewriting_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    """At the start, and not of templates that only append."""
+def test_rewriting_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged at the start, and not for templates that only append."""
     with caplog.at_level(logging.INFO, "tasks.agents"):
         for template in APPEND_ONLY.values():
             Chat(make_tokenizer(template))
@@ -415,13 +415,13 @@ def test_rewriting_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_tokenizer_without_a_template_is_refused() -> None:
-    """A base model's tokenizer is named before anything is sampled."""
+    """A base model's tokenizer is refused before anything is sampled."""
     with pytest.raises(ValueError, match="no chat template"):
         Chat(make_tokenizer(None))
 
 
 def two_turns(name: str, verifier: Verifier, *, thinks: bool, max_model_len: int = 256) -> Trajectory:
-    """An episode that is wrong, then right."""
+    """Play an episode with a wrong answer and then a right one."""
     chat = Chat(make_tokenizer(TEMPLATES[name]))
     replies = [thought(name, WRONG) if thinks else WRONG, RIGHT]
     agent = MathMultiTurnAgent(context(chat, max_model_len), num_turns=2)
@@ -430,7 +430,7 @@ def two_turns(name: str, verifier: Verifier, *, thinks: bool, max_model_len: int
 
 @pytest.mark.parametrize("name", ["chatml", "injecting"])
 def test_an_episode_decodes_to_the_rendered_conversation(name: str, verifier: Verifier) -> None:
-    """All tokens of an append-only episode, to the last end of turn."""
+    """All tokens of an append-only episode decode to the conversation, up to the last end of turn."""
     tokenizer = make_tokenizer(TEMPLATES[name])
     trajectory = two_turns(name, verifier, thinks=True)
     conversation = [
@@ -445,7 +445,7 @@ def test_an_episode_decodes_to_the_rendered_conversation(name: str, verifier: Ve
 
 @pytest.mark.parametrize("name", ["forgetting", "opening"])
 def test_an_episode_of_two_sequences(name: str, verifier: Verifier) -> None:
-    """One trajectory: both sequences end to end, the mask and the turns' spans on what was sampled."""
+    """One trajectory holds both sequences one after the other. Its mask and spans cover the sampled tokens."""
     tokenizer = make_tokenizer(TEMPLATES[name])
     trajectory = two_turns(name, verifier, thinks=True)
     first, second = trajectory.turns
@@ -465,8 +465,8 @@ def test_an_episode_of_two_sequences(name: str, verifier: Verifier) -> None:
     assert two_turns(name, verifier, thinks=False).sequence_starts == [0]
 
 
-def test_the_context_holds_one_sequence(verifier: Verifier) -> None:
-    """What an earlier sequence held takes no room from the next."""
+def test_the_context_limits_one_sequence(verifier: Verifier) -> None:
+    """Tokens of an earlier sequence do not count against the context of the next."""
     whole = two_turns("forgetting", verifier, thinks=True)
     longest = max(whole.sequence_starts[1], len(whole.token_ids) - whole.sequence_starts[1])
     assert two_turns("forgetting", verifier, thinks=True, max_model_len=longest).status == "completed"
@@ -476,7 +476,7 @@ def test_the_context_holds_one_sequence(verifier: Verifier) -> None:
 
 
 class Rejecting(MathMultiTurnAgent):
-    """Plays its episodes and returns none."""
+    """An agent that plays its episodes and returns no trajectory."""
 
     async def collect_trajectory(
         self,
@@ -489,8 +489,8 @@ class Rejecting(MathMultiTurnAgent):
         return []
 
 
-def test_what_is_salvaged_keeps_all_sequences(verifier: Verifier) -> None:
-    """An episode that an agent gives up is recorded from its exchanges as the agent would have."""
+def test_a_rejected_episode_keeps_all_sequences(verifier: Verifier) -> None:
+    """The trajectory of an episode that the agent rejects is built from its exchanges and is the same."""
     chat = Chat(make_tokenizer(FORGETTING))
     engine = ScriptedEngine(chat, lambda turn, _: [thought("forgetting", WRONG), RIGHT][turn])
     rejected = play(engine, Rejecting(context(chat, 256), num_turns=2), verifier)[0]
@@ -502,7 +502,7 @@ def test_what_is_salvaged_keeps_all_sequences(verifier: Verifier) -> None:
 
 
 def commit(store: Store, table: Any) -> str:
-    """A trajectory data set of one file."""
+    """Commit a trajectory data set of one file; return its version."""
     with Draft(store, "runs/r/trajectories/000000", "trajectories") as draft:
         path = draft.scratch / "part-00000.parquet"
         datasets.write_parquet(table, path)
@@ -511,7 +511,7 @@ def commit(store: Store, table: Any) -> str:
 
 
 def test_sequences_come_back_from_storage(store: Store, verifier: Verifier, tmp_path: Path) -> None:
-    """Where the sequences begin is stored with the tokens."""
+    """The starts of the sequences are stored with the tokens."""
     row = two_turns("forgetting", verifier, thinks=True)
     version = commit(store, to_table([row], TRAJECTORY_SCHEMA))
     (back,) = datasets.trajectories(store, version, tmp_path)
@@ -521,7 +521,7 @@ def test_sequences_come_back_from_storage(store: Store, verifier: Verifier, tmp_
 
 
 def test_files_of_the_first_schema_hold_one_sequence_a_row(store: Store, verifier: Verifier, tmp_path: Path) -> None:
-    """Data sets written before sequences were told apart stay readable."""
+    """Data sets from before the column `sequence_starts` stay readable."""
     row = two_turns("chatml", verifier, thinks=False)
     table = to_table([row], TRAJECTORY_SCHEMA).drop_columns(["sequence_starts"])
     old = table.replace_schema_metadata({"kind": "trajectories", "schema_version": "1"})

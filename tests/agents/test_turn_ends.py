@@ -1,4 +1,4 @@
-"""Turns end where the template says, on the real server, though the model's own end of text is another token."""
+"""On the real server, turns end with the template's token even if the model's end of text is another token."""
 
 import asyncio
 import dataclasses
@@ -34,7 +34,7 @@ PROBLEMS = [Problem(f"{n}+2", f"What is {n} + 2?", [str(n + 2)]) for n in range(
 
 
 class OwnSampling(MathMultiTurnAgent):
-    """As users write them: with sampling parameters of its own."""
+    """An agent with its own sampling parameters, as users write them."""
 
     def __init__(self, context: AgentContext) -> None:
         own = GenerationConfig(temperature=0.8, max_new_tokens=30)
@@ -43,9 +43,9 @@ class OwnSampling(MathMultiTurnAgent):
 
 @pytest.fixture(scope="module")
 def foreign(checkpoint_store: Store, policy_folder: Path) -> Checkpoint:
-    """A policy that ends its turns with the token that its template writes, `<|endoftext|>`.
+    """Return a policy that ends its turns with the token that its template writes, `<|endoftext|>`.
 
-    The server, and the tokenizer's `eos_token`, know `<|im_end|>` only: the output layer's rows of both are swapped.
+    The server and the tokenizer's `eos_token` know only `<|im_end|>`. The output layer's rows of both are swapped.
     """
     import torch
     from transformers import AutoTokenizer
@@ -70,7 +70,7 @@ def foreign(checkpoint_store: Store, policy_folder: Path) -> Checkpoint:
 def play(
     engine: Engine, policy: Checkpoint, agent: str, gconfig: GenerationConfig, verifier: Verifier
 ) -> list[Trajectory]:
-    """Four problems, two turns at most."""
+    """Play four problems with at most two turns."""
     chat, played = load_chat(policy), list[Trajectory]()
     plan = RolloutPlan("foreign/000000", load("smoke"), 0, policy, "problems/x", gconfig, group_size=1)
     arguments = {} if ":" in agent else {"num_turns": 2}
@@ -95,7 +95,7 @@ def play(
 def test_a_turn_ends_where_the_template_ends_it(
     engine: Engine, foreign: Checkpoint, verifier: Verifier, agent: str, gconfig: GenerationConfig
 ) -> None:
-    """No completion runs on past that token, which is sampled: in the mask, with a logprob, not truncated."""
+    """No completion continues after that token. It is sampled: in the mask, with a logprob, not truncated."""
     played = play(engine, foreign, agent, gconfig, verifier)
     end = load_chat(foreign).encode(END_OF_TEXT)[0]
     sampled = [(row, turn, row.token_ids[turn.start : turn.end]) for row in played for turn in row.turns]
@@ -108,5 +108,5 @@ def test_a_turn_ends_where_the_template_ends_it(
         assert row.logprobs[turn.end - 1] < 0
         assert row.versions[turn.end - 1] == foreign.number
         assert END_OF_TEXT not in turn.text
-        assert row.token_ids[turn.end : turn.end + 1] != [end]  # nor is it written once more
+        assert row.token_ids[turn.end : turn.end + 1] != [end]  # it is not written a second time
     assert {row.status for row in played if row.turns[-1].finish_reason == "stop"} == {"completed"}

@@ -1,4 +1,4 @@
-"""The audit as a whole on small stores: what is there is read, what is broken is told, and never as a stack trace."""
+"""The audit as a whole on small stores: all data are read, and damage is reported as a case, never as a traceback."""
 
 import dataclasses
 import tempfile
@@ -23,7 +23,7 @@ from tasks.audit.checks import CHECKS
 from tasks.audit.record import commit_audit, read_audit
 from tasks.audit.results import CheckResult
 from tasks.audit.run import Audited, audit
-from tasks.audit.selection import select, since, split_uri
+from tasks.audit.selection import parse_since, select, split_uri
 from tasks.score.verifier import Verifier
 from tests.support.chain_helpers import commit_rows, key, parquet_bytes, replace_file
 from tests.support.train_helpers import make_scores, make_trajectory
@@ -53,19 +53,19 @@ def audited(store: Store, verifier: Verifier, *targets: str, knobs: Audit = KNOB
         yield a
 
 
-def look(store: Store, verifier: Verifier, *targets: str) -> dict[str, CheckResult]:
+def run_checks(store: Store, verifier: Verifier, *targets: str) -> dict[str, CheckResult]:
     with audited(store, verifier, *targets) as found:
         return {check.name: check for check in found.result.checks}
 
 
 def test_every_knob_is_a_check() -> None:
-    """A threshold without a check would look like an audit that passes; registering refuses the other way round."""
+    """A threshold without a check would look like a passed audit; registration refuses a check without a threshold."""
     assert set(CHECKS) == set(Checks.model_fields)
     assert all(check.about for check in CHECKS.values())
 
 
 def test_a_run_is_audited_and_kept(any_store: Store, verifier: Verifier, tmp_path: Path) -> None:
-    """Verdict, numbers, report and cases are one version; the same findings in the same data are the same version."""
+    """Verdict, numbers, report and cases are one version; the same findings in the same data give the same version."""
     store, cache = any_store, tmp_path / "cache"
     commit(store)
     with audited(store, verifier, "r") as found:
@@ -87,7 +87,7 @@ def store_folder(store: Store) -> Path:
 
 
 def test_another_finding_is_another_version(store: Store, verifier: Verifier) -> None:
-    """A shard that was damaged since must not hide behind last week's audit."""
+    """A shard that was damaged later must not be hidden by an older audit."""
     commit(store)
     versions = []
     for damage in (False, True):
@@ -102,80 +102,78 @@ def test_another_finding_is_another_version(store: Store, verifier: Verifier) ->
 
 
 def test_an_empty_data_set_has_nothing_to_look_at(store: Store, verifier: Verifier) -> None:
-    """Integrity can be checked; all else is skipped, and says why."""
+    """Only integrity is checked in an empty data set; all other checks are skipped with a reason."""
     commit(store, [], [])
-    checks = look(store, verifier, "r")
+    checks = run_checks(store, verifier, "r")
     assert checks["damaged_objects"].verdict == "pass"
     others = [
         check for name, check in checks.items() if name not in ("damaged_objects", "wrong_schema", "broken_parents")
     ]
     assert {check.verdict for check in others} == {"skipped"}
-    assert {check.says for check in others} == {"there is no row to look at"}
+    assert {check.says for check in others} == {"there is no row to check"}
     with audited(store, verifier, "r") as found:
         assert found.result.verdict == "skipped"
 
 
 def test_one_row_is_audited(store: Store, verifier: Verifier) -> None:
-    """Rates of one row are no reason to stop."""
+    """A data set of one row does not stop the checks that compute rates."""
     commit(store, ROWS[:1], VERDICTS[:2])
-    checks = look(store, verifier, SET)
+    checks = run_checks(store, verifier, SET)
     assert checks["duplicate_ids"].verdict == "pass"
     assert checks["unscored_turns"].of == 2
 
 
 def test_without_scores(store: Store, verifier: Verifier) -> None:
-    """Every turn is a case, and what needs verdicts says how to get them."""
+    """Without scores every turn is a case, and checks that need verdicts say how to get them."""
     commit(store, scores=None)
-    checks = look(store, verifier, "r")
+    checks = run_checks(store, verifier, "r")
     assert (checks["unscored_turns"].verdict, checks["unscored_turns"].cases) == ("fail", 8)
     assert checks["zero_variance"].verdict == "skipped"
     assert "python -m flows.score" in checks["zero_variance"].says
 
 
 def test_a_corrupted_shard_is_left_out_and_named(store: Store, verifier: Verifier) -> None:
-    """The other shard is audited all the same."""
+    """The other shard is still audited."""
     commit(store)
     shard = key(store, SET, "part-00001.parquet")
     data = bytearray(store.read(shard))
     data[len(data) // 2] ^= 1
     store.write(shard, bytes(data))
-    checks = look(store, verifier, "r")
+    checks = run_checks(store, verifier, "r")
     assert checks["damaged_objects"].verdict == "fail"
     assert [case.id for case in checks["damaged_objects"].examples] == [shard]
     assert checks["duplicate_ids"].of == 2
-    assert checks["orphan_scores"].cases == 0, "the scores of the lost rows are no fault of their own"
+    assert checks["orphan_scores"].cases == 0, "scores of lost rows are no separate fault"
 
 
 def test_a_shard_that_no_manifest_names_is_named_and_not_read(store: Store, verifier: Verifier) -> None:
-    """Neither is one among the scores."""
+    """Stray shards among trajectories and scores are reported, and the other checks ignore them."""
     commit(store)
-    before = look(store, verifier, "r")
+    before = run_checks(store, verifier, "r")
     strays = []
     for version in (SET, layout.scores("r", 0, "5c0e")):
         shard = key(store, version, "part-00000.parquet")
         strays.append(shard.replace("part-00000", "part-00009"))
         store.write(strays[-1], store.read(shard))
-    checks = look(store, verifier, "r")
+    checks = run_checks(store, verifier, "r")
     assert checks["damaged_objects"].verdict == "fail"
     assert sorted(case.id for case in checks["damaged_objects"].examples) == sorted(strays)
-    assert "2 lie among the data that no manifest names" in checks["damaged_objects"].says
+    assert "2 objects are named by no manifest" in checks["damaged_objects"].says
     others = {name: check for name, check in checks.items() if name != "damaged_objects"}
     assert others == {name: check for name, check in before.items() if name != "damaged_objects"}
 
 
 @pytest.mark.parametrize("first", [0.0, 1.0])
-def test_an_answer_judged_both_ways_equally_often(store: Store, verifier: Verifier, first: float) -> None:
-    """Whatever comes first, the turns judged correct are named: two audits of the same data say the same."""
+def test_an_answer_with_both_verdicts_equally_often(store: Store, verifier: Verifier, first: float) -> None:
+    """In a tie the turns with verdict correct are the cases, so two audits of the same data agree."""
     commit(store, scores=[s for row in ROWS for s in make_scores(row.trajectory_id, first, 1.0 - first)])
-    check = look(store, verifier, "r")["verdicts_disagree"]
+    check = run_checks(store, verifier, "r")["verdicts_disagree"]
     odd = {case.detail for case in check.examples if "elsewhere" in case.detail}
     assert odd == {f"turn {1 if first else 2}: elsewhere this answer was judged the other way"}
 
 
-def test_a_file_beside_a_policy_that_no_manifest_names_is_named(
-    store: Store, verifier: Verifier, tmp_path: Path
-) -> None:
-    """It may be a chat template that the rollout took."""
+def test_a_stray_file_of_a_policy_is_named(store: Store, verifier: Verifier, tmp_path: Path) -> None:
+    """A stray file of a policy may be a chat template that the rollout used."""
     policy, model = layout.checkpoint("r", 0), tmp_path / "model"
     model.mkdir()
     for name in ("config.json", "model.safetensors"):
@@ -184,52 +182,52 @@ def test_a_file_beside_a_policy_that_no_manifest_names_is_named(
     commit_rows(store, SET, "trajectories", TRAJECTORY_SCHEMA, ROWS, [policy])
     stray = key(store, policy, "model/config.json").replace("config.json", "chat_template.jinja")
     store.write(stray, b"{{ messages }}")
-    check = look(store, verifier, "r")["damaged_objects"]
+    check = run_checks(store, verifier, "r")["damaged_objects"]
     assert [(case.id, case.data_set) for case in check.examples] == [(stray, SET)]
 
 
 def test_a_newer_schema_is_left_out_and_named(store: Store, verifier: Verifier) -> None:
-    """Columns of tomorrow may mean something else."""
+    """Columns of a newer schema may have another meaning."""
     commit(store)
     table = pq.read_table(pa.BufferReader(store.read(key(store, SET, "part-00000.parquet"))))
     metadata = {**(table.schema.metadata or {}), b"schema_version": b"99"}
     replace_file(store, SET, "part-00000.parquet", parquet_bytes(table.replace_schema_metadata(metadata)), rows=2)
-    checks = look(store, verifier, "r")
+    checks = run_checks(store, verifier, "r")
     assert checks["wrong_schema"].verdict == "fail"
     assert "schema_version 99" in checks["wrong_schema"].examples[0].detail
 
 
 def test_a_damaged_manifest_is_a_case(store: Store, verifier: Verifier) -> None:
-    """The data set cannot be read at all, and the others can."""
+    """A data set with a damaged manifest is a case, and the other data sets are read."""
     commit(store)
     commit(store, iteration=1)
     store.write(layout.manifest(SET), b"{}")
-    checks = look(store, verifier, "r")
+    checks = run_checks(store, verifier, "r")
     assert checks["damaged_objects"].examples[0].id == layout.manifest(SET)
     assert checks["duplicate_ids"].of == 4
 
 
-def test_data_that_gc_took_are_no_damage(store: Store, verifier: Verifier) -> None:
-    """They were taken away on purpose."""
+def test_collected_data_are_no_damage(store: Store, verifier: Verifier) -> None:
+    """gc deletes data on purpose."""
     commit(store)
     store.write(layout.tombstone(SET), b"{}")
-    checks = look(store, verifier, "r")
+    checks = run_checks(store, verifier, "r")
     assert checks["damaged_objects"].verdict == "pass"
     assert "1 data sets were collected by gc" in checks["damaged_objects"].says
 
 
-def test_scores_that_gc_took_are_no_missing_scores(store: Store, verifier: Verifier) -> None:
-    """Nor are those that a run at work has still to make; of one that nobody works on they are missing."""
+def test_collected_scores_are_not_missing(store: Store, verifier: Verifier) -> None:
+    """Scores that gc deleted, or that a running run will make, are not missing; those of an idle run are."""
     commit(store)
     commit(store, iteration=1, scores=None)
     store.write(layout.tombstone(layout.scores("r", 0, "5c0e")), b"{}")
-    assert look(store, verifier, "r")["unscored_turns"].cases == 8, "those of iteration 1"
+    assert run_checks(store, verifier, "r")["unscored_turns"].cases == 8, "the 8 turns of iteration 1 have no scores"
     with Lease(store, "r", 60, "stop", "a flow run"):
-        assert look(store, verifier, "r")["unscored_turns"].cases == 0
+        assert run_checks(store, verifier, "r")["unscored_turns"].cases == 0
 
 
-def test_a_damaged_manifest_of_scores_is_told_in_an_audit(store: Store, verifier: Verifier) -> None:
-    """The audit is committed all the same, with the parents that could be read."""
+def test_a_damaged_manifest_of_scores_is_a_case(store: Store, verifier: Verifier) -> None:
+    """The audit is still committed, with the parents that could be read."""
     commit(store)
     store.write(layout.manifest(layout.scores("r", 0, "5c0e")), b"{}")
     with audited(store, verifier, "r") as found:
@@ -239,23 +237,23 @@ def test_a_damaged_manifest_of_scores_is_told_in_an_audit(store: Store, verifier
 
 
 def test_only_neighbours_are_compared(store: Store, verifier: Verifier) -> None:
-    """What lies between two data sets may have been learning; the one before is fetched where it is not asked for."""
+    """Only adjacent iterations are compared, as a gap may hold learning; an unselected predecessor is fetched."""
     for iteration, success in ((0, 0.0), (1, 1.0), (3, 0.0)):
         rows = [
             make_trajectory(f"{iteration}/{problem}/{sample}", [[7, 8]], problem=f"p{problem}")
             for problem in range(40)
             for sample in range(2)
         ]
-        judged = [score for row in rows for score in make_scores(row.trajectory_id, success)]
-        commit(store, rows, judged, iteration)
+        scores = [score for row in rows for score in make_scores(row.trajectory_id, success)]
+        commit(store, rows, scores, iteration)
     for targets, steps in ((["r"], 1), ([layout.trajectories("r", 1)], 1), ([layout.trajectories("r", 3)], 0)):
-        check = look(store, verifier, *targets)["success_drift"]
+        check = run_checks(store, verifier, *targets)["success_drift"]
         assert (check.of, check.verdict) == (steps, "warn" if steps else "pass")
         assert [case.id for case in check.examples] == [layout.trajectories("r", 1)][:steps]
 
 
 def test_a_policy_among_the_parents_is_no_stranger(store: Store, verifier: Verifier) -> None:
-    """New weights may be swapped in while a data set is played: then it has several policies."""
+    """A data set has several policies if new weights arrived during the rollout; only other policies are cases."""
     policies = [layout.checkpoint("r", 0), layout.checkpoint("r", 1)]
     for policy in policies:
         with Draft(store, policy, "checkpoint") as draft:
@@ -265,11 +263,11 @@ def test_a_policy_among_the_parents_is_no_stranger(store: Store, verifier: Verif
         for row, policy in zip(ROWS, [*policies, layout.checkpoint("other", 0), policies[0]], strict=True)
     ]
     commit_rows(store, SET, "trajectories", TRAJECTORY_SCHEMA, rows, policies[::-1])
-    assert [case.id for case in look(store, verifier, "r")["broken_parents"].examples] == ["t2"]
+    assert [case.id for case in run_checks(store, verifier, "r")["broken_parents"].examples] == ["t2"]
 
 
 def test_severity_and_threshold_are_the_users(store: Store, verifier: Verifier) -> None:
-    """A check can be ignored, told not to fail, and given another threshold."""
+    """A check can be ignored, reduced to a warning, or given another threshold."""
     commit(store, scores=None)
     values = {"unscored_turns": {"severity": "warn"}, "zero_variance": {"severity": "ignore"}}
     with audited(store, verifier, "r", knobs=Audit(recomputed=0, checks=Checks.model_validate(values))) as found:
@@ -282,50 +280,50 @@ def test_severity_and_threshold_are_the_users(store: Store, verifier: Verifier) 
 
 
 @pytest.mark.parametrize("target", ["r", "runs/r", SET, "latest-data", "scores", "uri", None])
-def test_data_sets_are_found_by_whatever_names_them(store: Store, target: str | None) -> None:
-    """A run, a version, its URI, its scores, an alias; and everything where nothing is named."""
+def test_data_sets_are_selected_by_any_name(store: Store, target: str | None) -> None:
+    """A run, a version, its URI, its scores or an alias select data sets; no name selects all."""
     commit(store)
     aliases.move(store, "latest-data", SET, None)
     named = {"scores": layout.scores("r", 0, "5c0e"), "uri": store.uri(SET)}.get(target or "", target)
-    assert [each.version for each in select(store, [named] if named else [])] == [SET]
+    assert [data_set.version for data_set in select(store, [named] if named else [])] == [SET]
 
 
 def test_data_sets_by_their_time(store: Store) -> None:
-    """`--since` is about when a data set was committed."""
+    """`--since` compares the commit times of data sets."""
     commit(store)
     now = datetime.now(UTC)
     assert select(store, ["r"], now - timedelta(hours=1))
     assert not select(store, ["r"], now + timedelta(hours=1))
-    assert since("2w", now) == now - timedelta(days=14)
-    assert since("2026-11-01") == datetime(2026, 11, 1, tzinfo=UTC)
+    assert parse_since("2w", now) == now - timedelta(days=14)
+    assert parse_since("2026-11-01") == datetime(2026, 11, 1, tzinfo=UTC)
     with pytest.raises(ValueError, match="7d"):
-        since("last week")
+        parse_since("last week")
 
 
-def test_what_cannot_be_audited_says_what_there_is(store: Store) -> None:
-    """A typing mistake must not look like an empty run."""
+def test_an_unknown_target_names_the_known_runs(store: Store) -> None:
+    """A misspelt name is an error that lists the runs, not an empty run."""
     commit(store)
     with pytest.raises(ValueError, match="'demmo' is neither a run nor a version.*runs in .*: r"):
         select(store, ["demmo"])
     with Draft(store, layout.run("r"), "run") as draft:
         draft.commit(Provenance(config={}), [])
-    with pytest.raises(ValueError, match="is a run version, no trajectories"):
+    with pytest.raises(ValueError, match="is a run version, not trajectories"):
         select(store, [layout.run("r")])
 
 
 def test_roots_are_read_from_uris() -> None:
-    """A URI says which store is meant."""
+    """A URI contains the root of its store."""
     assert split_uri("/data/var/runs/demo/scores/000003/5c") == ("/data/var", "runs/demo/scores/000003/5c")
     assert split_uri("runs/demo") == (None, "runs/demo")
 
 
 def test_only_committed_scores_count(store: Store, verifier: Verifier) -> None:
-    """An attempt that died is no score; of two scorers the newer one counts."""
+    """Failed attempts are ignored; of two verifiers' scores the newer ones count."""
     commit(store)
     newer = layout.scores("r", 0, "6d1f")
     commit_rows(store, newer, "scores", SCORE_SCHEMA, make_scores("t0", 1.0, 1.0), [SET])
     with Draft(store, layout.scores("r", 0, "7e"), "scores"):
         pass
     assert select(store, ["r"])[0].scores == [layout.scores("r", 0, "5c0e"), newer]
-    assert look(store, verifier, "r")["unscored_turns"].cases == 6
+    assert run_checks(store, verifier, "r")["unscored_turns"].cases == 6
     assert manifests.committed(store, newer)

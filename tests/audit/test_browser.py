@@ -1,6 +1,6 @@
 """Report and reader in a real browser: they open, sort, filter, page, and show hostile text as text.
 
-Screenshots of what a person would see are kept in var/screenshots, to be looked at.
+Screenshots are kept in var/screenshots for a look.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from tests.support.train_helpers import make_trajectory
 SCREENSHOTS = ROOT / "var" / "screenshots"
 SIZES = [(1280, 900), (400, 800)]
 PATIENCE_S = 120
-"""Guards against hanging only: an idle machine needs a second."""
+"""A guard against hanging; an idle machine needs a second."""
 CELLS = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
 EVIL = [
     "<script>window.evil = 1</script><img src=x onerror='window.evil = 1'>",
@@ -45,7 +45,7 @@ EVIL = [
 
 
 def rows() -> list[Trajectory]:
-    """15 groups of 4; each says something that wants to be more than text."""
+    """Return 15 groups of 4 trajectories, each with text that tries to be more than text."""
     made = []
     for number in range(60):
         problem, sample = divmod(number, 4)
@@ -104,7 +104,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def reader(audited: tuple[Store, str]) -> Iterator[str]:
-    """Address of the reader, with its key, started as people do."""
+    """The reader's address with its key; the reader is started as users start it."""
     store, version = audited
     command = [sys.executable, "-m", "tasks.audit", "--root", store.root, "read", version, "--port", "0"]
     job = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -117,12 +117,12 @@ def reader(audited: tuple[Store, str]) -> Iterator[str]:
 
 
 def without_key(reader: str) -> str:
-    """The cookie serves instead, once the address was opened."""
+    """Return the address without the key; after the first request a cookie replaces it."""
     return reader.partition("?")[0]
 
 
 class Watch:
-    """A page, and all that it must not do."""
+    """A page that records its requests, console messages, errors and dialogs."""
 
     def __init__(self, browser: Browser, size: tuple[int, int], scheme: str = "light") -> None:
         width, height = size
@@ -130,16 +130,16 @@ class Watch:
         self.context = browser.new_context(viewport={"width": width, "height": height}, color_scheme=look)
         self.context.set_default_timeout(1000 * PATIENCE_S)
         self.page: Page = self.context.new_page()
-        self.asked: list[str] = []
-        self.said: list[str] = []
-        self.page.on("request", lambda request: self.asked.append(request.url))
-        self.page.on("console", lambda message: self.said.append(message.text))
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("dialog", lambda dialog: self.said.append(f"dialog {dialog.message}"))
+        self.requests: list[str] = []
+        self.messages: list[str] = []
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("console", lambda message: self.messages.append(message.text))
+        self.page.on("pageerror", lambda error: self.messages.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.messages.append(f"dialog {dialog.message}"))
 
     def harmless(self) -> None:
-        """Nothing was run that came from data, nothing asked for elsewhere, nothing is wider than the window."""
-        assert self.said == []
+        """Check that no text from data was run, no page error occurred, and nothing is wider than the window."""
+        assert self.messages == []
         assert self.page.evaluate("window.evil") is None
         assert self.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
 
@@ -156,8 +156,8 @@ def report(audited: tuple[Store, str]) -> str:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size[0]))
-def test_the_report_stands_alone(browser: Browser, report: str, size: tuple[int, int], scheme: str) -> None:
-    """One file, no request; verdict first; all opened, nothing hostile runs or breaks out of its box."""
+def test_the_report_needs_no_other_file(browser: Browser, report: str, size: tuple[int, int], scheme: str) -> None:
+    """The report is one file without requests, with the verdict first; no hostile text runs or leaves its box."""
     watch = Watch(browser, size, scheme)
     watch.page.goto(report)
     expect(watch.page.locator("h1")).to_contain_text("FAIL")
@@ -168,18 +168,18 @@ def test_the_report_stands_alone(browser: Browser, report: str, size: tuple[int,
     watch.page.locator("#plots").scroll_into_view_if_needed()
     watch.keep(f"report-plots-{size[0]}-{scheme}")
     watch.harmless()
-    assert watch.asked == [report]
+    assert watch.requests == [report]
 
 
 def ordered(texts: list[str], descending: bool) -> list[str]:
-    """Numbers as the report writes them in their order, whatever is no number behind them."""
+    """Sort the report's numbers and put all other texts after them."""
     numbers = [text for text in texts if text.replace(",", "").isdigit()]
     numbers.sort(key=lambda text: int(text.replace(",", "")), reverse=descending)
     return numbers + [text for text in texts if text not in numbers]
 
 
 def test_tables_of_the_report_sort(browser: Browser, report: str) -> None:
-    """By mouse and by keyboard: the rows are in the order that is announced, empty ones last, and stay whole."""
+    """Mouse and keyboard sort whole rows in the announced order, with empty cells last."""
     watch = Watch(browser, SIZES[0])
     watch.page.goto(report)
     table = watch.page.get_by_role("region", name="All checks").locator("table")
@@ -189,7 +189,7 @@ def test_tables_of_the_report_sort(browser: Browser, report: str) -> None:
     before = [[text.strip() for text in row] for row in rows.evaluate_all(CELLS)]
     texts = [row[column] for row in before]
     down, up = ordered(texts, descending=True), ordered(texts, descending=False)
-    assert not all(text.isdigit() for text in texts)  # some have no number
+    assert not all(text.isdigit() for text in texts)  # some cells have no number
     assert texts not in (down, up)
     assert down != up
 
@@ -208,7 +208,7 @@ def test_tables_of_the_report_sort(browser: Browser, report: str) -> None:
 
 
 def test_every_count_leads_to_its_cases(browser: Browser, report: str) -> None:
-    """A link to a check that passed opens what is folded away, also in browsers that do not open it by themselves."""
+    """A link to a passed check opens its folded section, also in browsers that do not do so themselves."""
     watch = Watch(browser, SIZES[0])
     watch.page.goto(report)
     for target in watch.page.locator("a[href^='#']").evaluate_all("links => links.map(link => link.hash)"):
@@ -225,7 +225,7 @@ def test_every_count_leads_to_its_cases(browser: Browser, report: str) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size[0]))
 def test_trajectories_are_read_page_by_page(browser: Browser, reader: str, size: tuple[int, int], scheme: str) -> None:
-    """List, filter, conversation, tokens by logprob and by advantage, group: all of it is text."""
+    """List, filter, conversation, tokens by logprob and by advantage, and group show all data as text."""
     watch = Watch(browser, size, scheme)
     page = watch.page
     page.goto(reader)
@@ -251,11 +251,11 @@ def test_trajectories_are_read_page_by_page(browser: Browser, reader: str, size:
     page.get_by_role("link", name=re.compile("group")).first.click()
     watch.keep(f"reader-group-{size[0]}-{scheme}")
     watch.harmless()
-    assert all(url.startswith(without_key(reader)) for url in watch.asked)
+    assert all(url.startswith(without_key(reader)) for url in watch.requests)
 
 
 def test_the_reader_needs_no_mouse(browser: Browser, reader: str) -> None:
-    """The first Tab skips to the content; a filter is sent with Enter; a trajectory opens with Enter."""
+    """The first Tab skips to the content; Enter applies a filter and opens a trajectory."""
     watch = Watch(browser, SIZES[0])
     page = watch.page
     page.goto(reader)
@@ -275,7 +275,7 @@ def test_the_reader_needs_no_mouse(browser: Browser, reader: str) -> None:
 
 
 def test_the_cases_of_an_audit_are_read(browser: Browser, reader: str) -> None:
-    """The report stands beside the reader, and a check's cases are a filter."""
+    """The reader links the report, and the cases of a check are a filter."""
     watch = Watch(browser, SIZES[0])
     watch.page.goto(reader)
     watch.page.goto(f"{without_key(reader)}report")

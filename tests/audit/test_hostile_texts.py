@@ -1,4 +1,4 @@
-"""Texts of unknown origin on a terminal: no escape sequence, no reordering, no endless line gets there."""
+"""Texts of unknown origin on a terminal: no escape sequence, no reordering and no endless line is printed."""
 
 import subprocess
 import sys
@@ -23,7 +23,7 @@ def is_clean(text: str) -> bool:
 
 
 def command(*arguments: str) -> str:
-    """What a command prints, to both streams."""
+    """Return the output of a command, both streams."""
     call = [sys.executable, "-m", *arguments]
     done = subprocess.run(call, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.stdout + done.stderr
@@ -32,7 +32,7 @@ def command(*arguments: str) -> str:
 
 @pytest.fixture
 def evil_store(store: Store) -> Store:
-    """Everything in a manifest that is text says something evil."""
+    """A store whose manifests have hostile text in every text field."""
     bad = EVIL + ENDLESS
     for number in range(2):
         with Draft(store, f"runs/r/checkpoints/{number:06d}", "checkpoint") as draft:
@@ -53,20 +53,20 @@ def evil_store(store: Store) -> Store:
     ids=["ls", "show", "lineage", "verify", "history", "diff", "error"],
 )  # fmt: skip
 def test_commands_of_the_store_print_no_escapes(evil_store: Store, arguments: list[str]) -> None:
-    """Tables, lines and errors; each holds some of the manifest's texts or of the command's own words."""
+    """Tables, lines and errors contain manifest texts or arguments, all made printable."""
     printed = command("storage", "--root", evil_store.root, *arguments)
     assert is_clean(printed)
 
 
 def test_json_stays_exact(evil_store: Store) -> None:
-    """Scripts read what is stored."""
+    """JSON for scripts holds the stored text unchanged."""
     printed = command("storage", "--root", evil_store.root, "--json", "alias", "history", "best")
     assert "\\u202e" in printed
     assert "x" * 100_000 in printed
 
 
 def test_errors_of_the_command_lines_are_clean() -> None:
-    """Of the flows, before anything starts, and of the audit; with their own lines kept apart."""
+    """Errors of flows before they start, and of the audit, are printable and keep their own line breaks."""
     printed = command("flows.math_mt_ppo", "smoke", f"run.{EVIL}=1")
     assert is_clean(printed)
     assert "smoke:\n  run.⟨U+001B⟩" in printed
@@ -74,7 +74,7 @@ def test_errors_of_the_command_lines_are_clean() -> None:
 
 
 def test_tables_are_clean(capsys: pytest.CaptureFixture[str]) -> None:
-    """Both kinds, titles and columns, too; markup in them is text."""
+    """Titles and columns of both kinds of table are printable, and markup in them is text."""
     rows = [{f"a{EVIL}": f"[red]{EVIL}{ENDLESS}[/red]"}]
     made: list[Any] = [table([EVIL], [[EVIL + ENDLESS]], title=EVIL), EVIL + ENDLESS]
     Output(None, made).print(as_json=False)
@@ -86,7 +86,7 @@ def test_tables_are_clean(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_logs_are_clean() -> None:
-    """Messages, their arguments and tracebacks; of all loggers, whoever handles them."""
+    """Messages, arguments and tracebacks of all loggers are printable, whatever handler prints them."""
     code = (
         "import logging, sys\nfrom storage import interrupts\nevil = sys.argv[1]\n"
         "def act():\n    logging.basicConfig(format='%(message)s')\n    log = logging.getLogger(evil)\n"
@@ -105,7 +105,7 @@ def test_logs_are_clean() -> None:
 
 
 def test_our_own_lines_stay() -> None:
-    """Line breaks, tabs and letters of any language are what they were."""
+    """Line breaks, tabs and letters of any language stay unchanged."""
     text = "error: a\n  b\tÄ 数学 🙂\n"
     assert printable(text) == text
     assert printable("") == ""

@@ -1,4 +1,4 @@
-"""Every check finds what it is there for, names the rows, and says nothing of runs that have other faults or none."""
+"""Every check finds its planted fault, names the rows, and is silent on runs with other faults or none."""
 
 from pathlib import Path
 
@@ -10,6 +10,8 @@ from storage.versions.checkpoints import Checkpoint
 from tasks.audit.results import CheckResult
 from tasks.score.verifier import Verifier
 from tests.support.planted_faults import CLEAN, FAULTS, Found, Planted, examine, look, plant_all
+
+pytestmark = pytest.mark.slow
 
 NAMES = [fault.name for fault in FAULTS]
 
@@ -26,46 +28,46 @@ def store(folder: Path) -> Store:
 
 @pytest.fixture(scope="module")
 def planted(store: Store, policies: list[Checkpoint]) -> list[Planted]:
-    """All faults, and a run without one, in the store."""
+    """All faults and a run without one, written to the store."""
     return plant_all(store, policies[:2])
 
 
 @pytest.fixture(scope="module")
 def found(store: Store, planted: list[Planted], verifier: Verifier, folder: Path) -> dict[str, Found]:
-    """By fault."""
-    return {each.planted.fault.name: each for each in examine(store, planted, verifier, folder / "cache")}
+    """The results by fault."""
+    return {result.planted.fault.name: result for result in examine(store, planted, verifier, folder / "cache")}
 
 
 @pytest.fixture(scope="module")
 def clean(store: Store, planted: list[Planted], verifier: Verifier, folder: Path) -> dict[str, CheckResult]:
-    """What all checks say of the run without a fault."""
+    """The results of all checks for the run without a fault."""
     return look(store, [CLEAN], verifier, folder / "cache")
 
 
 def test_every_check_has_a_fault() -> None:
-    """A check that nothing was ever planted for may find nothing at all."""
+    """A check without a planted fault might find nothing at all."""
     assert {fault.check for fault in FAULTS} == set(Checks.model_fields)
     assert len(set(NAMES)) == len(FAULTS)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_planted_fault_is_found(found: dict[str, Found], name: str) -> None:
-    """Its check raises an alarm, and all that was planted is among the cases."""
-    one = found[name]
-    assert one.planted.ids, "nothing was planted"
-    assert one.verdict in ("warn", "fail"), one.planted.fault.check
-    assert one.missing == set()
+    """The check raises an alarm, and its cases include every planted row."""
+    result = found[name]
+    assert result.planted.ids, "nothing was planted"
+    assert result.verdict in ("warn", "fail"), result.planted.fault.check
+    assert result.missing == set()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_other_checks_are_silent(found: dict[str, Found], name: str) -> None:
-    """One fault, one alarm, but for checks that see a consequence of it."""
+    """One fault raises one alarm, except in checks that see its consequences."""
     assert found[name].false_alarms == {}
 
 
 @pytest.mark.parametrize("name", Checks.model_fields)
 def test_a_clean_run_passes(clean: dict[str, CheckResult], name: str) -> None:
-    """And not because there was nothing to look at."""
+    """Every check passes, and not because it had nothing to check."""
     check = clean[name]
     assert check.verdict == "pass", check.says
     assert check.of > 0

@@ -28,7 +28,7 @@ from storage.records import CASE_SCHEMA
 from storage.versions.drafts import Draft, Provenance
 from tasks.audit.commands import read
 from tasks.audit.database import open_database
-from tasks.audit.intake import take_in
+from tasks.audit.intake import fetch_data_sets
 from tasks.audit.reader.app import create_app
 from tasks.audit.reader.serve import serve
 from tasks.audit.results import AuditResult
@@ -51,25 +51,25 @@ def filled(policy_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Sto
 
 @pytest.fixture(scope="module")
 def reader(filled: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    """Beside it what an audit leaves in a folder."""
+    """A client of the reader, with a folder as an audit leaves it."""
     folder, data_sets = tmp_path_factory.mktemp("audit"), select(filled, [])
     (folder / "audit.json").write_text(json.dumps(AuditResult("memory://", "warn", [], [], [], {}).as_dict()))
     (folder / "report.html").write_text("<script>sort()</script>")
     cases = [("loops", "turn", "0/3/1", ""), ("same", "group", "7", layout.trajectories("shared", PLAIN))]
     rows = [dict(zip(CASE_SCHEMA.names, (n, *case, HOSTILE), strict=True)) for n, case in enumerate(cases)]
     pq.write_table(pa.Table.from_pylist(rows, CASE_SCHEMA), folder / "cases.parquet")
-    with open_database(data_sets, take_in(filled, data_sets, folder), Audit()) as database:
+    with open_database(data_sets, fetch_data_sets(filled, data_sets, folder), Audit()) as database:
         app = create_app(filled, data_sets, database, folder, folder)
         yield TestClient(app, base_url="http://127.0.0.1:8000")
 
 
 def text(page: str) -> str:
-    """What a person reads."""
+    """Return the visible text of a page."""
     return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]*>", "", page)))
 
 
 def ids(page: str) -> list[str]:
-    """The lines of the list, by what stands in their first cell."""
+    """Return the ids in the first cells of the list."""
     return [unescape(found) for found in re.findall(r'role="rowheader"><a[^>]*>([^<]*)<', page)]
 
 
@@ -95,7 +95,7 @@ check=same 4 0/7/0
 
 @pytest.mark.parametrize("line", FILTERS.strip("\n").splitlines())
 def test_filters(reader: TestClient, line: str) -> None:
-    """Each finds what it says: text as it stands, verdicts and rewards in the turn that is meant."""
+    """Each filter finds its rows: literal text, and verdicts and rewards of the selected turn."""
     query, count, first = line.rsplit(maxsplit=2) if line[0] != " " else ("", *line.split())
     page = reader.get(f"/?{query}").text
     assert re.search(rf"\b{count}( of 143)? trajector", text(page))
@@ -104,11 +104,14 @@ def test_filters(reader: TestClient, line: str) -> None:
 
 def test_filters_that_find_nothing(reader: TestClient) -> None:
     for query in ("text=100%25+wrongX", "text=_&inside=prompt", "text=%00", "end=0&turns=3"):
-        assert "No trajectory is like that" in text(reader.get(f"/?{query}").text)
+        assert "No trajectory matches this filter" in text(reader.get(f"/?{query}").text)
 
 
 def test_the_list_goes_page_by_page(reader: TestClient) -> None:
-    """Fifty lines each; the filter stays; beyond the last page is the last; a trajectory knows its neighbours."""
+    """A page has fifty lines and keeps the filter; a page number too large shows the last page.
+
+    A trajectory links its neighbours in the list.
+    """
     first, last = reader.get("/?end=0").text, reader.get("/?end=0&page=3").text
     assert (len(ids(first)), len(ids(last))) == (50, 20)
     assert "101 to 120" in text(last)
@@ -120,7 +123,7 @@ def test_the_list_goes_page_by_page(reader: TestClient) -> None:
 
 
 def test_a_trajectory_is_read_turn_by_turn_and_token_by_token(reader: TestClient) -> None:
-    """With verdicts, answer and gold; tokens by the run's tokenizer, nothing by mouse or colour alone."""
+    """The page has verdicts, answer, gold and the run's tokens; no content depends on mouse or colour alone."""
     html = reader.get("/trajectory?id=0/7/1").text
     page = text(html[html.index("<h2") :])
     parts = ["What is 7 + 1?", "Turn 1", "wrong", "\\boxed{3}", "100% wrong_, try again", "Turn 2", "correct"]
@@ -133,14 +136,14 @@ def test_a_trajectory_is_read_turn_by_turn_and_token_by_token(reader: TestClient
 
 @pytest.mark.parametrize(("sample", "advantages"), [(0, [1.5]), (1, [0.5, 1.0]), (2, [-1.5, -1.0]), (3, [-0.5])])
 def test_advantages_are_those_of_the_update(reader: TestClient, sample: int, advantages: list[float]) -> None:
-    """Worked by hand: returns of first turns 1, 0, -2, -1, of second ones 1, -1, each less their mean."""
+    """The returns of first turns are 1, 0, -2, -1, of second ones 1, -1, each minus its mean (by hand)."""
     page = text(reader.get(f"/trajectory?id=0/7/{sample}&colour=advantage").text)
     assert [float(found) for found in re.findall(r"policy version 0, advantage (\S+)", page)] == advantages
     assert "from the 4 trajectories of the group" in page
 
 
 def test_normalised_advantages_are_those_of_the_whole_data_set(reader: TestClient) -> None:
-    """Two groups of the same advantages, divided by the root mean square over all tokens."""
+    """Two groups with equal advantages are divided by the root mean square over all tokens."""
     tokens = np.repeat([1.5, 0.5, -1.5, -0.5, 1.0, -1.0], [2, 2, 2, 2, 3, 3])
     page = text(reader.get("/trajectory?id=2/0/1&colour=advantage").text)
     assert f"advantage {0.5 / (np.sqrt((tokens**2).mean()) + 1e-5):.3g}" in page
@@ -152,8 +155,8 @@ def test_where_there_are_no_advantages_the_page_says_why(reader: TestClient, nam
     assert why in text(reader.get(f"/trajectory?id={name}&colour=advantage").text)
 
 
-def test_a_group_stands_side_by_side(reader: TestClient) -> None:
-    """All episodes, what they answered how often, and a way to each."""
+def test_a_group_is_shown_side_by_side(reader: TestClient) -> None:
+    """The page has all episodes, how often each answer occurs, and a link to each episode."""
     page = reader.get(GROUP).text
     assert page.count("<article") == 4
     assert all(f"/trajectory?id=0%2F7%2F{sample}&amp;" in page for sample in range(4))
@@ -161,7 +164,7 @@ def test_a_group_stands_side_by_side(reader: TestClient) -> None:
 
 
 def test_hostile_text_is_only_text(reader: TestClient) -> None:
-    """Scripts, templates, links and reordering, in texts, ids and addresses: escaped and spelled out."""
+    """Scripts, templates, links and reordering in texts, ids and addresses are escaped and spelled out."""
     links = [unescape(link) for link in re.findall(r'href="(/[^"#]*)', reader.get("/?begin=1&end=1").text)]
     asked = [f"/?text={EVIL}&problem={EVIL}&verdict={EVIL}&order={EVIL}", f"/group?problem={EVIL}", f"/{EVIL}"]
     for address in {*links, *asked, f"/trajectory?id={EVIL}", f"/text?id={EVIL}"} - {"/report"}:
@@ -172,8 +175,8 @@ def test_hostile_text_is_only_text(reader: TestClient) -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt;&#39;&#34;{{ 7 * 7 }} ⟨U+202E⟩ltr" in evil
 
 
-def test_what_is_long_is_cut(reader: TestClient) -> None:
-    """A text is read whole elsewhere, tokens part by part."""
+def test_long_texts_are_cut(reader: TestClient) -> None:
+    """A long text has a page of its own, and many tokens are shown in parts."""
     page = reader.get("/trajectory?id=long").text
     assert len(page) < 60_000
     whole = reader.get(unescape(re.findall(r'href="(/text[^"]*)"', page)[0]))
@@ -191,8 +194,8 @@ def test_rows_with_one_id_are_all_found(reader: TestClient) -> None:
     assert "This id is not unique" in reader.get("/trajectory?id=twice").text
 
 
-def test_browsers_are_told_to_run_nothing(reader: TestClient) -> None:
-    """Also on pages about errors; the report alone may run its own script, where it sees nothing else."""
+def test_pages_forbid_scripts(reader: TestClient) -> None:
+    """Every page, also an error page, forbids scripts; the report may run its own script inside a sandbox."""
     for address in ("/", "/trajectory?id=0/7/1", GROUP, "/?turn=x", "/nothing", "/static/style.css", "/audit"):
         headers = reader.get(address).headers
         assert headers["content-security-policy"].startswith("default-src 'none'")
@@ -215,29 +218,29 @@ def test_other_names_for_this_machine_are_refused(reader: TestClient) -> None:
         ("/trajectory?id=nobody", 404, "There is no trajectory 'nobody'"),
         ("/trajectory?row=9999999999999999999", 404, "There is no trajectory"),
         ("/trajectory?id=many&part=4", 404, "have 3 parts"),
-        ("/text?id=long&of=secret", 404, "'secret' is none of prompt"),
+        ("/text?id=long&of=secret", 404, "There is no text 'secret': choose one of prompt"),
         ("/group?data_set=x&problem=y", 404, "There is no problem 'y'"),
         ("/openapi.json", 404, "no page with this address"),
-        ("/?least=abc", 400, "Reward from: 'abc' is no number"),
+        ("/?least=abc", 400, "Reward from: 'abc' is not a number"),
         ("/?begin=-1&status=lost", 400, "Status: 'lost' is not known: choose completed"),
         ("/?check=unknown", 400, "found nothing"),
-        ("/?page=0", 400, "Page: '0' is no page"),
+        ("/?page=0", 400, "Page: '0' is not a page"),
         (f"/?text={'x' * 1001}", 400, "1,001 characters"),
     ],
 )
-def test_what_cannot_be_shown_is_said(reader: TestClient, address: str, status: int, says: str) -> None:
+def test_pages_that_do_not_exist_name_the_reason(reader: TestClient, address: str, status: int, says: str) -> None:
     page = reader.get(address)
     assert page.status_code == status
     assert says in text(page.text)
 
 
 def test_no_trajectories_are_no_error(store: Store, tmp_path: Path) -> None:
-    """An empty data set has a page; a store without any is told before anything starts."""
+    """An empty data set has a page; a store without trajectories is refused before the reader starts."""
     with pytest.raises(ValueError, match="there are no trajectories"):
         serve(store, [], None, tmp_path, Audit(), 0)
     commit(store, PLAIN, ([], []), [])
     data_sets = select(store, [])
-    with open_database(data_sets, take_in(store, data_sets, tmp_path), Audit()) as database:
+    with open_database(data_sets, fetch_data_sets(store, data_sets, tmp_path), Audit()) as database:
         reader = TestClient(create_app(store, data_sets, database, tmp_path), base_url="http://localhost")
         assert "There are no trajectories here" in reader.get("/").text
         assert reader.get("/report").status_code == 404
@@ -263,7 +266,7 @@ def test_one_bad_manifest_leaves_the_rest_to_be_read(
     damage: str, kind: str, store: Store, policy_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    """The reader starts, shows all that can be read, and says on the page and in the terminal what cannot."""
+    """The reader starts, shows all readable data, and names unreadable data on the page and in the terminal."""
     policy = commit_policy(store, 0, policy_folder).version
     for iteration in (PLAIN, NORMALISED):
         commit(store, iteration, sums(iteration, 2), [policy])
@@ -273,15 +276,15 @@ def test_one_bad_manifest_leaves_the_rest_to_be_read(
     DAMAGE[damage](values)
     path.write_bytes(seal(values).replace(b'"DEEP"', b"[" * 50_000) if values else b"{}")
     pages: list[Any] = []
-    told: list[Any] = []
+    printed: list[Any] = []
 
-    def look(app: FastAPI, _: object) -> None:
+    def visit(app: FastAPI, _: object) -> None:
         client = TestClient(app, base_url="http://127.0.0.1:8000")
-        told.append(capsys.readouterr())
-        client.get(re.findall(r"/\?key=\S+", told[0].out)[0])
+        printed.append(capsys.readouterr())
+        client.get(re.findall(r"/\?key=\S+", printed[0].out)[0])
         pages.extend(client.get(address) for address in ("/", "/trajectory?id=2/0/0", "/trajectory?id=0/0/0"))
 
-    monkeypatch.setattr("tasks.audit.reader.serve._run", look)
+    monkeypatch.setattr("tasks.audit.reader.serve._run", visit)
     serve(store, [], datetime(2026, 1, 1, tzinfo=UTC), tmp_path, Audit(), 0)
     listing, other, same = pages
     assert (listing.status_code, other.status_code) == (200, 200)
@@ -289,14 +292,14 @@ def test_one_bad_manifest_leaves_the_rest_to_be_read(
         assert "8 trajectories in" in text(listing.text)
         assert same.status_code == 404
         assert "Not shown: runs/shared/trajectories/000000/manifest.json" in text(listing.text)
-        assert "not shown: runs/shared/trajectories/000000/manifest.json" in told[0].err
+        assert "not shown: runs/shared/trajectories/000000/manifest.json" in printed[0].err
     else:
         assert "16 trajectories in" in text(listing.text)
         assert same.status_code == 200
 
 
 def test_an_audit_of_a_data_set_that_is_damaged_since_is_read(store: Store, tmp_path: Path) -> None:
-    """What it found beside that one is still shown, and the other data sets."""
+    """The reader still shows the audit's other data sets and findings."""
     for iteration in (PLAIN, NORMALISED):
         commit(store, iteration, sums(iteration, 2), [])
     audited = [layout.trajectories("shared", iteration) for iteration in (PLAIN, NORMALISED)]
@@ -311,14 +314,14 @@ def test_an_audit_of_a_data_set_that_is_damaged_since_is_read(store: Store, tmp_
     (Path(store.root) / layout.manifest(audited[0])).write_bytes(b"{}")
     with pytest.MonkeyPatch.context() as patch:
         shown: list[str] = []
-        patch.setattr("tasks.audit.reader.serve.serve", lambda _, targets, *__: shown.extend(targets))
+        patch.setattr(read, "serve", lambda _, targets, *__: shown.extend(targets))
         read.run(store, Namespace(targets=[audit], since="", port=0, cache=str(tmp_path)))
     assert shown == audited
 
 
-@pytest.mark.parametrize("told", [signal.SIGINT, signal.SIGTERM])
-def test_it_serves_until_it_is_told_to_end(filled: Store, tmp_path: Path, told: signal.Signals) -> None:
-    """Its tables are not left behind."""
+@pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM])
+def test_it_serves_until_a_signal_ends_it(filled: Store, tmp_path: Path, stop_signal: signal.Signals) -> None:
+    """The reader ends at a signal and deletes its temporary tables."""
     command = [sys.executable, "-m", "tasks.audit", "--root", filled.root, "read", "shared", "--port", "0"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     root = ROOT
@@ -333,26 +336,26 @@ def test_it_serves_until_it_is_told_to_end(filled: Store, tmp_path: Path, told: 
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.build_opener(urllib.request.ProxyHandler({})).open(stranger)
     assert list(tmp_path.glob("trajectories-*")) != []
-    job.send_signal(told)
-    assert job.wait(120) == 128 + told
+    job.send_signal(stop_signal)
+    assert job.wait(120) == 128 + stop_signal
     assert list(tmp_path.glob("trajectories-*")) == []
 
 
-def test_no_files_left_to_open_is_told_in_a_line() -> None:
-    """Loading ahead is for speed alone: where it fails, the page that needs it tries again."""
+def test_no_files_left_to_open_is_reported_in_a_line() -> None:
+    """Early loading only saves time: if it fails, the page that needs the library tries again."""
     code = (
         "import resource, sys, threading\n"
-        "import tasks.audit.reader.app\nfrom tasks.audit.reader.vocabulary import warm_up\n"
+        "import tasks.audit.reader.app\nfrom tasks.audit.reader.vocabulary import import_tokenizers\n"
         "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))\n"
-        "thread = threading.Thread(target=warm_up); thread.start(); thread.join()\n"
+        "thread = threading.Thread(target=import_tokenizers); thread.start(); thread.join()\n"
         "assert 'transformers' not in sys.modules\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))\n"
-        "warm_up()\n"
+        "import_tokenizers()\n"
         "assert 'transformers' in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("the tokenizers' library was not loaded ahead, a page that needs it tries again: ")
+    assert done.stderr.startswith("the tokenizers' library was not loaded early; a page that needs it tries again: ")
     assert "Too many open files" in done.stderr
     assert "Traceback" not in done.stderr

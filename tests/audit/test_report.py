@@ -1,4 +1,4 @@
-"""The audit's report: whatever is in the data stays text, every number leads somewhere, nothing is asked of anybody."""
+"""The audit's report: data stay text, every number has a link to its cases, and the page needs no request."""
 
 import base64
 import hashlib
@@ -13,8 +13,9 @@ from xml.etree import ElementTree
 import pytest
 from markdown_it import MarkdownIt
 
-from tasks.audit.conversations import Conversation, SpokenTurn
+from tasks.audit.conversations import ConversationTurn, StoredConversation
 from tasks.audit.report import wording
+from tasks.audit.report.drawing import for_any_background, for_page
 from tasks.audit.report.markdown import check_rows, code, plain, summary
 from tasks.audit.report.page import render
 from tasks.audit.report.plots import plots
@@ -76,21 +77,24 @@ def numbers(iteration: int = 0, run: str = "demo", **others: Any) -> SetNumbers:
 
 
 def result(checks: list[CheckResult], sets: list[SetNumbers], histograms: list[Histogram] | None = None) -> AuditResult:
-    verdict = worst([each.verdict for each in checks])
+    verdict = worst([result.verdict for result in checks])
     return AuditResult("s3://bucket/prefix", verdict, checks, sets, histograms or [], {"tables": 1.25})
 
 
-def conversation(id_: str, *texts: str, feedback: str = "") -> Conversation:
+def conversation(id_: str, *texts: str, feedback: str = "") -> StoredConversation:
     turns = [
-        SpokenTurn(number, text, "wrong", 0.0, "stop", feedback, 7, "wrong", text[:20], "")
+        ConversationTurn(number, text, "wrong", 0.0, "stop", feedback, 7, "wrong", text[:20], "")
         for number, text in enumerate(texts)
     ]
     prompt = f"What is 12 + 7? {texts[0]}"
-    return Conversation(0, id_, SET, "demo", 0, EVIL, 0, "completed", "", 0, prompt, ["19", EVIL], turns)
+    return StoredConversation(0, id_, SET, "demo", 0, EVIL, 0, "completed", "", 0, prompt, ["19", EVIL], turns)
+
+
+PICTURE = "data:image/svg+xml;base64,"
 
 
 class Page(HTMLParser):
-    """Tags, attributes and text of a page, as a browser would take them."""
+    """Tags, attributes and text of a page, as a browser parses them."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -119,15 +123,15 @@ class Page(HTMLParser):
             self.text += data
 
     def values(self, name: str) -> list[str]:
-        return [value for _, each, value in self.attributes if each == name]
+        return [value for _, attribute, value in self.attributes if attribute == name]
 
     @property
     def policy(self) -> str:
         return next(value for value in self.values("content") if "default-src" in value)
 
 
-def hostile() -> tuple[AuditResult, dict[tuple[str, str], Conversation]]:
-    """Every field that comes from data holds something that wants to be more than text."""
+def hostile() -> tuple[AuditResult, dict[tuple[str, str], StoredConversation]]:
+    """Return a result with hostile text in every field that comes from data."""
     cases = [case(EVIL, text) for text in SHOWN]
     checks = [
         check("loops", "fail", value=5.0, cases=9, says=SHOWN[0], examples=cases),
@@ -144,13 +148,13 @@ def test_hostile_text_stays_text() -> None:
     for text in (*SHOWN, EVIL):
         assert text in page.text
     assert page.tags["script"] == 2
-    assert page.tags["img"] == 0
+    assert page.tags["img"] == len([src for src in page.values("src") if src.startswith(PICTURE)])
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
     assert not [value for value in page.values("href") if not value.startswith(("#", "data:"))]
 
 
 def test_hidden_characters_are_spelled_out() -> None:
-    """What would reorder, hide or colour text does so nowhere in the page, plots included."""
+    """Characters that reorder, hide or colour text occur nowhere in the page, plots included."""
     sly = "a\u202eb\u200bc\x1b[31m\ud800"
     cases = [case(sly, sly, sly)]
     html = render(
@@ -164,7 +168,7 @@ def test_hidden_characters_are_spelled_out() -> None:
 
 
 def test_nothing_is_loaded_and_no_other_script_runs() -> None:
-    """The page names no address but its store; its policy allows its own two scripts by their hashes."""
+    """The page has no address except its store's; its policy allows only its two scripts, by hash."""
     html = render(result([check("loops")], [numbers(0), numbers(1)]), {}, COMMAND)
     page = Page(html)
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in page.scripts]
@@ -173,14 +177,14 @@ def test_nothing_is_loaded_and_no_other_script_runs() -> None:
         f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {scripts}; "
         "base-uri 'none'; form-action 'none'"
     )
-    assert set(re.findall(r"\w+://", html)) == {"s3://"}  # the store's
-    assert not page.values("src")
+    assert set(re.findall(r"\w+://", html)) == {"s3://"}  # the address of the store
+    assert all(src.startswith(PICTURE) for src in page.values("src"))
     assert "@import" not in html
     assert not re.search(r"url\((?!#)", html)
 
 
 def test_every_number_of_cases_leads_to_them() -> None:
-    """Counts link to the check's section, links have their targets, ids are unique; so for every verdict."""
+    """For every verdict counts link to the check's section, links have targets, and ids are unique."""
     verdicts: list[Verdict] = ["pass", "warn", "fail", "skipped"]
     checks = [
         check(
@@ -205,8 +209,8 @@ def test_every_number_of_cases_leads_to_them() -> None:
     assert COMMAND in page.text
 
 
-def test_what_is_missing_is_a_dash_and_sorts_last() -> None:
-    """None is nowhere shown as such, also where a plot would have drawn it; nor does infinity or NaN break anything."""
+def test_missing_values_are_dashes_and_sort_last() -> None:
+    """None is never shown as text, also where a plot is missing; infinity and NaN break nothing."""
     sets = [numbers(0, success=[None], any_turn=None), numbers(1, logprob=math.nan, staleness=math.inf)]
     page = Page(html := render(result([check("loops", "skipped")], sets), {}, COMMAND))
     assert "None" not in page.text
@@ -218,7 +222,7 @@ def test_what_is_missing_is_a_dash_and_sorts_last() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 2])
 def test_few_data_sets(count: int) -> None:
-    """Without data sets there are no plots; of one the shares are bars; of more all are lines."""
+    """Without data sets there are no plots; one data set has bars; several have lines."""
     sets = [numbers(n) for n in range(count)]
     titles = [plot.title for plot in plots(sets, [])]
     shares = ["Success by turn", "Truncated, failed, unparsable"]
@@ -231,44 +235,45 @@ def test_few_data_sets(count: int) -> None:
     ]
     assert set(titles) == {0: set(), 1: set(shares), 2: {*shares, *lines}}[count]
     page = Page(render(result([check("loops")], sets), {}, COMMAND))
-    assert page.tags["svg"] == len(titles)
+    assert page.tags["img"] == len(titles)
     assert ("no data set that could be read" in page.text) == (not sets)
 
 
 def test_all_checks_skipped() -> None:
-    """Such an audit says that nothing was checked, and why."""
+    """An audit of skipped checks says that no check ran, and why."""
     checks = [check("loops", "skipped", says="there is no row"), check("failed", "skipped")]
     page = Page(render(result(checks, []), {}, COMMAND))
     assert "SKIPPED: 2 checks skipped" in page.text
-    assert "No check could be made" in page.text
+    assert "No check could run" in page.text
     assert "there is no row" in page.text
-    assert Page(render(result([], []), {}, COMMAND)).text.count("SKIPPED: no checks") == 2  # also in the title
+    assert Page(render(result([], []), {}, COMMAND)).text.count("SKIPPED: no checks") == 2  # in the page and its title
 
 
-def test_plots_stand_in_the_page() -> None:
-    """They take the page's colours, keep text as text and their ids apart, say what they show, and never change."""
+def test_plots_are_pictures_of_their_own() -> None:
+    """A plot has colours for light and dark pages, keeps text as text, and is the same each time."""
     sets = [numbers(n, run=run, drift=1e-5) for run in ("demo", "other $x$") for n in range(3)]
     sets += [replace(numbers(5), version="runs/demo/evaluations/000005/held-out/greedy-ab12")]
     drawn = plots(
         sets, [Histogram("Length", "tokens", [1.0, 2.0, 3.0], [4, 2]), Histogram("None", "", [0.0, 1.0], [0])]
     )
     assert drawn == plots(sets, [Histogram("Length", "tokens", [1.0, 2.0, 3.0], [4, 2])])
-    ids = [id_ for plot in drawn for id_ in re.findall(r' id="([^"]+)"', plot.svg)]
-    assert len(ids) == len(set(ids))
     for plot in drawn:
-        root = ElementTree.fromstring(plot.svg)
-        assert root.attrib["role"] == "img"
-        assert root.attrib["aria-label"].startswith(plot.title)
-        assert "currentColor" in plot.svg
-        assert "var(--series-1)" in plot.svg
-        assert not re.search(r"#[0-9a-f]{6}\b", plot.svg)
-        assert "<style" not in plot.svg
+        assert plot.description
+        page, anywhere = for_page(plot.svg), for_any_background(plot.svg)
+        for address, colours in ((page, ["#1b1f24", "#e7eaee"]), (anywhere, ["#808080"])):
+            assert address.startswith(PICTURE)
+            picture = base64.b64decode(address.removeprefix(PICTURE)).decode()
+            ElementTree.fromstring(picture)
+            assert "stroke: var(--c0)" in picture
+            assert "var(--c1)" in picture
+            assert all(f"--c0: {colour}" in picture for colour in colours)
+            assert "#0" not in re.sub(r"<style.*?</style>", "", picture, flags=re.DOTALL).replace('href="#', "")
     assert "other $x$</text>" in drawn[0].svg
     assert "demo: held-out</text>" in drawn[0].svg
 
 
 def test_long_texts_show_beginning_and_end() -> None:
-    """A megabyte without a break neither makes the page long nor hides the answer at its end."""
+    """A megabyte without a break does not make the page long, and the answer at its end stays visible."""
     text = "begin" + "A" * 1_000_000 + r"\boxed{42}"
     checks = [check("loops", "warn", cases=1, examples=[case("demo/0", text)])]
     page = Page(html := render(result(checks, [numbers()]), {(SET, "demo/0"): conversation("demo/0", text)}, COMMAND))
@@ -277,19 +282,18 @@ def test_long_texts_show_beginning_and_end() -> None:
 
 
 def test_a_large_report_stays_small() -> None:
-    """100 data sets and 5 long conversations for each of 33 checks: less than 2 MB."""
+    """100 data sets and 5 long conversations for each of 33 checks take less than 2 MB."""
     ids = [f"demo/{n}" for n in range(165)]
     checks = [
-        check(f"check_{n}", "warn", cases=99, examples=[case(each) for each in ids[5 * n : 5 * n + 5]])
-        for n in range(33)
+        check(f"check_{n}", "warn", cases=99, examples=[case(id_) for id_ in ids[5 * n : 5 * n + 5]]) for n in range(33)
     ]
-    conversations = {(SET, each): conversation(each, *["So x < y & so on. " * 500] * 4) for each in ids}
+    conversations = {(SET, id_): conversation(id_, *["So x < y & so on. " * 500] * 4) for id_ in ids}
     html = render(result(checks, [numbers(n) for n in range(100)]), conversations, COMMAND)
     assert len(html.encode()) < 2_000_000
 
 
-def test_a_group_shows_the_words_of_one_of_its_episodes() -> None:
-    """And says whose: a case that is no trajectory has no words of its own."""
+def test_a_group_shows_the_text_of_one_of_its_episodes() -> None:
+    """A case of a group shows the text of one episode and names the episode."""
     group = case("12+7", unit="group")
     checks = [check("zero_variance", "warn", value=1.0, cases=1, examples=[group])]
     page = Page(render(result(checks, [numbers(0)]), {(SET, "12+7"): conversation("demo/0", "19")}, COMMAND))
@@ -297,7 +301,7 @@ def test_a_group_shows_the_words_of_one_of_its_episodes() -> None:
 
 
 def test_numbers_in_words() -> None:
-    """Shares are never rounded to all or nothing; values have the measure of their check."""
+    """Shares are never rounded to 0 % or 100 %; values have their check's unit."""
     assert [wording.share(value) for value in (0.0, 1.0, 0.00012, 0.99996, 0.2, None)] == [
         "0%", "100%", "0.012%", "99.9960%", "20.0%", wording.MISSING,
     ]  # fmt: skip
@@ -309,13 +313,13 @@ def test_numbers_in_words() -> None:
     ]
     drift = check("logprob_drift", value=0.03, threshold=0.02)
     assert (wording.value(drift), wording.threshold(drift)) == ("0.03 nats a token", "0.02 nats a token")
-    strict = check("truncated", value=0.03, threshold=0.0)  # a share also where nothing is allowed
+    strict = check("truncated", value=0.03, threshold=0.0)  # a share even with a threshold of 0
     assert (wording.value(strict), wording.threshold(strict)) == ("3.0%", "0%")
     assert wording.value(check("duplicate_ids", value=3.0)) == "3"
 
 
 def test_the_headline_counts() -> None:
-    """Verdicts in words, worst first, one or many."""
+    """The headline has verdicts in words, worst first, in singular or plural."""
     verdicts: list[Verdict] = ["pass"] * 27 + ["fail"] * 2 + ["skipped"] * 2 + ["warn"] * 3  # type: ignore[assignment]
     checks = [check(f"check_{n}", verdict) for n, verdict in enumerate(verdicts)]
     assert wording.headline(result(checks, [])) == "FAIL: 2 checks fail, 3 warn, 27 pass, 2 skipped"
@@ -323,7 +327,7 @@ def test_the_headline_counts() -> None:
 
 
 def test_the_summary_interprets_nothing() -> None:
-    """As Markdown it shows the same text, without a tag, a link or an image that comes from data."""
+    """The summary shows the same text as Markdown, without a tag, link or image that comes from data."""
     tricky = "1. # [a](javascript:b) ![i](x) <b>bold</b> *em* `x` | &amp; <https://e.example> www.e.example a@e.example"
     checks = [
         check("loops", "fail", value=2.0, cases=2, says=tricky, examples=[case(EVIL)]),
@@ -340,7 +344,7 @@ def test_the_summary_interprets_nothing() -> None:
 
 
 def test_rows_of_checks() -> None:
-    """Alarms come first; cells are one line of plain text; what was skipped has dashes."""
+    """Alarms come first, cells are one line of plain text, and skipped checks have dashes."""
     checks = [
         check("failed", "skipped", says="no\nscores\u202e"),
         check("loops", "warn", value=0.0223, threshold=0.01, cases=5120, of=229_000),

@@ -9,7 +9,7 @@ from tasks.audit.second_checker import Opinion, compare, final_answer, opinion, 
         (r"first \boxed{1}, then \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         (r"\boxed{\left\{1, 2\right\}}", r"\left\{1, 2\right\}"),
         (r"\boxed 7", "7"),
-        (r"\boxed{7", None),  # cut: what it would have said is not known
+        (r"\boxed{7", None),  # cut, so the answer is unknown
         (r"\boxed{{7}", None),
         ("2 * 9 = 18\n#### 18", "18"),
         ("So the answer is 42 because 40 + 2 is that.", "42"),
@@ -71,16 +71,16 @@ CANNOT_SAY = [
 
 
 @pytest.mark.parametrize(
-    ("answer", "gold", "said"),
+    ("answer", "gold", "expected"),
     [
-        (*pair, said)
-        for said, pairs in (("right", RIGHT), ("wrong", WRONG), ("cannot say", CANNOT_SAY))
+        (*pair, expected)
+        for expected, pairs in (("right", RIGHT), ("wrong", WRONG), ("cannot say", CANNOT_SAY))
         for pair in pairs
     ],
 )
-def test_compares_answers(answer: str, gold: str, said: Opinion) -> None:
-    assert compare(answer, gold) == said
-    assert compare(gold, answer) == said
+def test_compares_answers(answer: str, gold: str, expected: Opinion) -> None:
+    assert compare(answer, gold) == expected
+    assert compare(gold, answer) == expected
 
 
 def test_any_solution_counts_and_wrong_needs_all() -> None:
@@ -108,6 +108,6 @@ def test_finds_what_a_prompt_states(prompt: str, gives: bool) -> None:
 
 
 def test_a_loop_of_boxes_takes_no_time() -> None:
-    """A collapsed policy opens thousands of boxes; to match their braces must not take quadratic time."""
+    """A collapsed policy opens thousands of boxes; matching their braces must not take quadratic time."""
     assert final_answer(r"\boxed{" * 100_000) is None
     assert compare("ab " * 60, "1") == "cannot say"

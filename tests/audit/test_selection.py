@@ -1,4 +1,4 @@
-"""Which episodes are trained on: success rates, best of k, and what replaces a rejected group."""
+"""Selection of episodes for training: success rates, best of k, and replacement of rejected groups."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ from storage.versions.drafts import Draft, Provenance
 from tasks.inference.engine import Engine
 from tasks.rollout.plan import RolloutPlan, spares
 from tasks.rollout.play import play
-from tasks.rollout.selection import select, success_rate
+from tasks.rollout.selection import select_episodes, success_rate
 from tasks.score.verifier import Verifier
 from tasks.train.samples import build_samples
 from tests.support.rollout_helpers import GCONFIG
@@ -40,15 +40,15 @@ GROUP = [episode(0, 1), episode(1, 0, 1), episode(2, 0, 0), episode(3, status="f
 
 
 def test_success_rate_counts_turns_of_played_episodes() -> None:
-    """Two of five turns; an episode that failed says nothing about the policy."""
+    """Two of five turns are right; a failed episode is not counted."""
     assert success_rate(GROUP) == pytest.approx(2 / 5)
     assert success_rate(GROUP[3:]) is None
 
 
 @pytest.mark.parametrize(("low", "high", "stays"), [(0, 1, True), (0.4, 0.4, True), (0.41, 1, False), (0, 0.39, False)])
 def test_groups_outside_the_bounds_are_rejected(low: float, high: float, stays: bool) -> None:
-    """The bounds belong to the interval; a rejected group is kept, with its reason, and a failure stays one."""
-    rows = select(GROUP, Rollout(success_rate_lb=low, success_rate_ub=high))
+    """The bounds are inclusive; a rejected group is kept with its reason, and a failed episode stays failed."""
+    rows = select_episodes(GROUP, Rollout(success_rate_lb=low, success_rate_ub=high))
     assert statuses(rows) == (["completed"] * 3 if stays else ["rejected"] * 3) + ["failed"]
     if not stays:
         assert rows[0].reason == f"success rate of its group outside [{low:g}, {high:g}]: 0.40"
@@ -56,9 +56,9 @@ def test_groups_outside_the_bounds_are_rejected(low: float, high: float, stays: 
 
 
 def test_the_best_of_a_group_are_kept() -> None:
-    """Right before wrong, short before long; the others are rejected and say so."""
+    """Right comes before wrong, short before long; the others are rejected with a reason."""
     group = [episode(0, 0, 0), episode(1, 0, 1, length=5), episode(2, 0, 1), episode(3, 1), episode(4, status="failed")]
-    rows = select(group, Rollout(group_size=2, generation_size=5))
+    rows = select_episodes(group, Rollout(group_size=2, generation_size=5))
     assert statuses(rows) == ["rejected", "rejected", "completed", "completed", "failed"]
     assert rows[0].reason == "not among the best 2 of 5"
 
@@ -67,15 +67,15 @@ def test_the_best_of_a_group_are_kept() -> None:
     st.lists(st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=3), min_size=1, max_size=8), st.integers(2, 8)
 )
 def test_selection_keeps_the_order_and_as_many_as_there_are(rewards: list[list[float]], size: int) -> None:
-    """Nothing is lost, nothing moved, and never more than `group_size` stay."""
+    """Selection loses and moves no row, and keeps at most `group_size`."""
     group = [episode(sample, *turns) for sample, turns in enumerate(rewards)]
-    rows = select(group, Rollout(group_size=size, generation_size=8))
+    rows = select_episodes(group, Rollout(group_size=size, generation_size=8))
     assert [row.trajectory_id for row in rows] == [row.trajectory_id for row in group]
     assert statuses(rows).count("completed") == min(size, len(group))
 
 
 def test_spares_are_the_other_problems_in_a_seeded_order() -> None:
-    """Never one that the iteration plays already; another order in another iteration."""
+    """Spares are no problems of the iteration, and each iteration has another order."""
     problems = [Problem(str(i), "", ["0"]) for i in range(30)]
     orders = [[p.problem_id for p in spares(problems, problems[:10], iteration, 1)] for iteration in (0, 1, 0)]
     assert set(orders[0]) == {str(i) for i in range(10, 30)}
@@ -85,13 +85,13 @@ def test_spares_are_the_other_problems_in_a_seeded_order() -> None:
 def play_all(
     settings: dict[str, Any], engine: Engine, verifier: Verifier, policy: Checkpoint, store: Store, problems: int
 ) -> tuple[dict[str, Any], list[Trajectory]]:
-    """The metrics and rows of a rollout of 2 problems with the rest to spare."""
+    """Return the metrics and rows of a rollout of 2 problems, with the others as spares."""
     config = load("smoke", [f"rollout={json.dumps({'group_size': 3, **settings})}"])
-    every = [Problem(f"{i}+1", f"What is {i} + 1?", [str(i + 1)]) for i in range(problems)]
+    everything = [Problem(f"{i}+1", f"What is {i} + 1?", [str(i + 1)]) for i in range(problems)]
     plan = RolloutPlan("r/000000", config, 0, policy, "problems/x", GCONFIG, 3, selecting=True)
     engine.serve(policy)
     with Draft(store, "runs/r/trajectories/000000", "trajectories") as draft:
-        metrics = play(plan, every[:2], engine, verifier, draft, lambda _: None, every[2:])
+        metrics = play(plan, everything[:2], engine, verifier, draft, lambda _: None, everything[2:])
         draft.commit(Provenance(config={}), [], metrics)
     return metrics, list(datasets.trajectories(store, "runs/r/trajectories/000000", Path(store.root)))
 
@@ -106,7 +106,7 @@ def test_rejected_groups_are_replaced_for_some_rounds(
     problems: int,
     groups: int,
 ) -> None:
-    """A policy that knows nothing fails every bound: two problems a round, until rounds or problems are used up."""
+    """An untaught policy fails every bound: each round plays two problems, until rounds or problems are used up."""
     settings = {"success_rate_lb": 0.9, "max_resampling_rounds": rounds}
     metrics, rows = play_all(settings, engine, verifier, policies[0], store, problems)
     assert (metrics["groups"], metrics["groups_rejected"]) == (groups, groups)
@@ -118,7 +118,7 @@ def test_rejected_groups_are_replaced_for_some_rounds(
 def test_without_bounds_nothing_is_resampled(
     engine: Engine, verifier: Verifier, policies: list[Checkpoint], store: Store
 ) -> None:
-    """The default."""
+    """No bounds are the default."""
     metrics, rows = play_all({}, engine, verifier, policies[0], store, 9)
     assert (metrics["groups"], metrics["groups_rejected"], len(rows)) == (2, 0, 6)
     assert metrics["policy_versions"] == [0]

@@ -25,7 +25,7 @@ def play() -> Play:
 
 @pytest.fixture(scope="module")
 def model(play: Play, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model, and a tokenizer that knows more than it."""
+    """A tiny model with a tokenizer that has more tokens than the model."""
     folder = save_tiny(tmp_path_factory.mktemp("model"))
     play.tokenizer.save_pretrained(folder)
     return folder
@@ -39,7 +39,7 @@ def audited(store: Store, tmp_path: Path, verifier: Verifier, model: Path) -> Au
 
 
 def test_text_differs(audited: Audited, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ids that were changed, also into such as no vocabulary holds, and text that was."""
+    """Changed ids, also ids outside of the vocabulary, and changed text are found."""
     rows = [play(str(number), r"\boxed{18}", r"\boxed{19}") for number in range(40)]
     ids = list(rows[1].token_ids)
     ids[rows[1].turns[0].start + 1] = -5
@@ -56,7 +56,7 @@ def test_text_differs(audited: Audited, play: Play, monkeypatch: pytest.MonkeyPa
 
 
 def test_template_drift(audited: Audited, play: Play) -> None:
-    """One group's prompt among many, and tokens that do not give the feedback that is stored."""
+    """A different prompt template in one group, and tokens that do not give the stored feedback, are found."""
     problems = [Problem(str(number), f"What is {number} + 1?", ["1"]) for number in range(10)]
     rows = [play(problem.problem_id, "18", "19", problem=problem) for problem in problems[1:]]
     rows.append(play("odd", "18", "19", problem=problems[0], before="Hi. "))
@@ -69,7 +69,7 @@ def test_template_drift(audited: Audited, play: Play) -> None:
 
 
 def test_loops(audited: Audited, play: Play) -> None:
-    """The share where it is highest, of long turns only."""
+    """The value is the highest share of any data set, and counts only long turns."""
     rows = [play("loop", "1+2=" * 10), play("long", "".join(map(chr, range(33, 80)))), play("short", "1111111")]
     audited.add(rows)
     measured, found = audited.run("loops")
@@ -82,12 +82,12 @@ def test_loops(audited: Audited, play: Play) -> None:
     [
         (lambda play: [play("a", "18", "19")], []),
         (lambda play: [play("a", "18", problem=Problem("p", "What is 12 + 7? Answer: 19", ["19"]))], ["p"]),
-        (lambda play: [play("a", "18", before="The answer is 19. ")], ["12+7"]),  # in the tokens alone
+        (lambda play: [play("a", "18", before="The answer is 19. ")], ["12+7"]),  # in the tokens only
         (lambda play: [play("a", "18", "19", feedback="No, it is 19.")], ["a"]),
         (lambda play: [play("a", "18", "19", feedback="No, it is 119.")], []),
         (lambda play: [play("a", "19", "19", feedback="No, not 19.")], []),
         (
-            lambda play: [  # an example that all problems share is no leak, though it fits one of them
+            lambda play: [  # an example that all prompts share is no leak, even if it fits one problem
                 play(f"{n}", "0", before="1 + 2? The answer is 3. ", problem=Problem(f"{n}", f"{n} + 1?", [f"{n + 1}"]))
                 for n in range(5)
             ],
@@ -114,18 +114,18 @@ def test_unmatched_gold(audited: Audited, play: Play) -> None:
 
 
 def test_never_solved(audited: Audited, play: Play) -> None:
-    """Agreement on another answer counts, not failure alone."""
+    """A case needs agreement on another answer, not only failure."""
     other, agreed = Problem("hard", "hard?", ["19"]), Problem("agreed", "agreed?", ["19"])
     rows = [play(f"a{n}", r"\boxed{18}", problem=agreed) for n in range(4)]
     rows += [play(f"h{n}", rf"\boxed{{{n}}}", problem=other) for n in range(4)]
     audited.add(rows, *(score for row in rows for score in judged(row, "wrong")))
     measured, found = audited.run("never_solved", least_episodes=4)
     assert measured.value == 1
-    assert found == [("agreed", "4 of 4 episodes ended in 18, none in the gold 19")]
+    assert found == [("agreed", "4 of 4 episodes ended in 18, none in the gold answer 19")]
 
 
 def test_false_verdicts(audited: Audited, play: Play) -> None:
-    """All verdicts are turned round: the interval's lower end is near 1."""
+    """If all verdicts are inverted, the lower end of the interval is near 1."""
     rows = [play(str(number), r"\boxed{19}", r"\boxed{18}") for number in range(30)]
     audited.add(rows, *(score for row in rows for score in judged(row, "wrong", "correct")))
     for check, turn in (("false_negatives", 0), ("false_positives", 1)):
@@ -136,7 +136,7 @@ def test_false_verdicts(audited: Audited, play: Play) -> None:
 
 
 def test_contamination(audited: Audited, play: Play) -> None:
-    """Against the set of a committed evaluation of the run; without one there is nothing to compare."""
+    """Problems are compared with the set of a committed evaluation of the run; without one the check is skipped."""
     row = play("a", "18")
     audited.add([row])
     with pytest.raises(SkippedError, match="evaluations"):
@@ -152,13 +152,13 @@ def test_contamination(audited: Audited, play: Play) -> None:
 
 @pytest.mark.parametrize("check", TEXTS)
 def test_searches_texts(audited: Audited, play: Play, check: str) -> None:
-    """In a turn, in feedback and in the prompt; what was found is not repeated."""
+    """A pattern is found in a turn, in feedback and in the prompt; the case does not repeat the text."""
     row, rows, expected = play("", "18", "19"), list[Trajectory](), dict[str, str]()
     for number, (text, detail) in enumerate(TEXTS[check]):
-        said = dataclasses.replace(row, trajectory_id=f"said {number}")
-        told = dataclasses.replace(row, trajectory_id=f"told {number}")
-        asked = dataclasses.replace(row, prompt=text, problem_id=f"asked {number}")
-        rows += [say(said, 0, text=text), say(told, 0, feedback=text), asked]
+        in_turn = dataclasses.replace(row, trajectory_id=f"said {number}")
+        in_feedback = dataclasses.replace(row, trajectory_id=f"told {number}")
+        in_prompt = dataclasses.replace(row, prompt=text, problem_id=f"asked {number}")
+        rows += [say(in_turn, 0, text=text), say(in_feedback, 0, feedback=text), in_prompt]
         expected |= {f"{place} {number}": detail for place in ("said", "told", "asked") if detail}
     audited.add(rows)
     measured, found = audited.run(check)
@@ -168,7 +168,7 @@ def test_searches_texts(audited: Audited, play: Play, check: str) -> None:
 
 
 def test_logprob_drift(audited: Audited) -> None:
-    """Logprobs of the stored weights, and such that another policy gave to one trajectory of five."""
+    """One of five trajectories has logprobs of another policy than the stored weights."""
     weights = tiny_model()
     rows = []
     for number in range(5):
@@ -188,7 +188,7 @@ def test_logprob_drift(audited: Audited) -> None:
 
 
 def test_empty_and_without_checkpoints(store: Store, tmp_path: Path, verifier: Verifier) -> None:
-    """Nothing to look at is no failure; no tokenizer is a reason to skip."""
+    """An empty data set passes; checks that need a tokenizer or weights are skipped."""
     audited = Audited(store, tmp_path, verifier)
     audited.add([], parents=[PROBLEMS])
     with audited.evidence(Audit()) as evidence:

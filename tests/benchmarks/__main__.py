@@ -1,7 +1,7 @@
-"""Prints how fast and how large the pipeline is on this machine, as ratios measured in one run.
+"""Measure the pipeline's speed and memory on this machine, as ratios from one run.
 
-python -m tests.benchmarks              all of them, about ten minutes on two cores
-python -m tests.benchmarks scoring      one
+python -m tests.benchmarks              all benchmarks, about ten minutes on two cores
+python -m tests.benchmarks scoring      one benchmark
 """
 
 import argparse
@@ -17,20 +17,20 @@ from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row
 
 BENCHMARKS = {
-    "rollout": "the rollout stage against the same requests sent bare to the same vLLM server",
-    "overhead": "what Prefect, storage and all else add to the stages of an iteration",
+    "rollout": "the rollout stage against the same bare requests to the same vLLM server",
+    "overhead": "the time that Prefect, storage and everything else add to the stages of an iteration",
     "scoring": "the verifier against math-verify called one by one",
-    "training": "the training pass against a bare forward-backward loop, and critic and KL reference against neither",
+    "training": "the training pass against a bare forward-backward loop, and the cost of critic and KL reference",
     "overlap": "iterations with run.overlap against the longer of rollout and training",
-    "storage": "the store on a real S3 server against plain s3fs and pyarrow, and its requests",
+    "storage": "the store on a real S3 server against plain s3fs and pyarrow, and its number of requests",
     "memory": "peak memory of each stage at 1,000 and 10,000 trajectories",
     "audit": "the audit of 10,000 and 100,000 generated trajectories: seconds and peak memory",
 }
-WIDTH = 140  # of the table where the output is no terminal
+WIDTH = 140  # columns of the table if the output is no terminal
 
 
 def main() -> None:
-    """Command line: names of benchmarks."""
+    """Run the benchmarks that the command line names."""
     listing = "\n".join(f"  {name:10}{what}" for name, what in BENCHMARKS.items())
     parser = argparse.ArgumentParser(
         prog="python -m tests.benchmarks",
@@ -38,20 +38,20 @@ def main() -> None:
         epilog=f"benchmarks:\n{listing}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run; all where none is named")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="benchmarks to run (default: all)")
     names = parser.parse_args().names or list(BENCHMARKS)
     if unknown := set(names) - set(BENCHMARKS):
-        parser.error(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
+        parser.error(f"unknown benchmark {', '.join(sorted(unknown))}: choose from {', '.join(BENCHMARKS)}")
     load = os.getloadavg()[0]
     print(f"{os.cpu_count()} CPUs, load average {load:.2f}" + (": not idle, so numbers are worse" * (load > 0.5)))
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as scratch, Lab(Path(scratch)) as lab:
         os.environ["PREFECT_HOME"] = f"{scratch}/prefect"  # before anything imports Prefect
-        logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns of each answer it cannot read
+        logging.getLogger("math_verify").setLevel(logging.ERROR)  # math-verify warns of each answer that it cannot read
         rows: list[Row] = []
         try:
             for name in names:
                 rows += _run(name, lab)
-        finally:  # what was measured before one fails
+        finally:  # if one fails, show the results of those before it
             show(rows)
 
 
@@ -64,7 +64,7 @@ def _run(name: str, lab: Lab) -> list[Row]:
 
 
 def show(rows: list[Row]) -> None:
-    """The table."""
+    """Print the table of results."""
     from rich.console import Console
     from rich.table import Table
 

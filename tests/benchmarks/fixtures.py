@@ -1,4 +1,4 @@
-"""What benchmarks share: a scratch folder, a policy taught for a moment, and one vLLM server."""
+"""The lab that benchmarks share: a scratch folder, a briefly trained policy, and one vLLM server."""
 
 import json
 import os
@@ -19,9 +19,9 @@ WARM_START_STEPS = 300
 
 
 class Lab:
-    """The demo's configuration in the folder `scratch`; policy and server are made when first asked for.
+    """The demo's configuration in the folder `scratch`, with a policy and a server that are made on first use.
 
-    A context manager that ends the server.
+    A context manager; leaving it ends the server.
     """
 
     def __init__(self, scratch: Path) -> None:
@@ -43,7 +43,7 @@ class Lab:
 
     @cached_property
     def policy(self) -> Checkpoint:
-        """Policy version 0, made as the demo makes it, with fewer teaching steps."""
+        """Policy version 0, made as in the demo but with fewer warm-start steps."""
         from prefect.logging import disable_run_logger
 
         from tasks.run.opening import start_run
@@ -57,10 +57,7 @@ class Lab:
 
     @cached_property
     def overrides(self) -> list[str]:
-        """With these the demo's configuration works in the scratch folder, on a server that is now up.
-
-        All use one server by its URL.
-        """
+        """Overrides that move the demo's configuration to the scratch folder and to one running server, by its URL."""
         from tasks.inference.server import Server
 
         server = Server(load("demo", self._settings).inference, self.scratch / "vllm.log")
@@ -70,13 +67,13 @@ class Lab:
         return [*self._settings, f"inference.urls=[{server.url}]"]
 
     def config(self, *overrides: str) -> Config:
-        """The demo's configuration in this lab."""
+        """Return the demo's configuration in this lab."""
         return load("demo", [*self.overrides, *overrides])
 
     def run_module(self, module: str, *arguments: str) -> Any:
-        """Runs `python -m tests.benchmarks.<module>`; returns the JSON in its last line of output.
+        """Run `python -m tests.benchmarks.<module>`; return the JSON in its last line of output.
 
-        In the scratch folder, where Prefect finds no prefect.toml of `make up` and so starts a server of its own.
+        It runs in the scratch folder. Prefect finds no prefect.toml of `make up` there and starts its own server.
         """
         environment = {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"}
         environment |= {"PYTHONPATH": str(ROOT), "PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1"}

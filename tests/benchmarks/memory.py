@@ -1,7 +1,7 @@
-"""Peak memory of each stage at 1,000 and at 10,000 trajectories; rollout and score must not grow with them.
+"""Peak memory of each stage at 1,000 and at 10,000 trajectories; rollout and score must not grow with their number.
 
-Each stage runs in a process of its own, which is this file with the stage, the policy and overrides as arguments.
-The vLLM server and the verifier's judges are processes apart and not counted.
+Each stage runs in a new process, which runs this file with the stage, the policy and overrides as arguments.
+The vLLM server and the verifier's workers are other processes and are not counted.
 """
 
 import json
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from tasks.run.workspace import Workspace
 
 GOAL = 1.2
-GROUPS = (63, 625)  # of 16: 1,008 and 10,000 trajectories
+GROUPS = (63, 625)  # groups of 16 episodes: 1,008 and 10,000 trajectories
 STAGES = {"rollout": GOAL, "score": GOAL, "train": None}
 
 
 def measure(lab: Lab) -> list[Row]:
-    """The stages one after the other, each on what the one before has stored."""
+    """Run the stages one after the other, each on the versions that the stage before committed."""
     size = lab.config().rollout.group_size
     counts = [groups * size for groups in GROUPS]
     peaks = {groups: {stage: _peak(lab, stage, groups) for stage in STAGES} for groups in GROUPS}
@@ -40,7 +40,7 @@ def measure(lab: Lab) -> list[Row]:
                 goal=f"{goal} or less" if goal else "",
                 met=large / small <= goal if goal else None,
                 detail=f"{small:.0f} MB for {counts[0]:,} trajectories, {large:.0f} MB for {counts[1]:,}: "
-                f"{growth:.1f} kB for each more",
+                f"{growth:.1f} kB for each additional one",
             )
         )
     return rows
@@ -52,13 +52,13 @@ def _peak(lab: Lab, stage: str, groups: int) -> float:
 
 
 def main(stage: str, policy: str, overrides: list[str]) -> None:
-    """Run a stage; the last line of output is the peak in MB."""
+    """Run a stage; print its peak memory in MB as the last line of output."""
     from tasks.run.workspace import Workspace
 
     {"rollout": _rollout, "score": _score, "train": _train}[stage](
         Workspace(load("demo", overrides)), PolicyVersion(policy)
     )
-    # Not getrusage: its ru_maxrss is handed on through fork and exec, so a child starts with its parent's peak.
+    # getrusage is no use: ru_maxrss is inherited through fork and exec, so a child starts with its parent's peak.
     status = Path("/proc/self/status").read_text()
     print(json.dumps(int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) / 1024))
 

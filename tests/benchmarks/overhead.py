@@ -1,7 +1,7 @@
-"""What Prefect, storage and all else add to the three stages of an iteration.
+"""The time that Prefect, storage and everything else add to the three stages of an iteration.
 
-`measure` runs the real flow in a process of its own, which is this file with the flow's overrides as arguments:
-it times some calls while the flow runs and prints when each began and how long it took.
+`measure` runs the real flow in a new process, which runs this file with the flow's overrides as arguments. That
+process times some calls while the flow runs, and prints when each began and how long it took.
 """
 
 import json
@@ -27,11 +27,11 @@ ITERATIONS = 12
 STAGES = ("play", "swap", "score", "prepare", "update")
 
 Span = tuple[str, float, float]
-"""What was done, when it began (seconds since the epoch), and how long it took (seconds)."""
+"""Name of the call, its start (seconds since the epoch) and its duration (seconds)."""
 
 
 def measure(lab: Lab) -> list[Row]:
-    """Iterations of the demo, from one checkpoint's manifest to the next, less what the stages themselves take."""
+    """Time iterations of the demo from one checkpoint's manifest to the next; subtract the time of the stages."""
     from tasks.evaluate.history import read_history
     from tasks.score.scoring import scorer_fingerprint
 
@@ -60,7 +60,7 @@ def _row(iterations: list[dict[str, float]]) -> Row:
 
 
 def _seconds(lab: Lab, iteration: "Iteration", spans: Sequence[Span]) -> dict[str, float]:
-    """Where the seconds of an iteration went. Swapping weights in and proving them belongs to the rollout stage."""
+    """Split an iteration's seconds by activity. Swapping and proving weights counts as part of the rollout stage."""
     versions = [layout.checkpoint(RUN, number) for number in (iteration.number, iteration.number + 1)]
     begin, end = (manifests.read(lab.store, version).created_at.timestamp() for version in versions)
     timed = {
@@ -80,7 +80,7 @@ def _seconds(lab: Lab, iteration: "Iteration", spans: Sequence[Span]) -> dict[st
 
 
 def main(overrides: list[str]) -> None:
-    """Run the flow; the last line of output holds the spans as JSON."""
+    """Run the flow; print the spans as JSON in the last line of output."""
     from flows.math_mt_ppo import math_mt_ppo
     from storage.versions import checkpoints
     from tasks.inference.engine import Engine
@@ -90,7 +90,7 @@ def main(overrides: list[str]) -> None:
     from tasks.train.trainer import Trainer
 
     spans: list[Span] = []
-    left = time.time()  # when the last stage's own code ended
+    left = time.time()  # when the code of the last stage ended
 
     def time_call(owner: Any, name: str, what: str) -> None:
         function = getattr(owner, name)

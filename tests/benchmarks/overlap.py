@@ -1,7 +1,7 @@
-"""Iterations one after the other against the same with `run.overlap`.
+"""Sequential iterations against the same iterations with `run.overlap`.
 
-`measure` runs the real flow in processes of their own, which is this file with seconds and the flow's overrides as
-arguments: with seconds above 0 an engine that only waits so long for every request takes vLLM's place.
+`measure` runs the real flow in new processes, which run this file with a number of seconds and the flow's overrides as
+arguments. If the number is above 0, an engine that only waits this long for every request replaces vLLM.
 """
 
 import json
@@ -20,8 +20,8 @@ TURNS = 2
 
 
 def measure(lab: Lab) -> list[Row]:
-    """With an engine that waits about as long as training takes, and with vLLM on the same cores."""
-    # The first run tells how long training takes; the requests of the two turns then wait half of it each.
+    """Measure with an engine that waits about as long as training takes, and with vLLM on the same cores."""
+    # The first run measures the training time. The requests of the two turns then wait half of it each.
     _, training = _run(lab, "probe", 0.1, overlap=False, iterations=3)
     return [_row(lab, "engine that waits", training / TURNS), _row(lab, "vLLM on the same cores", 0.0)]
 
@@ -44,7 +44,11 @@ def _row(lab: Lab, engine: str, seconds: float) -> Row:
 
 
 def _run(lab: Lab, name: str, seconds: float, overlap: bool, iterations: int = ITERATIONS) -> tuple[float, float]:
-    """Wall seconds from the first evaluation to the last checkpoint, and mean seconds of an iteration's training."""
+    """Run the flow.
+
+    Returns:
+        Wall seconds from the first evaluation to the last checkpoint, and the mean training seconds of an iteration.
+    """
     overrides = [f"run.name={name}", f"run.iterations={iterations}", f"evaluation.every={iterations}"]
     overrides += ["policy.warm_start=null", f"policy.path={lab.store.uri(lab.policy.version)}"]
     overrides += [f"run.overlap={str(overlap).lower()}", f"rollout.max_head_offpolicyness={int(overlap)}"]
@@ -60,7 +64,7 @@ def _run(lab: Lab, name: str, seconds: float, overlap: bool, iterations: int = I
 
 
 def _stages(lab: Lab, name: str) -> tuple[float, float]:
-    """Mean seconds of an iteration up to the commit of its trajectories, and from there to the next checkpoint."""
+    """Return an iteration's mean seconds to the commit of its trajectories, and from there to the next checkpoint."""
     played, trained = [], []
     before = manifests.read(lab.store, layout.checkpoint(name, 1)).created_at
     for iteration in range(1, ITERATIONS):
@@ -73,7 +77,6 @@ def _stages(lab: Lab, name: str) -> tuple[float, float]:
 
 
 def main(seconds: float, overrides: list[str]) -> None:
-    """Run the flow."""
     from contextlib import nullcontext
     from unittest.mock import patch
 

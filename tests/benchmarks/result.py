@@ -1,4 +1,4 @@
-"""What a benchmark says."""
+"""The result of a benchmark."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from statistics import median
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of the table.
+    """One line of the table of results.
 
     Example: Row("rollout", "0.91", "0.85 or more", True, "512 episodes in 0.66 s, bare 0.60 s")
     """
@@ -15,12 +15,12 @@ class Row:
     benchmark: str
     measured: str
     goal: str = ""
-    met: bool | None = None  # None: there is no goal
+    met: bool | None = None  # None: no goal
     detail: str = ""
 
 
 def spread(values: list[float], show: Callable[[float], str]) -> str:
-    """The median, and the range beside it.
+    """Format the median and the range.
 
     >>> spread([1.0, 2.0, 4.0], "{:.1f}".format)
     '2.0 (1.0 to 4.0)'

@@ -1,4 +1,4 @@
-"""Episodes a second of the rollout stage, against the same requests sent bare to the same server."""
+"""Episodes per second of the rollout stage, against the same bare requests to the same server."""
 
 import asyncio
 import time
@@ -34,7 +34,7 @@ class _Measured:
 
 
 def measure(lab: Lab) -> list[Row]:
-    """The stage plays an iteration, then its requests go out bare, and so on with other problems and seeds."""
+    """Alternate between an iteration of the stage and the same bare requests, each time with new problems and seeds."""
     from tasks.inference.engine import Engine
     from tasks.score.verifier import Verifier
 
@@ -45,17 +45,17 @@ def measure(lab: Lab) -> list[Row]:
         for number in range(WARM_UP + PAIRS):
             stage, requests = _stage(lab, _plan(lab, config, number), engine, verifier)
             pairs.append((stage, asyncio.run(_bare(config.inference.urls[0], requests))))
-        judged = verifier.sent / len(pairs)
-    return [_row(pairs[WARM_UP:], judged)]
+        graded = verifier.sent / len(pairs)
+    return [_row(pairs[WARM_UP:], graded)]
 
 
-def _row(pairs: list[tuple[_Measured, _Measured]], judged: float) -> Row:
+def _row(pairs: list[tuple[_Measured, _Measured]], graded: float) -> Row:
     ratios = [bare.seconds / stage.seconds for stage, bare in pairs]
     rates = [median(run.completions / run.seconds for run in runs) for runs in zip(*pairs, strict=True)]
     assert all(stage.completions == bare.completions for stage, bare in pairs)
     same = sum(stage.tokens == bare.tokens for stage, bare in pairs)
     detail = (
-        f"{pairs[0][0].completions} single-turn episodes, judged ({judged:.0f} distinct answers) and in Parquet: "
+        f"{pairs[0][0].completions} single-turn episodes, graded ({graded:.0f} distinct answers) and in Parquet: "
         f"{rates[0]:.0f}/s, bare {rates[1]:.0f}/s; {len(pairs)} pairs, {same} of them with the same number of tokens"
     )
     met = median(ratios) >= GOAL
@@ -74,7 +74,7 @@ def _plan(lab: Lab, config: Config, iteration: int) -> "RolloutPlan":
 
 
 def _stage(lab: Lab, plan: "RolloutPlan", engine: "Engine", verifier: "Verifier") -> tuple[_Measured, list[Request]]:
-    """Plays the plan's iteration; also the requests that went to the server, for the other side."""
+    """Play the plan's iteration; return its measurement and the requests that it sent to the server."""
     from tasks.inference.client import Client
     from tasks.problems import load_problems
     from tasks.rollout.plan import draw
@@ -96,7 +96,7 @@ def _stage(lab: Lab, plan: "RolloutPlan", engine: "Engine", verifier: "Verifier"
 
 
 async def _bare(url: str, requests: list[Request]) -> _Measured:
-    """All requests at once; the answers are read as JSON and no more."""
+    """Send all requests at once, and only parse the answers as JSON."""
     import aiohttp
 
     from tasks.inference.client import connect

@@ -1,7 +1,7 @@
-"""The verifier against math-verify called one by one, on the answers of rollouts: 32 problems in groups of 16.
+"""The verifier against math-verify called one by one, on answers as in rollouts: 32 problems in groups of 16.
 
-A group's rate of success is uniform, and its wrong answers are few: a policy repeats its mistakes. Answers come in
-the order in which episodes end, which is none.
+A group's success rate is drawn uniformly. It has few different wrong answers, because a policy repeats its mistakes.
+Answers come in random order, because episodes end in random order.
 """
 
 import gc
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 GOAL = 5.0
 PROBLEMS, GROUP = 32, 16
 WARM_UP = 1
-MANY, FEW = 20, 4  # batches: LaTeX takes math-verify seconds
+MANY, FEW = 20, 4  # batches; math-verify needs seconds for LaTeX
 LATEX = (
     r"\frac{11}{11}",
     r"11\sqrt{11}",
@@ -50,7 +50,7 @@ WORDS = (
 )
 
 Pair = tuple[str, list[str]]
-"""Answer and solutions."""
+"""An answer and the solutions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +58,15 @@ class _Measured:
     theirs: float  # seconds
     ours: float
     again: float  # with all verdicts in the cache
-    distinct: int  # pairs that went to a process
+    distinct: int  # pairs that were sent to a worker process
 
 
 def measure(_: Lab) -> list[Row]:
-    """Each kind of answers with an empty cache; the workers are warm."""
+    """Measure each kind of answers with an empty cache and warm workers."""
     from tasks.score.verifier import Verifier
 
     settings = load("demo").score
-    gc.freeze()  # what other benchmarks have loaded would make each garbage collection of the bare side slower
+    gc.freeze()  # objects of other benchmarks would slow down each garbage collection of the bare side
     with Verifier(settings.workers, settings.timeout_s, settings.memory_mb) as verifier:
         return [
             _row(verifier, "numbers", MANY, lambda _: "1111", lambda _: "", goal=GOAL),
@@ -117,7 +117,7 @@ def _measure(verifier: "Verifier", pairs: list[Pair]) -> _Measured:
 
 
 def _one_by_one(pairs: list[Pair]) -> list[bool]:
-    r"""As math-verify's own documentation does it; \boxed{} because bare LaTeX is not read."""
+    r"""Grade as math-verify's documentation does it; \boxed{} is needed because bare LaTeX is not parsed."""
     from math_verify import parse, verify
 
     return [
@@ -132,7 +132,7 @@ def _batch(
     form: Callable[[random.Random], str],
     working: Callable[[random.Random], str],
 ) -> list[Pair]:
-    """The answers of one rollout, shuffled; no solution occurs in two batches, so none is answered from the cache."""
+    """Make the answers of one rollout, shuffled. No solution occurs in two batches, so the cache never helps."""
     pairs = []
     for _ in range(PROBLEMS):
         shape = form(rng)
@@ -149,11 +149,11 @@ def _batch(
 
 
 def _fill(rng: random.Random, shape: str) -> str:
-    """`shape` with other digits."""
+    """Replace each digit 1 of `shape` by a random digit."""
     return re.sub("1", lambda _: str(rng.randint(1, 9)), shape)
 
 
 def _working(rng: random.Random) -> str:
-    """About 150 words, with a formula here and there."""
+    """Make about 150 words with a few formulas."""
     words = rng.choices([*WORDS, f"$x_{{1}} = {rng.randint(2, 99)} + y$"], k=150)
     return " ".join(words) + f", case {rng.getrandbits(48)}: "

@@ -1,7 +1,7 @@
-"""The store on a real S3 server against plain s3fs and pyarrow moving the same bytes, its memory and its requests.
+"""The store on a real S3 server against plain s3fs and pyarrow with the same bytes, and its memory and requests.
 
-The server runs on the same cores, and takes most of them; both sides of a pair suffer alike. `--process` runs what is
-measured for its memory in a process of its own.
+The server runs on the same cores and uses most of them, which slows down both sides of a pair equally. Memory is
+measured in a new process, which runs this file with the path of a file as its argument.
 """
 
 import json
@@ -38,13 +38,13 @@ PAIRS = 5
 PLAIN = "bench/plain/model.safetensors"
 CHECKPOINT_BYTES = 10**9
 SHARD_ROWS, SHARDS = 23_000, 4
-"""Together about 100 MB of Parquet."""
+"""Rows of a shard and number of shards: together about 100 MB of Parquet."""
 VERSIONS = 10_000
 PROVENANCE = Provenance(config={})
 
 
 def measure(lab: Lab) -> list[Row]:
-    """Rows of all storage measurements; one that says why where there is no server."""
+    """Make all storage measurements. If no server can be started, return one row with the reason."""
     if reason := available():
         return [Row("storage on S3", "not measured", detail=reason)]
     with Rgw(lab.scratch / "s3") as server:
@@ -60,7 +60,7 @@ def _plain() -> s3fs.S3FileSystem:
 
 
 def _checkpoint(lab: Lab) -> list[Row]:
-    """A checkpoint's weights, 1 GB that do not compress."""
+    """Measure commit and read of a checkpoint with 1 GB of random weights, which do not compress."""
     source = lab.scratch / "model.safetensors"
     with source.open("wb") as file:
         generator = np.random.default_rng(0)
@@ -88,7 +88,7 @@ def _checkpoint(lab: Lab) -> list[Row]:
 
 
 def _data_set(lab: Lab) -> list[Row]:
-    """Trajectories of about 100 MB, as Arrow tables on both sides; both end with a table in memory."""
+    """Measure commit and read of about 100 MB of trajectories. Both sides use Arrow tables in memory."""
     tables = [_table(seed) for seed in range(SHARDS)]
     store, plain, folder = Store("s3://bench/data"), _plain(), lab.scratch / "data"
     folder.mkdir()
@@ -107,7 +107,7 @@ def _data_set(lab: Lab) -> list[Row]:
 
 
 def _requests(lab: Lab, endpoint: str) -> list[Row]:
-    """Counted by a proxy that passes everything on."""
+    """Count requests with a proxy that passes everything on."""
     store = Store("s3://bench/many")
     with ThreadPoolExecutor(16) as writers:
         list(writers.map(lambda number: _small_version(store, number), range(VERSIONS)))
@@ -146,7 +146,7 @@ def _requests(lab: Lab, endpoint: str) -> list[Row]:
 
 
 def _ls() -> list[Any]:
-    """The data that `python -m storage --root s3://bench/many ls` prints."""
+    """Return the data that `python -m storage --root s3://bench/many ls` prints."""
     import argparse
 
     from storage.commands import ls
@@ -160,7 +160,7 @@ def _ls() -> list[Any]:
 
 
 def _small_version(store: Store, number: int) -> None:
-    """A version as small as it gets, with its number as its place in the catalog."""
+    """Write the smallest possible version, with `number` as its place in the catalog."""
     from storage.logs.log import Log
     from storage.objects.seal import seal
 
@@ -184,7 +184,7 @@ def _small_version(store: Store, number: int) -> None:
 
 
 def _table(seed: int) -> pa.Table:
-    """Trajectories of 200 tokens with random ids and logprobs, which compress as badly as real ones."""
+    """Make trajectories of 200 tokens with random ids and logprobs, which compress as badly as real ones."""
     generator, rows, tokens = np.random.default_rng(seed), SHARD_ROWS, 200
     offsets = np.arange(0, rows * tokens + 1, tokens, dtype=np.int32)
     lists: dict[str, Any] = {
@@ -224,7 +224,7 @@ def _read(store: Store, version: str, cache: Path) -> int:
 def _plain_write(plain: s3fs.S3FileSystem, tables: list[pa.Table], folder: Path) -> None:
     for number, table in enumerate(tables):
         path = folder / f"plain-{number}.parquet"
-        write_parquet(table, path)  # the same settings: the same bytes
+        write_parquet(table, path)  # the same settings give the same bytes
         plain.put_file(str(path), f"bench/plain/{path.name}")
 
 
@@ -252,14 +252,14 @@ def _fetch(store: Store, version: str, cache: Path) -> None:
 
 
 def _pair(number: int, theirs: Callable[[], object], ours: Callable[[], object]) -> tuple[float, float]:
-    """Seconds of both; who goes first changes from pair to pair."""
+    """Return the seconds of both sides; they take turns to go first."""
     first, second = (ours, theirs) if number % 2 else (theirs, ours)
     seconds = [_seconds(first), _seconds(second)]
     return (seconds[1], seconds[0]) if number % 2 else (seconds[0], seconds[1])
 
 
 def _and_delete(target: Path, read: Callable[..., object], *arguments: object) -> None:
-    """Read into what does not exist yet, and delete it: 1 GB of unwritten pages would slow down who comes next."""
+    """Read into a new file or folder and delete it, because 1 GB of dirty pages would slow down the next reader."""
     read(*arguments)
     shutil.rmtree(target) if target.is_dir() else target.unlink()
 
@@ -279,7 +279,7 @@ def _row(name: str, pairs: list[tuple[float, float]], size: int) -> Row:
 
 
 def _peak(lab: Lab, source: Path) -> Row:
-    """Memory of a process that commits and reads back a file, at a tenth of the size and at the whole."""
+    """Measure the memory of a process that commits and reads back a file, of a tenth of the size and of full size."""
     small = lab.scratch / "small.safetensors"
     with source.open("rb") as file:
         small.write_bytes(file.read(CHECKPOINT_BYTES // 10))
@@ -295,7 +295,7 @@ def _peak(lab: Lab, source: Path) -> Row:
 
 
 def main(path: Path) -> None:
-    """Commit and read `path`; the last line of output is this process's peak in MB."""
+    """Commit and read `path`; print the peak memory of this process in MB as the last line of output."""
     store, version = Store("s3://bench/memory"), f"runs/r/scores/{path.stat().st_size % 10**6:06d}/a"
     _commit(store, version, [path])
     _fetch(store, version, path.parent / "memory-cache")

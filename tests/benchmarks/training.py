@@ -1,4 +1,4 @@
-"""The training pass against a bare forward-backward loop over the same batches, and what options cost."""
+"""The training pass against a bare forward-backward loop over the same batches, and the cost of options."""
 
 import time
 from collections.abc import Iterator
@@ -23,12 +23,12 @@ WARM_UP, ROUNDS = 1, 8
 CRITIC: dict[str, Any] = {"advantage": {"type": "gae"}, "kl": {"kl_ctl": 0.1, "place": "loss"}}
 VARIANTS: dict[str, dict[str, Any]] = {
     "value head + KL reference": {**CRITIC, "critic": {"model": "value-head"}},
-    "critic of its own + KL reference": {**CRITIC, "critic": {"model": "own"}},
+    "own critic + KL reference": {**CRITIC, "critic": {"model": "own"}},
 }
 
 
 def measure(lab: Lab) -> list[Row]:
-    """Updates on a rollout of the demo, and after each the bare loop over the batches that it saw."""
+    """Time updates on a rollout of the demo, and after each the bare loop over the same batches."""
     import torch
 
     from tasks.train.policy import load_policy
@@ -57,7 +57,7 @@ def _trainer(lab: Lab, config: Config, ppo: PPO) -> "Trainer":
 
 
 def _options(lab: Lab, config: Config, trajectories: list[Trajectory], scores: list[Score]) -> Iterator[Row]:
-    """Whole updates with each of `VARIANTS` against updates with group baselines only, in pairs."""
+    """Compare whole updates with each of `VARIANTS` with updates that use only group baselines, in pairs."""
     for name, options in VARIANTS.items():
         plain = _trainer(lab, config, config.ppo)
         rich = _trainer(lab, config, PPO.model_validate({**config.ppo.model_dump(), **options}))
@@ -96,7 +96,7 @@ def _row(rounds: list[tuple[dict[str, float], float]], budget: int) -> Row:
 
 
 def _play(lab: Lab, config: Config) -> tuple[list[Trajectory], list[Score]]:
-    """An iteration of the demo, scored."""
+    """Play and score an iteration of the demo."""
     from prefect.logging import disable_run_logger
 
     from storage.versions import datasets
@@ -116,7 +116,7 @@ def _play(lab: Lab, config: Config) -> tuple[list[Trajectory], list[Score]]:
 
 
 def _minibatches(config: Config, trajectories: list[Trajectory], scores: list[Score]) -> "Iterator[list[Minibatch]]":
-    """What the trainer draws in each update, for it draws from a generator of the same seed."""
+    """Draw the minibatches that the trainer draws in each update, with a generator of the same seed."""
     import numpy as np
     import torch
 
@@ -136,7 +136,7 @@ def _minibatches(config: Config, trajectories: list[Trajectory], scores: list[Sc
 def _bare(
     model: "PreTrainedModel", adamw: "torch.optim.AdamW", minibatches: "list[Minibatch]", max_grad_norm: float
 ) -> float:
-    """Seconds for cross-entropy on the sampled tokens: forward, backward and optimizer, and no more."""
+    """Return the seconds of forward, backward and optimizer step for cross-entropy on the sampled tokens."""
     import torch
     from torch.nn.functional import cross_entropy
 

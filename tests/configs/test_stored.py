@@ -164,7 +164,7 @@ def test_a_night_goes_on_under_a_program_with_more_knobs(tmp_path: Path) -> None
     assert continued(night, workspace.config) == workspace.config
     night.config["run"]["stream"] = True
     with pytest.raises(
-        ConfigError, match="of night 1 is none .*\n  run.stream=True: unknown key.*\n.*upgrade this one"
+        ConfigError, match="stored configuration of night 1:\n  run.stream=True: unknown key.*\n.*upgrade this one"
     ):
         continued(night, workspace.config)
 
@@ -212,7 +212,7 @@ def test_a_shard_of_a_newer_program_says_so(store: Store) -> None:
     version = layout.trajectories("smoke", 0)
     file = File(name="a", path=f"{version}/0a/a", bytes=1, rows=1, sha256="0a").model_dump() | {"codec": "new"}
     Log(store, layout.journal(version)).put(0, {"attempt": "0a", "file": file, "notes": []})
-    with pytest.raises(StorageError, match="00000000.json is no shard that this code knows: codec='new': upgrade"):
+    with pytest.raises(StorageError, match="00000000.json has codec='new', which this code does not know: upgrade"):
         shards(store, version)
 
 

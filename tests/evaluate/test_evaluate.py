@@ -1,4 +1,4 @@
-"""The evaluate and history flows on a real engine, and what a run makes of the runs before it."""
+"""The evaluate and history flows on a real engine, and how a run uses the history of earlier runs."""
 
 import itertools
 import json
@@ -37,7 +37,10 @@ def trained(overrides: list[str]) -> list[str]:
 
 
 def test_two_policies_on_two_sets(trained: list[str], tmp_path: Path) -> None:
-    """Every number with its interval, greedy and sampled; compared on the same problems; stored; not played twice."""
+    """Every number has an interval, greedy and sampled; two policies are compared on the same problems.
+
+    The evaluations are stored, and a second call plays nothing again.
+    """
     own = tmp_path / "own.jsonl"
     own.write_text("".join(json.dumps({"prompt": f"What is {n} + 3?", "answer": n + 3}) + "\n" for n in range(4)))
     settings = [*trained, OWN.replace("OWN", str(own)), "evaluation.samples=4"]
@@ -45,19 +48,19 @@ def test_two_policies_on_two_sets(trained: list[str], tmp_path: Path) -> None:
     aliases.move(store, "champion", layout.checkpoint("smoke", 1), None)
     numbers = evaluate("smoke", settings, policy="champion", against=first)
     assert set(numbers) == {HELD_OUT, "own"}
-    mine = numbers["own"][layout.checkpoint("smoke", 1)]
-    assert mine["episodes"] == 4
-    assert mine["sampled_episodes"] == 16
-    assert set(mine["pass_at"]) == {"1", "2", "4"}
+    measured = numbers["own"][layout.checkpoint("smoke", 1)]
+    assert measured["episodes"] == 4
+    assert measured["sampled_episodes"] == 16
+    assert set(measured["pass_at"]) == {"1", "2", "4"}
     for name in ("first_turn", "any_turn", "fix_rate", "truncated", "answer_tokens"):
-        assert mine[name]["low"] <= mine[name]["value"] <= mine[name]["high"]
+        assert measured[name]["low"] <= measured[name]["value"] <= measured[name]["high"]
     assert numbers["own"]["comparison"]["problems"] == 4
     assert 0 <= numbers["own"]["comparison"]["first_turn"]["p"] <= 1
 
-    scores = mine["scores"][0]
+    scores = measured["scores"][0]
     trajectories = ScoresVersion(scores).evaluation
     assert trajectories
-    assert manifests.read(store, scores).metrics["first_turn"] == mine["first_turn"]
+    assert manifests.read(store, scores).metrics["first_turn"] == measured["first_turn"]
     assert {row.policy for row in datasets.trajectories(store, trajectories, tmp_path)} == {
         layout.evaluated_policy(scores)
     }
@@ -68,7 +71,7 @@ def test_two_policies_on_two_sets(trained: list[str], tmp_path: Path) -> None:
 
 
 def test_another_protocol_is_another_evaluation(trained: list[str], tmp_path: Path) -> None:
-    """Played with one turn instead of two, nothing of the old numbers is taken for the new."""
+    """An evaluation with one turn instead of two does not reuse the old numbers."""
     two = evaluate("smoke", trained)[HELD_OUT]
     one = evaluate("smoke", [*trained, "agent.args.num_turns=1"])[HELD_OUT]
     policy = layout.checkpoint("smoke", 1)
@@ -95,7 +98,7 @@ def test_bad_requests_say_what_there_is(trained: list[str], policy: str, sets: s
 
 
 def test_a_run_draws_by_what_became_of_problems_before(trained: list[str], tmp_path: Path) -> None:
-    """Its curriculum is a version made from the histories of the runs before; what it retires it never draws."""
+    """The curriculum is a version made from the histories of earlier runs; retired problems are never drawn."""
     store = Store(f"{tmp_path}/var")
     sampling = "problems.sampling={prefer: middle, least_episodes: 4, leave_out_suspects: true}"
     name = "run.name=second"
@@ -119,35 +122,35 @@ def test_a_run_draws_by_what_became_of_problems_before(trained: list[str], tmp_p
 
 
 def test_a_budget_ends_a_run_early(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After the iteration that spent it, also where the next is played ahead already; a larger one goes on."""
+    """A run stops after the iteration that used the budget, also with overlap; a larger budget continues it."""
     store = Store(f"{tmp_path}/var")
     ahead = ["run.overlap=true", "rollout.max_head_offpolicyness=1", "run.iterations=4"]
     math_mt_ppo("smoke", [*overrides, *ahead, "run.max_tokens=1"])
     assert manifests.committed(store, layout.checkpoint("smoke", 1))
     assert not manifests.committed(store, layout.checkpoint("smoke", 2))
-    with monkeypatch.context() as patch:  # a minute passes from each look at the clock to the next
+    with monkeypatch.context() as patch:  # each reading of the clock is a minute later
         patch.setattr(progress, "time", SimpleNamespace(monotonic=itertools.count(step=60).__next__))
         math_mt_ppo("smoke", [*overrides, *ahead, "run.max_minutes=1.5"])
-    assert manifests.committed(store, layout.checkpoint("smoke", 2))  # it had begun
+    assert manifests.committed(store, layout.checkpoint("smoke", 2))  # this iteration had begun
     assert not manifests.committed(store, layout.checkpoint("smoke", 3))
     math_mt_ppo("smoke", [*overrides, *ahead, "run.max_tokens=1000000", "run.max_minutes=60"])
     assert manifests.committed(store, layout.checkpoint("smoke", 4))
 
 
-def test_anybody_may_evaluate_a_policy_of_a_run_in_progress(
+def test_another_flow_may_evaluate_a_policy_of_a_run_in_progress(
     overrides: list[str], prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While the main job plays its evaluation another flow makes the same one, faster: neither fails, one stands."""
+    """Another flow commits the same evaluation while the run plays it: neither fails, and one version remains."""
     original, others = play.play, list[threading.Thread]()
     own = {PREFECT_API_URL: prefect_api, PREFECT_API_AUTH_STRING: PREFECT_API_AUTH_STRING.value()}
 
-    def evaluate_beside(policy: str) -> None:
-        with temporary_settings(own):  # a new thread has none of the main one's
+    def evaluate_meanwhile(policy: str) -> None:
+        with temporary_settings(own):  # a new thread does not inherit the settings
             evaluate("smoke", [*overrides, "run.iterations=1"], policy)
 
     def overtaken(plan: Any, problems: Any, engine: Any, verifier: Any, draft: Draft, *rest: Any) -> Any:
         if draft.kind == "evaluation" and not others:
-            others.append(threading.Thread(target=evaluate_beside, args=[str(plan.policy.version)]))
+            others.append(threading.Thread(target=evaluate_meanwhile, args=[str(plan.policy.version)]))
             others[0].start()
             others[0].join()
         return original(plan, problems, engine, verifier, draft, *rest)

@@ -42,7 +42,7 @@ BITS = st.sampled_from([0.0, 1.0])
 
 
 def played(problem: str, *success: float, tokens: Sequence[int] | None = None, **changes: Any) -> Outcome:
-    """An outcome of so many turns, of 10 tokens each unless told."""
+    """Return an outcome with one turn per success, of 10 tokens each by default."""
     outcome = Outcome(problem, 0, "completed", list(success), list(tokens or [10] * len(success)), 0)
     return replace(outcome, **changes)
 
@@ -70,7 +70,7 @@ def verdict(name: str, turn: int, word: str) -> dict[str, Any]:
 
 
 def test_wilson_intervals() -> None:
-    """Golden numbers; none of them leaves [0, 1], as a normal interval would."""
+    """Wilson intervals have known values and stay inside [0, 1], unlike normal intervals."""
     estimate = proportion([1.0] * 8 + [0.0] * 2)
     assert (estimate.value, estimate.low, estimate.high) == pytest.approx((0.8, 0.4902, 0.9433), abs=1e-4)
     assert (proportion([1]).high, proportion([0]).low) == (1, 0)
@@ -79,7 +79,7 @@ def test_wilson_intervals() -> None:
 
 
 def test_a_mean_without_spread_has_no_width() -> None:
-    """One problem, or all alike: scipy would fail or give NaN."""
+    """One value or equal values give an interval of width 0, where scipy would fail or give NaN."""
     assert mean([3.0]) == mean([3.0, 3.0]) == mean([3.0, 3.0], [1, 5]) == Estimate(3.0, 3.0, 3.0)
     assert paired_difference([1.0, 0.0], [1.0, 0.0]) == Estimate(0.0, 0.0, 0.0)
     with pytest.raises(ValueError, match="at least one value"):
@@ -88,8 +88,8 @@ def test_a_mean_without_spread_has_no_width() -> None:
         mean([1.0, 2.0], [1.0])
 
 
-def test_what_is_not_paired_is_refused() -> None:
-    """numpy would repeat a single number for all problems."""
+def test_unpaired_values_are_refused() -> None:
+    """Lists of different lengths are refused; numpy would broadcast a single number."""
     with pytest.raises(ValueError, match="shorter"):
         paired_difference([1.0, 0.0], [1.0])
     with pytest.raises(ValueError, match="shorter"):
@@ -97,7 +97,7 @@ def test_what_is_not_paired_is_refused() -> None:
 
 
 def test_the_bootstrap_is_that_of_scipy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same whatever the batch, twice the same, another with another seed, and about the normal interval."""
+    """The interval depends on the seed, not on the batch size, and is close to the normal interval."""
     values = [0.0, 1.0, 1.0, 0.0, 2.0] * 60
     estimate = mean(values)
     assert mean(values) == estimate != mean(values, seed=1)
@@ -108,7 +108,7 @@ def test_the_bootstrap_is_that_of_scipy(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_weights_are_resampled_with_their_values() -> None:
-    """A mean over turns is one over problems by their turns; equal weights change nothing."""
+    """A mean over turns is a mean over problems weighted by their turns; equal weights change nothing."""
     values, weights = [2.0, 4.0, 9.0] * 20, [3.0, 1.0, 1.0] * 20
     assert mean(values, weights).value == pytest.approx(19 / 5)
     plain, even = mean(values), mean(values, [2.0] * 60)
@@ -118,7 +118,7 @@ def test_weights_are_resampled_with_their_values() -> None:
 
 @given(st.integers(1, 7), st.data())
 def test_pass_at_k_counts_the_draws(n: int, data: st.DataObject) -> None:
-    """It is the share of all k-subsets of the episodes that hold a success; c / n for one."""
+    """pass@k is the share of the k-subsets of episodes that hold a success; pass@1 is c / n."""
     c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
     draws = [any(draw) for draw in combinations([True] * c + [False] * (n - c), k)]
     assert pass_at_k(n, c, k) == pytest.approx(fmean(draws))
@@ -127,7 +127,7 @@ def test_pass_at_k_counts_the_draws(n: int, data: st.DataObject) -> None:
 
 @given(st.integers(1, 300), st.data())
 def test_pass_at_k_rises(n: int, data: st.DataObject) -> None:
-    """More successes or more tries are never worse, however large the binomials."""
+    """More successes or more tries never lower pass@k, even for large binomials."""
     c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
     value = pass_at_k(n, c, k)
     assert 0 <= value <= 1
@@ -136,14 +136,14 @@ def test_pass_at_k_rises(n: int, data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(("n", "c", "k"), [(4, 1, 0), (4, 1, 5), (4, 5, 1), (4, -1, 1), (0, 0, 1)])
-def test_pass_at_k_of_nonsense(n: int, c: int, k: int) -> None:
-    """More tries than episodes: no estimate, rather than a wrong one."""
+def test_impossible_counts_for_pass_at_k_are_refused(n: int, c: int, k: int) -> None:
+    """Impossible counts, such as more tries than episodes, are an error."""
     with pytest.raises(ValueError, match="is not defined"):
         pass_at_k(n, c, k)
 
 
 def test_mcnemar_by_hand() -> None:
-    """5 lost, 1 won: 2 * (1 + 6) / 2^6. Pairs that agree do not count; without others nothing is known."""
+    """5 lost, 1 won gives 2 * (1 + 6) / 2^6. Pairs that agree do not count; without other pairs p = 1."""
     test = mcnemar([1] * 5 + [0] + [1, 0], [0] * 5 + [1] + [1, 0])
     assert (test.only_before, test.only_after, test.p) == (5, 1, 0.21875)
     assert mcnemar([1, 0], [1, 0]).p == mcnemar([], []).p == 1
@@ -151,7 +151,7 @@ def test_mcnemar_by_hand() -> None:
 
 @given(st.lists(st.tuples(BITS, BITS), max_size=30))
 def test_mcnemar_is_symmetric(pairs: list[tuple[float, float]]) -> None:
-    """Exchanged, the counts change places and p stays."""
+    """Exchanging the policies exchanges the counts and keeps p."""
     before, after = [old for old, _ in pairs], [new for _, new in pairs]
     one, other = mcnemar(before, after), mcnemar(after, before)
     assert (one.only_before, one.only_after) == (other.only_after, other.only_before)
@@ -162,20 +162,20 @@ def test_mcnemar_is_symmetric(pairs: list[tuple[float, float]]) -> None:
 @settings(max_examples=30)
 @given(st.lists(st.tuples(BITS, BITS), min_size=1, max_size=9))
 def test_sign_flips_of_single_episodes_are_mcnemars(pairs: list[tuple[float, float]]) -> None:
-    """The permutation test and McNemar's exact one agree where every success is 0 or 1."""
+    """The permutation test equals McNemar's exact test where every success is 0 or 1."""
     before, after = [old for old, _ in pairs], [new for _, new in pairs]
     assert sign_flip(before, after) == pytest.approx(mcnemar(before, after).p)
 
 
 def test_sign_flips_by_hand() -> None:
-    """Differences 0.5, 0.25 and 0.25: of 8 signs only all plus and all minus are as far from 0."""
+    """Differences 0.5, 0.25 and 0.25: of 8 sign patterns only all plus and all minus are as far from 0."""
     assert sign_flip([0.25, 0.5, 0], [0.75, 0.75, 0.25]) == pytest.approx(2 / 8)
     with pytest.raises(ValueError, match="1 before, 2 after"):
         sign_flip([0], [1, 1])
 
 
 def test_adjusted_interval_by_hand() -> None:
-    """10 pairs without a difference: 0 ± z sqrt((2 / 12) / 12); one won of two pairs: as of 4 pairs, 2 won, 1 lost."""
+    """10 equal pairs give 0 ± z sqrt((2 / 12) / 12); one won of two pairs counts as 4 pairs, 2 won, 1 lost."""
     z = 1.959963984540054
     nothing = paired_means([0.5] * 10, [0.5] * 10)
     assert (nothing.value, nothing.low, nothing.high) == pytest.approx((0, -z * (1 / 72) ** 0.5, z * (1 / 72) ** 0.5))
@@ -188,7 +188,7 @@ def test_adjusted_interval_by_hand() -> None:
 
 
 def test_join_by_hand() -> None:
-    """Turns are ordered, failed verdicts counted, and an episode without any turn is there as well."""
+    """Turns are ordered, failed verdicts are counted, and an episode without turns is kept."""
     scores = [verdict("x", 1, "correct"), verdict("x", 0, "timeout"), verdict("elsewhere", 0, "correct")]
     outcomes = join([row("y", "q"), row("x", "p", 2, 5, 7)], scores)
     assert outcomes == [
@@ -199,14 +199,14 @@ def test_join_by_hand() -> None:
 
 
 def test_several_trajectories_of_one_episode_stay_apart() -> None:
-    """`x/0` and `x/0/1` are two outcomes, though problem, sample, status and turns agree."""
+    """`x/0` and `x/0/1` are two outcomes, although problem, sample, status and turns agree."""
     rows = [row("x/0/1", "x", 0, 3), row("x/0", "x", 0, 4)]
     outcomes = join(rows, [verdict("x/0", 0, "wrong"), verdict("x/0/1", 0, "correct")])
     assert [(outcome.tokens, outcome.success) for outcome in outcomes] == [([4], [0.0]), ([3], [1.0])]
 
 
 def test_two_scores_of_a_turn_are_refused() -> None:
-    """Rows of two scorers would move every later turn by one."""
+    """Scores of two verifiers would shift every later turn by one."""
     with pytest.raises(ValueError, match="two scores for turn 0 of x: give the rows of one scorer"):
         join([row("x", "p", 0, 3)], [verdict("x", 0, "wrong"), verdict("x", 0, "correct")])
 
@@ -216,7 +216,7 @@ def test_two_scores_of_a_turn_are_refused() -> None:
     st.randoms(use_true_random=False),
 )
 def test_join_loses_no_row(episodes: list[tuple[str, int, list[bool]]], random: Any) -> None:
-    """One outcome for each row with its own verdicts, ordered, whatever the order of arrival."""
+    """Each row gives one outcome with its own verdicts, in a fixed order, whatever the order of input."""
     rows = [row(f"t{n}", problem, sample, *[n + 1] * len(right)) for n, (problem, sample, right) in enumerate(episodes)]
     scores = [
         verdict(f"t{n}", turn, "correct" if good else "wrong")
@@ -224,8 +224,8 @@ def test_join_loses_no_row(episodes: list[tuple[str, int, list[bool]]], random: 
         for turn, good in enumerate(right)
     ]
     outcomes = join(rows, scores)
-    told = Counter((o.problem_id, o.sample, tuple(o.success), tuple(o.tokens)) for o in outcomes)
-    assert told == Counter((p, s, tuple(right), (n + 1,) * len(right)) for n, (p, s, right) in enumerate(episodes))
+    found = Counter((o.problem_id, o.sample, tuple(o.success), tuple(o.tokens)) for o in outcomes)
+    assert found == Counter((p, s, tuple(right), (n + 1,) * len(right)) for n, (p, s, right) in enumerate(episodes))
     places = [(outcome.problem_id, outcome.sample) for outcome in outcomes]
     assert places == sorted(places)
     random.shuffle(rows)
@@ -241,14 +241,14 @@ def commit(store: Store, version: str, kind: Any, schema: Any, rows: Sequence[An
 
 
 def test_outcomes_of_stored_versions(store: Store, tmp_path: Path) -> None:
-    """What the stages write, over several shards, read back by the columns that are needed."""
+    """Outcomes are read back from stored rows of several shards."""
     rows = [make_trajectory(f"t{n}", [[7] * (n + 1), [8]], problem=f"p{9 - n}") for n in range(3)]
     scores = [score for n in range(3) for score in make_scores(f"t{n}", 0.0, float(n == 1))]
     scores[0] = Score("t0", 0, "error", 0.0, "", "", "no memory")
-    trajectories, judged = layout.trajectories("r", 0), layout.scores("r", 0, "5c0e")
+    trajectories, scored = layout.trajectories("r", 0), layout.scores("r", 0, "5c0e")
     commit(store, trajectories, "trajectories", TRAJECTORY_SCHEMA, rows)
-    commit(store, judged, "scores", SCORE_SCHEMA, scores)
-    assert read_outcomes(store, trajectories, judged, tmp_path / "cache") == [
+    commit(store, scored, "scores", SCORE_SCHEMA, scores)
+    assert read_outcomes(store, trajectories, scored, tmp_path / "cache") == [
         Outcome("p7", 0, "completed", [0.0, 0.0], [3, 1], 0),
         Outcome("p8", 0, "completed", [0.0, 1.0], [2, 1], 0),
         Outcome("p9", 0, "completed", [0.0, 0.0], [1, 1], 1),
@@ -258,8 +258,8 @@ def test_outcomes_of_stored_versions(store: Store, tmp_path: Path) -> None:
 # What a run has committed
 
 
-def test_a_run_that_another_judge_began(store: Store, tmp_path: Path) -> None:
-    """A run is read whole though its scores are of several judges; where today's has judged, too, his scores count."""
+def test_a_run_that_another_verifier_began(store: Store, tmp_path: Path) -> None:
+    """A run with scores of several verifiers is read whole; scores of the current verifier are preferred."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     commit_chain(store, tmp_path / "model", tmp_path / "model", Canary([1, 2], [-1.0]))
@@ -275,7 +275,7 @@ def test_a_run_that_another_judge_began(store: Store, tmp_path: Path) -> None:
 
     history = read_history(store, config, "2ec", PROBLEMS, tmp_path / "cache")
     assert [iteration.number for iteration in history.iterations] == [0]
-    found = [(each.policy_version, each.scores, each.outcomes[0].success) for each in history.evaluations]
+    found = [(done.policy_version, done.scores, done.outcomes[0].success) for done in history.evaluations]
     assert found == [
         (0, layout.evaluation_scores(begun, "01d"), [0.0, 1.0]),
         (1, layout.evaluation_scores(ended, "2ec"), [1.0, 1.0]),
@@ -290,7 +290,7 @@ def values(numbers: dict[str, Any], *names: str) -> list[float]:
 
 
 def test_a_summary_by_hand() -> None:
-    """Six episodes, among them a cut one and one that failed before its first turn."""
+    """Six episodes, one of them cut and one failed before its first turn, have hand-computed numbers."""
     numbers = summarise(GREEDY)
     assert numbers["episodes"] == 6
     assert values(numbers, "first_turn", "any_turn", "truncated") == pytest.approx([2 / 6, 4 / 6, 1 / 6])
@@ -304,8 +304,8 @@ def test_a_summary_by_hand() -> None:
     assert summarise(GREEDY) == numbers
 
 
-def test_what_was_not_observed_is_none() -> None:
-    """No second turn, or no turn at all: neither 0 nor NaN; and no sampled episodes, no pass@k."""
+def test_unobserved_rates_are_none() -> None:
+    """A rate without observations is None, neither 0 nor NaN; without sampled episodes there is no pass@k."""
     single, failed = summarise([played("a", 1), played("b", 0)]), summarise([played("a", status="failed")])
     assert (single["fix_rate"], single["break_rate"], single["answer_tokens"]["value"]) == (None, None, 10)
     assert (failed["answer_tokens"], failed["failed_verdicts"], failed["by_turn"]) == (None, None, [])
@@ -316,7 +316,7 @@ def test_what_was_not_observed_is_none() -> None:
 
 
 def test_pass_at_k_of_sampled_episodes() -> None:
-    """Solved at any turn; a failed episode is unsolved; k goes up to the fewest episodes of a problem."""
+    """Success at any turn counts; a failed episode is unsolved; k is at most the fewest episodes of a problem."""
     sampled = [played("a", 0, 1), *[played("a", 0, 0)] * 4, played("a", status="failed")]
     sampled += [played("b", 1), played("b", 0, 1), *[played("b", 0)] * 3]
     numbers = summarise([played("a", 0), played("b", 0)], sampled)
@@ -332,7 +332,7 @@ def test_pass_at_k_of_sampled_episodes() -> None:
 
 
 def test_a_comparison_by_hand() -> None:
-    """Of four problems one is lost, two are won; the answers become twice as long and one is cut."""
+    """One of four problems is lost, two are won; the answers become twice as long and one is cut."""
     before = [played("a", 1), played("b", 0, 0), played("c", 0), played("d", 1)]
     after = [played("d", 1), played("a", 0, 1), played("c", 1), played("b", 1, status="truncated")]
     after = [replace(outcome, tokens=[20] * len(outcome.tokens)) for outcome in after]
@@ -349,7 +349,7 @@ def test_a_comparison_by_hand() -> None:
 
 
 def test_other_problems_are_refused() -> None:
-    """Paired by place, the difference would be one of problems; the message names some."""
+    """Different problem sets cannot be compared; the message names some of the problems that differ."""
     before = [played(name, 1) for name in "abcdef"]
     with pytest.raises(ValueError, match=r"same problems: 5 only before \(a, b, c …\), 1 only after \(z\)"):
         compare(before, [played("f", 1), played("z", 1)])
@@ -358,7 +358,7 @@ def test_other_problems_are_refused() -> None:
 
 
 def test_several_outcomes_of_a_problem_are_averaged() -> None:
-    """A problem counts once, however many; one problem of two that gained proves nothing."""
+    """A problem counts once, however many episodes it has; a gain in one of two problems proves nothing."""
     before = [played("a", 1), played("a", 0), played("a", 0), played("a", 0), played("b", 1)]
     accuracy = compare(before, [played("a", 1), played("b", 1)])["first_turn"]
     assert (accuracy["before"], accuracy["after"]) == (0.625, 1)
@@ -369,7 +369,7 @@ def test_several_outcomes_of_a_problem_are_averaged() -> None:
 
 
 def test_a_comparison_without_turns() -> None:
-    """All failed, say of an engine that broke: numbers or None, no division by zero."""
+    """If all episodes failed, for example with the engine, the result has numbers or None, no division by zero."""
     failed = [played("a", status="failed")]
     assert compare(failed, [played("a", 1)])["answer_tokens"] == {"before": None, "after": 10, "ratio": None}
     assert compare(failed, failed)["first_turn"]["p"] == 1
@@ -383,7 +383,7 @@ OUTCOMES = st.lists(st.lists(BITS, max_size=3), min_size=1, max_size=8).map(
 
 @given(OUTCOMES)
 def test_a_policy_against_itself(outcomes: list[Outcome]) -> None:
-    """No difference, without width, and p = 1."""
+    """A policy compared with itself has a difference of 0 with width 0, and p = 1."""
     comparison = compare(outcomes, outcomes)
     for name in ("first_turn", "any_turn"):
         assert comparison[name]["difference"] == {"value": 0, "low": 0, "high": 0}
@@ -394,7 +394,7 @@ def test_a_policy_against_itself(outcomes: list[Outcome]) -> None:
 @settings(max_examples=20)
 @given(st.lists(st.tuples(BITS, BITS), min_size=1, max_size=8))
 def test_exchanged_policies_flip_the_sign(pairs: list[tuple[float, float]]) -> None:
-    """The interval is mirrored, for the same seed draws the same problems, and p stays."""
+    """Exchanging the policies mirrors the interval and keeps p, since the same seed draws the same problems."""
     before, after = ([played(f"p{n}", pair[side]) for n, pair in enumerate(pairs)] for side in (0, 1))
     one, other = compare(before, after)["first_turn"], compare(after, before)["first_turn"]
     assert (one["before"], one["after"], one["p"]) == (other["after"], other["before"], pytest.approx(other["p"]))
@@ -408,7 +408,7 @@ def test_exchanged_policies_flip_the_sign(pairs: list[tuple[float, float]]) -> N
 
 
 def test_rows_of_an_evaluation() -> None:
-    """Each number with its interval; what was not observed is an empty cell, not a missing one."""
+    """Each number has its interval; a value that was not observed is an empty cell."""
     rows = evaluation_rows(summarise(GREEDY, [played("a", 1), played("b", 0)]))
     shown = {line["measure"]: (line["value"], line["95 % interval"]) for line in rows}
     assert shown["first turn"] == ("0.333", "[0.097, 0.700]")
@@ -421,7 +421,7 @@ def test_rows_of_an_evaluation() -> None:
 
 
 def test_rows_of_a_comparison() -> None:
-    """Fixed problems stand before broken ones; every row has all columns."""
+    """Fixed problems come before broken ones; every row has all columns."""
     before = [played(f"p{n}", float(n < 5)) for n in range(6)]
     after = [played(f"p{n}", float(n == 5), tokens=[25]) for n in range(6)]
     after[0] = replace(after[0], status="truncated")
@@ -436,7 +436,7 @@ def test_rows_of_a_comparison() -> None:
 
 
 def test_a_run_is_compared_with_its_beginning() -> None:
-    """The report's improvement: the last evaluation against the first, on the same problems."""
+    """The report's improvement compares the last evaluation with the first, on the same problems."""
     first, last = [played("a", 0), played("b", 0)], [played("b", 1), played("a", 0, 1)]
     kept = [
         Evaluation(policy_version=n, scores=layout.scores("r", n, "0"), outcomes=outcomes)
@@ -452,13 +452,13 @@ def test_a_run_is_compared_with_its_beginning() -> None:
 
 
 def test_the_largest_gain_is_certain() -> None:
-    """All of eight problems won: no chance of 1 in 100; one of one: nothing is known."""
+    """Eight of eight problems won gives p below 0.01; one of one proves nothing."""
     gains = {n: compare([played(str(i), 0) for i in range(n)], [played(str(i), 1) for i in range(n)]) for n in (1, 8)}
     assert (gains[1]["first_turn"]["p"], gains[8]["first_turn"]["p"]) == (1, 2 / 2**8)
 
 
 def test_score_interval_where_nothing_differs() -> None:
-    """z² / (n + z²), by hand: no bootstrap would say more than 0 there."""
+    """The interval is ± z² / (n + z²), where a bootstrap would give width 0."""
     z2 = 1.959963984540054**2
     for pairs in (1, 10, 200):
         found = paired_proportions(0, 0, pairs)
@@ -467,7 +467,7 @@ def test_score_interval_where_nothing_differs() -> None:
 
 @given(st.integers(0, 30), st.integers(0, 30), st.integers(0, 100))
 def test_score_interval_laws(lost: int, won: int, same: int) -> None:
-    """It holds the difference, mirrors with the policies, and narrows with more problems."""
+    """The interval contains the difference, mirrors when the policies are exchanged, and narrows with more problems."""
     pairs = max(1, lost + won + same)
     found, mirrored = paired_proportions(lost, won, pairs), paired_proportions(won, lost, pairs)
     assert found.low - 1e-6 <= found.value <= found.high + 1e-6

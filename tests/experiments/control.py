@@ -1,10 +1,11 @@
-"""Is it the verdicts that the policy learns from? The demo once more, with coin flips in their place.
+"""Test if the policy learns from the verdicts: run the demo with true verdicts and with coin flips.
 
 python -m tests.experiments.control                 two arms, three seeds, 100 updates each: 25 minutes on 2 cores
-python -m tests.experiments.control --iterations 2  a try
+python -m tests.experiments.control --iterations 2  a short trial
 
-Everything else is the same, evaluations by true verdicts included. What an update does beside learning from verdicts,
-such as calming a policy whose teaching ended with large steps, it does in both arms. Writes control.md and control.png.
+Everything else is equal, and evaluations always use true verdicts. Effects of an update that do not come from
+verdicts occur in both arms, such as calming a policy after the large last steps of its warm start. Writes control.md
+and control.png.
 """
 
 import importlib
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class CoinFlips:
-    """Stands for the verifier: whatever the answer, each verdict is a flip of its own, in rollout and in score."""
+    """A verifier whose verdicts are coin flips, independent of the answer, in rollout and in score."""
 
     def __init__(self, seed: int) -> None:
         self._flip = random.Random(seed)
 
-    def judge(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> "list[Verdict]":
+    def grade(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> "list[Verdict]":
         return [self._verdict(solutions) for _, solutions in pairs]
 
     async def grade_async(self, answer: str, solutions: Sequence[str]) -> "Verdict":
@@ -41,7 +42,7 @@ class CoinFlips:
 
 @contextmanager
 def coin_flips() -> Iterator[None]:
-    """Inside of the block the main flow plays and scores by coin flips; it evaluates by true verdicts."""
+    """Make the main flow play and score with coin flips inside of the block. Evaluations use true verdicts."""
     flow: Any = importlib.import_module("flows.math_mt_ppo")
     rollouts, score, coins = flow.Rollouts, flow.score, CoinFlips(seed=1)
     with (

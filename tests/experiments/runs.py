@@ -1,7 +1,7 @@
-"""Runs of the demo in several arms and seeds, their table and their plot: what the experiments have in common.
+"""Runs of the demo in several arms and seeds, with their table and plot: the common part of the experiments.
 
-Every arm of a seed begins with the same policy and makes the same number of updates on as many episodes. The runs are
-ordinary runs of the demo with overrides, so what is committed is not done again.
+All arms of a seed begin with the same policy and make the same number of updates on the same number of episodes. The
+runs are ordinary runs of the demo with overrides, so committed work is not done again.
 """
 
 import argparse
@@ -24,33 +24,33 @@ _COLORS = ("tab:blue", "tab:green", "tab:red", "tab:purple")
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One way to train.
+    """One way to train, with its overrides.
 
     Example: Arm("staleness 4, decoupled", ["rollout.policy_lag=4", "rollout.max_head_offpolicyness=4"])
     """
 
     name: str
     overrides: Sequence[str] = ()
-    around: Callable[[], AbstractContextManager[None]] = nullcontext  # its runs last inside of such a block
+    around: Callable[[], AbstractContextManager[None]] = nullcontext  # a context manager that is active during its runs
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One run."""
+    """The history of one run."""
 
     arm: str
     seed: int
     history: "History"
 
     def first_turns(self, place: int) -> list[float]:
-        """Success at the first turn of each held-out problem, in the evaluation at `place`."""
+        """Return the first-turn success of each held-out problem in the evaluation with index `place`."""
         outcomes = sorted(self.history.evaluations[place].outcomes, key=lambda outcome: outcome.problem_id)
         return [outcome.first for outcome in outcomes]
 
 
 @dataclass(frozen=True, slots=True)
 class Experiment:
-    """Arms, the first of which the others are compared with.
+    """Arms that are compared with the first of them.
 
     Example: Experiment("control", "Coin flips", [Arm("verdicts"), Arm("coin flips", around=coin_flips)], 100)
     """
@@ -60,11 +60,11 @@ class Experiment:
     arms: Sequence[Arm]
     iterations: int  # updates of each run
     explaining: Mapping[str, str] = field(default_factory=dict)
-    """Metrics of training that may explain it, averaged over updates and seeds, and their titles."""
+    """Training metrics that may explain the result, averaged over updates and seeds, and their titles."""
 
     def main(self, description: str) -> NoReturn:
-        """Command line."""
-        interrupts.run(lambda: self._main(description), "the same command goes on from what is committed")
+        """Run the command line."""
+        interrupts.run(lambda: self._main(description), "the same command continues from the committed versions")
 
     def _main(self, description: str) -> None:
         program = f"python -m tests.experiments.{self.name}"
@@ -87,7 +87,7 @@ class Experiment:
         print(f"in {folder}: {self.name}.md, {self.name}.png")
 
     def settings(self, arm: Arm, seed: int, iterations: int, root: str) -> list[str]:
-        """Overrides of the demo; every arm of a seed begins with the policy of its first."""
+        """Return the demo's overrides; every arm of a seed begins with the policy of the first arm."""
         from storage import layout
 
         first = f"{root}/{layout.checkpoint(self._name(self.arms[0], seed), 0)}"
@@ -122,7 +122,7 @@ class Experiment:
         return Result(arm.name, seed, read_history(Store(root), config, scorer, held_out, cache))
 
     def report(self, results: Sequence[Result]) -> str:
-        """A Markdown table: held-out first-turn accuracy after the last update, and what may explain it."""
+        """Write a Markdown table of the held-out first-turn accuracy after the last update and explaining metrics."""
         seeds, first = sorted({result.seed for result in results}), self.arms[0].name
         updates = len(results[0].history.iterations)
         explaining = {
@@ -137,13 +137,13 @@ class Experiment:
         base = [result for result in results if result.arm == first]
         lines.append(_row("before", base, 0, "", explaining))
         for arm in self.arms:
-            mine = [result for result in results if result.arm == arm.name]
-            difference = "" if arm.name == first else _difference(base, mine)
-            lines.append(_row(arm.name, mine, -1, difference, explaining))
+            of_arm = [result for result in results if result.arm == arm.name]
+            difference = "" if arm.name == first else _difference(base, of_arm)
+            lines.append(_row(arm.name, of_arm, -1, difference, explaining))
         return "\n".join(lines) + "\n"
 
     def plot(self, results: Sequence[Result], path: Path) -> None:
-        """Accuracy over updates: a thin line for each seed, a thick one for their mean."""
+        """Plot accuracy over updates: a thin line for each seed and a thick line for their mean."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 

@@ -1,7 +1,7 @@
-"""Does staleness hurt, does the decoupled objective help, and is a critic better than a group baseline?
+"""Test if staleness hurts, if the decoupled objective helps, and if a critic is better than a group baseline.
 
 python -m tests.experiments.staleness                 four arms, three seeds, 60 updates each: 40 minutes on 2 cores
-python -m tests.experiments.staleness --iterations 2  a try
+python -m tests.experiments.staleness --iterations 2  a short trial
 
 Writes staleness.md and staleness.png.
 """

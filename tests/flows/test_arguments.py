@@ -1,4 +1,4 @@
-"""Command lines take options, overrides and names in any order, and say what they do not know."""
+"""Command lines take options, overrides and names in any order, and name what they do not know."""
 
 import subprocess
 import sys
@@ -10,6 +10,8 @@ import yaml
 from storage.logs import catalog
 from storage.objects.store import Store
 from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.slow
 
 
 def call(line: str) -> "subprocess.CompletedProcess[str]":
@@ -25,7 +27,7 @@ def call(line: str) -> "subprocess.CompletedProcess[str]":
     ],
 )
 def test_a_flow_takes_them_in_any_order(line: str, name: str) -> None:
-    """Also overrides of the default configuration, which need not be named."""
+    """Overrides also work without the name of a configuration, for the default one."""
     done = call(line)
     assert done.returncode == 0, done.stderr
     printed = yaml.safe_load(done.stdout)
@@ -41,7 +43,7 @@ def test_a_flow_takes_them_in_any_order(line: str, name: str) -> None:
         ("storage --root ROOT", "arguments are required: COMMAND"),
     ],
 )
-def test_what_is_wrong_is_refused(line: str, says: str, tmp_path: Path) -> None:
+def test_a_wrong_argument_is_refused(line: str, says: str, tmp_path: Path) -> None:
     done = call(line.replace("ROOT", str(tmp_path)))
     assert done.returncode == 2
     assert says in done.stderr
@@ -57,7 +59,7 @@ def test_what_is_wrong_is_refused(line: str, says: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_command_takes_them_in_any_order(line: str, says: str, tmp_path: Path) -> None:
-    """Those of all commands (`--root`) behind the command, too. What follows is an error about what they named."""
+    """Options of all commands (`--root`) may also follow the command. The error shows which names were read."""
     catalog.enter(Store(str(tmp_path)), "runs/r/run", "run", [], "")
     done = call(line.replace("ROOT", str(tmp_path)))
     assert done.returncode == 1
@@ -72,14 +74,14 @@ def test_a_command_takes_them_in_any_order(line: str, says: str, tmp_path: Path)
         ("tasks.audit --help", "usage: python -m tasks.audit [-h] [--root ROOT] [--cache CACHE] [--json] COMMAND ..."),
     ],
 )
-def test_help_names_everything(line: str, usage: str) -> None:
+def test_help_shows_the_usage(line: str, usage: str) -> None:
     done = call(line)
     assert done.returncode == 0
     assert usage in " ".join(done.stdout.split())
 
 
 def test_a_flow_that_cannot_read_its_problems_says_so_without_a_traceback(tmp_path: Path) -> None:
-    """What was wrong would otherwise stand below a hundred lines of Prefect's."""
+    """With a traceback the error would come after a hundred lines of Prefect's output."""
     problems = 'policy.warm_start.teaches.kind=arithmetic problems.train={"kind":"jsonl","path":"/no","preset":"gsm8k"}'
     done = call(f"flows.math_mt_ppo smoke storage.root={tmp_path}/var storage.cache={tmp_path}/cache {problems}")
     assert done.returncode == 1
@@ -95,15 +97,15 @@ def test_a_flow_that_cannot_read_its_problems_says_so_without_a_traceback(tmp_pa
         "flows.retrain --explain storage.root=ROOT",
     ],
 )
-def test_flows_that_only_look_refuse_a_root_where_nothing_is(line: str, tmp_path: Path) -> None:
-    """A mistyped one would be a store in which nothing is wrong."""
+def test_flows_that_only_read_refuse_an_empty_root(line: str, tmp_path: Path) -> None:
+    """Otherwise a mistyped root would look like a store without any problem."""
     done = call(line.replace("ROOT", f"{tmp_path}/vra"))
     assert done.returncode == 1
     assert f"error: nothing is stored in {tmp_path}/vra: check the root" in done.stderr
     assert not (tmp_path / "vra").exists()
 
 
-def test_numbers_below_zero_are_none_of_a_flow() -> None:
+def test_a_negative_iteration_is_refused() -> None:
     done = call("flows.rollout smoke --iteration -1")
     assert done.returncode == 2
-    assert "argument --iteration: '-1' is no whole number from 0 on" in done.stderr
+    assert "argument --iteration: '-1' is not a whole number of at least 0" in done.stderr

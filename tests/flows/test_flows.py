@@ -1,4 +1,4 @@
-"""The real thing, end to end: real Prefect, real vLLM, real files."""
+"""The flows end to end, with real Prefect, real vLLM and real files."""
 
 import json
 import os
@@ -38,13 +38,13 @@ from tests.support.waiting_engine import WaitingEngine, opens
 
 
 def run_flow(config: str, overrides: list[str]) -> dict[str, Any]:
-    """The numbers of the report."""
+    """Run the main flow; return the numbers of its report."""
     summary: dict[str, Any] = json.loads(fsspec.open(f"{math_mt_ppo(config, overrides)}/summary.json").open().read())
     return summary
 
 
-def test_the_main_job_leaves_a_whole_chain(overrides: list[str], tmp_path: Path) -> None:
-    """Every arrow of the diagram is a version: parents lead from the last checkpoint back to the problems."""
+def test_the_main_flow_commits_a_whole_chain(overrides: list[str], tmp_path: Path) -> None:
+    """Every stage commits a version, and parents lead from the last checkpoint back to the problems."""
     numbers = run_flow("smoke", overrides)
     assert numbers["iterations"] == 2
     assert [evaluation["policy_version"] for evaluation in numbers["evaluations"]] == [0, 2]
@@ -70,7 +70,7 @@ def test_the_main_job_leaves_a_whole_chain(overrides: list[str], tmp_path: Path)
 
 
 def test_rows_join_their_scores_in_duckdb(overrides: list[str], tmp_path: Path) -> None:
-    """Anybody can query the data sets: one score for each turn, and the judge agrees with the environment."""
+    """DuckDB can query the data sets. Each turn has one score, and the scores agree with the environment."""
     run_flow("smoke", [*overrides, "run.iterations=1"])
     trajectories = f"{tmp_path}/var/runs/smoke/trajectories/*/*/*.parquet"
     scores = f"{tmp_path}/var/runs/smoke/scores/*/*/*/*.parquet"
@@ -84,7 +84,7 @@ def test_rows_join_their_scores_in_duckdb(overrides: list[str], tmp_path: Path) 
 
 
 def test_run_again_continues(overrides: list[str], tmp_path: Path) -> None:
-    """Nothing committed is done twice; more iterations go on from the last checkpoint."""
+    """Nothing committed is done twice, and more iterations continue from the last checkpoint."""
     run_flow("smoke", [*overrides, "run.iterations=1"])
     before = nonces(tmp_path)
     run_flow("smoke", [*overrides, "run.iterations=1"])
@@ -95,8 +95,8 @@ def test_run_again_continues(overrides: list[str], tmp_path: Path) -> None:
     assert str(tmp_path / "var/runs/smoke/checkpoints/000002/manifest.json") in after
 
 
-def test_another_judge_continues(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that an older judge began goes on under today's, and its report tells of all of it."""
+def test_another_verifier_continues(overrides: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that began with older grading rules continues with today's, and its report covers all iterations."""
     with monkeypatch.context() as patch:
         patch.setattr("tasks.score.scoring._RULES", 1)
         run_flow("smoke", [*overrides, "run.iterations=1", "evaluation.every=1"])
@@ -105,15 +105,15 @@ def test_another_judge_continues(overrides: list[str], monkeypatch: pytest.Monke
     assert [evaluation["policy_version"] for evaluation in numbers["evaluations"]] == [0, 1, 2]
 
 
-def test_another_configuration_stops(overrides: list[str]) -> None:
-    """The same run with other settings would be neither run: it says what differs."""
+def test_another_configuration_is_refused(overrides: list[str]) -> None:
+    """A run cannot continue with other settings, and the error shows the difference."""
     run_flow("smoke", [*overrides, "run.iterations=0"])
     with pytest.raises(ConfigError, match=r"ppo.eps_clip: 0.2 -> 0.3(.|\n)*run.name="):
         run_flow("smoke", [*overrides, "ppo.eps_clip=0.3"])
 
 
 def test_stages_alone_make_the_same_run(overrides: list[str], tmp_path: Path) -> None:
-    """Deployed apart, the stage flows commit what the main flow then takes up."""
+    """The stage flows commit versions from which the main flow continues."""
     trajectories = rollout("smoke", overrides, iteration=0)
     scores = score("smoke", overrides, iteration=0)
     policy = train("smoke", overrides, iteration=0)
@@ -128,7 +128,7 @@ def test_stages_alone_make_the_same_run(overrides: list[str], tmp_path: Path) ->
 
 @pytest.mark.parametrize("victim", ["trajectories/000000", "scores/000000/*", "checkpoints/000000"])
 def test_damaged_data_are_not_trained_on(overrides: list[str], tmp_path: Path, victim: str) -> None:
-    """One flipped bit: the object is named, and no checkpoint is made of it."""
+    """If one bit is flipped, the error names the object, and no checkpoint is made."""
     rollout("smoke", overrides, iteration=0)
     score("smoke", overrides, iteration=0)
     (folder,) = (tmp_path / "var/runs/smoke").glob(victim)
@@ -141,10 +141,10 @@ def test_damaged_data_are_not_trained_on(overrides: list[str], tmp_path: Path, v
     assert not manifests.committed(Store(f"{tmp_path}/var"), layout.checkpoint("smoke", 1))
 
 
-def test_a_rollout_that_failed_can_be_tried_again(
+def test_a_failed_rollout_can_be_tried_again(
     overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Too many failed episodes end it; what was stored of them is not gone on with."""
+    """Too many failed episodes end the rollout. The next attempt does not continue from their stored shards."""
     settings = [*overrides, "rollout.rows_per_shard=4"]
     with monkeypatch.context() as patch:
         patch.setattr("tasks.environments.math_verify.MathVerifyEnvironment.step", broken_step)
@@ -157,11 +157,11 @@ def test_a_rollout_that_failed_can_be_tried_again(
 
 
 async def broken_step(*_: object) -> None:
-    raise RuntimeError("the judge is away")
+    raise RuntimeError("the verifier is unavailable")
 
 
 def test_two_flow_runs_of_one_run(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second stops and says who holds the run, or waits, as asked; it never forks it."""
+    """The second flow run stops and names the holder of the run, or waits. It never forks the run."""
     settings = [*overrides, "run.iterations=0"]
     held = Lease(Store(f"{tmp_path}/var"), "smoke", label="flow run early-eagle")
     with held, pytest.raises(LeaseHeldError, match="'smoke' is being written by flow run early-eagle"):
@@ -185,7 +185,7 @@ def test_two_flow_runs_of_one_run(overrides: list[str], tmp_path: Path, monkeypa
 def test_overlap_plays_the_next_iteration_while_this_one_trains(
     overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests of iteration i + 1 go out before checkpoint i + 1 exists, and never with a policy older than allowed."""
+    """Requests of iteration i + 1 start before checkpoint i + 1 exists. Their policy is never older than allowed."""
     store, seen = Store(f"{tmp_path}/var"), list[tuple[int, int]]()
 
     def on_request(version: int) -> None:
@@ -200,11 +200,11 @@ def test_overlap_plays_the_next_iteration_while_this_one_trains(
     assert {version for version, newest in seen if newest == version} >= {0, 1, 2}
 
 
-def test_overlap_on_the_real_engine_goes_on_after_a_stop(overrides: list[str], tmp_path: Path) -> None:
-    """Stopped with the next iteration played but not trained on, the run takes that up; tokens know their versions."""
+def test_overlap_on_the_real_engine_continues_after_a_stop(overrides: list[str], tmp_path: Path) -> None:
+    """A run that stopped after the next rollout trains on it. Tokens record the versions that sampled them."""
     settings = [*overrides, *OVERLAP]
     run_flow("smoke", [*settings, "run.iterations=2"])
-    trajectories = rollout("smoke", [*settings, "run.iterations=2"], iteration=2)  # ahead of a checkpoint 3
+    trajectories = rollout("smoke", [*settings, "run.iterations=2"], iteration=2)  # before checkpoint 3 exists
     before = nonces(tmp_path)
     numbers = run_flow("smoke", [*settings, "run.iterations=4"])
     assert before.items() <= nonces(tmp_path).items()
@@ -218,10 +218,10 @@ def test_overlap_on_the_real_engine_goes_on_after_a_stop(overrides: list[str], t
     assert trajectories == layout.trajectories("smoke", 2)
 
 
-def test_a_failure_ends_the_rollout_that_plays_ahead(
+def test_a_failure_ends_the_overlapped_rollout(
     overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Training fails while the next iteration is played: that ends unfinished, and no error but training's is told."""
+    """If training fails, the rollout of the next iteration is cancelled, and only training's error is reported."""
     monkeypatch.setattr("tasks.train.trainer.Trainer.update", broken_update)
     with pytest.raises(ValueError, match="training broke"):
         run_flow("smoke", [*overrides, *OVERLAP, "rollout.problems_per_iteration=60"])
@@ -237,15 +237,15 @@ def broken_update(*_: object) -> None:
     raise ValueError("training broke")
 
 
-def test_staleness_on_purpose_is_bounded_by_what_is_committed(overrides: list[str]) -> None:
-    """With a lag of 2 the third iteration is played by policy 0; were only 1 allowed, nothing would be left."""
+def test_staleness_on_purpose_is_bounded_by_the_committed_versions(overrides: list[str]) -> None:
+    """With a lag of 2, policy 0 plays three iterations. With a limit of 1 the third would have no rows left."""
     lagging = [*overrides, "rollout.policy_lag=2", "rollout.max_head_offpolicyness=2", "run.iterations=3"]
     numbers = run_flow("smoke", lagging)
     assert [metrics["staleness/mean"] for metrics in numbers["training"]] == [0, 1, 2]
 
 
 def test_a_filter_that_leaves_nothing_does_not_end_the_run(overrides: list[str]) -> None:
-    """All groups rejected, also those drawn in their place: the policy stays, the run and its report go on."""
+    """If all groups and their replacements are rejected, the policy stays, and the run and its report continue."""
     bounds = "rollout={problems_per_iteration: 4, group_size: 4, success_rate_lb: 1.0, max_resampling_rounds: 1}"
     numbers = run_flow("smoke", [*overrides, bounds, "run.iterations=2"])
     assert [metrics["trajectories"] for metrics in numbers["training"]] == [0, 0]
@@ -262,16 +262,16 @@ def test_a_filter_that_leaves_nothing_does_not_end_the_run(overrides: list[str])
     ],
     ids=["own-critic", "value-head", "best-of"],
 )
-def test_options_go_on_from_their_checkpoints(overrides: list[str], tmp_path: Path, options: list[str]) -> None:
-    """What a critic, a reference policy and their controllers know is stored and found again by a new trainer."""
+def test_options_continue_from_their_checkpoints(overrides: list[str], tmp_path: Path, options: list[str]) -> None:
+    """The states of critic, reference policy and controllers are stored, and a new trainer loads them."""
     run_flow("smoke", [*overrides, *options, "run.iterations=1"])
     numbers = run_flow("smoke", [*overrides, *options, "run.iterations=2"])
     assert numbers["iterations"] == 2
     assert numbers["training"][1]["trajectories"] == (8 if "generation_size" in options[0] else 16)
 
 
-def test_a_policy_of_another_run(overrides: list[str], tmp_path: Path) -> None:
-    """A run may begin with a checkpoint of the store, named by its URI, or with any transformers folder."""
+def test_a_run_may_begin_with_a_policy_of_another_run(overrides: list[str], tmp_path: Path) -> None:
+    """The policy may be a checkpoint of the store, named by its URI, or any transformers folder."""
     run_flow("smoke", [*overrides, "run.iterations=1"])
     trained = layout.checkpoint("smoke", 1)
     for name, path in (("by-uri", f"{tmp_path}/var/{trained}"), ("by-folder", None)):
@@ -284,11 +284,11 @@ def test_a_policy_of_another_run(overrides: list[str], tmp_path: Path) -> None:
         ]
         assert canaries[0].logprobs == pytest.approx(canaries[1].logprobs, abs=1e-5)
         parents = {parent.version for parent in manifests.read(store, layout.checkpoint(name, 0)).parents}
-        assert (trained in parents) == (name == "by-uri")  # lineage goes on into the run it came from
+        assert (trained in parents) == (name == "by-uri")  # lineage leads into the other run
 
 
 def test_a_run_in_memory_leaves_nothing(overrides: list[str], tmp_path: Path) -> None:
-    """`memory://` as the root: the same flow, no store on the disk."""
+    """With the root `memory://` the same flow leaves no store on the disk."""
     numbers = run_flow("smoke", [*overrides, "storage.root=memory://smoke", "run.iterations=1"])
     assert numbers["iterations"] == 1
     assert not (tmp_path / "var").exists()
@@ -304,7 +304,7 @@ class PoliteAgent(MathMultiTurnAgent):
 
 
 def test_an_agent_of_ones_own(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A class in a file of the user's, named `module:Class`, with an argument of its own: no fork."""
+    """The user's agent is a class in the user's file, named `module:Class`, with its own argument."""
     (tmp_path / "my_agents.py").write_text(AGENT)
     monkeypatch.syspath_prepend(str(tmp_path))
     own = ["agent={type: 'my_agents:PoliteAgent', args: {greeting: 'Sorry. Try again.'}}"]
@@ -328,7 +328,7 @@ def test_an_agent_of_ones_own(overrides: list[str], tmp_path: Path, monkeypatch:
 def test_bad_inputs_stop_before_anything_is_trained(
     overrides: list[str], tmp_path: Path, override: str, message: str
 ) -> None:
-    """A clear error, and nothing half written."""
+    """The error names the input, and no checkpoint is left."""
     (tmp_path / "empty").mkdir()
     bad = override.replace("EMPTY", str(tmp_path / "empty"))
     base = [f"policy={{path: {tmp_path}}}"]  # a warm start teaches arithmetic only
@@ -337,10 +337,10 @@ def test_bad_inputs_stop_before_anything_is_trained(
     assert not list((tmp_path / "var/runs/smoke").glob("checkpoints/*"))
 
 
-def test_a_policy_without_a_chat_template_is_told_before_servers_start(
+def test_a_policy_without_a_chat_template_is_refused_before_servers_start(
     overrides: list[str], tmp_path: Path, policy_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a GPU a server takes minutes to start: what can be known before is said before."""
+    """On a GPU a server takes minutes to start, so the policy is checked before."""
     from transformers import AutoTokenizer
 
     engine = WaitingEngine(0)
@@ -356,35 +356,36 @@ def test_a_policy_without_a_chat_template_is_told_before_servers_start(
         run_flow("smoke", [*overrides, f"policy={{path: {folder}}}"])
 
 
-@pytest.fixture
-def served(overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of the project with `make up`'s server and worker; ended by `make down`'s command.
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Yield a copy of the project with the server and worker of `make up`; end them with the command of `make down`.
 
-    Somebody types `make up` twice, and another user was first to make the folder that Prefect's runner would use.
+    `make up` runs twice at once, and another user has already made the folder that Prefect's runner would use.
     """
-    project, temporary = tmp_path / "project", tmp_path / "tmp"
+    folder = tmp_path_factory.mktemp("served")
+    project, temporary = folder / "project", folder / "tmp"
     for name in ("flows", "tasks", "storage", "configs"):
         shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("prefect.yaml", "pyproject.toml"):
         shutil.copy(ROOT / name, project / name)
     temporary.mkdir()
     (temporary / "runner_storage").touch()
-    monkeypatch.setenv("TMPDIR", str(temporary))
     port = str(free_port())
-    try:
-        with ThreadPoolExecutor() as pool:
-            ups = [
-                pool.submit(prefect, project, "-m", "flows.launch.local_server", "up", "--port", port) for _ in range(2)
-            ]
-        assert all("Prefect runs on" in up.result() for up in ups)
-        assert sum("waits for another `make up`" in up.result() for up in ups) == 1
-        yield project
-    finally:
-        prefect(project, "-m", "flows.launch.local_server", "down")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("TMPDIR", str(temporary))
+        try:
+            up = ("-m", "flows.launch.local_server", "up", "--port", port)
+            with ThreadPoolExecutor() as pool:
+                ups = [pool.submit(prefect, project, *up) for _ in range(2)]
+            assert all("Prefect runs on" in up.result() for up in ups)
+            assert sum("waiting for another `make up`" in up.result() for up in ups) == 1
+            yield project
+        finally:
+            prefect(project, "-m", "flows.launch.local_server", "down")
 
 
 def prefect(project: Path, *arguments: str) -> str:
-    """What a command prints that runs there without what tests tell their own Prefect; it must succeed."""
+    """Run a command in the project without the tests' own Prefect settings; it must succeed. Return its output."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("PREFECT_")}
     done = subprocess.run(
         [sys.executable, *arguments], cwd=project, env=environment, capture_output=True, text=True, timeout=300
@@ -394,7 +395,7 @@ def prefect(project: Path, *arguments: str) -> str:
 
 
 def test_the_deployment_runs_the_job(served: Path, overrides: list[str], tmp_path: Path) -> None:
-    """`prefect deployment run math-mt-ppo/math-mt-ppo` with overrides, by a real server and worker."""
+    """A real server and worker run `prefect deployment run math-mt-ppo/math-mt-ppo` with overrides."""
     parameters = [
         "-p", 'config="smoke"', "-p", f"overrides={json.dumps([*overrides, 'run.iterations=1'])}"
     ]  # fmt: skip
@@ -409,7 +410,7 @@ def test_the_deployment_runs_the_job(served: Path, overrides: list[str], tmp_pat
 
 
 def test_a_cancelled_run_is_cancelled(served: Path, overrides: list[str]) -> None:
-    """`prefect flow-run cancel`, while it trains: the process ends, and the server hears of it."""
+    """`prefect flow-run cancel` during the run ends its process, and the server gets the state Cancelled."""
     parameters = ["-p", 'config="smoke"', "-p", f"overrides={json.dumps([*overrides, 'run.iterations=100000'])}"]
     asked = prefect(served, "-m", "prefect", "deployment", "run", "math-mt-ppo/math-mt-ppo", *parameters)
     (run,) = set(re.findall(r"[0-9a-f]{8}-[0-9a-f-]{27}", asked))

@@ -26,8 +26,10 @@ from tests.support.killed_flow import MARK, OVERLAP, Point, marked, start
 from tests.support.paths import ROOT
 from tests.support.soak import scaled
 
+pytestmark = pytest.mark.slow
+
 SLACK_S = 3.0
-"""Time that Python itself needs to end, on a busy machine."""
+"""The time that Python itself needs to end on a busy machine."""
 
 LOSSES = {
     "destructor": "class D:\n    def __del__(self): interrupt()\nD()",
@@ -43,7 +45,7 @@ LOSSES = {
 
 
 def start_code(code: str, output: int | IO[str] = subprocess.PIPE) -> "subprocess.Popen[str]":
-    """A process that runs `code`."""
+    """Start a process that runs `code`."""
     begin = "import asyncio, ctypes, os, signal, sys, threading, time, weakref\nfrom storage import interrupts\n"
     return subprocess.Popen(
         [sys.executable, "-c", begin + code],
@@ -56,14 +58,14 @@ def start_code(code: str, output: int | IO[str] = subprocess.PIPE) -> "subproces
 
 
 def command(act: str, settings: str = "") -> "subprocess.Popen[str]":
-    """A command line that does `act`."""
+    """Start a command line that does `act`."""
     interrupt = "def interrupt(*_): signal.raise_signal(signal.SIGINT)"
     return start_code(f"{settings}\n{interrupt}\ndef act():\n{indent(act, '    ')}\ninterrupts.run(act, 'advice')")
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_an_interrupt_that_python_drops_comes_again(name: str) -> None:
-    """Nor does it disturb a clean-up that takes longer than it takes to come again; nothing is printed of it."""
+def test_an_interrupt_that_python_drops_is_sent_again(name: str) -> None:
+    """The repeated interrupt neither disturbs a clean-up that takes longer, nor prints anything."""
     work = f"{LOSSES[name]}\nwhile True: time.sleep(0.01)"
     job = command(f"try:\n{indent(work, '    ')}\nfinally:\n    time.sleep(3); print('cleaned up')")
     out, err = job.communicate(timeout=60)
@@ -72,7 +74,7 @@ def test_an_interrupt_that_python_drops_comes_again(name: str) -> None:
 
 
 def test_an_interrupt_within_exec_has_the_same_status(tmp_path: Path) -> None:
-    """As a dataclass is made, say: `python -m` remembers it, and would end by SIGINT though it was handled."""
+    """`exec` runs for example when a dataclass is made. `python -m` would end by SIGINT though it was handled."""
     act = "exec('signal.raise_signal(signal.SIGINT)', {'signal': signal})"
     (tmp_path / "act.py").write_text(f"import signal\nfrom storage import interrupts\ninterrupts.run(lambda: {act})")
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -81,7 +83,7 @@ def test_an_interrupt_within_exec_has_the_same_status(tmp_path: Path) -> None:
 
 
 def test_sigterm_cleans_up() -> None:
-    """`docker stop` and `kill` end a command like Ctrl-C."""
+    """`docker stop` and `kill` end a command with a clean-up, as Ctrl-C does."""
     job = command("try: os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)\nfinally: print('cleaned up')")
     out, err = job.communicate(timeout=60)
     assert (job.returncode, out) == (143, "cleaned up\n")
@@ -89,8 +91,8 @@ def test_sigterm_cleans_up() -> None:
 
 
 def test_a_second_ctrl_c_ends_at_once() -> None:
-    """Also while clean-up is busy in C, where no signal handler of Python's runs."""
-    lock = "lock(mutex); threading.Timer(1, os.write, [1, b'busy\\n']).start(); lock(mutex)"  # waits for itself
+    """This holds even while the clean-up is busy in C, where no Python signal handler runs."""
+    lock = "lock(mutex); threading.Timer(1, os.write, [1, b'busy\\n']).start(); lock(mutex)"  # a deadlock
     settings = "interrupts.LATEST_S = 600; mutex, lock = bytes(64), ctypes.CDLL(None).pthread_mutex_lock"
     job = command(f"try: interrupt()\nfinally: {lock}", settings)
     assert job.stdout
@@ -99,8 +101,8 @@ def test_a_second_ctrl_c_ends_at_once() -> None:
     assert job.wait(60) == 130
 
 
-def test_two_at_once_are_an_interrupt() -> None:
-    """Impatient people press Ctrl-C twice: wherever the second one comes, the status is that of the first."""
+def test_two_ctrl_c_in_a_row_are_an_interrupt() -> None:
+    """Impatient people press Ctrl-C twice. The exit status is the same wherever the second one arrives."""
     dice = random.Random(3)
     for _ in range(scaled(12, 300)):
         job = command("print('works', flush=True)\nwhile True: time.sleep(0.001)")
@@ -114,8 +116,8 @@ def test_two_at_once_are_an_interrupt() -> None:
         assert "Traceback" not in err
 
 
-def test_one_more_while_python_ends_changes_nothing() -> None:
-    """Also at the very end, when Python has given up its handlers."""
+def test_an_interrupt_while_python_ends_changes_nothing() -> None:
+    """This holds to the very end, when Python has removed its signal handlers."""
     last = "class Last:\n    def __del__(self, kill=os.kill, pid=os.getpid(), number=signal.SIGINT): kill(pid, number)"
     job = command("interrupt()", f"{last}\nsys.last = Last()")
     _, err = job.communicate(timeout=60)
@@ -123,8 +125,8 @@ def test_one_more_while_python_ends_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("module", ["storage", "tasks.audit", "flows.math_mt_ppo"])
-def test_while_python_imports_an_interrupt_ends_at_once(module: str, tmp_path: Path) -> None:
-    """Without a traceback: importing takes seconds, and nothing is there yet to clean up."""
+def test_an_interrupt_during_imports_ends_at_once(module: str, tmp_path: Path) -> None:
+    """It ends without a traceback. Imports take seconds, and there is nothing to clean up yet."""
     (tmp_path / "argparse.py").write_text("print('imports', flush=True); import time; time.sleep(600)")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
     pipe = subprocess.PIPE
@@ -139,7 +141,7 @@ def test_while_python_imports_an_interrupt_ends_at_once(module: str, tmp_path: P
 
 
 def test_a_late_interrupt_is_not_a_second_one() -> None:
-    """The one that is sent again reaches a thread that sleeps in the kernel only when it wakes."""
+    """The repeated interrupt reaches a thread that sleeps in the kernel only when the thread wakes up."""
     asleep = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT]); time.sleep(2.2)"
     awake = "signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT]); time.sleep(60)"
     clean_up = "time.sleep(1); print('cleaned up')"
@@ -158,9 +160,9 @@ def test_a_second_sigterm_leaves_the_clean_up_alone() -> None:
 
 
 @pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_it_ends_where_nobody_reads_what_it_prints(number: str, status: int) -> None:
-    """`make demo 2>&1 | tee log`: Ctrl-C ends `tee` first."""
-    buffered = "sys.stdout = open(1, 'w', closefd=False); print('buffered')"  # whatever PYTHONUNBUFFERED says
+def test_it_ends_when_its_output_is_not_read(number: str, status: int) -> None:
+    """With `make demo 2>&1 | tee log`, Ctrl-C ends `tee` first."""
+    buffered = "sys.stdout = open(1, 'w', closefd=False); print('buffered')"  # independent of PYTHONUNBUFFERED
     job = command(f"{buffered}; sys.stdin.read(); signal.raise_signal(signal.{number})")
     assert job.stdin
     assert job.stdout
@@ -177,10 +179,10 @@ def test_it_ends_where_nobody_reads_what_it_prints(number: str, status: int) -> 
         "threading.Thread(target=threading.Event().wait).start(); interrupt()",
         "try: interrupt()\nfinally: threading.Event().wait()",
     ],
-    ids=["a thread that nobody ends", "a clean-up that hangs"],
+    ids=["a thread that never ends", "a clean-up that hangs"],
 )
-def test_it_ends_after_a_while_at_the_latest(act: str) -> None:
-    """An interrupt at the wrong moment may leave a lock that nobody releases. Either of two limits may say so."""
+def test_it_ends_after_the_time_limit(act: str) -> None:
+    """An interrupt at the wrong moment may leave a lock that is never released. One of two limits ends the process."""
     job = command(act, "interrupts.LATEST_S = 0.5")
     _, err = job.communicate(timeout=60)
     assert job.returncode == 130
@@ -191,7 +193,7 @@ def test_it_ends_after_a_while_at_the_latest(act: str) -> None:
 
 
 def test_an_error_that_an_interrupt_caused_is_an_interrupt() -> None:
-    """What a library makes of it does not change the status."""
+    """If a library turns the interrupt into another error, the exit status is the same."""
     job = command("try: interrupt()\nexcept BaseException: raise ValueError('x')")
     _, err = job.communicate(timeout=60)
     assert job.returncode == 130
@@ -199,8 +201,8 @@ def test_an_error_that_an_interrupt_caused_is_an_interrupt() -> None:
 
 
 @pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
-def test_a_block_that_must_be_done_whole_is(number: str, status: int) -> None:
-    """Half a worker process would complain of what its parent did not send."""
+def test_a_held_block_is_completed(number: str, status: int) -> None:
+    """A worker process that is half started would complain about data that its parent did not send."""
     job = command(
         f"with interrupts.held():\n    signal.raise_signal(signal.{number}); print('whole')\n"
         "print('not reached')\nwhile True: time.sleep(0.01)"
@@ -210,21 +212,21 @@ def test_a_block_that_must_be_done_whole_is(number: str, status: int) -> None:
     assert err.splitlines()[1:] == ["advice"]
 
 
-def test_what_is_logged_while_ending_has_no_traceback() -> None:
-    """Libraries log what an interrupt has broken in them as if it were their fault."""
+def test_log_lines_while_ending_have_no_traceback() -> None:
+    """Libraries log the errors that an interrupt causes in them as if they were bugs."""
     log = "logging.getLogger('library').exception('broken by %s', 'x')"
     job = command(f"import logging\ntry: interrupt()\nfinally:\n    try: 1 / 0\n    except ArithmeticError: {log}")
     _, err = job.communicate(timeout=60)
     assert job.returncode == 130
-    told, logged = f"interrupted: cleaning up, {LATEST_S:g} s", "broken by x: ZeroDivisionError('division by zero')"
+    reported, logged = f"interrupted: cleaning up, {LATEST_S:g} s", "broken by x: ZeroDivisionError('division by zero')"
     first, second, last = err.splitlines()
     assert last == "advice"
-    assert logged in (first, second)  # a moment before the interrupt is told of, or after that
-    assert told in first + second
+    assert logged in (first, second)  # just before the interrupt is reported, or just after
+    assert reported in first + second
 
 
-def test_what_is_ignored_stays_ignored() -> None:
-    """A shell script starts its background jobs so."""
+def test_an_ignored_signal_stays_ignored() -> None:
+    """A shell script starts its background jobs with SIGINT ignored."""
     settings = "signal.signal(signal.SIGINT, signal.SIG_IGN); interrupts.end_at_once()"
     job = command("signal.raise_signal(signal.SIGINT); print('goes on')", settings)
     assert job.communicate(timeout=60) == ("goes on\n", "")
@@ -232,7 +234,7 @@ def test_what_is_ignored_stays_ignored() -> None:
 
 
 def test_other_ends_keep_their_status() -> None:
-    """An exit with a status or a message, and an error that nobody foresaw."""
+    """An exit with a status or a message, and an unexpected error, keep their exit status."""
     for act, status, said in (("sys.exit(3)", 3, ""), ("sys.exit('no')", 1, "no\n"), ("return 2", 2, "")):
         job = command(act)
         assert job.communicate(timeout=60)[1] == said
@@ -244,7 +246,7 @@ def test_other_ends_keep_their_status() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """What came of a command that was told to end."""
+    """The result of a command that got a signal."""
 
     after_s: float
     took_s: float
@@ -252,11 +254,11 @@ class Ended:
     printed: str
 
     def __str__(self) -> str:
-        return f"told after {self.after_s:4.1f} s, status {self.status} {self.took_s:.1f} s later"
+        return f"signal after {self.after_s:4.1f} s, status {self.status} {self.took_s:.1f} s later"
 
 
 def start_flow(overrides: list[str], log: Path) -> "subprocess.Popen[bytes]":
-    """The main flow's command line; Prefect says what it says to people."""
+    """Start the main flow's command line, with Prefect's ordinary log level."""
     return subprocess.Popen(
         [sys.executable, "-m", "flows.math_mt_ppo", "smoke", *overrides],
         cwd=ROOT,
@@ -267,8 +269,8 @@ def start_flow(overrides: list[str], log: Path) -> "subprocess.Popen[bytes]":
     )
 
 
-def tell(pid: int, number: int, after_s: float, log: Path, wait: Callable[[], int | None]) -> Ended:
-    """Send the signal after so long, wait for the end, and look that no process is left."""
+def end_by_signal(pid: int, number: int, after_s: float, log: Path, wait: Callable[[], int | None]) -> Ended:
+    """Send the signal after `after_s`, wait for the end, and check that no process is left."""
     time.sleep(after_s)
     began = time.monotonic()
     (os.killpg if number == signal.SIGINT else os.kill)(pid, number)  # Ctrl-C goes to all processes of a command
@@ -293,34 +295,35 @@ def _no_process_left(mark: str) -> None:
 
 @pytest.mark.timeout(scaled(600, 7200))
 def test_ctrl_c_at_any_moment_of_a_command(overrides: list[str], tmp_path: Path) -> None:
-    """The first is interrupted while its own server starts or serves, the others anywhere from the first import on."""
+    """The first command is interrupted while its server starts or serves, the others at any time after an import."""
     own_servers = [override for override in overrides if "inference.urls" not in override]
     dice, seconds = random.Random(1), []
     for number in range(scaled(2, 30)):
         log = tmp_path / f"log-{number}"
         job = start_flow([*own_servers, "run.iterations=100000"], log)
-        while not _catches_sigterm(job.pid):  # before, it is Python that starts
+        while not _catches_sigterm(job.pid):  # until then Python itself starts
             time.sleep(0.001)
         server = tmp_path / "cache/logs/smoke/vllm-0.log"
         while number == 0 and not (server.is_file() and server.stat().st_size):
             assert job.poll() is None, log.read_text()
             time.sleep(0.01)
-        ended = tell(job.pid, signal.SIGINT, dice.uniform(0, 60), log, lambda job=job: job.wait(120))  # type: ignore[misc]
+        moment = dice.uniform(0, scaled(15, 60))
+        ended = end_by_signal(job.pid, signal.SIGINT, moment, log, lambda job=job: job.wait(120))  # type: ignore[misc]
         assert_clean(ended, 130)
         seconds.append(ended.took_s)
-    tell_seconds(seconds)
+    print_seconds(seconds)
 
 
 @pytest.mark.timeout(scaled(600, 7200))
 @pytest.mark.parametrize(("number", "overlap"), [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, True)])
-def test_told_to_end_at_any_moment_of_a_run(
+def test_a_signal_at_any_moment_of_a_run(
     overrides: list[str],
     environment: dict[str, str],
     tmp_path: Path,
     number: signal.Signals,
     overlap: bool,
 ) -> None:
-    """Each attempt goes on with the run of the one before; in the end it is whole."""
+    """Each attempt continues the run of the attempt before, and in the end the run is whole."""
     settings = [*overrides, *(OVERLAP if overlap else [])]
     store, dice, seconds = Store(f"{tmp_path}/var"), random.Random(2), []
     for attempt in range(scaled(2, 35)):
@@ -330,10 +333,11 @@ def test_told_to_end_at_any_moment_of_a_run(
             assert job.is_alive(), log.read_text()
             time.sleep(0.01)
         assert job.pid
-        ended = tell(job.pid, number, dice.uniform(0, 12), log, lambda job=job: (job.join(120), job.exitcode)[1])  # type: ignore[misc]
+        moment = dice.uniform(0, scaled(6, 12))
+        ended = end_by_signal(job.pid, number, moment, log, lambda job=job: (job.join(120), job.exitcode)[1])  # type: ignore[misc]
         assert_clean(ended, 128 + number)
         seconds.append(ended.took_s)
-    tell_seconds(seconds)
+    print_seconds(seconds)
     log = tmp_path / "log"
     done = sum(item.path.endswith("/manifest.json") for item in store.walk("runs/smoke/checkpoints"))
     job = start([*settings, f"run.iterations={done}"], None, log, environment)
@@ -359,7 +363,7 @@ def test_an_interrupt_within_a_stage_resumes(
     point: Point,
     settings: list[str],
 ) -> None:
-    """Nobody commits what the stage has lost, and the next run goes on from the version before."""
+    """An interrupted stage commits nothing, and the next attempt continues from the version before."""
     log, run = tmp_path / "log", tmp_path / "var/runs/smoke"
     environment |= {MARK: str(log)}
     job = start([*overrides, *settings], replace(point, number=signal.SIGINT), log, environment)
@@ -377,13 +381,13 @@ def test_an_interrupt_within_a_stage_resumes(
     assert (run / "report/summary.json").exists()
 
 
-def tell_seconds(seconds: list[float]) -> None:
+def print_seconds(seconds: list[float]) -> None:
     figures = f"min {min(seconds):.1f} s, median {statistics.median(seconds):.1f} s, max {max(seconds):.1f} s"
     print(f"{len(seconds)} moments: {figures}; load average {os.getloadavg()[0]:.1f}", flush=True)
 
 
 def assert_clean(ended: Ended, status: int) -> None:
-    """Ended in time, in order, and without a traceback."""
+    """Check that the command ended in time, with this status, and without a traceback."""
     print(ended, flush=True)
     report = f"{ended}\n{ended.printed}"
     assert ended.status == status, report
@@ -392,8 +396,8 @@ def assert_clean(ended: Ended, status: int) -> None:
     assert "ended without it" not in ended.printed, report
 
 
-def test_missing_standard_streams_are_not_taken_by_files_and_sockets() -> None:
-    """A server that inherits a socket with number 2 would have its log put in the socket's place."""
+def test_files_and_sockets_do_not_get_the_numbers_of_missing_standard_streams() -> None:
+    """If a server inherited a socket as file descriptor 2, its log would replace the socket."""
     code = "import os, socket; from storage import interrupts; interrupts.run(lambda: socket.socket().fileno())"
     done = subprocess.run(["sh", "-c", f"exec {sys.executable} -c '{code}' <&- >&- 2>&-"], cwd=ROOT, check=False)
     assert done.returncode > 2
@@ -408,7 +412,7 @@ BUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "un
 def test_a_full_disk_behind_the_output_is_an_error_in_one_line(
     work: str, unbuffered: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whether Python finds out while it prints, or at its end only."""
+    """This holds if Python notices while it prints, and if it notices only at its end."""
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     with open("/dev/full", "w") as full:
         job = start_code(f"def act():\n    {work}\ninterrupts.run(act)", full)
@@ -420,10 +424,10 @@ def test_a_full_disk_behind_the_output_is_an_error_in_one_line(
 @pytest.mark.parametrize(
     "line", ["storage --root ROOT --json alias", "storage alias --root ROOT", "flows.math_mt_ppo --print-config"]
 )
-def test_a_command_line_tells_that_its_output_was_lost(
+def test_a_command_line_reports_that_its_output_was_lost(
     line: str, unbuffered: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a table and of JSON; all command lines end in the same place."""
+    """This holds for a table and for JSON. All command lines end through the same function."""
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     (tmp_path / "some").touch()
     command = [sys.executable, "-m", *line.replace("ROOT", str(tmp_path)).split()]
@@ -435,8 +439,8 @@ def test_a_command_line_tells_that_its_output_was_lost(
 
 
 @BUFFERED
-def test_other_errors_are_not_taken_for_those_of_the_output(unbuffered: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A disk that is full elsewhere is told as what it is."""
+def test_other_errors_are_not_taken_for_errors_of_the_output(unbuffered: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk behind another file is reported as that."""
     monkeypatch.setenv("PYTHONUNBUFFERED", unbuffered)
     job = start_code("def act():\n    print('said')\n    os.write(os.open('/dev/full', 1), b'x')\ninterrupts.run(act)")
     out, err = job.communicate(timeout=60)
@@ -445,8 +449,8 @@ def test_other_errors_are_not_taken_for_those_of_the_output(unbuffered: str, mon
     assert "standard output" not in err
 
 
-def test_an_error_beside_lost_output_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is what the command ended by; the output is lost in any case."""
+def test_an_error_next_to_lost_output_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error ended the command, and the output is lost in any case."""
     monkeypatch.setenv("PYTHONUNBUFFERED", "")
     with open("/dev/full", "w") as full:
         job = start_code("def act():\n    print('x')\n    open('/no/such/file')\ninterrupts.run(act)", full)

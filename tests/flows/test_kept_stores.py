@@ -1,4 +1,4 @@
-"""Stores that programs of earlier days made (`tests/kept_stores/make.py`) are verified, continued and audited."""
+"""Stores that earlier versions of the programs made (`tests/kept_stores/make.py`) are verified, continued, audited."""
 
 import tarfile
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ KEPT = sorted(path.name.removesuffix(".tar.gz") for path in FOLDER.glob("*.tar.g
 
 
 class Kept:
-    """A kept store, unpacked elsewhere than it was made."""
+    """A kept store, unpacked in another folder than it was made in."""
 
     def __init__(self, name: str, folder: Path) -> None:
         with tarfile.open(FOLDER / f"{name}.tar.gz") as archive:
@@ -37,17 +37,17 @@ class Kept:
         self.folder, self.store = folder, Store(str(folder / "store"))
 
     def settings(self, run: str) -> str:
-        """A YAML file with what a run was begun with."""
+        """Write the configuration that a run began with to a YAML file; return its path."""
         path = self.folder / f"{run}.yaml"
-        begun = manifests.read(self.store, layout.run(run)).config
-        path.write_text(to_yaml(read_stored(begun, run)))
+        stored = manifests.read(self.store, layout.run(run)).config
+        path.write_text(to_yaml(read_stored(stored, run)))
         return str(path)
 
     @property
     def faults(self) -> list[object]:
-        """Of all versions and logs, however deep one looks."""
-        found = check_logs(self.store)
-        return [*found.findings, *verify(self.store, found.versions, deep=True).findings]
+        """All findings of a deep check of all versions and logs."""
+        logs = check_logs(self.store)
+        return [*logs.findings, *verify(self.store, logs.versions, deep=True).findings]
 
 
 @pytest.fixture(scope="module", params=KEPT)
@@ -57,7 +57,7 @@ def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture(scope="module")
 def engine(kept: Kept) -> Iterator[Engine]:
-    """A server for the smallest policy, which the flows of these tests share."""
+    """Yield a server for the smallest policy, which the flows of these tests share."""
     first = checkpoints.open_checkpoint(kept.store, layout.checkpoint("half", 0), kept.folder / "cache")
     with Engine(Inference(max_model_len=128, enforce_eager=True), Rollout(), kept.folder) as engine:
         engine.serve(first)
@@ -66,7 +66,7 @@ def engine(kept: Kept) -> Iterator[Engine]:
 
 @pytest.fixture
 def place(kept: Kept, engine: Engine, prefect_api: str) -> list[str]:
-    """Overrides that say where the flows work: the only ones that moving a store asks for."""
+    """Return the overrides that a moved store needs: where the flows work."""
     server = engine.servers[0]
     engine.forget()
     return [
@@ -78,7 +78,7 @@ def place(kept: Kept, engine: Engine, prefect_api: str) -> list[str]:
 
 class NewRun(Run):
     stream: bool = False
-    """A knob of tomorrow."""
+    """A knob that a future version might add."""
 
 
 class NewConfig(Config):
@@ -87,13 +87,13 @@ class NewConfig(Config):
 
 @pytest.fixture
 def upgraded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program has one knob more than the one that made the store."""
+    """Give the program one knob more than the program that made the store had."""
     for module in ("configs.loader", "configs.stored", "tasks.retrain.planning"):
         monkeypatch.setattr(f"{module}.Config", NewConfig)
 
 
 def test_it_is_whole(kept: Kept) -> None:
-    """Every page, row and weight, every log, and the audit that was made of it."""
+    """Every page, row, weight and log is whole, and its audit can be read."""
     assert kept.faults == []
     (audit,) = {entry.version for entry in catalog.read_all(kept.store) if entry.kind == "audit"}
     result, _ = read_audit(kept.store, audit, kept.folder / "cache")
@@ -104,8 +104,8 @@ def test_it_is_whole(kept: Kept) -> None:
     ]
 
 
-def test_a_run_goes_on_where_it_was_killed(kept: Kept, place: list[str]) -> None:
-    """It trains on the rollout that is there, and makes nothing again."""
+def test_a_run_continues_where_it_was_killed(kept: Kept, place: list[str]) -> None:
+    """The run trains on the stored rollout and makes nothing a second time."""
     before, second = nonces(kept.folder), layout.checkpoint("half", 2)
     assert manifests.committed(kept.store, layout.trajectories("half", 1))
     assert not manifests.committed(kept.store, second)
@@ -115,8 +115,8 @@ def test_a_run_goes_on_where_it_was_killed(kept: Kept, place: list[str]) -> None
 
 
 @pytest.mark.usefixtures("upgraded")
-def test_a_killed_rollout_goes_on_after_an_upgrade(kept: Kept, place: list[str]) -> None:
-    """With its two shards, which are not played again."""
+def test_a_killed_rollout_continues_after_an_upgrade(kept: Kept, place: list[str]) -> None:
+    """The rollout continues from its two shards, which are not played again."""
     version = layout.trajectories("killed", 0)
     journaled = set(shards(kept.store, version))
     assert len(journaled) == 2
@@ -127,8 +127,8 @@ def test_a_killed_rollout_goes_on_after_an_upgrade(kept: Kept, place: list[str])
 
 
 @pytest.mark.usefixtures("upgraded")
-def test_a_night_goes_on_after_an_upgrade(kept: Kept, place: list[str]) -> None:
-    """To its end: nobody has to give it up."""
+def test_a_night_continues_after_an_upgrade(kept: Kept, place: list[str]) -> None:
+    """The night continues to its end and need not be given up."""
     before = nonces(kept.folder)
     assert [bool(record.end) for record in Nights(kept.store, "nightly").read()] == [True, False]
     assert retrain(kept.settings("nightly-0002"), [*place, "run.name=nightly"]) == "promoted"
@@ -136,12 +136,12 @@ def test_a_night_goes_on_after_an_upgrade(kept: Kept, place: list[str]) -> None:
     assert last.end
     assert last.night.number == 2
     assert before.items() <= nonces(kept.folder).items()
-    standing = aliases.current(kept.store, "champion")
-    assert standing
-    assert standing.version == layout.checkpoint("nightly-0002", 1)
+    champion = aliases.current(kept.store, "champion")
+    assert champion
+    assert champion.version == layout.checkpoint("nightly-0002", 1)
 
 
-def test_what_came_of_it_is_whole(kept: Kept, place: list[str]) -> None:
-    """Old and new versions side by side: audited together, and verified."""
+def test_the_continued_store_is_whole(kept: Kept, place: list[str]) -> None:
+    """Old and new versions are audited together and verified."""
     assert audit_trajectories([], "smoke", place, fail_on="never")["verdict"] in ("pass", "warn")
     assert kept.faults == []

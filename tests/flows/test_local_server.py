@@ -1,6 +1,6 @@
-"""`make up` and `make down` where files are damaged, numbers are used again, and processes do not end.
+"""`make up` and `make down` with damaged files, reused process numbers, and processes that do not end.
 
-What they do when all is well is in test_flows.
+The tests of their ordinary work are in test_flows.
 """
 
 import contextlib
@@ -25,10 +25,12 @@ from tests.flows.test_temporary_server import without_loopback
 from tests.support.paths import ROOT
 from tests.support.s3_server import free_port
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A copy of what the command needs; its processes and files lie there."""
+    """Return a copy of the code that the command needs; its processes and files are there."""
     for name in ("flows", "storage", "configs", "tasks/inference"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "var/prefect").mkdir(parents=True)
@@ -48,7 +50,7 @@ def begin(project: Path, *arguments: str, before: tuple[str, ...] = ()) -> "subp
 
 
 def ended(command: "subprocess.Popen[str]", status: int = 0) -> str:
-    """What it printed, in sentences, not tracebacks."""
+    """Wait for the command to end with `status`; return its output, which must hold no traceback."""
     try:
         printed, _ = command.communicate(timeout=100)
     finally:
@@ -59,7 +61,7 @@ def ended(command: "subprocess.Popen[str]", status: int = 0) -> str:
 
 
 class Session:
-    """A shell and its child in a session of their own: as `make up` starts them, or a stranger's."""
+    """A shell and its child in a new session: one as `make up` starts it (`marked`), or an unrelated one."""
 
     def __init__(self, project: Path, marked: bool) -> None:
         kept = {key: value for key, value in os.environ.items() if key != "PREFECT_HOME"}
@@ -75,7 +77,7 @@ class Session:
         self.shell.wait()
 
     def lives(self) -> tuple[bool, bool]:
-        """Of the shell and its child, which may stay a zombie."""
+        """Return whether the shell runs, and whether its child does; a zombie does not."""
         with contextlib.suppress(psutil.NoSuchProcess):
             return self.shell.poll() is None, self.child.status() != psutil.STATUS_ZOMBIE
         return self.shell.poll() is None, False
@@ -88,7 +90,7 @@ class Session:
 
 @pytest.fixture
 def session(project: Path) -> Iterator[Callable[[bool], Session]]:
-    """Starts sessions, and ends them with the test."""
+    """Yield a function that starts sessions, which end with the test."""
     started: list[Session] = []
 
     def start(marked: bool) -> Session:
@@ -112,16 +114,16 @@ DAMAGED = [
 ]  # fmt: skip
 
 
-def test_damaged_notes_of_processes_are_told_and_removed(
+def test_damaged_notes_of_processes_are_reported_and_removed(
     project: Path, session: Callable[[bool], Session], tmp_path: Path
 ) -> None:
-    """Whatever stands in them, and without a stranger's harm."""
-    stranger = session(False)
-    for text in [*DAMAGED, str(stranger.pid).encode()[:-1] + b"\x00"]:
+    """This holds for any content, and an unrelated process is not harmed."""
+    unrelated = session(False)
+    for text in [*DAMAGED, str(unrelated.pid).encode()[:-1] + b"\x00"]:
         damaged = note(project, "worker", text)
         assert f"{damaged} is damaged" in ended(begin(project, "down"))
         assert not damaged.exists()
-    assert stranger.lives() == (True, True)
+    assert unrelated.lives() == (True, True)
 
 
 def test_a_damaged_note_does_not_keep_the_other_process_from_being_ended(
@@ -137,8 +139,8 @@ def test_a_damaged_note_does_not_keep_the_other_process_from_being_ended(
 
 
 @pytest.mark.parametrize("command", ["up", "down"])
-def test_something_else_in_the_place_of_a_note_is_told(project: Path, command: str) -> None:
-    """A folder, or a pipe that would be waited for: what it is for is not known, so it is left there."""
+def test_a_note_that_is_not_a_file_is_reported(project: Path, command: str) -> None:
+    """A folder, or a pipe that would block, may have another purpose, so it is left there."""
     path = project / "var/prefect/server.pid"
     path.mkdir()
     assert f"{path} is not a file: remove it" in ended(begin(project, command), status=1)
@@ -148,7 +150,7 @@ def test_something_else_in_the_place_of_a_note_is_told(project: Path, command: s
 
 
 def test_the_users_own_settings_stay(project: Path) -> None:
-    """`up` says so and starts nothing, since its own would stand there; `down` leaves them."""
+    """`up` reports the user's file and starts nothing, because it would write the same file. `down` leaves it."""
     settings = project / "prefect.toml"
     for text in ('[api]\nurl = "https://prefect.example/api"\n', "[logging]\nlevel = 'DEBUG'\n", "[api", "\x00"):
         settings.write_text(text)
@@ -163,10 +165,10 @@ def test_the_users_own_settings_stay(project: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "[api", '[api]\nurl = "http://127.0.0.1:99/api"\n'])
-def test_up_beside_a_server_whose_password_is_lost_says_what_to_do(
+def test_up_with_a_server_whose_password_is_lost_says_what_to_do(
     project: Path, text: str | None, session: Callable[[bool], Session]
 ) -> None:
-    """It does not end the server, and with it flow runs, on its own."""
+    """It does not end the server by itself, because that would end flow runs."""
     if text is not None:
         (project / "prefect.toml").write_text(text)
     running = {name: session(True) for name in ("server", "worker")}
@@ -178,19 +180,21 @@ def test_up_beside_a_server_whose_password_is_lost_says_what_to_do(
     assert [each.lives() for each in running.values()] == [(True, True)] * 2
 
 
-def test_down_spares_a_stranger_who_got_the_number(project: Path, session: Callable[[bool], Session]) -> None:
-    """However fresh the note is, in the form of former versions, too, and also when the stranger's shell has ended."""
-    stranger = session(False)
-    right = identity(stranger.pid)
-    for noted in (right | {"started": right["started"] - 1}, right | {"machine": "another"}, stranger.pid):
+def test_down_spares_an_unrelated_process_with_the_same_number(
+    project: Path, session: Callable[[bool], Session]
+) -> None:
+    """This holds for new notes, for notes of earlier versions, and after the unrelated shell has ended."""
+    unrelated = session(False)
+    right = identity(unrelated.pid)
+    for noted in (right | {"started": right["started"] - 1}, right | {"machine": "another"}, unrelated.pid):
         note(project, "server", json.dumps(noted))
         assert not ended(begin(project, "down"))
-        assert stranger.lives() == (True, True)
-    stranger.kill_shell()
-    for noted in (right, stranger.pid):
+        assert unrelated.lives() == (True, True)
+    unrelated.kill_shell()
+    for noted in (right, unrelated.pid):
         note(project, "server", json.dumps(noted))
         assert not ended(begin(project, "down"))
-        assert stranger.lives() == (False, True)
+        assert unrelated.lives() == (False, True)
 
 
 @pytest.mark.parametrize("former", [False, True])
@@ -198,7 +202,7 @@ def test_down_spares_a_stranger_who_got_the_number(project: Path, session: Calla
 def test_down_ends_the_session_that_was_noted(
     project: Path, session: Callable[[bool], Session], former: bool, shell_lives: bool
 ) -> None:
-    """In the form of former versions, too; also flow runs whose worker was killed."""
+    """This holds for notes of earlier versions too, and for flow runs whose worker was killed."""
     ours = session(True)
     noted = note(project, "worker", str(ours.pid) if former else json.dumps(identity(ours.pid)))
     if not shell_lives:
@@ -211,8 +215,8 @@ def test_down_ends_the_session_that_was_noted(
 UNREAPED = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:], start_new_session=True); time.sleep(600)"
 
 
-def test_down_does_not_wait_for_the_dead(project: Path) -> None:
-    """A process whose parent does not take note of its end stays a zombie: for ever in a container without an init."""
+def test_down_does_not_wait_for_zombies(project: Path) -> None:
+    """A process that its parent does not reap stays a zombie, for ever in a container without an init process."""
     home = {**os.environ, "PREFECT_HOME": str(project / "var/prefect")}
     with subprocess.Popen([sys.executable, "-c", UNREAPED, "sleep", "600"], env=home) as parent:
         while not (children := psutil.Process(parent.pid).children()) or children[0].name() != "sleep":
@@ -223,40 +227,40 @@ def test_down_does_not_wait_for_the_dead(project: Path) -> None:
         parent.kill()
 
 
-def test_what_cannot_be_killed_is_told(
+def test_a_process_that_cannot_be_killed_is_reported(
     project: Path,
     session: Callable[[bool], Session],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A process that waits in the kernel hears no signal. Its note stays, so that the next `down` ends it."""
-    deaf, folder = session(True), project / "var/prefect"
-    noted = note(project, "worker", json.dumps(identity(deaf.pid)))
+    """A process that waits in the kernel gets no signal. Its note stays, so that the next `down` ends it."""
+    unkillable, folder = session(True), project / "var/prefect"
+    noted = note(project, "worker", json.dumps(identity(unkillable.pid)))
     with monkeypatch.context() as patched:
         for name in ("STOP_SECONDS", "KILLED_SECONDS"):
             patched.setattr(f"flows.launch.background.{name}", 0.1)
         for name in ("terminate", "kill"):
             patched.setattr(psutil.Process, name, lambda process: None)
         left = Background("worker", folder).stop()
-    assert {process.pid for process in left} == {deaf.pid, deaf.child.pid}
+    assert {process.pid for process in left} == {unkillable.pid, unkillable.child.pid}
     assert noted.exists()
     assert not Background("worker", folder).stop()
     assert not noted.exists()
 
 
 def test_only_one_up_or_down_works_at_a_time(project: Path) -> None:
-    """The second waits, and says so."""
+    """The second one waits and prints that it waits."""
     with (project / "var/prefect/make.lock").open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         second = begin(project, "down")
         assert second.stdout is not None
-        assert "waits for another `make up` or `make down`" in second.stdout.readline()
+        assert "waiting for another `make up` or `make down`" in second.stdout.readline()
         with pytest.raises(subprocess.TimeoutExpired):
             second.wait(timeout=0.5)
     assert not ended(second)
 
 
 def test_up_on_a_machine_that_does_not_reach_itself_says_so(project: Path) -> None:
-    """It would wait for a quarter of an hour."""
+    """Otherwise it would wait for a quarter of an hour."""
     printed = ended(begin(project, "up", before=tuple(without_loopback())), status=1)
     assert printed.startswith("error: ")
     assert "ip link set lo up" in printed
@@ -265,7 +269,7 @@ def test_up_on_a_machine_that_does_not_reach_itself_says_so(project: Path) -> No
 def test_flow_runs_of_a_killed_worker_are_not_taken_for_a_worker(
     project: Path, session: Callable[[bool], Session]
 ) -> None:
-    """They live in its session, and nobody else could cancel them: they are ended before another one starts."""
+    """They are in its session and only it could cancel them, so they are ended before another worker starts."""
     ours = session(True)
     note(project, "worker", json.dumps(identity(ours.pid)))
     worker = Background("worker", project / "var/prefect")
@@ -285,13 +289,13 @@ def test_flow_runs_of_a_killed_worker_are_not_taken_for_a_worker(
         ({"http_proxy": "http://proxy:1", "no_proxy": "127.0.0.1"}, False),
     ],
 )
-def test_up_advises_no_proxy_where_commands_would_ask_one_for_the_server(
+def test_up_advises_no_proxy_if_commands_would_ask_a_proxy_for_the_server(
     proxies: dict[str, str], advised: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next command runs in the user's environment, not in that of `up`."""
+    """The next command runs in the user's environment, not in the environment of `up`."""
     for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
     for name, value in proxies.items():
         monkeypatch.setenv(name, value)
-    assert local_server._asks_a_proxy() == advised
+    assert local_server._uses_proxy() == advised

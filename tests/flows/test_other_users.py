@@ -1,4 +1,4 @@
-"""What another user of the machine can do to what the pipeline starts: nothing."""
+"""Another user of the machine cannot reach the servers that the pipeline starts."""
 
 import asyncio
 import json
@@ -15,6 +15,8 @@ from storage.versions.checkpoints import Checkpoint
 from tasks.inference.api import Completion, GenerationConfig
 from tasks.inference.engine import Engine
 
+pytestmark = pytest.mark.slow
+
 NOBODY = 65534
 BECOME_NOBODY = f"""
 import base64, encodings.idna, http.client, json, os, socket, sys, urllib.error, urllib.request
@@ -27,13 +29,13 @@ def attempt(act):
     except (OSError, http.client.HTTPException) as error:
         return type(error).__name__
 """
-"""Modules are imported before: nobody may not be allowed to read Python's."""
+"""The imports come first, because the user `nobody` may lack permission to read Python's modules."""
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
 def as_nobody(code: str, *arguments: str) -> Any:
-    """What the Python code, run as another user, prints as JSON."""
+    """Run Python code as another user; return the JSON that it prints."""
     command = [sys.executable, "-c", BECOME_NOBODY + code, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
@@ -45,15 +47,15 @@ def family(pid: int | None) -> list[psutil.Process]:
 
 
 def listening(processes: list[psutil.Process]) -> list[int]:
-    """TCP ports, all of loopback."""
-    found = [
+    """Return the TCP ports on which the processes listen, and check that all are on loopback."""
+    addresses = [
         connection.laddr
         for process in processes
         for connection in process.net_connections("inet")
         if connection.status == psutil.CONN_LISTEN
     ]
-    assert {address.ip for address in found} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
-    return [address.port for address in found]
+    assert {address.ip for address in addresses} <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
+    return [address.port for address in addresses]
 
 
 KNOCK = """
@@ -81,10 +83,11 @@ print(json.dumps({
 """
 
 
-def test_vllm_cannot_be_reached(engine: Engine, policies: list[Checkpoint]) -> None:
-    """Neither its HTTP interface nor the sockets among its processes, which lie in a folder of their user's.
+def test_another_user_cannot_reach_vllm(engine: Engine, policies: list[Checkpoint]) -> None:
+    """Another user reaches neither its HTTP interface nor the sockets among its processes.
 
-    The ports that torch opens answer nothing, whatever they are told, and the server goes on.
+    The sockets are in a folder that only their owner may enter. The ports that torch opens answer no request, and
+    the server continues.
     """
     engine.serve(policies[0])
     (server,) = engine.servers
@@ -133,7 +136,7 @@ print(json.dumps({
 
 
 def check_protected(api: str, settings: Path) -> None:
-    """Nothing is read or written without the password, and no foreign page is allowed to try."""
+    """Check that nothing can be read or written without the password, and that CORS allows no foreign page."""
     found = as_nobody(ASK, api, str(settings))
     assert found["read"] == [401, 401, 401]
     assert found["write"] == [401, 401]
@@ -142,6 +145,6 @@ def check_protected(api: str, settings: Path) -> None:
     assert found["password"] in ("PermissionError", "FileNotFoundError")
 
 
-def test_the_temporary_prefect_server_answers_nobody_else(prefect_api: str) -> None:
-    """Of command-line runs."""
+def test_the_temporary_prefect_server_answers_no_other_user(prefect_api: str) -> None:
+    """The server of command-line runs is protected by a password."""
     check_protected(prefect_api, Path("prefect.toml"))

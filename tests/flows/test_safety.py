@@ -1,4 +1,4 @@
-"""What comes from outside cannot run, climb or listen; what is secret stays so."""
+"""Files and values from outside cannot run code, leave their folders or open servers, and secrets are not written."""
 
 import ast
 import json
@@ -40,7 +40,7 @@ def sources() -> list[Path]:
 
 @pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_unpickles(path: Path) -> None:
-    """Neither a module that loads pickles, nor torch.load, nor code of a downloaded model."""
+    """The code uses no module that loads pickles, no torch.load, and no code of a downloaded model."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             assert not {alias.name.split(".")[0] for alias in node.names} & PICKLES
@@ -50,12 +50,12 @@ def test_nothing_unpickles(path: Path) -> None:
             assert ast.unparse(node.func) not in ("torch.load", "np.load", "numpy.load", "pd.read_pickle")
             given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
             assert all(given[name] == value for name, value in REQUIRED.items() if name in given)
-            if ast.unparse(node.func).endswith(".from_pretrained"):  # without it, transformers asks on the terminal
+            if ast.unparse(node.func).endswith(".from_pretrained"):  # without these, transformers asks on the terminal
                 assert (given["trust_remote_code"], given["local_files_only"]) == ("False", "True")
 
 
 def test_pickled_weights_are_refused(policy_folder: Path, tmp_path: Path, store: Store) -> None:
-    """A folder with pytorch_model.bin alone: nothing in it is run, and the message says what to give."""
+    """A folder with only pytorch_model.bin is refused, nothing in it runs, and the error names the remedy."""
     folder = tmp_path / "model"
     folder.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
@@ -89,26 +89,26 @@ UNSAFE: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "fields", "told"), UNSAFE, ids=[next(iter(case[1])) for case in UNSAFE])
+@pytest.mark.parametrize(("name", "fields", "says"), UNSAFE, ids=[next(iter(case[1])) for case in UNSAFE])
 def test_files_that_would_fetch_or_run_something_are_refused(
-    name: str, fields: dict[str, Any], told: str, policy_folder: Path, tmp_path: Path, store: Store
+    name: str, fields: dict[str, Any], says: str, policy_folder: Path, tmp_path: Path, store: Store
 ) -> None:
-    """On import; and where somebody committed them, before a trainer, a tokenizer or a server gets the folder."""
+    """They are refused on import. In a committed checkpoint they are refused before anything gets the folder."""
     folder = tmp_path / "model"
     shutil.copytree(policy_folder, folder)
     path = folder / name
     path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | fields))
     (folder / "other.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    with pytest.raises(ValueError, match=told) as error:
+    with pytest.raises(ValueError, match=says) as error:
         import_policy(str(folder), tmp_path / "out", tmp_path / "cache", store)
     assert "holds no usable policy" in str(error.value)
     assert not (tmp_path / "out").exists()
     (folder / "other.safetensors").unlink()
     version = layout.checkpoint("r", 0)
     checkpoints.commit(store, version, folder, None, Canary([1, 2], [-0.5]), Provenance(config={}), [], {})
-    with pytest.raises(StorageError, match=told):
+    with pytest.raises(StorageError, match=says):
         checkpoints.open_checkpoint(store, version, tmp_path / "cache")
-    with pytest.raises(StorageError, match=told):
+    with pytest.raises(StorageError, match=says):
         open_decoder(store, version, tmp_path / "cache")
 
 
@@ -116,7 +116,7 @@ def test_files_that_would_fetch_or_run_something_are_refused(
 def test_a_checkpoint_with_other_files_than_a_model_needs_is_not_opened(
     name: str, policy_folder: Path, tmp_path: Path, store: Store
 ) -> None:
-    """Though its manifest names them: pickles, code, and weights that servers prefer."""
+    """Pickles, code, and weights that servers prefer are refused even if the manifest names them."""
     folder = tmp_path / "model"
     shutil.copytree(policy_folder, folder)
     (folder / name).write_bytes((folder / "model.safetensors").read_bytes())
@@ -126,8 +126,8 @@ def test_a_checkpoint_with_other_files_than_a_model_needs_is_not_opened(
         checkpoints.open_checkpoint(store, version, tmp_path / "cache")
 
 
-def test_code_beside_weights_is_neither_run_nor_kept(policy_folder: Path, tmp_path: Path, store: Store) -> None:
-    """Nor is anybody asked whether it may. Models that transformers knows still name the code that they began with."""
+def test_code_next_to_weights_is_neither_run_nor_kept(policy_folder: Path, tmp_path: Path, store: Store) -> None:
+    """There is no question on the terminal either. Models that transformers knows may still name their old code."""
     folder, ran = tmp_path / "model", tmp_path / "ran"
     shutil.copytree(policy_folder, folder)
     for name in ("modeling.py", "tokenization.py", "custom_generate/generate.py"):
@@ -146,10 +146,10 @@ def test_code_beside_weights_is_neither_run_nor_kept(policy_folder: Path, tmp_pa
     assert not [path for path in (tmp_path / "out").glob("*.json") if "auto_map" in path.read_text()]
 
 
-def test_a_policy_of_the_hub_is_read_from_files_that_were_looked_at(
+def test_a_policy_of_the_hub_is_checked_before_it_is_loaded(
     policy_folder: Path, tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is downloaded as a whole, or here found in the cache of downloads, before any of it is loaded."""
+    """It is downloaded as a whole before any of it is loaded. In this test it is in the cache of downloads."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     repository = tmp_path / "hub" / "models--somebody--tiny"
     snapshot = repository / "snapshots" / ("0" * 40)
@@ -166,8 +166,8 @@ def test_a_policy_of_the_hub_is_read_from_files_that_were_looked_at(
 
 @pytest.mark.parametrize("field", ["name", "path"])
 @pytest.mark.parametrize("value", ["../../outside", "/etc/passwd", "a/../../b", "a\nb", ""])
-def test_manifests_cannot_name_what_lies_outside(store: Store, tmp_path: Path, field: str, value: str) -> None:
-    """A manifest from somebody else, sealed as ours are: nothing outside of root and cache is read or written."""
+def test_manifests_cannot_name_paths_outside(store: Store, tmp_path: Path, field: str, value: str) -> None:
+    """A foreign manifest with a valid seal cannot make the code read or write outside of root and cache."""
     version = "runs/r/scores/000000/a"
     with Draft(store, version, "scores") as draft:
         draft.add(Path(__file__), "data")
@@ -181,7 +181,7 @@ def test_manifests_cannot_name_what_lies_outside(store: Store, tmp_path: Path, f
 
 
 def test_a_manifest_cannot_name_another_versions_objects(store: Store) -> None:
-    """Nor one of another run under the same root."""
+    """This holds for another run under the same root, too."""
     version = "runs/r/scores/000000/a"
     with Draft(store, version, "scores") as draft:
         draft.add(Path(__file__), "data")
@@ -219,7 +219,7 @@ def test_a_manifest_cannot_name_another_versions_objects(store: Store) -> None:
     ],
 )
 def test_credentials_in_a_uri_are_refused(uri: str, override: str) -> None:
-    """They would stand in every manifest. The message does not repeat them."""
+    """They would be written into every manifest. The error does not repeat them."""
     with pytest.raises(ConfigError, match="credentials in a URI") as error:
         load("smoke", ["policy={path: x}", override.format(uri)])
     assert "topsecret" not in str(error.value)
@@ -236,8 +236,8 @@ def test_credentials_in_a_uri_are_refused(uri: str, override: str) -> None:
         "https://[::1]/x",
     ],
 )
-def test_other_uris_are_not(uri: str) -> None:
-    """Patterns, and queries without a secret."""
+def test_uris_without_credentials_are_accepted(uri: str) -> None:
+    """Patterns, and queries without a secret, are accepted."""
     load("smoke", ["policy={path: x}", f"problems.train={{kind: jsonl, preset: gsm8k, path: '{uri}'}}"])
 
 
@@ -245,11 +245,11 @@ def test_other_uris_are_not(uri: str) -> None:
     "value", ["${oc.env:HOME}", "a ${oc.env:HOME,b}", "${oc.decode:${oc.env:HOME}}", "${${x}:HOME}"]
 )
 def test_the_environment_cannot_be_read_by_a_configuration(value: str, tmp_path: Path) -> None:
-    """What stands there would stand in every manifest. Other knobs may be referred to, and text may hold the mark."""
+    """Its values would be written into every manifest. References to knobs and an escaped `${` are allowed."""
     text = Path("configs/smoke.yaml").read_text()
     (tmp_path / "own.yaml").write_text(text.replace("name: smoke", f"name: smoke, when_held: '{value}'"))
     for name, overrides in ((str(tmp_path / "own.yaml"), []), ("smoke", [f"run.when_held={value}"])):
-        with pytest.raises(ConfigError, match=r"run\.when_held=.*would stand in every manifest"):
+        with pytest.raises(ConfigError, match=r"run\.when_held=.*would be stored in every manifest"):
             load(name, overrides)
     (tmp_path / "own.yaml").write_text(text + r'storage: {root: "${run.name}/var", cache: "\\${oc.env:HOME}"}')
     storage = load(tmp_path / "own.yaml").storage
@@ -268,12 +268,12 @@ def test_the_environment_cannot_be_read_by_a_configuration(value: str, tmp_path:
         ("-dpa", "open the server"),
         ("--uds=/tmp/x", "open the server"),
         ("--api-key=topsecret", "open the server"),
-        ("--model", "pipeline's to choose"),
-        ("--config", "pipeline's to choose"),
+        ("--model", "the pipeline chooses"),
+        ("--config", "the pipeline chooses"),
     ],
 )
 def test_arguments_that_open_vllm_are_refused(argument: str, reason: str) -> None:
-    """Also abbreviated, and spelt otherwise, as vLLM understands them; values, such as keys, are not repeated."""
+    """Abbreviations and other spellings that vLLM accepts are refused, too. Values such as keys are not repeated."""
     with pytest.raises(ConfigError, match=reason) as error:
         load("smoke", [f"inference.extra_args=['--max-num-seqs', '64', '{argument}', 'x']"])
     assert "topsecret" not in str(error.value)
@@ -291,33 +291,33 @@ def test_secrets_are_written_nowhere(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A whole run on S3: neither key is in logs, output, Prefect's database and artifacts, cache or any object."""
-    asked = list[str]()
+    """After a run on S3 no key is in logs, output, Prefect's database and artifacts, the cache or any object."""
+    requests = list[str]()
     call = S3FileSystem._call_s3
 
     async def record(self: Any, method: str, *arguments: Any, **keywords: Any) -> Any:
-        asked.append(method)
+        requests.append(method)
         return await call(self, method, *arguments, **keywords)
 
     monkeypatch.setattr(S3FileSystem, "_call_s3", record)
     secrets = [os.environ[name] for name in ("AWS_SECRET_ACCESS_KEY", "VLLM_API_KEY")]
     with caplog.at_level(logging.INFO):
         math_mt_ppo("smoke", [*overrides, f"storage.root=s3://{bucket}/x", "run.iterations=1"])
-    assert {"put_object", "get_object"} < set(asked)
-    assert not [method for method in asked if method.startswith("list")]  # nothing is found by listing
+    assert {"put_object", "get_object"} < set(requests)
+    assert not [method for method in requests if method.startswith("list")]  # nothing is found by listing
     output = capfd.readouterr()
     store = Store(f"s3://{bucket}/x")
     objects = b"\n".join(store.read(found.path) for found in store.walk())
     assert b"smoke" in objects
     prefect = everything_written(Path(os.environ["PREFECT_HOME"]))
     assert b"math-mt-ppo" in prefect
-    told = (caplog.text + output.out + output.err).encode()
-    for place in (told, objects, prefect, everything_written(tmp_path)):
+    logged = (caplog.text + output.out + output.err).encode()
+    for place in (logged, objects, prefect, everything_written(tmp_path)):
         assert not [secret for secret in secrets if secret.encode() in place]
 
 
 def test_refused_credentials_are_not_repeated(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error says where they come from, and not what they are."""
+    """The error names the source of the credentials, not their values."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "topsecret")
     with pytest.raises(UnavailableError, match="ordinary AWS chain") as error:
         Store(f"s3://{bucket}/x").read("a")
@@ -325,7 +325,7 @@ def test_refused_credentials_are_not_repeated(bucket: str, monkeypatch: pytest.M
 
 
 def test_torch_keeps_compiled_code_where_no_other_user_can_put_it(tmp_path: Path) -> None:
-    """By default it loads code from a folder of TMPDIR whose name everybody knows."""
+    """Torch's default is to load code from a folder in TMPDIR with a well-known name."""
     home, temporary = tmp_path / "home", tmp_path / "tmp"
     home.mkdir()
     temporary.mkdir()

@@ -1,4 +1,4 @@
-"""The Prefect server of one command: it may die, and proxies do not matter."""
+"""The Prefect server of one command is restarted if it dies, and works in spite of proxies."""
 
 import os
 import re
@@ -18,6 +18,8 @@ from flows.launch.prefect_server import healthy, ignore_proxies_on_loopback
 from storage.interrupts import LATEST_S
 from tests.flows.test_interrupts import SLACK_S
 from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.slow
 
 JOB = """
 import sys, time
@@ -52,14 +54,14 @@ interrupts.run(run)
 
 @pytest.fixture
 def scratch() -> Iterator[Path]:
-    """A TMPDIR that is empty at the end. Its path is short, since those of sockets are."""
+    """Yield a TMPDIR that must be empty at the end. Its path is short, because socket paths must be."""
     with tempfile.TemporaryDirectory(prefix="t-") as folder:
         yield Path(folder)
         assert not list(Path(folder).iterdir())
 
 
 def start(folder: Path, scratch: Path, **environment: str) -> tuple["subprocess.Popen[str]", int]:
-    """A flow that works until `folder`/stop exists, with a temporary server; and this one's port."""
+    """Start a flow that runs until `folder`/stop exists, with a temporary server; return it and the server's port."""
     kept = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     own = {"PREFECT_HOME": str(folder / "home"), "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
     job = subprocess.Popen(
@@ -83,7 +85,7 @@ def await_steps(job: "subprocess.Popen[str]", count: int) -> None:
 
 
 def server_of(job: "subprocess.Popen[str]", port: int) -> list[psutil.Process]:
-    """The supervisor, and the server's process, when it answers."""
+    """Wait until the server answers; return the supervisor and the server's process."""
     deadline = time.monotonic() + 300
     while not healthy(port):
         assert job.poll() is None, job.communicate()[1]
@@ -93,27 +95,31 @@ def server_of(job: "subprocess.Popen[str]", port: int) -> list[psutil.Process]:
 
 
 def starting(job: "subprocess.Popen[str]") -> list[psutil.Process]:
-    """The same, as soon as there are both, seconds before it answers."""
+    """Return the supervisor and the server's process as soon as both exist, seconds before the server answers."""
     while len(family := psutil.Process(job.pid).children(recursive=True)) < 2:
         assert job.poll() is None, job.communicate()[1]
         time.sleep(0.01)
     return family
 
 
-def test_a_server_that_dies_is_started_anew(tmp_path: Path, scratch: Path) -> None:
-    """And the flow goes on: its requests wait, and ask no proxy. At the end neither a process nor a file is left."""
+def test_a_server_that_dies_is_restarted(tmp_path: Path, scratch: Path) -> None:
+    """The flow continues: its requests wait and ask no proxy. At the end no process and no file is left."""
     http, socks = "http://127.0.0.1:9", "socks5h://127.0.0.1:9"
     silent = {"http_proxy": http, "HTTP_PROXY": http, "all_proxy": socks}
     job, port = start(tmp_path, scratch, **silent, no_proxy="", NO_PROXY="")
     await_steps(job, 3)
     killed = list[psutil.Process]()
-    for victim, answers in ((0, True), (1, False), (1, True)):  # the supervisor, the server before it answers, and then
+    for victim, answers in (
+        (0, True),
+        (1, False),
+        (1, True),
+    ):  # kill the supervisor, the server before it answers, and the server after that
         family = server_of(job, port) if answers else starting(job)
         family[victim].kill()
         psutil.wait_procs(family, timeout=60)
         killed += family
     family = server_of(job, port)
-    family[1].suspend()  # it hears of nothing then, and would not end either
+    family[1].suspend()  # it then answers nothing and would not end either
     _, alive = psutil.wait_procs(family, timeout=60)
     assert not alive
     last = server_of(job, port)
@@ -122,14 +128,14 @@ def test_a_server_that_dies_is_started_anew(tmp_path: Path, scratch: Path) -> No
     out, err = job.communicate(timeout=300)
     assert job.returncode == 0, err
     assert out.endswith("done\n")
-    assert err.count("starting it anew") == 4
+    assert err.count("restarting it") == 4
     assert err.count("killed or stopped while it started") >= 1
     _, alive = psutil.wait_procs([*killed, *last], timeout=60)
     assert not alive
 
 
-def test_a_server_that_cannot_be_started_anew_ends_the_command(tmp_path: Path, scratch: Path) -> None:
-    """With a reason, and soon: not after Prefect's retries, and without waiting for its shutdown."""
+def test_a_server_that_cannot_be_restarted_ends_the_command(tmp_path: Path, scratch: Path) -> None:
+    """The command ends soon and with a reason. It waits neither for Prefect's retries nor for its shutdown."""
     job, port = start(tmp_path, scratch)
     await_steps(job, 3)
     for path in (tmp_path / "home").glob("prefect.db*"):
@@ -138,18 +144,18 @@ def test_a_server_that_cannot_be_started_anew_ends_the_command(tmp_path: Path, s
     server_of(job, port)[1].kill()
     assert job.stderr is not None
     lines = list[str]()
-    while not any("cannot be started anew" in line for line in lines):
+    while not any("cannot be restarted" in line for line in lines):
         lines.append(job.stderr.readline())
         assert lines[-1], lines
-    told = time.monotonic()
+    reported = time.monotonic()
     job.communicate(timeout=300)
-    assert time.monotonic() - told < LATEST_S + SLACK_S
+    assert time.monotonic() - reported < LATEST_S + SLACK_S
     assert job.returncode == 1
     assert any(line.startswith("error: the temporary Prefect server has died") for line in lines)
 
 
 def test_two_first_commands_at_once_make_the_database_once(tmp_path: Path, scratch: Path) -> None:
-    """Prefect's migrations do not bear a second server that begins them meanwhile."""
+    """Prefect's migrations fail if a second server begins them at the same time."""
     with ThreadPoolExecutor() as pool:
         started = list(pool.map(lambda _: start(tmp_path, scratch), range(2)))
     (tmp_path / "stop").touch()
@@ -160,15 +166,15 @@ def test_two_first_commands_at_once_make_the_database_once(tmp_path: Path, scrat
 
 
 def without_loopback() -> list[str]:
-    """What runs a command in a network without any interface that is up; skips the test where that is not allowed."""
+    """Return a command prefix for a network without any active interface; skip the test if that is not allowed."""
     isolated = ["unshare", "--map-root-user", "--net"]
     if shutil.which("unshare") is None or subprocess.run([*isolated, "true"], capture_output=True).returncode:
         pytest.skip("no name spaces for users here")
     return isolated
 
 
-def test_a_machine_that_does_not_reach_itself_is_told_at_once(tmp_path: Path, scratch: Path) -> None:
-    """As in a sandbox without a loopback interface: the command does not wait for a server that nobody can ask."""
+def test_a_machine_that_does_not_reach_itself_is_reported_at_once(tmp_path: Path, scratch: Path) -> None:
+    """A sandbox may have no loopback interface. The command does not wait for a server that it cannot reach."""
     own = {"PREFECT_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
     kept = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     command = [*without_loopback(), sys.executable, "-m", "flows.score", "smoke"]
@@ -182,10 +188,10 @@ def test_a_machine_that_does_not_reach_itself_is_told_at_once(tmp_path: Path, sc
     "setting",
     [{"all_proxy": "socks://me:topsecret@127.0.0.1:9/"}, {"http_proxy": "http://h:none"}, {"no_proxy": "[::1]"}],
 )
-def test_a_proxy_that_cannot_be_used_is_told_before_anything_starts(
+def test_a_proxy_that_cannot_be_used_is_reported_before_anything_starts(
     setting: dict[str, str], tmp_path: Path, scratch: Path
 ) -> None:
-    """Desktops write `socks://`, which httpx does not know. Its password is not repeated."""
+    """Desktops write `socks://`, which httpx does not know. The error does not repeat the password."""
     own = {"PREFECT_HOME": str(tmp_path / "home"), "PYTHONPATH": str(ROOT), "TMPDIR": str(scratch)}
     kept = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
     own |= setting
@@ -208,10 +214,10 @@ def test_a_proxy_that_cannot_be_used_is_told_before_anything_starts(
         ("*", None, "*"),
     ],
 )
-def test_proxies_for_others_stay_as_they_were(
+def test_proxies_for_other_hosts_stay(
     lower: str | None, upper: str | None, becomes: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was reached without a proxy still is."""
+    """Hosts that were reached without a proxy still are."""
     for name, value in (("no_proxy", lower), ("NO_PROXY", upper)):
         monkeypatch.setenv(name, value or "")
     ignore_proxies_on_loopback()

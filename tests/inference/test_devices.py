@@ -31,13 +31,13 @@ from tasks.inference.server import Server
     ],
 )
 def test_devices_are_dealt(visible: str, replicas: int, size: int, servers: list[str]) -> None:
-    """Each server gets devices of its own; the first, which is the trainer's, only where none is to spare."""
+    """Each server gets its own devices. The first device is the trainer's and is used only if the others run out."""
     assert deal(visible.split(), replicas, size) == [server.split() for server in servers]
 
 
 @pytest.mark.parametrize(("replicas", "size"), [(3, 1), (1, 3), (2, 2)])
 def test_too_few_devices_are_an_error(replicas: int, size: int) -> None:
-    """Two servers of 90 % of the memory do not start on one device: the message comes before they try."""
+    """Two servers that each take 90 % of the memory do not fit on one device, so the error comes before they start."""
     with pytest.raises(InferenceError, match=rf"inference.replicas={replicas}.* of {size} .*has 2 \(7, 8\)"):
         deal(["7", "8"], replicas, size)
 
@@ -54,20 +54,20 @@ def test_too_few_devices_are_an_error(replicas: int, size: int) -> None:
         ("--data-parallel-size 2 -tp 2", 4),
     ],
 )
-def test_arguments_say_how_many_devices_a_server_needs(arguments: str, count: int) -> None:
-    """As vLLM itself reads them."""
+def test_arguments_determine_how_many_devices_a_server_needs(arguments: str, count: int) -> None:
+    """The arguments are parsed in the same way as vLLM parses them."""
     assert devices_of_a_server(arguments.split()) == count
 
 
 def test_arguments_that_are_no_number_are_refused() -> None:
-    """The knob is named."""
+    """The error names the knob."""
     with pytest.raises(InferenceError, match=r"inference.extra_args.*--tensor-parallel-size.*'two'"):
         devices_of_a_server(["--tensor-parallel-size", "two"])
 
 
 @pytest.fixture
 def gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The devices that there are count, although this vLLM may be the one for CPUs."""
+    """Make the code use the machine's devices even if the installed vLLM is the CPU build."""
     monkeypatch.setattr(devices, "cpu_build", lambda: False)
 
 
@@ -79,12 +79,12 @@ def gpu_build(monkeypatch: pytest.MonkeyPatch) -> None:
         ("3, 1", ["3", "1"]),
         ("GPU-8e4b,MIG-GPU-8e4b/1/0", ["GPU-8e4b", "MIG-GPU-8e4b/1/0"]),
         ("2,-1,3", ["2"]),  # CUDA sees nothing from the first invalid entry on
-        ("NoDevFiles", []),  # Slurm's, for a job without GPUs
+        ("NoDevFiles", []),  # Slurm sets this for a job without GPUs
         ("", []),
     ],
 )
-def test_a_schedulers_choice_is_respected(monkeypatch: pytest.MonkeyPatch, value: str, visible: list[str]) -> None:
-    """Only devices in CUDA_VISIBLE_DEVICES are dealt, by the names that they have there."""
+def test_cuda_visible_devices_is_respected(monkeypatch: pytest.MonkeyPatch, value: str, visible: list[str]) -> None:
+    """Only devices in CUDA_VISIBLE_DEVICES are dealt, under their names in that variable."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
     assert visible_devices() == visible
 
@@ -105,10 +105,10 @@ GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-2a2e1f2c-11a9-8a0b-5a55-0f2d1c9b7e11)
         (None, []),
     ],
 )
-def test_otherwise_the_driver_is_asked(
+def test_without_cuda_visible_devices_the_driver_is_asked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, program: str | None, visible: list[str]
 ) -> None:
-    """By CUDA's own numbers, so that ours is the trainer's; a machine without a driver has none."""
+    """Devices get CUDA's numbers, so that the trainer's device is known. A machine without a driver has no devices."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     if program:
@@ -118,7 +118,7 @@ def test_otherwise_the_driver_is_asked(
 
 
 def test_vllm_for_cpus_has_no_devices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any number of its servers start on a machine that has a GPU all the same."""
+    """Any number of its servers start, even on a machine with a GPU."""
     monkeypatch.setattr(devices, "cpu_build", lambda: True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert visible_devices() == []
@@ -143,29 +143,31 @@ UnixStreamServer(sys.argv[1], Healthy).serve_forever()
 
 @pytest.fixture
 def stand_ins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes that are healthy at once, and nothing else, take the place of vLLM."""
+    """Replace vLLM by processes that only answer health checks."""
     monkeypatch.setattr(Server, "_command", lambda self, _: [sys.executable, "-c", STAND_IN, str(self._socket)])
     monkeypatch.setattr(Engine, "_establish", AsyncMock())
 
 
-def given_to(server: Server) -> str | None:
-    """CUDA_VISIBLE_DEVICES of a server's process."""
+def visible_to(server: Server) -> str | None:
+    """Return CUDA_VISIBLE_DEVICES of a server's process."""
     assert server.pid is not None
     (process,) = psutil.Process(server.pid).children()
     return process.environ().get("CUDA_VISIBLE_DEVICES")
 
 
 @pytest.mark.usefixtures("gpu_build", "stand_ins")
-def test_each_process_gets_its_own(policies: list[Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also one that died and is started anew; the trainer's process keeps its view of all."""
+def test_each_server_gets_its_own_devices(
+    policies: list[Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A restarted server gets the same devices again. The trainer's process still sees all devices."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7,8")
     settings = Inference(replicas=2, extra_args=["--tensor-parallel-size", "2"])
     with Engine(settings, Rollout(), tmp_path) as engine:
         engine.serve(policies[0])
-        assert [given_to(server) for server in engine.servers] == ["5,6", "7,8"]
+        assert [visible_to(server) for server in engine.servers] == ["5,6", "7,8"]
         engine.servers[1].stop()
         engine.serve(policies[1])
-        assert [given_to(server) for server in engine.servers] == ["5,6", "7,8"]
+        assert [visible_to(server) for server in engine.servers] == ["5,6", "7,8"]
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "4,5,6,7,8"
 
 
@@ -173,19 +175,19 @@ def test_each_process_gets_its_own(policies: list[Checkpoint], tmp_path: Path, m
 def test_without_gpus_nothing_is_set(
     policies: list[Checkpoint], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any number of servers start."""
+    """Any number of servers start, without CUDA_VISIBLE_DEVICES."""
     monkeypatch.setattr(engine_module, "visible_devices", list)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with Engine(Inference(replicas=2), Rollout(), tmp_path) as engine:
         engine.serve(policies[0])
-        assert [given_to(server) for server in engine.servers] == [None, None]
+        assert [visible_to(server) for server in engine.servers] == [None, None]
 
 
 @pytest.mark.usefixtures("gpu_build")
 def test_an_engine_without_enough_devices_is_refused_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Servers that are given by URL have devices of their own."""
+    """Servers that are given by URL need no devices of this machine."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     with pytest.raises(InferenceError, match="inference.replicas=2"):
         Engine(Inference(replicas=2), Rollout(), tmp_path)

@@ -1,4 +1,4 @@
-"""The real vLLM server: swaps, proofs, deaths and ends."""
+"""The real vLLM server swaps weights, proves what it serves, and is restarted and ended reliably."""
 
 import asyncio
 import dataclasses
@@ -28,6 +28,8 @@ from tasks.inference.server import Server
 from tests.conftest import commit_policy
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [5, 6, 7, 8]
 
 
@@ -40,7 +42,7 @@ def generate(engine: Engine, gconfig: GenerationConfig, token_ids: list[int] = P
 
 
 def own_logprobs(policy: Checkpoint, completion: Completion, temperature: float) -> list[float]:
-    """The trainer's logprobs of a completion of `PROMPT`."""
+    """Return the trainer's logprobs of a completion of `PROMPT`."""
     import torch
 
     from configs.schema import PPO
@@ -54,7 +56,7 @@ def own_logprobs(policy: Checkpoint, completion: Completion, temperature: float)
 
 
 def test_swapped_weights_are_proven(engine: Engine, policies: list[Checkpoint]) -> None:
-    """Each policy in turn is served in place; tokens say by which version they were sampled."""
+    """Each policy's weights are swapped into the running server, and each token has the version that sampled it."""
     logprobs = []
     for policy in (policies[1], policies[2], policies[1]):
         engine.serve(policy)
@@ -69,24 +71,22 @@ def test_swapped_weights_are_proven(engine: Engine, policies: list[Checkpoint]) 
 
 
 @pytest.mark.parametrize("temperature", [0.01, 0.5, 2])
-def test_logprobs_are_those_of_the_sampling_temperature(
-    engine: Engine, policies: list[Checkpoint], temperature: float
-) -> None:
-    """At another temperature, the least and the highest included, the recorded logprobs are the trainer's at it."""
+def test_logprobs_use_the_sampling_temperature(engine: Engine, policies: list[Checkpoint], temperature: float) -> None:
+    """At other temperatures, including the lowest and the highest, vLLM's logprobs equal the trainer's."""
     engine.serve(policies[1])
     completion = generate(engine, GenerationConfig(temperature=temperature, max_new_tokens=6))[0]
     assert completion.logprobs == pytest.approx(own_logprobs(policies[1], completion, temperature), abs=1e-3)
 
 
 @pytest.mark.parametrize("temperature", [0.009, 1e-6, -0.1, 2.1, float("nan")])
-def test_a_temperature_that_vllm_changes_or_refuses(temperature: float) -> None:
-    """An agent that asks for it hears of it: the logprobs would be those of another temperature."""
-    with pytest.raises(ValueError, match="no temperature that vLLM samples with"):
+def test_a_temperature_that_vllm_changes_or_refuses_is_an_error(temperature: float) -> None:
+    """vLLM would replace it silently, and the logprobs would belong to another temperature."""
+    with pytest.raises(ValueError, match="not a temperature that vLLM samples with"):
         GenerationConfig(temperature=temperature)
 
 
 async def swap_in_flight(engine: Engine, policy: Checkpoint, delay_s: float) -> list[Completion]:
-    """Long completions, and `policy` swapped in `delay_s` after they were asked for."""
+    """Request long completions and swap in `policy` after `delay_s`; return the completions."""
     async with engine.connect() as connection:
         long = GenerationConfig(n=64, max_new_tokens=110, temperature=2.0)
         asked = asyncio.create_task(connection.generate(PROMPT, long, seed=7, replica=0))
@@ -96,10 +96,10 @@ async def swap_in_flight(engine: Engine, policy: Checkpoint, delay_s: float) -> 
 
 
 def test_requests_in_flight_are_kept_over_a_swap(engine: Engine, policies: list[Checkpoint]) -> None:
-    """They go on with the new weights: tokens say which, and what was read before is read again by the new ones."""
+    """They continue with the new weights, tokens record their version, and the new weights recompute the KV cache."""
     mixed: list[Completion] = []
     delay_s = 0.1
-    for _ in range(20):  # how fast the server is depends on who else works
+    for _ in range(20):  # the server's speed depends on the load of the machine
         engine.serve(policies[1])
         completions = asyncio.run(swap_in_flight(engine, policies[2], delay_s))
         if mixed := [completion for completion in completions if set(completion.versions) == {1, 2}]:
@@ -120,12 +120,12 @@ def test_requests_in_flight_are_kept_over_a_swap(engine: Engine, policies: list[
 
 
 async def abort(engine: Engine, gconfig: GenerationConfig, delay_s: float) -> tuple[list[Completion], int]:
-    """The answer to a request that vLLM is told to abort `delay_s` after it was asked; and how often it was sent."""
+    """Make vLLM abort a request after `delay_s`; return its answer and how often the request was sent."""
     server = engine.servers[0]
     async with engine.connect() as connection, Client(server.url, None, 600, 128) as other:
         (client,) = connection._clients
         with patch.object(client, "generate", wraps=client.generate) as sent:
-            await other._post("/pause?mode=keep")  # it stays unanswered until then
+            await other._post("/pause?mode=keep")  # the request stays unanswered until the abort
             asked = asyncio.create_task(connection.generate(PROMPT, gconfig, seed=7, replica=0))
             await asyncio.sleep(delay_s)
             await other._post("/pause?mode=abort")
@@ -153,8 +153,8 @@ with Engine(Inference(urls=[sys.argv[1]]), Rollout(concurrency=300, request_retr
 
 
 @pytest.mark.parametrize(("hard", "warned"), [(200, True), (4096, False)])
-async def test_few_open_files_cost_no_request(hard: int, warned: bool) -> None:
-    """Under a limit below `rollout.concurrency` requests wait for a connection; a soft limit is raised for them."""
+async def test_few_open_files_lose_no_request(hard: int, warned: bool) -> None:
+    """If the hard limit is below `rollout.concurrency`, requests wait for a connection. The soft limit is raised."""
     answer = {
         "choices": [
             {"index": 0, "finish_reason": "stop", "token_ids": [], "weight_versions": [], "logprobs": {"content": []}}
@@ -181,19 +181,19 @@ async def test_few_open_files_cost_no_request(hard: int, warned: bool) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    printed, told = await asking.communicate()
+    printed, logged = await asking.communicate()
     await runner.cleanup()
-    assert printed == b"300\n", told.decode()
-    assert (b"the hard limit of open files (`ulimit -Hn`) leaves 100 connections" in told) == warned
+    assert printed == b"300\n", logged.decode()
+    assert (b"the hard limit of open files (`ulimit -Hn`) allows 100 connections" in logged) == warned
 
 
 def test_an_aborted_request_is_sent_again(engine: Engine, policies: list[Checkpoint]) -> None:
-    """What vLLM gives up (it shuts down, or somebody pauses it) is no turn."""
+    """vLLM aborts requests when it shuts down or is paused. The aborted completion is not used as a turn."""
     engine.serve(policies[1])
     gconfig = GenerationConfig(n=4, max_new_tokens=6)
     whole = [completion.token_ids for completion in generate(engine, gconfig)]
     times, delay_s = 1, 0.1
-    while times == 1 and delay_s < 60:  # until it has reached the engine by then
+    while times == 1 and delay_s < 60:  # until the request reaches the engine before the abort
         completions, times = asyncio.run(abort(engine, gconfig, delay_s))
         assert [completion.token_ids for completion in completions] == whole
         assert {completion.finish_reason for completion in completions} <= {"stop", "length"}
@@ -204,7 +204,7 @@ def test_an_aborted_request_is_sent_again(engine: Engine, policies: list[Checkpo
 
 @pytest.mark.parametrize("path", ["/pause?mode=keep", "/collective_rpc", "/update_weight_version"])
 def test_an_interrupted_swap_leaves_no_server_paused(engine: Engine, policies: list[Checkpoint], path: str) -> None:
-    """Whoever plays on servers that are not ours would wait for ever; nor is what they sample taken for a policy's."""
+    """Other users of a server given by URL would wait for ever. Its tokens must not count as the policy's either."""
     engine.serve(policies[1])
     post = Client._post
 
@@ -234,7 +234,7 @@ def test_an_interrupted_swap_leaves_no_server_paused(engine: Engine, policies: l
 
 
 def test_a_swap_that_fails_is_repaired_by_the_next(engine: Engine, policies: list[Checkpoint]) -> None:
-    """Until then nothing is served, certainly not half of the weights; a rollout that plays ends at once."""
+    """Until then the engine serves nothing, least of all half of the weights, and a running rollout ends at once."""
     engine.serve(policies[1])
     broken = dataclasses.replace(policies[2], version=layout.checkpoint("shared", 8), model=Path("/no/such/model"))
 
@@ -254,7 +254,7 @@ def test_a_swap_that_fails_is_repaired_by_the_next(engine: Engine, policies: lis
 
 
 def test_a_closed_engine_ends_a_rollout_at_once(policies: list[Checkpoint], engine: Engine, tmp_path: Path) -> None:
-    """When the flow fails, a rollout that plays ahead must neither wait for retries nor start servers anew."""
+    """When the flow fails, an overlapped rollout must neither wait for retries nor restart servers."""
     with Engine(Inference(urls=[engine.servers[0].url], max_model_len=128), Rollout(), tmp_path) as other:
         other.serve(policies[0])
         engine.forget()
@@ -263,7 +263,7 @@ def test_a_closed_engine_ends_a_rollout_at_once(policies: list[Checkpoint], engi
 
 
 def test_other_weights_than_asked_for_stop_the_run(engine: Engine, policies: list[Checkpoint]) -> None:
-    """The canary finds weights that are not the checkpoint's, and both numbers are told."""
+    """The canary finds weights that are not the checkpoint's, and the error shows both logprobs."""
     lying = dataclasses.replace(
         policies[2],
         version=layout.checkpoint("shared", 9),
@@ -276,18 +276,18 @@ def test_other_weights_than_asked_for_stop_the_run(engine: Engine, policies: lis
 
 @pytest.fixture
 def wide(engine: Engine, tmp_path: Path) -> Iterator[Engine]:
-    """The session's server with the tolerance that half precision needs."""
+    """Yield the session's server with the canary tolerance that half precision needs."""
     settings = Inference(urls=[engine.servers[0].url], max_model_len=128, canary_tolerance=0.1)
     with Engine(settings, Rollout(), tmp_path) as other:
         yield other
     engine.forget()
 
 
-@pytest.mark.parametrize("noise", [3e-3, 1e-8], ids=["told apart by the canary", "told apart by checksums"])
+@pytest.mark.parametrize("noise", [3e-3, 1e-8], ids=["found by the canary", "found by checksums"])
 def test_a_new_label_on_old_weights_is_found(
     wide: Engine, checkpoint_store: Store, policy_folder: Path, noise: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However small the update was, and although a tolerance of 0.1 is wider than its effect."""
+    """It is found even if the update was small and its effect is below the tolerance of 0.1."""
     number = 100 if noise > 1e-6 else 200
     before = commit_policy(checkpoint_store, number, policy_folder, 0.02)
     after = commit_policy(checkpoint_store, number + 1, before.model, noise)
@@ -301,18 +301,18 @@ def test_a_new_label_on_old_weights_is_found(
     wide.serve(before)
     with monkeypatch.context() as patched:
         patched.setattr(Client, "_reload", relabel)
-        with pytest.raises(InferenceError, match=r"does not serve .*before|not one of its parameters has changed"):
+        with pytest.raises(InferenceError, match=r"does not serve .*before|none of its parameters has changed"):
             wide.serve(after)
         with pytest.raises(InferenceError, match="does not serve"):
-            wide.serve(after)  # by another command, which knows nothing of the one that failed
+            wide.serve(after)  # as another command would, which does not know of the failure
     wide.serve(before)
     wide.serve(after)
-    wide.serve(again)  # the same weights as another version: nothing to be found
+    wide.serve(again)  # the same weights under another version are no error
     assert {v for c in generate(wide, GenerationConfig(max_new_tokens=2)) for v in c.versions} == {again.number}
 
 
 def test_another_version_in_an_answer_stops_the_run(engine: Engine, policies: list[Checkpoint]) -> None:
-    """Somebody swapped the server's weights behind our back."""
+    """The rollout stops if another program has swapped the server's weights."""
     engine.serve(policies[1])
     server = engine.servers[0]
 
@@ -326,15 +326,15 @@ def test_another_version_in_an_answer_stops_the_run(engine: Engine, policies: li
     engine.serve(policies[0])
 
 
-def test_a_prompt_longer_than_the_context(engine: Engine, policies: list[Checkpoint]) -> None:
-    """Refused on our side with both lengths."""
+def test_a_prompt_longer_than_the_context_is_refused(engine: Engine, policies: list[Checkpoint]) -> None:
+    """The client refuses it before it is sent, and the error names both lengths."""
     engine.serve(policies[0])
     with pytest.raises(ContextLengthError, match="prompt of 128 tokens.*max_model_len=128"):
         generate(engine, GenerationConfig(), [5] * 128)
 
 
-def test_a_model_that_is_none_says_so(tmp_path: Path) -> None:
-    """A server that cannot start ends with the end of its log."""
+def test_a_folder_without_a_model_is_reported(tmp_path: Path) -> None:
+    """If a server cannot start, the error shows the end of its log."""
     (tmp_path / "config.json").write_text("{}")
     server = Server(Inference(max_model_len=128, enforce_eager=True), tmp_path / "vllm.log")
     server.start(tmp_path)
@@ -344,7 +344,6 @@ def test_a_model_that_is_none_says_so(tmp_path: Path) -> None:
 
 
 def test_unreachable_servers_are_named(policies: list[Checkpoint], tmp_path: Path) -> None:
-    """A wrong URL."""
     engine = Engine(Inference(urls=["http://127.0.0.1:9"]), Rollout(), tmp_path)
     with pytest.raises(InferenceError, match="http://127.0.0.1:9 cannot be reached"):
         engine.serve(policies[0])
@@ -364,10 +363,10 @@ time.sleep(600)
 """
 
 
-def test_dies_in_the_middle_then_with_its_owner(policies: list[Checkpoint], tmp_path: Path) -> None:
-    """A killed server is started anew and the request answered, and so is one whose supervisor was killed.
+def test_a_killed_server_is_restarted(policies: list[Checkpoint], tmp_path: Path) -> None:
+    """A server is restarted after it or its supervisor was killed, and the request is answered.
 
-    A killed owner leaves no process behind.
+    At the end no process and no folder is left.
     """
     with Engine(Inference(max_model_len=128, enforce_eager=True), Rollout(), tmp_path) as engine:
         engine.serve(policies[1])
@@ -392,7 +391,7 @@ def test_dies_in_the_middle_then_with_its_owner(policies: list[Checkpoint], tmp_
 
 
 def test_an_owner_killed_leaves_no_process(policies: list[Checkpoint], tmp_path: Path) -> None:
-    """SIGKILL of the pipeline: the supervisor sees the pipe close and ends the whole group. Nor a socket."""
+    """After SIGKILL of the pipeline the supervisor sees its pipe close and ends the group. No socket is left either."""
     command = [sys.executable, "-c", OWNER, str(policies[0].model), str(tmp_path / "log")]
     owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": "."})
     assert owner.stdout is not None

@@ -1,17 +1,17 @@
-"""Makes a store as the code of the day makes it, to be kept beside those of earlier days:
+"""Make a store with today's code, to be kept with the stores of earlier versions:
 
     python -m tests.kept_stores.make 2026-11
 
 writes `tests/kept_stores/2026-11.tar.gz` in about three minutes. `tests/flows/test_kept_stores.py` continues, verifies
-and audits every store that is kept. A store holds
+and audits every kept store. A store holds
 
-    runs/half           one iteration whole, of a second one the rollout and its scores; killed before it was trained on
-    runs/killed         a rollout with two shards in its journal and no manifest; killed while it played
-    retraining/nightly  a night that promoted its policy, and one that was killed while it trained
-    aliases/champion    with two moves
-    audits/…            of `half`
+    runs/half           one whole iteration, and rollout and scores of a second one; killed before the second update
+    runs/killed         a rollout with two shards in its journal and no manifest; killed during the rollout
+    retraining/nightly  a night that promoted its policy, and a night that was killed during training
+    aliases/champion    the alias with two moves
+    audits/…            an audit of `half`
 
-All policies are the smallest that vLLM serves, for the sake of the repository's size.
+All policies are the smallest that vLLM serves, to keep the repository small.
 """
 
 import json
@@ -28,11 +28,11 @@ from tests.support.killed_flow import Point, send_at
 
 FOLDER = Path(__file__).parent
 LARGEST = 1_000_000
-"""Bytes: every clone of the repository carries them."""
+"""Upper limit of a store's size in bytes, because every clone of the repository holds it."""
 OVERRIDES = [
     "policy={warm_start: {hidden_size: 32, layers: 1, heads: 1, kv_heads: 1, steps: 300, batch_size: 32}}",
     "problems.held_out={kind: arithmetic, split: held-out, low: 0, high: 9, count: 4}",
-    "run.lease_s=2",  # who continues it elsewhere waits so long for a sign of life
+    "run.lease_s=2",  # a flow that continues the run elsewhere waits this long for a sign of life
     "rollout.rows_per_shard=4",
     "score.workers=1",
 ]
@@ -54,16 +54,16 @@ def main() -> None:
     size = target.stat().st_size
     print(f"{target}: {size:,} bytes")
     if size > LARGEST:
-        raise SystemExit(f"that is more than {LARGEST:,}: leave something out")
+        raise SystemExit(f"{target} has more than {LARGEST:,} bytes: leave something out")
 
 
 def make(root: Path, folder: Path) -> None:
-    """Fill the store at `root`; `folder` holds what else is needed."""
+    """Fill the store at `root`; `folder` holds the cache and the incoming problems."""
     place = [*OVERRIDES, f"storage.root={root}", f"storage.cache={folder}/cache"]
     train = "flows.math_mt_ppo:math_mt_ppo"
     _run(train, [*place, "run.name=half"], Point("train", UPDATE, 2))
     first = f"policy={{path: {root}/runs/half/checkpoints/000000}}"
-    shards = 1 + 2  # the evaluation's, and two of the rollout's
+    shards = 1 + 2  # one shard of the evaluation and two of the rollout
     _run(train, [*place, "run.name=killed", first], Point("rollout", SHARD, shards, "after"))
 
     incoming = folder / "incoming"
@@ -87,7 +87,7 @@ def _arrive(file: Path, numbers: range) -> None:
 
 
 def _run(flow: str, overrides: list[str], point: Point | None = None) -> None:
-    """Run a flow in a process of its own: to its end, or until it is killed at `point`."""
+    """Run a flow in a new process, to its end or until it is killed at `point`."""
     process = multiprocessing.get_context("spawn").Process(target=_flow, args=(flow, overrides, point))
     process.start()
     process.join()

@@ -1,4 +1,4 @@
-"""Training problems that stand in evaluation sets: repetitions are found however they are written, others never."""
+"""Training problems that are also in evaluation sets: the check finds copies, however written, and nothing else."""
 
 import re
 import time
@@ -22,7 +22,7 @@ def problem(prompt: str, problem_id: str = "train") -> Problem:
 
 
 def kinds(left: str, right: str) -> list[str]:
-    """What is found of `left` in an evaluation set that holds `right` alone."""
+    """Return the kinds of overlap of `left` with an evaluation set that holds only `right`."""
     return [overlap.kind for overlap in find_overlaps([problem(left)], {"set": [problem(right, "other")]})]
 
 
@@ -46,7 +46,7 @@ def kinds(left: str, right: str) -> list[str]:
     ],
 )
 def test_the_same_problem_written_otherwise(left: str, right: str) -> None:
-    """Case, blanks, punctuation, separators and Unicode's variants do not hide a repetition."""
+    """Case, blanks, punctuation, separators and Unicode variants do not hide a copy."""
     assert kinds(left, right) == kinds(right, left) == ["exact"]
 
 
@@ -74,12 +74,12 @@ def test_the_same_problem_written_otherwise(left: str, right: str) -> None:
     ],
 )
 def test_other_problems_with_like_words(left: str, right: str) -> None:
-    """What changes the answer keeps two problems apart: a short problem is never taken for another."""
+    """Two short problems with different answers are never taken for copies."""
     assert kinds(left, right) == kinds(right, left) == []
 
 
 def test_thirteen_tokens_in_a_row() -> None:
-    """A problem that repeats a passage is found at thirteen tokens, not at twelve, and the passage is shown."""
+    """A shared passage is found at thirteen tokens but not at twelve, and the result shows the passage."""
     thirteen = "she sold half as many clips in May as 7 + 5 do"
     assert kinds(f"In April {thirteen}", f"Once {thirteen}, and more") == ["13-gram"]
     twelve = thirteen.removesuffix(" do")
@@ -91,7 +91,10 @@ def test_thirteen_tokens_in_a_row() -> None:
 
 
 def test_each_set_reports_a_problem_once() -> None:
-    """The same prompt goes before a passage, the first of a set's problems is named, and the order is training's."""
+    """A set reports a problem once: an equal prompt before a passage, and the first match of the set.
+
+    The results have the order of the training set.
+    """
     train = [problem("What is 1 + 1?", "short"), problem(STORY, "long"), problem("Other words", "free")]
     sets = {
         "one": [problem(STORY + " Why?", "a"), problem(STORY.upper(), "b"), problem(STORY, "c")],
@@ -105,27 +108,28 @@ def test_each_set_reports_a_problem_once() -> None:
 
 
 def test_nothing_to_compare() -> None:
-    """Neither an empty set nor empty training is an overlap."""
+    """An empty training set or evaluation set gives no overlap."""
     assert find_overlaps([], {"set": [problem("a")]}) == find_overlaps([problem("a")], {"set": []}) == []
     assert find_overlaps([problem("a")], {}) == []
 
 
 def test_description() -> None:
-    """A message counts problems, not overlaps, shows the same prompts first, and is cut."""
+    """The message counts problems, not overlaps, shows equal prompts first, and is cut after `limit` entries."""
     exact = Overlap("000017", "gsm8k-test", "000044", "exact", "What is 12 + 7?")
     part = Overlap("000009", "math", "a/7.json", "13-gram", "and so on")
-    assert describe([]) == "no training problem stands in an evaluation set"
+    assert describe([]) == "no training problem is in an evaluation set"
     assert describe([part, exact]) == (
-        "2 training problems stand in evaluation sets: 000017 is 000044 of 'gsm8k-test' (exact): \"What is 12 + 7?\"; "
+        "2 training problems are also in evaluation sets: "
+        "000017 is 000044 of 'gsm8k-test' (exact): \"What is 12 + 7?\"; "
         "000009 repeats a part of a/7.json of 'math' (13-gram): \"and so on\""
     )
-    assert describe([part] * 7, limit=2).startswith("1 training problem stands in")
+    assert describe([part] * 7, limit=2).startswith("1 training problem is also in")
     assert describe([part] * 7, limit=2).endswith('"and so on"; and 5 more')
     assert describe([part] * 2, limit=2).endswith('"and so on"')
 
 
 def test_long_prompts_are_cut() -> None:
-    """A message shows about 120 characters of a prompt, on one line."""
+    """The message shows about 120 characters of a prompt, on one line."""
     (found,) = find_overlaps([problem("long\n" * 99)], {"set": [problem("long " * 99)]})
     assert re.fullmatch(r"(long )+(long|lon|lo|l)?…", found.shared)
     assert len(found.shared) == 120
@@ -137,13 +141,13 @@ sentences = st.lists(st.sampled_from("abcdefgh"), max_size=40).map(" ".join)
 
 @given(prompts, st.sampled_from([str.upper, str.lower, str.swapcase, str.title, str.casefold]))
 def test_a_problem_is_itself(prompt: str, case: Callable[[str], str]) -> None:
-    """Neither case nor more blanks between words hide a repetition."""
+    """A change of case or more blanks between words do not hide a copy."""
     assert kinds(prompt, case(re.sub(r"\s+", " \n ", f" {prompt} "))) == ["exact"]
 
 
 @given(sentences, sentences)
 def test_symmetric_and_as_defined(left: str, right: str) -> None:
-    """It does not matter which of the two is trained on; the kind is what a search by hand finds."""
+    """The result is the same in both directions and equals a naive search."""
 
     def grams(text: str) -> set[str]:
         words = text.split()
@@ -155,14 +159,14 @@ def test_symmetric_and_as_defined(left: str, right: str) -> None:
 
 @given(st.text("abc ", max_size=20), st.text("xyz ", max_size=20))
 def test_disjoint_problems_never_overlap(left: str, right: str) -> None:
-    """Problems without a word in common are no repetition."""
+    """Problems without a word in common do not overlap."""
     assert kinds("a " + left, "x " + right) == []
 
 
 def test_ten_thousand_problems_are_compared_in_seconds() -> None:
-    """The check runs before every night of training: it takes time in proportion to the text, not to the pairs.
+    """The check runs before every night, so its time grows with the text, not with the number of pairs.
 
-    The time of this process alone, whoever else works on the machine.
+    The test measures the processor time of this process, so other load on the machine does not matter.
     """
     words = [f"{number} apples and {number * 7919 % 10_007} pears" for number in range(10_000)]
     train = [
@@ -176,7 +180,7 @@ def test_ten_thousand_problems_are_compared_in_seconds() -> None:
 
 
 def test_gsm8k_shares_passages_but_no_problem(data_folder: Path) -> None:
-    """GSM8K's splits have no problem in common; four of its training problems repeat a test problem's passage."""
+    """GSM8K's splits have no problem in common; four training problems repeat a passage of a test problem."""
 
     def load(file: str) -> list[Problem]:
         preset = "gsm8k" if file.startswith("gsm8k") else "math"
@@ -195,7 +199,7 @@ def test_gsm8k_shares_passages_but_no_problem(data_folder: Path) -> None:
 
 
 def test_an_instruction_that_all_share_gives_no_problem_away() -> None:
-    """A prompt that ends in the same words as every other is no copy; a passage of a few problems is."""
+    """A passage that many evaluation prompts share is no overlap; one that only a few share is."""
     ending = "Please reason step by step, and put your final answer in a box, with no words or units in it at all."
     prompts = [f"How many apples are {n} and {n * 7} apples together? {ending}" for n in range(20)]
     numbered = [Problem(f"e{n}", prompt, ["1"]) for n, prompt in enumerate(prompts)]

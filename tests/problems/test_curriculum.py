@@ -34,7 +34,10 @@ PAST = [past(PROBLEMS[0], 0), past(PROBLEMS[1], 8), past(PROBLEMS[2], 32), past(
 
 
 def test_standing_and_weight_of_each() -> None:
-    """Known again by content (the id was another); 4 p (1 - p); what little is known of has the middle's weight."""
+    """Problems are matched by content, since ids may change; the weight is 4 p (1 - p).
+
+    A problem with too few episodes has the weight of a problem that is solved half the time.
+    """
     rows = plan_curriculum(PROBLEMS, PAST, STRICT)
     assert [row.standing for row in rows] == ["suspect", "middle", "retired", "unknown", "unknown"]
     assert [row.weight for row in rows] == pytest.approx([0, 0.75, 0, 1, 1])
@@ -43,8 +46,8 @@ def test_standing_and_weight_of_each() -> None:
     assert [row.problem_key for row in rows] == [key(problem) for problem in PROBLEMS]
 
 
-def test_what_is_not_left_out_is_never_lost() -> None:
-    """Without retirement the always and the never solved keep a small weight; with `prefer: all` the whole one."""
+def test_problems_that_are_kept_have_a_weight() -> None:
+    """Kept problems that are always or never solved have a small weight; `prefer: all` gives them the full one."""
     rows = plan_curriculum(PROBLEMS, PAST, MIDDLE)
     assert [row.standing for row in rows] == ["suspect", "middle", "middle", "unknown", "unknown"]
     assert [row.weight for row in rows] == pytest.approx([FLOOR, 0.75, FLOOR, 1, 1])
@@ -55,7 +58,7 @@ def test_what_is_not_left_out_is_never_lost() -> None:
 
 
 def test_only_the_newest_episodes_count() -> None:
-    """Whole rows, the newest first, until there are enough: what the problem was to a worse policy is forgotten."""
+    """Whole history rows count, newest first, until they hold enough episodes; older ones are ignored."""
     problem = PROBLEMS[0]
     rows = [past(problem, solved, 8, number) for number, solved in enumerate([0, 0, 4, 8])]
     rates = {
@@ -67,13 +70,13 @@ def test_only_the_newest_episodes_count() -> None:
 
 
 def test_a_short_memory_is_refused() -> None:
-    """With fewer `last_episodes` than `least_episodes` a problem would stay unknown for ever."""
+    """A `last_episodes` below `least_episodes` would keep a problem unknown for ever."""
     with pytest.raises(ValueError, match="last_episodes=8 is below least_episodes=16"):
         ProblemSampling(prefer="middle", last_episodes=8)
 
 
 def test_leaving_out_everything_is_an_error() -> None:
-    """A run that draws nothing would fail far from the cause."""
+    """A curriculum that leaves out every problem is refused, with the reasons."""
     with pytest.raises(ValueError, match=r"all 2 problems: 1 .*retire_at=0.95, 1 were never solved. Raise or unset"):
         plan_curriculum([PROBLEMS[0], PROBLEMS[2]], PAST, STRICT)
 
@@ -87,7 +90,7 @@ def test_leaving_out_everything_is_an_error() -> None:
 def test_weights_are_those_of_the_standing(
     counts: list[tuple[int, int]], retire_at: float | None, leave_out: bool, prefer: str
 ) -> None:
-    """Nothing but the retired and, where asked, suspects has weight 0; no weight leaves [FLOOR, 1] else."""
+    """Only retired problems, and suspects if asked for, have weight 0; all other weights are in [FLOOR, 1]."""
     history = [past(p, min(solved, n), n) for p, (solved, n) in zip(PROBLEMS, counts, strict=False)]
     knobs = {"prefer": prefer, "retire_at": retire_at, "leave_out_suspects": leave_out}
     spare = Problem("new", "?", ["0"])  # never seen, so something is always left
@@ -100,7 +103,7 @@ def test_weights_are_those_of_the_standing(
 
 
 def test_tables_for_people() -> None:
-    """Bands add up, suspects come with what one needs to judge them, the surest first."""
+    """The tables sum up the standings and list suspects, the one with most episodes first."""
     history = [*PAST, past(PROBLEMS[4], 0, episodes=64)]
     rows = plan_curriculum(PROBLEMS, history, STRICT)
     assert standing_rows(rows) == [
@@ -120,7 +123,7 @@ def test_tables_for_people() -> None:
 
 
 def test_a_curriculum_is_kept_as_it_is(store: Store, tmp_path: Path) -> None:
-    """Arrow types hold what the record promises, and `verify --deep` finds a problem that stands in it twice."""
+    """A stored curriculum is read back unchanged, and `verify --deep` finds a problem that occurs twice in it."""
     rows = plan_curriculum(PROBLEMS, PAST, STRICT)
     for run, written in (("r", rows), ("twice", [*rows, replace(rows[0], weight=0.5)])):
         with Draft(store, layout.curriculum(run), "curriculum") as draft:
@@ -129,7 +132,7 @@ def test_a_curriculum_is_kept_as_it_is(store: Store, tmp_path: Path) -> None:
     assert [CurriculumEntry(**row) for row in datasets.rows(store, layout.curriculum("r"), tmp_path)] == rows
     assert verify(store, [layout.curriculum("r")], deep=True).findings == []
     (finding,) = verify(store, [layout.curriculum("twice")], deep=True).findings
-    assert finding.problem == "problem_id of a row are those of another (rows 5)"
+    assert finding.problem == "problem_id of a row are those of another row (rows 5)"
 
 
 WEIGHTS = st.lists(st.sampled_from([0.0, FLOOR, 0.3, 1.0]), min_size=1, max_size=30).filter(any)
@@ -137,7 +140,10 @@ WEIGHTS = st.lists(st.sampled_from([0.0, FLOOR, 0.3, 1.0]), min_size=1, max_size
 
 @given(weights=WEIGHTS, count=st.integers(1, 15), iteration=st.integers(0, 9), seed=st.integers(0, 5))
 def test_weighted_draws(weights: list[float], count: int, iteration: int, seed: int) -> None:
-    """Distinct, none of weight 0, all there are where they are too few, the same again; spares are all others."""
+    """A draw has distinct problems, none of weight 0, and is repeatable; the spares are all the others.
+
+    Where too few problems are left, the draw has all of them.
+    """
     problems = [Problem(str(i), "", ["0"]) for i in range(len(weights))]
     chances = {p.problem_id: weight for p, weight in zip(problems, weights, strict=True)}
     drawn = draw(problems, count, iteration, seed, chances)
@@ -153,7 +159,7 @@ def test_weighted_draws(weights: list[float], count: int, iteration: int, seed: 
 
 
 def test_chances_follow_the_weights() -> None:
-    """Of 6,000 iterations: first problems as often as their weights say, second ones as without replacement."""
+    """Over 6,000 iterations first problems follow the weights, second ones the weights without replacement."""
     weights, times = {"1": 0.05, "2": 0.25, "3": 0.7, "4": 1.0, "5": 0.0}, 6000
     total = sum(weights.values())
     pairs = [tuple(p.problem_id for p in draw(PROBLEMS, 2, i, 1, weights)) for i in range(times)]
@@ -166,12 +172,12 @@ def test_chances_follow_the_weights() -> None:
 
 
 def within(found: int, times: int, chance: float) -> bool:
-    """Four standard deviations of a binomial."""
+    """Return whether a binomial count is within four standard deviations of its mean."""
     return abs(found - times * chance) <= 4 * math.sqrt(times * chance * (1 - chance))
 
 
 def test_spares_go_on_where_the_draw_ended() -> None:
-    """A rejected problem is replaced by the one that a longer draw would have had next."""
+    """A rejected problem is replaced by the next one of a longer draw."""
     weights = {"1": 0.1, "2": 0.4, "3": 0.7, "4": 1.0, "5": 0.2}
     for iteration in range(20):
         drawn = draw(PROBLEMS, 2, iteration, 3, weights)
@@ -180,7 +186,7 @@ def test_spares_go_on_where_the_draw_ended() -> None:
 
 @given(size=st.integers(1, 20), count=st.integers(1, 8), iteration=st.integers(0, 9), seed=st.integers(0, 5))
 def test_equal_weights_pass_through_all(size: int, count: int, iteration: int, seed: int) -> None:
-    """Where nothing is preferred the order is that without weights, over what is left."""
+    """Equal weights give the order without weights, over the problems that are not left out."""
     problems = [Problem(str(i), "", ["0"]) for i in range(size)]
     retired = Problem("retired", "", ["0"])
     weights = {problem.problem_id: 0.3 for problem in problems} | {"retired": 0.0}
@@ -198,6 +204,6 @@ def test_equal_weights_pass_through_all(size: int, count: int, iteration: int, s
     ],
 )
 def test_weights_that_cannot_be_are_refused(weights: dict[str, float], problem: str) -> None:
-    """A curriculum of another problem set must not pass for one of this."""
+    """Weights that do not belong to the problem set, or are no weights, are refused."""
     with pytest.raises(ValueError, match=problem):
         draw(PROBLEMS, 2, 0, 1, weights)

@@ -1,4 +1,4 @@
-"""Growing problem sets: nothing is trained on twice unasked, nothing is lost, and ids stay unique and the same."""
+"""Growing problem sets: new problems are found once, no problem is lost, and ids stay unique and unchanged."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def numbered(count: int, first: int = 0) -> list[Problem]:
 
 
 def test_key_is_of_prompt_and_solutions() -> None:
-    """A problem is known again under another id, and another gold answer makes it another problem."""
+    """A problem keeps its key under another id; another gold answer makes it another problem."""
     problem = Problem("1", "What is 12 + 7?", ["19", "19.0"], "arithmetic")
     assert key(problem) == key(Problem("2", "What is 12 + 7?", ["19.0", "19"], "gsm8k", '{"level": 1}'))
     assert key(problem) != key(replace(problem, solutions=["19"]))
@@ -40,13 +40,13 @@ def test_key_is_of_prompt_and_solutions() -> None:
 
 
 def test_key_is_pinned() -> None:
-    """Another hash would make every problem of the nights before new."""
+    """Another hash would make every problem of earlier nights new."""
     assert key(Problem("12+7", "What is 12 + 7?", ["19"])) == "dfdf53743b062f4592538098f9659c75"
 
 
 @given(problems, problems)
 def test_new_problems_and_seen_ones_are_all(found: list[Problem], seen: list[Problem]) -> None:
-    """What is not new has been seen, nothing is new twice, the order stays, and a second look finds nothing."""
+    """Every problem is either new or seen, none is new twice, the order stays, and a second call finds nothing."""
     fresh = new_problems(found, seen)
     assert set(keys(fresh, seen)) == set(keys(found, seen))
     assert not set(keys(fresh)) & set(keys(seen))
@@ -56,7 +56,7 @@ def test_new_problems_and_seen_ones_are_all(found: list[Problem], seen: list[Pro
 
 
 def test_suffixes_of_ids() -> None:
-    """Other problems of the same id get a number, which never takes an id that stands there already."""
+    """Different problems with the same id get a numbered suffix, which never equals an existing id."""
     one, two, three = (Problem("a", prompt, ["1"]) for prompt in "pqr")
     named = Problem("a~2", "s", ["1"])
     assert [problem.problem_id for problem in union([one], [two], [three, one])] == ["a", "a~2", "a~3"]
@@ -67,7 +67,7 @@ def test_suffixes_of_ids() -> None:
 
 @given(problems, problems, problems)
 def test_laws_of_the_union(one: list[Problem], two: list[Problem], three: list[Problem]) -> None:
-    """Each problem once, ids unique; and a set that comes later renames none of the former."""
+    """A union holds each problem once under a unique id; a later set renames no earlier problem."""
     together = union(one, two)
     assert keys(together) == list(dict.fromkeys(keys(one, two)))
     ids = [problem.problem_id for problem in together]
@@ -79,14 +79,14 @@ def test_laws_of_the_union(one: list[Problem], two: list[Problem], three: list[P
 
 
 def test_union_of_many_sets_with_the_same_ids() -> None:
-    """A thousand files whose rows are all called 1 take no quadratic time."""
+    """A union of 20,000 sets whose problems have the same id takes no quadratic time."""
     together = union(*([Problem("1", str(number), ["1"])] for number in range(20_000)))
     assert together[-1].problem_id == "1~20000"
 
 
 @given(st.integers(0, 40), st.floats(0, 0.99), st.integers(0, 40), st.integers(0, 5))
 def test_share_of_the_replayed(count: int, share: float, common: int, seed: int) -> None:
-    """They are the share of the whole to the nearest, or all that there are, and none is among the new ones."""
+    """Replayed problems have the asked share of the whole, or are all old ones; none is among the new ones."""
     fresh, old = numbered(count), numbered(count + 60, max(0, count - common))
     chosen = replayed(fresh, share, [*old, *old[:5]], seed)
     assert not set(keys(chosen)) & set(keys(fresh))
@@ -96,7 +96,7 @@ def test_share_of_the_replayed(count: int, share: float, common: int, seed: int)
 
 
 def test_replay_follows_the_seed() -> None:
-    """The same night draws the same problems again, another night others."""
+    """The same seed draws the same problems again; another seed draws others."""
     fresh, old = numbered(10), numbered(1000, 10)
     assert replayed(fresh, 0.5, old, 1) == replayed(fresh, 0.5, old, 1)
     assert replayed(fresh, 0.5, old, 1) != replayed(fresh, 0.5, old, 2)
@@ -106,6 +106,6 @@ def test_replay_follows_the_seed() -> None:
 
 @pytest.mark.parametrize("share", [-0.1, 1.0, 2.0, float("nan")])
 def test_impossible_share(share: float) -> None:
-    """A whole of old problems alone is no share."""
+    """A share below 0 or of 1 and more is refused."""
     with pytest.raises(ValueError, match=r"share=.* give 0 or more and less than 1"):
         replayed(numbered(1), share, numbered(9), 0)

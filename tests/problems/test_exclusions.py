@@ -26,10 +26,10 @@ from tasks.problems.exclusions import (
     Excluded,
     check_exclusions,
     commit_exclusions,
+    exclusions_version,
     left_of,
     read_exclusions,
     set_aside,
-    version_of,
 )
 from tasks.provenance.answers import Unknown
 from tasks.provenance.proposals import propose_ids, propose_problem
@@ -50,7 +50,7 @@ def family(tmp_path: Path) -> Place:
 
 
 def test_a_problem_is_excluded_with_all_that_was_played_of_it(family: Place, tmp_path: Path) -> None:
-    """A version that is whole, names its data sets as parents, and gives back what went in."""
+    """The version verifies, names its data sets as parents, and is read back unchanged."""
     proposal = propose_problem(family.store, key(ONE), tmp_path, WHY)
     version = commit_exclusions(family.store, proposal.rows)
     rows = [Exclusion(**row) for row in datasets.rows(family.store, version, tmp_path)]
@@ -69,19 +69,19 @@ def test_a_problem_is_excluded_with_all_that_was_played_of_it(family: Place, tmp
 
 
 def test_the_same_content_is_the_same_version(family: Place, tmp_path: Path) -> None:
-    """However often and in whatever order; another reason is another version."""
+    """Repetition and order of rows do not change the version; another reason does."""
     rows = propose_problem(family.store, "2", tmp_path, WHY).rows
     version = commit_exclusions(family.store, rows)
     nonce = manifests.read(family.store, version).nonce
-    assert commit_exclusions(family.store, rows[::-1]) == version == version_of(rows)
+    assert commit_exclusions(family.store, rows[::-1]) == version == exclusions_version(rows)
     assert manifests.read(family.store, version).nonce == nonce
-    assert version_of([replace(row, reason="other") for row in rows]) != version
+    assert exclusions_version([replace(row, reason="other") for row in rows]) != version
     with pytest.raises(ValueError, match="at least one row"):
         commit_exclusions(family.store, [])
 
 
 def test_trajectories_are_excluded_by_their_ids(family: Place, tmp_path: Path) -> None:
-    """Their problems stay; ids that nobody trains on are told, and nothing is committed."""
+    """Excluded trajectories keep their problems; unknown ids are an error and nothing is committed."""
     rows = propose_ids(family.store, ["b/000000/1/1", "a/000000/2/0", "b/000000/1/1"], tmp_path, WHY).rows
     assert [(row.trajectory_id, row.problem_key) for row in rows] == [
         ("a/000000/2/0", key(TWO)),
@@ -91,7 +91,7 @@ def test_trajectories_are_excluded_by_their_ids(family: Place, tmp_path: Path) -
     assert excluded.problems == frozenset()
     assert left_of([ONE, TWO], excluded) == [ONE, TWO]
     family.collect(layout.trajectories("a", 1))
-    with pytest.raises(ValueError, match="2 ids .*: a/000001/1/0, x; of 1 data sets the data are gone"):
+    with pytest.raises(ValueError, match="2 ids .*: a/000001/1/0, x; 1 data sets are collected"):
         propose_ids(family.store, ["a/000000/2/0", "a/000001/1/0", "x"], tmp_path, WHY)
     with pytest.raises(ValueError, match="no ids are given"):
         propose_ids(family.store, [], tmp_path, WHY)
@@ -99,8 +99,8 @@ def test_trajectories_are_excluded_by_their_ids(family: Place, tmp_path: Path) -
         propose_ids(family.store, ["x"], tmp_path, " ")
 
 
-def test_a_problem_that_nobody_played_or_whose_data_are_gone(family: Place, tmp_path: Path) -> None:
-    """It is excluded all the same; what cannot be listed any more is told."""
+def test_a_problem_without_episodes_or_with_collected_data(family: Place, tmp_path: Path) -> None:
+    """A problem without trajectories can be excluded; data that gc deleted are reported as unknown."""
     family.problems(UNSEEN)
     proposal = propose_problem(family.store, "7", tmp_path, WHY)
     assert proposal.rows == [Exclusion("", "", "", -1, "7", key(UNSEEN), whole_problem=True, reason=WHY)]
@@ -115,8 +115,11 @@ def test_a_problem_that_nobody_played_or_whose_data_are_gone(family: Place, tmp_
     assert [row.trajectory_id for row in proposal.rows] == [""]
 
 
-def test_what_is_drawn_keeps_its_order(family: Place) -> None:
-    """Excluded problems are known by content, whatever their ids; a set without a problem is told."""
+def test_the_remaining_problems_keep_their_order(family: Place) -> None:
+    """Excluded problems are matched by content, not id, and the order of the rest stays.
+
+    An empty rest is an error.
+    """
     twin = replace(ONE, problem_id="twin")
     excluded = Excluded(problems=frozenset([key(ONE)]))
     assert left_of([TWO, ONE, OTHER, twin], excluded) == [TWO, OTHER]
@@ -125,7 +128,10 @@ def test_what_is_drawn_keeps_its_order(family: Place) -> None:
 
 
 def test_an_update_without_the_excluded_is_one_that_never_had_them(tmp_path: Path) -> None:
-    """Bit for bit; ids count in their own data set only, a problem wherever it was played."""
+    """The update is equal bit for bit to one without the excluded rows.
+
+    Ids are excluded in their own data set only, a problem in every data set.
+    """
     rows, scores = random_rows()
     folder, here = save_tiny(tmp_path), "runs/r/trajectories/000000"
     asked = [replace(row, prompt=row.problem_id, solutions=["1"]) for row in rows]
@@ -141,7 +147,7 @@ def test_an_update_without_the_excluded_is_one_that_never_had_them(tmp_path: Pat
 
 
 def test_an_update_of_which_nothing_is_left(tmp_path: Path) -> None:
-    """The policy stays as it is, as where the options reject all."""
+    """The policy does not change if everything is excluded, as with options that reject everything."""
     rows, scores = random_rows()
     trainer = make_trainer(save_tiny(tmp_path))
     before = weights(trainer)
@@ -151,33 +157,36 @@ def test_an_update_of_which_nothing_is_left(tmp_path: Path) -> None:
     assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
 
 
-def test_questions_know_what_an_update_left_out(family: Place, tmp_path: Path) -> None:
-    """Only what entered was trained on; and lineage does not pass through exclusions into what they exclude."""
+def test_excluded_trajectories_do_not_count_as_trained_on(family: Place, tmp_path: Path) -> None:
+    """An excluded trajectory does not count as trained on.
+
+    The lineage does not lead through exclusions to the trajectories that they exclude.
+    """
     one = commit_exclusions(family.store, propose_problem(family.store, key(ONE), tmp_path, WHY).rows)
     first = commit_exclusions(family.store, propose_ids(family.store, ["b/000000/1/0"], tmp_path, WHY).rows)
     both = family.problems(ONE, TWO)
     family.begin("d")
     family.play("d", 0, both, Played(ONE), Played(TWO), Played(TWO))
     family.train("d", 0, one, first)
-    mine = commit_exclusions(family.store, propose_ids(family.store, ["d/000000/2/1"], tmp_path, WHY).rows)
+    last = commit_exclusions(family.store, propose_ids(family.store, ["d/000000/2/1"], tmp_path, WHY).rows)
     family.play("d", 1, both, Played(TWO))
-    family.train("d", 1, mine)
+    family.train("d", 1, last)
     family.begin("e")
-    family.checkpoint(layout.checkpoint("e", 1), [layout.trajectories("d", 0), mine], {})
+    family.checkpoint(layout.checkpoint("e", 1), [layout.trajectories("d", 0), last], {})
     uses = {use.checkpoint: use.trained for use in trained_on(family.store, key(ONE), tmp_path, run="d").uses}
     assert uses == {layout.checkpoint("d", 1): 0, layout.checkpoint("e", 1): 1}
     uses = {use.checkpoint: use.trained for use in trained_on(family.store, "2", tmp_path, run="d").uses}
     assert uses == {layout.checkpoint("d", 1): 2, layout.checkpoint("d", 2): 1, layout.checkpoint("e", 1): 1}
     seen = training_data(family.store, layout.checkpoint("d", 2), tmp_path)
-    assert {each.prompt: each.trained for each in seen.problems} == {ONE.prompt: 0, TWO.prompt: 3}
-    family.collect(one)  # nobody does; by hand
-    answer = trained_on(family.store, key(ONE), tmp_path / "anew", run="d")
-    assert [use.trained for use in answer.uses] == [1, 1]  # better too much than too little
+    assert {problem.prompt: problem.trained for problem in seen.problems} == {ONE.prompt: 0, TWO.prompt: 3}
+    family.collect(one)  # gc never does this; done by hand
+    answer = trained_on(family.store, key(ONE), tmp_path / "second", run="d")
+    assert [use.trained for use in answer.uses] == [1, 1]  # an unreadable exclusion counts as none
     assert [unknown.version for unknown in answer.unknown] == [one]
 
 
 def test_gc_leaves_exclusions_alone(store: Store, tmp_path: Path) -> None:
-    """Whatever is to be collected; and of attempts that died it takes what they left."""
+    """gc keeps every exclusion under any rule, but deletes the leftovers of failed attempts."""
     family = two_runs(Place(store, tmp_path / "model"))
     version = commit_exclusions(store, propose_problem(store, "2", tmp_path, WHY).rows)
     with Draft(store, version, "exclusions") as draft:
@@ -198,17 +207,17 @@ def test_gc_leaves_exclusions_alone(store: Store, tmp_path: Path) -> None:
     assert listed.findings == []
 
 
-def test_verify_finds_what_exclusions_cannot_hold(family: Place, tmp_path: Path) -> None:
+def test_verify_finds_duplicate_rows_of_exclusions(family: Place, tmp_path: Path) -> None:
     """A trajectory is excluded once."""
     version = commit_exclusions(family.store, propose_problem(family.store, "2", tmp_path, WHY).rows)
     rewrite_shard(family.store, version, lambda table: table.take([0, 1, 1, 3]))
     (finding,) = verify(family.store, [version], deep=True, ancestors=False).findings
-    assert finding.problem == "trajectory_id and data_set and problem_key of a row are those of another (rows 2)"
+    assert finding.problem == "trajectory_id and data_set and problem_key of a row are those of another row (rows 2)"
 
 
-def test_what_are_no_exclusions_is_refused_before_anything_begins(store: Store, tmp_path: Path) -> None:
-    """Unknown versions, aliases, URIs and other kinds: each with what to do."""
-    remedy = r"ls --kind exclusions` lists those there are, `python -m tasks.provenance .* exclude` makes one"
+def test_other_versions_than_exclusions_are_refused_before_a_run_starts(store: Store, tmp_path: Path) -> None:
+    """Unknown versions, aliases, URIs and other kinds are refused before the run starts, each with a remedy."""
+    remedy = r"ls --kind exclusions` lists the existing ones, `python -m tasks.provenance .* exclude` makes one"
     root = [f"storage.root={store.root}", f"storage.cache={tmp_path}/cache"]
     config = load("smoke", [*root, "problems.exclusions=[exclusions/ab12]"])
     with pytest.raises(StorageError, match=f"exclusions/ab12 was never committed.*{remedy}"), open_leased(config):
@@ -228,55 +237,59 @@ def call(family: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 
 def test_the_command_says_how_to_use_what_it_made(family: Place, call: Call, tmp_path: Path) -> None:
-    """Nothing with --dry-run; then the version and its override; ids come from a file."""
+    """`--dry-run` commits nothing; without it the output names the version and its override.
+
+    Ids can come from a file.
+    """
     arguments = ["exclude", key(ONE), "--reason", WHY]
     planned = json.loads(call("--json", *arguments, "--dry-run"))
     assert (planned["committed"], len(planned["rows"])) == (False, 4)
     assert not manifests.committed(family.store, planned["version"])
-    told = call(*arguments)
-    assert f"'problems.exclusions=[{planned['version']}]'" in told
-    assert "4 trajectories in 2 data sets; the problem will not be drawn" in told
+    printed = call(*arguments)
+    assert f"'problems.exclusions=[{planned['version']}]'" in printed
+    assert "4 trajectories in 2 data sets; the problem is no longer drawn" in printed
     assert manifests.committed(family.store, planned["version"])
     (tmp_path / "ids").write_text("b/000000/1/0\n\nb/000000/1/1 \n")
-    told = call("exclude", "--ids", str(tmp_path / "ids"), "--reason", WHY, "--run", "b")
-    assert told.startswith("2 trajectories in 1 data sets; 1 checkpoints were trained on some of them")
+    printed = call("exclude", "--ids", str(tmp_path / "ids"), "--reason", WHY, "--run", "b")
+    assert printed.startswith("2 trajectories in 1 data sets; 1 checkpoints were trained on some of them")
     assert "give either PROBLEM or --ids FILE" in call("exclude", "--reason", WHY, status=1)
     assert "no such file" in call("exclude", "--ids", "none", "--reason", WHY, status=1).lower()
-    assert "/dev/zero holds more than 67,108,864 bytes" in call(
+    assert "/dev/zero has more than 67,108,864 bytes" in call(
         "exclude", "--ids", "/dev/zero", "--reason", WHY, status=1
     )
 
 
 def test_a_file_of_ids_as_editors_save_it(family: Place, call: Call, tmp_path: Path) -> None:
-    """A byte order mark is no part of the first id; what is no text is told, and where."""
+    """A byte order mark is not part of the first id; a file that is not UTF-8 is refused with the byte position."""
     ids = tmp_path / "ids"
     arguments = ["exclude", "--ids", str(ids), "--reason", WHY, "--dry-run"]
     ids.write_bytes("\ufeffb/000000/1/0\r\n".encode())
     assert call(*arguments).startswith("1 trajectories in 1 data sets")
     for data, place in ((b"b/000000/1/0\n\x89PNG\r\n", 13), ("b/000000/1/0".encode("utf-16"), 0)):
         ids.write_bytes(data)
-        told = f"{ids} is not text in UTF-8 (byte {place}): give one id of a trajectory in each line"
-        assert told in call(*arguments, status=1)
+        message = f"{ids} is not UTF-8 text (byte {place}): give one trajectory id in each line"
+        assert message in call(*arguments, status=1)
 
 
-def test_arguments_that_are_no_utf8_are_told(family: Place, call: Call) -> None:
-    """Python hands them on as halves of surrogate pairs, which neither Parquet nor DuckDB takes."""
-    told = call("exclude", key(ONE), "--reason", "x\udcff", status=1)
-    assert "reason='x\\udcff' holds half a surrogate pair" in told
+def test_arguments_that_are_not_utf8_are_refused(family: Place, call: Call) -> None:
+    """Python passes such arguments on as halves of surrogate pairs, which Parquet and DuckDB refuse."""
+    printed = call("exclude", key(ONE), "--reason", "x\udcff", status=1)
+    assert "reason='x\\udcff' holds half a surrogate pair" in printed
     for arguments in (["a\udcff"], ["--prompt", "a\udcff"], [key(ONE), "--run", "a\udcff"]):
-        told = call("trained-on", *arguments, status=1)
-        assert "a\\udcff'" in told
-        assert "codec" not in told
+        printed = call("trained-on", *arguments, status=1)
+        assert "a\\udcff'" in printed
+        assert "codec" not in printed
 
 
 @pytest.mark.usefixtures("prefect_api")
 def test_a_run_goes_on_without_what_was_excluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Played, then excluded, then trained: a problem and an episode enter no update; the problem is not drawn again."""
+    """A problem and an episode excluded after the rollout enter no update; the problem is not drawn again."""
     for flow in ("math_mt_ppo", "rollout"):
         monkeypatch.setattr(f"flows.{flow}.open_engine", opens(WaitingEngine(0)))
     warm_start = "policy={warm_start: {hidden_size: 32, layers: 1, heads: 1, kv_heads: 1, steps: 1, batch_size: 2}}"
     settings = [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", warm_start, "run.iterations=2"]
-    small = [*settings, "problems.train={kind: arithmetic, low: 0, high: 2, count: 4}"]  # all are drawn each time
+    # Each iteration draws all four problems.
+    small = [*settings, "problems.train={kind: arithmetic, low: 0, high: 2, count: 4}"]
     store = Store(f"{tmp_path}/var")
     data_set = rollout("smoke", small, iteration=0)
     rows = list(datasets.trajectories(store, data_set, tmp_path))

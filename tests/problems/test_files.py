@@ -1,4 +1,4 @@
-"""Several files as one problem set: each row keeps its id when more files come, and none is lost without a word."""
+"""Several files as one problem set: ids stay the same when files are added, and no row is lost silently."""
 
 import io
 import json
@@ -38,7 +38,7 @@ PRESET_ROWS: dict[str, dict[str, Any]] = {
 
 
 def write(path: Path, *rows: Any) -> Path:
-    """A JSONL file; text is written as it is."""
+    """Write a JSONL file; strings are written as they are."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
     return path
@@ -58,7 +58,7 @@ def ids(found: ProblemSet) -> list[str]:
 
 
 def test_ids_do_not_move_when_files_come(tmp_path: Path) -> None:
-    """What is known of a problem is kept under its id: a file that comes between others changes none of theirs."""
+    """The history of a problem is kept under its id, so a new file between others changes none of their ids."""
     write(tmp_path / "2026-11-20.jsonl", row("p"), row("q"))
     write(tmp_path / "2026-11-22.jsonl", row("r"))
     before = load(tmp_path / "*.jsonl").problems
@@ -86,7 +86,7 @@ def test_ids_do_not_move_when_files_come(tmp_path: Path) -> None:
     ],
 )
 def test_patterns(tmp_path: Path, pattern: str, expected: list[str]) -> None:
-    """Ids begin with the part of the path that the pattern leaves open; folders and hidden files are passed over."""
+    """Ids begin with the variable part of the path; folders and hidden files are skipped."""
     for name in ("new/a.jsonl", "new/.c.jsonl", "new/b.jsonl", "old/a.jsonl", "new/deep/c.d/rows.v1.jsonl"):
         write(tmp_path / name, row(name))
     (tmp_path / "new" / "a-folder").mkdir()
@@ -95,14 +95,14 @@ def test_patterns(tmp_path: Path, pattern: str, expected: list[str]) -> None:
 
 
 def test_relative_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pattern counts from the working directory, like a path."""
+    """A relative pattern starts at the working directory, like a path."""
     write(tmp_path / "new" / "a.jsonl", row("p"))
     monkeypatch.chdir(tmp_path)
     assert ids(load("new/*.jsonl")) == ["a/000001"]
 
 
 def test_one_file_is_as_it_was(tmp_path: Path) -> None:
-    """Sets imported before keep their fingerprints: neither a plain path nor one with odd marks adds to the ids."""
+    """A single file adds nothing to the ids, so sets imported earlier keep their fingerprints."""
     plain = load(write(tmp_path / "rows.jsonl", row("p"), row("q")))
     odd = load(write(tmp_path / "rows [final].jsonl", row("p"), row("q")))
     assert plain.problems == odd.problems == [Problem("000001", "p", ["1"]), Problem("000002", "q", ["1"])]
@@ -110,13 +110,13 @@ def test_one_file_is_as_it_was(tmp_path: Path) -> None:
 
 
 def test_query_of_a_url_is_no_pattern() -> None:
-    """Question marks belong to URLs, and what is in an archive is not looked up: both are opened as they are."""
+    """URLs with question marks and paths inside of archives are opened as they are, not searched."""
     for path in ("https://example.org/rows.jsonl?download=true", "zip://*.jsonl::rows.zip"):
         assert find(path) == [("", path)]
 
 
 def test_ids_of_several_files_begin_with_their_file(tmp_path: Path) -> None:
-    """Also those that the rows bring, even one that looks like the number of its row."""
+    """The file name is added also to ids from the rows, even to one that looks like a row number."""
     write(tmp_path / "a.jsonl", row("p", key="000001"), row("q", key="x"))
     assert ids(load(tmp_path / "*.jsonl", fields=NAMED)) == ["a/000001", "a/x"]
     assert ids(load(tmp_path / "a.jsonl", fields=NAMED)) == ["000001", "x"]  # one file: as they are
@@ -129,7 +129,7 @@ def test_ids_of_several_files_begin_with_their_file(tmp_path: Path) -> None:
 
 
 def test_the_same_id_in_two_files(tmp_path: Path) -> None:
-    """Files that come day by day may number their rows anew, or bring a corrected answer; within one it is an error."""
+    """The same id may occur in two files, such as daily files that count from 1; within one file it is an error."""
     write(tmp_path / "a.jsonl", row("p", key="x"))
     write(tmp_path / "b.jsonl", row("q", key="y"), row("r", key="x"), row("s", key="x"))
     found = load(tmp_path / "*.jsonl", fields=NAMED)
@@ -141,7 +141,7 @@ def test_the_same_id_in_two_files(tmp_path: Path) -> None:
 
 
 def test_files_of_one_stem(tmp_path: Path) -> None:
-    """Files that differ in their suffix alone would give the same ids: the rows of the second are reported."""
+    """Files that differ only in the suffix would give the same ids, so the rows of the second are reported as bad."""
     write(tmp_path / "a.json", row("p"))
     write(tmp_path / "a.jsonl", row("q"))
     found = load(tmp_path / "*")
@@ -150,7 +150,7 @@ def test_files_of_one_stem(tmp_path: Path) -> None:
 
 
 def test_file_that_is_being_written(tmp_path: Path) -> None:
-    """Half a line is a bad row of its file, and its id is free for the whole row when it is there."""
+    """An incomplete line is a bad row of its file; the complete row later gets the same id."""
     write(tmp_path / "a.jsonl", row("p"))
     late = write(tmp_path / "b.jsonl", row("q"), '{"ask": "r", "go')
     write(tmp_path / "c.jsonl")
@@ -162,7 +162,7 @@ def test_file_that_is_being_written(tmp_path: Path) -> None:
 
 
 def test_count_is_of_all_files(tmp_path: Path) -> None:
-    """The limit goes over file borders and counts bad rows, and what lies behind it is not even opened."""
+    """The limit `count` covers all files and includes bad rows; files beyond it are not opened."""
     for name in ("a", "b"):
         pq.write_table(pa.table({"ask": [name, None], "gold": ["1", "1"]}), tmp_path / f"{name}.parquet")
     write(tmp_path / "c.parquet", "no Parquet")
@@ -173,27 +173,27 @@ def test_count_is_of_all_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["", "missing/"])
 def test_no_match(tmp_path: Path, folder: str) -> None:
-    """A pattern that finds nothing is an error that names it, not an empty set."""
+    """A pattern without a match is an error that names the pattern, not an empty set."""
     pattern = f"{tmp_path}/{folder}*.jsonl"
     with pytest.raises(ProblemError, match=f"^{re.escape(pattern)} matches no file: check folder and pattern$"):
         load(pattern)
 
 
 def test_unknown_protocol() -> None:
-    """What cannot be listed is named like what cannot be opened."""
+    """A path that cannot be listed gives the same message as one that cannot be opened."""
     with pytest.raises(ProblemError, match=r"^nope://x/\*.jsonl cannot be read .*Protocol not known"):
         load("nope://x/*.jsonl")
 
 
 def test_files_without_rows(tmp_path: Path) -> None:
-    """Files that are all empty are an error, as one is."""
+    """Files that are all empty are an error, like one empty file."""
     write(tmp_path / "a.jsonl")
     with pytest.raises(ProblemError, match=r"\*.jsonl holds no rows"):
         load(tmp_path / "*.jsonl")
 
 
 def test_parquet_files(tmp_path: Path) -> None:
-    """Parquet files are found and named in the same way, and one that is none is named by its path."""
+    """Patterns find Parquet files, too; a broken one is named by its path."""
     for name in ("a", "b"):
         pq.write_table(pa.table({"ask": [name, None], "gold": ["1", "1"]}), tmp_path / f"{name}.parquet")
     found = load(tmp_path / "*.parquet", kind="parquet")
@@ -205,7 +205,7 @@ def test_parquet_files(tmp_path: Path) -> None:
 
 
 def test_remote_pattern() -> None:
-    """Patterns work in any store that fsspec lists, and see files that came after the first look."""
+    """Patterns work in any store that fsspec can list, and find files that are added later."""
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/several/new/a.jsonl", json.dumps(row("p")).encode())
     assert ids(load("memory://several/new/*.jsonl")) == ["a/000001"]
@@ -214,7 +214,7 @@ def test_remote_pattern() -> None:
 
 
 def test_stored_set_is_not_loaded() -> None:
-    """Without a store there is nothing to read a version from: the error says so before anything else fails."""
+    """A stored set needs a store, and the error says so before anything else fails."""
     with pytest.raises(ValueError, match=r"^problems/12ab: a stored set is read from the store, not loaded$"):
         load_problems(StoredSource(kind="stored", version="problems/12ab"), 0.0)
 
@@ -241,33 +241,33 @@ def _link_to_pipe(path: Path) -> None:
         (lambda path: path.symlink_to("nowhere"), "FileNotFoundError"),
     ],
 )
-def test_what_is_no_regular_file_is_named(
+def test_a_file_that_is_not_regular_is_refused(
     make: Callable[[Path], Any], reason: str, kind: Literal["jsonl", "parquet"], tmp_path: Path
 ) -> None:
-    """A pipe that nobody writes to, or a device without an end, would keep a night and its lease for ever."""
+    """A pipe without a writer or an endless device would block a night and its lease for ever; both are refused."""
     path = tmp_path / "rows.x"
     make(path)
     for where in (str(path), f"file://{path}", f"zip://rows.x::{path}", f"zip://rows.x::file://{path}"):
         with pytest.raises(ProblemError, match=f"^{re.escape(where)} cannot be read .*{reason}"):
             load(where, kind=kind)
-    if make is not Path.mkdir:  # folders are passed over
+    if make is not Path.mkdir:  # a pattern skips folders
         with pytest.raises(ProblemError, match=f"^{re.escape(str(path))} cannot be read .*{reason}"):
             load(tmp_path / "*.x", kind=kind)
 
 
 def test_a_link_to_a_file_is_that_file(tmp_path: Path) -> None:
-    """Links to regular files are usual."""
+    """Links to regular files are allowed."""
     (tmp_path / "link.jsonl").symlink_to(write(tmp_path / "rows.jsonl", row("p")))
     assert ids(load(tmp_path / "link.jsonl")) == ["000001"]
 
 
 LONG = 2**20 - len(json.dumps(row("")))
-"""Characters of a prompt whose line has exactly 1 MB."""
+"""The number of prompt characters that make a line of exactly 1 MB."""
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_a_line_above_the_bound_is_a_bad_row(tmp_path: Path, end: str) -> None:
-    """It is passed over, and the numbers of the lines behind it are right; a line of exactly the bound is read."""
+    """A longer line is skipped and later line numbers stay right; a line of exactly the bound is read."""
     whole, longer, much = (json.dumps(row("p" * (LONG + more))) for more in (0, 1, 5_000_000))
     path = tmp_path / "rows.jsonl"
     path.write_bytes(end.join([whole, longer, json.dumps(row("q")), much, json.dumps(row("r")), much]).encode())
@@ -283,7 +283,7 @@ def test_a_line_above_the_bound_is_a_bad_row(tmp_path: Path, end: str) -> None:
 
 @given(st.binary(max_size=12).map(lambda data: data.translate(bytes(b"ab\r\n"[byte % 4] for byte in range(256)))))
 def test_lines_are_those_of_the_file(data: bytes) -> None:
-    """However ends and bounds fall together."""
+    """The result does not depend on how line ends and read bounds coincide."""
     whole = [line.removesuffix(b"\n").removesuffix(b"\r") for line in io.BytesIO(data)]
     found = [None if isinstance(line, RowError) else line for line in lines(io.BytesIO(data), 3)]
     assert found == [line if len(line) <= 3 else None for line in whole]
@@ -305,13 +305,13 @@ def _bomb(path: Path) -> str:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("make", [_sparse, _bomb])
 def test_a_file_without_line_ends_is_not_read_whole(make: Callable[[Path], str], tmp_path: Path) -> None:
-    """It would fill the memory until the kernel ends the process: here a terabyte, and an archive of zeros."""
+    """A terabyte file or an archive of zeros would fill the memory; reading stops with an error."""
     with pytest.raises(ProblemError, match="cannot be read .*a line does not end within 64 times max_line_mb"):
         load(make(tmp_path / "rows"), max_line_mb=1)
 
 
-def test_a_file_that_grows_is_read_as_it_was(tmp_path: Path) -> None:
-    """Whoever appends without end does not keep the reader."""
+def test_a_growing_file_is_read_to_its_first_size(tmp_path: Path) -> None:
+    """The reader stops at the size that the file had when it was opened, even if another process appends to it."""
     path = write(tmp_path / "rows.jsonl", row("p"), row("q"))
     reading = read_jsonl(str(path), 2**20)
     found = [next(reading)]
@@ -319,11 +319,11 @@ def test_a_file_that_grows_is_read_as_it_was(tmp_path: Path) -> None:
         file.write(json.dumps(row("r")) + "\n")
     assert [number for number, _ in [*found, *reading]] == [1, 2]
     with pytest.raises(ProblemError, match="holds no rows"):
-        load("/proc/self/status")  # says that it has no bytes, as pipes of the kernel's do
+        load("/proc/self/status")  # reports a size of 0, like kernel pipes
 
 
 def test_a_parquet_row_above_the_bound_is_a_bad_row(tmp_path: Path) -> None:
-    """Named like a line; rows beside it are read."""
+    """A Parquet row above the bound is reported like a line; the rows around it are read."""
     prompts = ["p", "q" * 2**20, "r", "s" * (2**20 - 100), "\N{GREEK SMALL LETTER PI}" * 2**19]
     pq.write_table(pa.table({"ask": prompts, "gold": ["1"] * 5}), tmp_path / "rows.parquet")
     found = load(tmp_path / "rows.parquet", kind="parquet", max_line_mb=1)
@@ -333,7 +333,7 @@ def test_a_parquet_row_above_the_bound_is_a_bad_row(tmp_path: Path) -> None:
 
 
 class _Counted(AbstractFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """Local files as a remote system has them; the sizes of all pieces that were fetched."""
+    """A file system for local files that looks remote and records the sizes of all fetched pieces."""
 
     protocol = "counted"
     fetched: ClassVar[list[int]] = []
@@ -352,7 +352,7 @@ class _CountedFile(AbstractBufferedFile):  # type: ignore[misc]
 
 
 def test_a_parquet_file_is_read_piece_by_piece(tmp_path: Path) -> None:
-    """The first rows of a large row group come before its columns are read whole; nothing is fetched in advance."""
+    """The first rows of a large row group arrive before its columns are read whole; nothing is fetched ahead."""
     texts = [random.Random(number).randbytes(2**15).hex() for number in range(128)]
     pq.write_table(
         pa.table({"ask": texts, "gold": texts}), tmp_path / "rows.parquet", use_dictionary=False, write_batch_size=8
@@ -367,12 +367,12 @@ def test_a_parquet_file_is_read_piece_by_piece(tmp_path: Path) -> None:
 
 
 def test_sources_of_older_runs_have_the_bound() -> None:
-    """They were stored without the knob."""
+    """Sources that were stored before the option existed get its default."""
     assert FileSource.model_validate({"kind": "jsonl", "path": "x", "preset": "gsm8k"}).max_line_mb == 16
 
 
 def _odd_columns() -> dict[str, "pa.Array[Any]"]:
-    """Types that Python has no values for, or that cost much to read."""
+    """Return columns of types that Python cannot represent or that are expensive to read."""
     return {
         "far": pa.array([10**17], pa.timestamp("ms")),
         "day": pa.array([2**31 - 1], pa.date32()),
@@ -387,8 +387,8 @@ def _odd_columns() -> dict[str, "pa.Array[Any]"]:
 
 
 @pytest.mark.parametrize("name", _odd_columns())
-def test_columns_that_nobody_asked_for_are_not_read(name: str, tmp_path: Path) -> None:
-    """Whatever they hold: they neither make a row bad nor count for its length."""
+def test_unused_columns_are_not_read(name: str, tmp_path: Path) -> None:
+    """Unused columns neither make a row bad nor count towards its length."""
     columns = {"ask": pa.array(["p"]), name: _odd_columns()[name], "gold": pa.array([["1", "2"]])}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     found = load(tmp_path / "a.parquet", kind="parquet", max_line_mb=1)
@@ -400,7 +400,7 @@ def test_columns_that_nobody_asked_for_are_not_read(name: str, tmp_path: Path) -
 
 
 def test_a_column_without_values_for_python_makes_bad_rows(tmp_path: Path) -> None:
-    """It was asked for: its rows are told, one by one, and the others are read."""
+    """Unreadable values in a requested column make their own rows bad; the other rows are read."""
     pq.write_table(
         pa.table({"ask": ["p", "q"], "gold": ["1", "2"], "key": pa.array([0, 10**17], pa.timestamp("ms"))}),
         tmp_path / "a.parquet",
@@ -411,7 +411,7 @@ def test_a_column_without_values_for_python_makes_bad_rows(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_thousands_of_columns_make_a_short_message(kind: str, tmp_path: Path) -> None:
-    """The first of them are named; a terminal and a log stay readable."""
+    """The message names the first columns only, so terminal and log stay readable."""
     values = {f"column-{number}": "x" for number in range(20_000)}
     path = write(tmp_path / "a", values) if kind == "jsonl" else tmp_path / "a"
     if kind == "parquet":
@@ -423,7 +423,7 @@ def test_thousands_of_columns_make_a_short_message(kind: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize(("preset", "row"), PRESET_ROWS.items())
 def test_presets_have_the_columns_that_they_read(preset: str, row: dict[str, Any], tmp_path: Path) -> None:
-    """Of Parquet no others are read: a problem is the same as from JSON, where all are."""
+    """Only the preset's columns are read from Parquet; the problems equal those from JSON."""
     pq.write_table(pa.Table.from_pylist([{**row, "other": 1}]), tmp_path / "a.parquet")
     write(tmp_path / "a.jsonl", {**row, "other": 1})
     found = [load(tmp_path / f"a.{kind}", kind=kind, preset=preset).problems for kind in ("parquet", "jsonl")]

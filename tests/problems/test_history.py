@@ -39,15 +39,15 @@ SUCCESS_RATES = """
           from read_parquet('{root}/runs/*/history/*/*/*.parquet'))
     group by problem_key order by any_turn, episodes desc
 """
-"""The README's. `distinct on`, because a later history of a run holds the rows of the earlier ones, too."""
+"""The query of the README. `distinct on`, because a later history repeats the rows of the earlier ones."""
 
 Outcome = list[int]
-"""Successes, 0 or 1, of the turns of one trajectory."""
+"""The successes, 0 or 1, of the turns of one trajectory."""
 Row = tuple[Trajectory, list[Score]]
 
 
 def episode(problem: str, sample: int, *successes: int, part: int = 0, status: Status = "completed") -> Row:
-    """A trajectory of a problem, which asks for its own name, and its scores."""
+    """Return a trajectory of a problem, whose prompt contains its name, with its scores."""
     name = f"r/0/{problem}/{sample}" + (f"/{part}" if part else "")
     row = make_trajectory(name, [[7]] * len(successes), problem=problem, status=status)
     row = replace(row, prompt=f"What is {problem}?", solutions=[problem], run="r", sample=sample, policy_version=3)
@@ -62,8 +62,8 @@ def counts(rows: Iterable[ProblemHistory]) -> dict[str, tuple[int, int, int]]:
     return {row.problem_id: (row.episodes, row.first_turn, row.any_turn) for row in rows}
 
 
-def test_first_and_any_turn_are_counted_over_what_was_played() -> None:
-    """Rejected and truncated episodes were played; those that failed say nothing; no answer is no success."""
+def test_first_and_any_turn_are_counted_over_played_episodes() -> None:
+    """Rejected and truncated episodes count; failed ones do not; an episode without an answer is not solved."""
     rows = [
         episode("a", 0, 1),
         episode("a", 1, 0, 1),
@@ -89,13 +89,13 @@ def test_first_and_any_turn_are_counted_over_what_was_played() -> None:
 
 
 def test_an_episode_of_several_trajectories_counts_once() -> None:
-    """Solved where any of them is; `x` and `x/1` are one try at the problem."""
+    """The trajectories `x` and `x/1` are one episode, solved if either is."""
     assert counts(summary(episode("a", 0, 0), episode("a", 0, 0, 1, part=1))) == {"a": (1, 0, 1)}
     assert counts(summary(episode("a", 0, 0), episode("a", 0, 1, part=1))) == {"a": (1, 1, 1)}
 
 
 def test_problems_of_one_content_count_as_one() -> None:
-    """The key is the content's, so two ids of one text in a set do not become two rows of one key."""
+    """The key depends on the content, so two ids with the same text give one row."""
     twin, scores = episode("a", 0, 1)
     renamed = replace(twin, problem_id="z", trajectory_id="r/0/z/0")
     found = summary((twin, scores), (renamed, make_scores("r/0/z/0", 0.0)))
@@ -116,7 +116,7 @@ PLAYED = st.lists(
 
 @given(played=PLAYED, seed=st.integers(0, 9))
 def test_counts_add_up(played: list[tuple[str, int, int, Outcome, Status]], seed: int) -> None:
-    """Each episode counts once, at its problem; first <= any <= episodes; the order of rows never matters."""
+    """Each episode counts once, first <= any <= episodes, and the order of rows does not matter."""
     rows = [episode(name, sample, *turns, part=part, status=status) for name, sample, part, turns, status in played]
     found = summary(*rows)
     assert sum(row.episodes for row in found) == len({row[:2] for row in played if row[4] != "failed"})
@@ -127,7 +127,7 @@ def test_counts_add_up(played: list[tuple[str, int, int, Outcome, Status]], seed
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """What stands for a checkpoint's folder; nobody loads it."""
+    """A placeholder for a checkpoint's folder; no test loads it."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text("{}")
     return tmp_path / "model"
@@ -135,12 +135,12 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def chain(store: Store, model: Path) -> Store:
-    """Run `r` with one iteration: one problem, one episode, solved in its second turn."""
+    """A store with run `r` of one iteration: one problem, one episode, solved in its second turn."""
     return commit_chain(store, model, model, Canary([1, 2], [-1.0]))
 
 
 def play(store: Store, model: Path, run: str, iterations: Iterable[int]) -> None:
-    """Commit iterations: 4 problems in each, 3 episodes of each; what becomes of them follows from the names."""
+    """Commit iterations of 4 problems with 3 episodes each; run name and iteration decide the outcomes."""
     for iteration in iterations:
         luck = random.Random(f"{run} {iteration}")
         rows = [
@@ -164,7 +164,7 @@ def commit_iteration(store: Store, model: Path, run: str, iteration: int, rows: 
 
 
 def collect(store: Store, version: str) -> None:
-    """As gc does: the mark first, then the data."""
+    """Delete a version's data like gc: tombstone first, then the data."""
     store.write(layout.tombstone(version), seal({"version": version}))
     for file in manifests.read(store, version).files:
         store.delete(file.path)
@@ -177,7 +177,7 @@ def history(store: Store, run: str, tmp_path: Path) -> tuple[str, list[ProblemHi
 
 
 def test_history_of_a_chain(chain: Store, tmp_path: Path) -> None:
-    """Three rows of one problem and sample are one episode; the version names its checkpoint and is whole."""
+    """Three rows of one problem and sample are one episode; the version names its checkpoint and verifies."""
     version, rows = history(chain, "r", tmp_path)
     assert version == layout.history("r", 1)
     assert counts(rows) == {"p": (1, 0, 1)}
@@ -188,28 +188,29 @@ def test_history_of_a_chain(chain: Store, tmp_path: Path) -> None:
     assert (report.findings, report.objects) == ([], 1)
 
 
-def test_verify_finds_what_a_history_cannot_hold(store: Store, model: Path, tmp_path: Path) -> None:
+def test_verify_finds_duplicate_rows_of_a_history(store: Store, model: Path, tmp_path: Path) -> None:
     """Two rows of one problem and iteration would count its episodes twice."""
     play(store, model, "r", range(1))
     version, _ = history(store, "r", tmp_path)
     rewrite_shard(store, version, lambda table: table.take([0, 1, 1, 3]))
     report = verify(store, [version], deep=True, ancestors=False)
     assert [finding.problem for finding in report.findings] == [
-        "problem_key and iteration of a row are those of another (rows 2)"
+        "problem_key and iteration of a row are those of another row (rows 2)"
     ]
 
 
 @pytest.mark.parametrize("cuts", [(), (1,), (3,), (1, 2, 4)])
-def test_a_continued_history_is_that_computed_afresh(
-    store: Store, model: Path, tmp_path: Path, cuts: tuple[int, ...]
-) -> None:
-    """Wherever histories were committed between, the rows are those of the data; the last one before is a parent."""
+def test_a_continued_history_equals_a_new_one(store: Store, model: Path, tmp_path: Path, cuts: tuple[int, ...]) -> None:
+    """A continued history equals one computed from all data, wherever it was committed in between.
+
+    The last history before it is a parent.
+    """
     for begin, end in itertools.pairwise([0, *cuts, 5]):
         play(store, model, "r", range(begin, end))
         version, rows = history(store, "r", tmp_path)
-    afresh = Store(str(tmp_path / "afresh"))
-    play(afresh, model, "r", range(5))
-    assert rows == history(afresh, "r", tmp_path)[1]
+    fresh = Store(str(tmp_path / "fresh"))
+    play(fresh, model, "r", range(5))
+    assert rows == history(fresh, "r", tmp_path)[1]
     assert len(rows) == 5 * 4
     assert [row.iteration for row in rows] == sorted(row.iteration for row in rows)
     parents = [parent.version for parent in manifests.read(store, version).parents]
@@ -217,8 +218,8 @@ def test_a_continued_history_is_that_computed_afresh(
     assert history(store, "r", tmp_path)[0] == version
 
 
-def test_what_gc_took_stays_known_to_a_continued_history(store: Store, model: Path, tmp_path: Path) -> None:
-    """Rows are taken over, so older iterations need no data; afresh they are left out, and counted."""
+def test_a_continued_history_keeps_collected_iterations(store: Store, model: Path, tmp_path: Path) -> None:
+    """A continued history keeps the rows of collected data; a new one leaves them out and counts them."""
     play(store, model, "r", range(2))
     early = history(store, "r", tmp_path)[1]
     play(store, model, "r", range(2, 4))
@@ -238,7 +239,7 @@ def test_what_gc_took_stays_known_to_a_continued_history(store: Store, model: Pa
 
 
 def test_scores_are_those_that_the_update_was_made_from(chain: Store, tmp_path: Path) -> None:
-    """A run scored by another judge, too: the checkpoint's parents say which verdicts it learnt from."""
+    """If several verifiers scored a run, the checkpoint's parents name the scores that it was trained on."""
     with Draft(chain, layout.scores("r", 0, "aaaa"), "scores") as draft:
         datasets.write_rows(draft, SCORE_SCHEMA, make_scores("t0", 1.0, 1.0), 10)
         draft.commit(provenance(1), [layout.trajectories("r", 0)])
@@ -246,14 +247,14 @@ def test_scores_are_those_that_the_update_was_made_from(chain: Store, tmp_path: 
 
 
 def test_a_checkpoint_that_names_no_scores_is_an_error(chain: Store, tmp_path: Path) -> None:
-    """Nothing is guessed: the message says which checkpoint, and what to do."""
+    """A checkpoint without scores is an error that names the checkpoint and the remedy."""
     rewrite(chain, layout.checkpoint("r", 1), lambda values: values["parents"].pop())
-    with pytest.raises(StorageError, match=r"checkpoints/000001 names 1 trajectories and 0 scores.*leave the run out"):
+    with pytest.raises(StorageError, match=r"checkpoints/000001 names 1 trajectories and 0 scores.*leave out the run"):
         commit_history(chain, "r", tmp_path, Provenance(config={}))
 
 
 def test_a_history_is_not_fenced_by_the_lease_of_the_run_that_asks(chain: Store, tmp_path: Path) -> None:
-    """Token 0 of another run beside token 1 of this one would look like a writer that had lost it."""
+    """The history of another run carries no fencing token; `verify` would take a lower one for a lost lease."""
     version = commit_history(chain, "r", tmp_path, Provenance(config={}, fence=Held(0)))
     assert version
     assert verify(chain, [version], ancestors=False).findings == []
@@ -261,7 +262,7 @@ def test_a_history_is_not_fenced_by_the_lease_of_the_run_that_asks(chain: Store,
 
 
 def test_all_runs_are_those_with_an_update(store: Store, model: Path, tmp_path: Path) -> None:
-    """The one that was trained last comes last; attempts that died and runs without an update are none."""
+    """Runs are ordered by their last update; failed attempts and runs without an update are left out."""
     play(store, model, "long", range(1))
     play(store, model, "short", range(2))
     play(store, model, "long", range(1, 2))
@@ -274,7 +275,7 @@ def test_all_runs_are_those_with_an_update(store: Store, model: Path, tmp_path: 
 
 
 def test_success_rates_by_one_query(store: Store, model: Path, tmp_path: Path) -> None:
-    """Any reader of Parquet gets them over all runs, also where a run has several histories."""
+    """One query of any Parquet reader gives the rates over all runs, even with several histories of a run."""
     for run in ("r", "s"):
         for iteration in range(2):
             play(store, model, run, [iteration])
@@ -284,9 +285,9 @@ def test_success_rates_by_one_query(store: Store, model: Path, tmp_path: Path) -
     rows = [row for run in ("r", "s") for row in history(store, run, tmp_path)[1]]
     expected = {}
     for name in {row.problem_id for row in rows}:
-        mine = [row for row in rows if row.problem_id == name]
+        selected = [row for row in rows if row.problem_id == name]
         episodes, first, right = (
-            sum(c) for c in zip(*((r.episodes, r.first_turn, r.any_turn) for r in mine), strict=True)
+            sum(c) for c in zip(*((r.episodes, r.first_turn, r.any_turn) for r in selected), strict=True)
         )
         expected[name] = (f"What is {name}?", episodes, first / episodes, right / episodes)
     assert {name: tuple(values) for name, *values in found} == expected
@@ -295,7 +296,7 @@ def test_success_rates_by_one_query(store: Store, model: Path, tmp_path: Path) -
 
 
 def test_rows_are_written_and_read_as_they_are(store: Store, tmp_path: Path) -> None:
-    """Arrow types hold what the record promises."""
+    """History rows survive storage unchanged."""
     rows = summary(episode("a", 0, 1), episode("b", 0, 0))
     with Draft(store, layout.history("r", 1), "history") as draft:
         datasets.write_rows(draft, HISTORY_SCHEMA, rows, 1)

@@ -1,4 +1,4 @@
-"""Problem sources: nothing leaks between splits, nothing bad passes, nothing is dropped without a word."""
+"""Problem sources: splits stay apart, bad rows do not pass, and no row is dropped silently."""
 
 import dataclasses
 import json
@@ -25,7 +25,7 @@ FIELDS: dict[Literal["id", "prompt", "solutions"], str] = {"id": "key", "prompt"
 
 
 def write_lines(path: Path, rows: Iterable[Any]) -> str:
-    """A JSONL file of rows; bytes are written as they are."""
+    """Write rows as a JSONL file; bytes are written as they are."""
     lines = [row if isinstance(row, bytes) else json.dumps(row).encode() for row in rows]
     path.write_bytes(b"".join(line + b"\n" for line in lines))
     return str(path)
@@ -59,7 +59,7 @@ def arithmetic(**knobs: Any) -> list[Problem]:
     held_out=st.tuples(st.integers(-30, 30), st.integers(5, 12), st.integers()),
 )
 def test_splits_never_share_a_problem(train: tuple[int, int, int], held_out: tuple[int, int, int]) -> None:
-    """Evaluation is on unseen problems, whatever ranges and seeds the two sources have."""
+    """Evaluation problems are never training problems, whatever ranges and seeds the two sources have."""
     found = []
     for split, (low, width, seed) in {"train": train, "held-out": held_out}.items():
         problems = arithmetic(split=split, low=low, high=low + width, operators=["+", "-", "*"], seed=seed)
@@ -69,7 +69,7 @@ def test_splits_never_share_a_problem(train: tuple[int, int, int], held_out: tup
 
 
 def test_splits_cover_the_range() -> None:
-    """No pair is lost: 21 * 21 pairs with two operators, about a quarter held out."""
+    """The splits cover all 21 * 21 pairs with two operators; about a quarter is held out."""
     train, held_out = arithmetic(split="train"), arithmetic(split="held-out")
     ids = {problem.problem_id for problem in train + held_out}
     assert len(ids) == len(train) + len(held_out) == 21 * 21 * 2
@@ -92,7 +92,7 @@ def test_split_is_pinned() -> None:
     ],
 )
 def test_arithmetic_problem(a: int, operator: str, b: int, prompt: str, solution: str) -> None:
-    """Prompt, solution and id as the warm start and the judge expect them."""
+    """Prompt, solution and id have the form that warm start and verifier expect."""
     assert (render(a, operator, b), str(answer(a, operator, b))) == (prompt, solution)
     everything = [
         p for split in ("train", "held-out") for p in arithmetic(split=split, low=-6, high=12, operators=[operator])
@@ -101,7 +101,7 @@ def test_arithmetic_problem(a: int, operator: str, b: int, prompt: str, solution
 
 
 def test_seed_orders_and_count_cuts() -> None:
-    """The same seed gives the same order, another seed another one, and count its beginning."""
+    """The same seed gives the same order, another seed another order; `count` takes the first ones."""
     problems = arithmetic(seed=3)
     assert arithmetic(seed=3) == problems
     assert arithmetic(seed=3, count=10) == problems[:10]
@@ -119,7 +119,7 @@ def test_too_few_problems_is_an_error() -> None:
     with pytest.raises(ProblemError, match=r"^\d+ train problems .* count=900: lower count or widen"):
         arithmetic(count=900)
     with pytest.raises(ProblemError, match=r"^0 train problems"):
-        arithmetic(low=2, high=2, operators=["+"])  # the only one is held out
+        arithmetic(low=2, high=2, operators=["+"])  # the only pair is held out
 
 
 # Fingerprint
@@ -138,7 +138,7 @@ problem_rows = st.builds(
 @settings(deadline=None)  # the first Arrow table takes a second
 @given(st.lists(problem_rows, max_size=4))
 def test_fingerprint_survives_storage(problems: list[Problem]) -> None:
-    """A set read back from Parquet, its metadata's keys in another order, is the same version."""
+    """A set read back from Parquet, with metadata keys in another order, has the same fingerprint."""
     table = to_table(problems, PROBLEM_SCHEMA)
     back = [Problem(**row) for row in table.to_pylist()]
     turned = [dataclasses.replace(p, metadata=json.dumps(dict(reversed(json.loads(p.metadata).items())))) for p in back]
@@ -146,8 +146,8 @@ def test_fingerprint_survives_storage(problems: list[Problem]) -> None:
 
 
 @given(st.lists(problem_rows, max_size=3), st.lists(problem_rows, max_size=3))
-def test_fingerprint_tells_contents_apart(left: list[Problem], right: list[Problem]) -> None:
-    """Different sets, or the same in another order, are different versions."""
+def test_fingerprints_of_other_contents_differ(left: list[Problem], right: list[Problem]) -> None:
+    """Different sets, or the same set in another order, have different fingerprints."""
 
     def content(problems: list[Problem]) -> list[Problem]:
         return [dataclasses.replace(p, metadata=json.dumps(json.loads(p.metadata), sort_keys=True)) for p in problems]
@@ -165,14 +165,14 @@ def test_fingerprint_tells_contents_apart(left: list[Problem], right: list[Probl
         {"metadata": '{"level": 1}'},
     ],
 )
-def test_fingerprint_sees_every_column(change: dict[str, Any]) -> None:
-    """An edit of any column is a new version."""
+def test_fingerprint_covers_every_column(change: dict[str, Any]) -> None:
+    """A change of any column gives another fingerprint."""
     problem = Problem("12+7", "What is 12 + 7?", ["19"], "arithmetic")
     assert fingerprint([dataclasses.replace(problem, **change)]) != fingerprint([problem])
 
 
 def test_fingerprint_is_pinned() -> None:
-    """Stored fingerprints stay comparable: another hash or another JSON would be noticed here."""
+    """Stored fingerprints stay comparable; another hash or another JSON form would fail here."""
     assert fingerprint([Problem("12+7", "What is 12 + 7?", ["19"], "arithmetic")]) == "298bbd8358e27f99"
 
 
@@ -180,7 +180,7 @@ def test_fingerprint_is_pinned() -> None:
 
 
 def test_gsm8k_solution_is_what_follows_the_last_mark(tmp_path: Path) -> None:
-    """The gold number comes without the reasoning, blanks and thousands separators; row numbers serve as ids."""
+    """The gold number has no reasoning, blanks or thousands separators; row numbers are the ids."""
     rows = [
         {"question": "Clips?", "answer": "48/2 = <<48/2=24>>24\n#### 72"},
         {"question": "Pounds?", "answer": "#### 7 at first\n####  1,234,567 "},
@@ -192,7 +192,7 @@ def test_gsm8k_solution_is_what_follows_the_last_mark(tmp_path: Path) -> None:
 
 
 def test_math_keeps_latex_id_subject_and_level(tmp_path: Path) -> None:
-    """LaTeX stays as it is written; what the data set does not have is left out."""
+    """LaTeX stays unchanged; fields that the data set lacks are left out."""
     rows = [
         {
             "problem": "P",
@@ -210,20 +210,20 @@ def test_math_keeps_latex_id_subject_and_level(tmp_path: Path) -> None:
 
 
 def test_areal_rows(tmp_path: Path) -> None:
-    """The seed system's rows are read as they are; those of other tasks are dropped."""
+    """AReaL's math rows are read as they are; rows of other kinds are dropped."""
     row = {"query_id": "q1", "prompt": "P", "task": "math", "solutions": [r"\boxed{1}", "1"]}
     other = row | {"query_id": "q2", "task": "code"}
     text = row | {"query_id": "q3", "solutions": "1"}
     result = load_rows(tmp_path, [row, other, text], preset="areal")
     assert result.problems == [Problem("q1", "P", [r"\boxed{1}", "1"], "areal")]
     assert result.bad == [
-        BadRow(2, "column 'task' is 'code': only 'math' can be judged"),
+        BadRow(2, "column 'task' is 'code': only 'math' can be graded"),
         BadRow(3, "column 'solutions' is not a list: '1'"),
     ]
 
 
 def test_presets_are_those_of_the_schema() -> None:
-    """Every preset that the configuration admits exists, for files and for the hub."""
+    """Every preset that the configuration allows exists, for files and for the hub."""
     for source in (FileSource, HubSource):
         names = [name for option in get_args(source.model_fields["preset"].annotation) for name in get_args(option)]
         assert sorted(names) == sorted(PRESETS)
@@ -233,7 +233,7 @@ def test_presets_are_those_of_the_schema() -> None:
 
 
 def test_own_mapping(tmp_path: Path) -> None:
-    """One's own columns serve as id, prompt and solutions; the rest of a row is ignored."""
+    """Any columns can be mapped to id, prompt and solutions; other columns are ignored."""
     rows = [GOOD | {"note": [1]}, {"key": 7, "ask": "Roots?", "gold": ["1", -1]}]
     assert load_rows(tmp_path, rows) == ProblemSet(
         [Problem("good", "What is 2 + 3?", ["5"]), Problem("7", "Roots?", ["1", "-1"])], bad=[]
@@ -261,7 +261,7 @@ def test_own_mapping(tmp_path: Path) -> None:
     ],
 )
 def test_bad_row_is_dropped_with_line_and_reason(tmp_path: Path, line: Any, reason: str) -> None:
-    """One bad row neither stops the import nor goes unnoticed; blank lines count as lines but not as rows."""
+    """One bad row is reported and does not stop the import; blank lines count as lines but not as rows."""
     result = load_rows(tmp_path, [GOOD, b"", line, GOOD | {"key": "last"}])
     assert [problem.problem_id for problem in result.problems] == ["good", "last"]
     assert [row.line for row in result.bad] == [3]
@@ -277,7 +277,7 @@ def test_gsm8k_row_without_solution_is_bad(tmp_path: Path, row: dict[str, str]) 
 
 
 def test_share_of_bad_rows(tmp_path: Path) -> None:
-    """The allowed share passes; a larger one fails and shows where to look."""
+    """The allowed share of bad rows passes; a larger one fails and names the first bad lines."""
     rows = [GOOD | {"key": str(number)} for number in range(6)] + [{}, {}]
     assert len(load_rows(tmp_path, rows, max_bad_share=0.25).bad) == 2
     with pytest.raises(
@@ -288,20 +288,20 @@ def test_share_of_bad_rows(tmp_path: Path) -> None:
 
 
 def test_wrong_preset_fails_with_the_columns_in_sight(tmp_path: Path) -> None:
-    """With no usable row even max_bad_share=1 fails, and a long report is cut."""
+    """A file without a usable row fails even with max_bad_share=1; the message names the columns and is cut."""
     with pytest.raises(ProblemError, match="line 1: no column 'answer'; there are key, ask, gold") as caught:
         load_rows(tmp_path, [GOOD] * 9, max_bad_share=1.0, preset="gsm8k")
     assert str(caught.value).endswith("and 4 more")
 
 
 def test_count_takes_the_first_rows(tmp_path: Path) -> None:
-    """Rows after the first `count` are not even looked at."""
+    """Rows after the first `count` are not read."""
     result = load_rows(tmp_path, [{}, GOOD, GOOD | {"key": "b"}, b"broken"], count=2)
     assert ([problem.problem_id for problem in result.problems], [row.line for row in result.bad]) == (["good"], [1])
 
 
 def test_byte_order_mark_and_windows_lines(tmp_path: Path) -> None:
-    """Files of editors that begin with a mark and end lines in CRLF are read."""
+    """Files with a byte order mark and CRLF line ends are read."""
     lines = [b"\xef\xbb\xbf" + json.dumps(GOOD).encode() + b"\r", b"\r"]
     assert load_rows(tmp_path, lines) == ProblemSet([Problem("good", "What is 2 + 3?", ["5"])], bad=[])
 
@@ -312,7 +312,7 @@ def test_byte_order_mark_and_windows_lines(tmp_path: Path) -> None:
     [("missing", "FileNotFoundError"), (".", "IsADirectoryError"), ("nope://x", "Protocol not known")],
 )
 def test_unreadable_file(tmp_path: Path, kind: Literal["jsonl", "parquet"], path: str, reason: str) -> None:
-    """The error names the path and what is wrong with it."""
+    """The error names the path and the cause."""
     path = path if "://" in path else str(tmp_path / path)
     with pytest.raises(ProblemError, match=f"^{path} cannot be read .*{reason}.*: check path"):
         load_problems(FileSource(kind=kind, path=path, fields=FIELDS), 0.0)
@@ -327,13 +327,13 @@ def test_empty_file(tmp_path: Path) -> None:
 
 
 def test_uri_is_read() -> None:
-    """Files may lie in any store that fsspec knows."""
+    """Files are read from any store that fsspec supports."""
     fsspec.filesystem("memory").pipe_file("/problems/rows.jsonl", json.dumps(GOOD).encode())
     assert len(load_problems(jsonl("memory://problems/rows.jsonl"), 0.0).problems) == 1
 
 
 def test_parquet_rows(tmp_path: Path) -> None:
-    """Parquet gives the same problems as JSONL, with row numbers for lines and ids."""
+    """Parquet gives the same problems as JSONL, with row numbers as lines and ids."""
     rows = {"ask": ["a", "b", None], "gold": [["1"], ["2", "3"], ["4"]]}
     source = parquet(tmp_path / "x.parquet", rows, fields={"prompt": "ask", "solutions": "gold"})
     assert load_problems(source, 0.5) == ProblemSet(
@@ -343,7 +343,7 @@ def test_parquet_rows(tmp_path: Path) -> None:
 
 
 def test_parquet_text_that_is_not_utf8(tmp_path: Path) -> None:
-    """One broken string costs its own row, not the batch; numbering goes on over batches (65,536 rows)."""
+    """One broken string makes only its own row bad; row numbers continue over batches (65,536 rows)."""
     count, broken = 66_000, 65_999
     asked = pa.array([b"\xff" if row == broken else b"q" for row in range(1, count + 1)])
     source = parquet(
@@ -357,7 +357,7 @@ def test_parquet_text_that_is_not_utf8(tmp_path: Path) -> None:
 
 
 def test_file_that_is_not_parquet(tmp_path: Path) -> None:
-    """The wrong kind and a file cut short are named, not passed on as a reader's error."""
+    """A file of the wrong kind and a truncated one are named in the error."""
     whole = parquet(tmp_path / "rows.parquet", {name: ["1"] for name in FIELDS.values()}, fields=FIELDS)
     cut = tmp_path / "cut.parquet"
     cut.write_bytes(Path(whole.path).read_bytes()[:-20])
@@ -371,7 +371,7 @@ def test_file_that_is_not_parquet(tmp_path: Path) -> None:
 
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No network and no cache of the user's; both settings are read when the libraries are imported."""
+    """Disable the network and the user's cache; the libraries read both settings when they are imported."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     datasets, hub = pytest.importorskip("datasets"), pytest.importorskip("huggingface_hub")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
@@ -381,7 +381,7 @@ def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("offline")
 def test_hub_rows_from_a_folder(tmp_path: Path) -> None:
-    """A data set folder is read like one of the hub, through preset and count."""
+    """A data set folder is read like a hub data set, with preset and count."""
     (tmp_path / "set").mkdir()
     write_lines(tmp_path / "set" / "train.jsonl", [{"question": f"Q{n}", "answer": f"#### {n}"} for n in range(3)])
     source = HubSource(kind="hub", name=str(tmp_path / "set"), preset="gsm8k", count=2)
@@ -393,7 +393,7 @@ def test_hub_rows_from_a_folder(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("offline")
 @pytest.mark.parametrize("name", ["nobody/no-such-set", "./no-such-folder"])
 def test_hub_data_set_out_of_reach(name: str) -> None:
-    """The error names the data set and the way without a network."""
+    """The error names the data set and the way that needs no network."""
     with pytest.raises(
         ProblemError, match=f"'{name}' .*without a network, download its files and use kind jsonl or parquet"
     ):
@@ -404,7 +404,7 @@ def test_hub_data_set_out_of_reach(name: str) -> None:
 
 
 def test_a_fork_without_real_data_is_green(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Whoever names no folder skips these tests, in continuous integration, too; a folder without the data fails."""
+    """Without TEST_DATA these tests are skipped, also in continuous integration; a folder without the data fails."""
     monkeypatch.setenv("CI", "true")
     monkeypatch.delenv("TEST_DATA", raising=False)
     with pytest.raises(pytest.skip.Exception, match="set TEST_DATA to the folder"):
@@ -425,14 +425,14 @@ def test_real_data_has_no_bad_rows(data_folder: Path, file: str, preset: str, ro
 
 
 def test_real_solutions_are_numbers(data_folder: Path) -> None:
-    """All gold answers of GSM8K parse as numbers once the separators are out."""
+    """All gold answers of GSM8K parse as numbers once the separators are removed."""
     problems = load_problems(jsonl(str(data_folder / "gsm8k/train.jsonl"), preset="gsm8k"), 0.0).problems
     assert all(re.fullmatch(r"-?\d+(\.\d+)?", problem.solutions[0]) for problem in problems)
     assert problems[0].solutions == ["72"]
 
 
 def test_real_math_keeps_its_metadata(data_folder: Path) -> None:
-    """MATH-500's ids, subjects and levels arrive for the report of an evaluation."""
+    """MATH-500's ids, subjects and levels are kept for the evaluation report."""
     first = load_problems(jsonl(str(data_folder / "math_500/test.jsonl"), preset="math"), 0.0).problems[0]
     assert first.problem_id == "test/precalculus/807.json"
     assert first.solutions == [r"\left( 3, \frac{\pi}{2} \right)"]

@@ -35,7 +35,7 @@ def family(place: Place) -> Place:
 
 
 def test_questions_of_a_store_anywhere(any_store: Store, tmp_path: Path) -> None:
-    """Its data are read wherever they are."""
+    """The questions are answered for any kind of store."""
     place = Place(any_store, tmp_path / "model")
     place.begin("a")
     place.iterate("a", 0, place.problems(ONE), Played(ONE))
@@ -43,7 +43,10 @@ def test_questions_of_a_store_anywhere(any_store: Store, tmp_path: Path) -> None
 
 
 def test_checkpoints_that_were_trained_on_a_problem(family: Place, tmp_path: Path) -> None:
-    """Its update, with counts; from the first on all of the run, and of runs that began there, but not before it."""
+    """The answer names the updates with counts, and the first affected checkpoint of each run.
+
+    Later checkpoints of the run, and runs that began from them, are affected; earlier checkpoints are not.
+    """
     answer = trained_on(family.store, key(ONE), tmp_path)
     assert asdict(answer.problem) == {"key": key(ONE), "problem_ids": ["1"], "prompt": ONE.prompt, "solutions": ["2"]}
     assert [(use.checkpoint, use.iteration, use.episodes, use.trained) for use in answer.uses] == [
@@ -58,7 +61,7 @@ def test_checkpoints_that_were_trained_on_a_problem(family: Place, tmp_path: Pat
 
 
 def test_descent_passes_through_runs(family: Place, tmp_path: Path) -> None:
-    """Who began from a checkpoint after the first update is affected from its own version 0 on."""
+    """A run that began from a checkpoint after the first update is affected from its version 0 on."""
     answer = trained_on(family.store, "2", tmp_path)
     assert [(first.run, first.checkpoint, first.checkpoints) for first in answer.first] == [
         ("a", A[1], 3),
@@ -68,7 +71,7 @@ def test_descent_passes_through_runs(family: Place, tmp_path: Path) -> None:
 
 
 def test_an_id_of_several_problems_asks_for_the_key(family: Place, tmp_path: Path) -> None:
-    """Ids may be row numbers; a run, a key or a part of the prompt says which is meant."""
+    """Ids may be row numbers; a run, a key or a part of the prompt selects one problem."""
     with pytest.raises(ValueError, match="'1' means 2 different problems: give the key of one") as refused:
         trained_on(family.store, "1", tmp_path)
     assert f"{key(ONE)}  1: What is 1 + 1? -> 2" in str(refused.value)
@@ -84,20 +87,20 @@ def test_an_id_of_several_problems_asks_for_the_key(family: Place, tmp_path: Pat
     [
         ({"problem": "3"}, "no problem has the id or key '3'; there are 3, such as '1', '2'"),
         ({"problem": "f" * 32}, "no problem has the id or key"),
-        ({"problem": "What is 7", "by_prompt": True}, "none of the 3 problems that were met has 'What is 7'"),
+        ({"problem": "What is 7", "by_prompt": True}, "none of the 3 known problems has 'What is 7'"),
         ({"problem": "What is", "by_prompt": True}, "means 3 different problems"),
         ({"problem": "2", "run": "b"}, "no problem has the id or key '2'; there are 1, such as '1'. --prompt"),
         ({"problem": "1", "run": "z"}, "no run 'z' has played anything in .*; runs there: a, b"),
     ],
 )
-def test_what_means_nothing_is_told(family: Place, tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
-    """With what there is."""
+def test_an_unknown_problem_is_an_error(family: Place, tmp_path: Path, arguments: dict[str, Any], message: str) -> None:
+    """The message names the ids and runs that exist."""
     with pytest.raises(ValueError, match=message):
         trained_on(family.store, cache=tmp_path, **arguments)
 
 
 def test_a_whole_prompt_is_preferred_to_a_part(place: Place, tmp_path: Path) -> None:
-    """Otherwise "1 + 1" could not be asked for where there is "1 + 11"; solutions in another order are the same."""
+    """Otherwise "1 + 1" could not be asked for next to "1 + 11". The order of solutions does not matter."""
     longer, again = replace(ONE, problem_id="3", prompt=ONE.prompt + "1"), replace(ONE, problem_id="z")
     several = replace(ONE, solutions=["2", "two"])
     place.problems(ONE, longer)
@@ -112,8 +115,8 @@ def test_a_whole_prompt_is_preferred_to_a_part(place: Place, tmp_path: Path) -> 
 STATUSES: list[Status] = ["completed", "truncated", "rejected", "failed"]
 
 
-def test_what_entered_is_what_training_takes(place: Place, tmp_path: Path) -> None:
-    """By status, age and tokens: the same as the trainer's own choice."""
+def test_trained_trajectories_are_those_the_trainer_takes(place: Place, tmp_path: Path) -> None:
+    """Status, staleness and tokens decide as in the trainer."""
     cases = list(itertools.product(STATUSES, range(4), range(3)))
     played = [Played(ONE, [1.0] * turns, status, version) for status, version, turns in cases]
     rows = [
@@ -133,8 +136,8 @@ def test_what_entered_is_what_training_takes(place: Place, tmp_path: Path) -> No
     assert found[4][2] == 16
 
 
-def test_what_the_context_cut_did_not_enter_an_update_that_left_it_out(place: Place, tmp_path: Path) -> None:
-    """Updates from before did take it, and those with a critic do."""
+def test_trajectories_with_unknown_returns_were_not_trained_on(place: Place, tmp_path: Path) -> None:
+    """Updates that count unknown returns left these trajectories out; older ones and those with a critic did not."""
     place.begin("a")
     data_set, _ = place.play("a", 0, place.problems(ONE), Played(ONE), Played(ONE, status="truncated"))
     left_out = {"trajectories/unknown_return": 1.0}
@@ -146,7 +149,7 @@ def test_what_the_context_cut_did_not_enter_an_update_that_left_it_out(place: Pl
 
 
 def test_an_update_that_had_nothing_left(place: Place, tmp_path: Path) -> None:
-    """Its metrics say so; then nobody was trained on what it had."""
+    """An update whose metrics report 0 trajectories trained on nothing."""
     place.begin("a")
     place.play("a", 0, place.problems(ONE), Played(ONE))
     place.train("a", 0, metrics={"trajectories": 0.0})
@@ -156,7 +159,7 @@ def test_an_update_that_had_nothing_left(place: Place, tmp_path: Path) -> None:
 
 
 def test_a_warm_start_is_training_too(place: Place, tmp_path: Path) -> None:
-    """Policy version 0 was taught what its generator makes, with those very answers."""
+    """A warm start trains on the problems of its generator, with exactly their answers."""
     source = {"kind": "arithmetic", "split": "train", "low": 0, "high": 3}
     config = {"policy": {"warm_start": {"teaches": None}}, "problems": {"train": source}}
     place.begin("w", config=config)
@@ -164,7 +167,7 @@ def test_a_warm_start_is_training_too(place: Place, tmp_path: Path) -> None:
     taught = Problem("mine", "What is 1 + 2?", ["3"])
     place.problems(taught, ONE, replace(ONE, problem_id="wrong", prompt="What is 2 + 3?", solutions=["7"]))
     (use,) = trained_on(place.store, "mine", tmp_path).uses
-    assert (use.checkpoint, use.how, use.counts) == (layout.checkpoint("w", 0), "warm start", True)
+    assert (use.checkpoint, use.how, use.has_trained) == (layout.checkpoint("w", 0), "warm start", True)
     assert trained_on(place.store, "wrong", tmp_path).uses == []
     assert training_data(place.store, layout.checkpoint("w", 0), tmp_path).began == [
         f"{layout.checkpoint('w', 0)}: warm start"
@@ -174,8 +177,8 @@ def test_a_warm_start_is_training_too(place: Place, tmp_path: Path) -> None:
     ]
 
 
-def test_what_gc_took_is_unknown(family: Place, tmp_path: Path) -> None:
-    """The update may have had the problem, and all after it; not so where its sets are known not to hold it."""
+def test_collected_data_are_unknown(family: Place, tmp_path: Path) -> None:
+    """An update with collected data, and all after it, are doubtful, unless its problem sets lack the problem."""
     gone = layout.trajectories("a", 1)
     family.collect(gone)
     answer = trained_on(family.store, key(ONE), tmp_path)
@@ -184,12 +187,12 @@ def test_what_gc_took_is_unknown(family: Place, tmp_path: Path) -> None:
     assert answer.first == []
     assert trained_on(family.store, key(OTHER), tmp_path).unknown == []
     seen = training_data(family.store, A[3], tmp_path)
-    assert [each.version for each in seen.unknown] == [gone]
+    assert [unknown.version for unknown in seen.unknown] == [gone]
     assert (seen.updates, seen.trajectories) == (3, 4)
 
 
-def test_no_checkpoint_is_called_clean_that_may_not_be(family: Place, tmp_path: Path) -> None:
-    """Neither one after an unknown update, nor one whose weights are gone."""
+def test_a_doubtful_checkpoint_is_not_called_clean(family: Place, tmp_path: Path) -> None:
+    """A checkpoint after an unknown update, or without weights, is not called clean."""
     family.collect(layout.trajectories("a", 0))
     (first, *_) = trained_on(family.store, key(ONE), tmp_path).first
     assert (first.checkpoint, first.clean) == (A[2], A[0])
@@ -207,10 +210,10 @@ def test_no_checkpoint_is_called_clean_that_may_not_be(family: Place, tmp_path: 
     ],
     ids=["checkpoint", "manifest", "rows"],
 )
-def test_damage_is_told_and_passed_over(
+def test_damage_is_reported_and_skipped(
     family: Place, tmp_path: Path, victim: Callable[[Store], str], unknown: str
 ) -> None:
-    """What cannot be read is unknown; the rest is answered, and descent goes by the catalog."""
+    """Unreadable versions are reported as unknown, the rest is answered, and the catalog supplies the lineage."""
     damaged = victim(family.store)
     family.store.write(damaged, b"x" * family.store.size(damaged))
     answer = trained_on(family.store, key(ONE), tmp_path)
@@ -221,54 +224,54 @@ def test_damage_is_told_and_passed_over(
     assert layout.checkpoint("c", 0) in {first.checkpoint for first in answer.first} | set(answer.doubtful)
 
 
-def test_what_a_checkpoint_saw(family: Place, tmp_path: Path) -> None:
-    """Over all runs that it goes back to: by problem, newest first, and in all."""
+def test_what_a_checkpoint_was_trained_on(family: Place, tmp_path: Path) -> None:
+    """The answer covers the whole lineage over all runs: per problem, newest first, and in total."""
     aliases.move(family.store, "mine", layout.checkpoint("b", 1), None)
     seen = training_data(family.store, "mine", tmp_path)
     assert seen.lineage == [layout.checkpoint("b", 1), layout.checkpoint("b", 0), A[1], A[0]]
     assert (seen.updates, seen.trajectories, seen.trained, seen.tokens) == (2, 4, 4, 2 + 4 + 2 + 2)
     assert seen.problem_sets == sorted([family.problems(ONE, TWO), family.problems(OTHER)])
-    rows = [(each.prompt, each.episodes, each.updates, each.first, each.any_turn) for each in seen.problems]
+    rows = [(row.prompt, row.episodes, row.updates, row.first, row.any_turn) for row in seen.problems]
     assert rows == [(OTHER.prompt, 2, 1, "b/000000", 0.5), (TWO.prompt, 2, 1, "a/000000", 0.5)]
     assert seen == training_data(family.store, family.store.uri(layout.checkpoint("b", 1)), tmp_path)
 
     seen = training_data(family.store, layout.checkpoint("c", 0), tmp_path)
-    two, one = sorted(seen.problems, key=lambda each: each.prompt, reverse=True)
+    two, one = sorted(seen.problems, key=lambda row: row.prompt, reverse=True)
     assert (two.episodes, two.trained, two.updates, two.first, two.last) == (4, 4, 3, "a/000000", "a/000002")
     assert (one.episodes, one.trained, one.updates, one.first, one.last) == (4, 3, 1, "a/000001", "a/000002")
     assert (one.first_turn, one.any_turn) == (0.5, 0.75)
-    with pytest.raises(StorageError, match="is a trajectories version: ask what a checkpoint saw"):
+    with pytest.raises(StorageError, match="is a trajectories version, not a checkpoint: name a checkpoint"):
         training_data(family.store, layout.trajectories("a", 0), tmp_path)
 
 
-def test_what_falls_with_a_gold_answer(family: Place, tmp_path: Path) -> None:
-    """Trajectories trained on or not, evaluations on sets that hold it, and aliases of what was made of it."""
+def test_what_a_wrong_gold_answer_affects(family: Place, tmp_path: Path) -> None:
+    """A wrong gold answer affects trajectories, evaluations, checkpoints and the aliases of these checkpoints."""
     family.play("b", 1, family.problems(ONE), Played(ONE))  # not trained on yet
     exam = family.evaluate(A[0], "hard", family.problems(ONE))
     family.evaluate(A[0], "held-out", family.problems(OTHER))
     aliases.move(family.store, "champion", A[3], None)
     aliases.move(family.store, "before", A[1], None)
-    fall = affected(family.store, key(ONE), tmp_path)
-    assert [(each.trajectory_id, each.outcome, each.trained) for each in fall.trajectories] == [
+    answer = affected(family.store, key(ONE), tmp_path)
+    assert [(row.trajectory_id, row.outcome, row.trained) for row in answer.trajectories] == [
         ("a/000001/1/0", "right", [A[2]]),
         ("a/000001/1/1", "right", [A[2]]),
         ("a/000001/1/2", "wrong", [A[2]]),
         ("a/000002/1/0", "right", []),
         ("b/000001/1/0", "right", []),
     ]
-    assert [(each.version, each.name) for each in fall.evaluations] == [(exam, "hard")]
-    assert fall.problem_sets == sorted([family.problems(ONE, TWO), family.problems(ONE)])
-    assert fall.checkpoints == [A[2], A[3], layout.checkpoint("c", 0)]
-    assert fall.aliases == {"champion": A[3]}
+    assert [(evaluation.version, evaluation.name) for evaluation in answer.evaluations] == [(exam, "hard")]
+    assert answer.problem_sets == sorted([family.problems(ONE, TWO), family.problems(ONE)])
+    assert answer.checkpoints == [A[2], A[3], layout.checkpoint("c", 0)]
+    assert answer.aliases == {"champion": A[3]}
 
-    mine = affected(family.store, "1", tmp_path, run="a")
-    assert mine.trajectories == fall.trajectories[:4]
-    assert mine.evaluations == fall.evaluations
+    of_run = affected(family.store, "1", tmp_path, run="a")
+    assert of_run.trajectories == answer.trajectories[:4]
+    assert of_run.evaluations == answer.evaluations
 
     family.collect(layout.scores("a", 1, "5c0e"))
-    fall = affected(family.store, key(ONE), tmp_path)
-    assert [each.outcome for each in fall.trajectories] == [*["unscored"] * 3, "right", "right"]
-    assert [each.version for each in fall.unknown] == [layout.scores("a", 1, "5c0e")]
+    answer = affected(family.store, key(ONE), tmp_path)
+    assert [row.outcome for row in answer.trajectories] == [*["unscored"] * 3, "right", "right"]
+    assert [unknown.version for unknown in answer.unknown] == [layout.scores("a", 1, "5c0e")]
 
 
 @pytest.fixture
@@ -277,22 +280,22 @@ def call(family: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 
 def test_commands_answer_people_and_scripts(call: Call) -> None:
-    """The same questions; tables are limited, JSON is whole."""
+    """The commands answer the same questions; tables are cut, JSON is complete."""
     assert f"{A[2]}   update   runs/a/trajectories/000001   3          3" in call("trained-on", key(ONE))
     assert json.loads(call("--json", "trained-on", key(ONE)))["uses"][0]["checkpoint"] == A[2]
     assert "… and 1 more: -n 2, or --json" in call("saw", A[3], "-n", "1")
     counts = [each["trained"] for each in json.loads(call("--json", "saw", A[3], "--by", "count"))["problems"]]
     assert counts == [4, 3]
-    told = call("falls", "--prompt", "1 + 1")
-    assert "4 trajectories fall (3 scored right, 1 scored wrong), 0 evaluations and 3 checkpoints are affected" in told
-    assert f"exclude {key(ONE)} --reason" in told
-    assert "'policy={path: " in told
+    printed = call("falls", "--prompt", "1 + 1")
+    assert "4 trajectories (3 scored right, 1 scored wrong), 0 evaluations and 3 checkpoints are affected" in printed
+    assert f"exclude {key(ONE)} --reason" in printed
+    assert "'policy={path: " in printed
     assert "means 2 different problems" in call("falls", "1", status=1)
     assert "was never committed" in call("saw", "nobody", status=1)
     assert "the following arguments are required: CHECKPOINT" in call("saw", status=2)
 
 
 def test_help(call: Call) -> None:
-    """Every command explains itself."""
+    """Every command has a help text."""
     for command in COMMANDS:
         assert f"usage: python -m tasks.audit {command}" in call(command, "--help")

@@ -1,4 +1,4 @@
-"""The gate: who is promoted, and what it says."""
+"""The gate: which policies it promotes, and its reasons."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ CLIMBING = [0.3, 0.4, 0.5, 0.5, 0.6, 0.7]
 
 
 def outcomes(successes: list[bool], tokens: int = 5, truncated: int = 0) -> list[Outcome]:
-    """One greedy episode of one turn for each problem; the last `truncated` of them were cut."""
+    """Return one greedy episode of one turn per problem; the last `truncated` ones are cut."""
     cut = len(successes) - truncated
     return [
         Outcome(f"p{n}", 0, "completed" if n < cut else "truncated", [float(success)], [tokens], 0)
@@ -45,7 +45,7 @@ def failed(decision: Decision) -> list[tuple[str, str]]:
 
 
 def test_better_on_the_target_is_promoted() -> None:
-    """From 80 of 200 to 110 is certain: promoted, and it says by how much."""
+    """A gain from 80 to 110 of 200 is certain: the challenger is promoted and the check states the gain."""
     decision = decide(evidence(right(80), right(110)), Gate())
     assert decision.promote
     assert not decision.harmful
@@ -54,7 +54,7 @@ def test_better_on_the_target_is_promoted() -> None:
 
 
 def test_a_gain_by_chance_is_not_promoted() -> None:
-    """12 won and 10 lost of 200 is nothing; and nothing bad either, so its problems may be tried again."""
+    """12 won and 10 lost of 200 is no evidence, neither of gain nor of harm, so the problems may be tried again."""
     before = [n < 100 for n in range(200)]
     after = [n >= 10 and (value or n >= 188) for n, value in enumerate(before)]
     decision = decide(evidence(outcomes(before), outcomes(after)), Gate())
@@ -64,14 +64,14 @@ def test_a_gain_by_chance_is_not_promoted() -> None:
 
 
 def test_two_problems_prove_nothing() -> None:
-    """A bootstrap over two won problems is sure of them; McNemar's test is not."""
+    """A bootstrap over two won problems would be certain; McNemar's test is not."""
     decision = decide(evidence(right(0, of=2), right(2, of=2)), Gate())
     assert ("better", "held-out") in failed(decision)
     assert "p = 0.5" in decision.checks[0].says
 
 
 def sampled(right_of_eight: list[int]) -> list[Outcome]:
-    """Eight sampled episodes of each problem, of which so many are right."""
+    """Return eight sampled episodes per problem, with the given number of right ones."""
     return [
         Outcome(f"p{n:03d}", sample, "completed", [float(sample < right)], [5], 0)
         for n, right in enumerate(right_of_eight)
@@ -80,7 +80,7 @@ def sampled(right_of_eight: list[int]) -> list[Outcome]:
 
 
 def test_sampled_episodes_show_what_greedy_ones_do_not() -> None:
-    """Each of 100 problems is solved twice of eight times instead of once; two such problems prove nothing."""
+    """Two right episodes of eight instead of one, on 100 problems, pass; a full gain on two problems does not."""
     gate = Gate(episodes="sampled")
     check = decide(evidence(sampled([1] * 100), sampled([2] * 100)), gate).checks[0]
     assert check.passed
@@ -89,13 +89,13 @@ def test_sampled_episodes_show_what_greedy_ones_do_not() -> None:
 
 
 def test_alike_on_few_sampled_problems_is_not_proof() -> None:
-    """Three problems that both solve always: nobody knows what became of others."""
+    """Three problems that both policies always solve say nothing about other problems."""
     decision = decide(evidence(right(80), right(110), guarded=(sampled([8] * 3), sampled([8] * 3))), Gate())
     assert failed(decision) == [("not worse", "guarded")]
 
 
 def test_worse_on_a_guarded_set_is_harmful() -> None:
-    """Better on the target, worse elsewhere: rejected, and what it was trained on is set aside."""
+    """Better on the target but worse on a guarded set: rejected as harmful, and its problems are set aside."""
     decision = decide(evidence(right(80), right(110), guarded=(right(100), right(70))), Gate())
     assert failed(decision) == [("not worse", "guarded")]
     assert decision.harmful
@@ -103,8 +103,8 @@ def test_worse_on_a_guarded_set_is_harmful() -> None:
     assert decide(evidence(right(80), right(110), guarded=(right(100), right(70))), only_target).promote
 
 
-def test_a_small_guarded_set_is_told() -> None:
-    """Not worse, but nobody can tell with 12 problems: the message says that the set is too small, not too bad."""
+def test_a_small_guarded_set_is_named_as_such() -> None:
+    """A comparison on 12 problems is uncertain; the message says that the set is too small, not too bad."""
     before = outcomes([n % 2 == 0 for n in range(12)])
     after = outcomes([n % 2 == 0 if n > 3 else n % 2 == 1 for n in range(12)])
     decision = decide(evidence(right(80), right(110), guarded=(before, after)), Gate())
@@ -125,15 +125,15 @@ def test_a_small_guarded_set_is_told() -> None:
     ids=["verifier", "KL", "length", "truncated", "hacking"],
 )
 def test_each_alarm_rejects(found: GateEvidence, subject: str) -> None:
-    """One alarm is enough; it alone says nothing against the problems, which may be tried again."""
+    """One alarm rejects the challenger, but it is no evidence against the problems, which may be tried again."""
     decision = decide(found, Gate())
     assert ("alarm", subject) in failed(decision)
-    assert decision.harmful is (subject == "reward hacking")  # there the accuracy fell, with confidence
+    assert decision.harmful is (subject == "reward hacking")  # here the accuracy fell with confidence
     assert not decision.promote
 
 
 def test_little_training_says_nothing_about_hacking() -> None:
-    """A trend of three iterations is none: accuracy that fell is rejected for that alone."""
+    """Three iterations make no trend, so a fall in accuracy is rejected for itself alone."""
     decision = decide(evidence(right(110), right(108), training=[0.1, 0.5, 0.9]), Gate())
     assert [kind for kind, _ in failed(decision)] == ["better"]
 
@@ -143,7 +143,7 @@ successes = st.lists(st.booleans(), min_size=1, max_size=40)
 
 @given(successes)
 def test_no_policy_beats_itself(found: list[bool]) -> None:
-    """Whatever the problems: the champion as its own challenger is never promoted, and never harmful."""
+    """The champion as its own challenger is never promoted and never harmful."""
     decision = decide(evidence(outcomes(found), outcomes(found)), Gate())
     assert not decision.promote
     assert not decision.harmful
@@ -151,7 +151,7 @@ def test_no_policy_beats_itself(found: list[bool]) -> None:
 
 @given(successes, st.data())
 def test_promoted_means_better(before: list[bool], data: st.DataObject) -> None:
-    """Never worse: who is promoted has solved more problems than the champion."""
+    """A promoted policy solves more problems than the champion."""
     after = data.draw(st.lists(st.booleans(), min_size=len(before), max_size=len(before)))
     if decide(evidence(outcomes(before), outcomes(after)), Gate()).promote:
         assert sum(after) > sum(before)
@@ -162,14 +162,14 @@ def test_promoted_means_better(before: list[bool], data: st.DataObject) -> None:
 
 
 def test_decisions_are_plain_data() -> None:
-    """They go into a manifest."""
+    """Decisions can be stored in a manifest."""
     decision = decide(evidence(right(80), right(110)), Gate())
     assert decision.as_dict()["checks"][0]["kind"] == "better"
     assert isinstance(decision.checks[0], GateCheck)
 
 
 def test_a_tiny_set_guards_nothing_and_says_so() -> None:
-    """No difference in 20 problems is no proof that there is none: a bootstrap alone would take it for one."""
+    """No difference in 20 problems proves nothing, although a bootstrap alone would accept it."""
     same = outcomes([n < 10 for n in range(20)])
     decision = decide(evidence(right(80), right(110), guarded=(same, same)), Gate())
     assert failed(decision) == [("not worse", "guarded")]
@@ -178,14 +178,14 @@ def test_a_tiny_set_guards_nothing_and_says_so() -> None:
 
 
 def test_one_problem_less_is_no_hacking() -> None:
-    """109 after 110 of 200 while training goes up is chance; 100 after 110 is a suspicion."""
+    """109 after 110 of 200 while training rises is chance; 100 after 110 is a suspicion."""
     for after, alarm in ((109, False), (100, True)):
         decision = decide(evidence(right(110), right(after)), Gate(margin=0.5))
         assert (("alarm", "reward hacking") in failed(decision)) is alarm
 
 
-def test_nobody_who_is_silent_is_promoted() -> None:
-    """A policy that never answered has no length to compare."""
+def test_a_silent_policy_raises_the_length_alarm() -> None:
+    """A policy that never answers has no length to compare, so the length check fails."""
     silent = [Outcome(f"p{n}", 0, "failed", [], [], 0) for n in range(200)]
     decision = decide(evidence(silent, right(110)), Gate())
     assert ("alarm", "length on held-out") in failed(decision)

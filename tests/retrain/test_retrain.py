@@ -1,4 +1,4 @@
-"""Nights of retraining, end to end on a real engine: what is promoted, what is kept, and what a failure leaves."""
+"""Nights of retraining, end to end on a real engine: promotions, what is kept, and recovery from failures."""
 
 import json
 import subprocess
@@ -17,6 +17,7 @@ from storage.errors import LeaseHeldError, StorageError
 from storage.logs.leases import Lease
 from storage.logs.nights import Night, Nights, Record
 from storage.objects.store import Store
+from storage.version_names import PolicyVersion
 from storage.versions import aliases, datasets, manifests
 from storage.versions.aliases import Move
 from tasks.retrain.commands import explain, give_up, nights, retry, roll_back
@@ -26,13 +27,13 @@ from tasks.run.workspace import Workspace
 from tests.support.paths import ROOT
 
 PROMOTE = ["retrain.gate={least_gain: -1, margin: 1, max_kl: 1000, max_length_ratio: 1000, max_truncated_gain: 1}"]
-"""A gate that lets everything through."""
+"""A gate that promotes every challenger."""
 REJECT = ["retrain.gate={least_gain: 1, margin: 1, max_kl: 1000, max_length_ratio: 1000, max_truncated_gain: 1}"]
-"""One that finds nothing good enough, and nothing harmful."""
+"""A gate that rejects every challenger but calls none harmful."""
 
 
 class Place:
-    """A store, a folder where problems arrive, and the flow with the settings of a night of seconds."""
+    """A store, a folder for new problems, and the flow with settings for a night of seconds."""
 
     def __init__(self, folder: Path, overrides: list[str], policy: Path) -> None:
         self.incoming = folder / "incoming"
@@ -48,7 +49,7 @@ class Place:
         ]
 
     def arrive(self, file: str, numbers: range, wrong_by: int = 0) -> None:
-        """Problems with operands that no held-out problem has."""
+        """Write a file of problems whose operands occur in no held-out problem."""
         lines = [json.dumps({"prompt": f"What is {n} + 50?", "answer": n + 50 + wrong_by}) for n in numbers]
         (self.incoming / f"{file}.jsonl").write_text("\n".join(lines) + "\n")
 
@@ -77,8 +78,11 @@ def place(overrides: list[str], tmp_path: Path, policy_folder: Path) -> Place:
 
 
 def test_nights_in_order(place: Place, tmp_path: Path) -> None:
-    """First champion, promoted, nothing new, rejected and waiting, promoted with what waited, rolled back twice."""
-    assert place.night(*PROMOTE) == "nothing new"  # no file has come yet
+    """Nights in sequence: first champion, promotion, nothing new, rejection, promotion with waiting problems.
+
+    Two rollbacks follow, and a third is refused.
+    """
+    assert place.night(*PROMOTE) == "nothing new"  # there is no file yet
     assert place.champion is None
     place.arrive("a", range(8))
     assert place.night(*PROMOTE) == "promoted"
@@ -91,7 +95,7 @@ def test_nights_in_order(place: Place, tmp_path: Path) -> None:
     place.arrive("b", range(8, 16))
     assert place.night(*REJECT) == "rejected"
     assert place.champion == moves[1]
-    assert manifests.committed(place.store, layout.checkpoint("nightly-0002", 1))  # kept for study
+    assert manifests.committed(place.store, layout.checkpoint("nightly-0002", 1))  # kept for analysis
 
     place.arrive("c", range(16, 20))
     assert place.night(*PROMOTE) == "promoted"
@@ -99,12 +103,12 @@ def test_nights_in_order(place: Place, tmp_path: Path) -> None:
     assert last.night.champion == moves[1].version
     assert last.night.counts == {"new": 4, "waiting": 8, "replayed": 8, "dropped": 0}
     parents = {parent.version for parent in manifests.read(place.store, layout.checkpoint("nightly-0003", 0)).parents}
-    assert moves[1].version in parents  # lineage leads through the nights
+    assert moves[1].version in parents  # the lineage connects the nights
     assert manifests.read(place.store, last.end.accepted if last.end and last.end.accepted else "").rows == 20
 
-    told = explain(place.config())
-    assert told.startswith("night 3: promoted")
-    assert "ok │ better: held-out" in told
+    explanation = explain(place.config())
+    assert explanation.startswith("night 3: promoted")
+    assert "ok │ better: held-out" in explanation
     assert f"nightly-0003/checkpoints/000001 -> {moves[1].version}" in roll_back(place.config())
     assert "nightly-0001/checkpoints/000001 -> runs/nightly-0001/checkpoints/000000" in roll_back(place.config())
     with pytest.raises(StorageError, match="no champion before the present one"):
@@ -118,7 +122,7 @@ def test_nights_in_order(place: Place, tmp_path: Path) -> None:
 
 
 def test_sampled_episodes_decide(place: Place) -> None:
-    """The gate compares them and says so, and the accuracies of the nights are theirs."""
+    """The gate compares sampled episodes if `episodes=sampled`, and the accuracies of the nights are theirs."""
     sampled = ["evaluation.samples=2", "retrain.gate.episodes=sampled"]
     place.arrive("a", range(8))
     place.night(*PROMOTE, *sampled)
@@ -139,7 +143,7 @@ STEPS += ["report_night"]
 
 
 def test_a_night_that_breaks_is_continued(place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broken before each of its steps in turn, one night comes to its end, once: one promotion, nothing made twice."""
+    """A night broken before each of its steps still ends once, with one promotion and no version made twice."""
     place.arrive("a", range(8))
     before: dict[str, str] = {}
     for step in STEPS:
@@ -150,10 +154,10 @@ def test_a_night_that_breaks_is_continued(place: Place, tmp_path: Path, monkeypa
         found = {str(path): json.loads(path.read_text())["nonce"] for path in tmp_path.rglob("manifest.json")}
         assert before.items() <= found.items()
         before = found
-        place.arrive("b", range(8, 12))  # comes too late for this night
+        place.arrive("b", range(8, 12))  # too late for this night
     assert not place.store.exists(f"{layout.retraining('nightly')}/report/night-0001.md")
     assert place.night(*PROMOTE) == "promoted"  # night 1 had ended: this is the next
-    assert place.store.exists(f"{layout.retraining('nightly')}/report/night-0001.md")  # told by the next
+    assert place.store.exists(f"{layout.retraining('nightly')}/report/night-0001.md")  # written by the next night
     assert [record.night.counts["new"] for record in place.records] == [8, 4]
     assert [move.version for move in aliases.history(place.store, "champion")] == [
         layout.checkpoint("nightly-0001", 0),
@@ -167,18 +171,18 @@ def broken(*_: object) -> None:
 
 
 def test_a_night_is_continued_as_it_was_begun(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Settings that change overnight count from the next night on: the one that was killed keeps its own."""
+    """A killed night keeps its settings; changed settings count from the next night on."""
     place.arrive("a", range(8))
     with monkeypatch.context() as patch:
         patch.setattr("flows.retrain.evaluate_sets", broken)
         with pytest.raises(RuntimeError):
             place.night(*PROMOTE)
-    assert "has not ended: the next flow run goes on with it" in explain(place.config())
+    assert "has not ended: the next flow run continues it" in explain(place.config())
     assert place.night(*REJECT, "optimizer.lr=0.5") == "promoted"
 
 
-def test_a_night_goes_on_under_another_judge(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an older judge scored, and the update was made from, stays what the gate measures the distance on."""
+def test_a_night_goes_on_under_another_verifier(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate measures the distance on the scores of the old verifier, which the update was made from."""
     place.arrive("a", range(8))
     with monkeypatch.context() as patch:
         patch.setattr("tasks.score.scoring._RULES", 1)
@@ -189,7 +193,7 @@ def test_a_night_goes_on_under_another_judge(place: Place, monkeypatch: pytest.M
 
 
 def test_a_hopeless_night_is_given_up(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand, where it fails for ever; its problems are not lost."""
+    """A night that always fails can be given up by hand; its problems wait for the next night."""
     place.arrive("a", range(8))
     with monkeypatch.context() as patch:
         patch.setattr("flows.retrain.learn", broken)
@@ -203,11 +207,11 @@ def test_a_hopeless_night_is_given_up(place: Place, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_did_harm_is_set_aside(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither tried again nor replayed, with what waited beside it; until somebody asks for it."""
+    """Problems of a harmful night, and those that waited with them, are not used again until `--retry` names it."""
     place.arrive("a", range(8))
     place.night(*PROMOTE)
     place.arrive("b", range(8, 12))
-    assert place.night(*REJECT) == "rejected"  # and waits
+    assert place.night(*REJECT) == "rejected"  # its problems wait
     place.arrive("c", range(12, 20), wrong_by=7)
     with monkeypatch.context() as patch:
         patch.setattr("tasks.retrain.gate._is_worse", lambda *_: True)
@@ -218,12 +222,12 @@ def test_what_did_harm_is_set_aside(place: Place, monkeypatch: pytest.MonkeyPatc
     assert retry(place.config(), 3) == "the 12 problems of night 3 wait for the next night"
     with pytest.raises(StorageError, match="has had 4 nights, but no night 9"):
         retry(place.config(), 9)
-    assert place.night(*PROMOTE) == "promoted"  # though nothing is new
+    assert place.night(*PROMOTE) == "promoted"  # without new problems
     assert place.records[-1].night.counts == {"new": 0, "waiting": 12, "replayed": 12, "dropped": 0}
 
 
-def test_an_alarm_rejects_and_is_told(place: Place) -> None:
-    """Further from the champion than allowed, by the logprobs of both: rejected, and the report says why."""
+def test_an_alarm_rejects_and_is_reported(place: Place) -> None:
+    """A challenger whose KL from the champion exceeds the limit is rejected, and the report gives the reason."""
     place.arrive("a", range(8))
     alarm = ["retrain.gate={least_gain: -1, margin: 1, max_kl: 1e-9}", "ppo.entropy_coefficient=1"]
     assert place.night(*alarm) == "rejected"
@@ -231,8 +235,8 @@ def test_an_alarm_rejects_and_is_told(place: Place) -> None:
     assert "| NO | no alarm: KL |" in report
 
 
-def test_a_correction_takes_the_place_of_what_it_corrects(place: Place) -> None:
-    """The same prompt with another answer is new; the old one is neither replayed nor trained on beside it."""
+def test_a_corrected_problem_replaces_the_wrong_one(place: Place) -> None:
+    """A prompt with a corrected answer is new; the old version is neither replayed nor trained on with it."""
     place.arrive("a", range(8), wrong_by=1)
     place.night(*PROMOTE)
     place.arrive("b", range(4))
@@ -246,7 +250,7 @@ def test_a_correction_takes_the_place_of_what_it_corrects(place: Place) -> None:
 
 
 def test_a_roll_back_is_remembered(place: Place) -> None:
-    """What the undone night learnt from is not replayed by the next one, which begins with the older champion."""
+    """After a rollback the next night begins with the older champion and replays no problem of the undone night."""
     place.arrive("a", range(8))
     place.night(*PROMOTE)
     place.arrive("b", range(8, 16))
@@ -262,15 +266,15 @@ def test_a_roll_back_is_remembered(place: Place) -> None:
     ]  # fmt: skip
 
 
-def test_who_made_a_champion_during_the_first_night_keeps_it(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there was none at first: the challenger has not been compared with theirs."""
+def test_a_champion_set_by_hand_during_the_first_night_stays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A champion set by hand during the first night stays, as the challenger was not compared with it."""
     place.arrive("a", range(8))
-    theirs = layout.checkpoint("nightly-0001", 0)
+    by_hand = layout.checkpoint("nightly-0001", 0)
 
-    def crowned(workspace: Workspace, night: Night) -> str:
+    def crowned(workspace: Workspace, night: Night) -> PolicyVersion:
         champion = crown_first(workspace, night)
-        aliases.move(place.store, "champion", theirs, 0, "mine", "ada")
-        return str(champion)
+        aliases.move(place.store, "champion", by_hand, 0, "mine", "ada")
+        return champion
 
     with monkeypatch.context() as patch:
         patch.setattr("flows.retrain.crown_first", crowned)
@@ -279,13 +283,16 @@ def test_who_made_a_champion_during_the_first_night_keeps_it(place: Place, monke
     assert place.champion.by == "ada"
 
 
-def test_who_moves_the_champion_meanwhile_wins(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The challenger was compared with another champion: it is not promoted, and the next night begins with theirs."""
+def test_a_champion_moved_by_hand_during_a_night_stays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A champion moved by hand during a night stays: the challenger was compared with another one.
+
+    The next night begins with the champion set by hand.
+    """
     place.arrive("a", range(8))
     place.night(*PROMOTE)
     first = layout.checkpoint("nightly-0001", 0)
 
-    def and_somebody(decide: Callable[..., Any]) -> Callable[..., Any]:
+    def after_a_move(decide: Callable[..., Any]) -> Callable[..., Any]:
         def decided(*arguments: Any) -> Any:
             aliases.move(place.store, "champion", first, 1, "I know better", "ada")
             return decide(*arguments)
@@ -294,7 +301,7 @@ def test_who_moves_the_champion_meanwhile_wins(place: Place, monkeypatch: pytest
 
     place.arrive("b", range(8, 12))
     with monkeypatch.context() as patch:
-        patch.setattr("flows.retrain.decide", and_somebody(decide))
+        patch.setattr("flows.retrain.decide", after_a_move(decide))
         assert place.night(*PROMOTE) == "overtaken"
     assert place.champion is not None
     assert (place.champion.version, place.champion.by) == (first, "ada")
@@ -305,7 +312,7 @@ def test_who_moves_the_champion_meanwhile_wins(place: Place, monkeypatch: pytest
 
 
 def test_one_flow_run_at_a_time(place: Place) -> None:
-    """Also where no server's limit stands before it: the store's lease holds."""
+    """The lease in the store prevents a second flow run, also without a limit of the Prefect server."""
     place.arrive("a", range(8))
     with (
         Lease(place.store, "nightly", label="flow run early-eagle"),
@@ -317,7 +324,7 @@ def test_one_flow_run_at_a_time(place: Place) -> None:
 
 @pytest.fixture
 def promoted(place: Place) -> Place:
-    """After a first night."""
+    """A retraining after its first night."""
     place.arrive("a", range(8))
     place.night(*PROMOTE)
     return place
@@ -325,7 +332,7 @@ def promoted(place: Place) -> Place:
 
 @pytest.fixture
 def untouched(promoted: Place) -> Iterator[Place]:
-    """Whatever a test does to the next night: the champion stays, no night is begun, and the night after it works."""
+    """A retraining that checks after the test that the champion and the nights are unchanged."""
     before, count = promoted.champion, len(promoted.records)
     promoted.arrive("b", range(8, 12))
     yield promoted
@@ -343,7 +350,7 @@ def test_an_evaluation_set_that_vanished(untouched: Place) -> None:
 
 
 def test_an_evaluation_set_that_changed(promoted: Place) -> None:
-    """Nights would not be comparable: it stops and says how to accept the change, and that works."""
+    """A changed evaluation set makes nights incomparable: the night stops and names the setting that accepts it."""
     before = promoted.champion
     promoted.arrive("b", range(8, 12))
     changed = "problems.held_out={kind: arithmetic, split: held-out, low: 0, high: 9, count: 9}"
@@ -356,19 +363,19 @@ def test_an_evaluation_set_that_changed(promoted: Place) -> None:
     more = "evaluation.sets={own: {kind: arithmetic, split: held-out, low: 0, high: 9, count: 4}}"
     assert promoted.night(*PROMOTE, changed, accept, more) == "promoted"
     promoted.arrive("c", range(12, 16))
-    with pytest.raises(ValueError, match=r"own: problems/\w+ -> removed"):  # a guard that is gone is no detail
+    with pytest.raises(ValueError, match=r"own: problems/\w+ -> removed"):  # a removed set must be accepted, too
         promoted.night(*PROMOTE, changed)
     assert promoted.night(*PROMOTE, changed, "evaluation.fingerprints={own: removed}") == "promoted"
 
 
 def test_training_problems_that_are_evaluated_on(promoted: Place, tmp_path: Path) -> None:
-    """They stop the night by default, and name themselves; or are left out."""
+    """Contaminated training problems stop the night by default and are named, or are dropped on request."""
     before = promoted.champion
     promoted.arrive("b", range(8, 12))
     own = tmp_path / "own.jsonl"
     own.write_text('{"prompt": "what is 9+50", "answer": 59}\n')
     sets = f"evaluation.sets={{own: {{kind: jsonl, path: {own}, fields: {{prompt: prompt, solutions: answer}}}}}}"
-    with pytest.raises(ValueError, match=r"1 training problem stands in evaluation sets: b/000002 is 000001 of 'own'"):
+    with pytest.raises(ValueError, match=r"1 training problem is also in evaluation sets: b/000002 is 000001 of 'own'"):
         promoted.night(*PROMOTE, sets)
     assert promoted.champion == before
     assert promoted.night(*PROMOTE, sets, "evaluation.contamination=drop") == "promoted"
@@ -390,7 +397,7 @@ def test_a_champion_that_was_deleted(untouched: Place, tmp_path: Path) -> None:
 
 
 def test_a_log_that_lost_an_entry(untouched: Place, tmp_path: Path) -> None:
-    """It is the watermark: without it problems would be trained on twice."""
+    """A night refuses a damaged or incomplete log, since without it problems would be trained on twice."""
     entry = tmp_path / "var/retraining/nightly/00000001.json"
     whole = entry.read_bytes()
     entry.write_bytes(whole.replace(b"trained", b"trainee"))
@@ -405,7 +412,7 @@ def test_a_log_that_lost_an_entry(untouched: Place, tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_away(place: Place, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A schedule that fires during an outage ends in an error that says so; the next one goes on as if nothing was."""
+    """A night during an outage of the store ends with a clear error; the next night works as usual."""
     place.overrides += [f"storage.root=s3://{bucket}/root"]
     place.arrive("a", range(8))
     assert place.night(*PROMOTE) == "promoted"
@@ -428,7 +435,7 @@ def forget_connections() -> None:
 
 
 def test_a_clock_that_jumps(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is decided by a clock that somebody sets: a year back between two nights changes times, no order."""
+    """A clock set back by a year between two nights changes the stored times but no order and no decision."""
     place.arrive("a", range(8))
     place.night(*PROMOTE)
     place.arrive("b", range(8, 12))
@@ -443,7 +450,7 @@ def test_a_clock_that_jumps(place: Place, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_command_line(place: Place) -> None:
-    """The commands take the place of a night; what cannot be done ends with status 1 and one line."""
+    """Command options run instead of a night; a refused one exits with status 1 and one line."""
 
     def call(*arguments: str) -> "subprocess.CompletedProcess[str]":
         command = [sys.executable, "-m", "flows.retrain", "smoke", *place.overrides, *arguments]

@@ -1,4 +1,4 @@
-"""Retraining as people run it: a real Prefect server, a worker, a schedule, and a machine that loses power."""
+"""Retraining in operation: a real Prefect server, a worker, a schedule, and a machine that loses power."""
 
 import json
 import os
@@ -24,11 +24,14 @@ from tests.support.soak import scaled
 
 DEPLOYMENT = "retrain"
 INTERVAL_S = 5
+NIGHTS = scaled(2, 4)
+COUNTS = [(number, 8 if number <= 2 else 4) for number in range(1, NIGHTS + 1)]
+"""The numbers of the nights and of their new problems."""
 
 
 @pytest.fixture(params=scaled(["postgresql"], ["sqlite", "postgresql"]))
 def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PrefectServer]:
-    """A Prefect server with either database. SQLite, which `make up` has, is slow when busy."""
+    """A Prefect server with each database. SQLite, which `make up` uses, is slow under load."""
     if request.param == "sqlite":
         with PrefectServer(tmp_path / "prefect") as server:
             yield server
@@ -43,13 +46,13 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[PrefectSe
 
 @pytest.fixture
 def project(tmp_path: Path, overrides: list[str], policy_folder: Path) -> Path:
-    """The project with its prefect.yaml, of which only the schedule and the parameters of `retrain` are others."""
+    """The project with its prefect.yaml, where only schedule and parameters of `retrain` are changed."""
     project = tmp_path / "project"
     for name in ("flows", "tasks", "storage", "configs"):
         shutil.copytree(ROOT / name, project / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", project)
     settings: dict[str, Any] = yaml.safe_load((ROOT / "prefect.yaml").read_text())
-    (deployment,) = [each for each in settings["deployments"] if each["name"] == DEPLOYMENT]
+    (deployment,) = [entry for entry in settings["deployments"] if entry["name"] == DEPLOYMENT]
     place = Place(tmp_path, overrides, policy_folder)
     deployment["parameters"] = {"config": "smoke", "overrides": [*place.overrides, *PROMOTE]}
     deployment["schedules"] = [{"interval": INTERVAL_S, "active": True}]
@@ -58,8 +61,8 @@ def project(tmp_path: Path, overrides: list[str], policy_folder: Path) -> Path:
     return project
 
 
-def give_up_for_dead(server: PrefectServer) -> None:
-    """The deployment's slot becomes free again, which without this takes the server up to 5 minutes."""
+def mark_as_crashed(server: PrefectServer) -> None:
+    """Mark the deployment's running flow runs as crashed; the server alone would take up to 5 minutes."""
     with server.client() as client:
         for run in server.runs(DEPLOYMENT):
             if run.state_name in ("Pending", "Running"):
@@ -72,7 +75,7 @@ def run_states(server: PrefectServer) -> list[str | None]:
 
 @pytest.mark.timeout(3600)
 def test_nights_on_a_schedule(server: PrefectServer, project: Path, overrides: list[str], tmp_path: Path) -> None:
-    """Problems keep coming, the schedule fires, power fails once: every night comes to its end, once, and in order."""
+    """Every night ends exactly once and in order, with new problems, a schedule and one power failure."""
     config = load("smoke", [*overrides, "run.name=nightly"])
     store, incoming = Store(config.storage.root), tmp_path / "incoming"
     log = Nights(store, "nightly")
@@ -80,7 +83,7 @@ def test_nights_on_a_schedule(server: PrefectServer, project: Path, overrides: l
     def arrive(file: str, numbers: range) -> None:
         lines = [json.dumps({"prompt": f"What is {n} + 50?", "answer": n + 50}) for n in numbers]
         (tmp_path / file).write_text("\n".join(lines) + "\n")
-        (tmp_path / file).rename(incoming / file)  # a file that is still being written is another test's
+        (tmp_path / file).rename(incoming / file)  # another test covers files that are still being written
 
     def ended(count: int) -> bool:
         return sum(record.end is not None for record in log.read()) >= count
@@ -91,32 +94,33 @@ def test_nights_on_a_schedule(server: PrefectServer, project: Path, overrides: l
     with Worker(server, project, "local") as worker:
         server.wait(DEPLOYMENT, lambda: ended(1))
         arrive("b.jsonl", range(8, 16))
-        # Asks the store only: Prefect's server may take longer to answer than the night to end.
+        # Only the store is asked: Prefect's server may answer later than the night ends.
         server.wait(DEPLOYMENT, lambda: manifests.committed(store, layout.run("nightly-0002")))
         worker.kill()  # in the middle of night 2
         assert not ended(2)
-        give_up_for_dead(server)
+        mark_as_crashed(server)
         worker.start()
         server.wait(DEPLOYMENT, lambda: ended(2))
-        arrive("c.jsonl", range(16, 20))
-        server.wait(DEPLOYMENT, lambda: ended(3))
+        for number in range(3, NIGHTS + 1):
+            arrive(f"{number}.jsonl", range(8 * number, 8 * number + 4))
+            server.wait(DEPLOYMENT, lambda number=number: ended(number))  # type: ignore[misc]
         before = len(server.runs(DEPLOYMENT))
-        # Not the newest one: while a run lasts longer than the interval, those after it are cancelled.
+        # Any of them, not the newest: runs that start while another one lasts are cancelled.
         server.wait(DEPLOYMENT, lambda: "Completed" in run_states(server)[before:])
         states = run_states(server)
 
-    assert states.count("Completed") >= 4  # three nights, and one with nothing new
-    assert "Cancelled" in states  # two at once
+    assert states.count("Completed") >= NIGHTS + 1  # all nights and one run without new problems
+    assert "Cancelled" in states  # a run that started during another
     assert not {"Failed", "TimedOut"} & set(states)
     assert states.count("Crashed") == 1
     records = log.read()
-    assert [(record.night.number, record.night.counts["new"]) for record in records] == [(1, 8), (2, 8), (3, 4)]
-    assert manifests.read(store, records[-1].night.seen).rows == 20
-    assert [record.end.outcome for record in records if record.end] == ["promoted"] * 3
-    nights = [layout.checkpoint(f"nightly-000{number}", 1) for number in (1, 2, 3)]
+    assert [(record.night.number, record.night.counts["new"]) for record in records] == COUNTS
+    assert manifests.read(store, records[-1].night.seen).rows == sum(count for _, count in COUNTS)
+    assert [record.end.outcome for record in records if record.end] == ["promoted"] * NIGHTS
+    nights = [layout.checkpoint(f"nightly-{number:04d}", 1) for number in range(1, NIGHTS + 1)]
     champions = [move.version for move in aliases.history(store, "champion")]
     assert champions == [layout.checkpoint("nightly-0001", 0), *nights]
-    assert explain(config).startswith("night 3: promoted")
+    assert explain(config).startswith(f"night {NIGHTS}: promoted")
     with server.client() as client:
         artifacts = client.read_artifacts()
     assert {"night", "nights"} <= {artifact.key for artifact in artifacts}

@@ -1,4 +1,4 @@
-"""What agents return: refused with a reason where it could not be stored or trained on, and no two ids alike."""
+"""Trajectories that cannot be stored or trained on are refused with a reason, and all ids differ."""
 
 import json
 import math
@@ -30,7 +30,7 @@ def chat(policy_folder: Path) -> Chat:
 
 
 class Returns(MathMultiTurnAgent):
-    """Plays two turns and returns what `change` makes of them."""
+    """An agent that plays two turns and returns what `change` makes of the trajectory."""
 
     def __init__(self, context: AgentContext, change: Change) -> None:
         super().__init__(context, num_turns=2)
@@ -44,12 +44,12 @@ class Returns(MathMultiTurnAgent):
 def played(chat: Chat, verifier: Verifier, change: Change, problems: list[Problem] | None = None) -> list[Trajectory]:
     engine = ScriptedEngine(chat, lambda turn, _: [WRONG, RIGHT][turn])
     rows = play(engine, Returns(context(chat), change), verifier, problems, group_size=2)
-    to_table(rows, TRAJECTORY_SCHEMA)  # Arrow takes it
+    to_table(rows, TRAJECTORY_SCHEMA)  # Arrow can store them
     return rows
 
 
 def turned(**changes: Any) -> Change:
-    """Changes the first turn."""
+    """Return a change of the first turn."""
     return lambda row: [replace(row, turns=[replace(row.turns[0], **changes), row.turns[1]])]
 
 
@@ -58,7 +58,7 @@ def rowed(**changes: Any) -> Change:
 
 
 def at(place: int, column: str, value: Any) -> Change:
-    """Changes one value of a column."""
+    """Return a change of one value of a column."""
 
     def change(row: Trajectory) -> list[Trajectory]:
         values: Any = list(getattr(row, column))
@@ -73,32 +73,32 @@ def whole(column: str, convert: Callable[[Any], Any]) -> Change:
 
 
 def in_one(row: Trajectory) -> list[Trajectory]:
-    """Both turns, and what the environment said between them, as one."""
+    """Join both turns, and the feedback between them, into one turn."""
     turn = replace(row.turns[0], end=row.turns[1].end)
     return [replace(row, turns=[turn], action_mask=[place >= turn.start for place in range(len(row.token_ids))])]
 
 
 def shorter(row: Trajectory) -> list[Trajectory]:
-    """Without the last token of the last turn."""
+    """Drop the last token of the last turn."""
     columns = {name: getattr(row, name)[:-1] for name in ("token_ids", "action_mask", "logprobs", "versions")}
     return [replace(row, turns=[row.turns[0], replace(row.turns[1], end=row.turns[1].end - 1)], **columns)]
 
 
-SAMPLED = -1  # the last token is
+SAMPLED = -1  # the last token is a sampled one
 FAULTS: dict[str, tuple[Change, str]] = {
     "None": (lambda _: None, "returned None: return a list of trajectories"),
     "one": (lambda row: row, "returned a value of type Trajectory: return a list"),
     "holes": (lambda row: [row, None], "a list with None"),
     "others": (lambda row: [{"status": "completed"}], "a list with a value of type dict"),
-    "problem": (rowed(problem_id="another"), "problem_id='another': make it of prompt.record"),
+    "problem": (rowed(problem_id="another"), "problem_id='another': make it from prompt.record"),
     "iteration": (rowed(iteration=4), "iteration=4"),
     "id": (rowed(trajectory_id="mine"), "trajectory_id='mine'"),
     "policy": (rowed(policy_version=9), "policy_version=9"),
-    "status": (rowed(status="done"), "status='done': there are completed, truncated, rejected, failed"),
-    "reason": (rowed(reason=None), "reason: None is no text"),
+    "status": (rowed(status="done"), "status='done': give one of completed, truncated, rejected, failed"),
+    "reason": (rowed(reason=None), "reason: None is not a text"),
     "surrogate": (turned(feedback="a\ud800b"), "feedback of turn 0 cannot be stored as UTF-8"),
     "gigantic": (turned(text="x" * 2_000_000), "text of turn 0: 2,000,000 characters"),
-    "bytes": (turned(verdict=b"correct"), "verdict of turn 0: a value of type bytes is no text"),
+    "bytes": (turned(verdict=b"correct"), "verdict of turn 0: a value of type bytes is not a text"),
     "reward": (turned(reward=math.nan), "reward of turn 0 is nan: give a finite number"),
     "infinite": (turned(reward=10**400), "reward of turn 0"),
     "unjudged": (turned(reward=None), "reward of turn 0 is None"),
@@ -109,23 +109,23 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "beyond": (lambda row: [replace(row, turns=[replace(row.turns[0], end=10**6)])], "ends after the"),
     "start": (turned(start=-3), "overlaps the turn before or ends after"),
     "dict turn": (rowed(turns=[{"start": 0}]), "turns holds values of type dict, not Turn"),
-    "prompt mask": (at(0, "action_mask", True), "action_mask is not true exactly on the tokens of the turns"),
+    "prompt mask": (at(0, "action_mask", True), "action_mask must be true for the turns' tokens and no others"),
     "mask": (whole("action_mask", lambda mask: [int(value) for value in mask]), "type int, not bool"),
     "short": (whole("logprobs", lambda values: values[:-2]), "every token needs one"),
     "numpy": (whole("token_ids", lambda ids: list(np.array(ids))), "type int64, not int"),
-    "array": (whole("versions", np.array), "type ndarray is no list"),
+    "array": (whole("versions", np.array), "type ndarray is not a list"),
     "texts": (whole("token_ids", lambda ids: [str(number) for number in ids]), "type str, not int"),
     "vocabulary": (at(0, "token_ids", 2**31 + 5), f"the policy has no token {2**31 + 5}"),
     "negative": (at(0, "token_ids", -7), "the policy has no token -7"),
-    "NaN": (at(SAMPLED, "logprobs", math.nan), "=nan: keep those of the completion"),
-    "minus infinity": (at(SAMPLED, "logprobs", -math.inf), "=-inf: keep those"),
-    "positive": (at(SAMPLED, "logprobs", 0.01), "=0.01: keep those"),
+    "NaN": (at(SAMPLED, "logprobs", math.nan), "=nan: keep the completion's logprobs"),
+    "minus infinity": (at(SAMPLED, "logprobs", -math.inf), "=-inf: keep the completion's"),
+    "positive": (at(SAMPLED, "logprobs", 0.01), "=0.01: keep the completion's"),
     "prompt logprob": (at(0, "logprobs", -0.5), "token 0 was not sampled"),
-    "version": (at(SAMPLED, "versions", 2), "the versions of turn 1 are not those of a completion that this episode"),
-    "another token": (at(SAMPLED, "token_ids", 7), "the token_ids of turn 1 are not those of a completion"),
-    "another logprob": (at(SAMPLED, "logprobs", -0.4), "the logprobs of turn 1 are not those of a completion"),
-    "in one": (in_one, "the token_ids of turn 0 are not those of a completion"),
-    "starts": (rowed(sequence_starts=[0, 10**6]), "sequence_starts=a value of type list: it begins with 0"),
+    "version": (at(SAMPLED, "versions", 2), "the versions of turn 1 do not match a completion that this episode"),
+    "another token": (at(SAMPLED, "token_ids", 7), "the token_ids of turn 1 do not match a completion"),
+    "another logprob": (at(SAMPLED, "logprobs", -0.4), "the logprobs of turn 1 do not match a completion"),
+    "in one": (in_one, "the token_ids of turn 0 do not match a completion"),
+    "starts": (rowed(sequence_starts=[0, 10**6]), "sequence_starts=a value of type list: it must begin with 0"),
     "discount": (rowed(turn_discount=2.0), "turn_discount=2.0: give a number from 0 to 1"),
     "unplayed": (rowed(unplayed_turns=-2), "unplayed_turns=-2"),
     "sampling": (rowed(sampling="{}"), "sampling='{}'"),
@@ -137,8 +137,8 @@ FAULTS: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_what_cannot_be_stored_or_trained_on_is_refused_at_once(chat: Chat, verifier: Verifier, name: str) -> None:
-    """The episode fails with a reason; what was sampled is kept, and Arrow takes all of it."""
+def test_a_trajectory_that_cannot_be_stored_or_trained_on_is_refused(chat: Chat, verifier: Verifier, name: str) -> None:
+    """The episode fails with a reason. Its sampled tokens are kept, and Arrow can store all of it."""
     change, says = FAULTS[name]
     for row in played(chat, verifier, change):
         assert row.status == "failed"
@@ -147,7 +147,7 @@ def test_what_cannot_be_stored_or_trained_on_is_refused_at_once(chat: Chat, veri
 
 
 def test_other_numbers_and_cut_completions_are_admitted(chat: Chat, verifier: Verifier) -> None:
-    """Rewards of numpy, an int or a bool, sampling parameters that the agent chose, a completion that it cut."""
+    """An agent may use other number types for rewards, choose its sampling parameters, and cut a completion."""
     own = json.dumps({"temperature": 0.5, "max_new_tokens": 4})
     admitted: list[Change] = [shorter, rowed(sampling=own)]
     admitted += [turned(reward=reward) for reward in (1, True, np.float32(1), np.int64(1), np.True_)]
@@ -158,7 +158,7 @@ def test_other_numbers_and_cut_completions_are_admitted(chat: Chat, verifier: Ve
 
 
 def test_rounding_above_zero_is_admitted(chat: Chat, verifier: Verifier) -> None:
-    """Of a certain token a server's logprob is a little above 0 at times."""
+    """A server's logprob of a token with probability 1 is sometimes slightly above 0."""
 
     class Rounds(ScriptedEngine):
         def _completion(self, reply: str | Exception) -> Completion:
@@ -169,8 +169,8 @@ def test_rounding_above_zero_is_admitted(chat: Chat, verifier: Verifier) -> None
     assert {row.status for row in rows} == {"completed"}
 
 
-def test_agents_cannot_change_what_is_kept_of_a_failed_episode(chat: Chat, verifier: Verifier) -> None:
-    """They hold the same lists as the engine's answer."""
+def test_agents_cannot_change_the_record_of_a_failed_episode(chat: Chat, verifier: Verifier) -> None:
+    """Agents get the same list objects that the engine returned."""
 
     class Spoils(MathMultiTurnAgent):
         async def collect_trajectory(self, prompt: EpisodeSpec, env: Any, obs_queue: Any, act_queue: Any) -> Any:
@@ -188,7 +188,7 @@ def test_agents_cannot_change_what_is_kept_of_a_failed_episode(chat: Chat, verif
 
 
 def test_ids_never_collide(chat: Chat, verifier: Verifier) -> None:
-    """Though an agent returns several trajectories, and ids of problems look like those of samples."""
+    """Ids differ even if an agent returns several trajectories and problem ids look like sample ids."""
     problems = [replace(PROBLEM, problem_id=name) for name in ("a", "a/0", "a/0/1", "a/1")]
     rows = played(chat, verifier, lambda row: [row, row, row], problems)
     ids = [row.trajectory_id for row in rows]
@@ -196,7 +196,7 @@ def test_ids_never_collide(chat: Chat, verifier: Verifier) -> None:
     assert {"r/000003/a/0", "r/000003/a/0:1", "r/000003/a/0/1", "r/000003/a/0/1:2"} <= set(ids)
 
 
-def test_padded_vocabularies_are_whole(chat: Chat) -> None:
-    """Ids that the model has and its tokenizer does not are sampled, too: the model's number counts."""
+def test_a_padded_vocabulary_counts_the_models_tokens(chat: Chat) -> None:
+    """The model may sample ids that its tokenizer does not know, so the model's vocabulary size counts."""
     assert Chat(chat._tokenizer, 100_000).vocabulary == 100_000
     assert chat.vocabulary == len(chat._tokenizer)

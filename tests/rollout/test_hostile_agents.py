@@ -1,4 +1,4 @@
-"""Agents and environments that break every rule: each costs its own episode, and the rollout goes on and ends."""
+"""An agent or environment that breaks the rules fails only its own episode, and the rollout continues to its end."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,10 @@ from tasks.rollout import first_turns as opening
 from tasks.rollout.play import _run
 from tasks.rollout.watch import Watch
 from tasks.score.verifier import Verifier
+from tests.support.paths import ROOT
 from tests.support.rollout_helpers import GCONFIG, ScriptedEngine, context, play
+
+pytestmark = pytest.mark.slow
 
 HERE = f"{Path(__file__).parent}/"
 Queue = asyncio.Queue[Any]
@@ -47,7 +50,7 @@ def chat(policy_folder: Path) -> Chat:
 
 
 class OneOfThemIs:
-    """Plays well but for sample 1 of each problem, which does `act`."""
+    """An agent that plays correctly, except that sample 1 of each problem does `act`."""
 
     def __init__(self, chat: Chat, act: Act) -> None:
         self._inner, self._act = MathMultiTurnAgent(context(chat), num_turns=2), act
@@ -56,20 +59,20 @@ class OneOfThemIs:
         self, prompt: EpisodeSpec, env: Environment, obs_queue: Queue, act_queue: Queue
     ) -> list[Trajectory]:
         if prompt.record.sample == 1:
-            found: list[Trajectory] = await self._act(prompt, env, obs_queue, act_queue)
-            return found
+            trajectories: list[Trajectory] = await self._act(prompt, env, obs_queue, act_queue)
+            return trajectories
         return await self._inner.collect_trajectory(prompt, env, obs_queue, act_queue)
 
 
 def reason_of_the_one(
     chat: Chat, verifier: Verifier, act: Act, deadline_s: float = 600, environment: Any = MathVerifyEnvironment
 ) -> str:
-    """The reason of the episodes that did `act`: the same for both problems, while the other six were played."""
+    """Play two problems; return the reason of the episodes that did `act`, and check that the other six completed."""
     engine = ScriptedEngine(chat, lambda turn, _: [r"\boxed{4}", r"\boxed{3}"][turn])
-    settings = Rollout(episode_deadline_s=deadline_s, concurrency=4)  # one problem after the other
+    settings = Rollout(episode_deadline_s=deadline_s, concurrency=4)  # one problem at a time
     played = play(engine, OneOfThemIs(chat, act), verifier, PROBLEMS, settings=settings, environment=environment)
     if any(row.sample != 1 and row.reason == f"deadline of {deadline_s:g} s" for row in played):
-        raise SlowMachineError(f"others than the one needed more than {deadline_s:g} s")
+        raise SlowMachineError(f"an ordinary episode needed more than {deadline_s:g} s")
     assert [(row.problem_id, row.sample) for row in played] == [(p.problem_id, i) for p in PROBLEMS for i in range(4)]
     assert [row.status for row in played] == ["completed", "failed", "completed", "completed"] * 2
     assert len({row.reason for row in played if row.status == "failed"}) == 1
@@ -77,7 +80,7 @@ def reason_of_the_one(
 
 
 class SlowMachineError(Exception):
-    """Episodes that do nothing wrong came to their deadline."""
+    """An ordinary episode reached its deadline."""
 
 
 class UnprintableError(Exception):
@@ -91,8 +94,8 @@ async def raise_(error: BaseException) -> None:
     raise error
 
 
-def test_what_an_agent_changes_in_its_prompt_changes_nothing_else(chat: Chat, verifier: Verifier) -> None:
-    """Gold answers above all: they are what its answers are judged by, and those of the group."""
+def test_changes_of_an_agent_to_its_prompt_have_no_effect_elsewhere(chat: Chat, verifier: Verifier) -> None:
+    """Above all an agent cannot change the gold answers that its own and its group's answers are graded with."""
 
     async def act(prompt: EpisodeSpec, env: Environment, obs_queue: Queue, act_queue: Queue) -> list[Trajectory]:
         inner = MathMultiTurnAgent(context(chat), num_turns=2)
@@ -121,8 +124,8 @@ RAISED: dict[str, tuple[BaseException, str]] = {
 
 
 @pytest.mark.parametrize("name", RAISED)
-def test_whatever_an_agent_raises_is_its_own_failure(chat: Chat, verifier: Verifier, name: str) -> None:
-    """Also what asyncio takes for its own, what ends a process, and what the engine alone may say."""
+def test_an_exception_of_an_agent_fails_its_own_episode(chat: Chat, verifier: Verifier, name: str) -> None:
+    """This includes exceptions of asyncio, exceptions that end a process, and the engine's own errors."""
     error, says = RAISED[name]
     reason = reason_of_the_one(chat, verifier, lambda *_: raise_(error))
     assert says in reason
@@ -154,17 +157,17 @@ async def cancels_itself_and_closes(*_: object) -> None:
 
 
 @pytest.mark.parametrize("act", [cancels_itself, is_cancelled_by_its_helper, cancels_itself_and_closes])
-def test_an_agent_that_is_cancelled_from_within_is_one_failure(chat: Chat, verifier: Verifier, act: Any) -> None:
-    """By itself or its helper, not by the rollout: the others of its group, and the groups after it, are played."""
+def test_an_agent_that_is_cancelled_from_within_fails_one_episode(chat: Chat, verifier: Verifier, act: Any) -> None:
+    """If the agent or its helper task cancels it, the other episodes of its group and later groups are played."""
     reason = reason_of_the_one(chat, verifier, act)
     assert reason == ("GeneratorExit" if act is cancels_itself_and_closes else "CancelledError")
 
 
 @pytest.mark.parametrize("coroutine", ["_episode", "play_groups"])
-def test_whoever_cancels_the_rollout_s_own_tasks_ends_it_with_an_error(
+def test_cancelling_the_rollouts_own_tasks_ends_it_with_an_error(
     chat: Chat, verifier: Verifier, coroutine: str
 ) -> None:
-    """asyncio's task groups ignore a task that ends cancelled: groups would be missing, and nobody would know."""
+    """asyncio's task groups ignore a cancelled task, so groups would be missing without an error."""
 
     async def cancels(*_: object) -> None:
         for task in asyncio.all_tasks():
@@ -177,8 +180,8 @@ def test_whoever_cancels_the_rollout_s_own_tasks_ends_it_with_an_error(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), pytest.param(None, id="handler")], ids=["keyboard", "SIGTERM"])
-def test_what_signals_raise_ends_the_rollout(chat: Chat, verifier: Verifier, error: BaseException | None) -> None:
-    """Ctrl-C and SIGTERM may come while an agent runs: they are no failure of its episode."""
+def test_an_exception_of_a_signal_ends_the_rollout(chat: Chat, verifier: Verifier, error: BaseException | None) -> None:
+    """Ctrl-C and SIGTERM may arrive while an agent runs. They do not fail its episode."""
     known = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
     async def interrupted(*_: object) -> None:
@@ -198,22 +201,22 @@ OBSERVATIONS: dict[str, tuple[Any, str]] = {
     "nothing": (None, "put (qid, token_ids, gconfig)"),
     "pair": (("q", PROMPT), "put (qid, token_ids, gconfig)"),
     "qid": ((7, PROMPT, GCONFIG), "the qid of an observation is 7"),
-    "text": (("q", "5 6 7", GCONFIG), "the token_ids of an observation: '5 6 7' is no list"),
+    "text": (("q", "5 6 7", GCONFIG), "the token_ids of an observation: '5 6 7' is not a list"),
     "numpy": (("q", list(np.array(PROMPT)), GCONFIG), "holds values of type int64, not int"),
-    "array": (("q", np.array(PROMPT), GCONFIG), "type ndarray is no list"),
+    "array": (("q", np.array(PROMPT), GCONFIG), "type ndarray is not a list"),
     "truth": (("q", [True, 6], GCONFIG), "type bool, not int"),
     "empty": (("q", [], GCONFIG), "no token ids"),
     "negative": (("q", [5, -1], GCONFIG), "the policy has no token -1"),
     "beyond": (("q", [5, 2**40], GCONFIG), f"the policy has no token {2**40}"),
     "gconfig": (("q", PROMPT, {"n": 1}), "give a GenerationConfig"),
-    "many": (("q", PROMPT, GenerationConfig(n=10**9)), "gconfig.n=1000000000: at most 256"),
+    "many": (("q", PROMPT, GenerationConfig(n=10**9)), "gconfig.n=1000000000: ask for at most 256"),
     "stops": (("q", PROMPT, GenerationConfig(stop_token_ids=("x",))), "type str, not int"),  # type: ignore[arg-type]
 }
 
 
 @pytest.mark.parametrize("name", OBSERVATIONS)
 def test_garbage_on_the_queue_never_reaches_the_engine(chat: Chat, verifier: Verifier, name: str) -> None:
-    """There it would be refused, which ends the rollout; nor do the others of the group wait for its answer."""
+    """The engine would refuse it, which ends the rollout. The rest of the group does not wait for this request."""
     observation, says = OBSERVATIONS[name]
 
     async def ask(_: EpisodeSpec, env: Environment, obs_queue: Queue, act_queue: Queue) -> Any:
@@ -228,24 +231,24 @@ def test_garbage_on_the_queue_never_reaches_the_engine(chat: Chat, verifier: Ver
     [("n", 0), ("n", "4"), ("max_new_tokens", -1), ("max_new_tokens", 0), ("top_p", 0.0), ("top_p", math.nan),
      ("top_k", -2), ("top_k", 1.5), ("stop_token_ids", [3]), ("temperature", math.inf)],
 )  # fmt: skip
-def test_parameters_that_vllm_refuses_are_no_gconfig(knob: str, value: Any) -> None:
-    """The agent that makes them hears of it, at the line where it does."""
+def test_parameters_that_vllm_refuses_are_refused_by_gconfig(knob: str, value: Any) -> None:
+    """The error is raised at the agent's line that makes them."""
     with pytest.raises(ValueError, match=re.escape(repr(value))):
         GenerationConfig(**{knob: value})
 
 
 def test_an_agent_that_takes_no_answers_is_stopped(chat: Chat, verifier: Verifier) -> None:
-    """Endless observations neither fill the memory nor hold up the loop."""
+    """Endless observations neither fill the memory nor block the event loop."""
 
     async def flood(prompt: EpisodeSpec, env: Environment, obs_queue: Queue, act_queue: Queue) -> Any:
         while True:
             await obs_queue.put((prompt.qid, PROMPT, GCONFIG))
 
-    assert "took none of 256 answers" in reason_of_the_one(chat, verifier, flood)
+    assert "256 answers wait in act_queue" in reason_of_the_one(chat, verifier, flood)
 
 
 class OneIsNeverMade(MathVerifyEnvironment):
-    """An environment whose constructor breaks for the second of four."""
+    """An environment whose constructor raises for the second episode of four."""
 
     made = 0
 
@@ -256,8 +259,8 @@ class OneIsNeverMade(MathVerifyEnvironment):
         super().__init__(made_of)
 
 
-def test_an_environment_that_cannot_be_made(chat: Chat, verifier: Verifier) -> None:
-    """It is its episode's failure; the others of the group do not wait for a first observation from there."""
+def test_an_environment_whose_constructor_raises_fails_its_episode(chat: Chat, verifier: Verifier) -> None:
+    """Only its episode fails. The rest of the group does not wait for its first observation."""
     OneIsNeverMade.made = 0
     reason = reason_of_the_one(chat, verifier, lambda *_: raise_(AssertionError()), environment=OneIsNeverMade)
     assert reason == "OSError: no sandbox left"
@@ -294,8 +297,8 @@ async def matches(*_: object) -> None:
 
 
 def within_deadlines(chat: Chat, verifier: Verifier, act: Act) -> str:
-    """`reason_of_the_one` with a deadline that gives the others the time that they need on this machine."""
-    verifier.grade([("1", ["1"])])  # its workers have started
+    """Call `reason_of_the_one` with longer deadlines until the ordinary episodes complete on this machine."""
+    verifier.grade([("1", ["1"])])  # starts its workers
     deadline_s = 1.0
     while True:
         try:
@@ -316,7 +319,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_agent_that_cleans_up_for_long_finishes(
     chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stops a container, say: the others do not wait for that, the end of the rollout does."""
+    """It may stop a container, for example. Other episodes do not wait for it, but the end of the rollout does."""
     monkeypatch.setattr(conversation, "FAREWELL_S", 0.1)
     cleaned = []
 
@@ -333,8 +336,8 @@ def test_an_agent_that_cleans_up_for_long_finishes(
 
 @pytest.mark.usefixtures("hurry")
 @pytest.mark.parametrize("act", [never_asks, swallows, leaves_swallower_behind, sleeps, computes, matches])
-def test_what_never_ends_ends_at_its_deadline(chat: Chat, verifier: Verifier, act: Any) -> None:
-    """Whether it waits, swallows its cancellation, sleeps or computes: its group is played, and the rollout ends."""
+def test_an_endless_agent_ends_at_its_deadline(chat: Chat, verifier: Verifier, act: Any) -> None:
+    """It may wait, swallow its cancellation, sleep or compute: its group is played, and the rollout ends."""
     reason = within_deadlines(chat, verifier, act)
     assert "deadline" in reason
     if act in (sleeps, computes, matches):
@@ -342,16 +345,16 @@ def test_what_never_ends_ends_at_its_deadline(chat: Chat, verifier: Verifier, ac
 
 
 def test_a_thread_is_watched_too(chat: Chat, verifier: Verifier) -> None:
-    """As with `run.overlap`: no signal arrives there, but an exception does."""
+    """`run.overlap` plays in a thread, where no signal arrives but an exception does."""
     with ThreadPoolExecutor(1) as pool:
         assert "StalledError" in pool.submit(within_deadlines, chat, verifier, computes).result()
 
 
-def test_a_blocked_loop_is_not_counted_against_others() -> None:
-    """The deadlines of the others move by the time for which one blocked the loop; its own does not."""
+def test_a_blocked_loop_extends_the_other_deadlines() -> None:
+    """The other deadlines move by the time for which one task blocked the loop. Its own deadline stays."""
 
     async def blocks(watch: Watch) -> None:
-        while not watch._guilty:
+        while not watch._blocking:
             time.sleep(0.1)  # noqa: ASYNC251
         time.sleep(2)  # noqa: ASYNC251
 
@@ -362,7 +365,7 @@ def test_a_blocked_loop_is_not_counted_against_others() -> None:
                 blocking, waiting = asyncio.create_task(blocks(watch)), asyncio.create_task(asyncio.Event().wait())
                 with watch.over(blocking, own), watch.over(waiting, others):
                     await blocking
-                    await asyncio.sleep(0.1)  # the loop turns
+                    await asyncio.sleep(0.1)  # the loop runs once
                 waiting.cancel()
             return [(after or 0) - (when or 0) for after, when in zip([own.when(), others.when()], before, strict=True)]
 
@@ -380,17 +383,17 @@ async def main():
     with watch.Watch(1.0):
         print("ready", flush=True)
         await asyncio.to_thread(sys.stdin.readline)
-        await asyncio.sleep(1)  # a few looks
+        await asyncio.sleep(1)  # a few checks of the watcher
     print("done")
 
 asyncio.run(main())
 """
 
 
-def test_a_process_that_was_stopped_goes_on() -> None:
-    """By Ctrl-Z or `docker pause`: nobody held up the loop meanwhile, so nothing ends the process."""
-    environment = os.environ | {"PYTHONPATH": HERE.removesuffix("tests/")}
-    for _ in range(3):  # whether its watcher or its loop wakes up first is open
+def test_a_process_that_was_stopped_continues() -> None:
+    """After Ctrl-Z or `docker pause` nothing ends the process, because no agent blocked the loop."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for _ in range(3):  # the watcher or the loop may wake up first
         with subprocess.Popen(
             [sys.executable, "-c", STOPPED], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as process:
@@ -412,7 +415,7 @@ logging.basicConfig(format="%(message)s")
 async def main():
     with watch.Watch(1.0):
         libc = ctypes.CDLL(None)
-        while True:  # C that heeds no signal
+        while True:  # C code that no signal interrupts
             libc.pause()
 
 def call():
@@ -425,21 +428,21 @@ call()
 """
 
 
-def test_what_cannot_be_ended_ends_the_process(tmp_path: Path) -> None:
-    """In another thread than the main one nothing stops a call into C: better an end that names it than none."""
+def test_a_call_that_cannot_be_stopped_ends_the_process(tmp_path: Path) -> None:
+    """Outside of the main thread nothing stops a call into C, so the process ends and names the line."""
     script = tmp_path / "stuck.py"
     script.write_text(STUCK)
-    environment = os.environ | {"PYTHONPATH": HERE.removesuffix("tests/")}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, script, "thread"], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 1
     assert f"in {script}:11 in main" in done.stderr
-    assert "goes on from what is stored" in done.stderr
+    assert "continues from the stored shards" in done.stderr
 
 
-def test_an_exit_beside_an_agent_ends_no_process_silently() -> None:
-    """asyncio ends its loop by it, whoever waits for that task: with status 0 the run would look complete."""
+def test_an_exit_in_an_agents_task_is_an_error() -> None:
+    """asyncio ends its loop on `sys.exit` in any task. With status 0 the run would look complete."""
 
     async def rounds() -> None:
         async def leave() -> None:
@@ -451,8 +454,8 @@ def test_an_exit_beside_an_agent_ends_no_process_silently() -> None:
         _run(rounds())
 
 
-def test_who_cancels_everything_or_stops_the_loop_ends_the_rollout_with_a_reason() -> None:
-    """Tests and scripts clean up like that, where the loop is their own."""
+def test_cancelling_all_tasks_or_stopping_the_loop_ends_the_rollout_with_a_reason() -> None:
+    """Tests and scripts with their own loop clean up in this way."""
 
     async def cancels() -> None:
         for task in asyncio.all_tasks():
@@ -469,8 +472,8 @@ def test_who_cancels_everything_or_stops_the_loop_ends_the_rollout_with_a_reason
         _run(stops())
 
 
-def test_an_engine_that_answers_too_little_holds_up_nobody(chat: Chat, verifier: Verifier) -> None:
-    """A request of a group with fewer completions than episodes is a failure of all that wait for it."""
+def test_an_engine_that_returns_too_few_completions_fails_the_group(chat: Chat, verifier: Verifier) -> None:
+    """If a group's request gets fewer completions than episodes, all episodes that wait for it fail."""
 
     class Mean(ScriptedEngine):
         async def generate(self, *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Episodes: what is recorded of them, how they share requests, and that none is lost."""
+"""Episodes are recorded in full, share requests, and are never lost."""
 
 import asyncio
 from dataclasses import replace
@@ -41,7 +41,7 @@ RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
 
 
 def test_two_turns_in_one_sequence(chat: Chat, verifier: Verifier) -> None:
-    """Wrong, feedback, right: one sequence whose mask covers exactly what was sampled."""
+    """A wrong answer, feedback and a right answer form one sequence. Its mask covers exactly the sampled tokens."""
     engine = ScriptedEngine(chat, lambda turn, _: [WRONG, RIGHT][turn])
     trajectory = play(engine, MathMultiTurnAgent(context(chat), num_turns=3, turn_discount=0.9), verifier)[0]
     assert [turn.verdict for turn in trajectory.turns] == ["wrong", "correct"]
@@ -62,8 +62,8 @@ def test_two_turns_in_one_sequence(chat: Chat, verifier: Verifier) -> None:
         assert (logprob, version) == ((-0.5, 3) if mask else (0.0, -1))
 
 
-def test_stops_on_success_unless_told_otherwise(chat: Chat, verifier: Verifier) -> None:
-    """A right answer ends the episode; with stop_on_success off the policy hears so and goes on."""
+def test_an_episode_stops_on_success_unless_configured_otherwise(chat: Chat, verifier: Verifier) -> None:
+    """A right answer ends the episode. With stop_on_success off the policy gets feedback and continues."""
     engine = ScriptedEngine(chat, lambda *_: RIGHT)
     assert len(play(engine, MathMultiTurnAgent(context(chat), num_turns=3), verifier)[0].turns) == 1
     on = MathMultiTurnAgent(context(chat), num_turns=3, stop_on_success=False)
@@ -75,7 +75,7 @@ def test_stops_on_success_unless_told_otherwise(chat: Chat, verifier: Verifier) 
 
 
 def test_other_shipped_agents(chat: Chat, verifier: Verifier) -> None:
-    """One judged turn, and one turn that nobody judges."""
+    """The single-step agent plays one graded turn, and the null agent one turn without a verdict."""
     engine = ScriptedEngine(chat, lambda *_: WRONG)
     single = play(engine, MathSingleStepAgent(context(chat), instruction="Think."), verifier)[0]
     assert [turn.verdict for turn in single.turns] == ["wrong"]
@@ -84,7 +84,7 @@ def test_other_shipped_agents(chat: Chat, verifier: Verifier) -> None:
 
 
 def test_first_turn_of_a_group_is_one_request(chat: Chat, verifier: Verifier) -> None:
-    """Four episodes, all wrong once: one request with n=4, then four of one each; seeds are recorded."""
+    """Four episodes with a wrong first turn need one request with n=4, then four with n=1. Seeds are recorded."""
     engine = ScriptedEngine(chat, lambda turn, _: [WRONG, RIGHT][turn])
     trajectories = play(engine, MathMultiTurnAgent(context(chat), num_turns=2), verifier)
     assert [gconfig.n for _, gconfig, _, _ in engine.requests] == [4, 1, 1, 1, 1]
@@ -94,7 +94,7 @@ def test_first_turn_of_a_group_is_one_request(chat: Chat, verifier: Verifier) ->
 
 
 class BreaksOnce(MathVerifyEnvironment):
-    """The first one cannot be made."""
+    """An environment whose first instance cannot be made."""
 
     made = 0
 
@@ -105,8 +105,8 @@ class BreaksOnce(MathVerifyEnvironment):
             raise OSError("no such service")
 
 
-def test_an_environment_that_cannot_be_made_costs_its_episode_only(chat: Chat, verifier: Verifier) -> None:
-    """The others of the group do not wait for its first observation."""
+def test_an_environment_that_cannot_be_made_fails_only_its_episode(chat: Chat, verifier: Verifier) -> None:
+    """The rest of the group does not wait for its first observation."""
     settings = Rollout(episode_deadline_s=5)
     engine = ScriptedEngine(chat, lambda *_: RIGHT)
     agent = MathMultiTurnAgent(context(chat))
@@ -116,27 +116,27 @@ def test_an_environment_that_cannot_be_made_costs_its_episode_only(chat: Chat, v
 
 
 class Exits(MathMultiTurnAgent):
-    """Gives up in the way of a script."""
+    """An agent that calls exit, as a script might."""
 
     async def collect_trajectory(self, *_: Any) -> list[Trajectory]:
         raise SystemExit(3)
 
 
 def test_an_agent_that_exits_ends_its_episode_only(chat: Chat, verifier: Verifier) -> None:
-    """Else the flow would end in the middle, with the agent's status and no word."""
+    """Otherwise the flow would end in the middle, with the agent's exit status and without a message."""
     played = play(ScriptedEngine(chat, lambda *_: RIGHT), Exits(context(chat)), verifier)
     assert {(row.status, row.reason) for row in played} == {("failed", "SystemExit: 3")}
 
 
 class EndsItself(MathMultiTurnAgent):
-    """Has sampling parameters of its own, and a token that ends a completion."""
+    """An agent with its own sampling parameters and its own stop token."""
 
     def __init__(self, context: AgentContext) -> None:
         super().__init__(replace(context, gconfig=GenerationConfig(temperature=0.5, stop_token_ids=(9,))), num_turns=2)
 
 
-def test_every_request_says_what_ends_a_turn(chat: Chat, verifier: Verifier) -> None:
-    """Agents need not know: the template's end of turn goes with their own parameters, in the first turn and after."""
+def test_every_request_has_the_stop_tokens(chat: Chat, verifier: Verifier) -> None:
+    """The template's end of turn is added to the agent's own sampling parameters in every turn."""
     end = chat.encode("<|im_end|>")[0]
     for agent, stops in (
         (MathMultiTurnAgent(context(chat), num_turns=2), (end,)),
@@ -150,7 +150,7 @@ def test_every_request_says_what_ends_a_turn(chat: Chat, verifier: Verifier) -> 
 
 
 def test_groups_spread_over_replicas(chat: Chat, verifier: Verifier) -> None:
-    """Least loaded first, and all requests of a group to one replica."""
+    """The least loaded replica gets the next group, and all requests of a group go to one replica."""
     problems = [Problem(str(i), f"What is {i} + 0?", [str(i)]) for i in range(4)]
     engine = ScriptedEngine(chat, lambda *_: WRONG, replicas=2, delay_s=0.01)
     play(engine, MathMultiTurnAgent(context(chat), num_turns=2), verifier, problems)
@@ -160,7 +160,7 @@ def test_groups_spread_over_replicas(chat: Chat, verifier: Verifier) -> None:
 
 
 class Failing:
-    """Fails in its second turn for sample 1, rejects sample 2, never answers for sample 3."""
+    """An agent that fails after two turns for sample 1, rejects sample 2, and never returns for sample 3."""
 
     def __init__(self, inner: MathMultiTurnAgent) -> None:
         self._inner = inner
@@ -185,7 +185,7 @@ def test_no_episode_is_lost(chat: Chat, verifier: Verifier) -> None:
     engine = ScriptedEngine(chat, lambda *_: WRONG)
     agent = Failing(MathMultiTurnAgent(context(chat), num_turns=2))
     deadline_s = 0.5
-    while True:  # until the others have the time that they need on this machine
+    while True:  # until the other episodes complete on this machine
         played = play(engine, agent, verifier, settings=Rollout(episode_deadline_s=deadline_s))
         if deadline_s > 60 or not any("deadline" in trajectory.reason for trajectory in played[:3]):
             break
@@ -201,14 +201,14 @@ def test_no_episode_is_lost(chat: Chat, verifier: Verifier) -> None:
 
 
 class Unresettable(MathVerifyEnvironment):
-    """Breaks before the first observation."""
+    """An environment that raises before the first observation."""
 
     async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         raise OSError("no such sandbox")
 
 
-def test_episodes_that_never_begin(chat: Chat, verifier: Verifier) -> None:
-    """An environment that breaks at once fails its episodes; a group does not wait for them for ever."""
+def test_an_environment_that_fails_in_reset_fails_its_episodes(chat: Chat, verifier: Verifier) -> None:
+    """An environment that raises in `reset` fails its episodes, and the group does not wait for them."""
     engine = ScriptedEngine(chat, lambda *_: WRONG)
     played = play(engine, MathMultiTurnAgent(context(chat)), verifier, environment=Unresettable)
     assert {(trajectory.status, trajectory.reason) for trajectory in played} == {("failed", "OSError: no such sandbox")}
@@ -216,7 +216,7 @@ def test_episodes_that_never_begin(chat: Chat, verifier: Verifier) -> None:
 
 
 def test_a_failed_request_fails_its_episodes_only(chat: Chat, verifier: Verifier) -> None:
-    """What remains of a network error after all retries is a failed episode."""
+    """A network error that remains after all retries fails the episodes of its request."""
     replies = iter([ConnectionError("reset by peer")])
     engine = ScriptedEngine(chat, lambda *_: next(replies, RIGHT))
     problems = [PROBLEM, Problem("2+1", "What is 2 + 1?", ["3"])]
@@ -225,14 +225,14 @@ def test_a_failed_request_fails_its_episodes_only(chat: Chat, verifier: Verifier
 
 
 def test_an_engine_that_serves_something_else_stops_the_rollout(chat: Chat, verifier: Verifier) -> None:
-    """Wrong weights are no episode's failure: nothing may be trained on them."""
+    """Wrong weights stop the rollout, because nothing may be trained on their tokens."""
     engine = ScriptedEngine(chat, lambda *_: InferenceError("answered with weight version [2], asked for 3"))
     with pytest.raises(InferenceError, match="asked for 3"):
         play(engine, MathMultiTurnAgent(context(chat)), verifier)
 
 
 def test_context_is_respected(chat: Chat, verifier: Verifier) -> None:
-    """A conversation that outgrows the context is truncated; a prompt that never fitted is failed."""
+    """A conversation that outgrows the context is truncated. A prompt that does not fit fails its episode."""
     engine = ScriptedEngine(chat, lambda *_: WRONG)
     room = len(chat.prompt([{"role": "user", "content": PROBLEM.prompt}])) + 20
     truncated = play(engine, MathMultiTurnAgent(context(chat, room)), verifier)[0]
@@ -246,7 +246,7 @@ def test_context_is_respected(chat: Chat, verifier: Verifier) -> None:
 
 
 def test_ids_are_unique_and_derived(chat: Chat, verifier: Verifier) -> None:
-    """Identity of a trajectory: run, iteration, problem and sample; seeds differ but are the same again."""
+    """Run, iteration, problem and sample identify a trajectory. Seeds differ and are reproducible."""
     engine = ScriptedEngine(chat, lambda *_: RIGHT)
     agent = MathMultiTurnAgent(context(chat))
     once, again = play(engine, agent, verifier), play(engine, agent, verifier)
@@ -257,7 +257,7 @@ def test_ids_are_unique_and_derived(chat: Chat, verifier: Verifier) -> None:
 
 @given(size=st.integers(1, 40), count=st.integers(1, 15), seed=st.integers(0, 5))
 def test_problem_order_passes_through_all(size: int, count: int, seed: int) -> None:
-    """Every problem is drawn once before any is drawn twice, and none twice in an iteration."""
+    """Every problem is drawn once before any problem is drawn twice, and never twice in an iteration."""
     problems = [Problem(str(i), "", ["0"]) for i in range(size)]
     drawn = [draw(problems, count, iteration, seed) for iteration in range(size)]
     for batch in drawn:

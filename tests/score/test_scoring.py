@@ -1,4 +1,4 @@
-"""What names a judge: all that verdicts depend on."""
+"""The fingerprint of a verifier: everything that verdicts depend on."""
 
 import importlib.metadata
 
@@ -9,21 +9,21 @@ from configs.schema import Score
 from tasks.score.scoring import scorer_fingerprint
 
 
-def judging_libraries() -> set[str]:
-    """math-verify and all that it needs here, whatever these need included."""
+def verifier_libraries() -> set[str]:
+    """Return math-verify and all its direct and indirect requirements on this machine."""
     found, pending = set[str](), ["math-verify"]
     while pending:
         name = pending.pop()
         found.add(name)
         needed = [Requirement(line) for line in importlib.metadata.requires(name) or []]
-        here = [each.name for each in needed if not each.marker or each.marker.evaluate({"extra": ""})]
+        here = [library.name for library in needed if not library.marker or library.marker.evaluate({"extra": ""})]
         pending += set(here) - found
     return found
 
 
-def test_every_library_of_the_judge_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another version of any of them may come to other verdicts: then it is another judge."""
-    installed, libraries, now = importlib.metadata.version, judging_libraries(), scorer_fingerprint(Score())
+def test_every_library_of_the_verifier_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version of any of these libraries may change verdicts, so it changes the fingerprint."""
+    installed, libraries, now = importlib.metadata.version, verifier_libraries(), scorer_fingerprint(Score())
     assert libraries >= {"math-verify", "sympy"}
     for changed in libraries:
         monkeypatch.setattr(
@@ -32,8 +32,8 @@ def test_every_library_of_the_judge_names_it(monkeypatch: pytest.MonkeyPatch) ->
         assert scorer_fingerprint(Score()) != now, changed
 
 
-def test_every_limit_that_decides_verdicts_names_the_judge() -> None:
-    """Limits of time and memory do; how many processes judge, and when a run stops, do not."""
+def test_every_limit_that_decides_verdicts_names_the_verifier() -> None:
+    """Time and memory limits change the fingerprint; number of workers and allowed failures do not."""
     now = scorer_fingerprint(Score())
     assert len({now, scorer_fingerprint(Score(timeout_s=6)), scorer_fingerprint(Score(memory_mb=1024))}) == 3
     assert scorer_fingerprint(Score(workers=3, max_failure_share=0.5)) == now

@@ -1,4 +1,4 @@
-"""The judge: right verdicts, and no answer that can hang, kill or outlive it."""
+"""The verifier: right verdicts, and no answer can hang it, kill it or leave processes behind."""
 
 import asyncio
 import itertools
@@ -30,7 +30,7 @@ def verifier() -> Iterator[Verifier]:
         yield verifier
 
 
-def judges_of(pid: int) -> set[int]:
+def workers_of(pid: int) -> set[int]:
     return {child.pid for child in psutil.Process(pid).children() if "spawn_main" in " ".join(child.cmdline())}
 
 
@@ -49,30 +49,30 @@ def wait_for_the_end(pids: set[int], limit_s: float) -> None:
 
 
 def slow(terms: int) -> tuple[str, list[str]]:
-    """A right answer and its solutions; 80 terms take about a second of processor time."""
+    """Return a right answer and its solutions; 80 terms take about a second of processor time."""
     powers = [f"x^{{{power}}}" for power in range(terms)]
     return f"${'+'.join(powers)}$", [f"${'+'.join(reversed(powers))}$"]
 
 
 @pytest.fixture
 def others() -> set[int]:
-    """Judges that were there before the test."""
-    return judges_of(os.getpid())
+    """The workers that exist before the test."""
+    return workers_of(os.getpid())
 
 
-def stop_in_the_act(verifier: Verifier, others: set[int]) -> "tuple[int, Future[Verdict]]":
-    """Stop the only judge while it works on a right answer; which judge that is, and the verdict to come."""
+def stop_while_grading(verifier: Verifier, others: set[int]) -> "tuple[int, Future[Verdict]]":
+    """Stop the only worker while it grades a right answer; return that worker and the future verdict."""
     for terms in itertools.count(40):
         verifier.grade([(str(terms), [str(terms)])])
-        (judge,) = judges_of(os.getpid()) - others
-        process = psutil.Process(judge)
+        (worker,) = workers_of(os.getpid()) - others
+        process = psutil.Process(worker)
         begun = process.cpu_times().user
         (waiting,) = verifier._submit([slow(terms)])
         while process.cpu_times().user < begun + 0.1 and not waiting.done():
             time.sleep(0.01)
         process.suspend()
-        if not waiting.done():  # not too late
-            return judge, waiting
+        if not waiting.done():  # still grading
+            return worker, waiting
         process.resume()
     raise AssertionError
 
@@ -104,22 +104,22 @@ def stop_in_the_act(verifier: Verifier, others: set[int]) -> "tuple[int, Future[
 def test_verdict_table(
     verifier: Verifier, answer: str, solutions: list[str], name: str, extracted: str, solution: str
 ) -> None:
-    """Equivalent forms, several solutions, and text that is hardly text get the verdict a person would give."""
+    """Equivalent forms, several solutions and malformed text get the verdict that a person would give."""
     verdict = verifier.grade([(answer, solutions)])[0]
     assert (verdict.name, verdict.extracted, verdict.solution) == (name, extracted, solution)
     assert verdict.success == (name == "correct")
-    verdict.reason.encode()  # can be stored, whatever the answer was
+    verdict.reason.encode()  # the reason can be stored for any answer
 
 
 def test_reasons_name_the_culprit(verifier: Verifier) -> None:
-    """A bad solution or answer is found from the score data alone."""
+    """The stored reason names the bad solution or answer."""
     bad_gold, bad_answer = verifier.grade([("5", [""]), ("no number", ["5"])])
     assert "no expression in solution" in bad_gold.reason
     assert bad_answer.reason == "no expression in answer 'no number'"
 
 
-def test_a_timeout_hits_only_the_guilty() -> None:
-    """Endless answers cost their own verdicts, not those of the answers sent along with them."""
+def test_a_timeout_hits_only_the_endless_answer() -> None:
+    """Endless answers lose only their own verdicts, not those of answers sent with them."""
     pairs = [(rf"\boxed{{{number}}}", ["7"]) for number in range(12)]
     pairs[3:3] = [(ENDLESS, ["7"])]
     pairs[9:9] = [("\\boxed{" + "{" * 5000 + "1" + "}" * 5000 + "}", ["7"])]
@@ -138,7 +138,7 @@ def test_a_timeout_hits_only_the_guilty() -> None:
 
 
 def test_a_timeout_is_not_kept() -> None:
-    """An answer that timed out is judged anew whenever it is asked for: the next verdict may be another."""
+    """A timeout is not cached: the answer is graded again at every request, as the next verdict may differ."""
     with Verifier(workers=1, timeout_s=0.5) as verifier:
         for times in (1, 2):
             assert verifier.grade([(ENDLESS, ["7"])])[0].name == "timeout"
@@ -146,9 +146,9 @@ def test_a_timeout_is_not_kept() -> None:
 
 
 def test_a_stall_is_no_timeout(others: set[int]) -> None:
-    """While a judge is stopped no time runs out: once it goes on, its answer is correct."""
+    """The time limit does not run while a worker is stopped; when it continues, its answer is correct."""
     with Verifier(workers=1, timeout_s=3) as verifier:
-        stopped, waiting = stop_in_the_act(verifier, others)
+        stopped, waiting = stop_while_grading(verifier, others)
         with pytest.raises(TimeoutError):
             waiting.result(timeout=5)
         os.kill(stopped, signal.SIGCONT)
@@ -156,11 +156,11 @@ def test_a_stall_is_no_timeout(others: set[int]) -> None:
 
 
 @pytest.mark.parametrize("killed", [True, False])
-def test_a_judge_that_never_goes_on_costs_nothing(killed: bool, others: set[int]) -> None:
-    """An answer whose judge is killed, or stopped for ever, is judged again by another one."""
+def test_a_worker_that_never_goes_on_costs_nothing(killed: bool, others: set[int]) -> None:
+    """If a worker is killed or stays stopped, another worker grades its answer."""
     with Verifier(workers=1) as verifier:
         verifier._patience_s = 5
-        stopped, waiting = stop_in_the_act(verifier, others)
+        stopped, waiting = stop_while_grading(verifier, others)
         verifier._patience_s = 600
         if killed:
             os.kill(stopped, signal.SIGKILL)
@@ -168,7 +168,7 @@ def test_a_judge_that_never_goes_on_costs_nothing(killed: bool, others: set[int]
 
 
 def test_waiting_has_an_end() -> None:
-    """An answer whose judges all get nowhere is a timeout at last, and judged anew when it is asked for again."""
+    """An answer that no worker finishes becomes a timeout, and is graded again at the next request."""
     with Verifier(workers=1, timeout_s=600) as verifier:
         verifier._patience_s = 0.1
         verdict = verifier.grade([slow(300)])[0]
@@ -179,7 +179,7 @@ def test_waiting_has_an_end() -> None:
 
 
 def test_memory_limit() -> None:
-    """An answer that needs more memory than allowed is an error of its own; its neighbours are judged."""
+    """An answer that needs more memory than allowed gets an error; the other answers are graded."""
     huge = f"${'x' * 20_000_000}$"  # fails within a second of processor time
     with Verifier(workers=1, memory_mb=32, timeout_s=30) as verifier:
         verdicts = verifier.grade([(r"\boxed{5}", ["5"]), (huge, ["5"]), (r"\boxed{6}", ["5"])])
@@ -188,18 +188,18 @@ def test_memory_limit() -> None:
 
 
 def test_a_death_from_outside_costs_nothing() -> None:
-    """A judge killed by somebody else is replaced, and the pair is judged after all."""
-    before = judges_of(os.getpid())
+    """A worker killed from outside is replaced, and its pair is still graded."""
+    before = workers_of(os.getpid())
     with Verifier(workers=2) as verifier:
         verifier.grade([("1", ["1"])])
-        first, *_ = judges_of(os.getpid()) - before
+        first, *_ = workers_of(os.getpid()) - before
         os.kill(first, signal.SIGKILL)
         verdicts = verifier.grade([(str(number), [str(number)]) for number in range(40)])
         assert {verdict.name for verdict in verdicts} == {"correct"}
 
 
 class BrokenPool:
-    """A pool that breaks under every answer."""
+    """A pool that fails for every answer."""
 
     def schedule(self, *_: Any, **__: Any) -> "Future[Any]":
         broken: Future[Any] = Future()
@@ -208,7 +208,7 @@ class BrokenPool:
 
 
 def test_a_pool_that_breaks_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers that a pool took with it go to the next one; who waits hears of it where none stands."""
+    """Answers of a broken pool go to the next pool; without a working pool the caller gets an error."""
     with Verifier(workers=1) as verifier:
         whole, broken = verifier._active_pool, iter([BrokenPool()] * 5)
         monkeypatch.setattr(verifier, "_active_pool", lambda: next(broken, None) or whole())
@@ -217,16 +217,16 @@ def test_a_pool_that_breaks_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> No
         assert verifier.grade([("1", ["1"])])[0].name == "correct"
 
 
-def test_each_distinct_pair_is_judged_once() -> None:
-    """The cache holds within a batch, across batches, and between waiting coroutines; it is bounded."""
+def test_each_distinct_pair_is_graded_once() -> None:
+    """The cache works within a batch, across batches and between coroutines, and its size is limited."""
     with Verifier(workers=2, cache_size=2) as verifier:
         group = [(r"\boxed{4}", ["4"])] * 15 + [(r"\boxed{5}", ["4"])]
         verdicts = verifier.grade(group)
         assert verifier.sent == 2
         assert verifier.grade(group) == verdicts
         assert verifier.sent == 2
-        verifier.grade(group[:1])  # so that the other one was asked for longest ago
-        verifier.grade([(r"\boxed{4}", ["4", "5"])])  # other solutions: another pair, and one more than is kept
+        verifier.grade(group[:1])  # makes the other pair the oldest in the cache
+        verifier.grade([(r"\boxed{4}", ["4", "5"])])  # other solutions make another pair, one more than the cache holds
         assert verifier.sent == 3
         verifier.grade(group[:1])
         assert verifier.sent == 3
@@ -235,7 +235,7 @@ def test_each_distinct_pair_is_judged_once() -> None:
 
 
 async def test_async_equals_sync(verifier: Verifier) -> None:
-    """Hundreds of awaits get the verdicts of the batch, judge each pair once, and leave the loop responsive."""
+    """Hundreds of awaits get the batch's verdicts, grade each pair once, and keep the event loop responsive."""
     pairs = [(rf"\boxed{{{number % 40}}}", [str(number % 3)]) for number in range(400)]
     before = verifier.sent
     waiting = asyncio.gather(*(verifier.grade_async(*pair) for pair in pairs))
@@ -248,8 +248,8 @@ async def test_async_equals_sync(verifier: Verifier) -> None:
     assert await waiting == verifier.grade(pairs)
 
 
-async def test_a_cancelled_wait_cancels_nobody_else(verifier: Verifier) -> None:
-    """An episode that hits its deadline does not take the verdict away from its group."""
+async def test_a_cancelled_wait_cancels_no_other(verifier: Verifier) -> None:
+    """An episode that hits its deadline does not cancel the verdict for the rest of its group."""
     pair = (r"\boxed{31415}", ["31415"])
     first, second = (asyncio.create_task(verifier.grade_async(*pair)) for _ in range(2))
     await asyncio.sleep(0)
@@ -259,17 +259,17 @@ async def test_a_cancelled_wait_cancels_nobody_else(verifier: Verifier) -> None:
 
 
 def test_close_ends_the_processes_and_the_waiting() -> None:
-    """Nothing is left behind, not even by an endless answer, and nobody waits for ever."""
-    before = judges_of(os.getpid())
+    """`close` ends all workers, even with endless answers, and every waiting caller gets an error."""
+    before = workers_of(os.getpid())
     verifier = Verifier(workers=2, timeout_s=60)
     verifier.grade([("1", ["1"]), ("2", ["2"])])
     waiting = verifier._submit([(ENDLESS, ["1"]), (ENDLESS, ["2"])])
-    judges = judges_of(os.getpid()) - before
-    assert judges
+    workers = workers_of(os.getpid()) - before
+    assert workers
     start = time.monotonic()
     verifier.close()
-    assert time.monotonic() - start < 50  # not as long as an answer may take
-    assert not [pid for pid in judges if alive(pid)]
+    assert time.monotonic() - start < 50  # less than the time limit of an answer
+    assert not [pid for pid in workers if alive(pid)]
     for future in waiting:
         with pytest.raises(RuntimeError, match="closed"):
             future.result()
@@ -287,23 +287,23 @@ verifier.grade([({ENDLESS!r}, ["1"])])
 """
 
 
-def test_judges_end_with_a_killed_parent() -> None:
-    """A kill -9 of the parent leaves no judge, neither an idle one nor one inside an endless answer."""
+def test_workers_end_with_a_killed_parent() -> None:
+    """After kill -9 of the parent no worker remains, neither an idle one nor one in an endless answer."""
     root = ROOT
     parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=root, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     assert parent.stdout.readline() == "ready\n"
-    judges = judges_of(parent.pid)
-    assert judges
+    workers = workers_of(parent.pid)
+    assert workers
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    wait_for_the_end(judges, limit_s=120)
+    wait_for_the_end(workers, limit_s=120)
 
 
 LIMITED = """
 import mmap, resource, sys
-if __name__ == "__mp_main__":  # in the judges, which import the main module again
+if __name__ == "__mp_main__":  # in the workers, which import the main module again
     ballast = mmap.mmap(-1, {ballast_mb} * 2**20)
 
 def main():
@@ -322,8 +322,8 @@ if __name__ == "__main__":
 """
 
 
-def judge_under(limits: str, tmp_path: Path, ballast_mb: int = 1, memory_mb: int = 64) -> str:
-    """What a process whose address space is limited by `ulimit` prints."""
+def grade_under(limits: str, tmp_path: Path, ballast_mb: int = 1, memory_mb: int = 64) -> str:
+    """Return the output of a process whose address space is limited by `ulimit`."""
     script = tmp_path / "limited.py"
     script.write_text(LIMITED.format(ballast_mb=ballast_mb, memory_mb=memory_mb))
     command = f'ulimit {limits} && exec "$0" "$1"'
@@ -335,38 +335,38 @@ def judge_under(limits: str, tmp_path: Path, ballast_mb: int = 1, memory_mb: int
 
 
 @pytest.mark.parametrize("limits", ["-v 4000000", "-S -v 2000000", "-v unlimited"])
-def test_judges_work_under_limits_of_address_space(limits: str, tmp_path: Path) -> None:
-    """Of batch systems, say: the right verdicts, the memory limit of one's own, and the limits that were afterwards."""
-    assert judge_under(limits, tmp_path) == "correct; error needs more than 64 MB\nTrue\n"
+def test_workers_work_under_limits_of_address_space(limits: str, tmp_path: Path) -> None:
+    """Under a batch system's limits verdicts and memory limit are right, and the old limits are restored."""
+    assert grade_under(limits, tmp_path) == "correct; error needs more than 64 MB\nTrue\n"
 
 
-def test_less_memory_than_asked_for_is_said_in_the_reason(tmp_path: Path) -> None:
-    """Under a hard limit an answer may have what the judge leaves."""
-    printed = judge_under("-v 1500000", tmp_path, memory_mb=8000)
+def test_less_memory_than_asked_for_is_named_in_the_reason(tmp_path: Path) -> None:
+    """Under a hard limit an answer gets the memory that the worker leaves, and the reason gives that number."""
+    printed = grade_under("-v 1500000", tmp_path, memory_mb=8000)
     found = re.fullmatch(r"correct; error needs more than (\d+) MB\nTrue\n", printed)
     assert found
     assert 1000 < int(found[1]) < 1500_000 // 1024
 
 
 def test_a_hard_limit_without_room_for_answers_is_named(tmp_path: Path) -> None:
-    """Which limit, and how much is needed: not a pool that breaks under every answer."""
-    printed = judge_under("-v 1500000", tmp_path, ballast_mb=1300, memory_mb=256)
+    """The message names the limit and the memory needed, instead of a pool that breaks at every answer."""
+    printed = grade_under("-v 1500000", tmp_path, ballast_mb=1300, memory_mb=256)
     assert re.fullmatch(
-        r"judges have too little memory: the hard limit of address space is 1464 MB \(`ulimit -Hv` shows it in kB\), "
-        r"but an idle judge needs 1\d\d\d MB, and an answer 256 MB on top: raise it to 1\d\d\d MB or more\n",
+        r"workers have too little memory: the hard limit of address space is 1464 MB \(`ulimit -Hv` shows it in kB\), "
+        r"but an idle worker needs 1\d\d\d MB, and an answer 256 MB more: raise it to 1\d\d\d MB or more\n",
         printed,
     )
 
 
-def test_nonsense_is_refused(verifier: Verifier) -> None:
-    """A string of solutions would count each of its characters; no solution makes every answer wrong."""
+def test_malformed_solutions_are_refused(verifier: Verifier) -> None:
+    """A string of solutions would count each character; an empty list would make every answer wrong."""
     for solutions in ["19", []]:
-        with pytest.raises(ValueError, match="must be a list of 1 or more gold answers"):
+        with pytest.raises(ValueError, match="give a list of 1 or more gold answers"):
             verifier.grade([("19", solutions)])
 
 
 def test_math_500_golds_are_correct(data_folder: Path) -> None:
-    """Real solutions, boxed as an answer, are correct against themselves, all 500 of them."""
+    """All 500 gold answers of MATH-500, boxed, are correct against themselves."""
     path = data_folder / "math_500" / "test.jsonl"
     golds = [json.loads(line)["answer"] for line in path.read_text().splitlines()]
     with Verifier(timeout_s=30) as verifier:
@@ -378,8 +378,8 @@ def test_math_500_golds_are_correct(data_folder: Path) -> None:
     assert failed == {}
 
 
-def test_a_closed_verifier_answers_everybody() -> None:
-    """Two who ask for the same pair after its end both hear of it: none waits for an answer that cannot come."""
+def test_a_closed_verifier_answers_every_caller() -> None:
+    """After `close` every caller gets an error, also the second one for the same pair, so none waits for ever."""
     verifier = Verifier(workers=1)
     verifier.close()
     for _ in range(2):
@@ -387,13 +387,13 @@ def test_a_closed_verifier_answers_everybody() -> None:
             verifier.grade([("1", ["1"])])
 
 
-def test_judges_leave_ctrl_c_to_their_parent() -> None:
-    """From their first moment on: they import for seconds, and would print a traceback each."""
-    before = judges_of(os.getpid())
+def test_workers_leave_ctrl_c_to_their_parent() -> None:
+    """Workers block SIGINT from their start: they import for seconds and would each print a traceback."""
+    before = workers_of(os.getpid())
     with Verifier(workers=2):
-        judges = judges_of(os.getpid()) - before
-        assert len(judges) == 2
-        for judge in judges:
-            blocked = Path(f"/proc/{judge}/status").read_text().partition("SigBlk:")[2].split()[0]
+        workers = workers_of(os.getpid()) - before
+        assert len(workers) == 2
+        for worker in workers:
+            blocked = Path(f"/proc/{worker}/status").read_text().partition("SigBlk:")[2].split()[0]
             assert int(blocked, 16) >> (signal.SIGINT - 1) & 1
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

@@ -66,9 +66,9 @@ def test_back_and_forth(store: Store) -> None:
     assert aliases.roll_back(store, "champion", to=0).version == versions[0]
     reasons = [move.reason for move in aliases.history(store, "champion")]
     assert reasons == ["", "", "", "roll back to move 1", "roll back to move 0"]
-    with pytest.raises(StorageError, match="none to go back to"):
+    with pytest.raises(StorageError, match="no such move to go back to"):
         aliases.roll_back(store, "champion", to=9)
-    with pytest.raises(StorageError, match="none to go back to"):
+    with pytest.raises(StorageError, match="no such move to go back to"):
         aliases.roll_back(store, "nobody")
 
 

@@ -27,6 +27,8 @@ from storage.versions.manifests import read
 from tests.support.fault_proxy import ALL, FaultProxy
 from tests.support.s3_server import Elsewhere, Rgw
 
+pytestmark = pytest.mark.slow
+
 SHARE = 0.4
 TIMEOUT_S = 1.0
 """Of a request: longer than a busy machine's server needs, as each that hangs is waited for."""
@@ -170,7 +172,7 @@ def test_an_end_to_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "nobody")
-    with pytest.raises(UnavailableError, match=r"s3://bucket/a: no success for storage.patience_s=1.*is safe"):
+    with pytest.raises(UnavailableError, match=r"s3://bucket/a: no success within storage.patience_s=1.*are safe"):
         Store("s3://bucket", request_timeout_s=1, patience_s=1).read("a")
 
 

@@ -19,6 +19,8 @@ from storage.versions import aliases
 from storage.versions.drafts import Draft, Provenance
 from tests.support.paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 
 def call(root: str, *arguments: str, status: int = 0) -> str:
     """Output of a command, which must end with `status`; with 0 the standard output alone."""
@@ -117,7 +119,7 @@ def test_alias_commands(filled: Store) -> None:
     root = filled.root
     call(root, "alias", "set", "champion", layout.checkpoint("r", 0), "--reason", "first")
     call(root, "alias", "set", "champion", "r/latest", "--expect", "0")
-    assert "moved by somebody else" in call(root, "alias", "set", "champion", "r/latest", "--expect", "0", status=1)
+    assert "moved by another writer" in call(root, "alias", "set", "champion", "r/latest", "--expect", "0", status=1)
     assert data(root, "alias", "back", "champion")[0]["version"] == layout.checkpoint("r", 0)
     assert [move["reason"] for move in data(root, "alias", "history", "champion")] == [
         "first",
@@ -167,7 +169,7 @@ def test_help() -> None:
 def test_mend(filled: Store) -> None:
     """A damaged catalog stops who reads it with the command that helps, and after that command all is seen again."""
     filled.write(f"{layout.CATALOG}/00000001.json", b"{")
-    assert "`python -m storage repair` makes it whole" in call(filled.root, "ls", "-n", "9", status=1)
+    assert "`python -m storage repair` replaces it" in call(filled.root, "ls", "-n", "9", status=1)
     found = data(filled.root, "verify", status=1)["findings"]  # beside these: contents that are none
     assert [finding["object"] for finding in found[:2]] == [f"{layout.CATALOG}/00000001.json", layout.CATALOG]
     assert data(filled.root, "mend") == {
@@ -225,7 +227,7 @@ def test_a_root_where_nothing_is_no_empty_store(command: str, make: Callable[[Pa
     root = tmp_path / "vra"
     make(root)
     printed = call(str(root), *command.split(), status=1)
-    remedy = "check the root (--root, storage.root); a first run makes it"
+    remedy = "check the root (--root, storage.root); the first run creates it"
     assert printed == f"error: nothing is stored in {root}: {remedy}\n"
     assert not list(tmp_path.glob("vra/*"))
 
@@ -233,7 +235,7 @@ def test_a_root_where_nothing_is_no_empty_store(command: str, make: Callable[[Pa
 def test_a_file_is_no_root(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     printed = call(f"{tmp_path}/file", "ls", status=1)
-    assert printed.endswith("Not a directory: a file is in the way, check the store's root\n")
+    assert printed.endswith("Not a directory: a file is in the way; check the store's root\n")
 
 
 def test_a_prefix_without_objects_is_no_empty_store(any_store: Store) -> None:
@@ -247,18 +249,18 @@ def test_a_prefix_without_objects_is_no_empty_store(any_store: Store) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("gc --keep-last -1", "argument --keep-last: '-1' is no whole number from 1 on"),
-        ("gc --keep-last 0", "argument --keep-last: '0' is no whole number from 1 on"),
-        ("gc --keep-every -2", "argument --keep-every: '-2' is no whole number from 0 on"),
-        ("gc --older-than-hours nan", "argument --older-than-hours: 'nan' is no number from 0 on"),
-        ("gc --older-than-hours inf", "argument --older-than-hours: 'inf' is no number from 0 on"),
-        ("gc --older-than-hours -1", "argument --older-than-hours: '-1' is no number from 0 on"),
-        ("gc --older-than-hours x", "argument --older-than-hours: 'x' is no number from 0 on"),
-        ("ls -n -1", "argument -n/--last: '-1' is no whole number from 1 on"),
-        ("ls -n x", "argument -n/--last: 'x' is no whole number from 1 on"),
+        ("gc --keep-last -1", "argument --keep-last: '-1' is not a whole number of at least 1"),
+        ("gc --keep-last 0", "argument --keep-last: '0' is not a whole number of at least 1"),
+        ("gc --keep-every -2", "argument --keep-every: '-2' is not a whole number of at least 0"),
+        ("gc --older-than-hours nan", "argument --older-than-hours: 'nan' is not a number of at least 0"),
+        ("gc --older-than-hours inf", "argument --older-than-hours: 'inf' is not a number of at least 0"),
+        ("gc --older-than-hours -1", "argument --older-than-hours: '-1' is not a number of at least 0"),
+        ("gc --older-than-hours x", "argument --older-than-hours: 'x' is not a number of at least 0"),
+        ("ls -n -1", "argument -n/--last: '-1' is not a whole number of at least 1"),
+        ("ls -n x", "argument -n/--last: 'x' is not a whole number of at least 1"),
         ("ls -n 9999999999", "argument -n/--last: '9999999999' is too large: 1,000,000,000 at most"),
-        ("alias set a b --expect -2", "argument --expect: '-2' is no whole number from -1 on"),
-        ("alias rollback a --to -1", "argument --to: '-1' is no whole number from 0 on"),
+        ("alias set a b --expect -2", "argument --expect: '-2' is not a whole number of at least -1"),
+        ("alias rollback a --to -1", "argument --to: '-1' is not a whole number of at least 0"),
     ],
 )
 def test_numbers_that_mean_nothing_are_refused(

@@ -118,9 +118,15 @@ class Inventing(LocalBackend):
 @pytest.mark.parametrize(
     ("backend", "problems"),
     [
-        (CheckThenWrite(), {"race": "writers who created one object at once"}),
-        (Overwriting(), {"second create": "went through", "race": "16 of 16 writers"}),
-        (Forgetful(), {"second create": "went through", "race": 'but b"somebody\'s" stands there'}),
+        (CheckThenWrite(), {"race": "writers created one object at once"}),
+        (
+            Overwriting(),
+            {"second create": "the create of an existing object succeeded", "race": "and 16 of them succeeded"},
+        ),
+        (
+            Forgetful(),
+            {"second create": "the create of an existing object succeeded", "race": 'but b"somebody\'s" is stored'},
+        ),
         (Stale(), {"listing": "just written is not listed"}),
         (Late(), {"clocks": "differ by 3599 s"}),
     ],
@@ -214,7 +220,7 @@ def test_a_folder_in_memory_is_told(store: Store, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(folder, "_MOUNTS", mounts)
     mounts.write_text(f"/dev/sda / ext4 rw 0 0\ntmpfs {tmp_path} tmpfs rw 0 0\n")
     found = by_name(examine(store))["lasting"]
-    assert (found.ok, found.consequence) == (False, "everything is gone after a reboot")
+    assert (found.ok, found.consequence) == (False, "a reboot deletes everything")
     assert f"tmpfs, mounted at {tmp_path}" in found.found
     mounts.unlink()
     assert by_name(examine(store))["lasting"].ok is None

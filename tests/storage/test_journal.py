@@ -52,7 +52,7 @@ def test_the_writer_before_stops(any_store: Store) -> None:
     with JournaledDraft(any_store, VERSION, "trajectories") as old:
         write(old, range(2))
         with JournaledDraft(Store(any_store.root), VERSION, "trajectories") as new:
-            with pytest.raises(TakenOverError, match="another writer has taken this version over"):
+            with pytest.raises(TakenOverError, match="another writer has taken over this version"):
                 write(old, range(2, 4))
             write(new, range(2, 4))
             assert [file.rows for file in new.commit(Provenance(config={}), []).files] == [4, 4]

@@ -21,6 +21,8 @@ from storage.processes import is_alive, own_identity
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.manifests import committed
 
+pytestmark = pytest.mark.slow
+
 TTL_S = 2.0
 
 

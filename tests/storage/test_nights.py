@@ -63,7 +63,7 @@ def test_two_writers_never_both_enter(store: Store) -> None:
     assert one.read() == other.read() == []
     one.begin(NIGHT)
     one.end(END)
-    with pytest.raises(StorageError, match="'nightly' is being written by somebody else"):
+    with pytest.raises(StorageError, match="'nightly' is being written by another process"):
         other.begin(NIGHT)
     with Lease(store, "nightly", label="a night") as lease:
         late = Nights(store, "nightly", lease)

@@ -198,7 +198,7 @@ def test_an_alias_whose_newest_move_is_damaged(filled: Store) -> None:
     assert aliases.roll_back(filled, "champion", to=0).version == MOVES[0]  # reads that move alone
 
 
-@pytest.mark.parametrize(("change", "problem"), [("deleted", "was never committed"), ("another", "was changed since")])
+@pytest.mark.parametrize(("change", "problem"), [("deleted", "was never committed"), ("another", "was changed after")])
 def test_an_alias_that_points_at_nothing(filled: Store, change: str, problem: str) -> None:
     """Its version was deleted, or is not the one that it was."""
     filled.delete(layout.manifest(STANDING))
@@ -253,7 +253,7 @@ def test_an_entry_with_wrong_fields_is_damage(filled: Store, log: str, wrong: di
     key = entry(log, number)
     found = [finding for finding in check_logs(Store(filled.root)).findings if finding.object == key]
     assert [finding.version for finding in found] == [log]
-    assert f"{key} does not hold what" in found[0].problem
+    assert f"{key} has wrong fields" in found[0].problem
     assert "python -m storage" in found[0].problem or log == layout.lease("r")
     assert taken_by_gc(filled) <= {VERSIONS[3], VERSIONS[4]}
     with pytest.raises(StorageError, match=list(wrong)[-1]):

@@ -250,7 +250,7 @@ def test_files_of_a_model_in_two_folders_are_no_checkpoint(store: Store, tmp_pat
     elsewhere = weights.replace(manifests.read(store, version).nonce, "0123456789ab")
     store.write(elsewhere, store.read(weights))
     rewrite(store, version, lambda values: file_of(values, "model/model.safetensors").update(path=elsewhere))
-    with pytest.raises(StorageError, match="not in one folder"):
+    with pytest.raises(StorageError, match="or has them in several folders"):
         checkpoints.open_checkpoint(store, version, tmp_path / "cache")
 
 
@@ -347,7 +347,7 @@ def test_a_full_disk_leaves_nothing_half_written(store: Store, monkeypatch: pyte
 @pytest.mark.parametrize("root", ["/dev/null", "/dev/null/below", "/proc/nothing"])
 def test_a_root_that_can_be_no_folder_is_told(root: str) -> None:
     """The path alone would say neither what was wrong nor what to do."""
-    with pytest.raises(StorageError, match="cannot be made .*: check the store's root, and who may write there"):
+    with pytest.raises(StorageError, match="cannot be made .*: check the store's root and its permissions"):
         Store(root).write("x", b"")
 
 

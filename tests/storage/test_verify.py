@@ -237,9 +237,9 @@ DAMAGES: dict[str, tuple[Damage, Callable[[Store], str], str]] = {
     "no rows": (lie(SCORES, SHARD, rows=None), data(SCORES), "has 2 rows, its manifest says None"),
     "hash": (lie(SECOND, "canary.json", sha256="0" * 64), data(SECOND, "canary.json"), "does not match the sha256"),
     "object of another": (other_object, manifest(SCORES), "names objects of other versions"),
-    "exchanged names": (exchanged, manifest(TRAJECTORIES), "is part-00001.parquet"),
+    "exchanged names": (exchanged, manifest(TRAJECTORIES), "as the object of part-0000"),
     "a file twice": (twice, manifest(TRAJECTORIES), f"names {SHARD} 2 times"),
-    "kind": (claim(TRAJECTORIES, kind="evaluation"), manifest(TRAJECTORIES), "not their place"),
+    "kind": (claim(TRAJECTORIES, kind="evaluation"), manifest(TRAJECTORIES), "but these are elsewhere"),
     "kind with other rows": (claim(SCORES, kind="trajectories"), data(SCORES), "lacks the columns run, iteration"),
     "place": (claim(SCORES, version="runs/other/scores/000000/5c0e"), manifest(SCORES), "moved by hand"),
     "an attempt that climbs": (claim(SECOND, nonce="../../.."), manifest(SECOND), "climbs out of the root"),
@@ -263,12 +263,12 @@ DAMAGES: dict[str, tuple[Damage, Callable[[Store], str], str]] = {
     "fencing token": (
         claim(SECOND, fence=0),
         manifest(SECOND),
-        f"its fencing token is 0, that of its parent {SCORES} 1",
+        f"its fencing token is 0, but its parent {SCORES} has 1",
     ),
     "pickle": (pickle, manifest(SECOND), "names model/pytorch_model.bin, a pickle"),
     "no canary": (without(SECOND, "canary.json"), manifest(SECOND), "names no canary.json"),
     "no weights": (without(SECOND, WEIGHTS), manifest(SECOND), "names no model/*.safetensors"),
-    "canary": (bytes_of(SECOND, "canary.json", lambda _: b"{}"), data(SECOND, "canary.json"), "is no canary"),
+    "canary": (bytes_of(SECOND, "canary.json", lambda _: b"{}"), data(SECOND, "canary.json"), "is not a canary"),
     "short canary": (
         bytes_of(SECOND, "canary.json", lambda _: b'{"token_ids": [1, 2], "logprobs": []}'),
         data(SECOND, "canary.json"),
@@ -293,7 +293,7 @@ DAMAGES: dict[str, tuple[Damage, Callable[[Store], str], str]] = {
     "no configuration": (
         bytes_of(SECOND, "model/config.json", lambda _: b"{"),
         data(SECOND, "model/config.json"),
-        "is no JSON",
+        "is not JSON",
     ),
     "a kernel of somebody's": (
         bytes_of(SECOND, "model/config.json", lambda _: b'{"_attn_implementation": "org/kernel"}'),
@@ -309,7 +309,7 @@ DAMAGES: dict[str, tuple[Damage, Callable[[Store], str], str]] = {
     "a column more": (
         table(PROBLEMS, lambda rows: rows.append_column("more", rows["problem_id"])),
         data(PROBLEMS),
-        "strange columns more",
+        "unknown columns more",
     ),
     "columns in disorder": (
         table(PROBLEMS, lambda rows: rows.select(rows.column_names[::-1])),
@@ -353,12 +353,12 @@ DEEP: dict[str, tuple[Damage, Callable[[Store], str], str]] = {
     "ids": (
         column(TRAJECTORIES, "trajectory_id", lambda rows: ["t0"] * len(rows)),
         data(TRAJECTORIES),
-        "trajectory_id of a row are those of another (rows 1)",
+        "trajectory_id of a row are those of another row (rows 1)",
     ),
     "ids in two shards": (
         column(TRAJECTORIES, "trajectory_id", lambda _: ["t1", "t2"]),
         data(TRAJECTORIES, "part-00001.parquet"),
-        "trajectory_id of a row are those of another (rows 0)",
+        "trajectory_id of a row are those of another row (rows 0)",
     ),
     "scores": (column(SCORES, "turn", lambda rows: [0] * len(rows)), data(SCORES), "trajectory_id and turn"),
     "NaN": (

@@ -1,8 +1,8 @@
-"""Trajectory data sets as a rollout of the demo would have stored them, without a model and without a row at a time.
+"""Generated trajectory data sets in the form of the demo's rollouts, without a model and without a loop over rows.
 
-A row is laid of pieces: the prompt of a problem, an answer, feedback, another answer. Each piece is encoded once;
-token columns of all rows together are then one gather. A million rows take ten seconds. With `Weights` the logprobs are
-those that a real tiny model gives.
+A row is a sequence of pieces: the prompt of a problem, an answer, feedback, another answer. Each piece is encoded once,
+and one gather makes the token columns of all rows. A million rows take ten seconds. With `Weights` a real tiny model
+computes the logprobs.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,28 +42,28 @@ Bools = npt.NDArray[np.bool_]
 
 GROUP = 16
 LIMIT = 12  # tokens of an answer
-EVASIVE, CUT = "I do not know.", "I think that"  # the second has just as many tokens as are allowed
-BEGAN = 1_795_000_000.0
+EVASIVE, CUT = "I do not know.", "I think that"  # the second has exactly LIMIT tokens
+STARTED_AT = 1_795_000_000.0
 _MISTAKES = np.array([-20, -10, -3, -2, -1, 1, 2, 3, 10, 20])
 _OFTEN = np.array([1, 3, 2, 4, 8, 8, 4, 2, 3, 1]) / 36
 _WORKINGS = 500
 _VERDICTS = ("correct", "wrong", "unparsable", "")
-_CORRECT, _WRONG, _UNPARSABLE, _UNJUDGED = range(4)
+_CORRECT, _WRONG, _UNPARSABLE, _NO_VERDICT = range(4)
 
 Tables = tuple[pa.Table, pa.Table]
 """Trajectories and their scores."""
 Behaviour = Callable[["Layout"], Floats]
-"""Logprobs of all tokens of a data set, [T]; what it says beside the mask is ignored."""
+"""Computes the logprobs of all tokens of a data set, [T]; values of tokens that were not sampled are ignored."""
 
 
 @cache
 def settings(run: str, *overrides: str) -> Config:
-    """The demo's configuration, for a run of that name."""
+    """Return the demo's configuration for a run of this name."""
     return load("demo", [f"run.name={run}", f"sampling.max_new_tokens={LIMIT}", *overrides])
 
 
 def sums(high: int, count: int | None = None, split: str = "train") -> list[Problem]:
-    """Problems such as `What is 31 + 8?`, with operands up to `high`."""
+    """Make problems like `What is 31 + 8?` with operands up to `high`."""
     return generate(
         ArithmeticSource.model_validate(
             {"kind": "arithmetic", "split": split, "high": high, "operators": ["+"], "count": count}
@@ -72,41 +72,41 @@ def sums(high: int, count: int | None = None, split: str = "train") -> list[Prob
 
 
 class Language:
-    """All that is said about some problems, as text and as tokens, each piece once.
+    """All texts of the episodes of some problems, each encoded once as a piece.
 
-    Pieces: nothing, the problems' prompts, feedback after an answer that ended and after one that was cut, the evasive
-    answer, the cut answer, the numbers from `low` on, and what may stand before an answer, of `working` sums each.
+    The pieces, in this order: an empty one, the prompts, feedback after a complete answer and after a cut one, the
+    evasive answer, the cut answer, the numbers from `low` on, and workings of `working` sums to write before an answer.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", problems: Sequence[Problem], working: int = 0) -> None:
         chat = Chat(tokenizer)
         self.chat, self.problems = chat, list(problems)
         self.golds: Ints = np.array([int(problem.solutions[0]) for problem in problems])
-        self.rates = 0.3 + 0.5 * np.random.default_rng(0).random(len(problems))  # of the first turn's success
+        self.rates = 0.3 + 0.5 * np.random.default_rng(0).random(len(problems))  # success rate of the first turn
         self.low = int(self.golds.min() + _MISTAKES.min())
         numbers = range(self.low, int(self.golds.max() + _MISTAKES.max()) + 1)
         self.answers = [EVASIVE, CUT, *(rf"\boxed{{{number}}}" for number in numbers)]
         prompts = [chat.prompt([{"role": "user", "content": problem.prompt}]) for problem in problems]
-        spoken = [chat.encode(text + ("" if text == CUT else "<|im_end|>")) for text in self.answers]
-        assert len(spoken[1]) == LIMIT, "the tokenizer knows a word of what is cut"
-        asked = [{"role": "user", "content": problems[0].prompt}]
-        told = [chat.next_prompt(asked, answer, WRONG_FEEDBACK).token_ids for answer in spoken[:2]]
+        answers = [chat.encode(text + ("" if text == CUT else "<|im_end|>")) for text in self.answers]
+        assert len(answers[1]) == LIMIT, "the tokenizer knows a word of the cut answer"
+        question = [{"role": "user", "content": problems[0].prompt}]
+        feedback = [chat.next_prompt(question, answer, WRONG_FEEDBACK).token_ids for answer in answers[:2]]
         self.workings = ["", *(_working(number, working) for number in range(_WORKINGS if working else 0))]
-        pieces = [[], *prompts, *told, *spoken, *map(chat.encode, self.workings)]
-        self.feedback = 1 + len(problems)  # piece after an answer that ended; after one that was cut, the next
+        pieces = [[], *prompts, *feedback, *answers, *map(chat.encode, self.workings)]
+        self.feedback = 1 + len(problems)  # index of the feedback after a complete answer; after a cut one: the next
         self.first_answer = self.feedback + 2
-        self.first_working = self.first_answer + len(spoken)
+        self.first_working = self.first_answer + len(answers)
         self.sizes: Ints = np.array([len(piece) for piece in pieces])
         self.begins = np.cumsum(self.sizes) - self.sizes
         self.ids = np.array([token for piece in pieces for token in piece], np.int32)
 
     def number(self, values: Ints) -> Ints:
-        """Which answer says each of these numbers."""
+        """Return the indices of the answers with these numbers."""
         return values - self.low + 2
 
 
 def _working(seed: int, sums: int) -> str:
-    """Such as `17 + 4 = 21, 5 + 60 = 65, so `."""
+    """Make a text like `17 + 4 = 21, 5 + 60 = 65, so `."""
     numbers = np.random.default_rng(seed).integers(100, size=(sums, 2)).tolist()
     return "".join(f"{a} + {b} = {a + b}, " for a, b in numbers) + "so "
 
@@ -115,63 +115,63 @@ def _working(seed: int, sums: int) -> str:
 class Layout:
     """The token columns of N rows with T tokens in all.
 
-    Each row is laid of six pieces: prompt, working, answer, feedback, working, answer.
+    Each row has six pieces: prompt, working, answer, feedback, working, answer.
     """
 
-    ends: Ints  # [N, 6], where each piece ends in its row
-    offsets: npt.NDArray[np.int32]  # [N + 1], where each row begins
+    ends: Ints  # [N, 6], end of each piece in its row
+    offsets: npt.NDArray[np.int32]  # [N + 1], start of each row
     token_ids: npt.NDArray[np.int32]  # [T]
     sampled: Bools  # [T]
 
 
 def lay(language: Language, pieces: Ints) -> Layout:
-    """One gather for the tokens of all rows."""
+    """Gather the tokens of all rows from their pieces, [N, 6]."""
     sizes = language.sizes[pieces].ravel()
     begins = np.cumsum(sizes) - sizes
     places = np.arange(sizes.sum()) + np.repeat(language.begins[pieces].ravel() - begins, sizes)
-    spoken = np.tile([False, True, True], 2 * len(pieces))
+    sampled = np.tile([False, True, True], 2 * len(pieces))
     ends = language.sizes[pieces].cumsum(axis=1)
     offsets = np.concatenate([[0], ends[:, -1].cumsum()]).astype(np.int32)
-    return Layout(ends, offsets, language.ids[places], np.repeat(spoken, sizes))
+    return Layout(ends, offsets, language.ids[places], np.repeat(sampled, sizes))
 
 
 @dataclass(frozen=True)
 class Episodes:
-    """What happened in N episodes, before it is written down. -1 stands for a turn that never was."""
+    """The events of N episodes, from which rows are made. -1 means that the turn was not played."""
 
     problem: Ints  # N, index of the language's problems
     sample: Ints  # N
     answer: Ints  # [N, 2], index of the language's answers
-    verdict: Ints  # [N, 2], what the environment said, index of `_VERDICTS`
-    judged: Ints  # [N, 2], what the score stage says
-    working: Ints  # [N, 2], index of the language's workings, what stands before the answer
+    verdict: Ints  # [N, 2], verdict of the environment, index of `_VERDICTS`
+    scored: Ints  # [N, 2], verdict of the score stage, index of `_VERDICTS`
+    working: Ints  # [N, 2], index of the language's working before the answer
 
 
 def play(language: Language, groups: Ints, rng: np.random.Generator, size: int = GROUP) -> Episodes:
-    """Episodes of groups of problems: stable success, mistakes near the truth, few that are evasive, cut or failed."""
+    """Draw episodes: stable success rates, mistakes near the right number, and few evasive, cut or failed episodes."""
     problem, sample = np.repeat(groups, size), np.tile(np.arange(size), len(groups))
     chosen = rng.integers(size, size=len(groups) if size > 1 else 0) + size * np.arange(len(groups) if size > 1 else 0)
-    first, judged = _answers(language, problem, language.rates[problem], rng)
-    first[chosen], judged[chosen] = language.number(language.golds[problem[chosen]]), _CORRECT  # solved by somebody
-    failed, late = (rng.random((2, len(problem))) < 0.002) & (judged != _CORRECT)
-    again = (judged != _CORRECT) & ~failed & ~late
-    second, judged_again = _answers(language, problem, np.full(len(problem), 0.4), rng)
+    first, scored = _answers(language, problem, language.rates[problem], rng)
+    first[chosen], scored[chosen] = language.number(language.golds[problem[chosen]]), _CORRECT  # one episode solves it
+    failed, late = (rng.random((2, len(problem))) < 0.002) & (scored != _CORRECT)
+    again = (scored != _CORRECT) & ~failed & ~late
+    second, scored_again = _answers(language, problem, np.full(len(problem), 0.4), rng)
     repeats = rng.random(len(problem)) < 0.3
-    second, judged_again = np.where(repeats, first, second), np.where(repeats, judged, judged_again)
-    first, judged = np.where(failed, -1, first), np.where(failed, -1, judged)
-    second, judged_again = np.where(again, second, -1), np.where(again, judged_again, -1)
-    heard = np.where(late & ~failed, _UNJUDGED, judged)
-    answer, judged = np.stack([first, second], 1), np.stack([judged, judged_again], 1)
+    second, scored_again = np.where(repeats, first, second), np.where(repeats, scored, scored_again)
+    first, scored = np.where(failed, -1, first), np.where(failed, -1, scored)
+    second, scored_again = np.where(again, second, -1), np.where(again, scored_again, -1)
+    verdict = np.where(late & ~failed, _NO_VERDICT, scored)
+    answer, scored = np.stack([first, second], 1), np.stack([scored, scored_again], 1)
     working = np.where(
         answer < 2, 0, rng.integers(1, len(language.workings) + 1, answer.shape) % len(language.workings)
     )
-    return Episodes(problem, sample, answer, np.stack([heard, judged_again], 1), judged, working)
+    return Episodes(problem, sample, answer, np.stack([verdict, scored_again], 1), scored, working)
 
 
 def _answers(
     language: Language, problem: Ints, rates: npt.NDArray[np.float64], rng: np.random.Generator
 ) -> tuple[Ints, Ints]:
-    """An answer for each episode, and its verdict."""
+    """Draw an answer for each episode; return the answers and their verdicts."""
     count, golds = len(problem), language.golds[problem]
     right, odd = rng.random(count) < rates, rng.random(count)
     number = language.number(golds + np.where(right, 0, rng.choice(_MISTAKES, count, p=_OFTEN)))
@@ -181,7 +181,7 @@ def _answers(
 
 @dataclass(frozen=True)
 class Identity:
-    """What the rows of a data set have in common."""
+    """The values that all rows of a data set share."""
 
     name: str  # prefix of the ids
     run: str
@@ -193,12 +193,12 @@ class Identity:
 
 
 def unmodelled(rng: np.random.Generator) -> Behaviour:
-    """Logprobs that no model gave: mostly near 0."""
+    """Return a source of random logprobs, mostly near 0, without a model."""
     return lambda rows: -rng.exponential(0.3, len(rows.token_ids)).astype(np.float32)
 
 
 class Weights:
-    """The logprobs that a policy's own weights give, each distinct row computed once."""
+    """The logprobs of a policy's weights; each distinct row is computed once."""
 
     def __init__(self, folder: Path) -> None:
         from configs.schema import PPO
@@ -208,15 +208,14 @@ class Weights:
         self._known: dict[bytes, Floats] = {}
 
     def behaviour(self, rows: Layout) -> Floats:
-        """Of all tokens of a data set, [T]; 0 where nothing was sampled."""
+        """Compute the logprobs of all tokens of a data set, [T]; they are 0 for tokens that were not sampled."""
         bounds = rows.offsets[1:-1]
-        found = self.of(np.split(rows.token_ids, bounds), np.split(rows.sampled, bounds))
-        return np.concatenate(found)
+        return np.concatenate(self.of(np.split(rows.token_ids, bounds), np.split(rows.sampled, bounds)))
 
     def of(
         self, token_ids: Sequence[npt.NDArray[np.int32]], sampled: Sequence[Bools], temperature: float = 1.0
     ) -> list[Floats]:
-        """Row by row."""
+        """Compute the logprobs of each row."""
         name = str(temperature).encode()
         keys = [name + ids.tobytes() + mask.tobytes() for ids, mask in zip(token_ids, sampled, strict=True)]
         new = {
@@ -240,9 +239,9 @@ class Weights:
         row, column = (torch.from_numpy(axis) for axis in np.nonzero(sampled))
         with torch.no_grad():
             logprobs, _ = action_logprobs(self._model, torch.from_numpy(tokens), row, column, temperature, 4096)
-        found = np.zeros(tokens.shape, np.float32)
-        found[sampled] = logprobs.numpy()
-        return [mine[: len(ids)] for mine, (ids, _) in zip(found, rows, strict=True)]
+        padded = np.zeros(tokens.shape, np.float32)
+        padded[sampled] = logprobs.numpy()
+        return [values[: len(ids)] for values, (ids, _) in zip(padded, rows, strict=True)]
 
 
 def tables(
@@ -252,7 +251,7 @@ def tables(
     rng: np.random.Generator,
     behaviour: Behaviour | None = None,
 ) -> Tables:
-    """The episodes as rows of trajectories and of scores, both in their order."""
+    """Make the rows of trajectories and of scores, both in the order of the episodes."""
     rows = lay(language, _pieces(language, episodes))
     ids = _ids(language, identity, episodes)
     logprobs = (behaviour or unmodelled(rng))(rows)
@@ -263,7 +262,7 @@ def tables(
         "sample": pa.array(episodes.sample, pa.int32()),
         "turns": _turns(language, episodes, rows, rng),
         "seed": pa.array(rng.integers(2**31, size=len(ids)), pa.int64()),
-        "started_at": pa.array(BEGAN + 60 * identity.iteration + rng.random(len(ids)), pa.float64()),
+        "started_at": pa.array(STARTED_AT + 60 * identity.iteration + rng.random(len(ids)), pa.float64()),
         "latency_s": pa.array(0.2 + rng.random(len(ids)), pa.float32()),
     }
     return (
@@ -273,13 +272,13 @@ def tables(
 
 
 def _pieces(language: Language, episodes: Episodes) -> Ints:
-    """[N, 6]."""
+    """Return the pieces of each row, [N, 6]."""
     answer = episodes.answer
-    spoken = np.where(answer < 0, 0, answer + language.first_answer)
+    texts = np.where(answer < 0, 0, answer + language.first_answer)
     working = np.where(answer < 0, 0, episodes.working + language.first_working)
     prompt = np.where(answer[:, 0] < 0, 0, episodes.problem + 1)
     feedback = np.where(answer[:, 1] < 0, 0, language.feedback + (answer[:, 0] == 1))
-    return np.stack([prompt, working[:, 0], spoken[:, 0], feedback, working[:, 1], spoken[:, 1]], 1)
+    return np.stack([prompt, working[:, 0], texts[:, 0], feedback, working[:, 1], texts[:, 1]], 1)
 
 
 def _ids(language: Language, identity: Identity, episodes: Episodes) -> Any:
@@ -290,7 +289,7 @@ def _ids(language: Language, identity: Identity, episodes: Episodes) -> Any:
 
 
 def _take(values: Any, indices: Ints) -> Any:
-    """Of an array or a table; the stubs know only some types of both."""
+    """Take rows of an array or a table; the stubs know only some types of both."""
     return values.take(pa.array(indices))
 
 
@@ -335,7 +334,7 @@ def _common(identity: Identity, count: int) -> dict[str, Any]:
 
 
 def _status(episodes: Episodes) -> dict[str, Any]:
-    failed = (episodes.answer[:, 0] < 0) | (episodes.verdict[:, 0] == _UNJUDGED)
+    failed = (episodes.answer[:, 0] < 0) | (episodes.verdict[:, 0] == _NO_VERDICT)
     last = np.where(episodes.answer[:, 1] < 0, episodes.answer[:, 0], episodes.answer[:, 1])
     status = np.where(failed, 2, last == 1)
     reasons = ["", "the last turn reached sampling.max_new_tokens", "deadline of 600 s"]
@@ -379,7 +378,7 @@ def _turns(language: Language, episodes: Episodes, rows: Layout, rng: np.random.
 
 def _scores(language: Language, episodes: Episodes, ids: Any) -> pa.Table:
     row, turn = np.nonzero(episodes.answer >= 0)
-    answer, verdict = episodes.answer[row, turn], episodes.judged[row, turn]
+    answer, verdict = episodes.answer[row, turn], episodes.scored[row, turn]
     read = ["", "", *(text[len(r"\boxed{") : -1] for text in language.answers[2:])]
     reasons = [f"no expression in answer {text!r}" for text in language.answers[:2]] + [""]
     columns = {
@@ -395,7 +394,7 @@ def _scores(language: Language, episodes: Episodes, ids: Any) -> pa.Table:
 
 
 def commit_problems(store: Store, problems: Sequence[Problem]) -> str:
-    """The version of a problem set; written where it is new."""
+    """Commit a problem set if it is new; return its version."""
     version = layout.problems(fingerprint(problems))
     if not manifests.committed(store, version):
         commit(store, version, "problems", to_table(list(problems), PROBLEM_SCHEMA), [], settings("problems"))
@@ -403,7 +402,7 @@ def commit_problems(store: Store, problems: Sequence[Problem]) -> str:
 
 
 def commit_policy(store: Store, config: Config, number: int, model: Path, canary: Canary) -> str:
-    """A checkpoint of the run `config.run.name`; the run itself, too, where it is new."""
+    """Commit a checkpoint of the run `config.run.name`, and the run if it is new; return the checkpoint's version."""
     run, version = layout.run(config.run.name), layout.checkpoint(config.run.name, number)
     if not manifests.committed(store, run):
         with Draft(store, run, "run") as draft:
@@ -413,7 +412,7 @@ def commit_policy(store: Store, config: Config, number: int, model: Path, canary
 
 
 def commit_iteration(store: Store, config: Config, iteration: int, parents: list[str], rows: Tables) -> tuple[str, str]:
-    """Trajectories and scores of an iteration; returns their versions."""
+    """Commit trajectories and scores of an iteration; return their versions."""
     name = config.run.name
     trajectories = layout.trajectories(name, iteration)
     scores = layout.scores(name, iteration, scorer_fingerprint(config.score))
@@ -425,7 +424,7 @@ def commit_iteration(store: Store, config: Config, iteration: int, parents: list
 def commit_evaluation(
     store: Store, config: Config, policy: PolicyVersion, problem_set: str, rows: Tables
 ) -> tuple[str, str]:
-    """An evaluation of a checkpoint on the held-out set, and its scores; returns their versions."""
+    """Commit an evaluation of a checkpoint on the held-out set, and its scores; return their versions."""
     version = layout.evaluation(policy, "held-out", "greedy-0123456789ab")
     scores = layout.evaluation_scores(version, scorer_fingerprint(config.score))
     commit(store, version, "evaluation", rows[0], [policy, problem_set], config)
@@ -442,7 +441,7 @@ def commit(
     config: Config,
     rows_per_shard: int = 25_000,
 ) -> None:
-    """A data set of these rows."""
+    """Commit a data set of these rows."""
     with Draft(store, version, kind) as draft:
         for number, start in enumerate(range(0, table.num_rows, rows_per_shard)):
             part = table.slice(start, rows_per_shard)
@@ -458,9 +457,9 @@ def _provenance(config: Config) -> Provenance:
 
 
 def write_run(store: Store, name: str, rows: int, rows_per_set: int = 10_000, working: int = 0) -> list[str]:
-    """A run of so many trajectories, scored, of a policy with a tokenizer but no weights; returns their versions.
+    """Commit a scored run of `rows` trajectories, by a policy with a tokenizer but no weights; return their versions.
 
-    With `working` each turn shows so many sums, of about 13 tokens each, before its answer.
+    Each turn shows `working` sums, of about 13 tokens each, before its answer.
     """
     config, problems = settings(name), sums(99)
     language = Language(make_tokenizer(problems), problems, working)
@@ -483,7 +482,7 @@ def write_run(store: Store, name: str, rows: int, rows_per_set: int = 10_000, wo
 
 
 def make_tokenizer(problems: Sequence[Problem]) -> "PreTrainedTokenizerBase":
-    """The one that a warm start makes."""
+    """Make the tokenizer that a warm start would make."""
     from tasks.warm_start.tokenizer import build_tokenizer
 
     return build_tokenizer([*(problem.prompt for problem in problems), r"\boxed", WRONG_FEEDBACK])

@@ -1,4 +1,4 @@
-"""Episodes written down as an agent would, in a store with one data set, and the checks of an audit on them."""
+"""Hand-written episodes in the form of an agent, a store with one data set of them, and audit checks on it."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from storage.versions.checkpoints import Canary
 from tasks.agents.chat import Chat
 from tasks.audit.checks import CHECKS, AuditEvidence, Measured
 from tasks.audit.database import open_database
-from tasks.audit.intake import take_in
+from tasks.audit.intake import fetch_data_sets
 from tasks.audit.selection import select
 from tasks.score.verifier import Verifier
 from tests.support.chain_helpers import FIRST, PROBLEMS, SCORES, TRAJECTORIES, commit_rows, provenance
@@ -24,8 +24,8 @@ from tests.support.train_helpers import make_trajectory
 
 FEEDBACK = "Your answer is wrong. Try again."
 SUM = Problem("12+7", "What is 12 + 7?", ["19"])
-Found = tuple[Measured, list[tuple[str, str]]]
-"""What a check measured, and id and detail of its cases."""
+Outcome = tuple[Measured, list[tuple[str, str]]]
+"""The measurement of a check, and (id, detail) of its cases."""
 
 TEXTS = {
     "secrets": [
@@ -38,7 +38,7 @@ TEXTS = {
     "personal_data": [
         ("anna.b@mail.org", "an e-mail address (anna…)"),
         ("Call +49 170 1234567.", "a telephone number (+49 …)"),
-        ("My number is 078-05-1120", "a social security number (078-…)"),
+        ("My number is 212-09-7694", "a social security number (212-…)"),
         ("4111 1111 1111 1111", "a card number (4111…)"),
         ("DE89 3704 0044 0532 0130 00", "an IBAN (DE89…)"),
         ("4111 1111 1111 1112", ""),
@@ -48,11 +48,11 @@ TEXTS = {
     ],
     "hidden_characters": [("abc\u202edef", "has U+202E"), ("a\x00b", "has U+0000"), ("tab\tand\nline", "")],
 }
-"""By check texts, and how what is said of them ends; empty where they are harmless."""
+"""For each check, texts and the end of the detail of their cases; it is empty for harmless texts."""
 
 
 class Play:
-    """Writes episodes as an agent with this tokenizer would."""
+    """Writes episodes in the form of an agent with this tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer, self.chat = tokenizer, Chat(tokenizer)
@@ -66,19 +66,19 @@ class Play:
         mask = [False] * len(ids)
         for number, (answer, turn) in enumerate(zip(answers, row.turns, strict=True), 1):
             ids, mask = [*ids, *feedback_ids], [*mask, *[False] * len(feedback_ids)]
-            said = self.chat.encode(answer + "<|im_end|>")
-            told = "" if number == len(answers) else feedback
-            span = {"start": len(ids), "end": len(ids) + len(said), "text": answer, "feedback": told}
+            sampled = self.chat.encode(answer + "<|im_end|>")
+            reply = "" if number == len(answers) else feedback
+            span = {"start": len(ids), "end": len(ids) + len(sampled), "text": answer, "feedback": reply}
             turns.append(dataclasses.replace(turn, **span))  # type: ignore[arg-type]
-            ids, mask = ids + said, mask + [True] * len(said)
-            feedback_ids = self.chat.next_prompt(messages, said, feedback).token_ids
+            ids, mask = ids + sampled, mask + [True] * len(sampled)
+            feedback_ids = self.chat.next_prompt(messages, sampled, feedback).token_ids
         columns: dict[str, Any] = {"token_ids": ids, "action_mask": mask, "turns": turns, "policy": FIRST}
         columns |= {"logprobs": [-1.0 if m else 0.0 for m in mask], "versions": [0 if m else -1 for m in mask]}
         return dataclasses.replace(row, prompt=problem.prompt, solutions=problem.solutions, **columns)
 
 
 class Audited:
-    """A store with one data set of a run, and the checks on it."""
+    """A store with one data set of a run, and audit checks on it."""
 
     def __init__(self, store: Store, folder: Path, verifier: Verifier) -> None:
         self.store, self.folder, self.verifier = store, folder, verifier
@@ -92,34 +92,34 @@ class Audited:
         if scores:
             commit_rows(self.store, SCORES, "scores", SCORE_SCHEMA, list(scores), [TRAJECTORIES], 1)
 
-    def run(self, check: str, **settings: Any) -> Found:
+    def run(self, check: str, **settings: Any) -> Outcome:
         with self.evidence(Audit(**settings)) as evidence:
             return look(evidence, check)
 
     @contextmanager
     def evidence(self, settings: Audit) -> Iterator[AuditEvidence]:
         data_sets = select(self.store, ["r"])
-        intake = take_in(self.store, data_sets, self.folder)
+        intake = fetch_data_sets(self.store, data_sets, self.folder)
         with open_database(data_sets, intake, settings) as database:
             yield AuditEvidence(database, self.store, self.folder, data_sets, intake, settings, self.verifier)
 
 
-def look(evidence: AuditEvidence, check: str) -> Found:
-    """Makes a check."""
+def look(evidence: AuditEvidence, check: str) -> Outcome:
+    """Run a check; return its measurement and cases."""
     measured = CHECKS[check].run(evidence)
-    found = evidence.database.all("select id, detail from cases where check_name = ? order by all", check)
-    return measured, [(name, detail) for name, detail in found]
+    cases = evidence.database.all("select id, detail from cases where check_name = ? order by all", check)
+    return measured, [(name, detail) for name, detail in cases]
 
 
 def say(row: Trajectory, turn: int, **columns: Any) -> Trajectory:
-    """`row` with a turn that differs."""
+    """Return `row` with other columns in one turn."""
     turns = list(row.turns)
     turns[turn] = dataclasses.replace(turns[turn], **columns)
     return dataclasses.replace(row, turns=turns)
 
 
 def judged(row: Trajectory, *verdicts: VerdictName) -> list[Score]:
-    """Scores of answers in boxes."""
+    """Make the scores of a row whose answers are boxed."""
     return [
         Score(row.trajectory_id, turn, verdict, float(verdict == "correct"), row.turns[turn].text[7:-1], "19", "")
         for turn, verdict in enumerate(verdicts)

@@ -1,4 +1,4 @@
-"""A small run in the making: real rows of generated episodes, and what a fault needs to change them consistently."""
+"""A small run before it is committed: rows of generated episodes, and methods to change them consistently."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -18,21 +18,21 @@ from tasks.agents.interface import EpisodeSpec
 from tasks.agents.math_multi_turn import WRONG_FEEDBACK
 from tasks.agents.template import Message
 from tasks.inference.api import BundledGenerationOutputs, Completion
-from tests.support import audit_helpers as made
+from tests.support import audit_helpers as helpers
 from tests.support.audit_helpers import Identity, Language, Weights
 
-Judge = Callable[[str, Sequence[str]], str]
-"""From an answer and the solutions to a verdict."""
+Grade = Callable[[str, Sequence[str]], str]
+"""Computes the verdict from an answer and the solutions."""
 
 
-def judge(answer: str, solutions: Sequence[str]) -> str:
-    r"""What math-verify says of the answers here: the last `\boxed{}` counts, and is a number."""
-    found = extracted(answer)
-    return "unparsable" if not found else "correct" if found in solutions else "wrong"
+def grade(answer: str, solutions: Sequence[str]) -> str:
+    r"""Return the verdict of math-verify for these simple answers: the last `\boxed{}` counts and holds a number."""
+    boxed = extracted(answer)
+    return "unparsable" if not boxed else "correct" if boxed in solutions else "wrong"
 
 
 def extracted(answer: str) -> str:
-    """What is in the last box."""
+    """Return the content of the last box, or an empty text."""
     return next(reversed(re.findall(r"\\boxed\{([^}]*)\}", answer)), "")
 
 
@@ -41,39 +41,41 @@ class Set:
     """A data set before it is committed."""
 
     iteration: int
-    policy: int  # version that plays
+    policy: int  # policy version that plays
     rows: list[Trajectory]
-    scores: list[Score] | None  # None: the score stage never came
+    scores: list[Score] | None  # None: the score stage did not run
 
     def group(self, number: int) -> list[Trajectory]:
-        """The rows of the problem with this number, as it stands in the set."""
+        """Return the rows of the problem with this index in the set."""
         names = list(dict.fromkeys(row.problem_id for row in self.rows))
         return [row for row in self.rows if row.problem_id == names[number]]
 
 
 @dataclass
 class Cast:
-    """What all scenes share: problems, policies and their weights."""
+    """The problems, policies and weights that all scenes share."""
 
     store: Store
     language: Language
     checkpoints: list[Checkpoint]
     policies: list[str]  # their versions in the store
     weights: list[Weights]
-    held_out: list[int]  # indices of problems that nobody is trained on
+    held_out: list[int]  # indices of problems that no policy is trained on
 
 
 @dataclass
 class Scene:
-    """A run of one or more data sets, which a fault may change; then it is committed."""
+    """A run of one or more data sets, which a fault may change before it is committed."""
 
     cast: Cast
     config: Config
     problems: list[Problem]
     problem_set: str  # version
     sets: list[Set] = field(default_factory=list)
-    evaluated: list[int] = field(default_factory=list)  # problems of its evaluation set; none: it has no evaluation
-    _retold: set[str] = field(default_factory=set)  # ids of rows whose logprobs are still to be computed
+    evaluated: list[int] = field(
+        default_factory=list
+    )  # indices of the problems of its evaluation; empty: no evaluation
+    _replayed: set[str] = field(default_factory=set)  # ids of rows whose logprobs are not computed yet
 
     @property
     def name(self) -> str:
@@ -81,25 +83,25 @@ class Scene:
 
     @property
     def rows(self) -> list[Trajectory]:
-        """Of the first data set."""
+        """The rows of the first data set."""
         return self.sets[0].rows
 
     @property
     def scores(self) -> list[Score]:
-        """Of the first data set."""
+        """The scores of the first data set."""
         assert self.sets[0].scores is not None
         return self.sets[0].scores
 
     def group(self, number: int) -> list[Trajectory]:
-        """Of the first data set."""
+        """Return a group of the first data set."""
         return self.sets[0].group(number)
 
     def turns(self) -> Iterator[tuple[Trajectory, int]]:
-        """Of the first data set, with their numbers."""
+        """Iterate over (row, turn number) of the first data set."""
         return ((row, turn) for row in self.rows for turn in range(len(row.turns)))
 
     def change(self, row: Trajectory, **values: Any) -> Trajectory:
-        """Other columns."""
+        """Replace columns of a row; return the new row."""
         changed = replace(row, **values)
         rows = self._set_of(row).rows
         rows[rows.index(row)] = changed
@@ -111,56 +113,58 @@ class Scene:
         return self.change(row, turns=turns)
 
     def change_problem(self, number: int, **values: Any) -> list[Trajectory]:
-        """Another prompt or other solutions, in the problem set and in all rows of the first data set."""
+        """Change a problem in the problem set and in all rows of the first data set; return these rows."""
         self.problems[number] = replace(self.problems[number], **values)
         return [self.change(row, **values) for row in self.group(number)]
 
     def rescore(self, row: Trajectory, number: int, **values: Any) -> None:
-        """Another score of a turn."""
+        """Replace columns of a turn's score."""
         scores = self._scores_of(row)
         place = next(i for i, s in enumerate(scores) if (s.trajectory_id, s.turn) == (row.trajectory_id, number))
         scores[place] = replace(scores[place], **values)
 
     def unscore(self, row: Trajectory) -> None:
-        """No score of any turn."""
+        """Remove the scores of all turns of a row."""
         scores = self._scores_of(row)
         scores[:] = [score for score in scores if score.trajectory_id != row.trajectory_id]
 
-    def retell(
+    def replay(
         self,
         row: Trajectory,
         *answers: str,
         prompt: str | None = None,
         system: str = "",
-        told: str = WRONG_FEEDBACK,
+        feedback: str = WRONG_FEEDBACK,
         cut: bool = False,
-        judge: Judge = judge,
+        grade: Grade = grade,
     ) -> Trajectory:
-        """The episode with other answers: all columns and scores as a rollout and the score stage would have them.
+        """Replay an episode with other answers: all columns and scores are as rollout and score stage would make them.
 
         Args:
-            row: what becomes another.
-            answers: one for each turn.
-            prompt: what the policy is asked, where it is not the row's own.
-            system: message before it.
-            told: feedback between turns.
-            cut: the last turn ended at the token limit.
-            judge: says what answers are worth.
+            row: the row that is replaced.
+            answers: one answer for each turn.
+            prompt: the prompt, if it is not the row's.
+            system: system message before the prompt.
+            feedback: feedback between turns.
+            cut: whether the last turn ended at the token limit.
+            grade: computes the verdict of each answer.
         """
         first = [{"role": "system", "content": system}] if system else []
         messages = [*first, {"role": "user", "content": prompt or row.prompt}]
-        episode = self._play(row, messages, answers, told, cut)
+        episode = self._play(row, messages, answers, feedback, cut)
         for number, text in enumerate(turn.text for turn in episode.turns):
-            verdict = judge(text, row.solutions)
+            verdict = grade(text, row.solutions)
             turn = episode.turns[number]
             episode.turns[number] = replace(turn, verdict=verdict, reward=float(verdict == "correct"))
-        told_anew = episode.trajectory(row.turn_discount)
+        replayed = episode.trajectory(row.turn_discount)
         self.unscore(row)
-        self._scores_of(row).extend(self._judged(told_anew))
-        self._retold.add(row.trajectory_id)
-        return self.change(row, **{name: getattr(told_anew, name) for name in _TOLD})
+        self._scores_of(row).extend(self._make_scores(replayed))
+        self._replayed.add(row.trajectory_id)
+        return self.change(row, **{name: getattr(replayed, name) for name in _REPLAYED})
 
-    def _play(self, row: Trajectory, messages: list[Message], answers: Sequence[str], told: str, cut: bool) -> Episode:
+    def _play(
+        self, row: Trajectory, messages: list[Message], answers: Sequence[str], feedback: str, cut: bool
+    ) -> Episode:
         chat = self.cast.language.chat
         problem = Problem(row.problem_id, row.prompt, row.solutions)
         episode = Episode(EpisodeSpec(row.trajectory_id, problem, row.seed, row), chat.prompt(messages))
@@ -173,12 +177,12 @@ class Scene:
             outputs = BundledGenerationOutputs(row.trajectory_id, episode.prompt_ids, [completion], [seed], 0.1)
             episode.add_completion(outputs, chat.decode(ids))
             if not last:
-                following = chat.next_prompt(messages, ids, told)
-                episode.add_feedback(told, following.token_ids)
+                following = chat.next_prompt(messages, ids, feedback)
+                episode.add_feedback(feedback, following.token_ids)
                 messages = following.messages
         return episode
 
-    def _judged(self, row: Trajectory) -> list[Score]:
+    def _make_scores(self, row: Trajectory) -> list[Score]:
         return [
             Score(
                 trajectory_id=row.trajectory_id,
@@ -193,66 +197,67 @@ class Scene:
         ]
 
     def _set_of(self, row: Trajectory) -> Set:
-        return next(each for each in self.sets if each.iteration == row.iteration)
+        return next(data_set for data_set in self.sets if data_set.iteration == row.iteration)
 
     def _scores_of(self, row: Trajectory) -> list[Score]:
         scores = self._set_of(row).scores
         assert scores is not None
         return scores
 
-    def settle(self) -> None:
-        """Compute the logprobs of what was retold, all at once."""
-        for each in self.sets:
-            rows = [row for row in each.rows if row.trajectory_id in self._retold]
-            for row, logprobs in zip(rows, self.logprobs(rows, each.policy), strict=True):
+    def compute_logprobs(self) -> None:
+        """Compute the logprobs of all replayed rows."""
+        for data_set in self.sets:
+            rows = [row for row in data_set.rows if row.trajectory_id in self._replayed]
+            for row, logprobs in zip(rows, self.logprobs(rows, data_set.policy), strict=True):
                 self.change(row, logprobs=logprobs)
-        self._retold.clear()
+        self._replayed.clear()
 
     def logprobs(self, rows: Sequence[Trajectory], policy: int, temperature: float = 1.0) -> list[list[float]]:
-        """What a policy's weights give."""
+        """Compute the logprobs of the rows with a policy's weights."""
         ids = [np.array(row.token_ids, np.int32) for row in rows]
         masks = [np.array(row.action_mask, np.bool_) for row in rows]
-        return [found.tolist() for found in self.cast.weights[policy].of(ids, masks, temperature)]
+        return [logprobs.tolist() for logprobs in self.cast.weights[policy].of(ids, masks, temperature)]
 
     def commit(self) -> "Committed":
-        """Problem set, trajectories and scores, each in two shards."""
+        """Commit the problem set, the trajectories in two shards each, the scores, and the evaluation if any."""
         store, config = self.cast.store, self.config
-        problem_set = made.commit_problems(store, self.problems)
+        problem_set = helpers.commit_problems(store, self.problems)
         trajectories, scores = [], []
-        for each in self.sets:
-            mine = [row for row in each.rows if row.problem_set == self.problem_set != problem_set]
-            for row in mine:
+        for data_set in self.sets:
+            outdated = [row for row in data_set.rows if row.problem_set == self.problem_set != problem_set]
+            for row in outdated:
                 self.change(row, problem_set=problem_set)
-            version = layout.trajectories(self.name, each.iteration)
-            parents = [self.cast.policies[each.policy], problem_set]
-            shard = len(each.rows) // 2 + 1
-            rows = to_table(each.rows, TRAJECTORY_SCHEMA)
-            made.commit(store, version, "trajectories", rows, parents, config, shard)
+            version = layout.trajectories(self.name, data_set.iteration)
+            parents = [self.cast.policies[data_set.policy], problem_set]
+            shard = len(data_set.rows) // 2 + 1
+            rows = to_table(data_set.rows, TRAJECTORY_SCHEMA)
+            helpers.commit(store, version, "trajectories", rows, parents, config, shard)
             trajectories.append(version)
-            if each.scores is not None:
-                judged = layout.scores(self.name, each.iteration, "5c0e")
-                made.commit(store, judged, "scores", to_table(each.scores, SCORE_SCHEMA), trajectories[-1:], config)
-                scores.append(judged)
+            if data_set.scores is not None:
+                scored = layout.scores(self.name, data_set.iteration, "5c0e")
+                table = to_table(data_set.scores, SCORE_SCHEMA)
+                helpers.commit(store, scored, "scores", table, trajectories[-1:], config)
+                scores.append(scored)
         if self.evaluated:
             self._evaluate()
         return Committed(problem_set, trajectories, scores)
 
     def _evaluate(self) -> None:
-        """One greedy episode of each problem, by a checkpoint of the run's own."""
+        """Commit an evaluation with one greedy episode of each problem, by a checkpoint of this run."""
         cast, rng = self.cast, np.random.default_rng(0)
         store, checkpoint = cast.store, cast.checkpoints[0]
         policy = layout.checkpoint(self.name, 0)
         if not manifests.committed(store, policy):
-            made.commit_policy(store, self.config, 0, checkpoint.model, checkpoint.canary)
-        problem_set = made.commit_problems(store, [cast.language.problems[index] for index in self.evaluated])
+            helpers.commit_policy(store, self.config, 0, checkpoint.model, checkpoint.canary)
+        problem_set = helpers.commit_problems(store, [cast.language.problems[index] for index in self.evaluated])
         name = f"{self.name}/evaluation/000000/held-out/greedy"
         identity = Identity(name, self.name, 0, policy, 0, problem_set, temperature=0.0)
-        episodes = made.play(cast.language, np.array(self.evaluated), rng, size=1)
-        rows = made.tables(cast.language, identity, episodes, rng, cast.weights[0].behaviour)
-        made.commit_evaluation(store, self.config, policy, problem_set, rows)
+        episodes = helpers.play(cast.language, np.array(self.evaluated), rng, size=1)
+        rows = helpers.tables(cast.language, identity, episodes, rng, cast.weights[0].behaviour)
+        helpers.commit_evaluation(store, self.config, policy, problem_set, rows)
 
 
-_TOLD = ("status", "reason", "token_ids", "action_mask", "logprobs", "versions", "turns", "sequence_starts")
+_REPLAYED = ("status", "reason", "token_ids", "action_mask", "logprobs", "versions", "turns", "sequence_starts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,16 +270,16 @@ class Committed:
 
 
 def set_scene(cast: Cast, config: Config, problems: Sequence[int], policies: Sequence[int]) -> Scene:
-    """A run that plays these problems in each of its iterations, with these policy versions."""
+    """Make a run that plays these problems in each iteration; `policies` holds each iteration's policy version."""
     language, name = cast.language, config.run.name
     chosen = [language.problems[index] for index in problems]
-    problem_set = made.commit_problems(cast.store, chosen)
+    problem_set = helpers.commit_problems(cast.store, chosen)
     scene = Scene(cast, config, chosen, problem_set)
     for iteration, policy in enumerate(policies):
         rng = np.random.default_rng(int(problems[0]) + iteration)
         identity = Identity(f"{name}/{iteration:06d}", name, iteration, cast.policies[policy], policy, problem_set)
-        episodes = made.play(language, np.array(problems), rng)
-        rows, scores = made.tables(language, identity, episodes, rng, cast.weights[policy].behaviour)
+        episodes = helpers.play(language, np.array(problems), rng)
+        rows, scores = helpers.tables(language, identity, episodes, rng, cast.weights[policy].behaviour)
         records = [to_trajectory(row) for row in rows.to_pylist()]
         scene.sets.append(Set(iteration, policy, records, [Score(**score) for score in scores.to_pylist()]))
     return scene

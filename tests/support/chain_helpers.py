@@ -1,4 +1,4 @@
-"""A whole small chain of versions, and ways to make it lie."""
+"""A small whole chain of versions, and functions that change it so that it contradicts itself."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ class Held:
     token: int
 
     def check(self) -> None:
-        """Never lost."""
+        """Accept: this lease is never lost."""
 
 
 def provenance(token: int) -> Provenance:
@@ -47,7 +47,7 @@ def provenance(token: int) -> Provenance:
 
 
 def commit_chain(store: Store, model: Path, state: Path, canary: checkpoints.Canary) -> Store:
-    """One iteration of a run, whole; its tip is `SECOND`."""
+    """Commit one whole iteration of a run; its last version is `SECOND`."""
     problems = [Problem(f"p{number}", "What is 1 + 1?", ["2"]) for number in range(3)]
     commit_rows(store, PROBLEMS, "problems", PROBLEM_SCHEMA, problems, [])
     with Draft(store, RUN, "run") as draft:
@@ -78,8 +78,8 @@ def commit_rows(
 
 
 def objects(store: Store) -> list[str]:
-    """Keys of all that a version consists of."""
-    return [found.path for found in store.walk() if not found.path.startswith(("catalog/", "leases/", "aliases/"))]
+    """Return the keys of all objects of versions, without logs, leases and aliases."""
+    return [item.path for item in store.walk() if not item.path.startswith(("catalog/", "leases/", "aliases/"))]
 
 
 def key(store: Store, version: str, name: str) -> str:
@@ -87,23 +87,23 @@ def key(store: Store, version: str, name: str) -> str:
 
 
 def rewrite(store: Store, version: str, change: Callable[[dict[str, Any]], object]) -> None:
-    """A manifest that lies, but is whole."""
+    """Change a manifest and seal it again, so that it is valid but wrong."""
     values = unseal(store.read(layout.manifest(version)), "")
     change(values)
     store.write(layout.manifest(version), seal(values))
 
 
 def replace_file(store: Store, version: str, name: str, data: bytes, **claims: Any) -> None:
-    """Other bytes, of which the manifest knows."""
+    """Replace a file's bytes, and update its size and digest in the manifest."""
     store.write(key(store, version, name), data)
     claims |= {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     rewrite(store, version, lambda values: file_of(values, name).update(claims))
 
 
 def file_of(values: dict[str, Any], name: str) -> dict[str, Any]:
-    found = next(file for file in values["files"] if file["name"] == name)
-    assert isinstance(found, dict)
-    return found
+    file = next(file for file in values["files"] if file["name"] == name)
+    assert isinstance(file, dict)
+    return file
 
 
 def parquet_bytes(table: pa.Table) -> bytes:
@@ -114,13 +114,13 @@ def parquet_bytes(table: pa.Table) -> bytes:
 
 
 def rewrite_shard(store: Store, version: str, change: Callable[[pa.Table], pa.Table], name: str = SHARD) -> None:
-    """A shard whose table is another, of which the manifest knows."""
+    """Replace a shard's table, and update the manifest."""
     table = change(pq.read_table(pa.BufferReader(store.read(key(store, version, name)))))
     replace_file(store, version, name, parquet_bytes(table), rows=table.num_rows)
 
 
 def rewrite_tensors(store: Store, change: Callable[[dict[str, Any]], object], tmp_path: Path) -> None:
-    """Other weights in `SECOND`, of which the manifest knows."""
+    """Replace the weights of `SECOND`, and update the manifest."""
     path = tmp_path / "changed.safetensors"
     path.write_bytes(store.read(key(store, SECOND, WEIGHTS)))
     tensors = load_file(path)
@@ -130,5 +130,5 @@ def rewrite_tensors(store: Store, change: Callable[[dict[str, Any]], object], tm
 
 
 def nonces(folder: Path) -> dict[str, str]:
-    """The nonce of every manifest below a folder: who makes a version again gives it another one."""
+    """Return the nonce of every manifest below a folder; a version that is made again has another nonce."""
     return {str(path): json.loads(path.read_text())["nonce"] for path in folder.rglob("manifest.json")}

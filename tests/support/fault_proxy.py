@@ -1,4 +1,4 @@
-"""A proxy before an S3 server that spoils a share of the requests, as a bad network or an overloaded server would."""
+"""A proxy for an S3 server that spoils a share of the requests, like a bad network or an overloaded server."""
 
 import asyncio
 import random
@@ -16,33 +16,33 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-# What is answered, where the fault is an answer.
+# The status and code of faults that are answers.
 _ERRORS = {
     "500": (HTTPStatus.INTERNAL_SERVER_ERROR, "InternalError"),
     "503": (HTTPStatus.SERVICE_UNAVAILABLE, "ServiceUnavailable"),
     "slow-down": (HTTPStatus.SERVICE_UNAVAILABLE, "SlowDown"),
     "late-500": (HTTPStatus.INTERNAL_SERVER_ERROR, "InternalError"),
 }
-_SILENT = ("reset", "hang")  # before the request is even read
-_DONE = ("lost", "late-500")  # by the server, only the client is not told
+_SILENT = ("reset", "hang")  # happen before the request is read
+_DONE = ("lost", "late-500")  # the server does the request, but the client does not get its answer
 ALL = ("500", "503", "slow-down", *_SILENT, *_DONE)
 
-# They belong to a connection, not to the request; none of them is signed.
+# These headers belong to the connection, not to the request. None of them is signed.
 _HOP_BY_HOP = ("Connection", "Expect", "Keep-Alive", "Transfer-Encoding")
 
 
 class FaultProxy:
-    """Passes requests on unchanged to `target`, but for a share of them. A context manager; its thread is its own.
+    """Passes requests on unchanged to `target`, except for a share of them. A context manager with its own thread.
 
     Faults: `500`, `503` and `slow-down` are answered and not passed on. `reset` resets the connection at once, `hang`
-    closes it after `hang_s` of silence. `lost` passes the request on and closes the connection in place of an answer;
-    `late-500` passes it on and answers 500. Where the target is dead, the connection is closed as well.
+    closes it after `hang_s` of silence. `lost` passes the request on and closes the connection instead of an answer.
+    `late-500` passes it on and answers 500. If the target is dead, the connection is closed as well.
 
     Attributes:
         endpoint: the URL for clients.
-        share: of the requests that are spoilt, 0 to 1; may be set while it runs.
-        counts: requests by fault, `passed` or `dead`.
-        requests: requests by method.
+        share: share of the requests that are spoilt, 0 to 1; may be changed while the proxy runs.
+        counts: number of requests by fault, `passed` or `dead`.
+        requests: number of requests by method.
     """
 
     def __init__(self, target: str, share: float, seed: int, hang_s: float, faults: Sequence[str] = ALL) -> None:
@@ -77,7 +77,7 @@ class FaultProxy:
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        connector = aiohttp.TCPConnector(limit=0, force_close=True)  # a kept connection may have died meanwhile
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)  # a kept connection may be dead by the next request
         async with aiohttp.ClientSession(
             connector=connector,
             timeout=aiohttp.ClientTimeout(total=None),
@@ -85,7 +85,7 @@ class FaultProxy:
             auto_decompress=False,
             skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
         ) as self._session:
-            # aiohttp sends a PUT again where the target dies over it, and there is no public switch.
+            # aiohttp sends a PUT again if the target dies during it, and there is no public switch.
             self._session._retry_connection = False
             server = web.Server(self._answer, auto_decompress=False, access_log=None)
             runner = web.ServerRunner(server, shutdown_timeout=0.1)
@@ -128,14 +128,14 @@ class FaultProxy:
             headers = answer.headers.copy()
             for name in _HOP_BY_HOP:
                 headers.popall(name, None)
-            # No body is no body: what answers HEAD says how long it would be.
+            # An empty body is None, so that the Content-Length of an answer to HEAD stays.
             return web.Response(
                 status=answer.status, reason=answer.reason, headers=headers, body=await answer.read() or None
             )
 
 
 async def _read(request: web.BaseRequest) -> bytes:
-    """The body, encoded as it came. Clients may wait for leave to send it."""
+    """Read the body without decoding it. A client that expects `100 Continue` before it sends the body gets it."""
     if request.headers.get("Expect", "").lower() == "100-continue":
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     return await request.content.read()
@@ -149,7 +149,7 @@ def _error(status: HTTPStatus, code: str) -> web.Response:
 
 
 def _hang_up(request: web.BaseRequest, reset: bool = False) -> web.Response:
-    """Close the connection, so that the response returned has nowhere to go."""
+    """Close the connection; the returned response is never sent."""
     transport = request.transport
     if transport is not None:
         if reset:

@@ -1,6 +1,6 @@
-"""The main flow in a process of its own that kills or interrupts itself at a chosen point, or that a test tells to end.
+"""The main flow in a new process that kills or interrupts itself at a chosen point, or that a test ends by a signal.
 
-Processes come from a fork server that has imported Prefect and torch already, so that fifty of them are affordable.
+Processes come from a fork server that has already imported Prefect and torch, so that fifty of them are affordable.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from storage import interrupts
 from storage.errors import StorageError
 
 MARK = "KILLED_FLOW_TEST"
-"""Environment variable by which the descendants of a killed flow are found."""
+"""The environment variable that marks the descendants of a killed flow."""
 OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=1"]
 
 
@@ -42,9 +42,9 @@ class Point:
 
 
 def start(overrides: list[str], point: Point | None, log: Path, environment: dict[str, str]) -> ForkServerProcess:
-    """Run the flow `smoke` as its command line does, in a session of its own.
+    """Run the flow with the configuration `smoke` as its command line does, in a new session.
 
-    Its exit code is -9 where it was killed, 130 where it was interrupted, 0 where it came to its end.
+    Its exit code is -9 if it was killed, 130 if it was interrupted, and 0 if it reached its end.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["flows.math_mt_ppo", "torch", "transformers", "tasks.train.trainer", "tasks.score"])
@@ -54,7 +54,7 @@ def start(overrides: list[str], point: Point | None, log: Path, environment: dic
 
 
 def marked(mark: str) -> list[psutil.Process]:
-    """The processes whose environment has this MARK."""
+    """Return the processes whose environment has this value of MARK."""
     return [process for process in psutil.process_iter() if _mark_of(process) == mark]
 
 
@@ -84,7 +84,7 @@ def _run(overrides: list[str], point: Point | None, log: Path, environment: dict
 
 
 def _refuse_work_that_is_done() -> None:
-    """Each stage's work fails the flow where its version is committed already."""
+    """Make each stage fail the flow if its version is already committed."""
     from storage import layout
     from storage.versions import manifests
     from storage.versions.drafts import Draft
@@ -118,7 +118,7 @@ def _refuse_work_that_is_done() -> None:
 
 
 def send_at(point: Point) -> None:
-    """From here on this process sends itself the signal when it comes to `point`."""
+    """Make this process send itself the signal when it reaches `point`."""
     calls = 0
 
     def count(call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:

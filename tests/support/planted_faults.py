@@ -1,10 +1,10 @@
-r"""What goes wrong with trajectories in practice, planted one by one into runs that are otherwise clean.
+r"""Faults of trajectories in practice, each planted into an otherwise clean run.
 
-python -m tests.support.planted_faults      builds them, audits them, and prints what was found
+python -m tests.support.planted_faults      builds the runs, audits them, and prints the results
 
-Each fault has a run of its own, of its name. A function changes the rows of one before they are committed
-(`@in_rows`), or damages the store after that (`@in_store`); it returns the ids that must be among the cases of the
-check that finds it. Its docstring says what happened.
+Each fault has its own run with its name. A function changes the run's rows before they are committed (`@in_rows`), or
+damages the store afterwards (`@in_store`). It returns the ids that must be among the cases of the check that finds the
+fault. Its docstring describes the event.
 """
 
 import math
@@ -22,20 +22,20 @@ from storage.objects.store import Store
 from storage.records import Problem, Trajectory
 from storage.versions.checkpoints import Checkpoint
 from tasks.agents.math_multi_turn import CORRECT_FEEDBACK
-from tests.support import audit_helpers as made
+from tests.support import audit_helpers as helpers
 from tests.support.audit_helpers import Language, Weights
-from tests.support.audit_scene import Cast, Committed, Scene, judge, set_scene
+from tests.support.audit_scene import Cast, Committed, Scene, grade, set_scene
 from tests.support.chain_helpers import SHARD, key, rewrite, rewrite_shard
 
 if TYPE_CHECKING:
     from tasks.audit.results import Case, CheckResult
     from tasks.score.verifier import Verifier
 
-GROUPS = 12  # of a run with a fault
+GROUPS = 12  # in a run with a fault
 EVERYTHING = Audit(examples=1_000_000, recomputed=1000)  # all rows of up to three data sets
-WIDTH = 200  # of the table where the output is no terminal
+WIDTH = 200  # columns of the table if the output is no terminal
 CLEAN, CLEAN_GROUPS = "clean", 24
-HELD_OUT = 50  # problems
+HELD_OUT = 50  # problems of the evaluation
 
 Ids = Iterable[str]
 Plant = Callable[[Scene], Ids]
@@ -44,17 +44,17 @@ Damage = Callable[[Store, Committed], Ids]
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong."""
+    """One fault and the check that must find it."""
 
-    name: str  # of its run
-    check: str  # that must find it
+    name: str  # name of its run
+    check: str  # check that must find it
     happens: str
     plant: Plant | None = None
     damage: Damage | None = None
-    policies: Sequence[int] = (0,)  # version that plays, by iteration
-    overrides: Sequence[str] = ()  # of the run's configuration
-    also: frozenset[str] = frozenset()  # checks that see a consequence of it
-    alone: bool = False  # its run is audited alone: the check looks at few data sets, or at one share of all
+    policies: Sequence[int] = (0,)  # policy version of each iteration
+    overrides: Sequence[str] = ()  # overrides of the run's configuration
+    also: frozenset[str] = frozenset()  # checks that find a consequence of it
+    alone: bool = False  # audit its run alone, because the check reads few data sets or computes one share over all
 
 
 FAULTS: list[Fault] = []
@@ -67,7 +67,7 @@ def in_rows(
     also: Sequence[str] = (),
     alone: bool = False,
 ) -> Callable[[Plant], Plant]:
-    """A fault in what was stored; the decorated function changes it."""
+    """Register a fault in the stored rows; the decorated function changes the scene."""
 
     def register(plant: Plant) -> Plant:
         happens = plant.__doc__ or ""
@@ -78,7 +78,7 @@ def in_rows(
 
 
 def in_store(check: str, also: Sequence[str] = ()) -> Callable[[Damage], Damage]:
-    """A fault of the store; the decorated function damages it."""
+    """Register a fault of the store; the decorated function damages the store."""
 
     def register(damage: Damage) -> Damage:
         FAULTS.append(Fault(_name(damage), check, damage.__doc__ or "", damage=damage, also=frozenset(also)))
@@ -108,13 +108,13 @@ def boxed(number: object) -> str:
 
 
 def two_mistakes(scene: Scene, number: int = 0) -> Trajectory:
-    """A row of two turns, both wrong."""
+    """Return a row with two wrong turns."""
     rows = [row for row in scene.sets[number].rows if [turn.verdict for turn in row.turns] == ["wrong", "wrong"]]
     return rows[0]
 
 
 def answered(row: Trajectory, verdict: str = "correct") -> bool:
-    """Whether the first turn has that verdict."""
+    """Return whether the first turn has this verdict."""
     return bool(row.turns) and row.turns[0].verdict == verdict
 
 
@@ -149,7 +149,7 @@ def lost_scores(store: Store, committed: Committed) -> Ids:
 
 @in_store("damaged_objects")
 def cut_manifest(store: Store, committed: Committed) -> Ids:
-    """A manifest was cut while somebody copied the store."""
+    """A manifest was cut while the store was copied."""
     path = layout.manifest(committed.trajectories[0])
     store.write(path, store.read(path)[:500])
     return [path]
@@ -168,7 +168,7 @@ def newer_schema(store: Store, committed: Committed) -> Ids:
 
 @in_store("wrong_schema", also=["broken_parents"])
 def wider_numbers(store: Store, committed: Committed) -> Ids:
-    """Another tool rewrote a shard, and its logprobs came back as doubles."""
+    """Another tool rewrote a shard with logprobs as doubles."""
 
     def widened(rows: pa.Table) -> pa.Table:
         index = rows.column_names.index("logprobs")
@@ -202,7 +202,7 @@ def strange_policy(scene: Scene) -> Ids:
 
 @in_rows("duplicate_ids", also=["repeated_seeds"])
 def rows_written_twice(scene: Scene) -> Ids:
-    """A retried upload wrote the last rows of a shard once more."""
+    """A retried upload wrote some rows of a shard twice."""
     again = scene.group(0)[:4]
     scene.rows.extend(again)
     return ids(again)
@@ -210,21 +210,21 @@ def rows_written_twice(scene: Scene) -> Ids:
 
 @in_rows("unscored_turns")
 def second_turns_unscored(scene: Scene) -> Ids:
-    """The score stage of an older version judged the first turn only."""
+    """The score stage of an older version graded only the first turn."""
     scene.sets[0].scores = [score for score in scene.scores if score.turn == 0]
     return ids(row for row in scene.rows if len(row.turns) > 1)
 
 
 @in_rows("unscored_turns")
 def never_scored(scene: Scene) -> Ids:
-    """The run ended between rollout and scores."""
+    """The run ended between rollout and score."""
     scene.sets[0].scores = None
     return ids(row for row in scene.rows if row.turns)
 
 
 @in_rows("orphan_scores")
 def rows_filtered_later(scene: Scene) -> Ids:
-    """Somebody threw out a group after it was scored."""
+    """A group was removed after it was scored."""
     rows = scene.group(0)
     for row in rows:
         scene.rows.remove(row)
@@ -233,7 +233,7 @@ def rows_filtered_later(scene: Scene) -> Ids:
 
 @in_rows("orphan_scores")
 def scored_twice(scene: Scene) -> Ids:
-    """Two attempts at scoring wrote into one version."""
+    """Two attempts to score wrote into one version."""
     again = scene.scores[:5]
     scene.scores.extend(again)
     return {score.trajectory_id for score in again}
@@ -244,7 +244,7 @@ def scored_twice(scene: Scene) -> Ids:
 
 @in_rows("mask_and_spans")
 def shifted_mask(scene: Scene) -> Ids:
-    """The mask was made for the targets, one token later than the inputs."""
+    """The mask was made for the targets, which are one token later than the inputs."""
     row = two_mistakes(scene)
     scene.change(row, action_mask=[False, *row.action_mask[:-1]])
     return [row.trajectory_id]
@@ -252,7 +252,7 @@ def shifted_mask(scene: Scene) -> Ids:
 
 @in_rows("mask_and_spans")
 def feedback_in_mask(scene: Scene) -> Ids:
-    """Feedback is masked as if the policy had said it."""
+    """The mask covers feedback as if the policy had sampled it."""
     row = two_mistakes(scene)
     begin = row.turns[0].start
     scene.change(row, action_mask=[place >= begin for place in range(len(row.token_ids))])
@@ -269,7 +269,7 @@ def short_column(scene: Scene) -> Ids:
 
 @in_rows("broken_prefix")
 def turns_out_of_order(scene: Scene) -> Ids:
-    """Answers of one episode came back in another order than they were asked for."""
+    """The answers of one episode came back in another order than its requests."""
     row = two_mistakes(scene)
     scene.change(row, turns=row.turns[::-1])
     return [row.trajectory_id]
@@ -277,7 +277,7 @@ def turns_out_of_order(scene: Scene) -> Ids:
 
 @in_rows("broken_prefix", also=["mask_and_spans", "bad_logprobs", "falling_versions", "text_differs"])
 def overlapping_turns(scene: Scene) -> Ids:
-    """Spans were counted from the prompt's length without its first token."""
+    """Spans were computed from the prompt's length without its first token."""
     row = two_mistakes(scene)
     scene.change_turn(row, 1, start=row.turns[0].end - 1)
     return [row.trajectory_id]
@@ -285,10 +285,10 @@ def overlapping_turns(scene: Scene) -> Ids:
 
 @in_rows("broken_prefix", also=["template_drift"])
 def prompt_of_another(scene: Scene) -> Ids:
-    """Two requests were exchanged: an episode answers the prompt of another problem."""
+    """Two requests were swapped: an episode answers the prompt of another problem."""
     row = two_mistakes(scene)
-    other = next(each for each in scene.rows if each.problem_id != row.problem_id)
-    scene.retell(row, *(turn.text for turn in row.turns), prompt=other.prompt)
+    other = next(candidate for candidate in scene.rows if candidate.problem_id != row.problem_id)
+    scene.replay(row, *(turn.text for turn in row.turns), prompt=other.prompt)
     return [row.trajectory_id]
 
 
@@ -300,24 +300,24 @@ def nan_logprob(scene: Scene) -> Ids:
 
 @in_rows("bad_logprobs")
 def infinite_logprob(scene: Scene) -> Ids:
-    """A token was forced that the policy gave no chance."""
+    """A token was forced that has probability 0 under the policy."""
     return [_with_logprob(scene, -math.inf)]
 
 
 @in_rows("bad_logprobs")
 def positive_logprob(scene: Scene) -> Ids:
-    """A logit was stored in place of a logprob."""
+    """A logit was stored instead of a logprob."""
     return [_with_logprob(scene, 3.5)]
 
 
 @in_rows("bad_logprobs")
 def prompt_logprobs(scene: Scene) -> Ids:
-    """The server's prompt logprobs were stored, too."""
+    """The server's prompt logprobs were stored as well."""
     return [_with_logprob(scene, -2.0, -1)]
 
 
 def _with_logprob(scene: Scene, value: float, offset: int = 0) -> str:
-    """In a row of two turns, where the first begins or beside it."""
+    """Set one logprob of a row, `offset` tokens after the start of its first turn; return the row's id."""
     row = two_mistakes(scene)
     place = row.turns[0].start + offset
     scene.change(row, logprobs=[*row.logprobs[:place], value, *row.logprobs[place + 1 :]])
@@ -326,7 +326,7 @@ def _with_logprob(scene: Scene, value: float, offset: int = 0) -> str:
 
 @in_rows("falling_versions", policies=(0, 1), overrides=["rollout.max_head_offpolicyness=1"])
 def version_falls(scene: Scene) -> Ids:
-    """A request was moved to a replica that still had the old weights, in the middle of a turn."""
+    """A request moved in the middle of a turn to a replica that still had the old weights."""
     row = two_mistakes(scene, 1)
     end = row.turns[0].end
     scene.change(row, versions=[*row.versions[: end - 2], 0, 0, *row.versions[end:]])
@@ -335,7 +335,7 @@ def version_falls(scene: Scene) -> Ids:
 
 @in_rows("falling_versions")
 def version_of_the_future(scene: Scene) -> Ids:
-    """The server counts its weights otherwise than the run."""
+    """The server numbers its weights differently from the run."""
     row = two_mistakes(scene)
     scene.change(row, versions=[7 if version >= 0 else version for version in row.versions])
     return [row.trajectory_id]
@@ -351,7 +351,7 @@ def version_unknown(scene: Scene) -> Ids:
 
 @in_rows("text_differs")
 def tidied_text(scene: Scene) -> Ids:
-    """Answers were stored as a post-processor left them, not as they were sampled."""
+    """Answers were stored after post-processing instead of as sampled."""
     rows = [row for row in scene.group(0) if answered(row)]
     for row in rows:
         scene.change_turn(row, 0, text=f"The answer is {boxed(gold(row))}")
@@ -360,7 +360,7 @@ def tidied_text(scene: Scene) -> Ids:
 
 @in_rows("text_differs")
 def tokens_of_another_tokenizer(scene: Scene) -> Ids:
-    """The special tokens were added to a vocabulary, and all ids moved by one."""
+    """A special token was added to the vocabulary, and all ids moved by one."""
     row = two_mistakes(scene)
     begin, end = row.turns[0].start, row.turns[0].end
     moved = [token + 1 for token in row.token_ids[begin : end - 1]]
@@ -371,10 +371,10 @@ def tokens_of_another_tokenizer(scene: Scene) -> Ids:
 
 @in_rows("template_drift", policies=(0, 1))
 def system_prompt_added(scene: Scene) -> Ids:
-    """Somebody gave the agent a system prompt, and the run went on."""
+    """The agent got a system prompt in the middle of the run."""
     rows = [row for row in scene.sets[1].rows if row.turns]
     for row in rows:
-        scene.retell(row, *(turn.text for turn in row.turns), system="Think.", cut=row.status == "truncated")
+        scene.replay(row, *(turn.text for turn in row.turns), system="Think.", cut=row.status == "truncated")
     return ids(rows)
 
 
@@ -383,30 +383,30 @@ def system_prompt_added(scene: Scene) -> Ids:
 
 @in_rows("logprob_drift", alone=True)
 def other_weights(scene: Scene) -> Ids:
-    """The server kept serving other weights than it was given."""
+    """The server served other weights than it was given."""
     return _replace_logprobs(scene, scene.logprobs(scene.rows, 1))
 
 
 @in_rows("logprob_drift", alone=True)
 def other_temperature(scene: Scene) -> Ids:
-    """The server reports logprobs of another temperature than it sampled with."""
+    """The server reports logprobs at another temperature than it sampled with."""
     return _replace_logprobs(scene, scene.logprobs(scene.rows, 0, temperature=0.7))
 
 
 def _replace_logprobs(scene: Scene, logprobs: Sequence[list[float]]) -> Ids:
-    """Those that differ by more than the check allows, as a mean over their tokens."""
-    found = []
+    """Replace the logprobs of all rows; return the ids whose mean difference is above the check's limit."""
+    drifted = []
     for row, others in zip(list(scene.rows), logprobs, strict=True):
         scene.change(row, logprobs=others)
         nats = sum(abs(one - other) for one, other in zip(row.logprobs, others, strict=True))
         if nats > 1.01 * Checks().logprob_drift.threshold * sum(row.action_mask):
-            found.append(row.trajectory_id)
-    return found
+            drifted.append(row.trajectory_id)
+    return drifted
 
 
 @in_rows("staleness", policies=(0, 0))
 def old_policy(scene: Scene) -> Ids:
-    """The new weights never reached the server: an iteration was played by the policy of the one before."""
+    """The new weights never reached the server, so the policy of the iteration before played the next one."""
     return ids(row for row in scene.sets[1].rows if row.turns)
 
 
@@ -415,43 +415,43 @@ def old_policy(scene: Scene) -> Ids:
 
 @in_rows("success_drift", policies=(0, 1))
 def collapse(scene: Scene) -> Ids:
-    """After an update that was too large nearly all answers are wrong."""
+    """After a too large update nearly all answers are wrong."""
     for row in [row for row in scene.sets[1].rows if row.sample > 1 and answered(row)]:
-        scene.retell(row, boxed(gold(row) + row.sample), boxed(gold(row) - row.sample))
+        scene.replay(row, boxed(gold(row) + row.sample), boxed(gold(row) - row.sample))
     return [layout.trajectories(scene.name, 1)]
 
 
 @in_rows("broken_answers")
 def talked_out_of_it(scene: Scene) -> Ids:
-    """The agent goes on after a right answer, and the policy changes its mind."""
+    """The agent continues after a right answer, and the policy changes its answer."""
     rows = [row for row in scene.rows if answered(row)]
     for number, row in enumerate(rows):
-        scene.retell(row, boxed(gold(row)), boxed(gold(row) + number % 2), told=CORRECT_FEEDBACK)
+        scene.replay(row, boxed(gold(row)), boxed(gold(row) + number % 2), feedback=CORRECT_FEEDBACK)
     return ids(rows[1::2])
 
 
 @in_rows("zero_variance")
 def too_easy(scene: Scene) -> Ids:
-    """The problems are solved by every episode."""
+    """Every episode solves its problem."""
     for row in list(scene.rows):
-        scene.retell(row, boxed(gold(row)))
+        scene.replay(row, boxed(gold(row)))
     return names(scene.rows)
 
 
 @in_rows("zero_variance")
 def too_hard(scene: Scene) -> Ids:
-    """The problems are solved by no episode, each time with another mistake."""
+    """No episode solves its problem, each with another mistake."""
     for row in list(scene.rows):
-        scene.retell(row, boxed(gold(row) + 1 + row.sample), boxed(gold(row) - 1 - row.sample))
+        scene.replay(row, boxed(gold(row) + 1 + row.sample), boxed(gold(row) - 1 - row.sample))
     return names(scene.rows)
 
 
 @in_rows("identical_answers")
 def one_answer_copied(scene: Scene) -> Ids:
-    """The engine answered all requests of a group from one sample."""
+    """The engine answered all requests of a group with one sample."""
     rows = [row for group in range(4) for row in scene.group(group)]
     for row in rows:
-        scene.retell(row, f"First I add the tens, then the ones: {boxed(gold(row))}")
+        scene.replay(row, f"First I add the tens, then the ones: {boxed(gold(row))}")
     return names(rows)
 
 
@@ -466,18 +466,18 @@ def one_seed_for_all(scene: Scene) -> Ids:
 
 @in_rows("length_and_reward")
 def longer_is_right(scene: Scene) -> Ids:
-    """Whatever is long is right: the policy will learn to be long."""
+    """Long answers are right, so the policy will learn to write more."""
     for row in [row for row in scene.rows if answered(row)]:
-        scene.retell(row, f"I add up the tens and the ones of both: {boxed(gold(row))}")
+        scene.replay(row, f"I add up the tens and the ones of both: {boxed(gold(row))}")
     return [layout.trajectories(scene.name, 0)]
 
 
 @in_rows("length_and_reward")
 def shorter_is_right(scene: Scene) -> Ids:
-    """Whoever thinks is wrong: the policy will learn not to."""
+    """Answers with working are wrong, so the policy will learn to write none."""
     for row in [row for row in scene.rows if answered(row, "wrong")]:
         working = f"I add up the tens and the ones of both: {row.turns[0].text}"
-        scene.retell(row, working, *(turn.text for turn in row.turns[1:]))
+        scene.replay(row, working, *(turn.text for turn in row.turns[1:]))
     return [layout.trajectories(scene.name, 0)]
 
 
@@ -486,16 +486,16 @@ def shorter_is_right(scene: Scene) -> Ids:
 
 @in_rows("truncated")
 def limit_too_low(scene: Scene) -> Ids:
-    """`sampling.max_new_tokens` cuts a good part of the episodes."""
+    """`sampling.max_new_tokens` cuts many episodes."""
     rows = [row for row in scene.rows if row.sample % 3 == 0 and answered(row)]
     for row in rows:
-        scene.retell(row, f"{boxed(gold(row))} so", cut=True)
+        scene.replay(row, f"{boxed(gold(row))} so", cut=True)
     return ids(row for row in scene.rows if row.status == "truncated")
 
 
 @in_rows("failed")
 def deadlines(scene: Scene) -> Ids:
-    """A replica hung, and its episodes came over their deadline."""
+    """A replica hung, and its episodes reached their deadline."""
     rows = [row for row in scene.rows if row.sample % 8 == 0]
     nothing: dict[str, list[object]] = {"token_ids": [], "action_mask": [], "logprobs": [], "versions": [], "turns": []}
     for row in rows:
@@ -506,25 +506,25 @@ def deadlines(scene: Scene) -> Ids:
 
 @in_rows("loops")
 def endless_sums(scene: Scene) -> Ids:
-    """The policy found no end."""
+    """The policy repeats itself."""
     rows = [row for row in scene.group(0) if answered(row)]
     for row in rows:
-        scene.retell(row, "1 + 1 = 2, " * 8 + boxed(gold(row)))
+        scene.replay(row, "1 + 1 = 2, " * 8 + boxed(gold(row)))
     return ids(rows)
 
 
 @in_rows("unparsable", also=["length_and_reward"])
 def no_answer(scene: Scene) -> Ids:
-    """The policy has forgotten the format."""
+    """The policy has unlearned the answer format."""
     rows = [row for row in scene.rows if answered(row, "wrong")]
     for row in rows:
-        scene.retell(row, "I am not sure about it.", "It is hard to say.")
+        scene.replay(row, "I am not sure about it.", "It is hard to say.")
     return ids(rows)
 
 
 @in_rows("verdict_failures")
 def slow_judge(scene: Scene) -> Ids:
-    """The judge's machine was overloaded: it took too long to compare."""
+    """The verifier's machine was overloaded, so comparisons took too long."""
     rows = [row for row in scene.rows if row.sample % 4 == 0 and answered(row, "wrong")]
     for row in rows:
         scene.rescore(row, 0, verdict="timeout", extracted="", reason="took longer than 5 s")
@@ -536,7 +536,7 @@ def slow_judge(scene: Scene) -> Ids:
 
 @in_rows("verdicts_disagree")
 def environment_disagrees(scene: Scene) -> Ids:
-    """The environment compares strings: it called wrong what the score stage calls right."""
+    """The environment compares strings and rejects answers that the score stage accepts."""
     rows = [row for row in scene.group(0) if answered(row)]
     for row in rows:
         scene.change_turn(row, 0, verdict="wrong", reward=0.0)
@@ -545,7 +545,7 @@ def environment_disagrees(scene: Scene) -> Ids:
 
 @in_rows("verdicts_disagree")
 def judged_both_ways(scene: Scene) -> Ids:
-    """A judge with state: the same answer to the same problem is right in one row and wrong in another."""
+    """A verifier with state: the same answer to the same problem is right in one row and wrong in another."""
     rows = [row for row in scene.group(0) if answered(row)]
     scene.change_turn(rows[0], 0, verdict="wrong", reward=0.0)
     scene.rescore(rows[0], 0, verdict="wrong", success=0.0)
@@ -554,23 +554,23 @@ def judged_both_ways(scene: Scene) -> Ids:
 
 @in_rows("false_negatives", alone=True)
 def deaf_judge(scene: Scene) -> Ids:
-    """A rule of the judge reads only what begins with the box: every other right answer is called wrong."""
+    """The verifier reads only answers that begin with the box and grades other right answers as wrong."""
     rows = [row for row in scene.rows if row.sample % 2 and answered(row)]
     for row in rows:
-        scene.retell(row, f"It is {boxed(gold(row))}", boxed(gold(row) + 1 + row.sample), judge=_deaf)
+        scene.replay(row, f"It is {boxed(gold(row))}", boxed(gold(row) + 1 + row.sample), grade=_grade_boxes_only)
     return ids(rows)
 
 
-def _deaf(answer: str, solutions: Sequence[str]) -> str:
-    return judge(answer, solutions) if answer.startswith("\\") else "wrong"
+def _grade_boxes_only(answer: str, solutions: Sequence[str]) -> str:
+    return grade(answer, solutions) if answer.startswith("\\") else "wrong"
 
 
 @in_rows("false_positives", alone=True)
 def generous_judge(scene: Scene) -> Ids:
-    """The judge compares with a tolerance: numbers next to the right one are right."""
+    """The verifier compares with a tolerance, so numbers near the right one count as right."""
     rows = [row for row in scene.rows if answered(row, "wrong")]
     for row in rows:
-        scene.retell(row, boxed(gold(row) + 4 + row.sample % 2), judge=lambda *_: "correct")
+        scene.replay(row, boxed(gold(row) + 4 + row.sample % 2), grade=lambda *_: "correct")
     return ids(rows)
 
 
@@ -582,7 +582,7 @@ def gold_in_prompt(scene: Scene) -> Ids:
     """The worked solution was appended to the problem."""
     problem = scene.problems[0]
     rows = scene.change_problem(0, prompt=f"{problem.prompt} The answer is {problem.solutions[0]}.")
-    _ask_anew(scene, rows)
+    _replay_with_new_prompt(scene, rows)
     return names(rows)
 
 
@@ -591,62 +591,62 @@ def feedback_tells(scene: Scene) -> Ids:
     """The feedback names the right answer."""
     rows = [row for row in scene.group(0) if len(row.turns) > 1]
     for row in rows:
-        scene.retell(row, *(turn.text for turn in row.turns), told=f"No. The right answer is {gold(row)}.")
+        scene.replay(row, *(turn.text for turn in row.turns), feedback=f"No. The right answer is {gold(row)}.")
     return ids(rows)
 
 
 @in_rows("unmatched_gold", also=["verdict_failures"])
 def empty_gold(scene: Scene) -> Ids:
     """A column was empty when the problems were imported."""
-    return _ask_for(scene, "")
+    return _replace_gold(scene, "")
 
 
 @in_rows("unmatched_gold", also=["verdict_failures"])
 def gold_cut_out(scene: Scene) -> Ids:
-    """The rule that finds the gold in a worked solution takes the box and leaves what is in it."""
-    return _ask_for(scene, r"\boxed{}")
+    """The rule that extracts the gold answer from a worked solution takes the box without its content."""
+    return _replace_gold(scene, r"\boxed{}")
 
 
-def _ask_for(scene: Scene, gold: str) -> Ids:
-    """The first problem with a gold that the judge cannot read."""
+def _replace_gold(scene: Scene, gold: str) -> Ids:
+    """Give the first problem a gold answer that the verifier cannot read; return the problem's id."""
     rows = scene.change_problem(0, solutions=[gold])
     for row in [row for row in rows if row.turns]:
-        scene.retell(row, *(turn.text for turn in row.turns), judge=lambda *_: "error")
+        scene.replay(row, *(turn.text for turn in row.turns), grade=lambda *_: "error")
     return names(rows)
 
 
 @in_rows("never_solved")
 def wrong_gold(scene: Scene) -> Ids:
-    """A typing error in the gold answer: nearly all episodes agree on another one."""
+    """The gold answer has a typing error, and nearly all episodes agree on another answer."""
     right = int(scene.problems[0].solutions[0])
     rows = scene.change_problem(0, solutions=[str(right + 100)])
     for row in rows:
         mistake = right if row.sample % 8 else right - 1
-        scene.retell(row, boxed(mistake), boxed(right))
+        scene.replay(row, boxed(mistake), boxed(right))
     return names(rows)
 
 
 @in_rows("unmatched_gold", also=["never_solved"])
 def gold_not_there(scene: Scene) -> Ids:
-    """Where a problem has no gold answer its column says so in words, which no number matches."""
+    """A problem without a gold answer has a word in its column, which no number matches."""
     right = int(scene.problems[0].solutions[0])
     rows = scene.change_problem(0, solutions=["N/A"])
     for row in rows:
-        scene.retell(row, boxed(right if row.sample % 4 else right + 1), boxed(right))
+        scene.replay(row, boxed(right if row.sample % 4 else right + 1), boxed(right))
     return names(rows)
 
 
 @in_rows("contamination")
 def trained_on_the_test(scene: Scene) -> Ids:
-    """A problem of the evaluation set is among those of the training."""
+    """A problem of the evaluation set is in the training set."""
     scene.evaluated = [scene.cast.language.problems.index(scene.problems[0]), *scene.cast.held_out]
     return names(scene.group(0))
 
 
-def _ask_anew(scene: Scene, rows: Iterable[Trajectory]) -> None:
-    """The same answers to what is now the prompt."""
+def _replay_with_new_prompt(scene: Scene, rows: Iterable[Trajectory]) -> None:
+    """Replay the rows with the same answers and their new prompt."""
     for row in [row for row in rows if row.turns]:
-        scene.retell(row, *(turn.text for turn in row.turns), cut=row.status == "truncated")
+        scene.replay(row, *(turn.text for turn in row.turns), cut=row.status == "truncated")
 
 
 # Text
@@ -654,8 +654,8 @@ def _ask_anew(scene: Scene, rows: Iterable[Trajectory]) -> None:
 
 @in_rows("secrets")
 def key_in_answer(scene: Scene) -> Ids:
-    """The policy has learned an access key by heart."""
-    return _say(scene, "AK" + "IAQ3EGRZ7XWNB2PL5D")
+    """The policy has memorised an access key."""
+    return _add_before_answer(scene, "AK" + "IAQ3EGRZ7XWNB2PL5D")
 
 
 @in_rows("secrets")
@@ -663,38 +663,38 @@ def key_in_prompt(scene: Scene) -> Ids:
     """A private key was pasted into a problem."""
     secret = "-----BEGIN RSA PRIVATE " + "KEY-----\nMIIEpAIBAAKCAQEA7bq8dQ0p\n"
     rows = scene.change_problem(0, prompt=secret + scene.problems[0].prompt)
-    _ask_anew(scene, rows)
+    _replay_with_new_prompt(scene, rows)
     return names(rows)
 
 
 @in_rows("personal_data")
 def address_in_answer(scene: Scene) -> Ids:
-    """The policy writes to people."""
+    """The policy writes e-mail addresses."""
     rows = [row for row in scene.group(0) if answered(row)]
     for row in rows:
-        scene.retell(row, f"ask jane.miller{row.sample}@mailbox.org: {boxed(gold(row))}")
+        scene.replay(row, f"ask jane.miller{row.sample}@mailbox.org: {boxed(gold(row))}")
     return ids(rows)
 
 
 @in_rows("personal_data")
 def card_in_answer(scene: Scene) -> Ids:
-    """The policy knows somebody's card."""
-    return _say(scene, "card 4539 5787 6362 1486:")
+    """The policy has memorised a card number."""
+    return _add_before_answer(scene, "card 4539 5787 6362 1486:")
 
 
-def _say(scene: Scene, text: str) -> Ids:
-    """Before the right answer of one row."""
+def _add_before_answer(scene: Scene, text: str) -> Ids:
+    """Put a text before the right answer of one row; return the row's id."""
     row = next(row for row in scene.rows if answered(row))
-    scene.retell(row, f"{text} {boxed(gold(row))}")
+    scene.replay(row, f"{text} {boxed(gold(row))}")
     return [row.trajectory_id]
 
 
 @in_rows("hidden_characters")
 def reordered_prompt(scene: Scene) -> Ids:
-    """A problem holds a control character that reorders what people see of it."""
+    """A problem holds a control character that changes the visible order of its text."""
     problem = scene.problems[0]
     rows = scene.change_problem(0, prompt=problem.prompt.replace("?", "\u202e?"))
-    _ask_anew(scene, rows)
+    _replay_with_new_prompt(scene, rows)
     return names(rows)
 
 
@@ -706,30 +706,30 @@ def hidden_in_answer(scene: Scene) -> Ids:
     return [row.trajectory_id]
 
 
-# All of them
+# Planting and examining all faults
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A fault in the store."""
+    """A fault that is planted in the store."""
 
     fault: Fault
-    ids: set[str]  # must be among the cases
+    ids: set[str]  # ids that must be among the cases
     committed: Committed
-    problems: set[str]  # ids
-    sizes: dict[str, int] = field(default_factory=dict)  # by unit of cases: how many there are in a data set
+    problems: set[str]  # ids of the run's problems
+    sizes: dict[str, int] = field(default_factory=dict)  # unit of cases: its number in a data set
 
 
 def plant_all(store: Store, policies: Sequence[Checkpoint]) -> list[Planted]:
-    """A clean run and one with each fault, of two policies with the same tokenizer."""
-    problems = [*made.sums(99, CLEAN_GROUPS + GROUPS * len(FAULTS)), *made.sums(99, HELD_OUT, "held-out")]
+    """Commit a clean run and one run with each fault, played by two policies with the same tokenizer."""
+    problems = [*helpers.sums(99, CLEAN_GROUPS + GROUPS * len(FAULTS)), *helpers.sums(99, HELD_OUT, "held-out")]
     cast = _cast(store, problems, policies)
     _clean(cast).commit()
     planted = []
     for number, fault in enumerate(FAULTS):
         begin = CLEAN_GROUPS + GROUPS * number
         scene = set_scene(
-            cast, made.settings(fault.name, *fault.overrides), range(begin, begin + GROUPS), fault.policies
+            cast, helpers.settings(fault.name, *fault.overrides), range(begin, begin + GROUPS), fault.policies
         )
         planted.append(_plant(store, scene, fault))
     return planted
@@ -739,63 +739,63 @@ def _cast(store: Store, problems: Sequence[Problem], policies: Sequence[Checkpoi
     from transformers import AutoTokenizer
 
     language = Language(AutoTokenizer.from_pretrained(policies[0].model), problems)
-    config = made.settings(CLEAN)
-    versions = [made.commit_policy(store, config, policy.number, policy.model, policy.canary) for policy in policies]
+    config = helpers.settings(CLEAN)
+    versions = [helpers.commit_policy(store, config, policy.number, policy.model, policy.canary) for policy in policies]
     held_out = list(range(len(problems) - HELD_OUT, len(problems)))
     return Cast(store, language, list(policies), versions, [Weights(policy.model) for policy in policies], held_out)
 
 
 def _clean(cast: Cast) -> Scene:
-    """Two iterations and an evaluation; some answers are long, and some right ones are given once more."""
-    scene = set_scene(cast, made.settings(CLEAN), range(CLEAN_GROUPS), (0, 1))
+    """Make a run of two iterations and an evaluation, with some long answers and some repeated right answers."""
+    scene = set_scene(cast, helpers.settings(CLEAN), range(CLEAN_GROUPS), (0, 1))
     for row in [row for row in scene.rows if answered(row) and row.sample == 5]:
-        scene.retell(row, boxed(gold(row)), boxed(gold(row)), told=CORRECT_FEEDBACK)
+        scene.replay(row, boxed(gold(row)), boxed(gold(row)), feedback=CORRECT_FEEDBACK)
     for row in [row for row in scene.rows if row.turns and row.sample == 6]:
-        scene.retell(row, f"First I add the tens, then the ones: {row.turns[0].text}")
-    scene.settle()
+        scene.replay(row, f"First I add the tens, then the ones: {row.turns[0].text}")
+    scene.compute_logprobs()
     scene.evaluated = cast.held_out
     return scene
 
 
 def _plant(store: Store, scene: Scene, fault: Fault) -> Planted:
-    found = set(fault.plant(scene)) if fault.plant else set[str]()
-    scene.settle()
+    expected = set(fault.plant(scene)) if fault.plant else set[str]()
+    scene.compute_logprobs()
     committed = scene.commit()
     if fault.damage:
-        found |= set(fault.damage(store, committed))
+        expected |= set(fault.damage(store, committed))
     sizes = {
         "trajectory": len(scene.rows),
         "turn": sum(len(row.turns) for row in scene.rows),
         "group": GROUPS,
         "problem": GROUPS,
     }
-    return Planted(fault, found, committed, {problem.problem_id for problem in scene.problems}, sizes)
+    return Planted(fault, expected, committed, {problem.problem_id for problem in scene.problems}, sizes)
 
 
 @dataclass(frozen=True)
 class Found:
-    """What the audit says about one planted fault."""
+    """The result of the audit for one planted fault."""
 
     planted: Planted
-    verdict: str  # of the check that must find it
-    cases: int  # of that check in the fault's run
-    missing: set[str]  # ids that should be among them
-    false_alarms: dict[str, int]  # by other check that is raised by the fault's run: cases
+    verdict: str  # verdict of the check that must find it
+    cases: int  # number of that check's cases in the fault's run
+    missing: set[str]  # ids that should be among these cases
+    false_alarms: dict[str, int]  # other checks that the fault's run raises: number of cases
 
 
 def examine(store: Store, planted: Sequence[Planted], verifier: "Verifier", cache: Path) -> list[Found]:
-    """Audit all runs with faults, as many at once as can be."""
-    together = [each for each in planted if not each.fault.alone]
-    parts = [together, *([each] for each in planted if each.fault.alone)]
-    found = []
+    """Audit all runs with faults, together where their faults allow it."""
+    together = [one for one in planted if not one.fault.alone]
+    parts = [together, *([one] for one in planted if one.fault.alone)]
+    results = []
     for part in parts:
-        checks = look(store, [each.fault.name for each in part], verifier, cache)
-        found += [_found(each, checks) for each in part]
-    return found
+        checks = look(store, [one.fault.name for one in part], verifier, cache)
+        results += [_result(one, checks) for one in part]
+    return results
 
 
 def look(store: Store, runs: Sequence[str], verifier: "Verifier", cache: Path) -> "dict[str, CheckResult]":
-    """What all checks say about these runs."""
+    """Audit these runs with all checks; return the results by check."""
     from tasks.audit.run import audit
     from tasks.audit.selection import select
 
@@ -803,45 +803,45 @@ def look(store: Store, runs: Sequence[str], verifier: "Verifier", cache: Path) -
         return {check.name: check for check in audited.result.checks}
 
 
-def _found(planted: Planted, checks: "dict[str, CheckResult]") -> Found:
+def _result(planted: Planted, checks: "dict[str, CheckResult]") -> Found:
     fault = planted.fault
-    mine = {name: [case for case in check.examples if _is_of(case, planted)] for name, check in checks.items()}
-    others = {name: cases for name, cases in mine.items() if name not in {fault.check, *fault.also}}
+    own = {name: [case for case in check.examples if _belongs_to(case, planted)] for name, check in checks.items()}
+    others = {name: cases for name, cases in own.items() if name not in {fault.check, *fault.also}}
     alarms = {name: len(cases) for name, cases in others.items() if _is_alarm(checks[name], cases, planted.sizes)}
-    missing = planted.ids - {case.id for case in mine[fault.check]}
-    return Found(planted, checks[fault.check].verdict, len(mine[fault.check]), missing, alarms)
+    missing = planted.ids - {case.id for case in own[fault.check]}
+    return Found(planted, checks[fault.check].verdict, len(own[fault.check]), missing, alarms)
 
 
-def _is_of(case: "Case", planted: Planted) -> bool:
-    """Each run has problems of its own, which cases about no single data set name."""
+def _belongs_to(case: "Case", planted: Planted) -> bool:
+    """Return whether a case is in the fault's run; cases of several data sets are matched by the run's problems."""
     return layout.run_of(case.data_set) == planted.fault.name if case.data_set else case.id in planted.problems
 
 
 def _is_alarm(check: "CheckResult", cases: "list[Case]", sizes: dict[str, int]) -> bool:
-    """A check of shares notes cases in every data set; they are an alarm where their share is too large."""
+    """Return whether the cases raise an alarm; a check of shares has cases in every data set, so the share counts."""
     share = len(cases) / sizes[check.unit] if 0 < check.threshold < 1 and check.unit in sizes else len(cases)
     return share > check.threshold
 
 
-def show(found: Sequence[Found]) -> None:
-    """The table."""
+def show(results: Sequence[Found]) -> None:
+    """Print the table of results."""
     from rich.console import Console
     from rich.table import Table
 
     table = Table("planted", "what happened", "check", "says", "cases", "of planted", "false alarms", show_lines=True)
-    for each in sorted(found, key=lambda each: list(Checks.model_fields).index(each.planted.fault.check)):
-        fault, planted = each.planted.fault, len(each.planted.ids)
-        alarms = ", ".join(f"{name} {cases}" for name, cases in each.false_alarms.items())
-        hits = f"{planted - len(each.missing)} of {planted}"
-        table.add_row(fault.name, fault.happens, fault.check, each.verdict, f"{each.cases}", hits, alarms)
+    for result in sorted(results, key=lambda result: list(Checks.model_fields).index(result.planted.fault.check)):
+        fault, planted = result.planted.fault, len(result.planted.ids)
+        alarms = ", ".join(f"{name} {cases}" for name, cases in result.false_alarms.items())
+        hits = f"{planted - len(result.missing)} of {planted}"
+        table.add_row(fault.name, fault.happens, fault.check, result.verdict, f"{result.cases}", hits, alarms)
     Console(width=max(Console().width, WIDTH)).print(table)
-    whole = sum(each.verdict in ("warn", "fail") and not each.missing for each in found)
-    false = sum(len(each.false_alarms) for each in found)
-    print(f"{whole} of {len(found)} faults found with all their cases; {false} false alarms")
+    whole = sum(result.verdict in ("warn", "fail") and not result.missing for result in results)
+    false = sum(len(result.false_alarms) for result in results)
+    print(f"{whole} of {len(results)} faults found with all their cases; {false} false alarms")
 
 
 def main() -> None:
-    """Plant, audit and print, with policies taught for a moment."""
+    """Plant all faults with briefly trained policies, audit the runs, and print the results."""
     from tasks.agents.math_multi_turn import WRONG_FEEDBACK
     from tasks.score.verifier import Verifier
     from tasks.warm_start.teach import make_policy

@@ -1,6 +1,6 @@
 """Real Prefect services for tests, on loopback: a PostgreSQL database, a server, a process worker.
 
-Each runs under the supervisor that vLLM has, which ends it and its children with the test run, however that ends.
+Each runs under the supervisor that vLLM also has. It ends the service and its children with the test run in any case.
 """
 
 import contextlib
@@ -27,37 +27,37 @@ from tasks.inference.supervised import Supervised
 from tests.support.s3_server import free_port as free_port
 
 PATIENCE_S = 900
-"""Guards against hanging only. On SQLite Prefect 3.7's server now and then stands still for 60 s, its busy timeout."""
+"""A guard against hanging. On SQLite Prefect 3.7's server sometimes blocks for 60 s, its busy timeout."""
 _PAGE = 200
-"""The most flow runs that a server returns at once."""
+"""The maximal number of flow runs that a server returns at once."""
 _SUPERUSER = "postgres"
 _PROMPT_SERVER = {"PREFECT_SERVER_SERVICES_SCHEDULER_RECENT_DEPLOYMENTS_LOOP_SECONDS": "1"}
-# By default a worker claims a run, and with it the deployment's slot, 10 s before its time, which on a short schedule
-# is while the run before it still works: it would be cancelled although it would find the slot free.
+# By default a worker claims a run 10 s before its time, and with it the deployment's slot. On a short schedule the run
+# before still works then, so the new run would be cancelled although the slot is free at its time.
 _PROMPT_WORKER = {"PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_WORKER_PREFETCH_SECONDS": "1"}
 
 
 class _Service:
-    """A process and its log. A context manager: started on entry, stopped on exit, and startable again."""
+    """A process and its log. A context manager that starts it on entry and stops it on exit; it can start again."""
 
     def __init__(self, log: Path) -> None:
         self.log = log
         self._supervised = Supervised(log)
 
     def start(self) -> None:
-        """Returns when it answers."""
+        """Start the process; return when it answers."""
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Ask it and its children to end; after some seconds the supervisor kills them."""
+        """Ask the process and its children to end; after some seconds the supervisor kills them."""
         self._supervised.stop()
 
     def kill(self) -> None:
-        """SIGKILL for it and all its descendants, as when a machine loses power."""
+        """Send SIGKILL to the process and all its descendants, as if the machine lost power."""
         if self._supervised.alive:
             first = psutil.Process(self._supervised.pid)
-            _each(first, psutil.Process.suspend)  # none shall report another's end, or start a third
-            psutil.wait_procs(_each(first, psutil.Process.kill))
+            _apply_to_family(first, psutil.Process.suspend)  # so that none reports another's end or starts a new one
+            psutil.wait_procs(_apply_to_family(first, psutil.Process.kill))
         self.stop()
 
     def __enter__(self) -> Self:
@@ -90,7 +90,7 @@ class _Service:
 class Postgres(_Service):
     """A PostgreSQL server with an empty database at `url`.
 
-    In a folder of its own: root may not run it, and the user that does may not enter pytest's.
+    It has its own temporary folder: root may not run PostgreSQL, and the user that runs it may not enter pytest's.
     """
 
     def __init__(self) -> None:
@@ -102,12 +102,12 @@ class Postgres(_Service):
 
     @staticmethod
     def missing() -> str | None:
-        """None where it can be started; otherwise what to do about it."""
+        """Return None if PostgreSQL can be started, otherwise the reason and the remedy."""
         return None if _postgres_programs() else "no PostgreSQL to test against: apt-get install postgresql"
 
     @property
     def url(self) -> str:
-        """For PREFECT_SERVER_DATABASE_CONNECTION_URL, with the name of the driver that Prefect needs."""
+        """The value for PREFECT_SERVER_DATABASE_CONNECTION_URL, with the name of the driver that Prefect needs."""
         return f"postgresql+asyncpg://{_SUPERUSER}:{self._password}@{HOST}:{self._port}/postgres"
 
     def start(self) -> None:
@@ -134,7 +134,7 @@ class Postgres(_Service):
 
 
 class PrefectServer(_Service):
-    """A Prefect server at `api`, everything of it in `folder`; SQLite unless another database is named."""
+    """A Prefect server at `api` with all its files in `folder`. It uses SQLite unless `database_url` is given."""
 
     def __init__(
         self, folder: Path, database_url: str | None = None, environment: Mapping[str, str] | None = None
@@ -149,7 +149,7 @@ class PrefectServer(_Service):
 
     @property
     def environment(self) -> dict[str, str]:
-        """For processes that shall talk to this server: the test's own, without what the test tells its own Prefect."""
+        """The environment for clients of this server: the test's, without the test's own Prefect settings."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
         return kept | {"PREFECT_HOME": str(self.log.parent), "PREFECT_API_URL": self.api}
 
@@ -158,15 +158,15 @@ class PrefectServer(_Service):
         self._spawn(command, self.environment | self._environment, self.log.parent, lambda: healthy(self._port))
 
     def prefect(self, folder: Path, *arguments: str) -> str:
-        """What a user's `prefect` command in a folder prints; it must succeed."""
+        """Run a user's `prefect` command in a folder; it must succeed. Return its output."""
         return self._run(folder, "-m", "prefect", "--no-prompt", *arguments)
 
     def python(self, folder: Path, code: str) -> str:
-        """What a Python program in a folder prints; it must succeed."""
+        """Run a Python program in a folder; it must succeed. Return its output."""
         return self._run(folder, "-c", code)
 
     def _run(self, folder: Path, *arguments: str) -> str:
-        environment = self.environment | {"PWD": str(folder)}  # as a shell there has it, and prefect.yaml reads it
+        environment = self.environment | {"PWD": str(folder)}  # a shell sets it, and prefect.yaml reads it
         command = [sys.executable, *arguments]
         done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
         if done.returncode:
@@ -174,18 +174,18 @@ class PrefectServer(_Service):
         return done.stdout
 
     def client(self) -> SyncPrefectClient:
-        """A context manager, for whatever is not here."""
+        """Return a client as a context manager, for calls that this class does not have."""
         return SyncPrefectClient(self.api, httpx_settings={"timeout": PATIENCE_S})
 
     def runs(self, deployment: str) -> list[FlowRun]:
-        """A deployment's flow runs, in the order of their times, without those whose time is yet to come."""
+        """Return a deployment's flow runs in the order of their start times, without runs that are still scheduled."""
         named = DeploymentFilter(name=DeploymentFilterName(any_=[deployment]))
         with self.client() as client:
             runs = client.read_flow_runs(deployment_filter=named, sort=FlowRunSort.EXPECTED_START_TIME_ASC, limit=_PAGE)
         return [run for run in runs if run.state_name != "Scheduled"]
 
     def wait(self, deployment: str, ready: Callable[[], bool]) -> None:
-        """Returns when the deployment's runs have done what is waited for; an error shows them if they never do."""
+        """Wait until `ready()` is true; after PATIENCE_S raise an error that shows the deployment's runs."""
         deadline = time.monotonic() + PATIENCE_S
         while not ready():
             if time.monotonic() > deadline:
@@ -195,7 +195,7 @@ class PrefectServer(_Service):
 
 
 class Worker(_Service):
-    """A process worker of `server`, with `environment` for itself and its flow runs; `kill` takes them along."""
+    """A process worker of `server`, with `environment` for itself and its flow runs; `kill` kills these too."""
 
     def __init__(
         self, server: PrefectServer, project: Path, pool: str, environment: Mapping[str, str] | None = None
@@ -210,8 +210,8 @@ class Worker(_Service):
         self._spawn(command, self._environment, self._project, lambda: "started!" in self.log.read_text())
 
 
-def _each(first: psutil.Process, action: Callable[[psutil.Process], None]) -> list[psutil.Process]:
-    """Do it to a process and its descendants; returns them."""
+def _apply_to_family(first: psutil.Process, action: Callable[[psutil.Process], None]) -> list[psutil.Process]:
+    """Apply `action` to a process and its descendants; return them."""
     family = [first, *first.children(recursive=True)]
     for process in family:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -220,12 +220,12 @@ def _each(first: psutil.Process, action: Callable[[psutil.Process], None]) -> li
 
 
 def _unprivileged(program: str, *arguments: str) -> list[str]:
-    """The command of one of PostgreSQL's programs, which refuse to run as root."""
+    """Return the command of one of PostgreSQL's programs for another user, because they refuse to run as root."""
     user = ["setpriv", f"--reuid={_SUPERUSER}", f"--regid={_SUPERUSER}", "--init-groups"] if os.geteuid() == 0 else []
     return [*user, f"{_postgres_programs()}/{program}", *arguments]
 
 
 def _postgres_programs() -> Path | None:
-    """Debian keeps them beside their version, where the shell does not look."""
+    """Return the folder of PostgreSQL's programs; Debian has one for each version, outside of PATH."""
     folders = [path.parent for path in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))]
     return folders[-1] if folders else None

@@ -1,4 +1,4 @@
-"""Runs made by hand, for tests of who was trained on what: no model, no engine."""
+"""Hand-made runs without model and engine, for tests of which policies were trained on which problems."""
 
 import signal
 import sys
@@ -22,12 +22,12 @@ from tasks.problems import fingerprint
 from tests.support.train_helpers import make_scores, make_trajectory
 
 ONE, TWO = Problem("1", "What is 1 + 1?", ["2"]), Problem("2", "What is 2 + 2?", ["4"])
-OTHER = Problem("1", "What is 5 + 5?", ["10"])  # the id of ONE, in another set
+OTHER = Problem("1", "What is 5 + 5?", ["10"])  # has the id of ONE, but in another set
 
 
 @dataclass(frozen=True)
 class Played:
-    """One episode: what was asked, what became of it, and how old its policy was."""
+    """One episode: its problem, its result and its policy version."""
 
     problem: Problem
     successes: Sequence[float] = (1.0,)
@@ -37,10 +37,10 @@ class Played:
 
 @dataclass
 class Place:
-    """A store, and the settings of all that is committed there."""
+    """A store, and methods that commit versions of hand-made runs to it."""
 
     store: Store
-    folder: Path  # stands for a model
+    folder: Path  # takes the place of a model
 
     def __post_init__(self) -> None:
         self.folder.mkdir(exist_ok=True)
@@ -53,16 +53,16 @@ class Place:
         return version
 
     def begin(self, run: str, origin: str | None = None, config: dict[str, Any] | None = None) -> str:
-        """Policy version 0."""
+        """Commit a run and its policy version 0; return the checkpoint's version."""
         with Draft(self.store, layout.run(run), "run") as draft:
             draft.commit(Provenance(config=config or {}), [])
         parents = [layout.run(run), *([origin] if origin else [])]
         return self.checkpoint(layout.checkpoint(run, 0), parents, config or {})
 
     def play(self, run: str, iteration: int, problem_set: str, *played: Played) -> tuple[str, str]:
-        """Trajectories of an iteration, and their scores."""
+        """Commit the trajectories of an iteration and their scores; return both versions."""
         data_set, scores = layout.trajectories(run, iteration), layout.scores(run, iteration, "5c0e")
-        rows, judged = [], []
+        rows, scored = [], []
         for sample, each in enumerate(played):
             name = f"{run}/{iteration:06d}/{each.problem.problem_id}/{sample}"
             turns = [[7, 8]] * len(each.successes)
@@ -70,16 +70,16 @@ class Place:
             row = make_trajectory(name, turns, problem=each.problem.problem_id, status=each.status, version=version)
             row = replace(row, prompt=each.problem.prompt, solutions=each.problem.solutions)
             rows.append(replace(row, run=run, iteration=iteration, sample=sample))
-            judged += make_scores(name, *each.successes)
+            scored += make_scores(name, *each.successes)
         policy = layout.checkpoint(run, iteration)
         self._rows(data_set, "trajectories", TRAJECTORY_SCHEMA, rows, [policy, problem_set])
-        self._rows(scores, "scores", SCORE_SCHEMA, judged, [data_set])
+        self._rows(scores, "scores", SCORE_SCHEMA, scored, [data_set])
         return data_set, scores
 
     def train(
         self, run: str, iteration: int, *exclusions: str, lag: int = 0, metrics: dict[str, float] | None = None
     ) -> str:
-        """The update on what `play` left."""
+        """Commit the checkpoint of an update on the versions that `play` committed; return its version."""
         before, config = layout.checkpoint(run, iteration), {"rollout": {"max_head_offpolicyness": lag}}
         data = [layout.trajectories(run, iteration), layout.scores(run, iteration, "5c0e")]
         version = layout.checkpoint(run, iteration + 1)
@@ -102,7 +102,7 @@ class Place:
         return version
 
     def collect(self, version: str) -> None:
-        """As gc does: the mark first, then the data."""
+        """Delete a version's data as gc does: write the tombstone first, then delete the data objects."""
         self.store.write(layout.tombstone(version), seal({"version": version}))
         for file in manifests.read(self.store, version).files:
             self.store.delete(file.path)
@@ -114,7 +114,7 @@ class Place:
 
 
 def two_runs(place: Place) -> Place:
-    """Run `a` has three iterations, with ONE from the second on; `b` begins with its checkpoint 1, `c` with its 3."""
+    """Make runs: `a` plays ONE from its second of three iterations, `b` begins with a's checkpoint 1, `c` with 3."""
     both, other = place.problems(ONE, TWO), place.problems(OTHER)
     place.begin("a")
     place.iterate("a", 0, both, Played(TWO), Played(TWO, [0.0, 0.0]))
@@ -130,14 +130,17 @@ Call = Callable[..., str]
 
 
 def caller(store: Store, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    """`python -m tasks.audit` on `store`, in this process; a call returns what it prints, of an error the message."""
+    """Return a function that runs `python -m tasks.audit` on `store` in this process and returns what it prints.
+
+    For a `status` other than 0 it returns the output on standard error.
+    """
 
     def call(*arguments: str, status: int = 0) -> str:
         monkeypatch.setattr(sys, "argv", ["audit", "--root", store.root, *arguments])
         before = signal.getsignal(signal.SIGPIPE)
         try:
             code: object = main()
-        except SystemExit as ended:  # argparse's: help, or a wrong command
+        except SystemExit as ended:  # argparse exits after help and after a wrong command
             code = ended.code
         finally:
             signal.signal(signal.SIGPIPE, before)

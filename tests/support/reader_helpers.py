@@ -1,4 +1,4 @@
-"""A small store for the reader: sums that are easily reckoned by hand, and rows that no pipeline writes."""
+"""A small store for the reader: sums that are easy to check by hand, and rows that no pipeline writes."""
 
 import dataclasses
 from typing import Any
@@ -13,7 +13,7 @@ from tests.support.train_helpers import make_scores, make_trajectory
 EVIL = "<script>alert(1)</script>"
 HOSTILE = f"{EVIL}'\"{{{{ 7 * 7 }}}} \u202eltr\u202c [a](javascript:alert(2)) $\\frac{{1}}{{2}}$"
 LONG = "A" * 1_000_000
-PLAIN, STRANGE, NORMALISED, CRITIC = range(4)  # iterations, by their advantages
+PLAIN, STRANGE, NORMALISED, CRITIC = range(4)  # iterations, named by their advantages or rows
 NONE = {"advantage": {"normalisation": "none"}}
 PPO = [NONE, NONE, {"advantage": {"normalisation": "batch"}}, {"advantage": {"type": "gae"}, "critic": {}}]
 
@@ -30,7 +30,7 @@ def spoken(iteration: int, name: str, texts: list[str], problem: str, **changes:
 
 
 def sums(iteration: int, groups: int) -> Rows:
-    """In each group sample 0 is right at once, 1 in its second turn, 2 and 3 never; 3 has no second turn."""
+    """Make groups in which sample 0 is right in its first turn, 1 in its second, 2 and 3 never; 3 has one turn."""
     answers = [["\\boxed{2}"], ["\\boxed{3}", "\\boxed{2}"], ["one", "\\Boxed{5}"], ["two"]]
     rows, scores = [], []
     for number in range(4 * groups):
@@ -43,7 +43,7 @@ def sums(iteration: int, groups: int) -> Rows:
 
 
 def strange() -> Rows:
-    """What no pipeline writes, without scores."""
+    """Make rows that no pipeline writes, without scores."""
     nothing: dict[str, Any] = {"token_ids": [], "action_mask": [], "logprobs": [], "versions": []}
     rows = [
         spoken(STRANGE, f"evil/{HOSTILE}/?&#", [HOSTILE], EVIL, prompt=HOSTILE, solutions=[HOSTILE]),

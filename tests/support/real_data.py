@@ -1,4 +1,4 @@
-"""Real data sets, which are no part of the repository: tests that read them are skipped without them."""
+"""Real data sets, which are not in the repository. Tests that need them are skipped without them."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ _FILES = ("gsm8k/train.jsonl", "gsm8k/test.jsonl", "math_500/test.jsonl")
 
 
 def folder() -> Path:
-    """The folder that TEST_DATA names; skips the test where it names none, also in continuous integration."""
+    """Return the folder that TEST_DATA names; skip the test if TEST_DATA is not set, in continuous integration too."""
     named = os.environ.get("TEST_DATA")
     if not named:
         pytest.skip(f"no real data: {WHAT_TO_DO}")

@@ -1,4 +1,4 @@
-"""A scripted engine, and what an episode needs, for tests of agents and the collector."""
+"""A scripted engine and the other parts of an episode, for tests of agents and the collector."""
 
 import asyncio
 from collections.abc import Callable
@@ -27,7 +27,7 @@ GCONFIG = GenerationConfig(max_new_tokens=8)
 
 @dataclass
 class ScriptedEngine:
-    """Answers each request with a text chosen by `reply(turn, sample)`; counts requests."""
+    """An engine that answers each request with the text `reply(turn, sample)`, and records requests."""
 
     chat: Chat
     reply: Callable[[int, int], str | Exception]
@@ -66,7 +66,7 @@ def play(
     settings: Rollout | None = None,
     environment: type[MathVerifyEnvironment] = MathVerifyEnvironment,
 ) -> list[Trajectory]:
-    """Trajectories of the problems, by id."""
+    """Play the problems; return their trajectories, sorted by id."""
     played: list[Trajectory] = []
 
     def make_environment() -> Environment:

@@ -23,14 +23,14 @@ _TIMEOUT_S = 600
 _MONITOR, _DISK, _GATEWAY = "ceph-mon", "ceph-osd", "radosgw"
 _DAEMONS = {_MONITOR: ["-i", "a"], _DISK: ["-i", "0"], _GATEWAY: ["-n", "client.rgw"]}
 
-# The kernel ends a daemon with the thread that started it (PR_SET_PDEATHSIG, see `setpriv`), so that none outlives a
-# test run that was killed. Hence a thread that lives as long as the process, whichever thread starts a server.
+# The kernel ends a daemon with the thread that started it (PR_SET_PDEATHSIG, see `setpriv`), so that no daemon outlives
+# a killed test run. This thread lives as long as the process, so it starts the daemons for all threads.
 _STARTER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="s3-server")
 
-# Without the cache, because gateways tell each other what they cached, and a new one waits 30 s for a killed one.
-# The second paragraph cuts the start from 16 s to under 2 s: by default the monitor gathers changes for a second before
-# it commits them (a pool is several changes), closing the block device waits for a poll of 250 ms, a new disk is
-# checked, and who finds the disk down asks again after 5 s. The third bounds memory and threads.
+# The gateway's cache is off, because gateways notify each other of cached objects, and a new one waits 30 s for a
+# killed one. The second paragraph cuts the start from 16 s to under 2 s: by default the monitor gathers changes for a
+# second before it commits them (a pool is several changes), closing the block device waits for a poll of 250 ms, a new
+# disk is checked, and a client that finds the disk down asks again after 5 s. The third limits memory and threads.
 _CONFIG = """\
 [global]
 fsid = {fsid}
@@ -76,7 +76,7 @@ rgw thread pool size = 64
 
 
 def available() -> str | None:
-    """None where `Rgw` can be started; otherwise what to do about it."""
+    """Return None if `Rgw` can be started, otherwise the reason and the remedy."""
     missing = [name for name in _DAEMONS if shutil.which(name) is None]
     if not missing:
         return None
@@ -88,13 +88,13 @@ def available() -> str | None:
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """An S3 server that somebody else runs."""
+    """An S3 server that the tests do not start."""
 
     endpoint: str
 
 
 class Rgw:
-    """Ceph RGW at `endpoint`, for `KEY` and `SECRET`. A context manager: started on entry, stopped on exit.
+    """Ceph RGW at `endpoint`, for `KEY` and `SECRET`. A context manager that starts it on entry and stops it on exit.
 
     The folder holds everything: data, the ports (chosen once, at the first start) and `<daemon>.log`.
     """
@@ -107,17 +107,17 @@ class Rgw:
 
     @property
     def endpoint(self) -> str:
-        """URL of the gateway, known from the first start on and the same after every other one."""
+        """The URL of the gateway, known after the first start and the same after later starts."""
         config = configparser.ConfigParser(interpolation=None)
         config.read_string(self._config.read_text())
         return "http://" + config["global"]["rgw frontends"].partition("endpoint=")[2]
 
     def start(self) -> None:
-        """Make the server where the folder has none, or start it again with its data; returns when it answers."""
+        """Start the server with the folder's data, or make a new one if the folder has none; return when it answers."""
         try:
             if self._made.exists():
                 self._spawn(_MONITOR)
-                self._ceph("osd", "down", "0")  # a killed disk is still up in the map, and the gateway would ask it
+                self._ceph("osd", "down", "0")  # the map still lists a killed disk as up, and the gateway would ask it
                 self._spawn(_DISK)
             else:
                 self._make()
@@ -127,7 +127,7 @@ class Rgw:
             raise
 
     def stop(self) -> None:
-        """End the daemons in order, as an administrator would."""
+        """Stop the daemons in order, as an administrator would."""
         for name in (_GATEWAY, _DISK, _MONITOR):
             if name in self._running:
                 self._running[name].terminate()
@@ -138,16 +138,16 @@ class Rgw:
                 self._running.pop(name).wait()
 
     def kill(self) -> None:
-        """SIGKILL for all daemons."""
+        """Send SIGKILL to all daemons."""
         for name in list(self._running):
             self._kill(name)
 
     def kill_gateway(self) -> None:
-        """SIGKILL for the gateway alone."""
+        """Send SIGKILL to the gateway only."""
         self._kill(_GATEWAY)
 
     def start_gateway(self) -> None:
-        """Start the gateway, again at the same port; returns when it answers."""
+        """Start the gateway, always at the same port; return when it answers."""
         self._spawn(_GATEWAY)
         self._wait(_GATEWAY, self._answers)
 
@@ -177,7 +177,7 @@ class Rgw:
         self._made.touch()
 
     def _ceph(self, *command: str) -> None:
-        """Tell the monitor; waits for it."""
+        """Send a command to the monitor and wait for it."""
         self._run("ceph", "--connect-timeout", "300", *command)
 
     def _run(self, *command: str) -> None:
@@ -225,18 +225,18 @@ class Rgw:
         return self.folder / f"{name}.log"
 
     def _logs(self) -> str:
-        """The ends of all logs there are."""
+        """Return the ends of all logs."""
         logs = [log for log in map(self._log, _DAEMONS) if log.exists()]
         return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}" for log in logs)
 
 
 def _popen(line: list[str], output: int) -> subprocess.Popen[bytes]:
-    # A session of its own: Ctrl-C is for pytest, which then stops the daemons in order.
+    # A new session, so that Ctrl-C reaches only pytest, which then stops the daemons in order.
     return subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True)
 
 
 def free_port() -> int:
-    """Below the ports that the kernel gives to outgoing connections: none takes it while the server is down."""
+    """Return a free port below the kernel's range for outgoing connections, so none takes it while a server is down."""
     while True:
         port = secrets.choice(range(15000, 32768))
         with socket.socket() as probe:

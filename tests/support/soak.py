@@ -1,4 +1,4 @@
-"""How much is tried: a sample in `make test`, all of it in `make soak`."""
+"""The extent of long tests: a sample in `make test`, everything in `make soak`."""
 
 import os
 from typing import TypeVar

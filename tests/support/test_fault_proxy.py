@@ -16,7 +16,7 @@ KEYS = ["a b", "a+b", "ü/ß", "100%", "a%20b", "a//b", "x=1&y?z#"]
 
 
 class Target(ThreadingHTTPServer):
-    """Answers every request alike, but for /die, and keeps what it was sent."""
+    """A server that answers all requests alike, except /die, and keeps the requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -25,7 +25,7 @@ class Target(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """See `Target`."""
+    """The request handler of `Target`."""
 
     protocol_version = "HTTP/1.1"
     server: Target
@@ -38,7 +38,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         self.send_response(207, "Odd")
-        self.send_header("Content-Encoding", "gzip")  # a lie that nobody between should notice
+        self.send_header("Content-Encoding", "gzip")  # the body is not gzip, which a proxy should not notice
         self.send_header("Content-Length", "4")
         self.send_header("Content-Type", "odd/odd")
         self.end_headers()
@@ -48,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_DELETE = _answer  # noqa: N815
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Silent."""
+        """Log nothing."""
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def target() -> Iterator[Target]:
 
 
 def send(endpoint: str, method: str, path: str, headers: dict[str, str], body: bytes | None = None) -> Any:
-    """A request as written; status, reason, headers (without the date, names in lower case) and body of its answer."""
+    """Send a request; return status, reason, headers and body of its answer, with lower-case names and no date."""
     connection = http.client.HTTPConnection(endpoint.removeprefix("http://"), timeout=120)
     with contextlib.closing(connection):
         connection.request(method, path, body, headers)
@@ -73,7 +73,7 @@ def send(endpoint: str, method: str, path: str, headers: dict[str, str], body: b
 
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE"])
 def test_requests_and_answers_pass_unchanged(target: Target, method: str) -> None:
-    """Signatures cover the path as it is encoded, the headers and the body; of HEAD's answer the length counts."""
+    """Signatures cover the encoded path, the headers and the body. An answer to HEAD must keep its length."""
     path = "/b/a%20b%2Bc%25//%C3%BC/../x?uploads&prefix=a%2Fb+c&empty="
     headers = {"Host": "signed.example:80", "Content-Encoding": "gzip,aws-chunked", "X-Amz-Meta-A": "1"}
     body = {"PUT": b"4;chunk-signature=0\r\n\x00\xff\r\n\r\n0", "DELETE": b""}.get(method)
@@ -88,7 +88,7 @@ def test_requests_and_answers_pass_unchanged(target: Target, method: str) -> Non
     assert passed[2]["content-length"] == "4"
 
 
-def test_who_waits_for_leave_may_send_its_body(target: Target) -> None:
+def test_a_client_that_waits_for_100_continue_gets_it(target: Target) -> None:
     """Clients of S3 ask with `Expect: 100-continue` before they send an object."""
     with FaultProxy(target.endpoint, share=0, seed=0, hang_s=0) as proxy:
         connection = http.client.HTTPConnection(proxy.endpoint.removeprefix("http://"), timeout=120)
@@ -118,8 +118,8 @@ def test_who_waits_for_leave_may_send_its_body(target: Target) -> None:
 def test_a_fault_does_what_its_name_says(
     target: Target, fault: str, outcome: tuple[int, bytes] | type[Exception], reaches_target: bool
 ) -> None:
-    """What the client sees is not what the server did."""
-    hang_s = 2 if fault == "hang" else 1000  # which none but that one may wait
+    """The client's view of a faulty request may differ from what the server did."""
+    hang_s = 2 if fault == "hang" else 1000  # only that fault may wait
     with FaultProxy(target.endpoint, share=1, seed=0, hang_s=hang_s, faults=[fault]) as proxy:
         began = time.monotonic()
         if isinstance(outcome, tuple):
@@ -134,7 +134,7 @@ def test_a_fault_does_what_its_name_says(
     assert len(target.seen) == reaches_target
 
 
-def test_a_share_of_the_requests_is_spoilt_and_the_seed_says_which(target: Target) -> None:
+def test_a_share_of_the_requests_is_spoilt_and_the_seed_selects_them(target: Target) -> None:
     def play(seed: int) -> dict[str, int]:
         with FaultProxy(target.endpoint, share=0.5, seed=seed, hang_s=0, faults=["500", "503", "slow-down"]) as proxy:
             for _ in range(60):
@@ -161,7 +161,7 @@ def test_a_dead_target_closes_the_connection(target: Target) -> None:
 
 
 def test_a_request_is_passed_on_once(target: Target) -> None:
-    """Where the server dies over a request, whether to try again is for the client under test to decide."""
+    """If the server dies during a request, the client under test decides about a retry, not the proxy."""
     with (
         FaultProxy(target.endpoint, share=0, seed=0, hang_s=0) as proxy,
         pytest.raises(http.client.RemoteDisconnected),
@@ -171,14 +171,14 @@ def test_a_request_is_passed_on_once(target: Target) -> None:
     assert proxy.counts == {"dead": 1}
 
 
-def test_faults_have_names() -> None:
-    """A misspelt fault would make a test of it pass."""
+def test_unknown_faults_are_refused() -> None:
+    """Otherwise a test with a misspelt fault would pass."""
     with pytest.raises(ValueError, match="slowdown"):
         FaultProxy("http://127.0.0.1:1", share=1, seed=0, hang_s=0, faults=["slowdown"])
 
 
 def test_s3_does_not_notice_the_proxy(s3_server: Rgw | Elsewhere, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Signatures hold, for keys that need encoding and for uploads in parts."""
+    """Signatures stay valid, for keys that need encoding and for uploads in parts."""
     with FaultProxy(s3_server.endpoint, share=0, seed=0, hang_s=0) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         fs = S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
@@ -200,7 +200,7 @@ def test_s3_does_not_notice_the_proxy(s3_server: Rgw | Elsewhere, bucket: str, m
 
 @pytest.mark.parametrize("all_of_it", [False, True], ids=["gateway", "all daemons"])
 def test_data_survive_a_killed_server(s3_server: Rgw | Elsewhere, bucket: str, all_of_it: bool) -> None:
-    """What other tests rely on when they kill it: same endpoint, same data, and dead in between."""
+    """A killed server comes back with the same endpoint and data, and is dead in between. Other tests rely on this."""
     if not isinstance(s3_server, Rgw):
         pytest.skip("this S3 server is not ours to kill")
     endpoint = s3_server.endpoint

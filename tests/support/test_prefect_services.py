@@ -7,10 +7,14 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from queue import Queue
 
+import pytest
+
 from tests.support.paths import ROOT
 from tests.support.prefect_services import PATIENCE_S, PrefectServer
 
-README = (ROOT / "README.md").read_text()
+pytestmark = pytest.mark.slow
+
+PAGE = (ROOT / "tasks/retrain/README.md").read_text()
 BLOCK = """\
 from prefect.blocks.webhook import Webhook
 
@@ -20,10 +24,10 @@ print(hook.save("serving", overwrite=True))
 
 
 def automation(block: str) -> str:
-    """The README's."""
-    found = re.search(r"```yaml\n# tell-serving.yaml\n(.*?)```", README, re.DOTALL)
-    assert found
-    return found[1].replace("BLOCK-ID", block)
+    """Return the automation of the README."""
+    match = re.search(r"```yaml\n# tell-serving.yaml\n(.*?)```", PAGE, re.DOTALL)
+    assert match
+    return match[1].replace("BLOCK-ID", block)
 
 
 EMIT = """\
@@ -37,7 +41,7 @@ emit_event("math-mt-ppo.retrain.promoted", resource, payload={"version": 7, "not
 
 @contextmanager
 def listener() -> Iterator[tuple[str, "Queue[tuple[str | None, bytes]]"]]:
-    """The URL of a web server, and the authorization and body of each POST that it gets."""
+    """Yield the URL of a web server, and a queue with the authorization and body of each POST that it gets."""
     received: Queue[tuple[str | None, bytes]] = Queue()
 
     class Handler(BaseHTTPRequestHandler):
@@ -58,7 +62,7 @@ def listener() -> Iterator[tuple[str, "Queue[tuple[str | None, bytes]]"]]:
 
 
 def test_an_automation_calls_a_webhook_with_the_payload_of_an_event(tmp_path: Path) -> None:
-    """As the README sets it up; also that a process which ends right after `emit_event` has sent its event by then."""
+    """The README's automation works, and a process that ends right after `emit_event` has sent its event."""
     with listener() as (url, received), PrefectServer(tmp_path / "prefect") as server:
         block = server.python(tmp_path, BLOCK.format(url=url)).strip()
         (tmp_path / "automation.yaml").write_text(automation(block))

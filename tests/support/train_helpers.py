@@ -38,7 +38,7 @@ def make_trajectory(
     finish_reason: str = "stop",
     reason: str = "",
 ) -> Trajectory:
-    """Prompt 1 2 3, then the turns' tokens with feedback 4 5 between them; `finish_reason` is the last turn's."""
+    """Make a row: prompt 1 2 3, then the turns with feedback 4 5 in between; `finish_reason` is the last turn's."""
     ids, mask, spans = [1, 2, 3], [False] * 3, []
     for number, turn in enumerate(turns):
         if number:
@@ -87,7 +87,7 @@ def make_scores(name: str, *successes: float) -> list[Score]:
 def random_rows(
     problems: int = 4, samples: int = 4, seed: int = 0, vocabulary: int = VOCABULARY, longest: int = 9
 ) -> tuple[list[Trajectory], list[Score]]:
-    """Trajectories of one or two turns of random tokens, of random success and random logprobs."""
+    """Make trajectories of one or two turns of random tokens, with random success and random logprobs."""
     draw = torch.Generator().manual_seed(seed)
     rows, scores = [], []
     for number in range(problems * samples):
@@ -101,7 +101,7 @@ def random_rows(
 
 
 def tiny_model(kind: str = "qwen3", tied: bool = False, seed: int = 0) -> PreTrainedModel:
-    """Two layers of width 32, with weights large enough to make logits differ."""
+    """Make a model of two layers of width 32, with weights large enough for different logits."""
     sizes: dict[str, Any] = {
         "vocab_size": VOCABULARY,
         "hidden_size": 32,
@@ -147,12 +147,12 @@ def weights(trainer: Trainer) -> dict[str, Tensor]:
 
 
 def gradients(trainer: Trainer) -> dict[str, Tensor]:
-    """What the last optimizer step saw; the bound of `UNCLIPPED` leaves it as it was."""
+    """Return the gradients of the last optimizer step; `UNCLIPPED` does not clip them."""
     return {name: p.grad for name, p in trainer._train_state.model.named_parameters() if p.grad is not None}
 
 
 def assert_near(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float) -> None:
-    """Equal up to `tolerance` of the largest entry."""
+    """Check that the tensors are equal up to `tolerance` times the largest entry."""
     assert ours.keys() == theirs.keys()
     scale = max(value.abs().max().item() for value in theirs.values())
     for name, value in theirs.items():

@@ -1,4 +1,4 @@
-"""An engine that only waits: what a rollout costs when its machine is another one."""
+"""An engine that only waits, as if the rollout ran on another machine."""
 
 import asyncio
 import random
@@ -8,17 +8,17 @@ from contextlib import asynccontextmanager, contextmanager
 from storage.versions.checkpoints import Checkpoint
 from tasks.inference.api import Completion, GenerationConfig
 
-IM_END = 2  # of the tiny tokenizer
+IM_END = 2  # its id in the tiny tokenizer
 DIGITS = range(20, 30)
 LENGTH = 4
 
 
 class WaitingEngine:
-    """Answers every request after `seconds` with digits; the same interface as `tasks.inference.engine.Engine`.
+    """Answers every request with digits after `seconds`. It has the interface of `tasks.inference.engine.Engine`.
 
     Args:
-        seconds: of a request, whatever its size.
-        on_request: called at each request with the versions of the policy served.
+        seconds: duration of a request of any size.
+        on_request: called at each request with the policy version that is served.
     """
 
     replicas = 1
@@ -29,7 +29,7 @@ class WaitingEngine:
         self.version = 0
 
     def serve(self, policy: Checkpoint, *, or_newer: bool = False) -> None:
-        """From the next request on."""
+        """Serve the policy from the next request on."""
         self.version = max(self.version, policy.number) if or_newer else policy.number
 
     @asynccontextmanager
@@ -39,7 +39,7 @@ class WaitingEngine:
     async def generate(
         self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
     ) -> list[Completion]:
-        """See `tasks.inference.api.Generator`; a request keeps the version with which it began."""
+        """Answer as `tasks.inference.api.Generator` says; a request keeps the version with which it began."""
         version = self.version
         self.on_request(version)
         await asyncio.sleep(self.seconds)
@@ -51,7 +51,7 @@ class WaitingEngine:
 
 
 def opens(engine: WaitingEngine) -> Callable[[object], object]:
-    """Takes the place of `open_engine` in a flow."""
+    """Return a replacement of a flow's `open_engine` that yields this engine."""
 
     @contextmanager
     def open_engine(_: object) -> Iterator[WaitingEngine]:

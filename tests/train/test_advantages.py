@@ -1,4 +1,4 @@
-"""Advantages: baselines compare like with like, and what nobody sampled does not count."""
+"""Advantages: baselines compare the same turns of one group, and only sampled tokens count."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from tasks.train.samples import Floats, Sample, build_samples
 from tests.support.train_helpers import make_scores, make_trajectory
 
 Rows = dict[str, tuple[str, list[float]]]
-"""From a trajectory's id to its problem and the success of its turns."""
+"""Maps a trajectory's id to its problem and the successes of its turns."""
 
 
 def samples_of(rows: Rows, turn_discount: float = 1.0, scaling: float = 1.0, length: int = 1) -> list[Sample]:
@@ -44,7 +44,7 @@ ROWS: Rows = {
 
 
 def test_group_baselines_by_turn_by_hand() -> None:
-    """First turns compare with first turns (returns 1, 0, -2 of p), second with second (1, -1), q agrees."""
+    """First turns compare with first turns (returns 1, 0, -2 of p), second with second (1, -1); q has no variance."""
     advantages = advantages_of(samples_of(ROWS))
     third = 1 / 3
     assert advantages[:3] == [pytest.approx([1 + third]), pytest.approx([third, 1]), pytest.approx([-2 + third, -1])]
@@ -52,39 +52,45 @@ def test_group_baselines_by_turn_by_hand() -> None:
 
 
 def test_a_turns_advantage_goes_to_all_its_tokens() -> None:
-    """Two tokens a turn."""
+    """Each of the two tokens of a turn has the turn's advantage."""
     advantages = advantages_of(samples_of(ROWS, length=2))
     assert advantages[1] == pytest.approx([1 / 3, 1 / 3, 1, 1])
 
 
 def test_wrong_first_answer_gains_nothing_from_a_right_second() -> None:
-    """The trap of one advantage for the whole episode: without discounting back, wrong first turns lose alike."""
+    """Wrong first turns get the same advantage at turn discount 0, whatever follows.
+
+    One advantage for the whole episode would reward a wrong first turn for a right second one.
+    """
     advantages = advantages_of(samples_of(ROWS, turn_discount=0.0))
     assert advantages[1][0] == advantages[2][0] < 0 < advantages[1][1]
 
 
 def test_division_by_the_standard_deviation() -> None:
-    """Returns 1 and -1 have the standard deviation 1 (the population's); no variance still gives 0."""
+    """Returns 1 and -1 have the population standard deviation 1; without variance the advantage stays 0."""
     scaled = advantages_of(samples_of(ROWS), scale_by_std=True)
     assert [scaled[1][1], scaled[2][1]] == pytest.approx([1 / (1 + 1e-6), -1 / (1 + 1e-6)], abs=1e-12)
     assert scaled[3] == [0.0]
 
 
 def test_leave_one_out_by_hand() -> None:
-    """Each against the mean of the others: 1 - (0 - 2) / 2, 0 - (1 - 2) / 2, -2 - (1 + 0) / 2; alone, nothing."""
+    """Each return is compared with the mean of the others: 1 - (0 - 2) / 2, 0 - (1 - 2) / 2, -2 - (1 + 0) / 2.
+
+    A group of one has advantage 0.
+    """
     advantages = advantages_of(samples_of({**ROWS, "f": ("r", [1])}), leave_one_out=True)
     assert [row[0] for row in advantages] == pytest.approx([2.0, 0.5, -2.5, 0.0, 0.0, 0.0])
 
 
 def test_agreement_is_no_signal_whatever_the_rounding() -> None:
-    """The mean of three times 0.1 is not 0.1 in floating point; divided by a tiny deviation, that would be noise."""
+    """The mean of three times 0.1 is not 0.1 in floating point; divided by a tiny deviation, it would be noise."""
     samples = samples_of({name: ("p", [1]) for name in "abc"}, scaling=0.1)
     assert advantages_of(samples, scale_by_std=True) == [[0.0]] * 3
 
 
 @given(st.lists(st.tuples(st.sampled_from("pqr"), st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=3))))
 def test_advantages_of_a_group_sum_to_zero(rows: list[tuple[str, list[float]]]) -> None:
-    """A baseline moves nothing on average; every turn of every sample gets its advantage."""
+    """A baseline shifts nothing on average, and every turn of every sample has an advantage."""
     samples = samples_of({f"t{i:02d}": row for i, row in enumerate([*rows, ("p", [1.0])])}, 0.7)
     advantages = advantages_of(samples)
     assert [len(turns) for turns in advantages] == [len(sample.returns) for sample in samples]
@@ -109,7 +115,7 @@ def test_penalties_of_tokens_count_in_the_returns_of_a_group() -> None:
 def gae_of(
     sample: Sample, values: Sequence[float], bootstrap: float = 0.0, **knobs: Any
 ) -> tuple[list[float], list[float]]:
-    """Advantages and returns of one sample."""
+    """Return the advantages and returns of one sample."""
     observed = Observed(np.zeros(len(sample.actions)), np.array(values), bootstrap)
     estimated = estimate([sample], [observed], Advantage(**{"type": "gae", "normalisation": "none", **knobs}))
     assert estimated.returns is not None
@@ -117,14 +123,14 @@ def gae_of(
 
 
 def golden(turn_discount: float = 1.0) -> Sample:
-    """Two turns of two tokens, reward 0 on the first and 1 on the second."""
+    """Return two turns of two tokens, with reward 0 on the first and 1 on the second."""
     row = make_trajectory("t", [[10, 11], [12, 13]], turn_discount=turn_discount)
     (sample,) = build_samples([row], make_scores("t", 0.5, 1), Reward())
     return sample
 
 
 def test_gae_golden_values() -> None:
-    """Mask 1 1 0 0 1 1, V .5, terminal reward 1, lambda .95. A form that looks at feedback gives 1.174 1.236 …"""
+    """Mask 1 1 0 0 1 1, V .5, terminal reward 1, lambda .95. A form that includes feedback gives 1.174 1.236 …"""
     advantages, returns = gae_of(golden(), [0.5] * 4, gae_lambda=0.95)
     assert advantages == pytest.approx([0.4286875, 0.45125, 0.475, 0.5])
     assert returns == pytest.approx([0.9286875, 0.95125, 0.975, 1.0])
@@ -140,8 +146,8 @@ def test_gae_with_both_discounts_by_hand() -> None:
     assert advantages == pytest.approx([first, second, third, fourth])
 
 
-def test_what_lies_behind_a_cut_is_a_turn_further() -> None:
-    """The last step sees the return behind it, by the discount from turn to turn; lambda 0 shows it alone."""
+def test_the_return_after_a_cut_is_one_turn_later() -> None:
+    """The return after a cut is discounted like the next turn; lambda 0 isolates it."""
     sample = golden(turn_discount=0.8)
     advantages, _ = gae_of(sample, [0.5] * 4, bootstrap=0.7, discount=0.9, gae_lambda=0.0)
     assert advantages[3] == pytest.approx(1 + 0.8 * 0.7 - 0.5)
@@ -153,18 +159,18 @@ def test_gae_with_lambda_1_is_return_minus_value() -> None:
 
 
 def test_gae_pads_without_effect() -> None:
-    """A short sample beside a long one is what it is alone."""
+    """Padding does not change a short sample in a batch with a long one."""
     samples = samples_of({"a": ("p", [0, 1]), "b": ("p", [1])}, length=3)
     observed = [Observed(np.zeros(len(s.actions)), np.linspace(0.1, 0.9, len(s.actions))) for s in samples]
     knobs = Advantage(type="gae", normalisation="none", discount=0.9, gae_lambda=0.7)
     together = estimate(samples, observed, knobs).advantages
     alone = [estimate([s], [o], knobs).advantages[0] for s, o in zip(samples, observed, strict=True)]
-    for mine, other in zip(together, alone, strict=True):
-        np.testing.assert_array_equal(mine, other)
+    for padded, unpadded in zip(together, alone, strict=True):
+        np.testing.assert_array_equal(padded, unpadded)
 
 
 def masked_gae(rewards: Floats, values: Floats, discounts: Floats, mask: Floats, gae_lambda: float) -> Floats:
-    """GAE along the whole sequence: at a token that nobody sampled the recursion stands still."""
+    """Return GAE along the whole sequence, with tokens outside of the mask skipped."""
     advantages, following, carried = np.zeros(len(mask)), 0.0, 0.0
     for t in reversed(range(len(mask))):
         if mask[t]:
@@ -187,7 +193,7 @@ NUMBERS = st.floats(-5, 5)
 def test_gae_on_the_masked_sequence_is_gae_on_the_compressed_one(
     turns: list[tuple[int, int, float]], discount: float, turn_discount: float, gae_lambda: float, data: st.DataObject
 ) -> None:
-    """For any turns (tokens, feedback tokens, reward), values and discounts; observation tokens never matter."""
+    """Feedback tokens never matter, for any turns (tokens, feedback tokens, reward), values and discounts."""
     mask = np.concatenate([[True] * n + [False] * gap for n, gap, _ in turns])
     total = len(mask)
     values = np.array(data.draw(st.lists(NUMBERS, min_size=total, max_size=total)))
@@ -210,7 +216,7 @@ def test_gae_on_the_masked_sequence_is_gae_on_the_compressed_one(
 
 
 def test_normalisation_of_values_by_hand() -> None:
-    """Tokens of long turns weigh more; a masked token is normalised like the others but weighs nothing."""
+    """Every token counts, so long turns weigh more; a masked token is normalised but has weight 0."""
     samples = samples_of({"a": ("p", [1]), "b": ("p", [0]), "c": ("q", [1]), "d": ("q", [0])})
     samples[3] = dataclasses.replace(samples[3], in_loss=np.array([False]))
     raw = [np.array([value]) for value in (1.0, -1.0, 1.0, -1.0)]
@@ -221,7 +227,7 @@ def test_normalisation_of_values_by_hand() -> None:
 
 
 def test_normalisation_leaves_groups_that_agree_at_zero() -> None:
-    """All of q's long answers are wrong: nothing says that they are better than others, whatever the batch's mean."""
+    """Groups without variance keep advantage 0, whatever the batch's mean: here all long answers of q are wrong."""
     parts: list[tuple[Rows, int]] = [
         ({"a": ("p", [1])}, 3),
         ({"b": ("p", [0])}, 1),
@@ -238,7 +244,7 @@ def test_normalisation_leaves_groups_that_agree_at_zero() -> None:
 
 @pytest.mark.parametrize("over", ["batch", "group"])
 def test_normalisation_of_right_answers_alone_by_hand(over: str) -> None:
-    """Seven right, and the wrong one was cut and masked: they count as 1, not as 0, and not as one over epsilon."""
+    """Seven right answers, with the wrong one masked, get advantage 1, neither 0 nor 1 / epsilon."""
     right: Rows = {f"r{n}": ("p", [1]) for n in range(7)}
     samples = samples_of({**right, "wrong": ("p", [0])})
     samples = [dataclasses.replace(s, in_loss=np.full(1, s.trajectory_id != "wrong")) for s in samples]
@@ -248,12 +254,12 @@ def test_normalisation_of_right_answers_alone_by_hand(over: str) -> None:
 
 
 def test_unknown_estimator_is_refused_with_the_known_names() -> None:
-    """A typing mistake tells what there is."""
+    """A misspelt name is refused with the known names."""
     with pytest.raises(ValueError, match=r"'grupo' is not registered, did you mean 'group'\?; there are gae, group"):
         advantages_of(samples_of(ROWS), type="grupo")
 
 
 def test_gae_without_values_is_refused() -> None:
-    """A library user may ask for it without a critic."""
+    """GAE without a critic is refused."""
     with pytest.raises(ValueError, match="needs a critic's values of a"):
         advantages_of(samples_of(ROWS), type="gae")

@@ -1,4 +1,4 @@
-"""Batches: whole groups, random, nothing lost and little padding."""
+"""Batches: groups stay whole, the order is random, no token is lost, and padding is small."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def test_minibatches_hold_whole_groups_and_everything_once() -> None:
-    """A group split over two optimizer steps would be compared with a baseline it no longer has."""
+    """Minibatches never split a group, whose baseline belongs to the whole, and hold every sample once."""
     samples = build_samples(*random_rows(problems=7, samples=3), Reward())
     parts = draw_minibatches(samples, 3, torch.Generator().manual_seed(0))
     problems = [{samples[index].problem_id for index in part} for part in parts]
@@ -26,7 +26,7 @@ def test_minibatches_hold_whole_groups_and_everything_once() -> None:
 
 
 def test_minibatches_are_random_and_repeatable() -> None:
-    """The generator alone decides: the same state draws the same, the next draw another."""
+    """The generator's state alone decides: the same state draws the same minibatches, the next draw differs."""
     samples = build_samples(*random_rows(problems=9, samples=2), Reward())
     generator = torch.Generator().manual_seed(0)
     first, second = (draw_minibatches(samples, 3, generator) for _ in range(2))
@@ -35,21 +35,21 @@ def test_minibatches_are_random_and_repeatable() -> None:
 
 
 def test_fewer_groups_than_minibatches_give_fewer_steps() -> None:
-    """A small batch after filtering makes no empty optimizer step."""
+    """A batch that is small after filtering makes no empty optimizer step."""
     samples = build_samples(*random_rows(problems=2, samples=2), Reward())
     assert len(draw_minibatches(samples, 4, torch.Generator())) == 2
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 200))
 def test_micro_batches_keep_the_budget(lengths: list[int], budget: int) -> None:
-    """Padded tokens never exceed the budget, but a sequence that alone does is kept, alone; none is lost."""
+    """Padded tokens stay within the budget; a longer sequence is a batch of its own; none is lost."""
     parts = cut_by_length([Piece(index, 0, length, slice(0)) for index, length in enumerate(lengths)], budget)
     assert sorted(piece.sample for part in parts for piece in part) == list(range(len(lengths)))
     assert all(len(part) == 1 or len(part) * max(piece.length for piece in part) <= budget for part in parts)
 
 
 def test_collate_by_hand() -> None:
-    """Right padding, coordinates of the action tokens, and what is known of each."""
+    """A batch has right padding, coordinates of the action tokens, and the columns of each token."""
     rows = [make_trajectory("a", [[10, 11], [12]]), make_trajectory("b", [[13]])]
     samples = build_samples(rows, make_scores("a", 0, 1) + make_scores("b", 1), Reward())
     columns = [
@@ -68,7 +68,7 @@ def test_collate_by_hand() -> None:
 
 
 def test_sequences_of_a_trajectory_are_rows_of_their_own() -> None:
-    """Where a template rewrote history, the second turn must not attend to what it never saw."""
+    """If a template rewrote the history, the second turn must not attend to the old text."""
     row = make_trajectory("a", [[10, 11], [12]])
     row = replace(row, sequence_starts=[0, 5])  # 1 2 3 10 11 | 4 5 12
     samples = build_samples([row], make_scores("a", 0, 1), Reward())
@@ -79,7 +79,7 @@ def test_sequences_of_a_trajectory_are_rows_of_their_own() -> None:
 
 
 def test_masked_turns_are_in_no_batch() -> None:
-    """A turn that the limit cut is left out; a sequence of such turns alone is not even passed through the model."""
+    """Turns cut by the token limit are left out; a sequence of only such turns is not passed to the model."""
     rows = [make_trajectory("a", [[10, 11], [12]]), make_trajectory("b", [[13]])]
     cut = [replace(rows[0], turns=[rows[0].turns[0], replace(rows[0].turns[1], finish_reason="length")])]
     cut.append(replace(rows[1], turns=[replace(rows[1].turns[0], finish_reason="length")]))
@@ -92,7 +92,7 @@ def test_masked_turns_are_in_no_batch() -> None:
 
 
 def test_a_minibatch_covers_every_action_token() -> None:
-    """What the optimizer sees is what was stored, once, in several micro-batches."""
+    """The micro-batches of a minibatch contain every stored action token exactly once."""
     samples = build_samples(*random_rows(), Reward())
     columns = [Columns(np.zeros(len(sample.actions))) for sample in samples]
     batches = make_minibatch(samples, columns, range(len(samples)), 40, CPU)

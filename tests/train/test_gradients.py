@@ -1,4 +1,4 @@
-"""The written formulas: gradients against naive float64 versions, whatever the batching."""
+"""Gradients of an update equal those of naive float64 formulas, whatever the batching."""
 
 import math
 from contextlib import nullcontext
@@ -27,7 +27,7 @@ from tests.support.train_helpers import (
 
 
 def naive_loss(model: PreTrainedModel, temperature: float = 1.0, **knobs: Any) -> Tensor:
-    """The policy's whole loss once more: float64, full logits, one trajectory and one token at a time."""
+    """Compute the policy's whole loss again: float64, full logits, one trajectory and one token at a time."""
     ppo = PPO.model_validate({"advantage": {"normalisation": "none"}, **knobs})
     rows, scores = random_rows()
     success = {(score.trajectory_id, score.turn): score.success for score in scores}
@@ -92,7 +92,7 @@ def naive_gradients(**knobs: Any) -> dict[str, Tensor]:
     ids=str,
 )
 def test_gradient_is_that_of_the_written_formula(tmp_path: Path, knobs: dict[str, Any]) -> None:
-    """Each option, with baselines and the mean over all action tokens, against autograd in float64."""
+    """Each option's gradient, with baselines and the mean over all action tokens, equals autograd in float64."""
     first = tmp_path / "first"
     tiny_model(seed=7).save_pretrained(first)
     trainer = make_trainer(
@@ -110,7 +110,7 @@ def test_gradient_is_that_of_the_written_formula(tmp_path: Path, knobs: dict[str
 
 @pytest.mark.parametrize("kind", ["value-head", "own"])
 def test_gradient_with_a_critic_is_that_of_the_written_formula(tmp_path: Path, kind: str) -> None:
-    """Values of action tokens, GAE, value loss and what of it reaches the trunk, against autograd in float64."""
+    """Values, GAE, value loss and its share in the trunk's gradient equal autograd in float64."""
     trainer = make_trainer(
         save_tiny(tmp_path), micro_batch_tokens=50, critic={"model": kind, "value_norm": "none"}, **GAE
     )
@@ -149,8 +149,8 @@ def test_gradient_with_a_critic_is_that_of_the_written_formula(tmp_path: Path, k
     assert critic.head.weight.grad is not None
     torch.testing.assert_close(critic.head.weight.grad[0].double(), head.grad, atol=1e-5, rtol=1e-4)
     if critic.own is not None:
-        mine = {n: p.grad for n, p in critic.own.base_model.named_parameters() if p.grad is not None}
-        assert_near(mine, {n: p.grad for n, p in other.base_model.named_parameters() if p.grad is not None}, 1e-5)
+        of_critic = {n: p.grad for n, p in critic.own.base_model.named_parameters() if p.grad is not None}
+        assert_near(of_critic, {n: p.grad for n, p in other.base_model.named_parameters() if p.grad is not None}, 1e-5)
 
 
 @pytest.mark.parametrize("knobs", [{"micro_batch_tokens": 1}, {"micro_batch_tokens": 60}, {"logprob_chunk_tokens": 5}])
@@ -160,7 +160,7 @@ def test_gradient_with_a_critic_is_that_of_the_written_formula(tmp_path: Path, k
 def test_gradient_does_not_depend_on_the_batching(
     tmp_path: Path, knobs: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    """How much fits into memory must not change what is learned: padding, accumulation and chunks are neutral."""
+    """Padding, accumulation and chunks do not change what is learned."""
     folder = save_tiny(tmp_path)
     whole, parts = make_trainer(folder, **options), make_trainer(folder, **options, **knobs)
     rows, scores = random_rows()
@@ -170,18 +170,21 @@ def test_gradient_does_not_depend_on_the_batching(
 
 
 def test_the_proximal_pass_of_the_first_minibatch_changes_nothing(tmp_path: Path) -> None:
-    """It is skipped: with one minibatch there is none at all, with two half of one, and w and ratio are the same."""
+    """The first minibatch needs no proximal pass: with one minibatch there is none, with two it covers half.
+
+    Weights w and ratio are the same without it.
+    """
     folder, lines = save_tiny(tmp_path), list[str]()
     rows, scores = random_rows()
     once = make_trainer(folder)
     once.update(rows, scores, version=2, progress=lines.append)
     assert lines[0].startswith("minibatch 1 of 1")
-    all_of_them = make_trainer(folder, epochs=2)  # an epoch more needs the stored ones
+    all_of_them = make_trainer(folder, epochs=2)  # a second epoch needs stored proximal logprobs
     metrics = all_of_them.update(rows, scores, version=2, progress=lines.append)
     assert lines[1].startswith("proximal logprobs of 16 trajectories")
     assert metrics["policy/ratio"] != 1.0
 
-    reference = make_trainer(folder)  # the same update, its proximal logprobs computed before
+    reference = make_trainer(folder)  # the same update with proximal logprobs computed before it
     train_state, samples = reference._train_state, build_samples(rows, scores, Reward())
     indices = draw_minibatches(samples, 1, train_state.generator)[0]
     prepared = Preparation(train_state, PPO(advantage=Advantage(normalisation="none"), epochs=2), 1.0, nullcontext())

@@ -1,4 +1,4 @@
-"""Logprobs: those of the full logits, without the full logits."""
+"""Logprobs computed in chunks equal those of the full logits."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def padded() -> torch.Tensor:
 
 
 def full_logits(model: PreTrainedModel, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The plain way: all logits, with an attention mask."""
+    """Compute logprobs and entropies the plain way, with all logits and an attention mask."""
     mask = (torch.arange(12) < LENGTHS[:, None]).long()
     logprobs = (model(input_ids=padded(), attention_mask=mask).logits / temperature).log_softmax(-1)
     chosen = logprobs[ROWS, COLUMNS - 1]
@@ -29,7 +29,7 @@ def full_logits(model: PreTrainedModel, temperature: float) -> tuple[torch.Tenso
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize(("kind", "tied"), [("qwen3", False), ("qwen3", True), ("qwen2", False)])
 def test_equals_the_full_logits(kind: str, tied: bool, temperature: float, chunk: int) -> None:
-    """Values, entropies and gradients are those of log_softmax(model(...).logits), whatever the chunk."""
+    """Values, entropies and gradients equal those of log_softmax(model(...).logits) for any chunk size."""
     model = tiny_model(kind, tied)
     logp, entropy = action_logprobs(model, padded(), ROWS, COLUMNS, temperature, chunk)
     expected, expected_entropy = full_logits(model, temperature)
@@ -40,12 +40,12 @@ def test_equals_the_full_logits(kind: str, tied: bool, temperature: float, chunk
     parameters = list(model.parameters())
     ours = torch.autograd.grad((logp * weights).sum(), parameters)
     theirs = torch.autograd.grad((expected * weights).sum(), parameters)
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other, atol=1e-4, rtol=1e-4)
+    for actual, wanted in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_autocast_does_not_round_the_logits() -> None:
-    """Where logits are large, a rounding of 2^-8 of them is a wrong logprob: the last layer stays in float32."""
+    """The output layer stays in float32: rounding large logits by 2^-8 would make wrong logprobs."""
     head, generator = torch.nn.Linear(64, VOCABULARY, bias=False), torch.Generator().manual_seed(1)
     states, targets = 20 * torch.randn(100, 64, generator=generator), torch.arange(100) % VOCABULARY
     with torch.autocast("cpu", torch.bfloat16):
@@ -55,7 +55,7 @@ def test_autocast_does_not_round_the_logits() -> None:
 
 
 def test_full_vocabulary_logits_exist_for_one_chunk_only() -> None:
-    """The output layer never sees more than a chunk, and autograd keeps nothing as wide as the vocabulary."""
+    """The output layer gets one chunk at a time, and autograd keeps no tensor of vocabulary width."""
     model, sizes, kept = tiny_model(), [], []
     model.lm_head.register_forward_hook(lambda _, __, logits: sizes.append(logits.shape))
 
@@ -70,7 +70,7 @@ def test_full_vocabulary_logits_exist_for_one_chunk_only() -> None:
 
 
 def test_one_chunk_is_computed_once() -> None:
-    """Recomputing what fits into memory anyway would only cost time."""
+    """A single chunk fits into memory, so it is not recomputed in the backward pass."""
     model, calls = tiny_model(), []
     model.lm_head.register_forward_hook(lambda *_: calls.append(1))
     logp, _ = action_logprobs(model, padded(), ROWS, COLUMNS, 1.0, 8)

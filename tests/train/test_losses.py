@@ -1,4 +1,4 @@
-"""The losses of PPO: by hand, and against autograd through naive float64 versions."""
+"""The losses of PPO, by hand and against autograd through naive float64 versions."""
 
 import math
 from typing import Any
@@ -19,7 +19,7 @@ def tensor(*values: float) -> Tensor:
 
 
 def loss_of(ratio: float, advantage: float, weight: float = 1.0, **knobs: Any) -> tuple[PolicyLoss, float]:
-    """The loss at one token of probability 0.1 before the update, and its gradient by logp."""
+    """Return the loss at one token of probability 0.1 before the update, and its gradient by logp."""
     proximal = tensor(math.log(0.1))
     logp = (proximal + math.log(ratio)).requires_grad_()
     out = policy_loss(logp, proximal, tensor(weight), tensor(advantage), **{"eps_clip": 0.2, **knobs})
@@ -36,7 +36,7 @@ def loss_of(ratio: float, advantage: float, weight: float = 1.0, **knobs: Any) -
         (0.5, 1.0, 2.0, -1.0, -1.0, False),  # a good token that fell is pulled back
         (0.5, 1.0, -2.0, 1.6, 0.0, True),  # far enough down: clipped at 0.8
         (1.5, 1.0, -2.0, 3.0, 3.0, False),  # a bad token that rose is pulled back
-        (1.1, 3.0, 2.0, -6.6, -6.6, False),  # weighed by proximal / behaviour
+        (1.1, 3.0, 2.0, -6.6, -6.6, False),  # weighted by proximal / behaviour
         (1.5, 3.0, 2.0, -7.2, 0.0, True),  # the clip centres on the proximal policy
         (1.1, 3.0, 0.0, 0.0, 0.0, False),
     ],
@@ -62,7 +62,7 @@ def test_loss_and_gradient_by_hand(
     ],
 )
 def test_asymmetric_clip_by_hand(ratio: float, advantage: float, loss: float, gradient: float) -> None:
-    """Rare good tokens may rise further than bad ones may fall."""
+    """A higher upper bound lets rare good tokens rise further than bad ones may fall."""
     out, slope = loss_of(ratio, advantage, eps_clip_higher=0.28)
     assert (out.loss.item(), slope) == pytest.approx((loss, gradient))
 
@@ -73,11 +73,11 @@ def test_asymmetric_clip_by_hand(ratio: float, advantage: float, loss: float, gr
         (5.0, -2.0, 6.0, 0.0, True),  # 10 without: bounded by c |A|
         (2.0, -2.0, 4.0, 4.0, False),
         (0.5, -2.0, 1.6, 0.0, False),  # the ordinary clip
-        (5.0, 2.0, -2.4, 0.0, False),  # positive advantages are not concerned
+        (5.0, 2.0, -2.4, 0.0, False),  # dual clip does not affect positive advantages
     ],
 )
 def test_dual_clip_by_hand(ratio: float, advantage: float, loss: float, gradient: float, dual: bool) -> None:
-    """Max(min(r A, clip(r) A), 3 A) for A < 0, times w."""
+    """max(min(r A, clip(r) A), 3 A) for A < 0, times w."""
     out, slope = loss_of(ratio, advantage, weight=2.0, c_clip=3.0)
     assert (out.loss.item(), slope) == pytest.approx((2 * loss, 2 * gradient))
     assert bool(out.dual_clipped) is dual
@@ -86,7 +86,7 @@ def test_dual_clip_by_hand(ratio: float, advantage: float, loss: float, gradient
 def naive(
     logp: Tensor, proximal: Tensor, weight: Tensor, advantages: Tensor, low: float, high: float, c: Any
 ) -> Tensor:
-    """One token at a time, with Python's min and max."""
+    """Compute the loss one token at a time, with Python's min and max."""
     total = torch.zeros((), dtype=torch.float64)
     for lp, p, w, a in zip(logp, proximal, weight, advantages, strict=True):
         ratio = (lp - p).exp()
@@ -99,7 +99,7 @@ def naive(
 
 @given(st.integers(0, 10_000), st.sampled_from([None, 0.28, 0.5]), st.sampled_from([None, 1.5, 3.0]))
 def test_gradient_is_autograds_of_the_naive_version(seed: int, higher: float | None, c_clip: float | None) -> None:
-    """Whatever the numbers, all options together."""
+    """The gradient equals that of the naive version for random numbers, all options together."""
     draw = torch.Generator().manual_seed(seed)
     logp, proximal, advantages = (torch.randn(12, generator=draw, dtype=torch.float64) for _ in range(3))
     weight = torch.rand(12, generator=draw, dtype=torch.float64) * 2
@@ -110,7 +110,7 @@ def test_gradient_is_autograds_of_the_naive_version(seed: int, higher: float | N
 
 
 def test_on_policy_gradient_is_the_policy_gradient() -> None:
-    """Where policy, proximal and behaviour agree, d loss / d logp = -A."""
+    """If policy, proximal and behaviour agree, d loss / d logp = -A."""
     logp = tensor(-1.0, -2.0, -0.5).requires_grad_()
     advantages = tensor(1.0, -2.0, 0.5)
     (gradient,) = torch.autograd.grad(policy_loss(logp, logp.detach(), torch.ones(3), advantages, 0.2).loss.sum(), logp)
@@ -118,7 +118,7 @@ def test_on_policy_gradient_is_the_policy_gradient() -> None:
 
 
 def test_only_the_loss_carries_a_gradient() -> None:
-    """What goes into the metrics must not hold the graph."""
+    """Values for the metrics must not hold the autograd graph."""
     out, _ = loss_of(1.1, 1.0, c_clip=2.0)
     assert out.loss.requires_grad
     assert not any(value.requires_grad for value in out[1:])
@@ -140,7 +140,7 @@ LOG_WEIGHTS = tensor(math.log(4), 0.0, math.log(3))
     ],
 )
 def test_behaviour_weights_by_hand(knobs: dict[str, Any], expected: list[float]) -> None:
-    """Two tokens of one sequence with w 4 and 1, one of another with 3; a sequence in between has none."""
+    """One sequence has two tokens with w 4 and 1, another one token with w 3; the one between has no tokens."""
     behaviour = tensor(-1, -2, -3)
     assert behaviour_weights(behaviour + LOG_WEIGHTS, behaviour, ROWS, **knobs).tolist() == pytest.approx(expected)
 
@@ -155,7 +155,7 @@ def test_behaviour_weights_by_hand(knobs: dict[str, Any], expected: list[float])
     ],
 )
 def test_value_loss_by_hand(value: float, old: float, expected: float, gradient: float, clipped: bool) -> None:
-    """Max of both squared errors, halved, at a return of 1 and a clip of 0.2."""
+    """Half the larger of both squared errors, at a return of 1 and a clip of 0.2."""
     values = tensor(value).requires_grad_()
     out = value_loss(values, tensor(old), tensor(1.0), 0.2)
     (slope,) = torch.autograd.grad(out.loss.sum(), values)
@@ -165,14 +165,14 @@ def test_value_loss_by_hand(value: float, old: float, expected: float, gradient:
 
 @pytest.mark.parametrize(("estimator", "at_half"), [("k1", 0.5), ("k2", 0.125), ("k3", math.exp(-0.5) - 0.5)])
 def test_kl_estimators_by_hand(estimator: KLEstimator, at_half: float) -> None:
-    """d, d²/2 and exp(-d) - 1 + d at d = 0.5; all are 0 where the policies agree."""
+    """The estimators are d, d²/2 and exp(-d) - 1 + d at d = 0.5; all are 0 if the policies agree."""
     assert kl_estimate(tensor(-1.0), tensor(-1.5), estimator).item() == pytest.approx(at_half)
     assert kl_estimate(tensor(-1.0), tensor(-1.0), estimator).item() == 0
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])
 def test_kl_estimators_are_unbiased(estimator: KLEstimator) -> None:
-    """Their mean over the policy's own tokens is the divergence, computed over the whole vocabulary."""
+    """The mean over the policy's own tokens is the exact divergence over the whole vocabulary."""
     policy, reference = (torch.tensor(p, dtype=torch.float64).log() for p in ([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]))
     exact = (policy.exp() * (policy - reference)).sum()
     torch.testing.assert_close((policy.exp() * kl_estimate(policy, reference, estimator)).sum(), exact)

@@ -51,14 +51,14 @@ def test_sample_metrics_by_hand() -> None:
     }
 
 
-def test_what_was_not_observed_is_left_out() -> None:
-    """No second turn, no fix rate: neither 0 nor NaN."""
+def test_unobserved_rates_are_left_out() -> None:
+    """A rate without observations is left out, not 0 or NaN: without a second turn there is no fix rate."""
     metrics = sample_metrics(build_samples(ROWS[:1], SCORES, Reward()), version=5)
     assert not metrics.keys() & {"success/fix_rate", "success/break_rate", "length/wrong", "success/turn_2"}
 
 
 def outcome(name: str, ratio: float, weight: float, value: ValueLoss | None = None) -> StepResult:
-    """One token of behaviour probability exp(-2), advantage 1 for `a`, -1 for `b`; reference = behaviour."""
+    """Return one token of behaviour probability exp(-2), advantage 1 for `a`, -1 for `b`; reference = behaviour."""
     behaviour = torch.tensor([-2.0])
     proximal = behaviour + math.log(weight)
     logp = proximal + math.log(ratio)
@@ -71,7 +71,7 @@ def outcome(name: str, ratio: float, weight: float, value: ValueLoss | None = No
 
 
 def test_step_metrics_by_hand() -> None:
-    """Ratios, weights, differences, k3 and values of two tokens, out of two minibatches."""
+    """Ratios, weights, differences, k3 and values of two tokens of two minibatches."""
     value = ValueLoss(torch.tensor([0.5]), torch.tensor([True]))
     steps = [
         Step([outcome("a", 1.5, 3.0, value)], grad_norm=1.0, early_stopped=False),
@@ -102,7 +102,7 @@ def test_step_metrics_by_hand() -> None:
 
 
 def test_without_recomputed_logprobs_the_mismatch_is_that_of_the_first_minibatch() -> None:
-    """Its weights are still those that sampled; there are no weights w to report."""
+    """Only the first minibatch is taken with the sampling weights; there are no behaviour weights to report."""
     steps = [Step([outcome(name, ratio, 1.0)], 1.0, False) for name, ratio in (("a", 1.1), ("b", 9.0))]
     metrics = step_metrics(steps, PPO(recompute_logprob=False, c_clip=3.0))
     assert metrics["proximal/max_difference"] == pytest.approx(math.log(1.1), rel=1e-5)
@@ -111,14 +111,14 @@ def test_without_recomputed_logprobs_the_mismatch_is_that_of_the_first_minibatch
 
 
 def test_explained_variance_by_hand() -> None:
-    """A critic that says the mean explains nothing, one that knows explains all."""
+    """A critic that predicts the mean explains nothing; one that predicts the returns explains everything."""
     returns = np.array([1.0, 2.0, 3.0])
     assert value_metrics(np.full(3, 2.0), returns) == {"value/explained_variance": 0.0}
     assert value_metrics(returns, returns) == {"value/explained_variance": 1.0}
     assert value_metrics(returns, np.ones(3)) == {}
 
 
-def test_a_batch_without_any_right_turn_is_seen() -> None:
-    """The alarm's number."""
+def test_a_batch_without_any_right_turn_is_reported() -> None:
+    """`reward/all_minimal`, which raises the alarm, is 1 if no turn is right."""
     samples = build_samples(ROWS[:1], make_scores("a", 0), Reward())
     assert sample_metrics(samples, version=5)["reward/all_minimal"] == 1.0

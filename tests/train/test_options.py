@@ -1,4 +1,4 @@
-"""What the options of an update do: epochs, early stop, KL, critic, staleness, and what leaves nothing to train on."""
+"""Options of an update: epochs, early stop, KL, critic, staleness, and filters that leave nothing to train on."""
 
 import math
 from dataclasses import replace
@@ -27,7 +27,7 @@ from tests.support.train_helpers import (
 
 
 def test_plain_ppo_needs_no_proximal_pass(tmp_path: Path) -> None:
-    """Nor does the option for data that are exactly on-policy; the mismatch is reported all the same."""
+    """Plain PPO and `recompute_logprob: false` skip the proximal pass; the mismatch is still reported."""
     options: list[dict[str, Any]] = [{"use_decoupled_loss": False}, {"recompute_logprob": False}]
     for knobs in options:
         lines: list[str] = []
@@ -37,7 +37,7 @@ def test_plain_ppo_needs_no_proximal_pass(tmp_path: Path) -> None:
 
 
 def test_epochs_pass_over_the_data_again(tmp_path: Path) -> None:
-    """Sample reuse: other minibatches, the same proximal logprobs; the ratio leaves 1."""
+    """Each epoch draws other minibatches and keeps the proximal logprobs, so the ratio leaves 1."""
     trainer = make_trainer(save_tiny(tmp_path), ppo_n_minibatches=2, epochs=3)
     metrics = trainer.update(*random_rows(), version=2)
     assert trainer._train_state.steps == 6
@@ -46,7 +46,7 @@ def test_epochs_pass_over_the_data_again(tmp_path: Path) -> None:
 
 
 def test_early_stop_spares_the_policy_and_counts(tmp_path: Path) -> None:
-    """Plain PPO on rows whose behaviour logprobs are far too low: the mean ratio is above 5."""
+    """Behaviour logprobs that are far too low give a mean ratio above 5: the step is skipped and counted."""
     rows, scores = random_rows()
     far = [replace(row, logprobs=[-20.0 if sampled else 0.0 for sampled in row.action_mask]) for row in rows]
     trainer = make_trainer(save_tiny(tmp_path), use_decoupled_loss=False, critic={"model": "own"}, **GAE)
@@ -55,7 +55,7 @@ def test_early_stop_spares_the_policy_and_counts(tmp_path: Path) -> None:
     assert metrics["policy/early_stopped"] == 1.0
     assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())
     assert critic is not None
-    assert critic.head.weight.any()  # values have no ratio: a critic of its own learns
+    assert critic.head.weight.any()  # values have no ratio, so a separate critic still learns
     bold = make_trainer(save_tiny(tmp_path), use_decoupled_loss=False, early_stop_imp_ratio=None)
     assert bold.update(far, scores, version=2)["policy/early_stopped"] == 0.0
     assert not torch.equal(before["lm_head.weight"], weights(bold)["lm_head.weight"])
@@ -65,18 +65,18 @@ def test_early_stop_spares_the_policy_and_counts(tmp_path: Path) -> None:
 def test_a_ratio_that_overflows_is_left_out_like_any_that_is_too_far(
     tmp_path: Path, critic: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """exp(200) is infinite and its gradient is no number: the minibatch is skipped, the run goes on."""
+    """exp(200) is infinite and its gradient NaN: the minibatch is skipped and the run goes on."""
     rows, scores = random_rows()
     far = [replace(row, logprobs=[-200.0 if sampled else 0.0 for sampled in row.action_mask]) for row in rows]
     trainer = make_trainer(save_tiny(tmp_path), use_decoupled_loss=False, critic={"model": critic}, **GAE)
     before = weights(trainer)
     assert trainer.update(far, scores, version=2)["policy/early_stopped"] == 1.0
-    assert "optimizer.eps" not in caplog.text  # without a step it has shortened none
+    assert "optimizer.eps" not in caplog.text  # no step was taken, so eps shortened none
     assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())
 
 
 def test_a_fixed_reference_must_be_given(tmp_path: Path) -> None:
-    """Going on from a later checkpoint, the policy would be compared with itself."""
+    """Without the first policy's folder a continued run would compare the policy with itself."""
     trainer = make_trainer(save_tiny(tmp_path / "start"), kl={"kl_ctl": 0.1})
     trainer.update(*random_rows(), version=0)
     trainer.save(tmp_path / "model", tmp_path / "state")
@@ -85,7 +85,7 @@ def test_a_fixed_reference_must_be_given(tmp_path: Path) -> None:
 
 
 def test_an_estimator_that_gives_a_critic_nothing_to_learn(tmp_path: Path) -> None:
-    """One's own estimator may use a critic; then it says what the critic should have said."""
+    """A custom estimator must return returns if there is a critic."""
     register_advantage("no-returns", group)
     trainer = make_trainer(save_tiny(tmp_path), advantage={"type": "no-returns"}, critic={})
     with pytest.raises(ValueError, match="no-returns gives no returns"):
@@ -93,7 +93,7 @@ def test_an_estimator_that_gives_a_critic_nothing_to_learn(tmp_path: Path) -> No
 
 
 def test_kl_in_the_reward_pulls_towards_the_reference(tmp_path: Path) -> None:
-    """Without any other signal, the policy moves to the reference policy; the coefficient adapts."""
+    """Without another signal the policy moves towards the reference policy, and the coefficient adapts."""
     first = tmp_path / "first"
     tiny_model(seed=7).save_pretrained(first)
     options: dict[str, Any] = {
@@ -109,7 +109,7 @@ def test_kl_in_the_reward_pulls_towards_the_reference(tmp_path: Path) -> None:
 
 
 def test_a_moving_reference_follows(tmp_path: Path) -> None:
-    """After an update it is the mean of itself and the policy, with a decay of 0.99; a fixed one stays."""
+    """An `ema` reference becomes 0.99 of itself and 0.01 of the policy after an update; a fixed one stays."""
     folder = save_tiny(tmp_path)
     for reference, share in (("ema", 0.01), ("fixed", 0.0)):
         options: dict[str, Any] = {"kl": {"kl_ctl": 0.1, "place": "loss", "reference": reference}}
@@ -122,8 +122,8 @@ def test_a_moving_reference_follows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["value-head", "own"])
-def test_a_critic_learns_to_foresee_returns(tmp_path: Path, kind: str) -> None:
-    """The same data again and again: it explains ever more, so normalised values come back to units of returns."""
+def test_a_critic_learns_to_predict_returns(tmp_path: Path, kind: str) -> None:
+    """On repeated data the explained variance rises, so normalised values are converted back to units of returns."""
     critic = {"model": kind, "lr": 1e-2 if kind == "value-head" else 3e-3, "value_eps_clip": 10.0}
     trainer = make_trainer(save_tiny(tmp_path), Optimizer(lr=1e-5), critic=critic, **GAE)
     explained = [trainer.update(*random_rows(), version=2)["value/explained_variance"] for _ in range(25)]
@@ -132,7 +132,7 @@ def test_a_critic_learns_to_foresee_returns(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "mean", "std"), [("exp", 0.0, None), ("ma", 7 / 3, None), ("none", 0.0, 1.0)])
 def test_value_norm_by_hand(kind: str, mean: float, std: float | None) -> None:
-    """Batches 1, 1 and 5 with beta 0.6: (0.4 * 0.6 * 1 + 0.4 * 5) / 0.64 … debiased; ma counts returns."""
+    """Batches 1, 1 and 5 with beta 0.6: `exp` is (0.4 * 0.6 * 1 + 0.4 * 5) / 0.64, debiased; `ma` counts returns."""
     norm = ValueNorm(kind, 0.6)
     norm.update(torch.tensor([1.0, 1.0]))
     norm.update(torch.tensor([5.0]))
@@ -147,7 +147,7 @@ def test_value_norm_by_hand(kind: str, mean: float, std: float | None) -> None:
 
 
 def test_stale_trajectories_are_left_out_and_counted(tmp_path: Path) -> None:
-    """What counts is the oldest token's version in the rows, against the version in training."""
+    """Staleness is the version in training minus the version of the oldest token."""
     rows, scores = random_rows()  # versions 0, 1, 2 in turn
     knobs = PPO(device="cpu", threads=1, ppo_n_minibatches=1)
     trainer = Trainer(knobs, UNCLIPPED, Reward(), max_head_offpolicyness=1)
@@ -161,15 +161,15 @@ def test_stale_trajectories_are_left_out_and_counted(tmp_path: Path) -> None:
 
 
 def test_an_update_without_anything_known_says_why(tmp_path: Path) -> None:
-    """All were cut by the context, and nobody knows how many turns before their end."""
-    cut, said = [replace(row, status="truncated", unplayed_turns=-1) for row in random_rows()[0]], list[str]()
-    metrics = make_trainer(save_tiny(tmp_path)).update(cut, random_rows()[1], 2, said.append)
+    """If the context cut all trajectories and their unplayed turns are unknown, nothing is trained; a line says why."""
+    cut, lines = [replace(row, status="truncated", unplayed_turns=-1) for row in random_rows()[0]], list[str]()
+    metrics = make_trainer(save_tiny(tmp_path)).update(cut, random_rows()[1], 2, lines.append)
     assert (metrics["trajectories"], metrics["trajectories/unknown_return"]) == (0, len(cut))
-    assert said[0].startswith(f"{len(cut)} trajectories left out: the context had no room")
+    assert lines[0].startswith(f"{len(cut)} trajectories left out: the context had no room")
 
 
 def test_all_wrong_raises_the_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A broken judge or prompt looks just so: it must not pass in silence."""
+    """A broken verifier or prompt makes all answers wrong, so this raises an alarm."""
     rows, _ = random_rows()
     scores = [score for row in rows for score in make_scores(row.trajectory_id, *[0.0] * len(row.turns))]
     metrics = make_trainer(save_tiny(tmp_path)).update(rows, scores, version=2)
@@ -179,7 +179,7 @@ def test_all_wrong_raises_the_alarm(tmp_path: Path, caplog: pytest.LogCaptureFix
 
 @pytest.mark.parametrize("part", ["reference", "critic"])
 def test_other_models_that_are_broken_name_the_trajectories(tmp_path: Path, part: str) -> None:
-    """A NaN in the reference policy or the critic is found before the weights are touched."""
+    """A NaN in reference policy or critic is found before the weights change."""
     options = {"kl": {"kl_ctl": 0.1, "place": "loss"}} if part == "reference" else {**GAE, "critic": {"model": "own"}}
     trainer = make_trainer(save_tiny(tmp_path), **options)
     train_state, before = trainer._train_state, weights(trainer)
@@ -197,7 +197,7 @@ def test_other_models_that_are_broken_name_the_trajectories(tmp_path: Path, part
 
 
 def test_state_of_other_settings_is_refused(tmp_path: Path) -> None:
-    """A critic cannot go on from a state saved without one."""
+    """A critic cannot continue from a state saved without one."""
     folder = save_tiny(tmp_path / "start")
     trainer = make_trainer(folder)
     trainer.update(*random_rows(), version=0)

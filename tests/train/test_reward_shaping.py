@@ -25,7 +25,7 @@ def test_rewards_by_hand(reward: Reward, expected: list[float]) -> None:
 
 
 def test_overlong_penalty_by_hand() -> None:
-    """Limit 100, the last 20 tokens: none up to 80, half at 90, all of it at 100; before the clip."""
+    """Limit 100, last 20 tokens: no penalty up to 80, half at 90, all at 100; subtracted before the clip."""
     reward = Reward(overlong_tokens=20, overlong_penalty=0.5)
     assert [overlong(length, 100, reward) for length in (1, 80, 90, 100)] == [0, 0, 0.25, 0.5]
     assert turn_rewards([1.0, 0.0], reward, [90, 100], limit=100) == [0.75, -1.5]
@@ -34,7 +34,7 @@ def test_overlong_penalty_by_hand() -> None:
 
 
 def test_returns_by_hand() -> None:
-    """A turn earns its own reward and, discounted, what comes after it; nothing of what came before."""
+    """A turn earns its own reward and, discounted, later rewards; it earns no earlier ones."""
     assert turn_returns([-1.0, -1.0, 1.0], 0.5) == [-1.25, -0.5, 1.0]
     assert turn_returns([-1.0, 1.0], 0.0) == [-1.0, 1.0]
     assert turn_returns([], 1.0) == []
@@ -42,7 +42,7 @@ def test_returns_by_hand() -> None:
 
 @given(st.lists(FINITE, max_size=6), st.floats(0, 1))
 def test_returns_are_discounted_sums(rewards: list[float], discount: float) -> None:
-    """The recursion equals the sum it stands for."""
+    """The recursion equals the direct sum."""
     direct = [sum(r * discount**j for j, r in enumerate(rewards[k:])) for k in range(len(rewards))]
     assert turn_returns(rewards, discount) == pytest.approx(direct, abs=1e-9)
 
@@ -56,7 +56,7 @@ def test_returns_are_discounted_sums(rewards: list[float], discount: float) -> N
 def test_leaving_turns_unplayed_never_pays(
     turns: list[tuple[float, int]], played: int, discount: float, reward: Reward
 ) -> None:
-    """Whatever the turns would have come to: with the least reward in their place the return is no larger."""
+    """Unplayed turns count with the least reward, so the return is never larger than with the turns played."""
     limit = 100 if reward.overlong_tokens else None
     rewards = turn_rewards([success for success, _ in turns], reward, [length for _, length in turns], limit)
     least = [least_reward(reward, limit)] * len(rewards[played:])

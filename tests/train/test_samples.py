@@ -1,4 +1,4 @@
-"""Training samples: what enters training, and what is refused."""
+"""Training samples: which trajectories enter training, and which are refused."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from configs.schema import Reward
 from storage.records import LAST_TURN_CUT, Status
-from tasks.train.samples import build_samples, known, within_staleness
+from tasks.train.samples import build_samples, with_known_returns, within_staleness
 from tests.support.train_helpers import make_scores, make_trajectory
 
 
@@ -35,7 +35,7 @@ def test_order_of_arrival_does_not_matter() -> None:
 
 
 def test_only_finished_episodes_with_actions_are_trained_on() -> None:
-    """Rejected and failed episodes and empty ones are left out without asking for their scores."""
+    """Rejected, failed and empty episodes are left out and need no scores."""
     rows = [
         make_trajectory("completed", [[10]]),
         make_trajectory("truncated", [[10]], status="truncated"),
@@ -53,21 +53,21 @@ def test_only_finished_episodes_with_actions_are_trained_on() -> None:
 
 
 def after(*successes: float, status: Status = "truncated", discount: float = 1.0, **cut: Any) -> float | None:
-    """Return behind the last turn of a trajectory."""
+    """Compute the return after the last turn of a trajectory."""
     row = make_trajectory("t", [[10]] * len(successes), status=status, turn_discount=discount, **cut)
     (sample,) = build_samples([row], make_scores("t", *successes), Reward())
     return sample.after
 
 
-def test_nothing_follows_an_answer_that_was_judged() -> None:
-    """An answer that the token limit cut ends the episode like any other: a value on top of its verdict pays twice."""
+def test_nothing_follows_an_answer_that_was_scored() -> None:
+    """A scored answer that the token limit cut ends the episode; a value on top of its verdict would pay twice."""
     assert after(1, status="completed") == 0
     assert after(1, finish_reason="length", unplayed_turns=0) == 0
-    assert after(1, finish_reason="length", reason=LAST_TURN_CUT) == 0  # of stores from before the column
+    assert after(1, finish_reason="length", reason=LAST_TURN_CUT) == 0  # of stores that lack the column
 
 
 def test_turns_without_room_count_as_wrong_ones() -> None:
-    """Five wrong turns earn -5 and two that fill the context earn no more, in a store as well as by discounts."""
+    """Five wrong turns earn -5; two that fill the context earn no more, stored or discounted."""
     assert after(0, 0, unplayed_turns=3) == -3
     assert after(0, 0, unplayed_turns=3, discount=0.5) == -1.75
     rows = [make_trajectory("long", [[10], [11]], status="truncated", unplayed_turns=3)]
@@ -78,30 +78,30 @@ def test_turns_without_room_count_as_wrong_ones() -> None:
 
 
 def test_returns_behind_an_uncounted_cut_are_not_known() -> None:
-    """Whether one turn or ten had no room, the row does not say: only a critic can tell what they were worth."""
+    """If the row does not say how many turns had no room, only a critic can estimate their return."""
     assert after(0, 0) is None
-    assert after(0, 0, finish_reason="length") is None  # it filled the context, and its agent asked for more
+    assert after(0, 0, finish_reason="length") is None  # the context was full, but the agent asked for another turn
     rows = [make_trajectory("cut", [[10]], status="truncated"), make_trajectory("whole", [[10]])]
     samples = build_samples(rows, make_scores("cut", 0) + make_scores("whole", 0), Reward())
-    assert [sample.trajectory_id for sample in known(samples)] == ["whole"]
+    assert [sample.trajectory_id for sample in with_known_returns(samples)] == ["whole"]
 
 
 def test_a_reward_that_is_no_number_names_the_trajectory() -> None:
-    """A private judge may say NaN; no baseline would survive it."""
+    """A custom verifier may give NaN, which would spread over the group's baseline."""
     rows = [make_trajectory(name, [[10]]) for name in ("good", "bad")]
     with pytest.raises(ValueError, match="NaN or infinite rewards: bad"):
         build_samples(rows, make_scores("good", 1) + make_scores("bad", np.nan), Reward())
 
 
-def test_long_turns_are_punished_by_the_limit_they_were_sampled_with() -> None:
-    """The row says what `sampling.max_new_tokens` was."""
+def test_the_overlong_penalty_uses_the_limit_of_the_sampling() -> None:
+    """The stored `max_new_tokens` of the sampling is the limit of the overlong penalty."""
     row = replace(make_trajectory("t", [[10, 11], [12]]), sampling='{"max_new_tokens": 2}')
     (sample,) = build_samples([row], make_scores("t", 1, 1), Reward(overlong_tokens=1))
     assert sample.rewards.tolist() == [0.0, 1.0]
 
 
 def test_turns_cut_by_the_limit_may_be_masked() -> None:
-    """Only these turns, and only when asked for."""
+    """Only the turns cut by the token limit are masked, and only with `mask_truncated`."""
     row = make_trajectory("t", [[10, 11], [12]], status="truncated")
     row = replace(row, turns=[row.turns[0], replace(row.turns[1], finish_reason="length")])
     for masked in (True, False):
@@ -110,20 +110,20 @@ def test_turns_cut_by_the_limit_may_be_masked() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), min_size=1, max_size=6), st.integers(0, 9))
-def test_fresh_is_what_every_token_allows(versions: list[list[int]], oldest: int) -> None:
+def test_staleness_is_that_of_the_oldest_token(versions: list[list[int]], oldest: int) -> None:
     """One old token makes the trajectory too old, however new the others are."""
     rows = [
-        replace(make_trajectory(f"t{i}", [[10] * len(mine)]), versions=[-1, -1, -1, *mine])
-        for i, mine in enumerate(versions)
+        replace(make_trajectory(f"t{i}", [[10] * len(sampled)]), versions=[-1, -1, -1, *sampled])
+        for i, sampled in enumerate(versions)
     ]
     samples = build_samples(rows, [s for row in rows for s in make_scores(row.trajectory_id, 1)], Reward())
     kept = {sample.trajectory_id for sample in within_staleness(samples, 9, oldest)}
-    assert kept == {f"t{i}" for i, mine in enumerate(versions) if all(9 - v <= oldest for v in mine)}
+    assert kept == {f"t{i}" for i, sampled in enumerate(versions) if all(9 - v <= oldest for v in sampled)}
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_logprobs_that_are_not_finite_name_the_trajectories(bad: float) -> None:
-    """One NaN would spread over all weights."""
+    """One NaN logprob would spread over all weights."""
     rows = [make_trajectory("good", [[10]]), *(make_trajectory(f"bad{i}", [[10, 11]], logprob=bad) for i in range(2))]
     scores = [score for row in rows for score in make_scores(row.trajectory_id, 1)]
     with pytest.raises(ValueError, match="NaN or infinite logprobs: bad0, bad1"):
@@ -137,7 +137,7 @@ def test_missing_score_names_the_trajectory() -> None:
 
 
 def test_two_scores_or_two_rows_are_refused() -> None:
-    """Rows of two scorers or of two runs mixed by mistake are not settled by chance."""
+    """Rows of two verifiers or two runs, mixed by mistake, are refused."""
     row = make_trajectory("t", [[10]])
     with pytest.raises(ValueError, match="two scores for turn 0 of t"):
         build_samples([row], make_scores("t", 0) + make_scores("t", 1), Reward())
@@ -153,7 +153,7 @@ def test_two_scores_or_two_rows_are_refused() -> None:
     ],
 )
 def test_rows_that_contradict_themselves_are_refused(changes: dict[str, list[int]]) -> None:
-    """Mask and spans must tell the same story, or loss falls on tokens that nobody sampled."""
+    """If mask and spans differ, the loss would include tokens that the policy did not sample."""
     row = replace(make_trajectory("t", [[10, 11]]), **changes)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="not exactly the spans of their turns: t"):
         build_samples([row], make_scores("t", 0), Reward())

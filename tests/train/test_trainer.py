@@ -1,4 +1,4 @@
-"""The trainer: the written formula, bit for bit the same again, and no step on broken numbers."""
+"""The trainer: updates are reproducible bit for bit, and broken numbers take no step."""
 
 import json
 import subprocess
@@ -33,7 +33,7 @@ from tests.support.train_helpers import (
 
 
 def test_order_of_rows_changes_no_bit(tmp_path: Path) -> None:
-    """Shards are written as episodes end; training sorts them."""
+    """Shards are written as episodes end; training sorts the rows."""
     folder = save_tiny(tmp_path)
     first, second = make_trainer(folder, ppo_n_minibatches=2), make_trainer(folder, ppo_n_minibatches=2)
     rows, scores = random_rows()
@@ -44,7 +44,7 @@ def test_order_of_rows_changes_no_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {**EVERYTHING, "epochs": 2}, {**GAE, "critic": {}}], ids=lambda o: len(o))
 def test_another_process_continues_bit_for_bit(tmp_path: Path, options: dict[str, Any]) -> None:
-    """The promise: from stored state and data the same weights, moments and draws as without the interruption."""
+    """Stored state and data give the same weights, moments and draws as an uninterrupted run."""
     folder, knobs = save_tiny(tmp_path / "start"), {"ppo_n_minibatches": 2, "micro_batch_tokens": 60, **options}
     trainer = make_trainer(folder, **knobs)
     for number in (1, 2):
@@ -64,8 +64,8 @@ trainer.save(here / "again2", here / "again_state2")
 """
     subprocess.run([sys.executable, "-c", script], check=True, cwd=ROOT)
     for number in (1, 2):
-        for mine, other in (("model", "again"), ("state", "again_state")):
-            ours, theirs = tmp_path / f"{mine}{number}", tmp_path / f"{other}{number}"
+        for first, second in (("model", "again"), ("state", "again_state")):
+            ours, theirs = tmp_path / f"{first}{number}", tmp_path / f"{second}{number}"
             names = sorted(path.name for path in ours.iterdir())
             assert names == sorted(path.name for path in theirs.iterdir())
             assert [name for name in names if (ours / name).read_bytes() != (theirs / name).read_bytes()] == []
@@ -74,7 +74,7 @@ trainer.save(here / "again2", here / "again_state2")
 
 
 def test_loaded_weights_are_aligned(tmp_path: Path) -> None:
-    """Vector code may sum in another order where memory is not aligned, as in the mapped file; bits would differ."""
+    """Weights are copied to aligned memory: on the unaligned mapped file, vector code may sum in another order."""
     trainer = make_trainer(save_tiny(tmp_path))
     assert {parameter.data_ptr() % 64 for parameter in trainer._train_state.model.parameters()} == {0}
 
@@ -95,8 +95,8 @@ def test_saved_folder_holds_what_the_contract_says(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_canary_tells_weights_apart(tmp_path: Path, tied: bool) -> None:
-    """The same for the same weights, also after save and load and whatever the global RNG; another after a step."""
+def test_canaries_of_other_weights_differ(tmp_path: Path, tied: bool) -> None:
+    """Equal weights give equal canaries, also after save and load and for any global RNG; a step changes the canary."""
     trainer = make_trainer(save_tiny(tmp_path / "start", tied=tied))
     before = trainer.canary()
     torch.rand(1)
@@ -109,8 +109,8 @@ def test_canary_tells_weights_apart(tmp_path: Path, tied: bool) -> None:
     assert make_trainer(tmp_path / "model").canary() == after
 
 
-def test_canary_is_the_models_own_opinion(tmp_path: Path) -> None:
-    """It has as many ids as the model reads, and logprobs of all but the first at temperature 1, not the training's."""
+def test_canary_holds_the_models_logprobs(tmp_path: Path) -> None:
+    """A canary has 128 ids and 127 logprobs at temperature 1, not at the training temperature."""
     canary = make_trainer(save_tiny(tmp_path), temperature=0.5).canary()
     ids = torch.tensor(canary.token_ids)
     logprobs = tiny_model()(ids[None]).logits[0, :-1].log_softmax(-1)
@@ -121,13 +121,13 @@ def test_canary_is_the_models_own_opinion(tmp_path: Path) -> None:
 
 
 def test_canaries_are_of_one_precision(tmp_path: Path) -> None:
-    """That of version 0 is made without a trainer: against it, rounding would look like an update."""
+    """The canary ignores autocast: version 0's is made without a trainer, and rounding would look like an update."""
     folder = save_tiny(tmp_path)
     assert make_trainer(folder, autocast="bfloat16").canary() == make_trainer(folder).canary()
 
 
 def test_updates_raise_the_probability_of_what_is_rewarded(tmp_path: Path) -> None:
-    """The sign of everything: after the prompt, token 20 wins and 21 loses."""
+    """The signs are right: after the prompt, rewarded token 20 gains and token 21 loses probability."""
     trainer = make_trainer(save_tiny(tmp_path), Optimizer(lr=3e-3), ppo_n_minibatches=2)
     names = [f"{problem}{sample}" for problem in "pqrs" for sample in range(4)]
     answers = {name: 20 + int(name[1]) % 2 for name in names}
@@ -147,7 +147,7 @@ def test_updates_raise_the_probability_of_what_is_rewarded(tmp_path: Path) -> No
 
 
 def test_autocast_and_checkpointing_change_little(tmp_path: Path) -> None:
-    """The set-up for large models learns the same thing, with float32 weights and moments."""
+    """The set-up for large models learns nearly the same, with float32 weights and moments."""
     folder = save_tiny(tmp_path)
     plain = make_trainer(folder)
     large = make_trainer(folder, autocast="bfloat16", gradient_checkpointing=True, logprob_chunk_tokens=7)
@@ -160,7 +160,7 @@ def test_autocast_and_checkpointing_change_little(tmp_path: Path) -> None:
 
 
 def test_learning_rate_warms_up_across_loads(tmp_path: Path) -> None:
-    """It rises by steps, not updates, and a restart does not begin again."""
+    """The warm-up counts steps, not updates, and continues after a restart."""
     optimizer = Optimizer(lr=1.0e-3, warmup_steps=4)
     trainer = make_trainer(save_tiny(tmp_path / "start"), optimizer, ppo_n_minibatches=2)
     assert trainer.update(*random_rows(), version=0)["optimizer/lr"] == pytest.approx(0.5e-3)
@@ -170,7 +170,7 @@ def test_learning_rate_warms_up_across_loads(tmp_path: Path) -> None:
 
 
 def test_gradients_are_clipped(tmp_path: Path) -> None:
-    """The step sees the bound, the metrics the norm before it."""
+    """The step uses the clipped norm; the metric reports the norm before clipping."""
     trainer = make_trainer(save_tiny(tmp_path), Optimizer(max_grad_norm=1e-3))
     metrics = trainer.update(*random_rows(), version=0)
     assert torch.nn.utils.get_total_norm(list(gradients(trainer).values())).item() == pytest.approx(1e-3, rel=1e-2)
@@ -189,7 +189,7 @@ def test_infinite_loss_names_the_trajectory_and_spares_the_weights(tmp_path: Pat
 
 
 def test_gradient_that_is_not_a_number_spares_the_weights(tmp_path: Path) -> None:
-    """The losses may be fine and the backward pass still fail; then all of the minibatch is suspect."""
+    """If only the backward pass fails, the message names all trajectories of the minibatch."""
     trainer = make_trainer(save_tiny(tmp_path))
     before = weights(trainer)
     next(trainer._train_state.model.parameters()).register_hook(lambda gradient: gradient * float("nan"))
@@ -199,7 +199,7 @@ def test_gradient_that_is_not_a_number_spares_the_weights(tmp_path: Path) -> Non
 
 
 def test_broken_weights_are_found_before_training(tmp_path: Path) -> None:
-    """A policy that is NaN is reported from the proximal pass, here with a KL reward that needs it of all."""
+    """The proximal pass reports a policy with NaN; here the KL reward needs that pass for all trajectories."""
     trainer = make_trainer(save_tiny(tmp_path), kl={"kl_ctl": 0.1})
     with torch.no_grad():
         next(trainer._train_state.model.parameters())[10] = float("nan")
@@ -209,14 +209,14 @@ def test_broken_weights_are_found_before_training(tmp_path: Path) -> None:
 
 
 def test_nothing_to_train_on_is_an_error(tmp_path: Path) -> None:
-    """An iteration whose episodes all failed does not pass for an update."""
+    """An iteration whose episodes all failed is not an update."""
     trainer = make_trainer(save_tiny(tmp_path))
     with pytest.raises(ValueError, match="none of 1 trajectories can be trained on: all failed"):
         trainer.update([make_trajectory("t", [[10]], status="failed")], [], version=0)
 
 
-def test_what_options_leave_out_leaves_the_policy_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A filter that rejects every group must not bring the run to an end; it is told loudly."""
+def test_an_update_that_options_leave_empty_keeps_the_policy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """If filters reject every group, the run goes on with an unchanged policy and a warning."""
     trainer = make_trainer(save_tiny(tmp_path), mask_truncated=True)
     before = weights(trainer)
     cut = make_trajectory("cut", [[10]], status="truncated", finish_reason="length", unplayed_turns=0)
@@ -227,9 +227,9 @@ def test_what_options_leave_out_leaves_the_policy_as_it_is(tmp_path: Path, caplo
 
 
 def test_returns_stay_bounded_where_answers_are_cut(tmp_path: Path) -> None:
-    """Right answers of which the token limit cut the end: each earns 1, however large the critic's values have become.
+    """A right answer that the token limit cut earns 1, however large the critic's values become.
 
-    With a value added behind the verdict, discount 1 and lambda 1, the returns rise by it at each update, without end.
+    With a value added after the verdict, discount 1 and lambda 1, the returns would grow without bound.
     """
     critic = {"value_norm": "none", "lr": 0.1}
     trainer = make_trainer(save_tiny(tmp_path), advantage={"type": "gae", "normalisation": "none"}, critic=critic)
@@ -249,7 +249,7 @@ def test_returns_stay_bounded_where_answers_are_cut(tmp_path: Path) -> None:
 
 
 def test_an_unknown_return_needs_a_critic(tmp_path: Path) -> None:
-    """A group baseline leaves such a trajectory out of loss and baseline, and counts it; with a critic it is used."""
+    """A group baseline leaves trajectories with unknown returns out and counts them; a critic uses them."""
     rows = [make_trajectory(name, [[10, 11]]) for name in "ab"]
     cut = make_trajectory("cut", [[12, 13]], status="truncated")
     scores = make_scores("a", 1) + make_scores("b", 0) + make_scores("cut", 0)
@@ -260,7 +260,7 @@ def test_an_unknown_return_needs_a_critic(tmp_path: Path) -> None:
 
 
 def test_only_matrices_decay(tmp_path: Path) -> None:
-    """Without gradients a matrix shrinks by lr * weight_decay, while norms and biases stay as they are."""
+    """Without gradients a matrix shrinks by lr * weight_decay, while norms and biases stay unchanged."""
     optimizer = Optimizer(lr=0.1, weight_decay=0.5)
     trainer = make_trainer(save_tiny(tmp_path, "qwen2"), optimizer, **GAE, critic={"model": "own"})
     train_state = trainer._train_state
@@ -277,8 +277,8 @@ def test_only_matrices_decay(tmp_path: Path) -> None:
     assert {parameter.ndim for _, parameter in parameters} == {1, 2}
 
 
-def test_an_eps_that_shortens_the_steps_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The median of AdamW's sqrt(v) after one step is that of the gradients; an eps above it raises the alarm."""
+def test_an_eps_that_shortens_the_steps_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """After one step the median of AdamW's sqrt(v) is that of the gradients; an eps above it is reported."""
     for eps in (1e-12, 1.0):
         trainer = make_trainer(save_tiny(tmp_path), Optimizer(lr=1e-3, max_grad_norm=1e9, eps=eps))
         metrics = trainer.update(*random_rows(), version=0)
@@ -293,14 +293,14 @@ def test_update_before_load_is_an_error() -> None:
         Trainer(PPO(), Optimizer(), Reward()).update(*random_rows(), version=0)
 
 
-def test_folders_that_are_not_what_they_should_be(tmp_path: Path) -> None:
-    """No model, a model with weights missing (which transformers would make up), the state of another model."""
+def test_incomplete_folders_are_refused(tmp_path: Path) -> None:
+    """Refused are: no model, missing weights (which transformers would invent), the state of another model."""
     with pytest.raises(ValueError, match=r"no config\.json"):
         make_trainer(tmp_path)
     trainer = make_trainer(save_tiny(tmp_path / "qwen3"))
     trainer.update(*random_rows(), version=0)
     trainer.save(tmp_path / "model", tmp_path / "state")
-    with pytest.raises(ValueError, match="not that of this model"):
+    with pytest.raises(ValueError, match="belongs to another model"):
         trainer.load(save_tiny(tmp_path / "qwen2", "qwen2"), tmp_path / "state", seed=1)
     file = tmp_path / "model" / "model.safetensors"
     tensors = load_file(file)
@@ -310,8 +310,8 @@ def test_folders_that_are_not_what_they_should_be(tmp_path: Path) -> None:
         trainer.load(tmp_path / "model", None, seed=1)
 
 
-def test_progress_is_told(tmp_path: Path) -> None:
-    """One line for the proximal pass and one for each step."""
+def test_progress_is_reported(tmp_path: Path) -> None:
+    """Progress has one line for the proximal pass and one for each step."""
     lines: list[str] = []
     make_trainer(save_tiny(tmp_path), ppo_n_minibatches=2).update(*random_rows(), version=0, progress=lines.append)
     assert [line.split(":")[0].split(" of ")[0] for line in lines] == [

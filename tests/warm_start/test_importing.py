@@ -1,4 +1,4 @@
-"""A policy from elsewhere that cannot be trained or played: it is told what is wrong, and nothing is committed."""
+"""An external policy that cannot be trained or played: the error names the fault, and nothing is committed."""
 
 import errno
 import json
@@ -35,13 +35,13 @@ Tensors = dict[str, torch.Tensor]
 
 @pytest.fixture
 def folder(policy_folder: Path, tmp_path: Path) -> Path:
-    """A copy of a whole policy."""
+    """A copy of a working policy."""
     return Path(shutil.copytree(policy_folder, tmp_path / "policy"))
 
 
 @pytest.fixture
 def policy(policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The override for a whole policy. The tasks that import it have no flow run to log for here."""
+    """The override for a working policy. The tasks that import it get a plain logger, as there is no flow run."""
     for module in (open_run, first_policy):
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
     return f"policy={{path: {policy_folder}}}"
@@ -56,8 +56,8 @@ def write(name: str, data: bytes) -> Break:
     return lambda folder: (folder / name).write_bytes(data)
 
 
-def says(name: str, **fields: Any) -> Break:
-    """Other values in a JSON file."""
+def json_with(name: str, **fields: Any) -> Break:
+    """Change values in a JSON file."""
 
     def change(folder: Path) -> None:
         (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | fields))
@@ -130,21 +130,24 @@ BROKEN: dict[str, tuple[Break, str]] = {
     ),
     "a weight too many": (
         tensors(lambda named: named.update({"model.other.weight": torch.zeros(2)})),
-        r"has no use for the weights model\.other\.weight",
+        r"does not use the weights model\.other\.weight",
     ),
     "another shape": (
-        says("config.json", intermediate_size=52),
-        r"down_proj\.weight has the shape \[64, \d+\], it should have \[64, 52\]",
+        json_with("config.json", intermediate_size=52),
+        r"down_proj\.weight has the shape \[64, \d+\], not \[64, 52\]",
     ),
-    "no JSON": (write("config.json", b"{"), r"config\.json is no JSON"),
-    "a list": (write("config.json", b"[]"), r"config\.json is no JSON object"),
-    "unheard-of": (says("config.json", model_type="unheard-of"), r"config\.json: .* has model type `unheard-of`"),
-    "contradicts itself": (says("config.json", num_hidden_layers=7), r"config\.json: .*num_hidden_layers"),
+    "no JSON": (write("config.json", b"{"), r"config\.json is not JSON"),
+    "a list": (write("config.json", b"[]"), r"config\.json is not a JSON object"),
+    "unheard-of": (json_with("config.json", model_type="unheard-of"), r"config\.json: .* has model type `unheard-of`"),
+    "contradicts itself": (json_with("config.json", num_hidden_layers=7), r"config\.json: .*num_hidden_layers"),
     "several modalities": (
-        says("config.json", model_type="gemma3", text_config={"model_type": "gemma3_text"}),
+        json_with("config.json", model_type="gemma3", text_config={"model_type": "gemma3_text"}),
         r"config\.json: gemma3 is a model of several modalities.*give a model that reads text alone",
     ),
-    "another architecture": (another_architecture, "it is made for BertForMaskedLM, and BertLMHeadModel is the causal"),
+    "another architecture": (
+        another_architecture,
+        "made for BertForMaskedLM, but the causal language model is BertLMHeadModel",
+    ),
     "no tokenizer": (without_tokenizer, "has no tokenizer: copy tokenizer.json and tokenizer_config.json"),
     "a broken tokenizer": (write("tokenizer.json", b"{"), r"tokenizer\.json: .*line 1"),
     "other digits": (other_digits, r"makes '12345 \+ 61890' of '12345 \+ 67890': give the model's own tokenizer"),
@@ -153,18 +156,20 @@ BROKEN: dict[str, tuple[Break, str]] = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_is_no_policy_is_told_by_file_and_remedy(folder: Path, name: str, tmp_path: Path, store: Store) -> None:
-    """The message begins with the knob; no policy of random or broken weights is written."""
-    damage, told = BROKEN[name]
+def test_an_unusable_policy_is_refused_with_file_and_remedy(
+    folder: Path, name: str, tmp_path: Path, store: Store
+) -> None:
+    """The message names config knob, file and remedy; no policy with random or broken weights is written."""
+    damage, message = BROKEN[name]
     damage(folder)
-    with pytest.raises(ValueError, match=told) as error:
+    with pytest.raises(ValueError, match=message) as error:
         import_policy(str(folder), tmp_path / "out", tmp_path / "cache", store)
     assert str(error.value).startswith(f"policy.path={str(folder)!r} holds no usable policy: ")
     assert not (tmp_path / "out").exists()
 
 
 def test_added_tokens_may_lie_beyond_the_vocabulary(folder: Path, tmp_path: Path, store: Store) -> None:
-    """google/gemma-3-1b-it has a token for images that its model of text alone does not know."""
+    """google/gemma-3-1b-it has a token for images that its text-only model does not know."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     size = json.loads((folder / "config.json").read_text())["vocab_size"]
     tokenizer.add_tokens([f"<token {number}>" for number in range(size - len(tokenizer) + 1)], special_tokens=True)
@@ -173,16 +178,16 @@ def test_added_tokens_may_lie_beyond_the_vocabulary(folder: Path, tmp_path: Path
     assert max(AutoTokenizer.from_pretrained(tmp_path / "out").get_vocab().values()) == size
 
 
-def test_sampling_parameters_need_no_word_that_they_count(folder: Path, tmp_path: Path, store: Store) -> None:
-    """`do_sample` is missing beside the temperature of many policies; transformers would not write that again."""
+def test_a_temperature_without_do_sample_is_kept(folder: Path, tmp_path: Path, store: Store) -> None:
+    """Many policies set a temperature without `do_sample`, which transformers would refuse to write again."""
     (folder / "generation_config.json").write_text('{"temperature": 0.6, "eos_token_id": 2}')
     import_policy(str(folder), tmp_path / "out", tmp_path / "cache", store)
     written = json.loads((tmp_path / "out/generation_config.json").read_text())
     assert (written["temperature"], written["do_sample"], written["eos_token_id"]) == (0.6, True, 2)
 
 
-def test_a_disk_that_takes_no_more_is_no_fault_of_the_policy(folder: Path, tmp_path: Path, store: Store) -> None:
-    """Files of more than 4 KB cannot be written, as on a full disk."""
+def test_a_full_disk_is_not_blamed_on_the_policy(folder: Path, tmp_path: Path, store: Store) -> None:
+    """Files above 4 KB cannot be written here, as on a full disk; the error blames the disk, not the policy."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
     try:
@@ -193,10 +198,8 @@ def test_a_disk_that_takes_no_more_is_no_fault_of_the_policy(folder: Path, tmp_p
     assert error.value.errno == errno.EFBIG
 
 
-def test_a_hub_that_cannot_be_asked_is_told_as_that(
-    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And not as a policy that is of no use."""
+def test_an_unreachable_hub_is_reported_as_such(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unreachable hub is not reported as an unusable policy."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(UnavailableError, match=r"^policy\.path='some/model' is not a folder .*HF_HUB_OFFLINE"):
@@ -207,7 +210,7 @@ def test_a_hub_that_cannot_be_asked_is_told_as_that(
 def test_weights_of_other_precisions_become_float32(
     folder: Path, kind: torch.dtype, tmp_path: Path, store: Store
 ) -> None:
-    """In half precision most policies are published."""
+    """Most policies are published in half precision."""
     as_type(kind)(folder)
     import_policy(str(folder), tmp_path / "out", tmp_path / "cache", store)
     assert {value.dtype for value in load_file(tmp_path / "out" / WEIGHTS).values()} == {torch.float32}
@@ -218,7 +221,7 @@ def template(text: str) -> Break:
 
 
 def without_end(folder: Path) -> None:
-    """Neither the tokenizer nor the template has one."""
+    """Remove the end-of-turn token from tokenizer and template."""
     template("{% for message in messages %}{{ message.content }} {% endfor %}")(folder)
     values = json.loads((folder / "tokenizer_config.json").read_text())
     values.pop("eos_token")
@@ -228,7 +231,8 @@ def without_end(folder: Path) -> None:
 UNPLAYABLE: dict[str, tuple[Break, str]] = {
     "syntax error": (
         template("{% for message in messages %}"),
-        "^the chat template of policy.path='.*' refuses a conversation of user: Unexpected end.* mend chat_template in",
+        "^the chat template of policy.path='.*' refuses a conversation of user: Unexpected end.* "
+        "repair chat_template in",
     ),
     "division by 0": (template("{{ 1 / 0 }}"), "^the chat template of policy.path=.*: division by zero"),
     "no template": (
@@ -237,7 +241,7 @@ UNPLAYABLE: dict[str, tuple[Break, str]] = {
     ),
     "no end": (without_end, "nothing ends a turn: set eos_token in tokenizer_config.json"),
     "short context": (
-        says("config.json", max_position_embeddings=100),
+        json_with("config.json", max_position_embeddings=100),
         r"its context is 100 tokens .*inference.max_model_len=128 asks for more: set it to 100 at most",
     ),
     "overflow": (
@@ -248,29 +252,29 @@ UNPLAYABLE: dict[str, tuple[Break, str]] = {
 
 
 @pytest.mark.parametrize("name", UNPLAYABLE)
-def test_what_cannot_be_played_is_told_before_it_is_committed(
+def test_an_unplayable_policy_is_refused_before_it_is_committed(
     folder: Path, name: str, tmp_path: Path, policy: str, policy_folder: Path
 ) -> None:
-    """And the run's name is not lost: with another policy the same run begins."""
-    damage, told = UNPLAYABLE[name]
+    """An unplayable policy is refused before the commit, and the same run can begin with another policy."""
+    damage, message = UNPLAYABLE[name]
     damage(folder)
-    with pytest.raises(ValueError, match=told) as error:
+    with pytest.raises(ValueError, match=message) as error:
         begin(tmp_path, f"policy={{path: {folder}}}")
-    assert "policy-" not in str(error.value)  # the scratch folder, which is gone when the message is read
+    assert "policy-" not in str(error.value)  # the scratch folder no longer exists when a user reads the message
     assert str(error.value).count("chat_template.jinja") <= 1
     store = Store(f"{tmp_path}/var")
     assert not list((tmp_path / "var/runs/smoke").glob("checkpoints/*"))
     assert begin(tmp_path, policy) == layout.checkpoint("smoke", 0)
     assert begin(tmp_path, policy) == layout.checkpoint("smoke", 0)
     assert manifests.read(store, layout.checkpoint("smoke", 0)).config["policy"]["path"] == str(policy_folder)
-    with pytest.raises(ConfigError, match=r"(?s)policy\.path: .*begin another run"):  # by now it would be another run
+    with pytest.raises(ConfigError, match=r"(?s)policy\.path: .*begin another run"):  # now it would be another run
         begin(tmp_path, f"policy={{path: {folder}}}")
 
 
-def test_an_agent_that_cannot_be_made_is_told_before_a_policy_is_committed(
+def test_an_agent_that_cannot_be_made_is_refused_before_a_policy_is_committed(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run goes on with an agent that can."""
+    """An agent whose constructor fails is refused before the commit; the run can go on with another agent."""
     (tmp_path / "agents_that_exit.py").write_text(
         "import sys\n\nclass Agent:\n    def __init__(self, context, *, good: bool):\n        good or sys.exit(3)\n"
     )
@@ -285,7 +289,7 @@ def test_an_agent_that_cannot_be_made_is_told_before_a_policy_is_committed(
 
 
 def test_problems_may_change_until_there_is_a_policy(policy: str, tmp_path: Path) -> None:
-    """A file of problems that cannot be read takes no run's name away."""
+    """A run whose problem file cannot be read can begin again with other problems."""
     start(tmp_path, policy, "problems.train={kind: jsonl, path: /no/such/file, preset: gsm8k}")
     begin(tmp_path, policy, PROBLEMS.format(9))
     with pytest.raises(ConfigError, match=r"problems\.train\.high: 9 -> 8"):
@@ -293,7 +297,7 @@ def test_problems_may_change_until_there_is_a_policy(policy: str, tmp_path: Path
 
 
 def test_problems_are_held_by_a_curriculum(policy: str, tmp_path: Path) -> None:
-    """It is committed before there is a policy, and is of no use for other problems."""
+    """A curriculum is committed before the policy and fixes the problems."""
     workspace = start(tmp_path, policy, PROBLEMS.format(9))
     start(tmp_path, policy, PROBLEMS.format(8))
     with Draft(workspace.store, layout.curriculum("smoke"), "curriculum") as draft:
@@ -306,7 +310,7 @@ def test_problems_are_held_by_a_curriculum(policy: str, tmp_path: Path) -> None:
 def test_an_agent_may_need_the_event_loop_when_it_is_made(
     policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sessions of HTTP clients are such: a rollout makes its agent inside of a loop, and so does the try-out."""
+    """Some HTTP client sessions need an event loop, so the try-out makes the agent inside one, like a rollout."""
     (tmp_path / "agents_of_a_loop.py").write_text(
         "import asyncio\n\nclass Agent:\n    def __init__(self, context):\n        asyncio.get_running_loop()\n"
     )
@@ -315,7 +319,7 @@ def test_an_agent_may_need_the_event_loop_when_it_is_made(
 
 
 def start(tmp_path: Path, *overrides: str) -> Workspace:
-    """The first step of a run."""
+    """Run the first step of a run."""
     config = resolve("smoke", [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", *overrides])
     workspace = Workspace(config)
     open_run.start_run.fn(workspace)
@@ -323,5 +327,5 @@ def start(tmp_path: Path, *overrides: str) -> Workspace:
 
 
 def begin(tmp_path: Path, *overrides: str) -> str:
-    """The first steps of a run, as far as its policy."""
+    """Run the first steps of a run, up to its policy."""
     return first_policy.first_policy.fn(start(tmp_path, *overrides))

@@ -1,4 +1,4 @@
-"""The warm start: tokenizer, examples and the teaching itself."""
+"""The warm start: tokenizer, examples and the supervised training."""
 
 import json
 import math
@@ -35,7 +35,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="module")
 def taught(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, float], list[float]]:
-    """A taught folder, its metrics and the losses that `progress` heard."""
+    """A folder with a warm-started policy, its metrics, and the losses passed to `progress`."""
     folder, losses = tmp_path_factory.mktemp("policy"), list[float]()
     metrics = make_policy(TINY, TRAIN, FEEDBACK, 1, folder, progress=lambda step, loss, accuracy: losses.append(loss))
     return folder, metrics, losses
@@ -48,19 +48,19 @@ OPERANDS = st.integers(-99, 999)
 def test_generated_text_survives_the_round_trip(
     tokenizer: PreTrainedTokenizerFast, a: int, operator: str, b: int, number: int
 ) -> None:
-    """What the environment reads is what the policy wrote."""
+    """The environment reads exactly what the policy wrote."""
     text = rf"{render(a, operator, b)} \boxed{{{number}}} {FEEDBACK}"
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @given(st.text(st.sampled_from(CHARACTERS)))
 def test_any_ascii_text_survives_the_round_trip(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
-    """A prompt with words the generator never wrote is spelled, not lost."""
+    """Words that the generator never uses are spelled in characters, not lost."""
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 def test_digits_are_single_tokens_and_words_whole(tokenizer: PreTrainedTokenizerFast) -> None:
-    """The lengths that the demo's token limits rest on."""
+    """The demo's token limits depend on these lengths."""
     assert tokenizer.tokenize("What is 12 + 7?") == ["What", " is", " ", "1", "2", " ", "+", " ", "7", "?"]
     assert tokenizer.tokenize(r"\boxed{-3}") == [r"\boxed", "{", "-", "3", "}"]
     assert tokenizer.tokenize("Whatever") == list("Whatever")
@@ -73,7 +73,7 @@ def test_same_texts_in_any_order_give_the_same_ids() -> None:
 
 
 def test_template_is_chatml_without_an_injected_system_prompt(tokenizer: PreTrainedTokenizerFast) -> None:
-    """The exact text that an agent sees."""
+    """The template gives exactly this text to an agent."""
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is 1 + 1?"}]
     text = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     assert text == (
@@ -85,7 +85,7 @@ def test_template_is_chatml_without_an_injected_system_prompt(tokenizer: PreTrai
 def test_folder_loads_in_another_process(
     tokenizer: PreTrainedTokenizerFast, taught: tuple[Path, object, object]
 ) -> None:
-    """Agents and vLLM build the tokenizer with AutoTokenizer, beside the model's config.json."""
+    """Agents and vLLM load the tokenizer with AutoTokenizer from the model's folder."""
     script = (
         "import json, sys; from transformers import AutoTokenizer; t = AutoTokenizer.from_pretrained(sys.argv[1]);"
         "ids = t.apply_chat_template([{'role': 'user', 'content': 'What is 12 + 7?'}], return_dict=False);"
@@ -98,7 +98,7 @@ def test_folder_loads_in_another_process(
 
 
 def test_one_turn_mask_by_hand(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Only the answer and its <|im_end|> are taught; nothing follows them."""
+    """The loss covers only the answer and its <|im_end|>, and nothing follows them."""
     example = one_turn(tokenizer, PROBLEM)
     assert tokenizer.decode(example.token_ids) == (
         "<|im_start|>user\nWhat is 12 + 7?<|im_end|>\n<|im_start|>assistant\n\\boxed{19}<|im_end|>"
@@ -107,7 +107,7 @@ def test_one_turn_mask_by_hand(tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def test_two_turn_mask_by_hand(tokenizer: PreTrainedTokenizerFast) -> None:
-    """The wrong first answer is context, never a target, and the ids are those of an agent that appends."""
+    """The wrong first answer is context, not target, and the ids equal those of an agent that appends."""
     example = two_turn(tokenizer, PROBLEM, "20", FEEDBACK)
     question = tokenizer.encode("<|im_start|>user\nWhat is 12 + 7?<|im_end|>\n<|im_start|>assistant\n")
     sampled = tokenizer.encode(r"\boxed{20}<|im_end|>")
@@ -119,12 +119,12 @@ def test_two_turn_mask_by_hand(tokenizer: PreTrainedTokenizerFast) -> None:
 
 @given(number=st.integers(-20, 40), seed=st.integers())
 def test_wrong_answers_are_wrong(number: int, seed: int) -> None:
-    """Feedback that calls the right answer wrong would teach nonsense."""
+    """A generated wrong answer never equals the right one."""
     assert wrong_answer(str(number), ["-4", "7", "19"], random.Random(seed)) != str(number)
 
 
 def test_held_out_problems_are_refused_and_never_taught(tmp_path: Path) -> None:
-    """What is taught cannot measure."""
+    """Problems used for training cannot measure the policy."""
     held_out = TRAIN.model_copy(update={"split": "held-out"})
     with pytest.raises(ValueError, match="held-out"):
         make_policy(TINY, held_out, FEEDBACK, 1, tmp_path)
@@ -132,7 +132,7 @@ def test_held_out_problems_are_refused_and_never_taught(tmp_path: Path) -> None:
 
 
 def test_teaching_lowers_the_loss(taught: tuple[Path, dict[str, float], list[float]]) -> None:
-    """The steps teach, and the metrics tell of the last one."""
+    """The steps lower the loss, and the metrics report the last step."""
     _, metrics, losses = taught
     assert len(losses) == metrics["steps"] == TINY.steps
     assert losses[-1] < 0.8 * losses[0]
@@ -141,13 +141,13 @@ def test_teaching_lowers_the_loss(taught: tuple[Path, dict[str, float], list[flo
 
 
 def test_teaching_ends_at_the_target(tmp_path: Path) -> None:
-    """The policy is left with something for PPO to teach it: a target of next to nothing is reached soon."""
+    """Training stops early at the target accuracy, so that PPO has something left to teach."""
     knobs = TINY.model_copy(update={"target_accuracy": 1e-9, "steps": 100})
     assert make_policy(knobs, TRAIN, FEEDBACK, 1, tmp_path)["steps"] < 50
 
 
 def test_loss_and_accuracy_by_hand() -> None:
-    """A model that gives each of 4 tokens 1/4: log 4 a token, and a two-token answer is right once in 16."""
+    """A model with probability 1/4 for each of 4 tokens has loss log 4; a two-token answer is right once in 16."""
 
     def model(input_ids: torch.Tensor, use_cache: bool) -> SimpleNamespace:
         return SimpleNamespace(logits=torch.zeros(*input_ids.shape, 4))
@@ -159,7 +159,7 @@ def test_loss_and_accuracy_by_hand() -> None:
 
 
 def test_same_seed_same_weights_other_seed_others(taught: tuple[Path, object, object], tmp_path: Path) -> None:
-    """A warm start can be made again, whatever the state of torch's own generator."""
+    """A warm start is reproducible, whatever the state of torch's global generator."""
     torch.manual_seed(99)
     make_policy(TINY, TRAIN, FEEDBACK, 1, tmp_path / "again")
     make_policy(TINY, TRAIN, FEEDBACK, 2, tmp_path / "other")
@@ -170,7 +170,7 @@ def test_same_seed_same_weights_other_seed_others(taught: tuple[Path, object, ob
 
 
 def test_saved_model_is_untied_and_knows_where_to_stop(taught: tuple[Path, dict[str, float], object]) -> None:
-    """The server reloads only untied embeddings rightly, and stops at the end of a turn."""
+    """The server reloads only untied embeddings correctly, and stops at the end of a turn."""
     folder, metrics, _ = taught
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert model.lm_head.weight.data_ptr() != model.model.embed_tokens.weight.data_ptr()

@@ -1,1 +1,1 @@
-"""What `doctor` tries on a place, by subject. A probe returns what it found, or raises `Wrong` or `Untried`."""
+"""Probes of a place, which `doctor` runs. A probe returns what it found, or raises `Wrong` or `Untried`."""

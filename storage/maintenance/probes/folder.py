@@ -1,4 +1,4 @@
-"""Local folders: what the file system under them can do, and how long it lasts."""
+"""Probes of local folders: what their file system can do, and whether it keeps files."""
 
 import os
 import re
@@ -8,17 +8,17 @@ from pathlib import Path
 from storage.maintenance.probes.place import Place, Probe, Untried, Wrong
 
 _LEAST_BYTES = 2**30
-_FLEETING = ("tmpfs", "ramfs")
+_IN_MEMORY = ("tmpfs", "ramfs")
 _MOUNTS = Path("/proc/mounts")
 
 
 def _space(place: Place) -> str:
     key, _ = place.written("space")
     free = shutil.disk_usage(Path(place.store.path(key)).parent).free
-    told = f"{free / 2**30:.1f} GiB are free"
+    space = f"{free / 2**30:.1f} GiB are free"
     if free < _LEAST_BYTES:
-        raise Wrong(told)
-    return told
+        raise Wrong(space)
+    return space
 
 
 def _links(place: Place) -> str:
@@ -33,8 +33,8 @@ def _links(place: Place) -> str:
 def _sync(place: Place) -> str:
     key, _ = place.written("synced")
     path = Path(place.store.path(key))
-    for each in (path, path.parent):
-        descriptor = os.open(each, os.O_RDONLY)
+    for synced in (path, path.parent):
+        descriptor = os.open(synced, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
@@ -45,23 +45,23 @@ def _sync(place: Place) -> str:
 def _lasting(place: Place) -> str:
     key, _ = place.written("lasting")
     if not _MOUNTS.exists():
-        raise Untried(f"there is no {_MOUNTS} here")
+        raise Untried(f"this machine has no {_MOUNTS}")
     point, kind = mount_of(Path(place.store.path(key)), _MOUNTS.read_text())
-    told = f"{place.store.root} lies on {kind}, mounted at {point}"
-    if kind in _FLEETING:
-        raise Wrong(f"{told}: it is memory")
-    return told
+    mount = f"{place.store.root} lies on {kind}, mounted at {point}"
+    if kind in _IN_MEMORY:
+        raise Wrong(f"{mount}: it is memory")
+    return mount
 
 
 def mount_of(path: Path, mounts: str) -> tuple[str, str]:
-    """Mount point and type of the file system that holds `path`, by the text of /proc/mounts."""
+    """Return mount point and type of the file system that holds `path`; `mounts` is the text of /proc/mounts."""
     here = path.resolve()
-    found = ("/", "unknown")
+    mount = ("/", "unknown")
     for line in mounts.splitlines():
         point, kind = [_unescaped(word) for word in line.split()[1:3]]
-        if here.is_relative_to(point) and len(point) >= len(found[0]):  # the last one at a point hides others
-            found = point, kind
-    return found
+        if here.is_relative_to(point) and len(point) >= len(mount[0]):  # the last mount at a point hides earlier ones
+            mount = point, kind
+    return mount
 
 
 def _unescaped(word: str) -> str:
@@ -71,6 +71,6 @@ def _unescaped(word: str) -> str:
 PROBES = [
     Probe("free space", _space, "checkpoints will not fit"),
     Probe("hard links", _links, "versions cannot be committed: creating an object is a hard link"),
-    Probe("sync", _sync, "a power cut could take what was said to be committed"),
-    Probe("lasting", _lasting, "everything is gone after a reboot", refused=None),
+    Probe("sync", _sync, "a power cut could destroy committed versions"),
+    Probe("lasting", _lasting, "a reboot deletes everything", refused=None),
 ]

@@ -1,4 +1,4 @@
-"""Single objects: what may be done with them, and whether the place says the truth about them."""
+"""Probes of single objects: which operations are allowed, and whether their answers are right."""
 
 import statistics
 import time
@@ -22,14 +22,14 @@ def _read(place: Place) -> str:
     key, data = place.written("read")
     if (found := place.store.read(key)) != data:
         raise Wrong(f"wrote {data!r}, read {found!r}")
-    return "what was written is what is read"
+    return "what was written was read back"
 
 
 def _size(place: Place) -> str:
     key, data = place.written("size")
     if (found := place.store.size(key)) != len(data):
-        raise Wrong(f"wrote {len(data)} bytes, told {found}")
-    return "told right"
+        raise Wrong(f"wrote {len(data)} bytes, the place reports {found}")
+    return "reported correctly"
 
 
 def _delete(place: Place) -> str:
@@ -42,7 +42,7 @@ def _delete(place: Place) -> str:
 
 
 def _absent(place: Place) -> str:
-    """On AWS a HEAD or GET of what is not there is refused to users who may not list."""
+    """Probe absent objects. AWS refuses a HEAD or GET of an absent object if the user may not list the bucket."""
     key = f"{place.folder}/never-written"
     try:
         exists = place.store.exists(key)
@@ -52,8 +52,8 @@ def _absent(place: Place) -> str:
             raise
         raise Wrong("refused instead of absent: on AWS this user needs s3:ListBucket on the bucket") from None
     if exists:
-        raise Wrong("an object that nobody wrote is said to exist")
-    return "absent objects are said to be absent"
+        raise Wrong("an object that was never written is reported to exist")
+    return "absent objects are reported as absent"
 
 
 def _read_absent(place: Place, key: str) -> None:
@@ -61,42 +61,42 @@ def _read_absent(place: Place, key: str) -> None:
         data = place.store.read(key)
     except FileNotFoundError:
         return
-    raise Wrong(f"an object that nobody wrote reads as {data[:20]!r}")
+    raise Wrong(f"an object that was never written reads as {data[:20]!r}")
 
 
 def _create(place: Place) -> str:
     (_, first), key = place.written("create"), place.key("create-once")
     if not place.store.create(key, first):
-        raise Wrong("a create where nothing stood was refused")
+        raise Wrong("the create of an absent object was refused")
     if place.store.create(key, b"the second"):
-        raise Wrong("a create where an object stood went through")
+        raise Wrong("the create of an existing object succeeded")
     if (found := place.store.read(key)) != first:
-        raise Wrong(f"a create that was refused left {found!r} in place of {first!r}")
-    return "a second create of a key was refused, the first one's object stands"
+        raise Wrong(f"a create was refused, but replaced {first!r} by {found!r}")
+    return "the second create of a key was refused, and the first object was kept"
 
 
 def _listing(place: Place) -> str:
     key, data = place.written("listed")
-    if (key, len(data)) not in [(found.path, found.bytes) for found in place.store.walk(place.folder)]:
+    if (key, len(data)) not in [(item.path, item.bytes) for item in place.store.walk(place.folder)]:
         raise Wrong("an object just written is not listed")
     place.store.delete(key)
-    if key in [found.path for found in place.store.walk(place.folder)]:
+    if key in [item.path for item in place.store.walk(place.folder)]:
         raise Wrong("an object just deleted is still listed")
-    return "shows what was just written, and not what was just deleted"
+    return "shows an object just written, and does not show one just deleted"
 
 
 def _clocks(place: Place) -> str:
     before = time.time()
     key, _ = place.written("clock")
     after = time.time()
-    there = next((found.modified for found in place.store.walk(place.folder) if found.path == key), None)
-    if there is None:
+    modified = next((item.modified for item in place.store.walk(place.folder) if item.path == key), None)
+    if modified is None:
         raise Untried("an object just written is not listed")
-    difference = max(0.0, before - _SECOND - there, there - after - _SECOND)
-    told = f"this machine's and the place's differ by {difference:.0f} s"
+    difference = max(0.0, before - _SECOND - modified, modified - after - _SECOND)
+    skew = f"the clocks of this machine and of the place differ by {difference:.0f} s"
     if difference > _SKEW_S:
-        raise Wrong(told)
-    return told
+        raise Wrong(skew)
+    return skew
 
 
 def _latency(place: Place) -> str:
@@ -116,33 +116,34 @@ def _median(act: Callable[[], object]) -> float:
 
 
 def reach(place: Place) -> str:
-    """Empty where the place answers, if only to refuse; else why it does not."""
-    for look in (_list, _look):
+    """Return why the place does not answer; empty if it answers, even with a refusal."""
+    for request in (_list_objects, _head_object):
         try:
-            look(place)
-        except Exception as error:  # noqa: BLE001 - whatever keeps us from the place is the finding
+            request(place)
+        except Exception as error:  # noqa: BLE001 - any error that prevents access is the finding
             if not is_refusal(error):
                 return why(error)
     return ""
 
 
-def _list(place: Place) -> None:
+def _list_objects(place: Place) -> None:
     next(iter(place.store.walk(place.folder)), None)
 
 
-def _look(place: Place) -> None:
+def _head_object(place: Place) -> None:
     place.store.exists(f"{place.folder}/never-written")
 
 
 PROBES = [
     Probe("write", _write, "nothing can be committed: the first write of a run fails"),
     Probe("read", _read, "no stage can read what another wrote"),
-    Probe("size", _size, "whether a version exists cannot be told: a run stops at its first look"),
+    Probe("size", _size, "a run cannot check whether a version exists: it stops at its first check"),
     Probe("delete", _delete, "`gc --delete` fails; runs do not delete"),
-    Probe("absence", _absent, "the pipeline looks for versions that may not exist: a run stops at its first look"),
-    Probe("second create", _create, "a committed version could be replaced, or none committed: do not use this place"),
-    Probe("listing", _listing, "`gc` would miss what killed attempts left; runs do not list"),
-    Probe("clocks", _clocks, "`gc` takes objects for older or younger than they are; S3 refuses requests beyond 15 "
+    Probe("absence", _absent, "a run checks for versions that may not exist: it stops at its first check"),
+    Probe("second create", _create, "a committed version could be replaced, or no version committed: do not use this "
+          "place"),
+    Probe("listing", _listing, "`gc` would miss leftovers of killed attempts; runs do not list"),
+    Probe("clocks", _clocks, "`gc` misjudges the age of objects; S3 refuses requests if clocks differ by more than 15 "
           "minutes", refused=None),
     Probe("latency", _latency, "", refused=None),
 ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""The promise that everything rests on: of many who create an object at once, one does."""
+"""A probe of put-if-absent, on which all commits rely: of many writers of one object, exactly one succeeds."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,19 +14,19 @@ _PATIENCE_S = 120.0
 
 def _one_winner(place: Place) -> str:
     stores = [another(place.store) for _ in range(_WRITERS)]
-    with ThreadPoolExecutor(_WRITERS) as connecting:  # takes time, and so comes before
+    with ThreadPoolExecutor(_WRITERS) as connecting:  # connecting takes time, so it comes before the race
         list(connecting.map(lambda store: store.exists(place.key("race")), stores))
-    _alone(stores[0], place)
+    _create_alone(stores[0], place)
     for number in range(_ROUNDS):
         _race(stores, place.key(f"race-{number}"))
-    return f"one of {_WRITERS} writers won each of {_ROUNDS} races, and its bytes stand"
+    return f"one of {_WRITERS} writers won each of {_ROUNDS} races, and its bytes were stored"
 
 
-def _alone(store: Store, place: Place) -> None:
+def _create_alone(store: Store, place: Place) -> None:
     try:
         store.create(place.key("race-alone"), b"alone")
     except (StorageError, OSError):
-        raise Untried("needs creates, and there are none") from None
+        raise Untried("needs put-if-absent, and a create failed") from None
 
 
 def _race(stores: list[Store], key: str) -> None:
@@ -36,12 +36,12 @@ def _race(stores: list[Store], key: str) -> None:
         start.wait(_PATIENCE_S)
         return stores[number].create(key, _data(number))
 
-    with ThreadPoolExecutor(len(stores)) as writers:  # a new one each time: an old one may have too few threads
+    with ThreadPoolExecutor(len(stores)) as writers:  # a reused executor may have too few threads
         winners = [number for number, won in enumerate(writers.map(create, range(len(stores)))) if won]
     if len(winners) != 1:
-        raise Wrong(f"{len(winners)} of {len(stores)} writers who created one object at once were told that they did")
+        raise Wrong(f"{len(stores)} writers created one object at once, and {len(winners)} of them succeeded")
     if (found := stores[0].read(key)) != _data(winners[0]):
-        raise Wrong(f"writer {winners[0]} was told that it created an object, but {found!r} stands there")
+        raise Wrong(f"writer {winners[0]} created an object successfully, but {found!r} is stored")
 
 
 def _data(number: int) -> bytes:
@@ -49,5 +49,5 @@ def _data(number: int) -> bytes:
 
 
 PROBES = [
-    Probe("race", _one_winner, "two writers could both believe that they committed: do not use this place"),
+    Probe("race", _one_winner, "two writers could both think that they committed: do not use this place"),
 ]

@@ -1,4 +1,9 @@
-"""The checks, one module each; importing this package registers them all."""
+"""The checks of the audit, one module each; importing this package registers them all.
+
+Each module has a function from `AuditEvidence` to `Measured` and registers it (`registry`) under the name of its knob
+in `configs/audit.py`. The function notes its cases in the database and returns one value, which `tasks.audit.run`
+compares with the knob's threshold. `shares` has the checks' common case: the highest share among all data sets.
+"""
 
 import importlib
 import pkgutil

@@ -1,18 +1,18 @@
-"""Behaviour logprobs that cannot be: they would make ratios of PPO infinite, or train on what was never sampled."""
+"""Check for impossible behaviour logprobs: they make PPO's ratios infinite, or train on tokens never sampled."""
 
 from storage.records import HIGHEST_LOGPROB
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 
 def bad_logprobs(evidence: AuditEvidence) -> Measured:
-    """Counts rows with a logprob that is NaN, infinite, above 0 by more than rounding, or not 0 outside of samples."""
+    """Count rows with a logprob that is NaN, infinite, above 0 by more than rounding, or not 0 outside of turns."""
     database = evidence.database
     found = database.flag(
         "bad_logprobs",
         "trajectory",
         f"""select trajectory_id, data_set, case
             when impossible > 0 then impossible || ' logprobs are not finite or above 0'
-            else 'it has logprobs where nothing was sampled' end
+            else 'tokens that were not sampled have logprobs' end
         from (
             select trajectory_id, data_set,
                 len(list_filter(logprobs, lambda p: not isfinite(p) or p > {HIGHEST_LOGPROB})) as impossible,
@@ -23,7 +23,7 @@ def bad_logprobs(evidence: AuditEvidence) -> Measured:
         ) where impossible > 0 or given <> sampled""",
     )
     rows = int(database.number("select count(*) from episodes"))
-    return Measured(found, rows, f"{found} of {rows:,} rows have logprobs that cannot be")
+    return Measured(found, rows, f"{found} of {rows:,} rows have impossible logprobs")
 
 
 register_check("bad_logprobs", "Impossible logprobs", "trajectory", bad_logprobs)

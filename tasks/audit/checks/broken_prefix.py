@@ -1,21 +1,21 @@
-"""What a turn was sampled from must stand before it: turns in order, each in one sequence, one prompt for a group."""
+"""Check the tokens before each turn: turns must be in order, each in one sequence, and a group has one prompt."""
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 
 def broken_prefix(evidence: AuditEvidence) -> Measured:
-    """Counts rows with turns out of order or across sequences, and rows that begin unlike most of their group."""
+    """Count rows with turns out of order or across sequences, and rows with another prompt than most of their group."""
     database = evidence.database
     found = database.flag("broken_prefix", "trajectory", _DISORDER) + database.flag(
-        "broken_prefix", "trajectory", _STRANGE_PROMPT
+        "broken_prefix", "trajectory", _OTHER_PROMPT
     )
     rows = int(database.number("select count(*) from episodes"))
-    return Measured(found, rows, f"in {found} of {rows:,} rows a turn does not continue what stands before it")
+    return Measured(found, rows, f"in {found} of {rows:,} rows a turn does not continue the tokens before it")
 
 
 _DISORDER = """
     select trajectory_id, data_set, 'turn ' || (turn + 1) || case
-        when "start" < after then ' begins before the end of what stands before it'
+        when "start" < after then ' begins before the end of the tokens before it'
         else ' lies across two sequences' end
     from (
         select t.trajectory_id, t.data_set, t.turn, t."start", t."end", s.starts,
@@ -26,8 +26,8 @@ _DISORDER = """
     )
     where "start" < after or len(list_filter(starts, lambda b: b >= "start" and b < "end")) > 0"""
 
-# Groups in which no prompt has a majority are those of an agent that varies them on purpose.
-_STRANGE_PROMPT = """
+# If no prompt of a group has a majority, the agent varies prompts on purpose, and the group is not checked.
+_OTHER_PROMPT = """
     with beginnings as (
         select trajectory_id, data_set, problem_id, hash(token_ids[1:turns[1]."start"]) as beginning
         from trajectories where len(turns) > 0

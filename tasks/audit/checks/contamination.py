@@ -1,4 +1,4 @@
-"""Training problems that stand in an evaluation set of the run, too: its accuracy is remembered, not earned."""
+"""Check for training problems that are also in an evaluation set of the run, whose accuracy then measures memory."""
 
 from collections.abc import Iterable, Sequence
 
@@ -8,24 +8,24 @@ from storage.logs import catalog
 from storage.records import Problem
 from storage.version_names import EvaluationVersion, ProblemsVersion, select
 from storage.versions import manifests
-from storage.versions.datasets import rows
+from storage.versions.datasets import rows as read_rows
 from tasks.audit.checks.registry import AuditEvidence, Measured, SkippedError, register_check
-from tasks.audit.found import flag_found
+from tasks.audit.flag_rows import flag_rows
 from tasks.problems.contamination import find_overlaps
 
 
 def contamination(evidence: AuditEvidence) -> Measured:
-    """Compares what each run was trained on with the problem sets of its committed evaluations."""
-    trained = {run: _trained(evidence, run) for run in _runs(evidence)}
-    sets = _evaluated(evidence, [run for run, problems in trained.items() if problems])
+    """Compare the training problems of each run with the problem sets of its committed evaluations."""
+    trained = {run: _trained_problems(evidence, run) for run in _runs(evidence)}
+    sets = _evaluation_sets(evidence, [run for run, problems in trained.items() if problems])
     if not any(sets.values()):
-        raise SkippedError("no training data set of a run with evaluations, whose problems could be compared")
+        raise SkippedError("no run among the data sets has both training problems and evaluations to compare them with")
     found: dict[tuple[str, str], str] = {}
     for run, names in sets.items():
-        for overlap in find_overlaps(trained[run], {name: list(_read(evidence, name)) for name in names}):
-            place = f"{overlap.other_id} of {overlap.set_name}, which {run} is evaluated on"
-            found[run, overlap.problem_id] = f'is {place} ({overlap.kind}): "{overlap.shared}"'
-    flag_found(
+        for overlap in find_overlaps(trained[run], {name: list(_read_problems(evidence, name)) for name in names}):
+            match = f"{overlap.other_id} of {overlap.set_name}, which {run} is evaluated on"
+            found[run, overlap.problem_id] = f'is {match} ({overlap.kind}): "{overlap.shared}"'
+    flag_rows(
         evidence.database,
         "contamination",
         "problem",
@@ -33,8 +33,8 @@ def contamination(evidence: AuditEvidence) -> Measured:
         "select id, null::integer, detail from found",
     )
     problems = sum(len(trained[run]) for run, names in sets.items() if names)
-    held = ", ".join(sorted({name for names in sets.values() for name in names}))
-    return Measured(len(found), problems, f"{len(found):,} of {problems:,} training problems stand in {held}, too")
+    compared = ", ".join(sorted({name for names in sets.values() for name in names}))
+    return Measured(len(found), problems, f"{len(found):,} of {problems:,} training problems are also in {compared}")
 
 
 def _runs(evidence: AuditEvidence) -> list[str]:
@@ -43,28 +43,31 @@ def _runs(evidence: AuditEvidence) -> list[str]:
     ]
 
 
-def _trained(evidence: AuditEvidence, run: str) -> list[Problem]:
-    found = evidence.database.all(
+def _trained_problems(evidence: AuditEvidence, run: str) -> list[Problem]:
+    rows = evidence.database.all(
         """select distinct problem_id, prompt, solutions from trajectories join data_sets d using (data_set)
         where d.run = ? and not evaluation order by all""",
         run,
     )
-    return [Problem(name, prompt, solutions) for name, prompt, solutions in found]
+    return [Problem(name, prompt, solutions) for name, prompt, solutions in rows]
 
 
-def _evaluated(evidence: AuditEvidence, runs: Sequence[str]) -> dict[str, list[str]]:
-    """By run the versions of the problem sets that its policies were evaluated on, as far as they are there."""
-    found: dict[str, dict[str, None]] = {run: {} for run in runs}
+def _evaluation_sets(evidence: AuditEvidence, runs: Sequence[str]) -> dict[str, list[str]]:
+    """Return for each run the problem sets that its policies were evaluated on and that gc has not collected."""
+    sets: dict[str, dict[str, None]] = {run: {} for run in runs}
     for entry in catalog.read_all(evidence.store):
         run = layout.run_of(entry.version)
-        if entry.kind == "evaluation" and run in found:
-            found[run] |= dict.fromkeys(_parents(evidence, EvaluationVersion(entry.version)))
-    gone = {name for names in found.values() for name in names if evidence.store.exists(layout.tombstone(name))}
-    return {run: [name for name in names if name not in gone] for run, names in found.items()}
+        if entry.kind == "evaluation" and run in sets:
+            sets[run] |= dict.fromkeys(_problem_sets(evidence, EvaluationVersion(entry.version)))
+    gone = {name for names in sets.values() for name in names if evidence.store.exists(layout.tombstone(name))}
+    return {run: [name for name in names if name not in gone] for run, names in sets.items()}
 
 
-def _parents(evidence: AuditEvidence, evaluation: EvaluationVersion) -> list[ProblemsVersion]:
-    """Its problem set; nothing where it was not committed. What is damaged is for `storage verify` to tell."""
+def _problem_sets(evidence: AuditEvidence, evaluation: EvaluationVersion) -> list[ProblemsVersion]:
+    """Return the problem set of an evaluation; nothing if it was never committed.
+
+    Nothing, too, if its manifest is damaged, which `storage verify` reports.
+    """
     try:
         manifest = manifests.find(evidence.store, evaluation)
     except DamagedError:
@@ -72,9 +75,9 @@ def _parents(evidence: AuditEvidence, evaluation: EvaluationVersion) -> list[Pro
     return select(ProblemsVersion, manifest.parent_names) if manifest else []
 
 
-def _read(evidence: AuditEvidence, version: str) -> Iterable[Problem]:
+def _read_problems(evidence: AuditEvidence, version: str) -> Iterable[Problem]:
     try:
-        for row in rows(evidence.store, version, evidence.cache, ["problem_id", "prompt", "solutions"]):
+        for row in read_rows(evidence.store, version, evidence.cache, ["problem_id", "prompt", "solutions"]):
             yield Problem(**row)
     except DamagedError as error:
         raise SkippedError(f"an evaluation set cannot be read: {error}") from error

@@ -1,15 +1,15 @@
-"""Rows with the id of another row: whatever is looked up by id finds only one of them."""
+"""Check for rows with the id of another row: a lookup by id finds only one of them."""
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 
 def duplicate_ids(evidence: AuditEvidence) -> Measured:
-    """Counts all rows but the first of each id, over all data sets together."""
+    """Count all rows but the first of each id, over all data sets together."""
     database = evidence.database
     found = database.flag(
         "duplicate_ids",
         "trajectory",
-        """select trajectory_id, data_set, 'its id is also that of an earlier row'
+        """select trajectory_id, data_set, 'an earlier row has the same id'
         from episodes qualify row_number() over (partition by trajectory_id order by row) > 1""",
     )
     rows = int(database.number("select count(*) from episodes"))

@@ -1,10 +1,10 @@
-"""The policy version of each token: within a turn it may rise, when new weights are swapped in, but never fall."""
+"""Check the policy version of each token: within a turn it may rise (new weights were swapped in), but never fall."""
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 
 def falling_versions(evidence: AuditEvidence) -> Measured:
-    """Counts rows with a falling, unknown or future version in a turn, or with a version beside the turns."""
+    """Count rows with a falling, unknown or future version in a turn, or with a version outside of the turns."""
     database = evidence.database
     found = database.flag(
         "falling_versions",
@@ -27,7 +27,7 @@ def falling_versions(evidence: AuditEvidence) -> Measured:
         ) where unsorted or oldest < 0 or newest > newest_allowed or sampled <> given""",
     )
     rows = int(database.number("select count(*) from episodes"))
-    return Measured(found, rows, f"{found} of {rows:,} rows have policy versions that cannot be")
+    return Measured(found, rows, f"{found} of {rows:,} rows have impossible policy versions")
 
 
 register_check("falling_versions", "Policy versions in turns", "trajectory", falling_versions)

@@ -1,4 +1,4 @@
-"""Verdicts that a second checker contradicts: right answers that are called wrong teach a policy to avoid them."""
+"""Check verdicts with a second checker: right answers that are judged wrong teach the policy to avoid them."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,13 +10,16 @@ from tasks.audit.second_checker import Opinion, opinion
 from tasks.evaluate.statistics import proportion
 
 _SHOWN = 60  # characters
-_LEAST = 20  # turns: of fewer each may be the odd one
+_LEAST = 20  # turns; fewer are too few for a share
 
 
 def _contradicted(
     check: str, verdict: Literal["wrong", "correct"], contrary: Opinion, evidence: AuditEvidence
 ) -> Measured:
-    """Shows a sample of `verdict` to the second checker; the value is the least share that is likely contradicted."""
+    """Judge a sample of turns with `verdict` again, and flag those that the second checker calls `contrary`.
+
+    The value is the lower end of the 95 % interval of the share that the second checker contradicts.
+    """
     sample = evidence.database.all(
         """select trajectory_id, version, turn, text, solutions
         from (
@@ -30,9 +33,9 @@ def _contradicted(
     opinions = [opinion(text, solutions) for _, _, _, text, solutions in sample]
     pairs = zip(sample, opinions, strict=True)
     evidence.database.flag_all(
-        check, [_case(row, answer, verdict) for row, (said, answer) in pairs if said == contrary]
+        check, [_case(row, answer, verdict) for row, (judged, answer) in pairs if judged == contrary]
     )
-    return _measured([said for said, _ in opinions], verdict, contrary)
+    return _measured([judged for judged, _ in opinions], verdict, contrary)
 
 
 def _case(row: tuple[Any, ...], answer: str, verdict: str) -> Case:
@@ -46,19 +49,19 @@ def _gold(solutions: list[str]) -> str:
 
 
 def _measured(opinions: list[Opinion], verdict: str, contrary: Opinion) -> Measured:
-    told: list[Opinion] = [said for said in opinions if said != "cannot say"]
-    if not told:
-        return Measured(0.0, 0, f"of {len(opinions):,} turns judged {verdict} the second checker could judge none")
-    estimate = proportion([float(said == contrary) for said in told])
+    decided: list[Opinion] = [opinion for opinion in opinions if opinion != "cannot say"]
+    if not decided:
+        return Measured(0.0, 0, f"the second checker could judge none of {len(opinions):,} turns judged {verdict}")
+    estimate = proportion([float(opinion == contrary) for opinion in decided])
     says = (
-        f"the second checker calls {told.count(contrary):,} of {len(told):,} turns judged {verdict} {contrary}: "
+        f"the second checker calls {decided.count(contrary):,} of {len(decided):,} turns judged {verdict} {contrary}: "
         f"{estimate.value:.1%}, 95 % interval {estimate.low:.1%} to {estimate.high:.1%}"
     )
-    if len(told) < _LEAST:
-        says += f"; fewer than {_LEAST} are no alarm"
-    if silent := len(opinions) - len(told):
-        says += f"; of {silent:,} more it cannot say"
-    return Measured(estimate.low if len(told) >= _LEAST else 0.0, len(told), says)
+    if len(decided) < _LEAST:
+        says += f"; fewer than {_LEAST} turns raise no alarm"
+    if undecided := len(opinions) - len(decided):
+        says += f"; it cannot judge {undecided:,} more"
+    return Measured(estimate.low if len(decided) >= _LEAST else 0.0, len(decided), says)
 
 
 false_negatives: Callable[[AuditEvidence], Measured] = partial(_contradicted, "false_negatives", "wrong", "right")

@@ -1,4 +1,4 @@
-"""Characters that reorder or hide text: what people read there is not what the policy does."""
+"""Check for characters that reorder or hide text: people then read another text than the policy."""
 
 from storage.visible import HIDDEN
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
@@ -7,7 +7,7 @@ from tasks.audit.texts import TEXTS, measured
 
 
 def hidden_characters(evidence: AuditEvidence) -> Measured:
-    """Counts prompts, turns and pieces of feedback with one of `HIDDEN`."""
+    """Count prompts, turns and pieces of feedback with a character that `HIDDEN` matches."""
     units: tuple[Unit, ...] = ("problem", "turn")
     found = sum(
         evidence.database.flag(

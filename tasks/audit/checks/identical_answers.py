@@ -1,14 +1,14 @@
-"""Groups that say the same thing: seeds that do not work, or a policy that explores no more."""
+"""Check for groups whose answers are all the same: seeds may have no effect, or the policy explores no more."""
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.checks.shares import highest
 
 _LEAST = 4  # episodes of a group
-_LONG = 16  # tokens: shorter answers that are right may well be the same
+_LONG = 16  # tokens; shorter right answers are often the same
 
 
 def identical_answers(evidence: AuditEvidence) -> Measured:
-    """The share of groups in which all first answers are one text, of 16 tokens or more, or wrong."""
+    """Measure the share of groups whose first answers are all the same text, with at least 16 tokens or wrong."""
     groups = f"""
         select data_set, problem_id, count(*) as episodes,
             count(distinct text) = 1 and (min("end" - "start") >= {_LONG} or coalesce(max(success), 1) = 0) as same
@@ -20,7 +20,7 @@ def identical_answers(evidence: AuditEvidence) -> Measured:
     )
     return highest(
         evidence,
-        "groups gave one answer only",
+        "groups gave only one answer",
         f"select data_set, count(*) filter (same) as part, count(*) as whole from ({groups}) group by 1",
     )
 

@@ -1,4 +1,4 @@
-"""Prompts that state the gold answer, and feedback that gives it away: what is learned then is to copy."""
+"""Check for prompts that state the gold answer and feedback that gives it away: the policy then learns to copy."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -6,45 +6,48 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, SkippedError, register_check
-from tasks.audit.found import flag_found
-from tasks.audit.prompts import gather
+from tasks.audit.flag_rows import flag_rows
+from tasks.audit.prompts import create_distinct_prompts
 from tasks.audit.second_checker import stated
 from tasks.audit.tokens import Decoders
 
 _SHOWN = 80  # characters
-_OWN = 0.5
-"""What is said about many problems is an example or a form of words; it gives the golds away where it holds most of
-them."""
+_MOST_PROBLEMS = 0.5
+"""The same words about many problems, in prompts or feedback, may be an example or a fixed phrase. They count as a leak
+only if they contain the gold answers of more than this share of the problems."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """Words that may give a gold away, and whether they do."""
+class _StatedAnswer:
+    """Words in a prompt that state an answer, and whether it is the gold answer.
+
+    Example: _StatedAnswer(run="demo", words="answer is 19", problem_id="12+7", data_set=0, is_gold=True)
+    """
 
     run: str
     words: str
     problem_id: str
     data_set: int
-    gold: bool
+    is_gold: bool
 
 
 def leaked_answers(evidence: AuditEvidence) -> Measured:
-    """Looks at each distinct prompt, as text and as tokens, and at each feedback that a problem's episodes heard."""
+    """Search each distinct prompt, as text and as decoded tokens, and each feedback in a problem's episodes."""
     problems = evidence.database.all("select problem_id, prompt, solutions from problems")
-    told = (*_leaks(_in_problems(problems)), *_leaks(_in_prompts(evidence)))
-    leaks = {(said.problem_id, said.words): said for said in told}
-    found = flag_found(
+    answers = (*_leaks(_in_problems(problems)), *_leaks(_in_prompts(evidence)))
+    leaks = {(answer.problem_id, answer.words): answer for answer in answers}
+    found = flag_rows(
         evidence.database,
         "leaked_answers",
         "problem",
         {
-            "id": [said.problem_id for said in leaks.values()],
-            "data_set": [said.data_set for said in leaks.values()],
-            "words": [said.words[:_SHOWN] for said in leaks.values()],
+            "id": [leak.problem_id for leak in leaks.values()],
+            "data_set": [leak.data_set for leak in leaks.values()],
+            "words": [leak.words[:_SHOWN] for leak in leaks.values()],
         },
         """select id, data_set, 'its prompt states the gold answer: "' || words || '"' from found""",
     )
-    turns = _feedback(evidence)
+    turns = _flag_feedback(evidence)
     return Measured(
         found + turns,
         len(problems),
@@ -53,29 +56,29 @@ def leaked_answers(evidence: AuditEvidence) -> Measured:
     )
 
 
-def _leaks(said: Iterable[_Said]) -> Iterator[_Said]:
-    """Those whose words give the gold of most problems away about which they are said."""
-    problems: dict[tuple[str, str], dict[str, _Said]] = {}
-    for each in said:
-        problems.setdefault((each.run, each.words), {})[each.problem_id] = each
-    for told in problems.values():
-        giving = [each for each in told.values() if each.gold]
-        if len(giving) > _OWN * len(told):
-            yield from giving
+def _leaks(answers: Iterable[_StatedAnswer]) -> Iterator[_StatedAnswer]:
+    """Yield the stated gold answers whose words state the gold answer of most problems in which they occur."""
+    by_words: dict[tuple[str, str], dict[str, _StatedAnswer]] = {}
+    for answer in answers:
+        by_words.setdefault((answer.run, answer.words), {})[answer.problem_id] = answer
+    for by_problem in by_words.values():
+        golds = [answer for answer in by_problem.values() if answer.is_gold]
+        if len(golds) > _MOST_PROBLEMS * len(by_problem):
+            yield from golds
 
 
-def _in_problems(problems: Sequence[tuple[str, str, list[str]]]) -> Iterator[_Said]:
+def _in_problems(problems: Sequence[tuple[str, str, list[str]]]) -> Iterator[_StatedAnswer]:
     return (
-        _Said("", words, name, -1, gold)
+        _StatedAnswer("", words, name, -1, is_gold)
         for name, prompt, solutions in problems
-        for words, gold in stated(prompt, solutions)
+        for words, is_gold in stated(prompt, solutions)
     )
 
 
-def _in_prompts(evidence: AuditEvidence) -> Iterator[_Said]:
-    """The same of what the policy was really given; nothing where no tokenizer is left."""
-    gather(evidence)
-    query = "select data_set, problem_id, solutions, ids from asked order by asked"
+def _in_prompts(evidence: AuditEvidence) -> Iterator[_StatedAnswer]:
+    """Yield the answers stated in the tokens that the policy was given; nothing if no tokenizer is left."""
+    create_distinct_prompts(evidence)
+    query = "select data_set, problem_id, solutions, ids from distinct_prompts order by number"
     try:
         decoders = Decoders(evidence)
     except SkippedError:
@@ -83,21 +86,26 @@ def _in_prompts(evidence: AuditEvidence) -> Iterator[_Said]:
     for part in decoders.decode(evidence, query):
         rows = part.columns("data_set", "problem_id", "solutions")
         for row, text in zip(rows, part.texts, strict=True):
-            for words, gold in stated(text, row["solutions"]):
-                yield _Said(part.run, words, row["problem_id"], row["data_set"], gold)
+            for words, is_gold in stated(text, row["solutions"]):
+                yield _StatedAnswer(part.run, words, row["problem_id"], row["data_set"], is_gold)
 
 
-def _feedback(evidence: AuditEvidence) -> int:
-    """Notes turns whose feedback holds the gold, which neither the prompt nor the turn's own text does."""
-    heard: dict[str, list[tuple[int, str]]] = {}
-    for name, prompt, solutions, feedback, problems in evidence.database.all(_HEARD):
-        if _gives(feedback, solutions) and not _gives(prompt, solutions):
-            heard.setdefault(feedback, []).append((problems, name))
-    giving = [(name, feedback) for feedback, told in heard.items() if len(told) > _OWN * told[0][0] for _, name in told]
-    return flag_found(evidence.database, "leaked_answers", "turn", _turns(evidence, giving), "from found")
+def _flag_feedback(evidence: AuditEvidence) -> int:
+    """Flag turns whose feedback contains the gold answer, while neither the prompt nor the turn's text does."""
+    by_feedback: dict[str, list[tuple[int, str]]] = {}
+    for name, prompt, solutions, feedback, problems in evidence.database.all(_FEEDBACK_WITH_GOLD):
+        if _contains_gold(feedback, solutions) and not _contains_gold(prompt, solutions):
+            by_feedback.setdefault(feedback, []).append((problems, name))
+    leaks = [
+        (name, feedback)
+        for feedback, leaking in by_feedback.items()
+        if len(leaking) > _MOST_PROBLEMS * leaking[0][0]
+        for _, name in leaking
+    ]
+    return flag_rows(evidence.database, "leaked_answers", "turn", _turns(evidence, leaks), "from found")
 
 
-_HEARD = """
+_FEEDBACK_WITH_GOLD = """
     select problem_id, prompt, solutions, feedback, problems from (
         select *, count(*) over (partition by feedback) as problems from (
             select distinct problem_id, prompt, solutions, t.feedback
@@ -106,28 +114,28 @@ _HEARD = """
     ) where len(list_filter(
         solutions, lambda gold: contains(replace(feedback, ',', ''), replace(trim(gold), ',', ''))
     )) > 0"""
-"""SQL: feedback that a gold is a part of, and about how many problems it is said."""
+"""SQL: feedback that contains a gold answer as a substring, and the number of problems with the same feedback."""
 
 
-def _turns(evidence: AuditEvidence, giving: list[tuple[str, str]]) -> dict[str, list[Any]]:
-    """Turns on these problems that heard this feedback without having said the gold themselves."""
-    names, feedback = [name for name, _ in giving], [words for _, words in giving]
+def _turns(evidence: AuditEvidence, leaks: list[tuple[str, str]]) -> dict[str, list[Any]]:
+    """Return the turns that got the feedback of a leak (problem id, feedback) without stating the gold themselves."""
+    names, feedback = [name for name, _ in leaks], [words for _, words in leaks]
     rows = evidence.database.all(
         """select trajectory_id, data_set, turn, text, feedback, solutions from turns
         join (select unnest(?::varchar[]) as problem_id, unnest(?::varchar[]) as feedback) using (problem_id, feedback)
         join (select row, solutions from trajectories) using (row)""",
         *(names, feedback),
     )
-    told = [row for row in rows if not _gives(row[3], row[5])]
+    turns = [row for row in rows if not _contains_gold(row[3], row[5])]
     return {
-        "id": [row[0] for row in told],
-        "data_set": [row[1] for row in told],
-        "detail": [f'the feedback after turn {row[2] + 1} gives the gold away: "{row[4][:_SHOWN]}"' for row in told],
+        "id": [row[0] for row in turns],
+        "data_set": [row[1] for row in turns],
+        "detail": [f'the feedback after turn {row[2] + 1} gives the gold away: "{row[4][:_SHOWN]}"' for row in turns],
     }
 
 
-def _gives(text: str, solutions: Sequence[str]) -> bool:
-    """Whether one of `solutions` stands in `text` for itself: 12 does not stand in 112, 1.12 or -12."""
+def _contains_gold(text: str, solutions: Sequence[str]) -> bool:
+    """Return whether `text` contains one of `solutions` as a whole: 112, 1.12 and -12 do not contain 12."""
     plain = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
     return any(
         re.search(rf"(?<![\w.\-]){re.escape(gold)}(?!\w|\.\d)", plain) is not None

@@ -1,13 +1,16 @@
-"""Length that pays: where the longer answer of a group is as a rule the right one, a policy learns to be long."""
+"""Check whether length correlates with success: if the longer answer of a group is mostly right, answers get longer."""
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.results import Case
 
-_LEAST = 100  # turns in groups that differ
+_LEAST = 100  # turns in groups with right and wrong answers
 
 
 def length_and_reward(evidence: AuditEvidence) -> Measured:
-    """Largest absolute correlation of length and success of a data set's first turns, both less their group's mean."""
+    """Measure the correlation of length and success of first turns, both minus their group's mean.
+
+    The value is the largest absolute correlation among the data sets.
+    """
     rows = evidence.database.all(
         f"""select version, count(*), corr(length, success) from (
             select data_set, "end" - "start" - avg("end" - "start") over grouped as length,
@@ -18,7 +21,7 @@ def length_and_reward(evidence: AuditEvidence) -> Measured:
     )
     turns = sum(row[1] for row in rows)
     if not rows:
-        return Measured(0, 0, f"no data set has {_LEAST} turns in groups that differ: nothing to correlate")
+        return Measured(0, 0, f"no data set has {_LEAST} turns in groups with right and wrong answers to correlate")
     limit = evidence.settings.checks.length_and_reward.threshold
     evidence.database.flag_all(
         "length_and_reward",
@@ -29,7 +32,7 @@ def length_and_reward(evidence: AuditEvidence) -> Measured:
         ],
     )
     version, _, most = max(rows, key=lambda row: abs(row[2]))
-    says = f"length and success of {turns:,} first turns correlate by {most:+.2f} where they do most, in {version}"
+    says = f"length and success of {turns:,} first turns correlate by at most {most:+.2f}, in {version}"
     return Measured(abs(most), len(rows), says)
 
 

@@ -1,4 +1,4 @@
-"""Stored logprobs that the stored weights do not give: another policy played than the one that is named."""
+"""Recompute stored logprobs with the stored weights: a difference means that another policy played."""
 
 import json
 import math
@@ -15,14 +15,15 @@ from tasks.audit.checks.registry import AuditEvidence, Measured, SkippedError, r
 from tasks.audit.results import Case
 
 _WORST = 100.0
-"""Nats that stand for a difference that is no number."""
+"""The difference in nats that replaces NaN and infinity."""
 ROUNDING = {"float32": 0.0, "float16": 0.005, "bfloat16": 0.02}
-"""Nats a token that the number format of the served weights explains; the recomputation is in float32."""
+"""The difference in nats per token that the number format of the served weights explains, by format. The recomputation
+is in float32."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Played:
-    """A data set, and with which policy and how most of its trajectories were sampled."""
+    """A data set, with the policy and the sampling of most of its trajectories."""
 
     number: int
     version: str
@@ -31,17 +32,17 @@ class _Played:
     sampling: str  # JSON
 
     @property
-    def untouched(self) -> bool:
-        """Whether logprobs are those of the whole distribution."""
-        return self._said("top_p", 1.0) == 1 and self._said("top_k", 0.0) <= 0
+    def has_full_distribution(self) -> bool:
+        """Return whether the logprobs are from the whole distribution, not cut by top_p or top_k."""
+        return self._parameter("top_p", 1.0) == 1 and self._parameter("top_k", 0.0) <= 0
 
     @property
     def temperature(self) -> float:
-        """Of the stored logprobs: where sampling was greedy, engines tell those of temperature 1."""
-        return self._said("temperature", 1.0) or 1.0
+        """The temperature of the stored logprobs; after greedy sampling engines return those of temperature 1."""
+        return self._parameter("temperature", 1.0) or 1.0
 
-    def _said(self, name: str, default: float) -> float:
-        """NaN, which fulfils no condition, where it cannot be read."""
+    def _parameter(self, name: str, default: float) -> float:
+        """Return a sampling parameter, or NaN, which fulfils no condition, if it cannot be read."""
         try:
             return float(json.loads(self.sampling).get(name, default))
         except (AttributeError, TypeError, ValueError):
@@ -50,19 +51,19 @@ class _Played:
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """How far one trajectory's logprobs are from those of the weights."""
+    """The differences between the stored and the recomputed logprobs of one trajectory."""
 
     trajectory_id: str
-    nats: "np.ndarray[Any, np.dtype[np.float64]]"  # A, of the tokens of that policy version
+    nats: "np.ndarray[Any, np.dtype[np.float64]]"  # A, for the action tokens of the data set's policy version
 
 
 def logprob_drift(evidence: AuditEvidence) -> Measured:
-    """Recomputes trajectories of the first, a middle and the last data set.
+    """Recompute trajectories of the first, some middle and the last data set.
 
-    The value is the largest mean difference beyond what rounding explains.
+    The value is the largest mean difference of a data set, minus what rounding explains.
     """
     if not evidence.settings.recomputed:
-        raise SkippedError("audit.recomputed=0: no model was loaded")
+        raise SkippedError("audit.recomputed=0: no trajectory is recomputed")
     chosen, compared, beyond, failures = _chosen(evidence), 0, [0.0], list[str]()
     for place, played in enumerate(chosen):
         count = evidence.settings.recomputed // len(chosen) + (place < evidence.settings.recomputed % len(chosen))
@@ -80,11 +81,11 @@ def logprob_drift(evidence: AuditEvidence) -> Measured:
     if not compared:
         failures.append("no trajectory has whole token columns and tokens of the policy that it names")
         raise SkippedError("; ".join(failures))
-    told = ", ".join(f"{mean:.2g} in {version}" for version, mean in evidence.drifts.items())
+    means = ", ".join(f"{mean:.2g} in {version}" for version, mean in evidence.drifts.items())
     return Measured(
         max(beyond),
         compared,
-        f"of {compared:,} trajectories, mean difference in nats a token: {'; '.join([told, *failures])}",
+        f"mean difference of {compared:,} trajectories in nats a token: {'; '.join([means, *failures])}",
     )
 
 
@@ -94,7 +95,7 @@ def _rounding(evidence: AuditEvidence, played: _Played) -> float:
 
 
 def _chosen(evidence: AuditEvidence) -> list[_Played]:
-    """The first, a middle and the last data set whose policy is still there."""
+    """Choose data sets at equal distances, the first and last included, whose policy is still in the store."""
     rows = evidence.database.all(
         """select data_set, version, policy, policy_version, sampling from (
             select data_set, policy, policy_version, sampling, count(*) as rows from trajectories group by all
@@ -103,11 +104,11 @@ def _chosen(evidence: AuditEvidence) -> list[_Played]:
         order by run, evaluation, iteration, data_set"""
     )
     played = [_Played(*row) for row in rows]
-    if played and not any(each.untouched for each in played):
+    if played and not any(each.has_full_distribution for each in played):
         raise SkippedError(
             f"sampled with top_p or top_k ({played[0].sampling}): logprobs of a cut distribution cannot be compared"
         )
-    kept = [each for each in played if each.untouched and _is_there(evidence, each.policy)]
+    kept = [each for each in played if each.has_full_distribution and _is_in_store(evidence, each.policy)]
     if not kept:
         raise SkippedError("no checkpoint that played these data sets is left in the store")
     places = np.unique(
@@ -116,14 +117,14 @@ def _chosen(evidence: AuditEvidence) -> list[_Played]:
     return [kept[place] for place in places]
 
 
-def _is_there(evidence: AuditEvidence, policy: str) -> bool:
+def _is_in_store(evidence: AuditEvidence, policy: str) -> bool:
     store = evidence.store
     return bool(policy) and manifests.committed(store, policy) and not store.exists(layout.tombstone(policy))
 
 
 def _differences(evidence: AuditEvidence, played: _Played, count: int) -> list[_Difference]:
-    """Of up to `count` trajectories, of their tokens of that policy version."""
-    from tasks.train.recompute import Spoken, recompute
+    """Recompute up to `count` trajectories; compare the tokens that the data set's policy version sampled."""
+    from tasks.train.recompute import StoredTokens, recompute
 
     rows = evidence.database.all(
         """select trajectory_id, token_ids, action_mask, sequence_starts, logprobs, versions from trajectories
@@ -134,20 +135,20 @@ def _differences(evidence: AuditEvidence, played: _Played, count: int) -> list[_
     )
     try:
         model = open_checkpoint(evidence.store, played.policy, evidence.cache).model
-        found = recompute(model, [Spoken(*row[:4]) for row in rows], played.temperature)
+        recomputed = recompute(model, [StoredTokens(*row[:4]) for row in rows], played.temperature)
     except UnavailableError:
         raise
     except (StorageError, ValueError, OSError) as error:
         raise SkippedError(f"the policy {played.policy} cannot be loaded: {error}") from error
     return [
         difference
-        for row, logprobs in zip(rows, found, strict=True)
+        for row, logprobs in zip(rows, recomputed, strict=True)
         if logprobs is not None and (difference := _difference(row, logprobs, played.policy_version)).nats.size
     ]
 
 
 def _difference(row: tuple[Any, ...], recomputed: Any, version: int) -> _Difference:
-    """What is stored as no number is told by `bad_logprobs`, and left out."""
+    """Compare one trajectory. Stored NaN and infinity are left out, because the check `bad_logprobs` reports them."""
     name, _, mask, _, logprobs, versions = row
     sampled = np.array(mask)
     stored, by_policy = np.array(logprobs)[sampled], np.array(versions)[sampled] == version

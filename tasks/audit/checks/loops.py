@@ -1,15 +1,15 @@
-"""Turns that repeat themselves: a policy that found no end, or has collapsed."""
+"""Check for turns that repeat themselves: the policy finds no end or has collapsed."""
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.checks.shares import highest
 
-_LONG = 32  # tokens; shorter turns cannot show it
+_LONG = 32  # tokens; shorter turns have too few 4-grams
 _GRAM = 4
-_MOST = 0.5  # share of 4-grams that stood before
+_MOST = 0.5  # share of 4-grams that are repetitions
 
 
 def loops(evidence: AuditEvidence) -> Measured:
-    """The share of long turns in which more than half of the 4-grams of tokens are repetitions, where it is highest."""
+    """Measure the share of long turns in which more than half of the 4-grams of tokens are repetitions."""
     database = evidence.database
     database.connection.execute(
         f"""create or replace temp table looping as
@@ -26,7 +26,7 @@ def loops(evidence: AuditEvidence) -> Measured:
         "loops",
         "turn",
         """select trajectory_id, data_set,
-            'turn ' || (turn + 1) || ': ' || round(100 * repeated)::integer || ' % of its 4-grams stood there before'
+            'turn ' || (turn + 1) || ': ' || round(100 * repeated)::integer || ' % of its 4-grams are repetitions'
         from looping""",
     )
     return highest(

@@ -1,4 +1,4 @@
-"""The action mask says what is trained on, the turns say what was sampled: both must be the same tokens."""
+"""Check that the action mask (tokens that are trained on) and the turns (tokens that were sampled) agree."""
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
@@ -6,7 +6,7 @@ _TRUE = "coalesce(list_sum({}::tinyint[]), 0)"
 
 
 def mask_and_spans(evidence: AuditEvidence) -> Measured:
-    """Counts rows whose columns differ in length, or whose mask is not true on the turns' spans and there alone."""
+    """Count rows whose token columns differ in length, or whose mask is not exactly the spans of their turns."""
     database = evidence.database
     found = database.flag(
         "mask_and_spans",
@@ -14,7 +14,7 @@ def mask_and_spans(evidence: AuditEvidence) -> Measured:
         f"""select trajectory_id, data_set, case
             when not same then 'its token columns differ in length'
             when not inside then 'a turn lies outside of its tokens'
-            else masked || ' tokens are masked, ' || spoken || ' lie in turns, ' || agreed || ' are both' end
+            else masked || ' tokens are in the mask, ' || spoken || ' in turns, ' || agreed || ' in both' end
         from (
             select trajectory_id, data_set,
                 len(token_ids) = len(action_mask) and len(token_ids) = len(logprobs)

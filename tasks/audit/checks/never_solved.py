@@ -1,10 +1,10 @@
-"""Problems that nobody solved while most episodes agree on another answer: the gold may be wrong, not the policy."""
+"""Check for problems never solved while at least half of the episodes agree on another answer: a wrong gold answer?"""
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 
 def never_solved(evidence: AuditEvidence) -> Measured:
-    """Counts problems of many episodes without a right turn, at least half of whose last answers are the same."""
+    """Count problems with many episodes and no right turn, for which at least half of the last answers are the same."""
     least = evidence.settings.least_episodes
     found = evidence.database.flag(
         "never_solved",
@@ -14,7 +14,7 @@ def never_solved(evidence: AuditEvidence) -> Measured:
             select t.row, problem_id, prompt, solutions, best from episodes join (
                 select row, prompt, solutions from trajectories
             ) t using (row) where best is not null
-        ), hopeless as (
+        ), unsolved as (
             select problem_id, prompt, solutions, count(*) as episodes from played
             group by problem_id, prompt, solutions having count(*) >= ? and max(best) = 0
         ), answers as (
@@ -23,15 +23,15 @@ def never_solved(evidence: AuditEvidence) -> Measured:
             group by all
         )
         select h.problem_id, null::integer,
-            votes || ' of ' || episodes || ' episodes ended in ' || extracted || ', none in the gold '
+            votes || ' of ' || episodes || ' episodes ended in ' || extracted || ', none in the gold answer '
                 || coalesce(h.solutions[1], '')
-        from hopeless h join answers a using (problem_id, prompt, solutions)
+        from unsolved h join answers a using (problem_id, prompt, solutions)
         where votes * 2 >= episodes
         qualify row_number() over (partition by h.problem_id, prompt, h.solutions order by votes desc, extracted) = 1
         """,
         least,
     )
-    looked_at = int(
+    checked = int(
         evidence.database.number(
             """select count(*) from (
                 select problem_id from episodes join (select row, prompt, solutions from trajectories) using (row)
@@ -42,8 +42,8 @@ def never_solved(evidence: AuditEvidence) -> Measured:
     )
     return Measured(
         found,
-        looked_at,
-        f"{found:,} of {looked_at:,} problems with {least} episodes or more were never solved, while at least half of "
+        checked,
+        f"{found:,} of {checked:,} problems with {least} episodes or more were never solved, while at least half of "
         "the episodes ended in one other answer",
     )
 

@@ -1,10 +1,9 @@
-"""The checks by name: what one is given, and what it answers."""
+"""The registry of checks: what a check is given (`AuditEvidence`), and what it returns (`Measured`)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from configs.audit import Audit, Checks
 from storage import layout
@@ -15,14 +14,12 @@ from tasks.audit.database import AuditDatabase
 from tasks.audit.intake import Intake
 from tasks.audit.results import Unit
 from tasks.audit.selection import DataSet
-
-if TYPE_CHECKING:
-    from tasks.score.verifier import Verifier
+from tasks.score.verifier import Verifier
 
 
 @dataclass(frozen=True)
 class AuditEvidence:
-    """What checks look at."""
+    """The data that checks read, and the settings."""
 
     database: AuditDatabase
     store: Store
@@ -30,24 +27,24 @@ class AuditEvidence:
     data_sets: list[DataSet]
     intake: Intake
     settings: Audit
-    verifier: "Verifier"
+    verifier: Verifier
     drifts: dict[str, float] = field(default_factory=dict)
-    """By version of a data set, where recomputed logprobs were compared."""
+    """The mean difference to recomputed logprobs, by version of the data set; `logprob_drift` fills it."""
 
     @cached_property
     def complete(self) -> list[int]:
-        """Numbers of the data sets that were taken whole: only there does a missing row mean anything.
+        """The numbers of the data sets that were read completely, because a missing row means nothing in others.
 
-        Not one that a run is still at work on: its scores are to come.
+        A data set without scores is left out while a run is still working on it, because its scores are yet to come.
         """
         incomplete = self.intake.incomplete
         return [
             each.number
             for each in self.data_sets
-            if each.version not in incomplete and not (not each.scores and self._is_at_work(each))
+            if each.version not in incomplete and not (not each.scores and self._is_in_progress(each))
         ]
 
-    def _is_at_work(self, data_set: DataSet) -> bool:
+    def _is_in_progress(self, data_set: DataSet) -> bool:
         trained = layout.checkpoint(data_set.run, data_set.iteration + 1)
         return (
             not data_set.is_evaluation
@@ -57,26 +54,26 @@ class AuditEvidence:
 
     @cached_property
     def rows(self) -> int:
-        """Trajectories that could be read."""
+        """The number of trajectories that could be read."""
         return int(self.database.number("select count(*) from episodes"))
 
     @cached_property
     def scored(self) -> bool:
-        """Whether any turn has a score."""
+        """Return whether any turn has a score."""
         return bool(self.database.number("select count(*) from turns where verdict is not null"))
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A check's answer. The cases behind it are in the database by then."""
+    """The result of a check, which has already noted its cases in the database."""
 
-    value: float  # to be compared with the threshold
-    of: int  # how many were looked at
+    value: float  # compared with the threshold
+    of: int  # number of units that were checked
     says: str  # a sentence with the numbers
 
 
 class SkippedError(Exception):
-    """A check cannot be made; the message says why."""
+    """A check cannot run; the message says why."""
 
 
 Run = Callable[[AuditEvidence], Measured]
@@ -94,7 +91,7 @@ class AuditCheck:
 
     @property
     def about(self) -> str:
-        """What the configuration's page says of it."""
+        """The description of the check's knob in the configuration."""
         return (Checks.model_fields[self.name].description or "").replace("\n", " ")
 
 
@@ -102,14 +99,14 @@ CHECKS: dict[str, AuditCheck] = {}
 
 
 def register_check(name: str, title: str, unit: Unit, run: Run, *, needs_scores: bool = False) -> None:
-    """Make a check known under its name in `audit.checks`.
+    """Register a check under its name in `audit.checks`.
 
     Args:
-        name: of its knob.
-        title: for people.
-        unit: what its cases are.
-        run: notes the cases (`AuditDatabase.flag`) and measures; raises `SkippedError` where it cannot.
-        needs_scores: it is skipped where no turn has a score.
+        name: name of its knob.
+        title: name for people.
+        unit: unit of its cases.
+        run: function that notes the cases (`AuditDatabase.flag`) and measures, or raises `SkippedError`.
+        needs_scores: skip the check if no turn has a score.
     """
     if name not in Checks.model_fields:
         raise ValueError(f"check {name!r} has no knob in configs/audit.py: declare its threshold and severity there")
@@ -119,5 +116,5 @@ def register_check(name: str, title: str, unit: Unit, run: Run, *, needs_scores:
 
 
 def share(part: float, whole: float) -> float:
-    """`part` of `whole`; 0 where there is nothing."""
+    """Return `part / whole`, or 0 if `whole` is 0."""
     return part / whole if whole else 0.0

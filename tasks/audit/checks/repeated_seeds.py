@@ -1,12 +1,12 @@
-"""Episodes of a group that were sampled with one seed are one episode, counted twice."""
+"""Check for episodes of a group that were sampled with the same seed: they are one episode, counted twice."""
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 
 def repeated_seeds(evidence: AuditEvidence) -> Measured:
-    """Counts turns with the seed that the same turn of an earlier sample of their group had.
+    """Count turns with the same seed as the same turn of an earlier sample of their group.
 
-    Several trajectories of one episode have one sample, and may share their beginning.
+    Trajectories of one episode have the same sample number and may share turns, so they are not compared.
     """
     database = evidence.database
     found = database.flag(
@@ -20,7 +20,7 @@ def repeated_seeds(evidence: AuditEvidence) -> Measured:
         from turns t join doubled using (data_set, problem_id, turn, seed) where t.sample > first_sample""",
     )
     turns = int(database.number("select count(*) from turns"))
-    return Measured(found, turns, f"{found} of {turns:,} turns were sampled with a seed of their group once more")
+    return Measured(found, turns, f"{found} of {turns:,} turns were sampled with a seed that their group already had")
 
 
 register_check("repeated_seeds", "Repeated seeds", "turn", repeated_seeds)

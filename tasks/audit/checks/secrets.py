@@ -1,4 +1,4 @@
-"""Keys and passwords: a data set is copied and kept, and a policy repeats what it was trained on."""
+"""Check for keys and passwords: data sets are copied and kept, and a policy repeats what it was trained on."""
 
 import re
 
@@ -27,20 +27,20 @@ _PLACEHOLDER = re.compile(r"(?i)x{4}|\*{3}|\.{3}|your|example|changeme|placehold
 
 
 def secrets(evidence: AuditEvidence) -> Measured:
-    """Counts prompts, turns and pieces of feedback with what has the form of a key of some well-known kind."""
+    """Count prompts, turns and pieces of feedback with text that has the form of a well-known kind of key."""
     return search(evidence, "secrets", _PATTERN, kind, "what looks like a key or a password")
 
 
 def kind(text: str) -> str:
-    """What `text` holds, with its first 4 characters; empty where that is a placeholder or an ordinary word.
+    """Return what `text` contains, with its first 4 characters; empty for a placeholder or an ordinary word.
 
     >>> kind("password = hunter22"), kind("password = required"), kind("sk-learn-is-a-nice-library")
     ('a password (hunt…)', '', '')
     """
     for name, pattern in _COMPILED.items():
         for found in pattern.finditer(text):
-            told = _VALUE.search(found[0]) if name == "a password" else None
-            value = told[1] if told else found[0]
+            assigned = _VALUE.search(found[0]) if name == "a password" else None
+            value = assigned[1] if assigned else found[0]
             if name not in ("a password", "an API key") or _is_secret(value):
                 return f"{name} ({value[:4]}…)"
     return ""

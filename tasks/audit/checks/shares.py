@@ -1,4 +1,4 @@
-"""Shares of turns, episodes or groups, data set by data set: the highest one is what a threshold is about."""
+"""Measure a share of turns, episodes or groups in each data set; the highest one is compared with the threshold."""
 
 from typing import Literal
 
@@ -14,16 +14,16 @@ def highest_share(
     detail: str,
     among: str = "true",
 ) -> Measured:
-    """Notes the rows of `source` that fulfil `condition`, and measures their share where it is highest.
+    """Flag the rows of `source` that fulfil `condition`, and return their highest share among the data sets.
 
     Args:
-        evidence: what is looked at.
-        check: its name.
-        what: of the share, in words.
-        source: table.
-        condition: SQL, of what counts.
-        detail: SQL, what is said of a case.
-        among: SQL, of what is looked at.
+        evidence: the data to check.
+        check: name of the check.
+        what: what is counted, in words.
+        source: table to read.
+        condition: SQL condition of the rows to flag.
+        detail: SQL expression for the detail of a case.
+        among: SQL condition of all rows that are counted.
     """
     unit: Literal["turn", "trajectory"] = "turn" if source == "turns" else "trajectory"
     chosen = f"select trajectory_id, data_set, {detail} from {source} where ({among}) and ({condition})"
@@ -37,11 +37,11 @@ def highest_share(
 
 
 def highest(evidence: AuditEvidence, what: str, counts: str) -> Measured:
-    """The highest share among data sets; `counts` is a query of data_set, part and whole."""
+    """Return the highest share among the data sets; `counts` is a query with the columns data_set, part and whole."""
     rows = evidence.database.all(f"select version, part, whole from ({counts}) join data_sets using (data_set)")
     part, whole = sum(row[1] for row in rows), sum(row[2] for row in rows)
     version, most = max(((row[0], share(row[1], row[2])) for row in rows), key=lambda row: row[1], default=("", 0.0))
     says = f"{part:,} of {whole:,} {what} ({share(part, whole):.1%})"
     if len(rows) > 1 and part:
-        says += f"; the most, {most:.1%}, in {version}"
+        says += f"; the highest share, {most:.1%}, in {version}"
     return Measured(most, whole, says)

@@ -1,10 +1,13 @@
-"""Staleness: how many updates a token's policy was behind the one in training when its data set was collected."""
+"""Check the staleness: how many versions a token's policy was behind the policy in training."""
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 
 def staleness(evidence: AuditEvidence) -> Measured:
-    """Versions beyond the `rollout.max_head_offpolicyness` that a data set was made with; evaluations do not count."""
+    """Measure by how many versions the stalest row exceeds the `rollout.max_head_offpolicyness` of its data set.
+
+    Evaluations are not checked.
+    """
     database = evidence.database
     database.flag(
         "staleness",

@@ -1,20 +1,20 @@
-"""Steps of the success rate from one data set to the next that sampling cannot explain: something else has changed."""
+"""Check for jumps of the success rate between successive data sets that sampling noise cannot explain."""
 
 import math
 from dataclasses import dataclass
 
 from storage import layout
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
-from tasks.audit.intake import take_in
+from tasks.audit.intake import fetch_data_sets
 from tasks.audit.results import Case
 from tasks.audit.selection import DataSet, previous
 
-_LEAST = 0.1  # smaller steps are no alarm, however certain
+_LEAST = 0.1  # smaller steps raise no alarm, however certain they are
 
 
 @dataclass(frozen=True, slots=True)
 class _Success:
-    """Of the first turn in a data set, over its problems."""
+    """The success rate of first turns in a data set: mean and variance over its problems."""
 
     version: str
     mean: float
@@ -23,52 +23,57 @@ class _Success:
 
 
 def success_drift(evidence: AuditEvidence) -> Measured:
-    """The largest step from one iteration of a run to the next, in standard errors of the difference.
+    """Measure the largest step from one iteration of a run to the next, in standard errors of the difference.
 
-    Problems are what varies, since the episodes of one are alike: the error is that of the mean over problems.
+    The standard error is that of the mean over problems, because the episodes of one problem are not independent.
     """
     steps = _steps(evidence)
-    alarms = [(before, after, _errors(before, after)) for before, after in steps if _counts(before, after)]
+    large = [(before, after, _errors(before, after)) for before, after in steps if _is_large(before, after)]
     limit = evidence.settings.checks.success_drift.threshold
     evidence.database.flag_all(
         "success_drift",
         [
-            Case("data set", after.version, after.version, f"{_says(before, after)}, {errors:.1f} standard errors")
-            for before, after, errors in alarms
+            Case(
+                "data set",
+                after.version,
+                after.version,
+                f"{_describe_step(before, after)}, {errors:.1f} standard errors",
+            )
+            for before, after, errors in large
             if errors > limit
         ],
     )
-    if not alarms:
+    if not large:
         return Measured(0, len(steps), f"{len(steps)} steps between data sets, none of {_LEAST} or more")
-    before, after, errors = max(alarms, key=lambda alarm: alarm[2])
+    before, after, errors = max(large, key=lambda step: step[2])
     return Measured(
-        errors, len(steps), f"the largest of {len(steps)} steps: {_says(before, after)}, {errors:.1f} errors"
+        errors, len(steps), f"the largest of {len(steps)} steps: {_describe_step(before, after)}, {errors:.1f} errors"
     )
 
 
-def _says(before: _Success, after: _Success) -> str:
+def _describe_step(before: _Success, after: _Success) -> str:
     return f"first turn {before.mean:.3f} to {after.mean:.3f} in {after.version}"
 
 
-def _counts(before: _Success, after: _Success) -> bool:
+def _is_large(before: _Success, after: _Success) -> bool:
     return abs(after.mean - before.mean) >= _LEAST and min(before.problems, after.problems) > 1
 
 
 def _errors(before: _Success, after: _Success) -> float:
-    """Step over its standard error; a set in which all problems agree has the error of one that would not."""
+    """Return the step in standard errors; a minimum variance keeps the error above 0 if all problems agree."""
     variances = (max(each.variance, 0.25 / each.problems) / each.problems for each in (before, after))
     return abs(after.mean - before.mean) / math.sqrt(sum(variances))
 
 
 def _steps(evidence: AuditEvidence) -> list[tuple[_Success, _Success]]:
-    """Training data sets with scores, each with that of the iteration before, where it is still there."""
-    found = {row[0]: _Success(row[1], row[2], row[3] or 0.0, row[4]) for row in evidence.database.all(_QUERY)}
-    known = {each.version: found[each.number] for each in evidence.data_sets if each.number in found}
+    """Return pairs of scored training data sets: that of the iteration before, if it is in the store, and the next."""
+    rates = {row[0]: _Success(row[1], row[2], row[3] or 0.0, row[4]) for row in evidence.database.all(_QUERY)}
+    known = {each.version: rates[each.number] for each in evidence.data_sets if each.number in rates}
     steps = []
     for data_set in evidence.data_sets:
         if data_set.version in known and not data_set.is_evaluation and data_set.iteration:
             earlier = layout.trajectories(data_set.run, data_set.iteration - 1)
-            if before := known.get(earlier) or _before(evidence, data_set):
+            if before := known.get(earlier) or _read_previous(evidence, data_set):
                 steps.append((before, known[data_set.version]))
     return steps
 
@@ -80,12 +85,12 @@ _QUERY = """
     ) join data_sets using (data_set) group by 1, 2"""
 
 
-def _before(evidence: AuditEvidence, data_set: DataSet) -> _Success | None:
-    """Of the data set before `data_set`, where it is still there, whole and scored."""
+def _read_previous(evidence: AuditEvidence, data_set: DataSet) -> _Success | None:
+    """Return the success rate of the data set before `data_set`; None if it is not in the store or not scored."""
     earlier = previous(evidence.store, data_set)
     if earlier is None or earlier.manifest is None:
         return None
-    intake = take_in(evidence.store, [earlier], evidence.cache)
+    intake = fetch_data_sets(evidence.store, [earlier], evidence.cache)
     if not intake.trajectories or not intake.scores:
         return None
     trajectories, scores = ([str(path) for _, path in paths] for paths in (intake.trajectories, intake.scores))

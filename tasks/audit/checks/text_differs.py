@@ -1,4 +1,4 @@
-"""Turns whose tokens say another thing than their text: what was judged is not what is trained on."""
+"""Check for turns whose tokens decode to another text than the stored one: the graded text is not the trained one."""
 
 from typing import Any
 
@@ -6,29 +6,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
-from tasks.audit.found import flag_found
+from tasks.audit.flag_rows import flag_rows
 from tasks.audit.tokens import Decoded, Decoders
 
 MOST_TOKENS = 200_000_000
-"""Of turns that are decoded; of more a sample of the turns is looked at. Five million take a second."""
+"""The most sampled tokens that are decoded; with more, only a sample of the turns is. Five million take a second."""
 _SHOWN = 80  # characters
 _NAMES = ("trajectory_id", "data_set", "turn")
 
 
 def text_differs(evidence: AuditEvidence) -> Measured:
-    """Decodes the tokens of every turn, without special tokens, as the rollout did."""
+    """Decode the tokens of every turn, without special tokens like the rollout, and count turns with another text."""
     decoders, turns = Decoders(evidence), int(evidence.database.number("select count(*) from turns"))
-    seen, differing = 0, list[pa.RecordBatch]()
+    decoded, differing = 0, list[pa.RecordBatch]()
     for part in decoders.decode(evidence, _turns(evidence)):
-        seen += part.rows.num_rows
+        decoded += part.rows.num_rows
         differing.append(_differing(part))
     found = _flag(evidence, [batch for batch in differing if batch.num_rows])
-    looked_at = f"{turns:,} turns" if seen == turns else f"the {seen:,} of {turns:,} turns that were decoded"
-    return Measured(found, seen, f"{found:,} of {looked_at} have other tokens than text{decoders.remark}")
+    checked = f"{turns:,} turns" if decoded == turns else f"the {decoded:,} of {turns:,} turns that were decoded"
+    return Measured(found, decoded, f"{found:,} of {checked} have tokens that differ from their text{decoders.remark}")
 
 
 def _turns(evidence: AuditEvidence) -> str:
-    """All turns, or those whose hash is small enough."""
+    """Return a query of all turns, or of a sample by hash."""
     tokens = evidence.database.number("select sum(sampled) from episodes")
     chosen = "true" if tokens <= MOST_TOKENS else f"hash(row, turn) % 1000000 < {1e6 * MOST_TOKENS / tokens:.0f}"
     return f"""
@@ -42,8 +42,8 @@ def _turns(evidence: AuditEvidence) -> str:
 
 def _differing(part: Decoded) -> pa.RecordBatch:
     columns: dict[str, Any] = {name: part.rows.column(name) for name in (*_NAMES, "text")}
-    told = pa.RecordBatch.from_pydict({**columns, "decoded": pa.array(part.texts, pa.string())})
-    differing = told.filter(pc.not_equal(told.column("text"), told.column("decoded")))
+    both = pa.RecordBatch.from_pydict({**columns, "decoded": pa.array(part.texts, pa.string())})
+    differing = both.filter(pc.not_equal(both.column("text"), both.column("decoded")))
     shown = [pc.utf8_slice_codeunits(differing.column(name), 0, _SHOWN) for name in ("text", "decoded")]
     return pa.RecordBatch.from_pydict(
         {**{name: differing.column(name) for name in _NAMES}, "text": shown[0], "decoded": shown[1]}
@@ -53,7 +53,7 @@ def _differing(part: Decoded) -> pa.RecordBatch:
 def _flag(evidence: AuditEvidence, differing: list[pa.RecordBatch]) -> int:
     if not differing:
         return 0
-    return flag_found(
+    return flag_rows(
         evidence.database,
         "text_differs",
         "turn",

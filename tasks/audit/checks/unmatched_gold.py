@@ -1,42 +1,39 @@
-"""Gold answers that the judge does not even match with themselves: nobody can be right."""
+"""Check for gold answers that the verifier does not even match with themselves: no answer can be right."""
 
 import random
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
-from tasks.audit.found import flag_found
-
-if TYPE_CHECKING:
-    from tasks.score.verifier import Verdict
+from tasks.audit.flag_rows import flag_rows
+from tasks.score.verifier import Verdict
 
 _NO_ANSWER = ("n/a", "na", "nan", "null", "unknown", "todo", "tbd", "?", "-", "...")
-"""What stands where somebody had no answer; math-verify matches most of these with themselves."""
+"""Texts that mean a missing answer; math-verify matches most of them with themselves."""
 MOST = 20_000
-"""Distinct golds that are judged, at up to a thousand a second; of more a sample."""
+"""The most distinct gold answers that are graded, at up to a thousand a second; of more, a sample is graded."""
 
 
 def unmatched_gold(evidence: AuditEvidence) -> Measured:
-    """Has the real verifier judge each distinct gold, presented as an answer, against itself."""
+    """Let the verifier grade each distinct gold answer, presented as a policy's answer, against itself."""
     problems = evidence.database.all("select problem_id, unnest(solutions) from problems order by all")
     problems += evidence.database.all("select problem_id, '' from problems where len(solutions) = 0 order by all")
-    holders: dict[str, list[str]] = {}
+    ids: dict[str, list[str]] = {}
     for name, gold in problems:
-        holders.setdefault(gold, []).append(name)
-    golds = _sample(sorted(holders))
-    given = [gold for gold in golds if gold.strip()]
-    verdicts = dict(zip(given, evidence.verifier.grade([(presented(gold), [gold]) for gold in given]), strict=True))
-    bad = [(name, told) for gold in golds if (told := _complaint(gold, verdicts.get(gold))) for name in holders[gold]]
-    rows = {"id": [name for name, _ in bad], "detail": [told for _, told in bad]}
+        ids.setdefault(gold, []).append(name)
+    golds = _sample(sorted(ids))
+    answers = [gold for gold in golds if gold.strip()]
+    verdicts = dict(zip(answers, evidence.verifier.grade([(presented(gold), [gold]) for gold in answers]), strict=True))
+    bad = [(name, detail) for gold in golds if (detail := _complaint(gold, verdicts.get(gold))) for name in ids[gold]]
+    rows = {"id": [name for name, _ in bad], "detail": [detail for _, detail in bad]}
     query = "select id, null::integer, detail from found"
-    found = flag_found(evidence.database, "unmatched_gold", "problem", rows, query)
-    looked_at = f"{len(golds):,} distinct gold answers"
-    looked_at += "" if len(golds) == len(holders) else f", drawn from {len(holders):,},"
-    return Measured(found, len(golds), f"of {looked_at} those of {found:,} problems do not match themselves")
+    found = flag_rows(evidence.database, "unmatched_gold", "problem", rows, query)
+    graded = f"{len(golds):,} distinct gold answers"
+    graded += "" if len(golds) == len(ids) else f", a sample of {len(ids):,},"
+    return Measured(found, len(golds), f"of {graded} those of {found:,} problems do not match themselves")
 
 
 def presented(gold: str) -> str:
-    r"""`gold` as a policy would give it: in a box, unless it brings delimiters of its own.
+    r"""Write `gold` as a policy would answer: in a box, unless it already has delimiters.
 
     >>> presented("1/2"), presented("$x$"), presented(r"\$5")
     ('\\boxed{1/2}', '$x$', '\\boxed{\\$5}')
@@ -49,11 +46,11 @@ def _sample(golds: Sequence[str]) -> list[str]:
     return list(golds) if len(golds) <= MOST else sorted(random.Random(0).sample(golds, MOST))
 
 
-def _complaint(gold: str, verdict: "Verdict | None") -> str:
+def _complaint(gold: str, verdict: Verdict | None) -> str:
     if verdict is None:
         return "its gold answer is empty"
     if gold.strip().casefold() in _NO_ANSWER:
-        return f"its gold answer {gold!r} says that there is none"
+        return f"its gold answer {gold!r} means that the answer is missing"
     if verdict.name == "correct":
         return ""
     return f"its gold answer {gold[:80]!r}, given as an answer, is judged {verdict.name}" + (

@@ -1,18 +1,18 @@
-"""Turns in which no answer was found: the format is not kept, or the judge does not know it."""
+"""Check for turns in which no answer was found: the policy ignores the format, or the verifier does not know it."""
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.checks.shares import highest_share
 
 
 def unparsable(evidence: AuditEvidence) -> Measured:
-    """The share of turns with the verdict `unparsable`, among those with a score."""
+    """Measure the share of turns with the verdict `unparsable`, among turns with a score."""
     return highest_share(
         evidence,
         "unparsable",
-        "turns hold no answer",
+        "turns have no answer",
         "turns",
         "verdict = 'unparsable'",
-        "'turn ' || (turn + 1) || ' holds no answer'",
+        "'turn ' || (turn + 1) || ' has no answer'",
         "verdict is not null",
     )
 

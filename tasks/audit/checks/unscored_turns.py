@@ -1,10 +1,10 @@
-"""Turns without a score: they cannot be trained on, and every rate is of the others only."""
+"""Check for turns without a score: they cannot be trained on, and no rate includes them."""
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 
 def unscored_turns(evidence: AuditEvidence) -> Measured:
-    """Counts turns that the scores of their data set do not mention."""
+    """Count turns that have no row in the scores of their data set."""
     database = evidence.database
     found = database.flag(
         "unscored_turns",
@@ -14,11 +14,10 @@ def unscored_turns(evidence: AuditEvidence) -> Measured:
         evidence.complete,
     )
     turns = int(database.number("select count(*) from turns"))
-    bare = [each.version for each in evidence.data_sets if each.manifest and not each.scores]
+    unscored = [each.version for each in evidence.data_sets if each.manifest and not each.scores]
     says = f"{found:,} of {turns:,} turns have no score"
-    return Measured(
-        found, turns, says + (f"; {len(bare)} data sets were never scored, such as {bare[0]}" if bare else "")
-    )
+    never = f"; {len(unscored)} data sets were never scored, such as {unscored[0]}" if unscored else ""
+    return Measured(found, turns, says + never)
 
 
 register_check("unscored_turns", "Turns without a score", "turn", unscored_turns)

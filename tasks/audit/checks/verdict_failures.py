@@ -1,18 +1,18 @@
-"""Verdicts that are none: answers on which the judge ran out of time or broke earn nothing, right or wrong."""
+"""Check for verdicts that are timeouts or errors of the verifier: these answers earn no reward, even if right."""
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.checks.shares import highest_share
 
 
 def verdict_failures(evidence: AuditEvidence) -> Measured:
-    """The share of turns with the verdict `timeout` or `error`, among those with a score."""
+    """Measure the share of turns with the verdict `timeout` or `error`, among turns with a score."""
     return highest_share(
         evidence,
         "verdict_failures",
         "verdicts are timeouts or errors",
         "turns",
         "verdict in ('timeout', 'error')",
-        "'turn ' || (turn + 1) || ': ' || verdict || ' ' || judge_reason",
+        "'turn ' || (turn + 1) || ': ' || verdict || ' ' || verdict_reason",
         "verdict is not null",
     )
 

@@ -1,24 +1,25 @@
-"""Verdicts that contradict each other: the agent heard one thing and is rewarded for another."""
+"""Check for contradicting verdicts: the environment judged a turn in one way, its score in another."""
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 
 def verdicts_disagree(evidence: AuditEvidence) -> Measured:
-    """Counts turns that environment and score judge differently, and answers that the scores judge both ways.
+    """Count turns that environment and score judge differently, and turns judged unlike the same answer elsewhere.
 
-    If an answer was judged both ways equally often, the turns that were judged correct are counted.
-    Verdicts of other names, which an environment of one's own may use, are not compared.
+    If an answer was judged correct and wrong equally often, the turns that were judged correct are counted.
+    Verdicts with other names, which a custom environment may use, are not compared.
     """
     database = evidence.database
-    heard = database.flag(
+    unlike_environment = database.flag(
         "verdicts_disagree",
         "turn",
         """select trajectory_id, data_set,
-            'turn ' || (turn + 1) || ': the environment said ' || said || ', the score ' || verdict
-        from turns where said in ('correct', 'wrong', 'unparsable') and verdict in ('correct', 'wrong', 'unparsable')
-        and (said = 'correct') <> (verdict = 'correct')""",
+            'turn ' || (turn + 1) || ': the environment said ' || environment_verdict || ', the score ' || verdict
+        from turns where environment_verdict in ('correct', 'wrong', 'unparsable')
+        and verdict in ('correct', 'wrong', 'unparsable')
+        and (environment_verdict = 'correct') <> (verdict = 'correct')""",
     )
-    both = database.flag(
+    unlike_elsewhere = database.flag(
         "verdicts_disagree",
         "turn",
         """select t.trajectory_id, t.data_set,
@@ -34,8 +35,11 @@ def verdicts_disagree(evidence: AuditEvidence) -> Measured:
         and t.verdict in ('correct', 'wrong') and (t.verdict = 'correct') <> b.usual""",
     )
     turns = int(database.number("select count(*) from turns where verdict is not null"))
-    says = f"environment and score differ about {heard} of {turns:,} turns; {both} were judged unlike elsewhere"
-    return Measured(heard + both, turns, says)
+    says = (
+        f"environment and score differ about {unlike_environment} of {turns:,} turns; {unlike_elsewhere} were judged "
+        "differently elsewhere"
+    )
+    return Measured(unlike_environment + unlike_elsewhere, turns, says)
 
 
 register_check("verdicts_disagree", "Verdicts that disagree", "turn", verdicts_disagree, needs_scores=True)

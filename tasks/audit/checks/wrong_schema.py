@@ -1,13 +1,16 @@
-"""Files that this code does not understand: no Parquet, of a newer or another schema; left out of everything else."""
+"""Check for files that this program cannot read: not Parquet, or with a newer or another schema.
+
+They are left out of all other checks.
+"""
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 
 
 def wrong_schema(evidence: AuditEvidence) -> Measured:
-    """Counts the files that `intake` could not take."""
+    """Count the files that `tasks.audit.intake` noted as having another schema."""
     intake = evidence.intake
     found = evidence.database.flag_all("wrong_schema", intake.foreign)
-    return Measured(found, intake.objects, f"{found} of {intake.objects} files have another schema than they should")
+    return Measured(found, intake.objects, f"{found} of {intake.objects} files have an unknown schema")
 
 
 register_check("wrong_schema", "Unknown schema", "object", wrong_schema)

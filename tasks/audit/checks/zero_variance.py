@@ -1,4 +1,4 @@
-"""Groups that agree: their advantages are zero, so they cost a rollout and teach nothing."""
+"""Check for groups without variance: their advantages are zero, so they cost a rollout and teach nothing."""
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.checks.shares import highest
@@ -10,11 +10,14 @@ GROUPS = """
         from turns t join episodes e using (row)
         where t.success is not null and e.status in ('completed', 'truncated') group by all
     ) group by 1, 2 having max(episodes) > 1"""
-"""SQL: groups of two or more episodes, and whether in each of their turns all earned the same."""
+"""SQL: groups of two or more episodes; `same` is true if in each turn all episodes earned the same."""
 
 
 def zero_variance(evidence: AuditEvidence) -> Measured:
-    """The share of groups in which each turn earned the same in all episodes that had it: baselines leave nothing."""
+    """Measure the share of groups in which each turn earned the same in all episodes that have this turn.
+
+    In these groups a baseline leaves no advantage.
+    """
     evidence.database.flag(
         "zero_variance",
         "group",

@@ -1,4 +1,7 @@
-"""The reader: a small web app on this machine, in which people browse trajectories.
+"""The reader: a small web app on this machine in which people browse trajectories.
 
-Pages are made here and hold no script; a browser that is shown hostile text has nothing to run it with.
+`serve` opens the data sets and starts `app`, which `key` protects. A view (`lists`, `trajectory`) parses the address
+with `filters`, asks the `library` (`query` writes its SQL) and renders a template with `pages`. `tokens`, `vocabulary`,
+`colours` and `advantages` prepare the tokens of a trajectory. Pages contain no script, and the browser is told to run
+none, so hostile text in the data cannot run.
 """

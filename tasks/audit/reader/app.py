@@ -1,4 +1,4 @@
-"""The reader's pages. Every one is a GET, needs no script, and is about what its address says."""
+"""The reader's web app. Every page is a GET request without script, and its address says what it shows."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from tasks.audit.record import CASES, REPORT
 from tasks.audit.selection import DataSet
 
 HOSTS = ["127.0.0.1", "localhost", "[::1]"]
-"""A page of another site whose name leads here is not answered."""
+"""The accepted values of the Host header; they stop other sites whose domain resolves to this machine."""
 
 View = Callable[[Mapping[str, str]], Response]
 
@@ -32,15 +32,15 @@ def create_app(
     audit: Path | None = None,
     notes: Sequence[str] = (),
 ) -> FastAPI:
-    """The reader of the data sets in `database`, to which it adds tables.
+    """Create the app for the data sets in `database`, and add the reader's tables to it.
 
     Args:
-        store: for tokenizers.
-        data_sets: in the order of their numbers.
-        database: must stay open as long as the app answers.
+        store: the store of the tokenizers.
+        data_sets: the data sets in the order of their numbers.
+        database: the tables; it must stay open as long as the app runs.
         cache: local folder for files of a remote store.
         audit: folder with an audit's report.html, audit.json and cases.parquet.
-        notes: what cannot be shown, in sentences.
+        notes: sentences about data that cannot be shown.
     """
     library = Library(database, audit / CASES if audit else None)
     pages = Pages(root=store.root, has_audit=audit is not None)
@@ -57,12 +57,12 @@ def create_app(
     ):
         app.add_api_route(path, _answer(view), methods=["GET", "HEAD"])
     _add_files(app, audit)
-    _add_failures(app, pages)
+    _add_error_pages(app, pages)
     return app
 
 
 def _answer(view: View) -> Callable[[Request], Response]:
-    """Views look at nothing but the parameters; they run in threads."""
+    """Make a route of a view, which gets only the query parameters and runs in a thread."""
 
     def answer(request: Request) -> Response:
         return view(request.query_params)
@@ -74,7 +74,7 @@ def _add_files(app: FastAPI, audit: Path | None) -> None:
     @app.get("/static/{name}")
     def style(name: str) -> Response:
         if name not in STYLES:
-            raise PageError(404, "No such file", "Only style sheets are there.")
+            raise PageError(404, "No such file", "The reader serves only its style sheets.")
         return FileResponse(STYLES[name], media_type="text/css", headers=HEADERS)
 
     @app.get("/report")
@@ -85,8 +85,8 @@ def _add_files(app: FastAPI, audit: Path | None) -> None:
         return FileResponse(audit / REPORT, media_type="text/html", headers=headers)
 
 
-def _add_failures(app: FastAPI, pages: Pages) -> None:
-    """Whatever goes wrong is a page in words; where nobody expected it, the terminal shows the place, too."""
+def _add_error_pages(app: FastAPI, pages: Pages) -> None:
+    """Show every error as a page; the terminal shows the traceback of an unexpected error, too."""
 
     @app.exception_handler(PageError)
     def expected(_: Request, error: PageError) -> Response:
@@ -96,12 +96,14 @@ def _add_failures(app: FastAPI, pages: Pages) -> None:
     def refused(_: Request, error: HTTPException) -> Response:
         if error.status_code == 404:
             return pages.failed(404, "No such page", "The reader has no page with this address.")
-        return pages.failed(error.status_code, "Not possible", f"The reader only shows pages: {error.detail}.")
+        return pages.failed(error.status_code, "Not possible", f"The reader refused this request: {error.detail}.")
 
     @app.exception_handler(StorageError)
     @app.exception_handler(OSError)
     def unreadable(_: Request, error: Exception) -> Response:
-        return pages.failed(500, "This cannot be read", f"{error}. If files were moved or collected, start again.")
+        return pages.failed(
+            500, "This cannot be read", f"{error}. If files were moved or collected, start the reader again."
+        )
 
     @app.exception_handler(Exception)
     def unexpected(_: Request, error: Exception) -> Response:

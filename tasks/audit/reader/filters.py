@@ -1,4 +1,8 @@
-"""What a visitor looks for: from the address to a filter."""
+"""Parse the query parameters of an address into a filter for trajectories.
+
+Example: the address "/?turn=first&verdict=wrong&page=2" gives Filter(turn="first", verdict="wrong"); its second page of
+results is shown. A parameter that cannot be parsed is left out, and the page says what is wrong with it.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -15,9 +19,9 @@ VERDICTS = {
     "disagree": "score and environment differ",
 }
 STATUSES = {name: name for name in get_args(Status)}
-PLACES = {"anywhere": "anywhere", "prompt": "in the prompt", "answers": "in an answer", "feedback": "in feedback"}
+PLACES = {"anywhere": "all texts", "prompt": "the prompt", "answers": "answers", "feedback": "feedback"}
 TURNS = {"any": "any turn", "first": "the first turn", "last": "the last turn"}
-"""Beside these, numbers from 1 on."""
+"""Other values are turn numbers, from 1 on."""
 ORDERS = {
     "stored": "by data set",
     "longest": "most tokens first",
@@ -29,9 +33,9 @@ ORDERS = {
 
 NAMES = {
     "text": "Text",
-    "inside": "Looked for",
+    "inside": "Search in",
     "verdict": "Verdict",
-    "turn": "In",
+    "turn": "Turn",
     "status": "Status",
     "problem": "Problem id",
     "least": "Reward from",
@@ -44,42 +48,42 @@ NAMES = {
     "order": "Order",
     "page": "Page",
 }
-"""What people call the parameters."""
+"""The labels of the parameters."""
 MORE = ("least", "most", "turns", "data_set", "begin", "end", "check", "order")
-"""Parameters that the form shows when one of them is set, or asked for."""
+"""Parameters in the second part of the form, which is open if one of them is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    r"""What a visitor looks for; the names are those in the address.
+    r"""The conditions for trajectories; field names are the names of the parameters in the address.
 
-    `turn` says where verdict and reward are looked for: one turn has to fulfil both.
+    `turn` says in which turns verdict and reward are searched; one turn has to fulfil both conditions.
 
     Example: Filter(turn="first", verdict="wrong", text="\\boxed")
     """
 
-    text: str = ""  # as it stands, whatever the case of its letters
-    inside: str = "anywhere"  # where the text is
+    text: str = ""  # literal, in upper or lower case
+    inside: str = "anywhere"  # where to search the text
     verdict: str = ""
     turn: str = "any"
     least: float | None = None  # reward
     most: float | None = None
     status: str = ""
-    turns: int | None = None  # how many there are
+    turns: int | None = None  # number of turns
     problem: str = ""  # id
     data_set: str = ""  # a part of its version
     begin: int | None = None  # first iteration
     end: int | None = None  # last iteration
-    check: str = ""  # name, of an audit that found something
+    check: str = ""  # name of an audit check that has cases
     order: str = "stored"
 
     def chosen(self) -> dict[str, Any]:
-        """What is set, by its name in the address."""
-        mine = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: value for name, value in mine.items() if value != getattr(_ALL, name)}
+        """Return the fields that differ from the defaults, by name."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in values.items() if value != getattr(_ALL, name)}
 
     def address(self, **more: str | int) -> str:
-        """As the query of an address, with other parameters."""
+        """Return the query of an address with this filter and the parameters `more`."""
         return urlencode({**self.chosen(), **more})
 
 
@@ -87,7 +91,7 @@ _ALL = Filter()
 
 
 def parse(given: Mapping[str, str]) -> tuple[Filter, dict[str, str]]:
-    """The filter in an address, and by name what is wrong with it; what is wrong is left out of the filter."""
+    """Return the filter in an address, and for each wrong parameter the error; the filter leaves it out."""
     values: dict[str, Any] = {}
     wrong: dict[str, str] = {}
     for name, read in _READERS.items():
@@ -102,7 +106,7 @@ def parse(given: Mapping[str, str]) -> tuple[Filter, dict[str, str]]:
 
 def _text(text: str) -> str:
     if len(text) > LONGEST_TEXT:
-        raise ValueError(f"it has {len(text):,} characters: look for {LONGEST_TEXT:,} or fewer")
+        raise ValueError(f"it has {len(text):,} characters: give at most {LONGEST_TEXT:,}")
     return text
 
 
@@ -112,7 +116,7 @@ def _stripped(text: str) -> str:
 
 def _whole(text: str) -> int:
     if not (text.strip().isascii() and text.strip().isdigit() and len(text.strip()) < 10):
-        raise ValueError(f"{text[:40]!r} is no whole number: give one from 0 on")
+        raise ValueError(f"{text[:40]!r} is not a whole number: give one from 0 on")
     return int(text)
 
 
@@ -122,14 +126,14 @@ def _real(text: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value):
-        raise ValueError(f"{text[:40]!r} is no number: give one such as 0.5")
+        raise ValueError(f"{text[:40]!r} is not a number: give one such as 0.5")
     return value
 
 
 def _turn(text: str) -> str:
     if text in TURNS or (text.isascii() and text.isdigit() and int(text[:9]) > 0):
         return text[:9]
-    raise ValueError(f"{text[:40]!r} is no turn: choose {', '.join(TURNS)}, or a number from 1 on")
+    raise ValueError(f"{text[:40]!r} is not a turn: choose {', '.join(TURNS)}, or a number from 1 on")
 
 
 def _one_of(names: Mapping[str, object]) -> Callable[[str], str]:

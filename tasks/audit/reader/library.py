@@ -1,4 +1,4 @@
-"""What the reader knows: lists of trajectories that a filter finds, and single ones with their tokens."""
+"""Read the reader's data: lists of trajectories that match a filter, and single trajectories with their tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.parquet as pq
 
 from storage.records import Trajectory, to_trajectory
 from storage.versions.datasets import check_schema
@@ -22,16 +23,16 @@ Rows = npt.NDArray[np.int64]
 NOTHING: Rows = np.zeros(0, np.int64)
 _ALL = Filter()
 _LONGEST_ID = 1000
-_KEPT = 4  # lists that filters found, 8 bytes a trajectory
+_CACHED_LISTS = 4  # results of filters, 8 bytes for each trajectory
 
 _TABLES = (
     """create table prompts as
     select row_number() over () as number, prompt as text from (select distinct prompt from trajectories)""",
-    # What a line of the list shows; `place` is the order in which people expect them.
+    # One row for each line of the list; `place` is the default order.
     """create table listing as
-    with spoken as (
-        select row, list(coalesce(verdict, said) order by turn) as verdicts, max(coalesce(success, reward)) as reward,
-               arg_max(left(text, 400), turn) as answer
+    with answers as (
+        select row, list(coalesce(verdict, environment_verdict) order by turn) as verdicts,
+               max(coalesce(success, reward)) as reward, arg_max(left(text, 400), turn) as answer
         from turns group by row
     )
     select row_number() over (order by e.data_set, e.problem_id, e.sample, e.row) as place, e.row, e.data_set, e.run,
@@ -39,28 +40,28 @@ _TABLES = (
            t.latency_s as latency, s.reward, s.verdicts, s.answer, p.number as prompt,
            count(*) over (partition by e.trajectory_id) > 1 as doubled
     from episodes e join (select row, latency_s, prompt from trajectories) t using (row)
-    left join prompts p on p.text = t.prompt left join spoken s using (row)
+    left join prompts p on p.text = t.prompt left join answers s using (row)
     order by place""",
 )
 
 
 class SharedDatabase(AuditDatabase):
-    """A database that many threads may ask: it answers one after the other."""
+    """A database that many threads may use; it runs their queries one after the other."""
 
     def __init__(self, database: AuditDatabase) -> None:
         super().__init__(database.connection, database.folder)
         self._lock = Lock()
 
     def all(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
-        """All rows of a query."""
+        """Return all rows of a query."""
         with self._lock:
             return super().all(query, *parameters)
 
     def rows(self, query: str, *parameters: Any) -> Rows:
-        """The column `row` of a query."""
+        """Return the column `row` of a query."""
         with self._lock:
-            found = self.connection.execute(query, parameters).fetchnumpy()["row"]
-        return np.asarray(found, np.int64)
+            column = self.connection.execute(query, parameters).fetchnumpy()["row"]
+        return np.asarray(column, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class ListItem:
 
     row: int
     trajectory_id: str
-    doubled: bool  # other rows have the id, too
+    doubled: bool  # another row has the same id
     version: str
     iteration: int
     problem_id: str
@@ -77,28 +78,29 @@ class ListItem:
     status: str
     turns: int
     tokens: int  # sampled
-    reward: float | None  # of its best turn: the score's, or without one the environment's
-    verdicts: list[str] | None  # of its turns, likewise
-    answer: str | None  # the last one's beginning
+    reward: float | None  # of its best turn: from the score, or from the environment without a score
+    verdicts: list[str] | None  # of its turns, from the same source
+    answer: str | None  # the beginning of the last turn
 
     def address(self, wanted: Filter = _ALL, **more: str | int) -> str:
-        """The query of an address that means this trajectory, and the list from which it was chosen.
+        """Return the query of an address for this trajectory and the list in which it was found.
 
-        By its id, which means the same tomorrow, unless it is not unique, or too long for an address.
+        It has the id, which stays valid after a restart. If the id is not unique, or empty or too long for an address,
+        it has the row number.
         """
-        named = 0 < len(self.trajectory_id) < _LONGEST_ID
-        name: dict[str, str | int] = {"id": self.trajectory_id} if named else {}
-        if self.doubled or not named:
-            name["row"] = self.row
-        return urlencode({**name, **wanted.chosen(), **more})
+        fits = 0 < len(self.trajectory_id) < _LONGEST_ID
+        names: dict[str, str | int] = {"id": self.trajectory_id} if fits else {}
+        if self.doubled or not fits:
+            names["row"] = self.row
+        return urlencode({**names, **wanted.chosen(), **more})
 
 
 class Library:
-    """Lists and trajectories of one database; makes its tables `listing` and `prompts`.
+    """The lists and trajectories of one database; creates its tables `listing` and `prompts`.
 
     Args:
-        database: of the data sets.
-        cases: Parquet file of an audit's cases; None without an audit.
+        database: the tables of the data sets.
+        cases: Parquet file with an audit's cases; None without an audit.
     """
 
     def __init__(self, database: AuditDatabase, cases: Path | None = None) -> None:
@@ -109,22 +111,22 @@ class Library:
             columns = "check_name, unit, id, data_set, detail"
             self.database.all(f"insert into cases select {columns} from read_parquet(?)", str(cases))
         self._files = dict(self.database.all("select file, filename from trajectories_files"))
-        self.find = lru_cache(_KEPT)(self._find)
-        self.longest = int(self.database.number("select max(turns) from episodes"))  # turns
+        self.find = lru_cache(_CACHED_LISTS)(self._find)
+        self.most_turns = int(self.database.number("select max(turns) from episodes"))
 
     def _find(self, wanted: Filter) -> Rows:
-        """Row numbers of all that `wanted` asks for, in its order."""
+        """Return the row numbers of all trajectories that match `wanted`, in its order."""
         condition, parameters = where(wanted)
         query = f"select row from listing where {condition} order by {ORDERS[wanted.order]}"
         return self.database.rows(query, *parameters)
 
     def count(self, wanted: Filter) -> int:
-        """How many there are, without keeping which."""
+        """Count the trajectories that match `wanted`, without caching them."""
         condition, parameters = where(wanted)
         return int(self.database.number(f"select count(*) from listing where {condition}", *parameters))
 
     def entries(self, rows: Sequence[int]) -> list[ListItem]:
-        """Lines of the list, in the order of `rows`."""
+        """Return the lines of the list for `rows`, in the same order."""
         found = self.database.all(
             """select row, trajectory_id, doubled, version, l.iteration, problem_id, sample, status, turns, tokens,
             reward, verdicts, answer from listing l join data_sets using (data_set) where list_contains(?, row)""",
@@ -134,21 +136,21 @@ class Library:
         return [by_row[row] for row in rows if row in by_row]
 
     def rows_with_id(self, trajectory_id: str) -> list[int]:
-        """Row numbers of the trajectories with this id: one, as it should be, or none or several."""
+        """Return the row numbers of the trajectories with this id: normally one, but none or several are possible."""
         found = self.database.all("select row from listing where trajectory_id = ? order by place", trajectory_id)
         return [row for (row,) in found]
 
     def group(self, data_set: str, problem_id: str) -> list[int]:
-        """Row numbers of a group's episodes, by sample."""
+        """Return the row numbers of a group's episodes, by sample."""
         query = """select row from listing join data_sets using (data_set)
             where version = ? and problem_id = ? order by place"""
         return [row for (row,) in self.database.all(query, data_set, problem_id)]
 
     def trajectories(self, rows: Sequence[int]) -> list[Trajectory]:
-        """Whole trajectories with their tokens, in the order of `rows`.
+        """Read whole trajectories with their tokens, in the order of `rows`.
 
         Raises:
-            StorageError, OSError, ArrowException: a file is gone or was damaged since.
+            StorageError, OSError, ArrowException: a file is missing or damaged since the reader started.
         """
         found: dict[int, Trajectory] = {}
         for file in dict.fromkeys(row >> 32 for row in rows):
@@ -157,9 +159,7 @@ class Library:
 
 
 def _read(path: Path, rows: Sequence[int]) -> dict[int, Trajectory]:
-    """Rows of one file; only they become Python objects."""
-    import pyarrow.parquet as pq
-
+    """Read these rows of one file; only they become Python objects."""
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         check_schema(file.schema_arrow, path)
         chosen = file.read().take([row & 0xFFFFFFFF for row in rows]).to_pylist()

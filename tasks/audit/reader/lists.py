@@ -1,4 +1,4 @@
-"""Pages about many trajectories: the list, a group side by side, what an audit found."""
+"""The pages about many trajectories: the list, a group side by side, and the checks of an audit."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -20,21 +20,21 @@ from tasks.audit.report.wording import ordered
 from tasks.audit.results import AuditResult, from_dict
 from tasks.audit.selection import DataSet
 
-BESIDE = 24
-"""Episodes of a group on a page."""
-_TURNS = 20  # that the form proposes
-_NAMED = 500  # data sets that the form proposes
+EPISODES_PER_PAGE = 24
+"""Episodes on one page of a group."""
+_MOST_TURNS = 20  # that the form proposes
+_MOST_DATA_SETS = 500  # that the form proposes
 
 
 class Lists:
-    """See the module's docstring.
+    """The views of these pages.
 
     Args:
-        library: what there is.
-        pages: how it is shown.
-        data_sets: in the order of their numbers.
+        library: the data.
+        pages: the templates.
+        data_sets: the data sets in the order of their numbers.
         audit: folder of an audit.
-        notes: what cannot be shown, in sentences.
+        notes: sentences about data that cannot be shown.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class Lists:
 
     @cached_property
     def _counts(self) -> dict[str, int]:
-        """Trajectories that each check points at."""
+        """The number of trajectories in the cases of each check."""
         return {name: self._library.count(Filter(check=name)) for name in self._found}
 
     def listing(self, given: Mapping[str, str]) -> Response:
-        """Everything that a filter finds, a page at a time."""
+        """Show all trajectories that match a filter, page by page."""
         wanted, wrong = parse(given)
         if wanted.check and wanted.check not in self._found:
-            wrong["check"] = f"{wanted.check[:40]!r} found nothing, or was not looked at"
+            wrong["check"] = f"{wanted.check[:40]!r} found nothing or did not run"
         page = _page_number(given, wrong)
         rows = NOTHING if wrong else self._library.find(wanted)
         pages = max(1, -(-len(rows) // LINES))
@@ -74,28 +74,28 @@ class Lists:
         )
 
     def _form(self, given: Mapping[str, str], wanted: Filter, wrong: Mapping[str, str]) -> dict[str, Any]:
-        """What the form shows: all that was given, whether it can be used or not."""
-        numbers = range(1, min(self._library.longest, _TURNS) + 1)
+        """Return the values of the form: all given parameters, including wrong ones."""
+        numbers = range(1, min(self._library.most_turns, _MOST_TURNS) + 1)
         return {
             "given": {each.name: given.get(each.name, "") for each in fields(Filter)},
             "wrong": wrong,
             "choices": filters,
             "turns": [*filters.TURNS.items(), *((number, f"turn {number}") for number in numbers)],
             "checks": [(name, name.replace("_", " ")) for name in self._found],
-            "versions": self._versions[:_NAMED],
+            "versions": self._versions[:_MOST_DATA_SETS],
             "more": any(given.get(name) for name in filters.MORE),
             "filtered": bool(wanted.chosen() or wrong),
         }
 
     def group(self, given: Mapping[str, str]) -> Response:
-        """The episodes of one problem in one data set, side by side."""
+        """Show the episodes of one problem in one data set, side by side."""
         data_set, problem = given.get("data_set", ""), given.get("problem", "")
         rows = self._library.group(data_set, problem)
         if not rows:
-            raise PageError(404, "No such group", f"There is no problem {problem[:200]!r} in {data_set[:200]!r} here.")
-        pages = -(-len(rows) // BESIDE)
+            raise PageError(404, "No such group", f"There is no problem {problem[:200]!r} in {data_set[:200]!r}.")
+        pages = -(-len(rows) // EPISODES_PER_PAGE)
         page = min(_page_number(given, {}), pages)
-        chosen = rows[(page - 1) * BESIDE : page * BESIDE]
+        chosen = rows[(page - 1) * EPISODES_PER_PAGE : page * EPISODES_PER_PAGE]
         conversations = read_conversations(self._library.database, chosen)
         return self._pages.html(
             "group.html",
@@ -111,19 +111,20 @@ class Lists:
         )
 
     def _answers(self, data_set: str, problem: str) -> dict[int, list[tuple[str | None, str, int]]]:
-        """By turn: what was answered, how it was judged, how often; the most frequent first."""
-        found: dict[int, list[tuple[str | None, str, int]]] = {}
+        """Return for each turn the distinct answers with verdict and count, the most frequent first."""
+        answers: dict[int, list[tuple[str | None, str, int]]] = {}
         for turn, *answer in self._library.database.all(
-            """select turn, extracted, coalesce(verdict, said), count(*) from turns join data_sets using (data_set)
+            """select turn, extracted, coalesce(verdict, environment_verdict), count(*)
+            from turns join data_sets using (data_set)
             where version = ? and problem_id = ? group by all order by turn, count(*) desc, extracted""",
             data_set,
             problem,
         ):
-            found.setdefault(turn, []).append((answer[0], answer[1], answer[2]))
-        return found
+            answers.setdefault(turn, []).append((answer[0], answer[1], answer[2]))
+        return answers
 
     def audit(self, _: Mapping[str, str]) -> Response:
-        """The checks of the audit, with a way to what each found."""
+        """Show the checks of the audit, with a link to the trajectories in the cases of each."""
         if self._result is None:
             raise PageError(404, "No audit", "The reader was started without an audit.")
         return self._pages.html(
@@ -146,5 +147,5 @@ def _page_number(given: Mapping[str, str], wrong: dict[str, str]) -> int:
     text = given.get("page", "").strip() or "1"
     if text.isascii() and text.isdigit() and int(text[:9]) > 0:
         return int(text[:9])
-    wrong["page"] = f"{text[:40]!r} is no page: give a number from 1 on"
+    wrong["page"] = f"{text[:40]!r} is not a page: give a number from 1 on"
     return 1

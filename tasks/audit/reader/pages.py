@@ -1,4 +1,4 @@
-"""How pages are made and sent: templates that escape everything, and headers that let a browser run nothing."""
+"""Render and send pages: templates escape every text, and headers forbid the browser to run anything."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,9 +19,9 @@ STYLES = {
     "reader.css": HERE / "reader.css",
 }
 LINES = 50
-"""Trajectories on a page of a list."""
+"""Trajectories on one page of the list."""
 LONGEST = 20_000
-"""Characters of one text on a page; a plain page shows all of it."""
+"""The most characters of one text on a page; a plain-text page shows the whole text."""
 
 _POLICY = "default-src 'none'; base-uri 'none'; frame-ancestors 'none'; "
 HEADERS = {
@@ -36,11 +36,11 @@ REPORT_POLICY = (
     _POLICY
     + "form-action 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; sandbox allow-scripts"
 )
-"""The report is one file, and brings its style and its sorting of tables along; what it runs sees no other page."""
+"""The report is one file with its own style and scripts, which sort tables; the sandbox hides other pages from them."""
 
 
 class PageError(Exception):
-    """What is asked for cannot be shown."""
+    """The requested page cannot be shown."""
 
     def __init__(self, status: int, title: str, says: str) -> None:
         super().__init__(says)
@@ -48,14 +48,14 @@ class PageError(Exception):
 
 
 class Pages:
-    """Fills templates; `always` is known to all of them."""
+    """Renders templates; all of them get the values of `always`."""
 
     def __init__(self, **always: Any) -> None:
         self._templates = Environment(
             loader=FileSystemLoader(HERE),
             autoescape=True,
             undefined=StrictUndefined,
-            finalize=_shown,
+            finalize=_visible,
             trim_blocks=True,
             lstrip_blocks=True,
         )
@@ -75,22 +75,22 @@ class Pages:
         return HTMLResponse(text, status, headers=HEADERS)
 
     def failed(self, status: int, title: str, says: str) -> Response:
-        """A page about why there is none."""
+        """Return a page with an error."""
         return self.html("failed.html", status, title=title, says=says)
 
 
 def plain(text: str, headers: Mapping[str, str] = HEADERS) -> Response:
-    """The whole of a text."""
+    """Return the whole text as a plain-text page."""
     return PlainTextResponse(visible(text), headers=dict(headers))
 
 
-def _shown(value: Any) -> Any:
-    """What every expression of a template goes through before it is escaped; markup is left alone."""
+def _visible(value: Any) -> Any:
+    """Make the value of an expression visible before Jinja escapes it; markup stays unchanged."""
     return visible(value) if type(value) is str else value
 
 
 def precise(value: float | None) -> str:
-    """Four digits.
+    """Write a number with four digits.
 
     >>> precise(-1.23456)
     '-1.235'
@@ -99,12 +99,12 @@ def precise(value: float | None) -> str:
 
 
 def seen(text: str | None, most: int | None = None) -> str:
-    """Text of unknown origin, cut after `most` characters."""
+    """Make text of unknown origin visible, cut after `most` characters."""
     return visible(text or "", most)
 
 
 def line(text: str | None, most: int = 100) -> str:
-    r"""The first line that says something.
+    r"""Return the first line that is not empty.
 
     >>> line("\n  first\nsecond")
     'first …'
@@ -116,7 +116,7 @@ def line(text: str | None, most: int = 100) -> str:
 
 
 def moment(seconds: float) -> str:
-    """A time since the epoch as people read it.
+    """Write a time in seconds since the epoch as a date.
 
     >>> moment(0.0)
     '1970-01-01 00:00:00 UTC'
@@ -128,7 +128,7 @@ def moment(seconds: float) -> str:
 
 
 def pretty(text: str) -> str:
-    """JSON as names and values in a line; what is none stays as it is.
+    """Write a JSON object as names and values on one line; other text stays unchanged.
 
     >>> pretty('{"top_k": 0, "stop": "a"}'), pretty("what?")
     ('top_k=0, stop="a"', 'what?')
@@ -143,7 +143,7 @@ def pretty(text: str) -> str:
 
 
 def pager(page: int, pages: int) -> Sequence[int]:
-    """Numbers of pages worth a link: the first, the last, and those around this one.
+    """Return the page numbers to link: the first, the last, and those near the current page.
 
     >>> pager(7, 20)
     [1, 5, 6, 7, 8, 9, 20]

@@ -1,4 +1,4 @@
-"""From a filter to SQL on the table `listing` (see `tasks.audit.reader.library`)."""
+"""Translate a filter into SQL on the table `listing` (see `tasks.audit.reader.library`)."""
 
 from typing import Any
 
@@ -12,21 +12,21 @@ ORDERS = {
     "best": "reward desc nulls last, place",
     "worst": "reward nulls last, place",
 }
-"""By the names in `filters.ORDERS`."""
+"""The SQL for each name in `filters.ORDERS`."""
 
-_Part = tuple[str, list[Any]]  # a condition and its parameters
+_Condition = tuple[str, list[Any]]  # SQL and its parameters
 
 
 def where(wanted: Filter) -> tuple[str, list[Any]]:
-    """The filter as an SQL condition and its parameters."""
+    """Return the filter as an SQL condition and its parameters."""
     conditions, parameters = ["true"], list[Any]()
-    for condition, values in (*_of_episode(wanted), *_of_turns(wanted), *_of_text(wanted), *_of_check(wanted)):
+    for condition, values in (*_on_episode(wanted), *_on_turns(wanted), *_on_text(wanted), *_on_check(wanted)):
         conditions.append(condition)
         parameters += values
     return " and ".join(f"({condition})" for condition in conditions), parameters
 
 
-def _of_episode(wanted: Filter) -> list[_Part]:
+def _on_episode(wanted: Filter) -> list[_Condition]:
     sets = "data_set in (select data_set from data_sets where contains(lower(version), lower(?)))"
     simple = (
         (wanted.status, "status = ?"),
@@ -39,26 +39,26 @@ def _of_episode(wanted: Filter) -> list[_Part]:
     return [(condition, [value]) for value, condition in simple if value not in (None, "")]
 
 
-def _of_turns(wanted: Filter) -> list[_Part]:
-    """One turn in the right place has the verdict and the reward."""
-    asked: list[_Part] = []
+def _on_turns(wanted: Filter) -> list[_Condition]:
+    """Require one turn with the wanted number, verdict and reward."""
+    on_turn: list[_Condition] = []
     if wanted.verdict == "unscored":
-        asked.append(("verdict is null", []))
+        on_turn.append(("verdict is null", []))
     elif wanted.verdict == "disagree":
-        asked.append(("verdict <> said", []))
+        on_turn.append(("verdict <> environment_verdict", []))
     elif wanted.verdict:
-        asked.append(("coalesce(verdict, said) = ?", [wanted.verdict]))
+        on_turn.append(("coalesce(verdict, environment_verdict) = ?", [wanted.verdict]))
     bounds = ((wanted.least, ">="), (wanted.most, "<="))
-    asked += [(f"coalesce(success, reward) {sign} ?", [value]) for value, sign in bounds if value is not None]
-    if not asked:
+    on_turn += [(f"coalesce(success, reward) {sign} ?", [value]) for value, sign in bounds if value is not None]
+    if not on_turn:
         return []
     places = {"any": "true", "first": "turn = 0", "last": '"last"'}
-    asked.append((places[wanted.turn], []) if wanted.turn in places else ("turn = ?", [int(wanted.turn) - 1]))
-    condition = " and ".join(condition for condition, _ in asked)
-    return [(f"row in (select row from turns where {condition})", [value for _, values in asked for value in values])]
+    on_turn.append((places[wanted.turn], []) if wanted.turn in places else ("turn = ?", [int(wanted.turn) - 1]))
+    condition = " and ".join(condition for condition, _ in on_turn)
+    return [(f"row in (select row from turns where {condition})", [value for _, values in on_turn for value in values])]
 
 
-def _of_text(wanted: Filter) -> list[_Part]:
+def _on_text(wanted: Filter) -> list[_Condition]:
     if not wanted.text:
         return []
     found = "contains(lower({}), lower(?))"
@@ -71,8 +71,8 @@ def _of_text(wanted: Filter) -> list[_Part]:
     return [(" or ".join(chosen), [wanted.text] * len(chosen))]
 
 
-def _of_check(wanted: Filter) -> list[_Part]:
-    """The trajectories, and all trajectories of the groups, problems and data sets, that a check points at."""
+def _on_check(wanted: Filter) -> list[_Condition]:
+    """Require a case of the check for the trajectory, or for its group, problem or data set."""
     if not wanted.check:
         return []
     joined = """row in (select l.row from listing l join data_sets d using (data_set) join cases c on c.id = {}

@@ -1,4 +1,4 @@
-"""The tokens of a trajectory as people look at them: in spans, a part of a long row at a time."""
+"""Prepare the tokens of a trajectory for a page: in spans, and for a long trajectory one part at a time."""
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,7 +17,7 @@ PART = 2000
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    r"""One place of a row; what a damaged row lacks is None.
+    r"""One token of a trajectory; values that a damaged row lacks are None.
 
     Example: Token(position=18, id=108, text="\\boxed", sampled=True, logprob=-0.002, version=61, advantage=0.5)
     """
@@ -32,21 +32,21 @@ class Token:
 
     @property
     def shown(self) -> str:
-        """Its text, safe to look at, with a sign for line breaks; its id where it has none."""
+        """The visible text with a sign for line breaks, or the id if the token has no text."""
         return visible(self.text).replace("\n", "↵\n") or f"⟨{self.id}⟩"
 
     @property
     def about(self) -> str:
-        """In a sentence."""
+        """The values of the token in one line, for a tooltip."""
         numbers = (("logprob", self.logprob), ("advantage", self.advantage))
-        said = [f"{name} {number:.4g}" for name, number in numbers if self.sampled and number is not None]
+        values = [f"{name} {number:.4g}" for name, number in numbers if self.sampled and number is not None]
         version = [f"policy version {self.version}"] if self.sampled else ["not sampled"]
-        return ", ".join([f"place {self.position}", f"id {self.id}", *said, *version])
+        return ", ".join([f"position {self.position}", f"id {self.id}", *values, *version])
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens of one speaker, or the part of them that is on this page.
+    """The tokens of a prompt, turn or feedback, or the part of them that is on this page.
 
     Example: Span(title="Turn 1", tokens=[…])
     """
@@ -59,7 +59,7 @@ class Span:
         return any(token.sampled for token in self.tokens)
 
     def says(self, colour: str) -> str:
-        """Of the sampled tokens: the policy versions, and the mean logprob or the advantages."""
+        """Describe the sampled tokens: their policy versions, and the mean logprob or the range of advantages."""
         sampled = [token for token in self.tokens if token.sampled]
         versions = sorted({token.version for token in sampled if token.version is not None})
         parts = (
@@ -75,7 +75,7 @@ class Span:
         return ", ".join(parts)
 
     def changes(self) -> Iterator[tuple[Token, bool]]:
-        """The tokens, and with each whether another policy version begins with it."""
+        """Yield each token, and whether another policy version begins with it."""
         before: int | None = None
         for token in self.tokens:
             yield token, token.sampled and token.version != before
@@ -83,25 +83,25 @@ class Span:
 
 
 def parts(row: Trajectory) -> int:
-    """How many pages the tokens fill."""
+    """Return the number of pages for the tokens."""
     return max(1, -(-len(row.token_ids) // PART))
 
 
 def spans(row: Trajectory, part: int, text: Callable[[int], str], advantages: Mapping[int, float]) -> list[Span]:
-    """The tokens of one page.
+    """Return the spans of one page.
 
     Args:
         row: the trajectory.
         part: number of the page, from 0.
-        text: of a token's id.
-        advantages: by position.
+        text: returns the text of a token id.
+        advantages: advantages by position.
     """
-    places = range(part * PART, min(len(row.token_ids), (part + 1) * PART))
-    found = []
-    for title, positions in groupby(places, lambda position: _title(row, position)):
+    on_page = range(part * PART, min(len(row.token_ids), (part + 1) * PART))
+    result = []
+    for title, positions in groupby(on_page, lambda position: _title(row, position)):
         tokens = [_token(row, position, text, advantages) for position in positions]
-        found.append(Span(title, tokens))
-    return found
+        result.append(Span(title, tokens))
+    return result
 
 
 def _token(row: Trajectory, position: int, text: Callable[[int], str], advantages: Mapping[int, float]) -> Token:
@@ -115,7 +115,7 @@ def _at(values: Sequence[T], position: int) -> T | None:
 
 
 def _title(row: Trajectory, position: int) -> str:
-    """What a token belongs to: a turn, or what was said before or after one."""
+    """Return the title of the span of a token: a turn, the prompt, or the text after a turn."""
     for number, turn in enumerate(row.turns, 1):
         if turn.start <= position < turn.end:
             return f"Turn {number}"

@@ -1,4 +1,4 @@
-"""The page about one trajectory: its conversation, then its tokens."""
+"""The page about one trajectory: its conversation and its tokens."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from fastapi import Response
 
 from storage.objects.store import Store
 from storage.records import Trajectory
-from tasks.audit.conversations import Conversation, read_conversations
-from tasks.audit.reader.advantages import Advantage, Advantages, NoAdvantageError
+from tasks.audit.conversations import StoredConversation, read_conversations
+from tasks.audit.reader.advantages import AdvantageComputer, Advantages, NoAdvantageError
 from tasks.audit.reader.colours import advantage_legend, advantage_step, logprob_legend, logprob_step
 from tasks.audit.reader.filters import Filter, parse
 from tasks.audit.reader.library import Library, ListItem
@@ -23,37 +23,38 @@ from tasks.audit.selection import DataSet
 
 @dataclass(frozen=True, slots=True)
 class Neighbours:
-    """Where a trajectory stands in the list that the visitor came from."""
+    """The position of a trajectory in the list from which it was opened, and its neighbours."""
 
     wanted: Filter
-    place: int  # from 1 on; 0: it is not in the list
+    place: int  # position from 1 on; 0 if it is not in the list
     total: int
     before: ListItem | None = None
     after: ListItem | None = None
 
     @property
     def page(self) -> int:
-        """Of the list, from 1 on."""
+        """The page of the list with this trajectory, from 1 on."""
         return max(0, self.place - 1) // LINES + 1
 
 
 class TrajectoryPages:
-    """See the module's docstring.
+    """The views of this page and of its texts.
 
     Args:
-        library: what there is.
-        pages: how it is shown.
-        store: for tokenizers.
-        data_sets: in the order of their numbers.
+        library: the data.
+        pages: the templates.
+        store: the store of the tokenizers.
+        data_sets: the data sets in the order of their numbers.
         cache: local folder for files of a remote store.
     """
 
     def __init__(self, library: Library, pages: Pages, store: Store, data_sets: Sequence[DataSet], cache: Path) -> None:
         self._library, self._pages, self._data_sets = library, pages, data_sets
-        self._advantage, self._vocabularies = Advantage(library, data_sets), Vocabularies(store, cache)
+        self._advantage_computer = AdvantageComputer(library, data_sets)
+        self._vocabularies = Vocabularies(store, cache)
 
     def trajectory(self, given: Mapping[str, str]) -> Response:
-        """One trajectory, with a part of its tokens."""
+        """Show one trajectory with a part of its tokens."""
         row, same = self._row(given)
         conversation, trajectory = self._read(row)
         return self._pages.html(
@@ -70,7 +71,7 @@ class TrajectoryPages:
         )
 
     def text(self, given: Mapping[str, str]) -> Response:
-        """The whole of one text, as plain text; `of` says which."""
+        """Show one whole text as plain text; the parameter `of` names it."""
         row, _ = self._row(given)
         conversation, _ = self._read(row)
         texts: dict[str, str] = {"prompt": conversation.prompt, "gold": "\n".join(conversation.solutions)}
@@ -79,10 +80,10 @@ class TrajectoryPages:
             texts[f"feedback-{turn.turn + 1}"] = turn.feedback
             texts[f"extracted-{turn.turn + 1}"] = turn.extracted or ""
         if (name := given.get("of", "")) not in texts:
-            raise PageError(404, "No such text", f"{name[:100]!r} is none of {', '.join(texts)}.")
+            raise PageError(404, "No such text", f"There is no text {name[:100]!r}: choose one of {', '.join(texts)}.")
         return plain(texts[name])
 
-    def _read(self, row: int) -> tuple[Conversation, Trajectory]:
+    def _read(self, row: int) -> tuple[StoredConversation, Trajectory]:
         (conversation,) = read_conversations(self._library.database, [row])
         (trajectory,) = self._library.trajectories([row])
         return conversation, trajectory
@@ -100,11 +101,11 @@ class TrajectoryPages:
         raise PageError(404, "No such trajectory", f"There is no trajectory {(name or number)[:200]!r} here.")
 
     def _number(self, row: int) -> int:
-        """Of the row's data set."""
+        """Return the number of the row's data set."""
         return int(self._library.database.number("select data_set from listing where row = ?", row))
 
-    def _cases(self, conversation: Conversation) -> list[tuple[str, str]]:
-        """What an audit says of it: check and detail."""
+    def _cases(self, conversation: StoredConversation) -> list[tuple[str, str]]:
+        """Return the cases of an audit for the trajectory: check and detail."""
         found = self._library.database.all(
             """select check_name, detail from cases
             where unit in ('trajectory', 'turn') and id = ? and data_set in ('', ?) order by all limit 100""",
@@ -125,10 +126,10 @@ class TrajectoryPages:
         return Neighbours(wanted, place + 1, len(rows), before, after)
 
     def _tokens(self, given: Mapping[str, str], trajectory: Trajectory, row: int) -> dict[str, Any]:
-        """What the page says of tokens."""
+        """Return the values of the template for the tokens."""
         number = self._number(row)
         part = _part(given, parts(trajectory))
-        texts, no_tokenizer = self._vocabularies.of(self._data_sets[number])
+        texts, no_tokenizer = self._vocabularies.texts_for(self._data_sets[number])
         shown = texts(trajectory.token_ids[(part - 1) * PART : part * PART])
         by_advantage = given.get("colour") == "advantage"
         advantages, why_not = self._advantages(trajectory, number) if by_advantage else (Advantages(), "")
@@ -146,7 +147,7 @@ class TrajectoryPages:
 
     def _advantages(self, trajectory: Trajectory, number: int) -> tuple[Advantages, str]:
         try:
-            return self._advantage.of(trajectory, number), ""
+            return self._advantage_computer.compute(trajectory, number), ""
         except NoAdvantageError as error:
             return Advantages(), str(error)
 
@@ -154,7 +155,7 @@ class TrajectoryPages:
 def _part(given: Mapping[str, str], most: int) -> int:
     text = given.get("part", "1")
     if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= most):
-        raise PageError(404, "No such part", f"The tokens have {most} parts: {text[:40]!r} is none of them.")
+        raise PageError(404, "No such part", f"The tokens have {most} parts: there is no part {text[:40]!r}.")
     return int(text)
 
 

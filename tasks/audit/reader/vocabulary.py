@@ -1,4 +1,4 @@
-"""Text of single tokens, by the tokenizer of the run that they belong to."""
+"""Return the text of single tokens, with the tokenizer of their run."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -12,27 +12,27 @@ from tasks.audit.selection import DataSet
 from tasks.audit.tokens import NO_TOKEN, Decoder, find_decoder
 
 logger = logging.getLogger(__name__)
-_LOADING = Lock()  # transformers cannot be imported by two threads at once
+_LOADING = Lock()  # two threads must not import transformers at the same time
 
 
-def warm_up() -> None:
-    """The import takes seconds, for which the first page with tokens should not wait."""
+def import_tokenizers() -> None:
+    """Import the tokenizers' library early. It takes seconds, and the first page with tokens should not wait for it."""
     with _LOADING:
         try:
             from transformers import AutoTokenizer  # noqa: F401
-        except Exception as error:  # noqa: BLE001 - too many open files, no memory: a thread has nobody else to tell
-            logger.warning("the tokenizers' library was not loaded ahead, a page that needs it tries again: %s", error)
+        except Exception as error:  # noqa: BLE001 - such as too many open files or no memory; no caller catches it
+            logger.warning("the tokenizers' library was not loaded early; a page that needs it tries again: %s", error)
 
 
 class Vocabularies:
-    """The tokenizers of runs, each read when it is needed first."""
+    """The tokenizers of runs; each is read at its first use."""
 
     def __init__(self, store: Store, cache: Path) -> None:
         self._store, self._cache = store, cache
         self._decoder = lru_cache(maxsize=8)(self._find)
 
-    def of(self, data_set: DataSet) -> tuple[Callable[[Iterable[int]], dict[int, str]], str]:
-        """A function from ids to their texts; and, where there is no tokenizer, why not: texts are empty then."""
+    def texts_for(self, data_set: DataSet) -> tuple[Callable[[Iterable[int]], dict[int, str]], str]:
+        """Return a function from ids to texts, and why the run has no tokenizer (then all texts are empty)."""
         with _LOADING:
             decoder, problem = self._decoder(data_set.run, _policy(data_set))
 

@@ -1,11 +1,11 @@
-"""From matplotlib to SVG that stands in a page: in the page's colours, with text as text, and ids of its own."""
+"""Draw matplotlib figures as SVG pictures, in colours that fit light and dark pages, with text as text."""
 
-import io
+import base64
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from io import StringIO
 from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree as Tree
 
 from storage.visible import visible
 
@@ -14,70 +14,82 @@ if TYPE_CHECKING:
 
 INK = "#010101"
 SERIES = ("#010201", "#010301", "#010401", "#010501", "#010601")
-"""Stand-ins, for which the page has a light and a dark colour each."""
-_COLOURS = {INK: "currentColor"} | {colour: f"var(--series-{n})" for n, colour in enumerate(SERIES, 1)}
+"""Colours to draw in. They are replaced by the colours of the place where the picture is shown."""
+_LIGHT = ("#1b1f24", "#0b5fa5", "#b84a00", "#00765a", "#8b3f8f", "#6b6100")
+_DARK = ("#e7eaee", "#6cb6ff", "#ff9d5c", "#4fd0a8", "#e29be6", "#d9cb5a")
+_NEUTRAL = ("#808080", "#2f81d0", "#d2691e", "#1a9270", "#a95fb0", "#8f8420")
+"""Ink and series; the neutral ones are visible on light and on dark backgrounds."""
 
-_ALONE = ("#2f81d0", "#d2691e", "#1a9270", "#a95fb0", "#8f8420")
-"""Of the series where there is no page to say so."""
-
-WIDTH = 5.0  # inches of 72 units each
+_WIDTH = 5.0  # inches of 72 units each
 _FONT = "system-ui, sans-serif"
-_NAMESPACE = re.compile(r"^\{[^}]*\}")
-_REFERENCE = re.compile(r"^#(.+)|url\(#([^)]+)\)")
+_TAG = re.compile(r"<[^>]*>")
 _LONG_NUMBER = re.compile(r"(\d+\.\d\d)\d+")
-_GEOMETRY = ("d", "x", "y", "width", "height", "transform")
 
 
 def label(text: str, most: int = 24) -> str:
-    """Text of unknown origin for a plot: on one line, cut to `most` characters, with nothing that XML cannot hold."""
+    """Prepare text of unknown origin for a plot: one line, at most `most` characters, only printable ones."""
     shown = visible(text)
     shown = shown if len(shown) <= most else f"{shown[: most - 1]}\u2026"
-    return "".join(each if each.isprintable() else "\ufffd" for each in shown)
+    return "".join(character if character.isprintable() else "\ufffd" for character in shown)
 
 
-def draw(name: str, height: float, title: str, description: str, paint: Callable[["Axes"], None]) -> str:
-    """One plot as an SVG element.
+def draw(name: str, height: float, paint: Callable[["Axes"], None]) -> str:
+    """Return a plot as an SVG document.
 
     Args:
-        name: unique in the page; ids begin with it.
-        height: inches.
-        title: said by screen readers.
-        description: what can be seen, in words.
+        name: makes the picture the same each time, as its ids follow from it.
+        height: in inches.
         paint: draws on the empty axes, in the colours `INK` and `SERIES`.
     """
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
-    drawn = io.BytesIO()
+    drawn = StringIO()
     with _style(name):
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         FigureCanvasSVG(figure)
         paint(figure.subplots())
         figure.savefig(drawn, format="svg", metadata={"Date": None})
-    return _inline(name, title, description, drawn.getvalue())
+    picture = re.sub(r"'DejaVu Sans'[^;\"]*", _FONT, drawn.getvalue())
+    for number, colour in enumerate((INK, *SERIES)):
+        picture = picture.replace(colour, f"var(--c{number})")
+    return _TAG.sub(lambda tag: _LONG_NUMBER.sub(r"\1", tag[0]), picture)
 
 
-def standalone(svg: str) -> str:
-    """An element of `draw` as a picture of its own, in colours that can be seen on light and on dark."""
-    colours = "".join(f"--series-{n}:{colour};" for n, colour in enumerate(_ALONE, 1))
-    opening = f'<svg xmlns="http://www.w3.org/2000/svg" style="color:#808080;{colours}" '
-    return svg.replace("<svg ", opening, 1)
+def for_page(svg: str) -> str:
+    """Return the address of a picture of `draw` in the colours of the page, which the browser chooses."""
+    dark = f"@media (prefers-color-scheme: dark) {{{_colours(_DARK)}}}"
+    return _address(svg, f"{_colours(_LIGHT)} {dark}")
+
+
+def for_any_background(svg: str) -> str:
+    """Return the address of a picture of `draw` in neutral colours."""
+    return _address(svg, _colours(_NEUTRAL))
+
+
+def _colours(colours: tuple[str, ...]) -> str:
+    return f":root {{{' '.join(f'--c{number}: {colour};' for number, colour in enumerate(colours))}}}"
+
+
+def _address(svg: str, style: str) -> str:
+    styled = svg.replace('<style type="text/css">', f'<style type="text/css">{style} ', 1)
+    return f"data:image/svg+xml;base64,{base64.b64encode(styled.encode()).decode()}"
 
 
 @contextmanager
 def _style(name: str) -> Iterator[None]:
-    """Matplotlib's own defaults, whatever the user's are, with ours on top."""
+    """Use matplotlib's defaults and `_SETTINGS` instead of the user's settings."""
     import matplotlib
 
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(_SETTINGS | {"svg.hashsalt": name})
+        matplotlib.rcParams.update({**_SETTINGS, "svg.hashsalt": name})
         yield
 
 
-_SETTINGS: dict[Any, Any] = {
+_SETTINGS: Mapping[Any, Any] = {
     "svg.fonttype": "none",
-    "text.parse_math": False,  # data may hold dollars
+    "text.parse_math": False,  # data may contain dollar signs
     "font.size": 11,
     "text.color": INK,
     "axes.edgecolor": INK,
@@ -97,51 +109,3 @@ _SETTINGS: dict[Any, Any] = {
     "lines.linewidth": 1.6,
     "lines.markersize": 4.5,
 }
-
-
-def _inline(name: str, title: str, description: str, drawn: bytes) -> str:
-    root = Tree.fromstring(drawn)
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if _NAMESPACE.sub("", child.tag) in ("metadata", "style"):  # that style would hold for the whole page
-                parent.remove(child)
-    elements = list(root.iter())
-    used = {found for element in elements for found in _references(element)}
-    for element in elements:
-        _adapt(element, name, used)
-    root.attrib = {"viewBox": root.attrib["viewBox"], "role": "img", "aria-label": f"{title}. {description}"}
-    root.attrib |= {"stroke-linejoin": "round", "stroke-linecap": "butt"}
-    for place, (tag, text) in enumerate((("title", title), ("desc", description))):
-        told = Tree.Element(tag)
-        told.text = text
-        root.insert(place, told)
-    return Tree.tostring(root, encoding="unicode")
-
-
-def _references(element: Tree.Element) -> list[str]:
-    found = (_REFERENCE.search(value) for value in element.attrib.values())
-    return [match[1] or match[2] for match in found if match]
-
-
-def _adapt(element: Tree.Element, name: str, used: Sequence[str] | set[str]) -> None:
-    """Names without namespaces, ids only where something refers to them, short numbers, colours of the page."""
-    element.tag = _NAMESPACE.sub("", element.tag)
-    attributes = {_NAMESPACE.sub("", key): value for key, value in element.attrib.items()}
-    if attributes.get("id") in used:
-        attributes["id"] = f"{name}-{attributes['id']}"
-    else:
-        attributes.pop("id", None)
-    element.attrib = {key: _adapted(key, value, name) for key, value in attributes.items()}
-
-
-def _adapted(key: str, value: str, name: str) -> str:
-    if key == "href":
-        return value.replace("#", f"#{name}-", 1)
-    if key in _GEOMETRY:
-        return _LONG_NUMBER.sub(r"\1", " ".join(value.split()))
-    value = re.sub(r"url\(#", f"url(#{name}-", value)
-    if key == "style":
-        value = re.sub(r"'DejaVu Sans'.*?(?=;|$)", _FONT, value)
-    for stand_in, colour in _COLOURS.items():
-        value = value.replace(stand_in, colour)
-    return value

@@ -1,25 +1,24 @@
-"""The audit in a few lines, for Prefect's artifacts and the terminal."""
+"""Write the audit in a few lines of Markdown and as table rows, for Prefect's artifacts and the terminal."""
 
-import base64
 import re
 
 from storage.visible import visible
 from tasks.audit.report import wording
-from tasks.audit.report.drawing import standalone
+from tasks.audit.report.drawing import for_any_background
 from tasks.audit.report.plots import plots
 from tasks.audit.results import AuditResult, CheckResult
 
 _MOST = 500  # characters of one text
 _PLOTS = 6
 _MARKUP = re.compile(r"[\\`*_\[\]<>#&!|~$@]|:(?=//)|(?<=www)\.|^[-+=]|(?<=\d)[.)](?=\s)", re.IGNORECASE)
-"""Punctuation that means something in Markdown, or makes a link of an address."""
+"""Punctuation with a meaning in Markdown, or that turns an address into a link."""
 
 
 def summary(result: AuditResult) -> str:
-    """Verdict, what was looked at, and what the alarms say; data are escaped, never interpreted."""
+    """Return the verdict, the amount of data and the alarms as Markdown; text from data is escaped."""
     parts = [
         f"# {plain(wording.headline(result))}",
-        f"Looked at {plain(wording.looked_at(result))}. Store: {code(result.store)}",
+        f"Audited: {plain(wording.audited_data(result))}. Store: {code(result.store)}",
     ]
     alarms = wording.alarms(result)
     parts += ["\n".join(_alarm(check) for check in alarms)] if alarms else ["No check raised an alarm."]
@@ -29,22 +28,19 @@ def summary(result: AuditResult) -> str:
 
 
 def pictures(result: AuditResult) -> str:
-    """The first plots as images within the Markdown, for who shows it asks nobody for anything either."""
+    """Return the first plots as images embedded in Markdown, so that nothing has to be loaded to show it."""
     drawn = plots(result.sets, result.histograms)[:_PLOTS]
-    return "\n\n".join(f"## {plain(plot.title)}\n\n![{plain(plot.title)}]({_data(plot.svg)})" for plot in drawn)
-
-
-def _data(svg: str) -> str:
-    return f"data:image/svg+xml;base64,{base64.b64encode(standalone(svg).encode()).decode()}"
+    titled = ((plain(plot.title), for_any_background(plot.svg)) for plot in drawn)
+    return "\n\n".join(f"## {title}\n\n![{title}]({address})" for title, address in titled)
 
 
 def check_rows(result: AuditResult) -> list[dict[str, str]]:
-    """All checks as rows of a table, alarms first; plain text on one line, in no markup."""
+    """Return all checks as rows of a table, alarms first; each cell is one line of plain text."""
     return [_row(check) for check in wording.ordered(result)]
 
 
 def plain(text: str) -> str:
-    r"""Text that Markdown shows as it is, on one line.
+    r"""Escape text so that Markdown shows it unchanged, on one line.
 
     >>> print(plain("[a](b)\n# <i>"))
     \[a\](b) \# \<i\>
@@ -53,7 +49,7 @@ def plain(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Text as a code span, on one line.
+    """Return text as a code span, on one line.
 
     >>> print(code("a`b"), code("|"))
     `` a`b `` ` | `

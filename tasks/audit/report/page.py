@@ -1,7 +1,7 @@
-"""The report as one HTML file, which asks nobody for anything.
+"""Render the report as one HTML file, which loads nothing from elsewhere.
 
-Whatever comes from data is shown as text: Jinja escapes every expression, after `_shown` has spelled out what would
-hide or reorder it. Only the stylesheet, the scripts and the plots go into the page as they are.
+Everything that comes from data is shown as text: `_visible` spells out characters that hide or reorder text, then Jinja
+escapes the expression. Only the stylesheet, the scripts and the plots go into the page unescaped.
 """
 
 import hashlib
@@ -13,37 +13,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from storage.visible import visible
-from tasks.audit.conversations import Conversation
+from tasks.audit.conversations import StoredConversation
 from tasks.audit.report import wording
+from tasks.audit.report.drawing import for_page
 from tasks.audit.report.plots import plots
 from tasks.audit.results import AuditResult, SetNumbers
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-Conversations = Mapping[tuple[str, str], Conversation]
+Conversations = Mapping[tuple[str, str], StoredConversation]
 
 TEMPLATES = Path(__file__).parent / "templates"
 _SCRIPTS = ("sortable.min.js", "report.js")
 
-_MOST = 500  # characters of anything but what was said
-_SPOKEN = 600_000  # characters of all conversations together, about
-_TEXT = (600, 6000)  # least and most characters of one text
-_END = 0.25  # of a text that is cut, what is shown of its end: answers stand there
+_MOST = 500  # characters of an expression that is not a text of a conversation
+_CONVERSATIONS = 600_000  # characters of all conversations together, approximately
+_TEXT = (600, 6000)  # the least and the most characters of one text of a conversation
+_END = 0.25  # share of a shortened text that is taken from its end, where answers are
 
 
 def render(result: AuditResult, conversations: Conversations, reader_command: str) -> str:
-    """The page.
+    """Render the page.
 
     Args:
-        result: of the audit.
-        conversations: those of the examples, by data set and id of the case.
-        reader_command: what to type to see all cases.
+        result: the result of the audit.
+        conversations: the conversations of the examples, by data set and id of the case.
+        reader_command: the command that shows all cases.
     """
     scripts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in _SCRIPTS]
-    sizes = _sizes(result, conversations)
+    most = _most_characters(result, conversations)
     environment = _environment()
-    environment.filters["text"] = lambda text: _escaped(_cut(text, sizes))
+    environment.filters["text"] = lambda text: _escaped(_shorten(text, most))
     return environment.get_template("report.html").render(
         result=result,
         conversations=conversations,
@@ -51,7 +52,7 @@ def render(result: AuditResult, conversations: Conversations, reader_command: st
         style=_as_is((TEMPLATES / "style.css").read_text(encoding="utf-8")),
         scripts=[_as_is(script) for script in scripts],
         policy=_policy(scripts),
-        plots=[(plot, _as_is(plot.svg)) for plot in plots(result.sets, result.histograms)],
+        plots=[(plot, for_page(plot.svg)) for plot in plots(result.sets, result.histograms)],
         columns=_columns(result.sets),
         places={each.version: f"set-{number}" for number, each in enumerate(result.sets)},
         words=wording,
@@ -65,7 +66,7 @@ def _environment() -> "Environment":
         loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
-        finalize=_shown,
+        finalize=_visible,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -73,8 +74,8 @@ def _environment() -> "Environment":
     return environment
 
 
-def _shown(value: Any) -> Any:
-    """What every expression of the template goes through before it is escaped; markup is left alone."""
+def _visible(value: Any) -> Any:
+    """Make the value of an expression visible before Jinja escapes it; markup stays unchanged."""
     return visible(value, _MOST) if type(value) is str else value
 
 
@@ -91,7 +92,7 @@ def _escaped(text: str) -> str:
 
 
 def _policy(scripts: list[str]) -> str:
-    """Nothing is loaded, and no script runs but these."""
+    """Return a content security policy that allows no loading, and no script except `scripts`."""
     hashes = " ".join(f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'" for text in scripts)
     return (
         f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {hashes}; "
@@ -100,21 +101,21 @@ def _policy(scripts: list[str]) -> str:
 
 
 def _key(value: float | None) -> str:
-    """What a cell is sorted by; empty, which comes last, for what is missing."""
+    """Return the sort key of a cell; missing values get an empty key, which comes last."""
     return "" if value is None or math.isnan(value) else str(value).replace("inf", "Infinity")
 
 
-def _sizes(result: AuditResult, conversations: Conversations) -> int:
-    """Characters that each text may have, so that the page stays small however many there are."""
+def _most_characters(result: AuditResult, conversations: Conversations) -> int:
+    """Return the most characters of each text, so that the page stays small with any number of conversations."""
     cases = [(case.data_set, case.id) for check in result.checks for case in check.examples]
     shown = [conversations[case] for case in cases if case in conversations]
     texts = sum(1 + len(conversation.turns) for conversation in shown)
     least, most = _TEXT
-    return max(least, min(most, _SPOKEN // max(texts, 1)))
+    return max(least, min(most, _CONVERSATIONS // max(texts, 1)))
 
 
-def _cut(text: str, most: int) -> str:
-    """Beginning and end of a text that is too long."""
+def _shorten(text: str, most: int) -> str:
+    """Return beginning and end of a text that is too long."""
     if len(text) <= most:
         return visible(text)
     end = int(most * _END)
@@ -123,7 +124,7 @@ def _cut(text: str, most: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """Of the table of data sets."""
+    """A column of the table of data sets."""
 
     title: str
     number: Callable[[SetNumbers], float | None]
@@ -133,21 +134,21 @@ class _Column:
 def _columns(sets: list[SetNumbers]) -> list[_Column]:
     turns = max((len(each.success) for each in sets), default=0)
     by_turn = [_Column(f"turn {turn + 1} right", _success(turn), wording.share) for turn in range(turns)]
-    return [*_counts(_SIZES), *by_turn, *_counts(_REST)]
+    return [*_attribute_columns(_SIZES), *by_turn, *_attribute_columns(_REST)]
 
 
 def _success(turn: int) -> Callable[[SetNumbers], float | None]:
     return lambda each: each.success[turn] if turn < len(each.success) else None
 
 
-def _counts(columns: tuple[tuple[str, str, Callable[[float | None], str]], ...]) -> list[_Column]:
-    return [_Column(title, _named(name), text) for title, name, text in columns]
+def _attribute_columns(columns: tuple[tuple[str, str, Callable[[float | None], str]], ...]) -> list[_Column]:
+    return [_Column(title, _attribute(name), text) for title, name, text in columns]
 
 
-def _named(name: str) -> Callable[[SetNumbers], float | None]:
+def _attribute(name: str) -> Callable[[SetNumbers], float | None]:
     def number(each: SetNumbers) -> float | None:
-        found: float | None = getattr(each, name)
-        return found
+        value: float | None = getattr(each, name)
+        return value
 
     return number
 

@@ -1,4 +1,4 @@
-"""The plots of the report: how the data sets of a run follow each other, and how lengths and rates are spread."""
+"""The plots of the report: numbers of the data sets over iterations, and histograms of lengths, rates and staleness."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,35 +18,36 @@ Values = list[float | None]
 _HEIGHT = 3.0
 _MARKERS = "os^DvPX"
 _STYLES = ("-", "--", "-.", ":")
-_MARKED = 30  # points of a line
-_LEVEL = 3  # names of runs that fit beside each other
-_NAMED = 8  # names that fit at all
-_TITLE = 60  # characters
+_MOST_MARKERS = 30  # on a line
+_MOST_LEVEL_NAMES = 3  # names of runs that fit below the axis without rotation
+_MOST_NAMES = 8  # names of runs that fit below the axis
+_MOST_CHARACTERS = 60  # of a title
 
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """A figure of the page; `svg` is an element, safe to stand in HTML."""
+    """A plot; `svg` is an SVG document, and `description` says in words what it shows."""
 
     title: str
     about: str
+    description: str
     svg: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What a plot over the data sets shows."""
+    """The description of a plot over the data sets."""
 
     title: str
     about: str
     series: Callable[[Sequence[SetNumbers]], dict[str, Values]]  # by name, a value for each data set
-    shares: bool = True
+    shares: bool = True  # the values are shares
     whole: bool = False  # the axis goes from 0 to 100 %
-    from_zero: bool = True
+    from_zero: bool = True  # the axis begins at 0
 
 
 def plots(sets: Sequence[SetNumbers], histograms: Sequence[Histogram]) -> list[Plot]:
-    """All plots for which there are data."""
+    """Return all plots for which there are data."""
     drawn = [_over_sets(f"plot-{number}", kind, sets) for number, kind in enumerate(_KINDS)]
     drawn += [_histogram(f"histogram-{number}", each) for number, each in enumerate(histograms)]
     return [plot for plot in drawn if plot]
@@ -61,7 +62,7 @@ def _success(sets: Sequence[SetNumbers]) -> dict[str, Values]:
     return by_turn if turns < 2 else by_turn | {"any turn": [each.any_turn for each in sets]}
 
 
-def _of(**names: str) -> Callable[[Sequence[SetNumbers]], dict[str, Values]]:
+def _attributes(**names: str) -> Callable[[Sequence[SetNumbers]], dict[str, Values]]:
     return lambda sets: {
         title.replace("_", " "): [getattr(each, name) for each in sets] for title, name in names.items()
     }
@@ -69,43 +70,43 @@ def _of(**names: str) -> Callable[[Sequence[SetNumbers]], dict[str, Values]]:
 
 _KINDS = (
     _Kind("Success by turn", "Share of the turns with that number that were right.", _success, whole=True),
-    _Kind("Length of an answer", "Mean tokens of a turn.", _of(tokens="answer_tokens"), shares=False),
+    _Kind("Length of an answer", "Mean tokens of a turn.", _attributes(tokens="answer_tokens"), shares=False),
     _Kind(
         "Truncated, failed, unparsable",
         "Share of the episodes that were cut or failed, and of the turns without an answer.",
-        _of(truncated="truncated", failed="failed", unparsable="unparsable"),
+        _attributes(truncated="truncated", failed="failed", unparsable="unparsable"),
     ),
     _Kind(
         "Groups without variance",
-        "Share of the groups in which all episodes earned the same: nothing is learned from them.",
-        _of(groups="zero_variance"),
+        "Share of the groups in which all episodes earned the same: the policy learns nothing from them.",
+        _attributes(groups="zero_variance"),
         whole=True,
     ),
     _Kind(
         "Fixed and broken answers",
         "Share of the wrong turns that were followed by a right one, and of the right ones by a wrong one.",
-        _of(fixed="fixed", broken="broken"),
+        _attributes(fixed="fixed", broken="broken"),
         whole=True,
     ),
-    _Kind("Staleness", "Mean over the sampled tokens, in versions of the policy.", _of(staleness="staleness"), False),
+    _Kind("Staleness", "Mean over the sampled tokens, in policy versions.", _attributes(staleness="staleness"), False),
     _Kind(
         "Behaviour logprob",
-        "Mean of a sampled token, in nats: nearer to 0 is surer.",
-        _of(logprob="logprob"),
+        "Mean over the sampled tokens, in nats; closer to 0 means more certain.",
+        _attributes(logprob="logprob"),
         shares=False,
         from_zero=False,
     ),
     _Kind(
         "Drift of the logprobs",
-        "Mean distance of stored logprobs to recomputed ones, in nats a token, where looked at.",
-        _of(drift="drift"),
+        "Mean distance between stored and recomputed logprobs, in nats a token, for data sets that were recomputed.",
+        _attributes(drift="drift"),
         shares=False,
     ),
 )
 
 
 def _over_sets(name: str, kind: _Kind, sets: Sequence[SetNumbers]) -> Plot | None:
-    """Lines over iterations. Of one data set bars of its shares; a number alone needs no picture."""
+    """Draw lines over iterations, or for a single data set bars. Return None without values or for a single number."""
     series = {
         title: values
         for title, values in (
@@ -115,25 +116,25 @@ def _over_sets(name: str, kind: _Kind, sets: Sequence[SetNumbers]) -> Plot | Non
     }
     if not series or (len(sets) == 1 and len(series) == 1):
         return None
-    told = share if kind.shares else decimal
-    description = "; ".join(_told(title, values, told) for title, values in series.items())
+    form = share if kind.shares else decimal
+    description = "; ".join(_describe(title, values, form) for title, values in series.items())
     if len(sets) == 1:
-        svg = draw(name, 0.4 + 0.4 * len(series), kind.title, description, lambda axes: _bars(axes, series))
+        svg = draw(name, 0.4 + 0.4 * len(series), lambda axes: _bars(axes, series))
     else:
-        svg = draw(name, _HEIGHT, kind.title, description, lambda axes: _lines(axes, kind, series, sets))
-    return Plot(kind.title, kind.about, svg)
+        svg = draw(name, _HEIGHT, lambda axes: _lines(axes, kind, series, sets))
+    return Plot(kind.title, kind.about, description, svg)
 
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _told(title: str, values: Values, told: Callable[[float | None], str]) -> str:
-    """A series in words."""
+def _describe(title: str, values: Values, form: Callable[[float | None], str]) -> str:
+    """Describe a series in words."""
     known = [value for value in values if value is not None]
     if len(known) == 1:
-        return f"{title} {told(known[0])}"
-    return f"{title} from {told(known[0])} to {told(known[-1])}, between {told(min(known))} and {told(max(known))}"
+        return f"{title} {form(known[0])}"
+    return f"{title} from {form(known[0])} to {form(known[-1])}, between {form(min(known))} and {form(max(known))}"
 
 
 def _bars(axes: "Axes", series: dict[str, Values]) -> None:
@@ -150,11 +151,11 @@ def _bars(axes: "Axes", series: dict[str, Values]) -> None:
 
 def _lines(axes: "Axes", kind: _Kind, series: dict[str, Values], sets: Sequence[SetNumbers]) -> None:
     chains = _chains(sets)
-    places = _iterations(axes, sets) if len(chains) == 1 else _side_by_side(axes, chains)
+    positions = _iterations(axes, sets) if len(chains) == 1 else _side_by_side(axes, chains)
     for number, (title, values) in enumerate(series.items()):
-        for place, chain in enumerate(chains.values()):
-            points = [(places[index], value) for index in chain if (value := values[index]) is not None]
-            _line(axes, number, points, None if place else title)
+        for chain_number, chain in enumerate(chains.values()):
+            points = [(positions[index], value) for index in chain if (value := values[index]) is not None]
+            _line(axes, number, points, None if chain_number else title)
     _value_axis(axes, kind, [value for values in series.values() for value in values if value is not None])
     if len(series) > 1:
         figure = axes.get_figure(root=True)
@@ -164,24 +165,24 @@ def _lines(axes: "Axes", kind: _Kind, series: dict[str, Values], sets: Sequence[
 
 def _line(axes: "Axes", number: int, points: Sequence[tuple[float, float]], title: str | None) -> None:
     axes.plot(
-        [place for place, _ in points],
+        [position for position, _ in points],
         [value for _, value in points],
         color=SERIES[number % len(SERIES)],
         linestyle=_STYLES[number % len(_STYLES)],
         marker=_MARKERS[number % len(_MARKERS)],
-        markevery=max(1, len(points) // _MARKED),
+        markevery=max(1, len(points) // _MOST_MARKERS),
         label=title,
     )
 
 
 def _chains(sets: Sequence[SetNumbers]) -> dict[str, list[int]]:
-    """Positions of the data sets that follow each other: of a run, or of its evaluations on one set."""
-    found: dict[str, list[int]] = {}
+    """Return the indices of the data sets that belong together: those of a run, or its evaluations on one set."""
+    chains: dict[str, list[int]] = {}
     for index, each in enumerate(sets):
         evaluated = next(iter(select(EvaluationVersion, [each.version])), None)
         name = f"{each.run}: {evaluated.set_name or 'evaluations'}" if evaluated else each.run
-        found.setdefault(name, []).append(index)
-    return found
+        chains.setdefault(name, []).append(index)
+    return chains
 
 
 def _iterations(axes: "Axes", sets: Sequence[SetNumbers]) -> dict[int, float]:
@@ -194,24 +195,24 @@ def _iterations(axes: "Axes", sets: Sequence[SetNumbers]) -> dict[int, float]:
 
 
 def _side_by_side(axes: "Axes", chains: dict[str, list[int]]) -> dict[int, float]:
-    """Each chain in a stretch of its own, with its name below."""
+    """Give each chain its own section of the x axis, with its name below; return the positions of the data sets."""
     order = [index for chain in chains.values() for index in chain]
-    places = {index: float(place) for place, index in enumerate(order)}
-    middles = [(places[chain[0]] + places[chain[-1]]) / 2 for chain in chains.values()]
-    if len(chains) <= _NAMED:
+    positions = {index: float(position) for position, index in enumerate(order)}
+    middles = [(positions[chain[0]] + positions[chain[-1]]) / 2 for chain in chains.values()]
+    if len(chains) <= _MOST_NAMES:
         for chain in list(chains.values())[1:]:
-            axes.axvline(places[chain[0]] - 0.5, color=INK, linewidth=0.8, alpha=0.4)
-    every = -(-len(chains) // _NAMED)
-    turned = len(chains) > _LEVEL
+            axes.axvline(positions[chain[0]] - 0.5, color=INK, linewidth=0.8, alpha=0.4)
+    every = -(-len(chains) // _MOST_NAMES)
+    rotated = len(chains) > _MOST_LEVEL_NAMES
     axes.set_xticks(
         middles[::every],
         [label(name) for name in chains][::every],
-        rotation=25 if turned else 0,
+        rotation=25 if rotated else 0,
         rotation_mode="anchor",
-        ha="right" if turned else "center",
+        ha="right" if rotated else "center",
     )
     axes.grid(visible=False, axis="x")
-    return places
+    return positions
 
 
 def _value_axis(axes: "Axes", kind: _Kind, values: Sequence[float]) -> None:
@@ -230,24 +231,24 @@ def _histogram(name: str, histogram: Histogram) -> Plot | None:
         return None
     edges, counts = histogram.edges, histogram.counts
     highest = max(range(len(counts)), key=counts.__getitem__)
-    title, unit = label(histogram.title, _TITLE), label(histogram.unit, _TITLE)
+    title, unit = label(histogram.title, _MOST_CHARACTERS), label(histogram.unit, _MOST_CHARACTERS)
     description = (
         f"{sum(counts):,} values from {decimal(edges[0])} to {decimal(edges[-1])} {unit}; most, {counts[highest]:,}, "
         f"between {decimal(edges[highest])} and {decimal(edges[highest + 1])}"
     )
 
     def paint(axes: "Axes") -> None:
-        axes.stairs(counts, _around_values(axes, edges), fill=True, color=SERIES[0])
+        axes.stairs(counts, _centred_edges(axes, edges), fill=True, color=SERIES[0])
         axes.set_xlabel(unit)
         axes.margins(x=1 if len(counts) == 1 else 0.05)
         axes.grid(visible=False, axis="x")
         axes.yaxis.set_major_formatter("{x:,.0f}")
 
-    return Plot(title, f"{sum(counts):,} values over all data sets.", draw(name, _HEIGHT, title, description, paint))
+    return Plot(title, f"{sum(counts):,} values over all data sets.", description, draw(name, _HEIGHT, paint))
 
 
-def _around_values(axes: "Axes", edges: list[float]) -> list[float]:
-    """Where each bin holds one whole number, a bar stands around it."""
+def _centred_edges(axes: "Axes", edges: list[float]) -> list[float]:
+    """Move the edges so that each bar is centred on its value, if each bin holds one whole number."""
     from matplotlib.ticker import MaxNLocator
 
     if all(edge.is_integer() for edge in edges) and edges[1] - edges[0] == 1:

@@ -1,4 +1,4 @@
-"""Numbers and verdicts as people read them: the same words on the page, in the terminal and in artifacts."""
+"""Write numbers and verdicts for people, with the same words on the page, in the terminal and in artifacts."""
 
 import math
 
@@ -17,7 +17,7 @@ _MEASURES = {"logprob_drift": " nats a token", "success_drift": " standard error
 
 
 def share(value: float | None) -> str:
-    """A share in per cent; never 0 or 100 unless it is exactly that.
+    """Write a share in per cent; it is "0%" or "100%" only if it is exactly that.
 
     >>> share(0.1234), share(0.00012), share(1.0)
     ('12.3%', '0.012%', '100%')
@@ -32,7 +32,7 @@ def share(value: float | None) -> str:
 
 
 def decimal(value: float | None) -> str:
-    """Three digits, or all of a whole number.
+    """Write a number with three digits, or all digits of a whole number.
 
     >>> decimal(12.3456), decimal(20480.0), decimal(-0.00012)
     ('12.3', '20,480', '-0.00012')
@@ -44,7 +44,7 @@ def decimal(value: float | None) -> str:
 
 
 def counted(count: int, unit: str) -> str:
-    """So many of a unit.
+    """Write a number with its unit, in the plural if needed.
 
     >>> counted(1, "turn"), counted(2048, "trajectory")
     ('1 turn', '2,048 trajectories')
@@ -55,7 +55,7 @@ def counted(count: int, unit: str) -> str:
 
 
 def value(check: CheckResult) -> str:
-    """What was measured, in its own measure; `MISSING` where the check was skipped."""
+    """Write the value of a check with its unit, or `MISSING` if the check was skipped."""
     return _measured(check, check.value)
 
 
@@ -72,19 +72,19 @@ def _measured(check: CheckResult, number: float | None) -> str:
 
 
 def _is_share(check: CheckResult) -> bool:
-    """By the threshold as declared, since people may set that of a share to 0."""
+    """Return whether the value is a share: its default threshold is between 0 and 1; a user may set another one."""
     knob = Checks.model_fields.get(check.name)
     declared = knob.default.threshold if knob else check.threshold
     return 0 < declared < 1 and check.name not in _MEASURES
 
 
 def tally(result: AuditResult) -> dict[Verdict, int]:
-    """How many checks came to which verdict, worst first."""
+    """Count the checks with each verdict, worst first."""
     return {verdict: sum(check.verdict == verdict for check in result.checks) for verdict in VERDICTS}
 
 
 def headline(result: AuditResult) -> str:
-    """The verdict in words, such as `FAIL: 2 checks fail, 3 warn, 27 pass, 2 skipped`."""
+    """Write the verdict in words, such as `FAIL: 2 checks fail, 3 warn, 27 pass, 2 skipped`."""
     counts = [(verdict, count) for verdict, count in tally(result).items() if count]
     parts = [f"{count} {_ONE[verdict] if count == 1 else verdict}" for verdict, count in counts]
     if parts:
@@ -93,8 +93,8 @@ def headline(result: AuditResult) -> str:
     return f"{result.verdict.upper()}: {', '.join(parts) or 'no checks'}"
 
 
-def looked_at(result: AuditResult) -> str:
-    """How much was read, such as `40 data sets of 1 run, 20,480 trajectories, 39,012 turns, 312,345 sampled tokens`."""
+def audited_data(result: AuditResult) -> str:
+    """Write how much data was audited, such as `40 data sets of 1 run, 20,480 trajectories, 39,012 turns, …`."""
     sets = result.sets
     runs = counted(len({each.run for each in sets}), "run")
     return ", ".join(
@@ -109,17 +109,17 @@ _SIZES = (("trajectories", "trajectory"), ("turns", "turn"), ("tokens", "sampled
 
 
 def ordered(result: AuditResult) -> list[CheckResult]:
-    """All checks, alarms first."""
+    """Return all checks, alarms first."""
     return sorted(result.checks, key=lambda check: VERDICTS.index(check.verdict))
 
 
 def alarms(result: AuditResult) -> list[CheckResult]:
-    """Checks that fail or warn, those that fail first."""
+    """Return the checks that fail or warn; those that fail come first."""
     return [check for check in ordered(result) if check.verdict in ("fail", "warn")]
 
 
 def seconds(value: float | None) -> str:
-    """Seconds, to a tenth.
+    """Write seconds, to a tenth.
 
     >>> seconds(0.004), seconds(61.25)
     ('<0.1', '61.2')
@@ -130,7 +130,7 @@ def seconds(value: float | None) -> str:
 
 
 def steps(result: AuditResult) -> str:
-    """How long everything took that is no check."""
+    """Write the total duration, and the duration of each step that is not a check."""
     checks = {check.name for check in result.checks}
     parts = [f"{name} {seconds(took)} s" for name, took in result.seconds.items() if name not in checks]
     return f"Took {seconds(sum(result.seconds.values()))} s" + (f", of these {', '.join(parts)}." if parts else ".")

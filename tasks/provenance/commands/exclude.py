@@ -1,4 +1,4 @@
-"""`exclude`: a version of what shall not be trained on."""
+"""`exclude`: commit a version of problems or trajectories that are kept out of training."""
 
 import argparse
 from dataclasses import asdict
@@ -7,33 +7,31 @@ from typing import TYPE_CHECKING
 
 from storage.commands.output import Output
 from storage.objects.store import Store
+from tasks.problems.exclusions import commit_exclusions, exclusions_version
 from tasks.provenance.commands.shared import add_problem, show_problem, show_uncertain
+from tasks.provenance.proposals import Proposal, propose_ids, propose_problem
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from tasks.provenance.proposals import Proposal
-
-_LARGEST = 2**26
-"""Bytes of a file of ids: room for a million."""
+_MOST_BYTES = 2**26
+"""The largest file of ids: room for a million ids."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_problem(parser, optional=True)
     parser.add_argument(
-        "--ids", metavar="FILE", type=Path, help="instead of a problem: ids of trajectories, one in each line"
+        "--ids", metavar="FILE", type=Path, help="instead of PROBLEM: a file of trajectory ids, one in each line"
     )
-    parser.add_argument("--reason", required=True, metavar="TEXT", help="why, for those who ask later")
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be excluded")
+    parser.add_argument("--reason", required=True, metavar="TEXT", help="why they are excluded, for later readers")
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be excluded")
 
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
-    """The version, and the override by which a run honours it."""
-    from tasks.problems.exclusions import commit_exclusions, version_of
-
+    """Commit the exclusions; print the version and the override with which a run honours it."""
     proposal = _propose(store, arguments)
     commit = not arguments.dry_run
-    version = commit_exclusions(store, proposal.rows) if commit else version_of(proposal.rows)
+    version = commit_exclusions(store, proposal.rows) if commit else exclusions_version(proposal.rows)
     override = f"problems.exclusions=[{version}]"
     data = {
         "version": version,
@@ -44,18 +42,16 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
         "unknown": [asdict(each) for each in proposal.unknown],
     }
     parts: list[Table | str] = [show_problem(proposal.problem)] if proposal.problem else []
-    parts += [_told(proposal), *show_uncertain([], proposal.unknown)]
+    parts += [_summary(proposal), *show_uncertain([], proposal.unknown)]
     parts += [
-        f"{version}\nuse it, beside others that a run honours already, with\n    {override!r}"
+        f"{version}\nuse it, in addition to others that a run already honours, with\n    {override!r}"
         if commit
         else f"nothing was committed; it would be {version}"
     ]
     return Output(data, parts)
 
 
-def _propose(store: Store, arguments: argparse.Namespace) -> "Proposal":
-    from tasks.provenance.proposals import propose_ids, propose_problem
-
+def _propose(store: Store, arguments: argparse.Namespace) -> Proposal:
     cache, reason = Path(arguments.cache), arguments.reason
     if (arguments.problem is None) == (arguments.ids is None):
         raise ValueError("give either PROBLEM or --ids FILE")
@@ -67,20 +63,20 @@ def _propose(store: Store, arguments: argparse.Namespace) -> "Proposal":
 
 
 def _read(path: Path) -> str:
-    with path.open("rb") as file:  # a pipe, too: somebody waits at the terminal
-        data = file.read(_LARGEST + 1)
-    if len(data) > _LARGEST:
-        raise ValueError(f"{path} holds more than {_LARGEST:,} bytes: give one id of a trajectory in each line")
+    with path.open("rb") as file:  # may also be a pipe
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"{path} has more than {_MOST_BYTES:,} bytes: give one trajectory id in each line")
     try:
         return data.decode("utf-8-sig")  # -sig: some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
-        where = f"{path} is not text in UTF-8 (byte {error.start})"
-        raise ValueError(f"{where}: give one id of a trajectory in each line") from None
+        where = f"{path} is not UTF-8 text (byte {error.start})"
+        raise ValueError(f"{where}: give one trajectory id in each line") from None
 
 
-def _told(proposal: "Proposal") -> str:
+def _summary(proposal: Proposal) -> str:
     trajectories = [row for row in proposal.rows if row.trajectory_id]
     sets = len({row.data_set for row in trajectories})
-    whole = "; the problem will not be drawn, nor anything else of it be trained on" if proposal.problem else ""
-    after = f"; {len(proposal.trained)} checkpoints were trained on some of them, and stay as they are: see `falls`"
-    return f"{len(trajectories)} trajectories in {sets} data sets{whole}{after if proposal.trained else ''}"
+    whole = "; the problem is no longer drawn, and no other trajectory of it is trained on" if proposal.problem else ""
+    trained = f"; {len(proposal.trained)} checkpoints were trained on some of them and stay unchanged: see `impact`"
+    return f"{len(trajectories)} trajectories in {sets} data sets{whole}{trained if proposal.trained else ''}"

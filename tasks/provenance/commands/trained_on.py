@@ -1,4 +1,4 @@
-"""`trained-on`: which checkpoints had a problem."""
+"""`trained-on`: list the checkpoints that were trained on a problem."""
 
 import argparse
 from dataclasses import asdict
@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 from storage.commands.output import Output
 from storage.objects.store import Store
-from tasks.provenance.commands.shared import add_last, add_problem, show_first, show_problem, show_uncertain, some
+from tasks.provenance.commands.shared import (
+    add_last,
+    add_problem,
+    first_rows,
+    show_first,
+    show_problem,
+    show_uncertain,
+)
+from tasks.provenance.questions import trained_on
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,9 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(store: Store, arguments: argparse.Namespace) -> Output:
-    """By run and iteration."""
-    from tasks.provenance.questions import trained_on
-
+    """Print the updates by run and iteration, and the first checkpoint of each run."""
     cache, name = Path(arguments.cache), arguments.problem
     answer = trained_on(store, name, cache, run=arguments.run, by_prompt=arguments.prompt)
     rows = [
@@ -29,6 +35,6 @@ def run(store: Store, arguments: argparse.Namespace) -> Output:
         for use in answer.uses
     ]
     parts: list[Table | str] = [show_problem(answer.problem)]
-    parts += some(["checkpoint", "by", "data set", "episodes", "trained on"], rows, arguments.last)
+    parts += first_rows(["checkpoint", "by", "data set", "episodes", "trained on"], rows, arguments.last)
     parts += show_first(answer.first) or ["no checkpoint is known to be trained on it"]
     return Output(asdict(answer), [*parts, *show_uncertain(answer.doubtful, answer.unknown)])

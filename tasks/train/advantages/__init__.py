@@ -1,4 +1,9 @@
-"""Advantages of action tokens. An estimator is one function in a short module, and one line here."""
+"""Advantages of action tokens.
+
+`interface` defines the input (`Observed`) and the output (`Estimated`) of an estimator. `group` and `gae` are the
+estimators; `normalise` scales their advantages. `estimate` selects the estimator by name, calls it and normalises.
+A new estimator is one function in a module of its own, and one line `register_advantage` here.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -26,16 +31,16 @@ register_advantage("gae", gae)
 
 
 def check_estimator(name: str) -> None:
-    """Refuse a `ppo.advantage.type` that is not registered, with a ValueError."""
+    """Raise ValueError if `ppo.advantage.type` is not registered."""
     if name not in _ESTIMATORS:
-        known = ", ".join(sorted(_ESTIMATORS))
+        registered = ", ".join(sorted(_ESTIMATORS))
         raise ValueError(
-            f"ppo.advantage.type={name!r} is not registered{nearest(name, _ESTIMATORS)}; there are {known}"
+            f"ppo.advantage.type={name!r} is not registered{nearest(name, _ESTIMATORS)}; there are {registered}"
         )
 
 
 def estimate(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advantage) -> Estimated:
-    """Advantages, normalised as `knobs.normalisation` says, and the returns for a critic.
+    """Estimate advantages, normalise them by `knobs.normalisation`, and return them with the returns for a critic.
 
     Raises:
         ValueError: no estimator has the name `knobs.type`.

@@ -10,11 +10,12 @@ from tasks.train.samples import Floats, Sample
 
 
 def gae(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advantage) -> Estimated:
-    """Advantages and returns of action tokens from a critic's values.
+    """Compute advantages and returns of action tokens from a critic's values.
 
-    Prompt and feedback tokens are not there at all: the step from the last token of a turn to what follows is one
-    step, discounted by the episode's `turn_discount`; all others by `knobs.discount`. A turn's reward lies on its
-    last action token, penalties on their own. Behind the last turn lies `bootstrap`.
+    The time steps are action tokens; prompt and feedback tokens are left out. The step from the last token of a turn
+    to the next turn is discounted by the episode's `turn_discount`, all other steps by `knobs.discount`. A turn's
+    reward is given at its last action token, and each penalty at its own token. The value after the last turn is
+    `bootstrap`.
     Source: GAE (arXiv 1506.02438), turn discount as in AReaL (2505.24298).
     """
     rewards = [_rewards(*pair) for pair in zip(samples, observed, strict=True)]
@@ -27,13 +28,15 @@ def gae(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advantag
 
 
 def backward(rewards: Floats, values: Floats, following: Floats, discounts: Floats, gae_lambda: float) -> Floats:
-    """The recursion `delta_t = r_t + g_t V_{t+1} - V_t`, `A_t = delta_t + g_t lambda A_{t+1}`, all [B, A].
+    """Compute `delta_t = r_t + g_t V_{t+1} - V_t`, `A_t = delta_t + g_t lambda A_{t+1}`, all [B, A].
+
+    All inputs are padded with 0 at the right, and the advantages of the padding are 0.
 
     Args:
         rewards: r_t.
         values: V_t.
-        following: V_{t+1}; at the end the value to bootstrap from, or 0.
-        discounts: g_t. Padding at the right is 0 in all of them, and stays 0.
+        following: V_{t+1}; at the last token the bootstrap value, or 0.
+        discounts: g_t.
         gae_lambda: lambda.
     """
     deltas = rewards + discounts * following - values
@@ -46,7 +49,7 @@ def backward(rewards: Floats, values: Floats, following: Floats, discounts: Floa
 
 
 def _rewards(sample: Sample, observed: Observed) -> Floats:
-    """Rewards [A]: penalties, and those of the turns on their last action tokens."""
+    """Compute rewards [A]: the penalties, plus each turn's reward at its last action token."""
     last = np.cumsum(np.bincount(sample.turn_of_action, minlength=len(sample.rewards))) - 1
     rewards = observed.penalties.copy()
     np.add.at(rewards, np.maximum(last, 0), sample.rewards)
@@ -62,13 +65,13 @@ def _values(sample: Sample, observed: Observed) -> Floats:
 
 
 def _discounts(sample: Sample, discount: float) -> Floats:
-    """Discount [A] of the step that follows each token."""
-    turns = np.append(np.diff(sample.turn_of_action), 1)  # a turn without tokens is discounted, too
+    """Compute the discount [A] of the step after each token."""
+    turns = np.append(np.diff(sample.turn_of_action), 1)  # more than 1 if turns without tokens lie between
     return np.where(turns > 0, sample.turn_discount**turns, discount)
 
 
 def _stack(arrays: Sequence[Floats]) -> Floats:
-    """[B, A], padded with 0 at the right."""
+    """Stack B arrays into [B, A], padded with 0 at the right."""
     table = np.zeros((len(arrays), max(len(array) for array in arrays)))
     for row, array in zip(table, arrays, strict=True):
         row[: len(array)] = array

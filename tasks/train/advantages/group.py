@@ -1,4 +1,15 @@
-"""Group baselines: a turn against the same turn of the other episodes of its problem (GRPO, RLOO)."""
+"""Group baselines: compare a turn with the same turn of the other episodes of its problem (GRPO, RLOO).
+
+Example: one problem, three episodes, rewards of ±1, `turn_discount=1`, default knobs, no penalties.
+
+    episode   rewards    returns   advantage of the tokens of each turn
+    a         -1,  1      0,  1     0 - (-1/3) =  0.33,   1 - 0 =  1
+    b          1          1         1 - (-1/3) =  1.33
+    c         -1, -1     -2, -1    -2 - (-1/3) = -1.67,  -1 - 0 = -1
+
+The mean of the first turns is (0 + 1 - 2) / 3 = -1/3, the mean of the second turns (1 - 1) / 2 = 0. If a has two tokens
+in its first turn and one in its second, its advantages are [0.33, 0.33, 1].
+"""
 
 from collections.abc import Sequence
 
@@ -12,13 +23,13 @@ from tasks.train.samples import Floats, Ints, Sample
 
 
 def group(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advantage) -> Estimated:
-    """`A = R - mean(R)` over the samples of one problem that reached one turn index; 0 where they all agree.
+    """Compute `A = R - mean(R)` over the samples of one problem that reached one turn index; 0 if all R are equal.
 
-    R is the turn's return, its tokens' penalties included; all tokens of the turn get its advantage. With
-    `leave_one_out` the mean is over the others, and a turn that nobody else reached gets 0. With `scale_by_std`
-    the result is divided by the population's `std(R) + 1e-6`. By turn, for one baseline over all turns would
-    reward the wrong first answers of episodes that end well. Samples whose returns are not known (`samples.known`)
-    have no place here.
+    R is the return of the turn, including the penalties of its tokens. All tokens of the turn get its advantage. With
+    `leave_one_out` the mean is over the other samples; a turn that no other sample reached gets 0. With `scale_by_std`
+    the result is divided by `std(R) + 1e-6`, with the population's std. Each turn index has its own baseline, because
+    one baseline over all turns would reward wrong first answers of episodes that end well. All samples must have known
+    returns (`samples.with_known_returns`).
     Source: GRPO (arXiv 2402.03300); Dr. GRPO (2503.20783, without the division); RLOO (2402.14740).
     """
     groups = turn_groups(samples)
@@ -30,7 +41,7 @@ def group(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advant
         centred = centred * size / np.maximum(size - 1, 1)
     if knobs.scale_by_std:
         centred = centred / spread
-    # A rounded mean leaves 1e-17, which is no signal.
+    # A rounded mean can leave differences of 1e-17 between equal returns. Set them to 0.
     flat = np.where(varied(groups, returns)[groups], centred, 0.0)
     by_turn = np.split(flat, np.cumsum([len(sample.rewards) for sample in samples])[:-1])
     advantages = [turns[sample.turn_of_action] for sample, turns in zip(samples, by_turn, strict=True)]
@@ -38,7 +49,7 @@ def group(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advant
 
 
 def _returns(sample: Sample, observed: Observed) -> Floats:
-    """Returns [K] of the turns, penalties included."""
+    """Compute the returns [K] of the turns, including penalties."""
     if not observed.penalties.any():
         return sample.returns
     penalties = np.bincount(sample.turn_of_action, observed.penalties, len(sample.rewards))
@@ -47,14 +58,17 @@ def _returns(sample: Sample, observed: Observed) -> Floats:
 
 
 def turn_groups(samples: Sequence[Sample]) -> Ints:
-    """Number of the group of every turn, flat: the turns of one problem with one turn index share a group."""
+    """Number the groups, and list the group of every turn of all samples, in order.
+
+    Turns of one problem with the same turn index are in one group.
+    """
     numbers: dict[tuple[str, int], int] = {}
     keys = ((sample.problem_id, turn) for sample in samples for turn in range(len(sample.rewards)))
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
 def varied(groups: Ints, values: Floats) -> npt.NDArray[np.bool_]:
-    """For each group, whether its values differ."""
+    """Return for each group whether its values differ."""
     low, high = np.full(groups.max() + 1, np.inf), np.full(groups.max() + 1, -np.inf)
     np.minimum.at(low, groups, values)
     np.maximum.at(high, groups, values)
@@ -62,5 +76,5 @@ def varied(groups: Ints, values: Floats) -> npt.NDArray[np.bool_]:
 
 
 def _group_mean(groups: Ints, values: Floats) -> Floats:
-    """The mean of its group, for each value."""
+    """Compute for each value the mean of its group."""
     return (np.bincount(groups, values) / np.bincount(groups))[groups]

@@ -1,4 +1,4 @@
-"""What an advantage estimator is given and what it returns."""
+"""The input and the output of an advantage estimator."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,24 +9,24 @@ from tasks.train.samples import Floats, Sample
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What is known of the A action tokens of one sample beside its rewards.
+    """The data about the A action tokens of one sample, in addition to the turns' rewards.
 
     Example: Observed(penalties=[0.0, -0.1], values=[0.4, 0.5], bootstrap=0.0)
     """
 
-    penalties: Floats  # A, rewards of single tokens: the KL penalty, 0 without one
+    penalties: Floats  # A, rewards of single tokens: minus the KL penalty, or 0 without one
     values: Floats | None = None  # A, the critic's value before each token, in units of returns
-    bootstrap: float = 0.0  # return behind the last turn: 0 at an end, a value where the conversation was cut
+    bootstrap: float = 0.0  # return after the last turn: 0 if the episode ended, an estimate if it was cut
 
 
 @dataclass(frozen=True, slots=True)
 class Estimated:
-    """For each of N samples an array of its A action tokens."""
+    """The advantages and returns of N samples: for each sample an array [A]."""
 
-    advantages: list[Floats]  # N of A
-    returns: list[Floats] | None = None  # N of A, what the critic should have said
-    centred: bool = False  # compared with others of their group: normalisation must not move them again
+    advantages: list[Floats]  # N arrays [A]
+    returns: list[Floats] | None = None  # N arrays [A], the targets of the critic
+    centred: bool = False  # the advantages are already centred by group: normalisation must not shift them again
 
 
 Estimator = Callable[[Sequence[Sample], Sequence[Observed], Advantage], Estimated]
-"""From N samples, what was observed of each, and the knobs."""
+"""A function of N samples, the N `Observed`, and the knobs."""

@@ -1,4 +1,4 @@
-"""Advantages brought to one scale."""
+"""Normalisation: bring advantages to one scale."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -17,12 +17,15 @@ def normalise(
     *,
     centred: bool = False,
 ) -> list[Floats]:
-    """`(A - mean) / (std + 1e-5)` in float64, the population's std; of `centred` advantages `A / (rms + 1e-5)`.
+    """Compute `(A - mean) / (std + 1e-5)`, or `A / (rms + 1e-5)` for `centred` advantages, in float64.
 
-    Mean, std and root mean square are over the action tokens that the loss will see: of all samples, or of each
-    problem's. Group baselines are centred already, by turn. The mean over their tokens is that of long turns above
-    all: subtracted, it would push up groups that agree, such as long wrong answers that all their group gave. Nor is
-    the std of use there: it is 0 where the loss sees right answers only, because the wrong ones are masked.
+    Mean, population std and root mean square are over the action tokens in the loss: of all samples (`batch`), or of
+    the samples of each problem (`group`).
+
+    Group baselines are centred by turn already, so their mean over tokens is not subtracted: long turns dominate that
+    mean, and subtracting it would raise the advantages of groups whose returns are all equal, such as long wrong
+    answers of a whole group. The std is not used for them either: it is 0 if the loss has only right answers because
+    the wrong ones are masked.
     Source: PPO as in AReaL (arXiv 2505.24298).
     """
     if over == "none":
@@ -32,9 +35,9 @@ def normalise(
         groups.setdefault(sample.problem_id if over == "group" else "", []).append(index)
     result = list(advantages)
     for indices in groups.values():
-        seen = np.concatenate([advantages[i][samples[i].in_loss] for i in indices])
-        mean = 0.0 if centred or not len(seen) else seen.mean()
-        scale = np.sqrt(((seen - mean) ** 2).mean()) if len(seen) else 0.0
+        in_loss = np.concatenate([advantages[i][samples[i].in_loss] for i in indices])
+        mean = 0.0 if centred or not len(in_loss) else in_loss.mean()
+        scale = np.sqrt(((in_loss - mean) ** 2).mean()) if len(in_loss) else 0.0
         for i in indices:
             result[i] = (advantages[i] - mean) / (scale + _EPS)
     return result

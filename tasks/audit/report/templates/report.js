@@ -1,4 +1,4 @@
-/* A link to something inside closed details opens them. */
+/* Follow a link into closed details: open them first. */
 (() => {
   const reveal = () => {
     const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));

@@ -1,4 +1,4 @@
-"""Cases that were found outside of the database, perhaps millions: noted in one statement."""
+"""Note many cases that were found in Python, perhaps millions, in one statement."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,17 +9,17 @@ from tasks.audit.database import AuditDatabase
 from tasks.audit.results import Unit
 
 
-def flag_found(
+def flag_rows(
     database: AuditDatabase, check: str, unit: Unit, rows: pa.Table | Mapping[str, Sequence[Any]], query: str
 ) -> int:
-    """Note cases, as `AuditDatabase.flag` does; `query` may read `rows` as the table `found`. Returns their number.
+    """Note cases like `AuditDatabase.flag`; `query` may read `rows` as the table `found`. Return the number of cases.
 
     Args:
-        database: where they are noted.
-        check: its name.
-        unit: what a case is.
-        rows: the columns of `found`, all of one length.
-        query: gives id, number of the data set and detail.
+        database: the database whose table `cases` gets the cases.
+        check: name of the check.
+        unit: the unit of the cases.
+        rows: the columns of `found`, all of the same length.
+        query: SQL with the columns id, number of the data set and detail.
     """
     table = rows if isinstance(rows, pa.Table) else pa.table({name: pa.array(values) for name, values in rows.items()})
     if not table.num_rows:

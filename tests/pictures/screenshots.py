@@ -1,0 +1,98 @@
+"""Screenshots of the project's pages, and of Prefect's, in a real browser."""
+
+import base64
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from playwright.sync_api import Browser, BrowserContext, sync_playwright
+
+from flows.launch import prefect_server
+from tests.support.paths import ROOT
+
+SIZE = {"width": 1280, "height": 820}
+SETTLE_MS = 1500
+"""Time for a page to draw its charts."""
+
+
+@contextmanager
+def open_browser() -> Iterator[Browser]:
+    """A headless Chromium.
+
+    Raises:
+        SystemExit: none is installed.
+    """
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if not chromium:
+        raise SystemExit("no chromium: apt-get install chromium")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def shoot(context: BrowserContext, address: str, path: Path, wait_for: str = "") -> None:
+    """Save the first screen of the page at `address`; `wait_for` is text that it must show first."""
+    page = context.new_page()
+    page.goto(address)
+    if wait_for:
+        page.get_by_text(wait_for).first.wait_for()
+    page.wait_for_timeout(SETTLE_MS)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=path)
+    page.close()
+
+
+@contextmanager
+def open_reader(root: str, target: str) -> Iterator[str]:
+    """The address of the reader on `target`, with its key."""
+    command = [sys.executable, "-m", "tasks.audit", "--root", root, "read", target, "--port", "0"]
+    job = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert job.stdout
+        found = re.search(r"http://127\.0\.0\.1:\d+/\?key=\S+", line := job.stdout.readline())
+        assert found, line
+        yield found[0]
+    finally:
+        job.send_signal(signal.SIGTERM)
+        job.wait()
+
+
+@contextmanager
+def open_prefect(browser: Browser) -> Iterator[tuple[BrowserContext, str]]:
+    """Serve Prefect's pages over the database in PREFECT_HOME, to a browser that knows the password."""
+    listener, password = prefect_server.listen(), prefect_server.new_password()
+    port = listener.getsockname()[1]
+    environment = os.environ | prefect_server.protection(port, password)
+    environment["PREFECT_SERVER_UI_API_URL"] = f"http://{prefect_server.HOST}:{port}/api"
+    command = [sys.executable, "-P", prefect_server.__file__, str(listener.fileno())]
+    server = subprocess.Popen(command, env=environment, pass_fds=[listener.fileno()])
+    try:
+        while not prefect_server.healthy(port):
+            assert server.poll() is None, "the Prefect server did not start"
+        context = browser.new_context(viewport={"width": SIZE["width"], "height": SIZE["height"]})
+        secret = base64.b64encode(password.encode()).decode()
+        context.add_init_script(
+            f"localStorage.setItem('prefect-password', '{secret}');"
+            "localStorage.setItem('prefect-show-promotional-content', 'false')"
+        )
+        yield context, f"http://{prefect_server.HOST}:{port}"
+    finally:
+        server.terminate()
+        server.wait()
+        listener.close()
+
+
+def shrink(path: Path, colors: int = 64) -> None:
+    """Reduce a picture to a palette: screenshots need no more, and repositories are cloned whole."""
+    from PIL import Image
+
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").quantize(colors)
+    small.save(path, optimize=True)
