@@ -139,6 +139,7 @@ class Watch:
 
     def harmless(self) -> None:
         """Check that no text from data was run, no page error occurred, and nothing is wider than the window."""
+        self.page.wait_for_load_state()  # until its style sheets are there, a page may be wider
         assert self.messages == []
         assert self.page.evaluate("window.evil") is None
         assert self.page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
