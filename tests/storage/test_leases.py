@@ -1,4 +1,4 @@
-"""One writer for each run: taken, kept, given back, taken over from the dead, and fenced."""
+"""A lease allows one writer for each run: it is taken, kept, released and taken over from a dead holder."""
 
 import multiprocessing
 import os
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.slow
 TTL_S = 2.0
 
 
-def test_the_second_stops_and_says_who_holds_it(any_store: Store) -> None:
-    """Both name and process are told; afterwards the run is free."""
+def test_the_second_writer_stops_and_names_the_holder(any_store: Store) -> None:
+    """The error names the label and the process of the holder. After its release the run is free."""
     with Lease(any_store, "r", label="flow run happy-hare") as held:
         assert held.token == 0
         assert "happy-hare" in (holders.is_held(any_store, "r") or "")
@@ -43,13 +43,13 @@ def test_the_second_stops_and_says_who_holds_it(any_store: Store) -> None:
         assert after.token == 1
 
 
-def test_the_second_waits_as_asked(any_store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    """Until the holder is done."""
-    got = []
+def test_the_second_writer_waits_if_asked(any_store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    """With `when_held="wait"` the second writer takes the lease after the holder has released it."""
+    taken = []
 
     def second() -> None:
         with Lease(Store(any_store.root), "r", ttl_s=600, when_held="wait") as lease:
-            got.append((lease.token, time.monotonic()))
+            taken.append((lease.token, time.monotonic()))
 
     with Lease(any_store, "r", ttl_s=600):
         thread = threading.Thread(target=second)
@@ -58,28 +58,29 @@ def test_the_second_waits_as_asked(any_store: Store, caplog: pytest.LogCaptureFi
             assert thread.is_alive()
             time.sleep(0.01)
         time.sleep(0.2)
-        assert got == []
+        assert taken == []
         released = time.monotonic()
     thread.join(timeout=600)
-    assert got[0][0] == 1
-    assert got[0][1] >= released
+    assert taken[0][0] == 1
+    assert taken[0][1] >= released
 
 
-def test_signs_of_life_keep_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Longer than the time to live, which counts from the last one.
+def test_signs_of_life_keep_the_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holder keeps the lease for longer than the time to live, which counts from its last sign of life.
 
-    Each sign takes half of that time by the watch of who waits, so that a machine that stands still does no harm.
+    On the clock of the waiting writer each sign of life takes half of the time to live, so a machine that pauses does
+    not fail the test.
     """
     root, write, written = f"memory://{tmp_path.name}", Store.write, list[str]()
     taken = threading.Event()
 
-    def beat(self: Store, key: str, data: bytes) -> None:
+    def write_and_count(self: Store, key: str, data: bytes) -> None:
         write(self, key, data)
         written.append(key)
 
-    monkeypatch.setattr(Store, "write", beat)
-    watch = SimpleNamespace(monotonic=lambda: len(written) * TTL_S / 2, sleep=time.sleep)
-    monkeypatch.setattr("storage.logs.leases.time", watch)
+    monkeypatch.setattr(Store, "write", write_and_count)
+    clock = SimpleNamespace(monotonic=lambda: len(written) * TTL_S / 2, sleep=time.sleep)
+    monkeypatch.setattr("storage.logs.leases.time", clock)
 
     def second() -> None:
         with Lease(Store(root), "r", when_held="wait"):
@@ -102,7 +103,7 @@ def _hold(root: str, ready: "multiprocessing.synchronize.Event") -> None:
 
 
 def test_a_dead_holder_is_replaced_at_once(store: Store) -> None:
-    """Killed on the same machine: no need to wait for its time to live."""
+    """A holder that was killed on the same machine is replaced without waiting for its time to live."""
     context = multiprocessing.get_context("spawn")
     ready = context.Event()
     holder = context.Process(target=_hold, args=(store.root, ready))
@@ -115,18 +116,18 @@ def test_a_dead_holder_is_replaced_at_once(store: Store) -> None:
     started = time.monotonic()
     with Lease(store, "r") as lease:
         assert lease.token == 1
-    assert time.monotonic() - started < 60  # of 600
+    assert time.monotonic() - started < 60  # the time to live is 600 s
 
 
-def elsewhere(store: Store, ttl_s: float) -> None:
-    """A lease of a process on a machine of which nothing can be known but its signs of life."""
+def hold_elsewhere(store: Store, ttl_s: float) -> None:
+    """Write the lease entry of a process on another machine: only its signs of life can show that it lives."""
     holder = own_identity() | {"machine": "another", "host": "far"}
     Log(store, layout.lease("r")).put(0, {"holder": holder, "label": "", "at": "2026", "ttl_s": ttl_s})
 
 
-def test_a_silent_holder_elsewhere_is_replaced_after_its_time(any_store: Store) -> None:
-    """By one's own watch; the clock of the other machine is never read."""
-    elsewhere(any_store, ttl_s=1.0)
+def test_a_silent_holder_elsewhere_is_replaced_after_its_time_to_live(any_store: Store) -> None:
+    """The time is measured on the clock of the waiting writer; the clock of the other machine is never read."""
+    hold_elsewhere(any_store, ttl_s=1.0)
     started = time.monotonic()
     with Lease(any_store, "r", ttl_s=1.0) as lease:
         assert lease.token == 1
@@ -134,9 +135,9 @@ def test_a_silent_holder_elsewhere_is_replaced_after_its_time(any_store: Store) 
 
 
 @pytest.mark.parametrize("sign", [{"ttl_s": "x"}, {"ttl_s": -1}, {"released": "no"}])
-def test_a_sign_of_life_with_wrong_fields_is_none(sign: dict[str, Any], store: Store) -> None:
-    """Of a holder whose entry is damaged, too: the lease is free after one's own time."""
-    elsewhere(store, ttl_s=0.5)
+def test_a_sign_of_life_with_wrong_fields_is_ignored(sign: dict[str, Any], store: Store) -> None:
+    """The entry of the holder is damaged, too, so the lease is free after the waiting writer's own time to live."""
+    hold_elsewhere(store, ttl_s=0.5)
     store.write(layout.lease("r") + "/00000000.json", b"{")
     store.write(layout.beat("r", 0), seal({"at": "2026", "released": False, "ttl_s": 0.5} | sign))
     with Lease(store, "r", ttl_s=0.5) as lease:
@@ -144,8 +145,8 @@ def test_a_sign_of_life_with_wrong_fields_is_none(sign: dict[str, Any], store: S
 
 
 def test_a_living_holder_elsewhere_is_respected(store: Store) -> None:
-    """A sign of life seen: whoever should stop stops, long before the time to live is over."""
-    elsewhere(store, ttl_s=600)
+    """A second writer stops as soon as it sees a new sign of life, long before the time to live is over."""
+    hold_elsewhere(store, ttl_s=600)
     done = threading.Event()
 
     def live() -> None:
@@ -164,8 +165,8 @@ def test_a_living_holder_elsewhere_is_respected(store: Store) -> None:
         thread.join()
 
 
-def test_who_was_taken_over_cannot_commit(any_store: Store) -> None:
-    """The fencing token: a holder that slept finds its successor before the commit, and nothing is committed."""
+def test_a_holder_that_was_taken_over_cannot_commit(any_store: Store) -> None:
+    """A holder that slept finds the fencing token of its successor before the commit, and commits nothing."""
     with Lease(any_store, "r", label="sleeper", ttl_s=600) as sleeper:
         successor = {"holder": own_identity(), "label": "flow run new-newt", "at": "later", "ttl_s": 600}
         assert Log(Store(any_store.root), layout.lease("r")).put(1, successor)
@@ -175,25 +176,25 @@ def test_who_was_taken_over_cannot_commit(any_store: Store) -> None:
         ):
             draft.commit(Provenance(config={}, fence=sleeper), [])
     assert not committed(any_store, draft.version)
-    assert holders.is_held(any_store, "r")  # the old holder has not given back what is not his
+    assert holders.is_held(any_store, "r")  # the old holder has not released its successor's lease
 
 
-def test_a_damaged_sign_of_life_is_none(store: Store) -> None:
-    """A run is not shut for ever by one bad object."""
-    elsewhere(store, ttl_s=0.5)
+def test_a_damaged_sign_of_life_is_ignored(store: Store) -> None:
+    """One damaged object does not block the run: the lease is free after the holder's time to live."""
+    hold_elsewhere(store, ttl_s=0.5)
     store.write(layout.beat("r", 0), b"{")
     with Lease(store, "r") as lease:
         assert lease.token == 1
 
 
-def test_a_damaged_entry_is_that_of_somebody(store: Store) -> None:
-    """Who it was cannot be told, but whether he lives, and how long he may be silent, as his signs of life say."""
-    elsewhere(store, ttl_s=600)
+def test_a_damaged_entry_has_an_unknown_holder(store: Store) -> None:
+    """The signs of life still show the holder's time to live, and whether it has released the lease."""
+    hold_elsewhere(store, ttl_s=600)
     store.write(f"{layout.lease('r')}/00000000.json", b"{")
     store.write(layout.beat("r", 0), seal({"at": "2026", "released": False, "ttl_s": 600.0}))
-    found = holders.newest(store, "r")
-    assert found
-    assert (found[0], found[1]["ttl_s"]) == (0, 600)
+    newest = holders.newest(store, "r")
+    assert newest
+    assert (newest[0], newest[1]["ttl_s"]) == (0, 600)
     assert "00000000.json does not end with its digest" in (holders.is_held(store, "r") or "")
     store.write(layout.beat("r", 0), seal({"at": "2026", "released": True}))
     assert holders.is_held(store, "r") is None
@@ -201,9 +202,9 @@ def test_a_damaged_entry_is_that_of_somebody(store: Store) -> None:
         assert lease.token == 1
 
 
-def test_a_silent_holder_with_a_damaged_entry(store: Store) -> None:
-    """Is replaced after the time of who waits, as nothing tells his own."""
-    elsewhere(store, ttl_s=600)
+def test_a_silent_holder_with_a_damaged_entry_is_replaced(store: Store) -> None:
+    """It is replaced after the time to live of the waiting writer, because its own is unknown."""
+    hold_elsewhere(store, ttl_s=600)
     store.write(f"{layout.lease('r')}/00000000.json", b"{")
     started = time.monotonic()
     with Lease(store, "r", ttl_s=1) as lease:
@@ -212,8 +213,8 @@ def test_a_silent_holder_with_a_damaged_entry(store: Store) -> None:
 
 
 @pytest.mark.parametrize("lost", range(4))
-def test_a_deleted_entry_is_not_the_end(store: Store, lost: int) -> None:
-    """Whoever fills the gap does not hold the run by that: the token is beyond all that were given."""
+def test_a_deleted_entry_is_not_the_end_of_the_log(store: Store, lost: int) -> None:
+    """A writer that fills the gap does not hold the lease by that. Its token is higher than all tokens before."""
     for _ in range(5):
         with Lease(store, "r"):
             pass
@@ -223,31 +224,31 @@ def test_a_deleted_entry_is_not_the_end(store: Store, lost: int) -> None:
         assert lease.token == 5
 
 
-def test_a_missed_sign_of_life_is_not_the_end(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store is away for a moment: the holder goes on, and what it commits then stands."""
-    write, failing, failed, beaten = Store.write, threading.Event(), threading.Semaphore(0), threading.Event()
+def test_a_missed_sign_of_life_does_not_lose_the_lease(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The holder keeps the lease while the store fails for a moment, and writes signs of life again afterwards."""
+    write, failing, failed, written = Store.write, threading.Event(), threading.Semaphore(0), threading.Event()
 
     def broken(self: Store, key: str, data: bytes) -> None:
         if failing.is_set():
             failed.release()
             raise RuntimeError("expired token")
         write(self, key, data)
-        beaten.set()
+        written.set()
 
     monkeypatch.setattr(Store, "write", broken)
     with Lease(store, "r", ttl_s=TTL_S) as lease:
         failing.set()
         assert all(failed.acquire(timeout=600) for _ in range(2))
         lease.check()
-        beaten.clear()
+        written.clear()
         failing.clear()
-        assert beaten.wait(600)
+        assert written.wait(600)
         assert holders.is_held(store, "r")
     assert holders.is_held(store, "r") is None
 
 
-def test_a_lease_that_was_not_given_back(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store was away when the flow ended: its process, which lives on, knows that it holds nothing any more."""
+def test_a_lease_that_could_not_be_released(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store fails when the flow ends. The process, which lives on, still treats the lease as free."""
 
     def fail(*_: object) -> None:
         raise OSError("away")
@@ -260,7 +261,7 @@ def test_a_lease_that_was_not_given_back(store: Store, monkeypatch: pytest.Monke
 
 
 def test_a_lost_race_stops_the_flow(store: Store) -> None:
-    """Should two commit one version all the same, the second does not go on with weights that are not stored."""
+    """If two writers commit one version in spite of the lease, the second one stops: its weights are not stored."""
     with Lease(store, "r") as lease:
         provenance = Provenance(config={}, fence=lease)
         for expected in (None, "committed by another writer"):
@@ -272,8 +273,8 @@ def test_a_lost_race_stops_the_flow(store: Store) -> None:
                         draft.commit(provenance, [])
 
 
-def test_many_takers_of_a_free_lease_take_it_in_turn(any_store: Store) -> None:
-    """Six at once: never two at the same time, each with a token of its own."""
+def test_many_writers_take_a_free_lease_in_turn(any_store: Store) -> None:
+    """Six writers try at once: never do two hold the lease at the same time, and each gets its own token."""
     inside, tokens, overlaps = [], [], []
 
     def take() -> None:
@@ -293,10 +294,10 @@ def test_many_takers_of_a_free_lease_take_it_in_turn(any_store: Store) -> None:
     assert set(overlaps) == {1}
 
 
-def test_a_process_knows_itself(tmp_path: Path) -> None:
-    """Number and start: the same number used again is another process."""
-    mine = own_identity()
-    assert is_alive(mine)
-    assert is_alive(mine | {"started": 1}) is False
-    assert is_alive(mine | {"pid": 2**22 + 1}) is False
-    assert is_alive(mine | {"machine": "another"}) is None
+def test_the_identity_of_a_process(tmp_path: Path) -> None:
+    """A process is identified by its pid and start time: a reused pid is another process."""
+    identity = own_identity()
+    assert is_alive(identity)
+    assert is_alive(identity | {"started": 1}) is False
+    assert is_alive(identity | {"pid": 2**22 + 1}) is False
+    assert is_alive(identity | {"machine": "another"}) is None
