@@ -1,4 +1,4 @@
-"""Over a network that loses, delays and spoils two of five requests, everything still commits exactly once."""
+"""Each version is committed exactly once, even over a network that loses, delays or spoils two of five requests."""
 
 import os
 import socket
@@ -31,17 +31,17 @@ pytestmark = pytest.mark.slow
 
 SHARE = 0.4
 TIMEOUT_S = 1.0
-"""Of a request: longer than a busy machine's server needs, as each that hangs is waited for."""
+"""Request timeout. A server on a busy machine needs less; a longer one would slow down each request that hangs."""
 VERSIONS, RIVALS = 3, 2
 
 
-def impatient(bucket: str) -> Store:
-    """Tests need not wait as long for an answer as one does on the internet."""
+def open_impatient(bucket: str) -> Store:
+    """Open the store in `bucket` with a shorter request timeout than requests over the internet need."""
     return Store(f"s3://{bucket}/root", request_timeout_s=TIMEOUT_S)
 
 
 def commit(store: Store, number: int, writer: int) -> bool:
-    """Write and commit a version; whether it is this writer's that stands."""
+    """Write and commit a version; return whether this writer's attempt was the one committed."""
     rows = [Score(f"{number}/{writer}/{turn}", turn, "correct", 1.0, "", "", "") for turn in range(3)]
     with Draft(store, f"runs/r/scores/{number:06d}/a", "scores") as draft:
         datasets.write_rows(draft, SCORE_SCHEMA, rows, 2)
@@ -49,15 +49,15 @@ def commit(store: Store, number: int, writer: int) -> bool:
 
 
 def commit_all(bucket: str) -> Counter[int]:
-    """Rival writers for each version, all at once; how many of them believe to have won."""
+    """Commit each version with `RIVALS` writers at once; return by version how many of them believe that they won."""
     jobs = [(number, writer) for number in range(VERSIONS) for writer in range(RIVALS)]
     with ThreadPoolExecutor(8) as writers:
-        won = writers.map(lambda job: (job[0], commit(impatient(bucket), *job)), jobs)
-        return Counter(number for number, mine in won if mine)
+        outcomes = writers.map(lambda job: (job[0], commit(open_impatient(bucket), *job)), jobs)
+        return Counter(number for number, won in outcomes if won)
 
 
 def assert_each_once(store: Store, wins: Counter[int], tmp_path: Path) -> None:
-    """Exactly one winner, whose rows stand; every version is in the catalog and verified."""
+    """Check that each version has one winner and its rows only, is in the catalog, and passes a deep `verify`."""
     assert wins == Counter(dict.fromkeys(range(VERSIONS), 1))
     versions = [f"runs/r/scores/{number:06d}/a" for number in range(VERSIONS)]
     assert verify(store, versions, deep=True).findings == []
@@ -72,7 +72,7 @@ def assert_each_once(store: Store, wins: Counter[int], tmp_path: Path) -> None:
 def test_each_version_is_committed_once(
     bucket: str, monkeypatch: pytest.MonkeyPatch, faults: list[str], tmp_path: Path
 ) -> None:
-    """Of rivals one wins, and knows it, also where the answer to its winning request was lost."""
+    """One of the rival writers wins and knows it, even if the answer to its winning request was lost."""
     direct = os.environ["AWS_ENDPOINT_URL"]
     with FaultProxy(direct, SHARE, seed=1, hang_s=2 * TIMEOUT_S, faults=faults) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
@@ -84,7 +84,7 @@ def test_each_version_is_committed_once(
 
 
 def test_a_large_object_arrives_whole(bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """In parts, of which any may be lost on the way, there and back."""
+    """It is sent and fetched in parts, and any part may be lost on the way."""
     source, target = tmp_path / "source", tmp_path / "target"
     source.write_bytes(os.urandom(3 * PART_BYTES + 1))
     with FaultProxy(os.environ["AWS_ENDPOINT_URL"], SHARE, seed=2, hang_s=4.0) as proxy:
@@ -95,30 +95,30 @@ def test_a_large_object_arrives_whole(bucket: str, monkeypatch: pytest.MonkeyPat
     assert target.read_bytes() == source.read_bytes()
 
 
-def test_aliases_and_logs_move_once(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Appends are neither lost nor doubled; of rival moves one succeeds."""
+def test_log_entries_and_alias_moves_are_stored_once(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Appends to a log and the move of an alias are neither lost nor doubled."""
     direct = os.environ["AWS_ENDPOINT_URL"]
     commit(Store(f"s3://{bucket}/root"), 0, 0)
     with FaultProxy(os.environ["AWS_ENDPOINT_URL"], SHARE, seed=3, hang_s=2 * TIMEOUT_S) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         with ThreadPoolExecutor(4) as writers:
-            numbers = list(writers.map(lambda n: Log(impatient(bucket), "log").append({"value": n}), range(12)))
-        aliases.move(impatient(bucket), "champion", "runs/r/scores/000000/a", None)
+            numbers = list(writers.map(lambda n: Log(open_impatient(bucket), "log").append({"value": n}), range(12)))
+        aliases.move(open_impatient(bucket), "champion", "runs/r/scores/000000/a", None)
     monkeypatch.setenv("AWS_ENDPOINT_URL", direct)
-    log = Log(impatient(bucket), "log")
+    log = Log(open_impatient(bucket), "log")
     assert sorted(numbers) == list(range(12))
     assert sorted(log.read(number)["value"] for number in range(log.length())) == list(range(12))
-    assert len(aliases.history(impatient(bucket), "champion")) == 1
+    assert len(aliases.history(open_impatient(bucket), "champion")) == 1
 
 
 def test_the_server_may_die_and_come_back(bucket: str, s3_server: Rgw | Elsewhere, tmp_path: Path) -> None:
-    """Killed in the middle of commits and started again: the writers wait, and all is committed once."""
+    """Writers wait for a server that is killed during commits and started again; each version is committed once."""
     if isinstance(s3_server, Elsewhere):
-        pytest.skip("somebody else's server is not killed")
+        pytest.skip("the tests do not kill a server that they did not start")
     store = Store(f"s3://{bucket}/root")
-    with ThreadPoolExecutor(1) as running:
-        wins = running.submit(commit_all, bucket)
-        while not store.exists(f"{layout.CATALOG}/00000000.json"):  # the first is about to commit
+    with ThreadPoolExecutor(1) as executor:
+        wins = executor.submit(commit_all, bucket)
+        while not store.exists(f"{layout.CATALOG}/00000000.json"):  # the first writer is about to commit
             time.sleep(0.01)
         s3_server.kill_gateway()
         time.sleep(1.5)
@@ -127,7 +127,7 @@ def test_the_server_may_die_and_come_back(bucket: str, s3_server: Rgw | Elsewher
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "again"),
+    ("code", "status", "is_retried"),
     [
         ("ConditionalRequestConflict", 409, True),
         ("PreconditionFailed", 412, False),
@@ -141,14 +141,17 @@ def test_the_server_may_die_and_come_back(bucket: str, s3_server: Rgw | Elsewher
         ("InvalidArgument", 400, False),
     ],
 )
-def test_what_is_asked_again(code: str, status: int, again: bool) -> None:
-    """Where server or network failed, and where a conditional write met another one (AWS answers 409 then)."""
+def test_which_errors_are_retried(code: str, status: int, is_retried: bool) -> None:
+    """Requests are retried if the server or the network failed.
+
+    A conditional write is also retried if it met another one (AWS answers 409 then).
+    """
     cause = ClientError({"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status}}, "PutObject")
-    assert is_transient(translate_boto_error(cause)) == again
+    assert is_transient(translate_boto_error(cause)) == is_retried
 
 
-def test_silence_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that takes the connection and never says anything: writes and reads end alike."""
+def test_a_silent_server_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Writes and reads both end if a server accepts the connection and never answers."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
         for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
@@ -158,17 +161,17 @@ def test_silence_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
             started = time.monotonic()
             with pytest.raises(UnavailableError):
                 call()
-            assert time.monotonic() - started < 60  # botocore by itself: 60 s, five times
+            assert time.monotonic() - started < 60  # the defaults of botocore: 60 s, five times
 
 
-def test_a_bucket_that_is_not_there(bucket: str) -> None:
-    """Is told at the first look, and is not an empty store."""
+def test_a_missing_bucket(bucket: str) -> None:
+    """The first request reports it; a missing bucket does not count as an empty store."""
     with pytest.raises(UnavailableError, match=f"there is no bucket '{bucket}-x'"):
         Store(f"s3://{bucket}-x/root").exists("a")
 
 
-def test_an_end_to_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that stays away: an error that says where, how long, and that nothing is lost."""
+def test_retries_end_after_patience_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the server stays away, an error names the object and the time, and says that committed versions are safe."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "nobody")
@@ -180,7 +183,7 @@ def test_an_end_to_patience(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_main_job_over_a_bad_network(
     bucket: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The whole pipeline on S3 while two of five requests are spoilt: a whole chain, verified deeply."""
+    """The whole pipeline runs on S3 while two of five requests are spoilt, and its lineage passes a deep `verify`."""
     direct = os.environ["AWS_ENDPOINT_URL"]
     settings = [f"storage.root=s3://{bucket}/x", f"storage.request_timeout_s={TIMEOUT_S}", "run.iterations=1"]
     with FaultProxy(direct, SHARE, seed=4, hang_s=2 * TIMEOUT_S) as proxy:

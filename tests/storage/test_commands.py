@@ -1,4 +1,4 @@
-"""`python -m storage`: what people and scripts read about a store."""
+"""The commands of `python -m storage`: their output for people and scripts, and their exit status."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 def call(root: str, *arguments: str, status: int = 0) -> str:
-    """Output of a command, which must end with `status`; with 0 the standard output alone."""
+    """Run a command and check its exit status. Return standard output; if `status` is not 0, also standard error."""
     command = [sys.executable, "-m", "storage", "--root", root, *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == status, done.stdout + done.stderr
@@ -31,14 +31,14 @@ def call(root: str, *arguments: str, status: int = 0) -> str:
 
 
 def data(root: str, *arguments: str, status: int = 0) -> Any:
-    """What a command prints for scripts; progress is beside it, in standard error."""
+    """Run a command with `--json` and return the parsed JSON. Progress goes to standard error and is ignored."""
     printed = call(root, "--json", *arguments, status=status)
     return json.JSONDecoder().raw_decode(printed)[0]
 
 
 @pytest.fixture
 def filled(store: Store) -> Store:
-    """A run of two checkpoints and the data set between."""
+    """Return a store with a run: two checkpoints, the data set between them, and the alias `r/latest`."""
 
     def commit(version: str, kind: Any, parents: list[str], eps: float, metrics: dict[str, Any]) -> None:
         with Draft(store, version, kind) as draft:
@@ -62,7 +62,7 @@ def filled(store: Store) -> Store:
 
 
 def test_ls(filled: Store) -> None:
-    """Newest first, filtered by run and kind; the last N only."""
+    """Versions are listed newest first; options limit them to a run, to a kind and to the last N."""
     assert [row["version"] for row in data(filled.root, "ls")] == [
         layout.checkpoint("r", 1),
         layout.trajectories("r", 0),
@@ -76,20 +76,20 @@ def test_ls(filled: Store) -> None:
 
 
 def test_show_and_diff(filled: Store) -> None:
-    """One version, and what differs between two, by name or alias."""
+    """`show` prints one version, and `diff` the differences between two; names, URIs and aliases are accepted."""
     shown = data(filled.root, "show", "r/latest")
     assert shown["version"] == layout.checkpoint("r", 1)
     assert "config" not in shown
     assert data(filled.root, "show", "r/latest", "--config")["config"] == {"ppo": {"eps_clip": 0.3}}
     printed = call(filled.root, "show", filled.uri(layout.checkpoint("r", 1)))
     assert "notes/data" in printed
-    assert "[x]" in printed  # shown as it is, not taken for markup
+    assert "[x]" in printed  # printed unchanged, not read as markup
     difference = data(filled.root, "diff", layout.checkpoint("r", 0), "r/latest")
     assert difference == {"config": {"ppo.eps_clip": [0.2, 0.3]}, "metrics": {"[x]": [None, 1], "loss": [None, 0.25]}}
 
 
 def test_lineage_both_ways(filled: Store) -> None:
-    """Down to the run's beginning, and up to what came of a data set."""
+    """Lineage leads down to the beginning of the run, and up to the versions made from a data set."""
     down = [row["version"] for row in data(filled.root, "lineage", "r/latest")]
     assert set(down) == {
         layout.checkpoint("r", 1),
@@ -102,20 +102,20 @@ def test_lineage_both_ways(filled: Store) -> None:
     assert layout.checkpoint("r", 0) not in up
 
 
-def test_verify_ends_with_1_where_something_is_wrong(filled: Store) -> None:
-    """For scripts; the damaged object is named, whether it is the version's own or an ancestor's."""
-    sound = ["verify", layout.trajectories("r", 0), "--alone"]
-    assert data(filled.root, *sound)["findings"] == []
+def test_verify_ends_with_1_after_damage(filled: Store) -> None:
+    """Scripts see the status. The output names the damaged object, whether it belongs to the version or an ancestor."""
+    command = ["verify", layout.trajectories("r", 0), "--alone"]
+    assert data(filled.root, *command)["findings"] == []
     path = next(Path(filled.root).glob("runs/r/trajectories/000000/*/notes/data"))
     path.write_text("x" * path.stat().st_size)
-    assert [finding["object"] for finding in data(filled.root, *sound, status=1)["findings"]] == [
+    assert [finding["object"] for finding in data(filled.root, *command, status=1)["findings"]] == [
         str(path.relative_to(filled.root))
     ]
     assert "notes/data" in call(filled.root, "verify", "r/latest", status=1)
 
 
 def test_alias_commands(filled: Store) -> None:
-    """Set, expect, history and back in one command each."""
+    """One command each sets an alias, sets it only after an expected move, rolls it back, and shows its history."""
     root = filled.root
     call(root, "alias", "set", "champion", layout.checkpoint("r", 0), "--reason", "first")
     call(root, "alias", "set", "champion", "r/latest", "--expect", "0")
@@ -130,16 +130,16 @@ def test_alias_commands(filled: Store) -> None:
     assert "there is no alias 'nobody'" in call(root, "alias", "history", "nobody", status=1)
 
 
-def test_gc_does_nothing_unasked(filled: Store) -> None:
-    """A dry run by default; with --delete it is done and told."""
+def test_gc_deletes_nothing_by_default(filled: Store) -> None:
+    """Without `--delete` gc only shows what it would delete."""
     arguments = ["gc", "--keep-last", "1", "--kind", "trajectories", "--kind", "checkpoint"]
-    before = {found.path for found in filled.walk()}
-    assert "nothing to collect" in call(filled.root, *arguments)  # numbers 0 stay
-    assert {found.path for found in filled.walk()} == before
+    before = {item.path for item in filled.walk()}
+    assert "nothing to collect" in call(filled.root, *arguments)  # number 0 of each kind always stays
+    assert {item.path for item in filled.walk()} == before
 
 
 def test_doctor(tmp_path: Path) -> None:
-    """Says that a sound place is sound, and leaves nothing behind."""
+    """`doctor` finds nothing wrong with a healthy place, and leaves no files there."""
     root = str(tmp_path / "new")
     assert all(check["ok"] is not False for check in data(root, "doctor"))
     assert [path for path in Path(root).rglob("*") if path.is_file()] == []
@@ -153,25 +153,27 @@ def test_doctor(tmp_path: Path) -> None:
         (["lineage", "nobody"], "was never committed"),
     ],
 )
-def test_mistakes_are_told_in_one_line(filled: Store, arguments: list[str], message: str) -> None:
-    """What is wrong, and no traceback."""
+def test_mistakes_are_reported_without_a_traceback(filled: Store, arguments: list[str], message: str) -> None:
     printed = call(filled.root, *arguments, status=1)
     assert message in printed
     assert "Traceback" not in printed
 
 
 def test_help() -> None:
-    """Every command explains itself."""
+    """Every command prints its usage."""
     for command in COMMANDS:
         assert "usage: python -m storage" in call(".", command, "--help")
 
 
-def test_mend(filled: Store) -> None:
-    """A damaged catalog stops who reads it with the command that helps, and after that command all is seen again."""
+def test_repair_under_its_former_name(filled: Store) -> None:
+    """Commands that read a damaged catalog fail and name the remedy, `repair`. `mend`, its former name, still works.
+
+    After the repair all versions are found again.
+    """
     filled.write(f"{layout.CATALOG}/00000001.json", b"{")
     assert "`python -m storage repair` replaces it" in call(filled.root, "ls", "-n", "9", status=1)
-    found = data(filled.root, "verify", status=1)["findings"]  # beside these: contents that are none
-    assert [finding["object"] for finding in found[:2]] == [f"{layout.CATALOG}/00000001.json", layout.CATALOG]
+    findings = data(filled.root, "verify", status=1)["findings"]  # the others: this store's data are made up
+    assert [finding["object"] for finding in findings[:2]] == [f"{layout.CATALOG}/00000001.json", layout.CATALOG]
     assert data(filled.root, "mend") == {
         "filled": [f"{layout.CATALOG}/00000001.json"],
         "entered": [layout.checkpoint("r", 0)],
@@ -181,26 +183,26 @@ def test_mend(filled: Store) -> None:
 
 
 @pytest.mark.parametrize("damage", ["digest", "fields", "manifest"])
-def test_ls_names_what_it_cannot_read_beside_the_rest(filled: Store, damage: str) -> None:
-    """One bad entry, or one bad manifest, hides no other version; scripts see it by the status."""
+def test_ls_names_damage_and_lists_the_rest(filled: Store, damage: str) -> None:
+    """One damaged entry or manifest hides no other version; the exit status shows the damage to scripts."""
     versions = [row["version"] for row in data(filled.root, "ls")]
     if damage == "fields":
-        bad = f"{layout.CATALOG}/{Log(filled, layout.CATALOG).append({'kind': 'run', 'version': 7}):08d}.json"
+        damaged = f"{layout.CATALOG}/{Log(filled, layout.CATALOG).append({'kind': 'run', 'version': 7}):08d}.json"
     elif damage == "digest":
-        bad, versions = f"{layout.CATALOG}/00000001.json", [versions[0], versions[1], versions[3]]
-        filled.write(bad, b"{")
+        damaged, versions = f"{layout.CATALOG}/00000001.json", [versions[0], versions[1], versions[3]]
+        filled.write(damaged, b"{")
     else:
-        bad, versions = layout.manifest(layout.trajectories("r", 0)), [versions[0], versions[2], versions[3]]
-        filled.write(bad, b"{")
+        damaged, versions = layout.manifest(layout.trajectories("r", 0)), [versions[0], versions[2], versions[3]]
+        filled.write(damaged, b"{")
     printed = call(filled.root, "ls", status=1)
-    assert bad in printed
+    assert damaged in printed
     assert "Traceback" not in printed
     assert [row["version"] for row in data(filled.root, "ls", status=1)] == versions
-    assert bad in call(filled.root, "verify", status=1)
+    assert damaged in call(filled.root, "verify", status=1)
 
 
-def test_alias_names_what_it_cannot_read_beside_the_rest(filled: Store) -> None:
-    """So the alias that is whole can still be looked up; that of the catalog's bad entry is unknown."""
+def test_alias_names_damage_and_lists_the_rest(filled: Store) -> None:
+    """A damaged alias is reported, and the undamaged one is still listed."""
     aliases.move(filled, "champion", layout.checkpoint("r", 0), None)
     number = Log(filled, layout.alias("champion")).append({"version": 7})
     assert set(data(filled.root, "alias", status=1)) == {"r/latest"}
@@ -222,8 +224,8 @@ def test_alias_names_what_it_cannot_read_beside_the_rest(filled: Store) -> None:
         ("show runs/r/run", Path.exists),
     ],
 )
-def test_a_root_where_nothing_is_no_empty_store(command: str, make: Callable[[Path], object], tmp_path: Path) -> None:
-    """Most likely it is mistyped: a script must not take it for a store that is whole, and nothing is made there."""
+def test_a_root_without_objects_is_refused(command: str, make: Callable[[Path], object], tmp_path: Path) -> None:
+    """The root is most likely mistyped: no command reports it as an undamaged store or creates anything there."""
     root = tmp_path / "vra"
     make(root)
     printed = call(str(root), *command.split(), status=1)
@@ -232,14 +234,14 @@ def test_a_root_where_nothing_is_no_empty_store(command: str, make: Callable[[Pa
     assert not list(tmp_path.glob("vra/*"))
 
 
-def test_a_file_is_no_root(tmp_path: Path) -> None:
+def test_a_file_is_refused_as_root(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     printed = call(f"{tmp_path}/file", "ls", status=1)
     assert printed.endswith("Not a directory: a file is in the way; check the store's root\n")
 
 
-def test_a_prefix_without_objects_is_no_empty_store(any_store: Store) -> None:
-    """On S3 there are no folders: what holds no object is not there. A single object will do, whatever it is."""
+def test_a_prefix_without_objects_is_refused(any_store: Store) -> None:
+    """S3 has no folders, so a prefix exists only if it holds an object. Any single object is enough."""
     with pytest.raises(StorageError, match="nothing is stored in"):
         check_not_empty(any_store)
     any_store.write("doctor/0a/left", b"x")
@@ -247,7 +249,7 @@ def test_a_prefix_without_objects_is_no_empty_store(any_store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         ("gc --keep-last -1", "argument --keep-last: '-1' is not a whole number of at least 1"),
         ("gc --keep-last 0", "argument --keep-last: '0' is not a whole number of at least 1"),
@@ -263,12 +265,15 @@ def test_a_prefix_without_objects_is_no_empty_store(any_store: Store) -> None:
         ("alias rollback a --to -1", "argument --to: '-1' is not a whole number of at least 0"),
     ],
 )
-def test_numbers_that_mean_nothing_are_refused(
-    line: str, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_meaningless_numbers_are_refused(
+    line: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A wrong command, before anything is looked at; they would keep more or less than was thought, or end oddly."""
+    """The command ends with status 2 before it opens the store.
+
+    Otherwise it would keep more or fewer versions than intended, or fail with an obscure error.
+    """
     monkeypatch.setattr(sys, "argv", ["storage", "--root", "nowhere", *line.split()])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as raised:
         main()
-    assert ended.value.code == 2
-    assert says in capsys.readouterr().err
+    assert raised.value.code == 2
+    assert message in capsys.readouterr().err

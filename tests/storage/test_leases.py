@@ -274,7 +274,7 @@ def test_a_lost_race_stops_the_flow(store: Store) -> None:
 
 
 def test_many_writers_take_a_free_lease_in_turn(any_store: Store) -> None:
-    """Six writers try at once: never do two hold the lease at the same time, and each gets its own token."""
+    """Six writers try at once. No two of them hold the lease at the same time, and each gets its own token."""
     inside, tokens, overlaps = [], [], []
 
     def take() -> None:
