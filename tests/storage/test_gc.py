@@ -1,4 +1,4 @@
-"""Garbage collection takes what nobody needs, and nothing else."""
+"""Garbage collection deletes the data that are not needed, and nothing else."""
 
 import os
 import time
@@ -46,7 +46,10 @@ def commit(store: Store, version: str, kind: manifests.Kind, parents: list[str],
 
 
 def chain(store: Store, name: str, checkpoints: int, config: dict[str, object] | None = None) -> list[str]:
-    """A run: checkpoint after checkpoint, each from the one before and a data set."""
+    """Commit a run and return its checkpoints.
+
+    The first is made from the run, each later one from the checkpoint before and a data set of trajectories.
+    """
     settings = config or {}
     run = commit(store, layout.run(name), "run", [], settings)
     versions = [commit(store, layout.checkpoint(name, 0), "checkpoint", [run], settings)]
@@ -60,19 +63,20 @@ def has_data(store: Store, version: str) -> bool:
     return all(store.exists(file.path) for file in read(store, version).files)
 
 
-def left(store: Store, versions: Sequence[str]) -> list[int]:
+def with_data(store: Store, versions: Sequence[str]) -> list[int]:
+    """Return the indices of the versions whose data are all there."""
     return [number for number, version in enumerate(versions) if has_data(store, version)]
 
 
 def test_the_last_and_every_mth_stay(any_store: Store, tmp_path: Path) -> None:
-    """Of ten checkpoints the last two, every fourth and the first; manifests of all, so the chain is still whole."""
+    """gc keeps the first, every fourth and the last two of ten checkpoints. All manifests and so the lineage stay."""
     versions = chain(any_store, "r", 10)
     rules = Rules(keep_last=2, keep_every=4)
     planned = garbage.plan(any_store, rules)
     assert [plan.run for plan in planned] == ["r"]
-    assert left(any_store, versions) == list(range(10))  # a plan does nothing
+    assert with_data(any_store, versions) == list(range(10))  # planning deletes nothing
     assert [len(plan.versions) for plan in garbage.collect(any_store, rules)] == [6]
-    assert left(any_store, versions) == [0, 4, 8, 9]
+    assert with_data(any_store, versions) == [0, 4, 8, 9]
     with pytest.raises(StorageError, match="was collected by gc"):
         fetch(any_store, read(any_store, versions[5]), "data", tmp_path)
     assert verify(any_store, [versions[9]]).findings == []
@@ -80,57 +84,63 @@ def test_the_last_and_every_mth_stay(any_store: Store, tmp_path: Path) -> None:
 
 
 def test_what_an_alias_needs_stays(any_store: Store) -> None:
-    """The version, and all it was made from; with `shallow` the version alone."""
+    """An alias keeps its version and all ancestors of it; with `with_ancestors=False` only the version."""
     versions = chain(any_store, "r", 8)
     aliases.move(any_store, "champion", versions[4], None)
-    aliases.advance(any_store, "r/latest", versions[7])  # the pipeline's own keeps its version only
+    aliases.advance(any_store, "r/latest", versions[7])  # the pipeline's own alias keeps only its version
     garbage.collect(any_store, Rules(keep_last=1))
-    assert left(any_store, versions) == [0, 1, 2, 3, 4, 7]
+    assert with_data(any_store, versions) == [0, 1, 2, 3, 4, 7]
     garbage.collect(any_store, Rules(keep_last=1, with_ancestors=False))
-    assert left(any_store, versions) == [0, 4, 7]
+    assert with_data(any_store, versions) == [0, 4, 7]
 
 
-def test_data_sets_go_where_asked(store: Store) -> None:
-    """By default checkpoints only: data sets are small, and what audits need."""
+def test_data_sets_are_collected_only_if_asked(store: Store) -> None:
+    """By default gc collects only checkpoints: data sets are small, and audits need them."""
     chain(store, "r", 6)
     rows = [layout.trajectories("r", number) for number in range(5)]
     garbage.collect(store, Rules(keep_last=1))
-    assert left(store, rows) == list(range(5))
+    assert with_data(store, rows) == list(range(5))
     garbage.collect(store, Rules(keep_last=1, kinds=("trajectories",)))
-    assert left(store, rows) == [0, 4]
+    assert with_data(store, rows) == [0, 4]
 
 
 def test_policies_that_may_still_play_stay(store: Store) -> None:
-    """A run with a policy lag asks for older checkpoints, whatever `keep_last` says."""
+    """A run with `rollout.policy_lag` may still play with older checkpoints, so gc keeps more than `keep_last`."""
     versions = chain(store, "r", 8, {"rollout": {"policy_lag": 3}})
     garbage.collect(store, Rules(keep_last=1))
-    assert left(store, versions) == [0, 4, 5, 6, 7]
+    assert with_data(store, versions) == [0, 4, 5, 6, 7]
 
 
 def test_a_live_run_is_not_touched(any_store: Store) -> None:
-    """Neither its versions nor what it may be writing; afterwards they go, and other runs' meanwhile."""
+    """gc deletes neither versions nor drafts of a run that is being written, but it collects other runs meanwhile.
+
+    After the lease is released, gc collects this run as well.
+    """
     versions, others = chain(any_store, "r", 6), chain(any_store, "other", 6)
     with Lease(Store(any_store.root), "r", label="flow run quick-quail"):
         draft = Draft(any_store, layout.checkpoint("r", 6), "checkpoint")
         path = draft.scratch / "data"
         path.write_text("half")
         draft.add(path, "data")
-        time.sleep(1.1)  # S3 tells time in seconds
+        time.sleep(1.1)  # S3 stores times in whole seconds
         held = {plan.run: plan.held_by for plan in garbage.plan(any_store, Rules(keep_last=1, older_than_s=0))}
         assert "quick-quail" in (held["r"] or "")
         assert held["other"] is None
         garbage.collect(any_store, Rules(keep_last=1, older_than_s=0))
-        assert left(any_store, versions) == list(range(6))
+        assert with_data(any_store, versions) == list(range(6))
         assert any_store.exists(draft.files[0].path)
-    assert left(any_store, others) == [0, 5]
+    assert with_data(any_store, others) == [0, 5]
     garbage.collect(any_store, Rules(keep_last=1, older_than_s=0))
-    assert left(any_store, versions) == [0, 5]
+    assert with_data(any_store, versions) == [0, 5]
     assert not any_store.exists(draft.files[0].path)
     assert holders.is_held(any_store, "r") is None
 
 
 def test_leftovers_go_when_old(store: Store) -> None:
-    """Objects of killed attempts and temporary files, after their time; committed data never."""
+    """Old objects of attempts that were not committed and old temporary files are deleted.
+
+    Committed data, shards in a journal and files that are not the pipeline's stay.
+    """
     versions = chain(store, "r", 2)
     with JournaledDraft(store, layout.trajectories("r", 1), "trajectories") as killed:
         path = killed.scratch / "part"
@@ -140,33 +150,36 @@ def test_leftovers_go_when_old(store: Store) -> None:
         loser.add(Path(__file__), "data")
     temporary = Path(store.path("runs/r/run/.manifest.json.0123abcd.tmp"))
     temporary.write_text("")
-    stranger = Path(store.path("runs/r/notes.txt"))
-    stranger.write_text("somebody's own")
+    unknown = Path(store.path("runs/r/notes.txt"))
+    unknown.write_text("somebody's own")
     old = time.time() - 3 * 86400
-    for found in store.walk():
-        os.utime(store.path(found.path), (old, old))
-    before = {found.path for found in store.walk()}
+    for item in store.walk():
+        os.utime(store.path(item.path), (old, old))
+    before = {item.path for item in store.walk()}
     (plan,) = garbage.plan(store, Rules())
-    assert {found.path for found in plan.leftovers} == {loser.files[0].path, "runs/r/run/.manifest.json.0123abcd.tmp"}
+    assert {item.path for item in plan.leftovers} == {loser.files[0].path, "runs/r/run/.manifest.json.0123abcd.tmp"}
     garbage.collect(store, Rules())
-    gone = before - {found.path for found in store.walk()}
+    gone = before - {item.path for item in store.walk()}
     assert gone == {loser.files[0].path, "runs/r/run/.manifest.json.0123abcd.tmp"}
     assert verify(store, versions).findings == []
 
 
 def test_a_killed_collection_is_finished_by_the_next(store: Store) -> None:
-    """Marked but not deleted yet: the data go, unless an alias was moved there meanwhile; then the mark goes."""
+    """A killed gc has written tombstones but not deleted the data yet. The next gc deletes the data.
+
+    If an alias was moved to the version meanwhile, it deletes the tombstone instead.
+    """
     versions = chain(store, "r", 8)
     aliases.move(store, "champion", versions[1], None)
     for number in (1, 2):
         store.write(layout.tombstone(versions[number]), b"{}")
     garbage.collect(store, Rules(keep_last=5, with_ancestors=False))
-    assert left(store, versions) == [0, 1, 3, 4, 5, 6, 7]
+    assert with_data(store, versions) == [0, 1, 3, 4, 5, 6, 7]
     assert not store.exists(layout.tombstone(versions[1]))
 
 
-def test_data_that_are_still_to_be_trained_on_stay(store: Store) -> None:
-    """A killed run that had played ahead goes on with the older of two rollouts."""
+def test_data_sets_not_trained_on_yet_stay(store: Store) -> None:
+    """A killed run with overlap may leave two rollouts that were not trained on. It continues with the older one."""
     chain(store, "r", 3)
     for number in (2, 3):
         commit(store, layout.trajectories("r", number), "trajectories", [], {})
@@ -174,8 +187,8 @@ def test_data_that_are_still_to_be_trained_on_stay(store: Store) -> None:
     assert [has_data(store, layout.trajectories("r", number)) for number in range(4)] == [True, False, True, True]
 
 
-def test_what_a_killed_rollout_had_finished_stays(store: Store) -> None:
-    """However old: the run is continued from there."""
+def test_finished_shards_of_a_killed_rollout_stay(store: Store) -> None:
+    """They stay however old they are, because the rollout is continued with them."""
     chain(store, "r", 2)
     with JournaledDraft(store, layout.trajectories("r", 1), "trajectories") as killed:
         path = killed.scratch / "part"
@@ -185,26 +198,29 @@ def test_what_a_killed_rollout_had_finished_stays(store: Store) -> None:
     assert store.exists(killed.files[0].path)
 
 
-def test_who_was_taken_over_deletes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A collection that slept finds its successor before it deletes."""
+def test_a_collection_that_lost_its_lease_deletes_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gc that slept finds that its lease was taken over before it deletes anything."""
     versions = chain(store, "r", 6)
     plan = garbage._plan
 
     def taken_over(store: Store, rules: Rules, run: str | None) -> list[garbage.Plan]:
-        found = plan(store, rules, run)
+        plans = plan(store, rules, run)
         if run:
             log = Log(Store(store.root), layout.lease(run))
             log.put(log.length(), {"holder": own_identity(), "label": "", "at": "later", "ttl_s": 60})
-        return found
+        return plans
 
     monkeypatch.setattr(garbage, "_plan", taken_over)
     with pytest.raises(LeaseLostError):
         garbage.collect(store, Rules(keep_last=1))
-    assert left(store, versions) == list(range(6))
+    assert with_data(store, versions) == list(range(6))
 
 
 def test_an_alias_that_moves_while_gc_marks(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever is second sees the other: the alias goes back, and its old target is still kept."""
+    """Either the move sees the tombstone, or gc sees the move.
+
+    Here the move sees the tombstone: it fails and points the alias back at its old version, which gc keeps.
+    """
     versions = chain(store, "r", 6)
     aliases.move(store, "champion", versions[1], None)
     put = Log.put
@@ -216,13 +232,16 @@ def test_an_alias_that_moves_while_gc_marks(store: Store, monkeypatch: pytest.Mo
     monkeypatch.setattr(Log, "put", marked_meanwhile)
     with pytest.raises(StorageError, match="was collected by gc"):
         aliases.move(store, "champion", versions[2], 0)
-    standing = aliases.current(store, "champion")
-    assert standing
-    assert standing.version == versions[1]
+    newest = aliases.current(store, "champion")
+    assert newest
+    assert newest.version == versions[1]
 
 
 def test_unfinished_uploads_are_aborted(bucket: str) -> None:
-    """What a killed multipart upload left costs money and is seen by nobody; a live run's is let be."""
+    """gc aborts multipart uploads of killed writers: their parts cost money and appear in no listing of objects.
+
+    Uploads of a run that is being written stay.
+    """
     store = Store(f"s3://{bucket}/root")
     for run in ("dead", "live"):
         key = f"root/{layout.checkpoint(run, 0)}/0123456789ab/model/model.safetensors"
@@ -236,8 +255,8 @@ def test_unfinished_uploads_are_aborted(bucket: str) -> None:
     assert store.uploads() == []
 
 
-def test_an_alias_is_not_moved_to_what_is_gone(store: Store) -> None:
-    """Nobody promotes a checkpoint without weights."""
+def test_an_alias_is_not_moved_to_a_collected_version(store: Store) -> None:
+    """A checkpoint without weights cannot be promoted."""
     versions = chain(store, "r", 6)
     garbage.collect(store, Rules(keep_last=1))
     with pytest.raises(StorageError, match="was collected by gc"):

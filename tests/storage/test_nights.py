@@ -1,4 +1,4 @@
-"""The log of nights: read back as written, whole or not at all; and the tools that look after it."""
+"""The log of nights is read as it was written, or not at all; `verify` checks it, and `repair` does not change it."""
 
 from pathlib import Path
 from typing import Any
@@ -43,8 +43,8 @@ END = End(
 )
 
 
-def test_a_night_as_far_as_it_has_come(any_store: Store) -> None:
-    """Began, trained, ended: each step is found by another process, in every kind of store."""
+def test_each_step_of_a_night_is_read_back(any_store: Store) -> None:
+    """A night that began, was trained and ended is read as it was written, on every kind of root."""
     nights = Nights(any_store, "nightly")
     assert nights.read() == []
     nights.begin(NIGHT)
@@ -57,8 +57,11 @@ def test_a_night_as_far_as_it_has_come(any_store: Store) -> None:
     assert (second.night.number, second.end) == (2, None)
 
 
-def test_two_writers_never_both_enter(store: Store) -> None:
-    """The lease keeps them apart; where it fails the log does: who read before the other wrote stops."""
+def test_two_writers_never_both_append(store: Store) -> None:
+    """The lease separates the writers. If the lease fails, the log does.
+
+    Then a writer stops if another one has appended since it read the log.
+    """
     one, other = Nights(store, "nightly"), Nights(Store(store.root), "nightly")
     assert one.read() == other.read() == []
     one.begin(NIGHT)
@@ -75,8 +78,8 @@ def test_two_writers_never_both_enter(store: Store) -> None:
     assert len(one.read()) == 1
 
 
-def test_entries_that_make_no_sense_are_damage(store: Store) -> None:
-    """A night that begins twice, or ends before it began, is no night."""
+def test_contradicting_entries_are_damage(store: Store) -> None:
+    """A log in which a night begins twice cannot be read."""
     nights = Nights(store, "nightly")
     nights.begin(NIGHT)
     nights.begin(NIGHT)
@@ -84,8 +87,11 @@ def test_entries_that_make_no_sense_are_damage(store: Store) -> None:
         nights.read()
 
 
-def test_what_is_retried_adds_up(store: Store) -> None:
-    """Two nights that somebody asks for again wait both, beside what waits by itself; and the next night begins."""
+def test_retried_problems_wait_with_the_others(store: Store) -> None:
+    """Problems of two nights that are retried by hand wait in addition to those of a rejected night.
+
+    The next night then begins even without new problems (`retried`).
+    """
     nights = Nights(store, "nightly")
     nights.begin(NIGHT)
     nights.end(END.model_copy(update={"outcome": "rejected", "waiting": layout.problems("0e")}))
@@ -97,8 +103,8 @@ def test_what_is_retried_adds_up(store: Store) -> None:
 
 
 @pytest.mark.parametrize("damage", ["lost", "flipped", "strange"])
-def test_a_damaged_log_is_no_shorter_log(store: Store, tmp_path: Path, damage: str) -> None:
-    """It is the watermark: a night that was overlooked would be trained on again."""
+def test_a_damaged_log_is_refused(store: Store, tmp_path: Path, damage: str) -> None:
+    """It is not read as a shorter log: it is the watermark, so an overlooked night would be trained on again."""
     nights = Nights(store, "nightly")
     nights.begin(NIGHT)
     nights.trained(1, CHALLENGER)
@@ -114,18 +120,18 @@ def test_a_damaged_log_is_no_shorter_log(store: Store, tmp_path: Path, damage: s
         Nights(store if damage == "lost" else Store(store.root), "nightly").read()
 
 
-def test_verify_looks_at_it_and_mend_leaves_it(store: Store, tmp_path: Path) -> None:
-    """A lost entry is found by listing; a copy of its neighbour would be another night, so none is put there."""
+def test_verify_reports_a_lost_entry_and_repair_leaves_it(store: Store, tmp_path: Path) -> None:
+    """Listing finds a lost entry. `repair` puts no copy of its neighbour there, which would add another night."""
     nights = Nights(store, "nightly")
     nights.begin(NIGHT)
     nights.trained(1, CHALLENGER)
     nights.end(END)
     path = tmp_path / "store/retraining/nightly/00000001.json"
     path.unlink()
-    fresh = Store(store.root)
-    (finding,) = check_logs(fresh).findings
+    reopened = Store(store.root)
+    (finding,) = check_logs(reopened).findings
     assert (finding.version, finding.problem) == ("retraining/nightly", "is missing, and hides later entries")
-    assert repair(fresh, lambda _: None) == ([], [])
+    assert repair(reopened, lambda _: None) == ([], [])
     assert not path.exists()
 
 
@@ -133,8 +139,8 @@ def test_verify_looks_at_it_and_mend_leaves_it(store: Store, tmp_path: Path) -> 
     "entry",
     [{"trained": {"number": 1, "challenger": CHALLENGER}}, {"began": {"number": "x"}}, {"ended": 3}, {"began": None}],
 )
-def test_an_entry_that_is_no_night_is_found_by_verify(entry: dict[str, Any], store: Store) -> None:
-    """Its digest is right: what it holds is looked at, and told without a traceback."""
+def test_verify_reports_an_entry_that_is_not_a_night(entry: dict[str, Any], store: Store) -> None:
+    """The digest of the entry is right, but its content is checked as well, and reported without a traceback."""
     Log(store, layout.retraining("nightly")).append(entry)
     (finding,) = check_logs(store).findings
     assert finding.version == layout.retraining("nightly")
