@@ -1,4 +1,4 @@
-"""Aliases: moved by compare-and-swap, with a history, and back."""
+"""Aliases are moved by compare-and-swap, keep their history, and can be rolled back."""
 
 import contextlib
 import threading
@@ -21,8 +21,8 @@ def commit(store: Store, number: int) -> str:
     return version
 
 
-def test_a_move_names_the_one_it_replaces(any_store: Store) -> None:
-    """Who has not seen the newest move cannot overwrite it."""
+def test_a_move_names_the_move_it_replaces(any_store: Store) -> None:
+    """A writer that has not seen the newest move cannot overwrite it."""
     first, second = commit(any_store, 1), commit(any_store, 2)
     assert aliases.current(any_store, "champion") is None
     aliases.move(any_store, "champion", first, None)
@@ -35,8 +35,8 @@ def test_a_move_names_the_one_it_replaces(any_store: Store) -> None:
     assert aliases.names(any_store) == ["champion"]
 
 
-def test_one_of_many_movers_wins(any_store: Store) -> None:
-    """Eight promotions at once: one move, the others are told."""
+def test_one_of_many_moves_at_once_wins(any_store: Store) -> None:
+    """One of eight promotions at once succeeds; the others get AliasMovedError."""
     versions = [commit(any_store, number) for number in range(8)]
     aliases.move(any_store, "champion", versions[0], None)
     start, won = threading.Barrier(8), list[str]()
@@ -52,13 +52,13 @@ def test_one_of_many_movers_wins(any_store: Store) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    standing = aliases.current(any_store, "champion")
-    assert standing
-    assert won == [standing.version]
+    newest = aliases.current(any_store, "champion")
+    assert newest
+    assert won == [newest.version]
 
 
-def test_back_and_forth(store: Store) -> None:
-    """A roll-back is a move of its own, so it can be rolled back, and the history tells both."""
+def test_rollbacks(store: Store) -> None:
+    """A rollback is a new move, so it can be rolled back, and the history shows every rollback."""
     versions = [commit(store, number) for number in range(3)]
     for number, version in enumerate(versions):
         aliases.move(store, "champion", version, number - 1 if number else None)
@@ -73,15 +73,15 @@ def test_back_and_forth(store: Store) -> None:
 
 
 def test_latest_never_goes_back(store: Store) -> None:
-    """A run that is continued does not move its alias to what was before."""
+    """A run that is continued does not move its alias `latest` to an earlier version."""
     first, second = commit(store, 1), commit(store, 2)
     for version in (second, first, second):
         aliases.advance(store, "r/latest", version)
     assert [move.version for move in aliases.history(store, "r/latest")] == [second]
 
 
-def test_only_what_exists_can_be_pointed_at(store: Store) -> None:
-    """An alias of something uncommitted, or with a name that climbs, is refused."""
+def test_uncommitted_versions_and_invalid_names_are_refused(store: Store) -> None:
+    """An alias points only at a committed version, and its name must be valid: it cannot climb out of the root."""
     with pytest.raises(StorageError, match="never committed"):
         aliases.move(store, "champion", "runs/r/scores/000009/a", None)
     for name in ("../champion", "", "a//b", "/a", "a b", "runs/r/run", "a/00000000.json"):
@@ -91,7 +91,7 @@ def test_only_what_exists_can_be_pointed_at(store: Store) -> None:
 
 
 def test_references(store: Store) -> None:
-    """A version is found by its name, its URI and its aliases; anything else is told."""
+    """A version is found by its name, its URI and its aliases; any other reference is an error."""
     version = commit(store, 1)
     aliases.move(store, "r/best", version, None)
     for reference in (version, store.uri(version), "r/best", f"{version}/"):
@@ -101,12 +101,12 @@ def test_references(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", ["a" * 201, "a" * 5000, "a/" * 2000 + "a"])
-def test_a_new_name_has_a_bound(name: str, store: Store) -> None:
-    """A file system, or S3, would refuse it in words of its own, or Python give up among so many folders."""
+def test_a_new_name_has_a_length_limit(name: str, store: Store) -> None:
+    """A file system or S3 would refuse a longer name with its own error, or Python would fail on so many folders."""
     version = commit(store, 1)
-    for point in (lambda: aliases.move(store, name, version, None), lambda: aliases.advance(store, name, version)):
+    for make in (lambda: aliases.move(store, name, version, None), lambda: aliases.advance(store, name, version)):
         with pytest.raises(StorageError, match="characters: give it 200 at most"):
-            point()
+            make()
     with pytest.raises(StorageError, match="never committed"):
         aliases.resolve_version(store, name)
     assert aliases.history(store, name) == []
@@ -114,8 +114,8 @@ def test_a_new_name_has_a_bound(name: str, store: Store) -> None:
     aliases.move(store, "a" * 200, version, None)
 
 
-def test_an_old_name_beyond_the_bound_lives_on(store: Store) -> None:
-    """Such an alias was made when names had none: it is read, moved and moved back."""
+def test_an_old_name_over_the_limit_still_works(store: Store) -> None:
+    """An alias from before the limit existed can still be read, moved and rolled back."""
     name, versions = "/".join(["a" * 100] * 3), [commit(store, number) for number in range(2)]
     parent = manifests.as_parent(store, versions[0])
     old = {"version": versions[0], "sha256": parent.sha256, "reason": "", "by": "ada", "at": "2026"}
@@ -129,7 +129,7 @@ def test_an_old_name_beyond_the_bound_lives_on(store: Store) -> None:
 
 @pytest.mark.parametrize("given", ["reason", "by"])
 def test_text_that_cannot_be_stored_is_refused(given: str, store: Store) -> None:
-    """Arguments with bytes that are no UTF-8 come as halves of surrogate pairs; nothing is stored of the move."""
+    """Command-line arguments that are not UTF-8 arrive as halves of surrogate pairs. Nothing of the move is stored."""
     with pytest.raises(StorageError, match=rf"{given}='x\\udcff' holds half a surrogate pair"):
         aliases.move(store, "champion", commit(store, 1), None, **{given: "x\udcff"})
     assert aliases.names(store) == []
