@@ -49,7 +49,7 @@ def printable(text: str) -> str:
 
 
 def described(error: BaseException, most: int | None = None) -> str:
-    """Return type and message of an exception, made visible; also of exceptions whose own code cannot be trusted.
+    """Return type and message of an exception, made visible. If its own code fails to give a message, say so instead.
 
     >>> described(ValueError("no such file")), described(KeyboardInterrupt())
     ('ValueError: no such file', 'KeyboardInterrupt')

@@ -35,7 +35,7 @@ from tests.support import s3_server as s3
 # Shells start background jobs with SIGINT ignored, and the processes that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Shared cores make single examples slow, and the drawing of examples as well.
+# On shared cores single examples are slow, and so is drawing them.
 settings.register_profile("ci", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ci")
 
@@ -194,7 +194,10 @@ def overrides(engine: Engine, prefect_api: str, monkeypatch: pytest.MonkeyPatch,
 
 @pytest.fixture
 def environment(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Return variables for flows in other processes. The fork server reads Prefect's address when it starts."""
+    """Set Prefect's address and password for flows in other processes; return no further variables.
+
+    The fork server reads the address when it starts.
+    """
     from prefect.settings import PREFECT_API_AUTH_STRING
 
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)

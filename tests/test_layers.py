@@ -1,4 +1,4 @@
-"""Who may import whom: the rules that keep the stages apart and the command line fast."""
+"""Rules for imports, which keep the stages apart and the command line fast."""
 
 import ast
 import subprocess
@@ -12,7 +12,7 @@ from tests.support.paths import ROOT
 
 LAYERS = ["configs", "storage", "tasks", "flows"]
 STORAGE = ["objects", "logs", "versions", "maintenance", "commands", "__main__"]
-"""The order inside of storage/: what stands directly there (errors, layout, records, …) comes before all of these."""
+"""The order inside of storage/. Modules directly in it (errors, layout, records, …) come before all of these."""
 TASKS = [
     *("inference", "problems", "score", "environments", "agents", "train", "rollout", "warm_start"),
     *("evaluate", "provenance", "audit", "retrain", "run"),
@@ -26,7 +26,7 @@ def modules() -> list[Path]:
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Names of modules, and of what may be one: `from storage import layout` gives `storage.layout`."""
+    """Yield the imported names, each of which may be a module: `from storage import layout` gives `storage.layout`."""
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -35,7 +35,7 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def rank(parts: Sequence[str]) -> tuple[int, int]:
-    """How high a module stands: its layer, and its place within the layer.
+    """Return the rank of a module: its layer, and its place within the layer.
 
     >>> rank(["storage", "layout"]) < rank(["storage", "objects", "store"]) < rank(["tasks", "score", "verifier"])
     True
@@ -51,13 +51,13 @@ def rank(parts: Sequence[str]) -> tuple[int, int]:
 
 
 def is_task(parts: Sequence[str]) -> bool:
-    """Whether it is a Prefect task of a stage: `tasks.score.task`, `tasks.retrain.gate_task`."""
+    """Return whether a module holds Prefect tasks of a stage: `tasks.score.task`, `tasks.retrain.gate_task`."""
     return len(parts) > 2 and (parts[2] == "task" or parts[2].endswith("_task"))
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(ROOT)))
 def test_imports_point_downwards(path: Path) -> None:
-    """flows -> tasks -> storage -> configs, and the order inside; Prefect and torch only where they belong."""
+    """Imports follow flows -> tasks -> storage -> configs and the orders above; few modules import Prefect or torch."""
     place = path.relative_to(ROOT)
     parts = place.with_suffix("").parts
     for name in imports(path):
@@ -71,7 +71,7 @@ def test_imports_point_downwards(path: Path) -> None:
 
 
 def test_every_folder_has_its_place() -> None:
-    """A folder that no rule knows would be free to import anything."""
+    """A folder without a place in the order could import anything."""
     folders = {
         layer: {path.name for path in (ROOT / layer).iterdir() if (path / "__init__.py").exists()} for layer in LAYERS
     }
@@ -83,7 +83,7 @@ HEAVY = ["torch", "transformers", "vllm", "scipy", "duckdb", "matplotlib", "math
 
 
 def test_the_command_line_imports_nothing_heavy() -> None:
-    """`--help` answers at once: models and engines are imported when a stage begins."""
+    """`--help` answers at once, because models and engines are imported only when a stage begins."""
     code = f"import sys, flows.math_mt_ppo; print([name for name in {HEAVY} if name in sys.modules])"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert printed.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""Every command line of every page is run by a test, or listed below with the reason why not; links lead somewhere."""
+"""Every command line on a page is run by a test or listed below with the reason why not; all links have targets."""
 
 import ast
 import re
@@ -21,7 +21,7 @@ _COMMAND = re.compile(r"(make|python|prefect|source|export|PYTHONPATH=\S+|apt-ge
 _LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)(?:#[^)]*)?\)")
 
 PROGRAMS = {"storage": storage.__main__.main, "tasks.provenance": tasks.provenance.__main__.main}
-"""What `test_a_command_line_does_what_its_page_says` runs, on a kept store."""
+"""The programs that `test_a_command_line_works_as_its_page_says` runs on a kept store."""
 RUN_BY = {
     "python -m flows.math_mt_ppo demo run.iterations=2": "flows/test_arguments.py::test_a_flow_takes_them_in_any_order",
     "python -m flows.math_mt_ppo demo --print-config": "flows/test_arguments.py::test_a_flow_takes_them_in_any_order",
@@ -69,7 +69,7 @@ RUN_BY = {
     "prefect automation create --from-file tell-serving.yaml": "support/test_prefect_services.py::"
     "test_an_automation_calls_a_webhook_with_the_payload_of_an_event",
 }
-"""Command lines that a test of their own runs, perhaps with another store or a smaller configuration."""
+"""The test that runs each command line, perhaps with another store or a smaller configuration."""
 NOT_RUN = {
     "make setup": "it made the environment that this test runs in",
     "make check": "continuous integration runs it before the tests",
@@ -77,8 +77,8 @@ NOT_RUN = {
     "make test-fast": "it runs a part of the tests",
     'make test ARGS="-k rollout"': "it runs a part of the tests",
     "make soak": "over an hour",
-    "make bench": "ten minutes, and numbers that mean nothing beside other tests",
-    "make bench ARGS=training": "numbers that mean nothing beside other tests",
+    "make bench": "ten minutes, and its numbers mean nothing while other tests run",
+    "make bench ARGS=training": "its numbers mean nothing while other tests run",
     "make pictures": "twenty minutes; its result is in the repository",
     "make format": "it changes the source tree",
     "make lock": "it needs a package index",
@@ -96,16 +96,16 @@ NOT_RUN = {
 
 
 def commands(page: Path) -> list[str]:
-    """Command lines of a page: those in indented blocks, and those behind a `$` in fenced ones; without comments."""
-    found, fenced = [], False
+    """Return the command lines of a page, without comments: indented ones, and those after a `$` in fenced blocks."""
+    lines, fenced = [], False
     for line in page.read_text().splitlines():
         if line.startswith("```"):
             fenced = not fenced
         elif fenced and line.startswith("$ "):
-            found.append(line[2:])
+            lines.append(line[2:])
         elif not fenced and line.startswith("    ") and _COMMAND.fullmatch(line[4:]):
-            found.append(line[4:])
-    return [re.sub(r"\s+# .*", "", line).removesuffix(" &") for line in found]
+            lines.append(line[4:])
+    return [re.sub(r"\s+# .*", "", line).removesuffix(" &") for line in lines]
 
 
 ALL = {command: page for page in PAGES for command in commands(page)}
@@ -116,15 +116,15 @@ ON_A_KEPT_STORE = [
 ]
 
 
-def test_every_command_line_is_run_or_says_why_not() -> None:
-    """A new line in a page needs a test or a reason here; one that is gone leaves nothing behind."""
+def test_every_command_line_is_run_or_has_a_reason() -> None:
+    """A new command line on a page needs a test or a reason here; a removed one must be removed here, too."""
     known = RUN_BY.keys() | NOT_RUN.keys() | set(ON_A_KEPT_STORE)
     assert {command: str(page.relative_to(ROOT)) for command, page in ALL.items() if command not in known} == {}
     assert known - ALL.keys() == set()
 
 
 @pytest.mark.parametrize("test", sorted(set(RUN_BY.values())))
-def test_the_tests_that_run_them_exist(test: str) -> None:
+def test_the_tests_that_run_command_lines_exist(test: str) -> None:
     file, _, name = test.partition("::")
     tree = ast.parse((ROOT / "tests" / file).read_text())
     assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
@@ -136,14 +136,14 @@ def test_makefile_has_every_target() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_and_pictures_lead_somewhere(page: Path) -> None:
+def test_links_and_pictures_exist(page: Path) -> None:
     links = [link for link in _LINK.findall(page.read_text()) if "://" not in link]
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 @pytest.fixture(scope="module")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder whose `var` is a store with a run, `half`, and an alias, `champion`."""
+    """Return a folder whose `var` is a kept store with a run `half` and an alias `champion`."""
     folder = tmp_path_factory.mktemp("pages")
     with tarfile.open(ROOT / "tests/kept_stores/2026-11.tar.gz") as archive:
         archive.extractall(folder, filter="data")
@@ -152,10 +152,10 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("command", ON_A_KEPT_STORE)
-def test_a_command_line_does_what_its_page_says(
+def test_a_command_line_works_as_its_page_says(
     command: str, kept: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With the run of a kept store instead of `demo`, in the order of the page."""
+    """Command lines of a page succeed in its order and print something. The run of a kept store replaces `demo`."""
     _, _, name, *arguments = shlex.split(command)
     replaced = [argument.replace("demo", "half").replace("0+15", "0+9") for argument in arguments]
     monkeypatch.chdir(kept)

@@ -126,7 +126,7 @@ def _needed(store: Store, version: str) -> set[str]:
 
 
 def _revived(store: Store, keep: set[str], run: str | None) -> list[str]:
-    """Return versions with a tombstone of a killed gc that an alias keeps now, and whose data are still there."""
+    """Return versions that are kept now and still have their data, although a killed gc wrote their tombstones."""
     wanted = sorted(version for version in keep if (name := layout.run_of(version)) and name == (run or name))
     with ThreadPoolExecutor(_READERS) as readers:
         marked = readers.map(lambda version: store.exists(layout.tombstone(version)), wanted)

@@ -12,7 +12,7 @@ TEXTS = """
     union all select 'turn', trajectory_id, data_set, 'turn ' || (turn + 1), text from turns
     union all select 'turn', trajectory_id, data_set, 'the feedback after turn ' || (turn + 1), feedback from turns
         where feedback <> ''"""
-"""SQL: one row for each text, with the place where it stands."""
+"""SQL: one row for each text and the place where it occurs."""
 _BATCH = 4096
 
 

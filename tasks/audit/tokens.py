@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _BATCH_ROWS, _BATCH_TOKENS = 4096, 1_000_000
-NO_TOKEN = 2**31 - 1  # decodes to no text; stands in for negative ids, which the tokenizer refuses
+NO_TOKEN = 2**31 - 1  # decodes to no text; replaces negative ids, which the tokenizer refuses
 
 
 class Decoder:

@@ -15,7 +15,7 @@ import psutil
 from tasks.inference import supervisor
 
 _LONGEST_PARENT = 40
-"""Most bytes of the parent folder: a socket's path has at most 107; vLLM adds 37 to its folder, whose name has 20."""
+"""Most bytes of the path of the parent folder. A socket's path has at most 107: our folder's name takes 20, vLLM 37."""
 _KILLED_S = 10.0
 """Longest wait for the end of killed processes."""
 

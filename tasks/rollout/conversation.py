@@ -140,7 +140,7 @@ async def cancel(tasks: set[asyncio.Task[object]]) -> set[asyncio.Task[object]]:
 
 
 def _agent_result(player: asyncio.Task[list[Trajectory]]) -> list[Trajectory]:
-    """Return the agent's trajectories. An agent that cancels its own task, or whose helper does, has failed."""
+    """Return the agent's trajectories. If the agent, or a helper of it, cancelled its task, the agent has failed."""
     try:
         return player.result()
     except (asyncio.CancelledError, GeneratorExit) as error:

@@ -28,7 +28,7 @@ def load_policy(folder: Path, ppo: PPO) -> PreTrainedModel:
     policy = load_model(folder)
     policy.to(_device(ppo.device))  # type: ignore[arg-type]  # wrapped by a decorator without types
     for parameter in policy.parameters():
-        parameter.data = parameter.data.clone()  # out of the mapped file, whose alignment changes the last bits
+        parameter.data = parameter.data.clone()  # a mapped file has another alignment, which changes the last bits
     if ppo.gradient_checkpointing:
         policy.gradient_checkpointing_enable({"use_reentrant": False})
     policy.train(ppo.gradient_checkpointing)

@@ -1,4 +1,4 @@
-"""Configuration: every file loads, and what cannot run is refused with key, value and remedy."""
+"""Every configuration file loads, and values that cannot work are refused with key, value and remedy."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ from tests.support.paths import ROOT
 
 @pytest.mark.parametrize("name", available())
 def test_every_file_resolves(name: str) -> None:
-    """A configuration file that people start from must never be broken."""
+    """Every configuration of the package resolves, is read back equal from YAML, and has room for all turns."""
     config = resolve(name)
     assert load_text(to_yaml(config)) == config
     assert lacking_room(config) is None
@@ -37,7 +37,7 @@ def load_text(text: str) -> Config:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["agent.args.num_turns=10"], None),  # 10 x 12 tokens
         (["agent.args.num_turns=11"], "11 turns of 12 tokens do not fit into inference.max_model_len=128"),
@@ -45,24 +45,24 @@ def load_text(text: str) -> Config:
         (["agent={type: math-single-step}", "sampling.max_new_tokens=120"], None),
     ],
 )
-def test_turns_that_may_not_fit_are_told_at_the_start(
+def test_turns_that_may_not_fit_cause_a_warning_at_the_start(
     overrides: list[str],
-    told: str | None,
+    message: str | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """They count as wrong answers, which nobody should find out from a learning curve."""
+    """Turns without room in the context count as wrong answers, so a run warns before it plays any."""
     monkeypatch.setattr(open_run, "get_run_logger", lambda: logging.getLogger("test"))
     config = resolve("demo", [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", *overrides])
     open_run.start_run.fn(Workspace(config))
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(warnings) == (told is not None)
-    assert (told or "") in "".join(warnings)
+    assert len(warnings) == (message is not None)
+    assert (message or "") in "".join(warnings)
 
 
 def test_overrides_reach_their_knobs() -> None:
-    """Dotted overrides, as on the command line and in deployments."""
+    """Dotted overrides, as given on the command line and in deployments, set their knobs."""
     config = resolve("demo", ["agent.args.num_turns=3", "ppo.eps_clip=0.3", "optimizer.lr=1e-5"])
     assert config.agent.args["num_turns"] == 3
     assert config.ppo.eps_clip == 0.3
@@ -70,7 +70,7 @@ def test_overrides_reach_their_knobs() -> None:
 
 
 def test_a_mapping_replaces_its_section() -> None:
-    """Another kind of source or policy does not inherit keys of the one in the file."""
+    """An override with another kind of source or policy inherits no keys from the section in the file."""
     config = load("demo", ["policy={path: p}", "problems.train={kind: jsonl, path: x, preset: gsm8k}"])
     assert config.policy.warm_start is None
     assert config.problems.train.kind == "jsonl"
@@ -137,7 +137,7 @@ def test_a_mapping_replaces_its_section() -> None:
     ],
 )
 def test_refused_with_a_remedy(override: str, message: str) -> None:
-    """Each mistake is named before anything starts."""
+    """Each mistake is refused when the configuration is resolved, with a message that names it."""
     with pytest.raises(ConfigError, match=message):
         resolve("demo", [override])
 
@@ -191,7 +191,7 @@ SOURCE = "problems.train={kind: arithmetic, "
     ],
 )
 def test_numbers_and_addresses_that_cannot_work_are_refused(override: str, message: str) -> None:
-    """At the start and by the name of their knob, not hours later in the words of torch, vLLM or the kernel."""
+    """The error comes at the start and names the knob. Otherwise torch, vLLM or the kernel would fail hours later."""
     overrides = ["problems.held_out.split=train"] if override.startswith(SOURCE) else []
     with pytest.raises(ConfigError, match=message) as refused:
         load("demo", [override, *overrides])
@@ -210,8 +210,8 @@ def test_numbers_and_addresses_that_cannot_work_are_refused(override: str, messa
         "inference={urls: ['HTTP://[::1]:80/x', 'unix:///run/vllm'], gpu_memory_utilization: 0, replicas: 99999}",
     ],
 )
-def test_what_can_work_is_accepted(override: str) -> None:
-    """A bound refuses nothing that a run which is stored may have been begun with."""
+def test_values_that_can_work_are_accepted(override: str) -> None:
+    """No bound refuses a value with which a stored run may have begun."""
     config = load("demo", [override])
     assert load_text(to_yaml(config)) == config
 
@@ -237,10 +237,10 @@ MODULES = {
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_file_of_the_users_that_cannot_be_used_is_told_with_its_line(
+def test_a_file_of_the_user_that_cannot_be_used_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever it does when it is imported, the configuration is refused, and no traceback is left to read."""
+    """If the import fails in any way, the configuration is refused with a message and without a traceback."""
     text, message = MODULES[name]
     (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -249,8 +249,10 @@ def test_a_file_of_the_users_that_cannot_be_used_is_told_with_its_line(
             resolve("demo", [f"{section}={{type: '{name}:Agent', args: {{a: 1}}}}"])
 
 
-def test_ctrl_c_in_a_file_of_the_users_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is nobody's mistake."""
+def test_ctrl_c_while_a_file_of_the_user_is_imported_is_not_caught(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An interrupt is no error of the configuration."""
     (tmp_path / "interrupted.py").write_text("raise KeyboardInterrupt")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(KeyboardInterrupt):
@@ -266,19 +268,19 @@ def test_ctrl_c_in_a_file_of_the_users_stays_one(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_contradictions_with_stale_data_are_refused(overrides: list[str], message: str) -> None:
-    """Options that are right on-policy only, or exclude each other."""
+    """With stale data, options that are right on-policy only are refused, and options that exclude each other."""
     with pytest.raises(ConfigError, match=message):
         resolve("demo", ["rollout.max_head_offpolicyness=1", *overrides])
 
 
 def test_unknown_file_names_the_nearest() -> None:
-    """A typo in the configuration's name."""
+    """The error for an unknown configuration suggests the most similar name."""
     with pytest.raises(ConfigError, match="did you mean 'smoke'"):
         load("smok")
 
 
 def test_malformed_yaml_is_named(tmp_path: Path) -> None:
-    """A file that is no YAML gives a message, not a stack of parser frames."""
+    """A file that is not valid YAML gives a message that names the file."""
     path = tmp_path / "broken.yaml"
     path.write_text("run: {name: [")
     with pytest.raises(ConfigError, match="broken.yaml is not valid YAML"):
@@ -320,14 +322,14 @@ def test_malformed_yaml_is_named(tmp_path: Path) -> None:
         ("agent.args.x=???", "cannot be applied: .*[Mm]issing"),
     ],
 )
-def test_what_cannot_be_stored_is_refused(override: str, message: str) -> None:
-    """JSON would keep null, or something else than was given, under the run's name: it could never go on."""
+def test_values_that_cannot_be_stored_are_refused(override: str, message: str) -> None:
+    """JSON would store null or another value than the given one, so the run could never be continued."""
     with pytest.raises(ConfigError, match=message):
         load("demo", [override])
 
 
-def test_what_cannot_be_stored_is_refused_in_a_file_and_in_a_dictionary(tmp_path: Path) -> None:
-    """Whatever way values come in."""
+def test_values_that_cannot_be_stored_are_refused_in_a_file_and_in_a_dictionary(tmp_path: Path) -> None:
+    """Values from a YAML file and from Python are checked like overrides."""
     values = load("demo").model_dump()
     values["agent"]["args"]["limits"] = [1.0, float("inf")]
     path = tmp_path / "own.yaml"
@@ -359,10 +361,10 @@ VALUES = st.recursive(
 @given(
     arguments=st.dictionaries(TEXTS, VALUES, max_size=3), seed=st.integers(-(2**63), 2**64 - 1), bias=st.floats(-9, 9)
 )
-def test_what_is_accepted_comes_back_equal(
+def test_accepted_values_are_read_back_equal(
     arguments: dict[str, Any], seed: int, bias: float, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """From the YAML of `--print-config` and from a manifest's JSON, whatever users pass to their agent."""
+    """A configuration with any arguments of an agent is read back equal from `--print-config` and from a manifest."""
     values = load("demo").model_dump() | {"agent": {"args": arguments}, "reward": {"bias": bias}}
     values["run"]["seed"] = seed
     config = Config.model_validate(values)
@@ -408,7 +410,7 @@ def _sparse(path: Path) -> None:
 def test_a_file_that_is_no_configuration_neither_hangs_nor_fills_memory(
     make: Callable[[Path], Any], message: str, tmp_path: Path
 ) -> None:
-    """A pipe or a device would be read for ever, and a huge file until the kernel ends the process."""
+    """Reading a pipe or a device would never end, and reading a huge file would fill the memory."""
     path = tmp_path / "own.yaml"
     make(path)
     with pytest.raises(ConfigError, match=message):
@@ -416,25 +418,25 @@ def test_a_file_that_is_no_configuration_neither_hangs_nor_fills_memory(
 
 
 def test_differences_name_keys_and_values() -> None:
-    """What a continued run prints when its configuration has changed."""
+    """A continued run with a changed configuration prints the key, old value and new value of each difference."""
     old, new = load("demo"), load("demo", ["ppo.eps_clip=0.3", "agent.args.num_turns=4"])
     lines = differences(old.model_dump(mode="json"), new.model_dump(mode="json"))
     assert lines == ["agent.args.num_turns: 2 -> 4", "ppo.eps_clip: 0.2 -> 0.3"]
 
 
 def test_every_knob_is_documented() -> None:
-    """The page of knobs is the documentation: none stands there without a sentence."""
-    bare = [
+    """The descriptions in the schema are the documentation of the knobs, so none may be empty."""
+    undocumented = [
         f"{section.__name__}.{name}"
         for section in Knobs.__subclasses__()
         for name, field in section.model_fields.items()
         if not field.description and section is not Config and name not in ("kind",)
     ]
-    assert bare == []
+    assert undocumented == []
 
 
 def test_print_config_and_errors_on_the_command_line() -> None:
-    """`--print-config` prints YAML; a bad key ends with status 2 and one message, no traceback."""
+    """`--print-config` prints YAML. An unknown key ends the command with status 2 and a message, not a traceback."""
     command = [sys.executable, "-m", "flows.math_mt_ppo", "demo"]
     printed = subprocess.run([*command, "ppo.eps_clip=0.3", "--print-config"], capture_output=True, text=True, cwd=ROOT)
     assert load_text(printed.stdout).ppo.eps_clip == 0.3

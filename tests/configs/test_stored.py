@@ -1,4 +1,4 @@
-"""What older and newer programs have stored: old is brought up to date, and what is too new says so."""
+"""Configurations of older programs are converted to the present schema; records of newer ones ask for an upgrade."""
 
 import json
 import logging
@@ -28,7 +28,7 @@ from tests.storage.test_nights import NIGHT
 from tests.support.paths import ROOT
 
 FIRST = json.loads((ROOT / "tests/kept_stores/first-configurations.json").read_text())
-"""By commit the configuration `smoke` as the programs of the first commits stored it."""
+"""The configuration `smoke` as the first programs stored it, by commit."""
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def _logs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("commit", FIRST)
 def test_first_configurations_mean_the_same(commit: str) -> None:
-    """Runs that were begun with them go on, though knobs came, were renamed and lost a value since."""
+    """Runs that began with the first configurations continue, although knobs were added, renamed and lost values."""
     assert differences(FIRST[commit], load("smoke").model_dump(mode="json"))
     assert differences(up_to_date(FIRST[commit]), load("smoke").model_dump(mode="json")) == []
 
@@ -49,7 +49,7 @@ def test_a_renamed_knob_keeps_its_value() -> None:
     assert (ppo["ppo_n_minibatches"], ppo["behaviour_weight"]["cap"], ppo["kl"]["kl_ctl"]) == (7, 3.0, 0.0)
 
 
-def test_a_place_without_a_name_was_the_folder_one_was_in() -> None:
+def test_an_empty_path_meant_the_current_folder() -> None:
     storage = up_to_date({"storage": {"root": "", "cache": ""}})["storage"]
     assert (storage["root"], storage["cache"]) == (".", ".")
 
@@ -59,7 +59,7 @@ def dump(*overrides: str) -> dict[str, Any]:
 
 
 def without(values: dict[str, Any], *keys: str) -> dict[str, Any]:
-    """As a program stored it that did not know these knobs, or sections."""
+    """Return `values` as a program stored them that did not know these knobs or sections."""
     values = json.loads(json.dumps(values))
     for key in keys:
         *path, name = key.split(".")
@@ -85,14 +85,14 @@ def without(values: dict[str, Any], *keys: str) -> dict[str, Any]:
         (["policy={path: somewhere}"], ["policy.warm_start"]),
     ],
 )
-def test_what_a_program_did_not_know_is_the_default(overrides: list[str], lacking: list[str]) -> None:
-    """In sections, in sections that are empty, in those of several forms and in those with names of the user's own."""
+def test_missing_knobs_get_their_defaults(overrides: list[str], lacking: list[str]) -> None:
+    """Missing knobs are added in all sections: empty ones, those of several forms, and those that the user names."""
     values = dump(*overrides)
     assert up_to_date(without(values, *lacking)) == values
 
 
-def test_migrations_go_in_order_and_leave_the_stored_alone() -> None:
-    """Renamed twice, with another unit; removed where it did nothing, and kept where it did something."""
+def test_migrations_run_in_order_and_do_not_change_their_input() -> None:
+    """A knob is renamed twice and its unit changed; a removed knob is dropped only if its value had no effect."""
     migrations = [
         renamed("run.max_hours", "run.max_m", lambda hours: 60 * hours),
         renamed("run.max_m", "run.max_minutes"),
@@ -106,24 +106,24 @@ def test_migrations_go_in_order_and_leave_the_stored_alone() -> None:
         "problems": {"train": {"kind": "sums"}},
     }
     stored = json.dumps(values)
-    found = up_to_date(values, migrations)
+    new = up_to_date(values, migrations)
     assert json.dumps(values) == stored
-    assert found["run"]["max_minutes"] == 120
-    assert ("max_hours" in found["run"], "eager" in found["rollout"], found["rollout"]["lazy"]) == (False, False, True)
-    assert found["problems"]["train"]["high"] == 20
-    assert up_to_date(found, migrations) == found
+    assert new["run"]["max_minutes"] == 120
+    assert ("max_hours" in new["run"], "eager" in new["rollout"], new["rollout"]["lazy"]) == (False, False, True)
+    assert new["problems"]["train"]["high"] == 20
+    assert up_to_date(new, migrations) == new
 
 
 @pytest.mark.parametrize("values", [{}, {"ppo": None}, {"rollout": [1]}, {"ppo": {"kl": 3}, "evaluation": "x"}])
-def test_nonsense_is_no_error(values: dict[str, Any]) -> None:
-    """It stays, and differs: whoever asks for a part of it says what is wrong."""
+def test_sections_of_a_wrong_type_are_kept(values: dict[str, Any]) -> None:
+    """`up_to_date` raises no error for invalid values. It keeps them, and their reader reports what is wrong."""
     assert (
         up_to_date(values).items() >= {key: value for key, value in values.items() if key != "ppo" or not value}.items()
     )
 
 
 def begin(tmp_path: Path, *overrides: str) -> Workspace:
-    """A run that was begun, or goes on."""
+    """Begin or continue a run."""
     place = [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache"]
     workspace = Workspace(load("smoke", [*place, *overrides]))
     open_run.start_run.fn(workspace)
@@ -131,7 +131,7 @@ def begin(tmp_path: Path, *overrides: str) -> Workspace:
 
 
 def rewrite(tmp_path: Path, version: str, change: Any) -> bytes:
-    """As another program would have written the configuration in a manifest; returns the manifest."""
+    """Change the stored manifest of `version` and seal it, as if another program had written it; return its bytes."""
     path = tmp_path / "var" / layout.manifest(version)
     values = unseal(path.read_bytes(), "")
     change(values)
@@ -139,8 +139,8 @@ def rewrite(tmp_path: Path, version: str, change: Any) -> bytes:
     return path.read_bytes()
 
 
-def test_a_run_goes_on_under_a_program_with_more_knobs(tmp_path: Path) -> None:
-    """An upgrade ends no run, and does not touch what is stored; what the knob is set to must be its default."""
+def test_a_run_continues_under_a_program_with_more_knobs(tmp_path: Path) -> None:
+    """After an upgrade a run continues, and its stored manifest is not changed. A new knob must have its default."""
     begin(tmp_path)
     old = rewrite(tmp_path, layout.run("smoke"), lambda values: values["config"]["run"].pop("overlap"))
     workspace = begin(tmp_path)
@@ -156,8 +156,8 @@ def test_a_run_of_a_newer_program_is_refused(tmp_path: Path) -> None:
         begin(tmp_path)
 
 
-def test_a_night_goes_on_under_a_program_with_more_knobs(tmp_path: Path) -> None:
-    """So does its run; `--give-up` is not the only way out of it."""
+def test_a_night_continues_under_a_program_with_more_knobs(tmp_path: Path) -> None:
+    """After an upgrade a killed night can be continued, and need not be given up with `--give-up`."""
     workspace = begin(tmp_path)
     config = workspace.config.model_dump(mode="json")
     night = NIGHT.model_copy(update={"run": "smoke", "config": without(config, "run.overlap", "retrain.gate.episodes")})
@@ -170,7 +170,7 @@ def test_a_night_goes_on_under_a_program_with_more_knobs(tmp_path: Path) -> None
 
 
 def test_differences_of_versions_leave_out_new_knobs(tmp_path: Path) -> None:
-    """`python -m storage diff` of a version from before a knob and one from after it tells what differs, no more."""
+    """`python -m storage diff` does not list a knob that one of the versions lacks, if the other has its default."""
     from argparse import Namespace
 
     from storage.commands.diff import run
@@ -179,12 +179,12 @@ def test_differences_of_versions_leave_out_new_knobs(tmp_path: Path) -> None:
     for version, config in (("problems/0a", without(dump(), "run.overlap")), ("problems/0b", dump("run.seed=2"))):
         with Draft(store, version, "problems") as draft:
             draft.commit(Provenance(config=config), [])
-    found = run(store, Namespace(left="problems/0a", right="problems/0b")).data
-    assert found["config"] == {"run.seed": [1, 2]}
+    data = run(store, Namespace(left="problems/0a", right="problems/0b")).data
+    assert data["config"] == {"run.seed": [1, 2]}
 
 
 def test_a_record_of_a_newer_program_says_so(tmp_path: Path) -> None:
-    """A field or a kind that this program does not know is no damage."""
+    """A manifest with an unknown field or kind asks for an upgrade, and is not reported as damaged."""
     store = begin(tmp_path).store
     rewrite(tmp_path, layout.run("smoke"), lambda values: values.update(signed_by="ada"))
     with pytest.raises(StorageError, match="manifest.json has signed_by='ada', which this code does not know: upgrade"):
@@ -196,19 +196,19 @@ def test_a_record_of_a_newer_program_says_so(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("entry", [{"began": NIGHT.model_dump() | {"moon": 1}}, {"dreamt": {"number": 1}}])
 def test_a_night_of_a_newer_program_says_so(entry: dict[str, Any], store: Store) -> None:
-    """It has lost nothing."""
+    """A night with an unknown field or event asks for an upgrade, and is not reported as a lost entry."""
     Log(store, layout.retraining("nightly")).put(0, entry)
     with pytest.raises(StorageError, match="(has moon=1|says 'dreamt'), which this code does not know: upgrade"):
         Nights(store, "nightly").read()
 
 
-def test_what_is_known_is_not_unknown() -> None:
+def test_the_present_configuration_has_no_unknown_knobs() -> None:
     assert unknown(dump()) == []
     assert Config.model_validate(up_to_date(dump())) == load("smoke")
 
 
 def test_a_shard_of_a_newer_program_says_so(store: Store) -> None:
-    """Who goes on with a killed rollout must not play again what he cannot read."""
+    """A writer that continues a killed rollout stops at a shard it cannot read, and does not play its groups again."""
     version = layout.trajectories("smoke", 0)
     file = File(name="a", path=f"{version}/0a/a", bytes=1, rows=1, sha256="0a").model_dump() | {"codec": "new"}
     Log(store, layout.journal(version)).put(0, {"attempt": "0a", "file": file, "notes": []})
@@ -216,8 +216,8 @@ def test_a_shard_of_a_newer_program_says_so(store: Store) -> None:
         shards(store, version)
 
 
-def test_more_fields_in_aliases_leases_and_the_catalog_are_let_be(store: Store) -> None:
-    """They add something; what this program reads of them means the same."""
+def test_unknown_fields_in_aliases_leases_and_the_catalog_are_ignored(store: Store) -> None:
+    """New fields in these logs do not change the meaning of the known ones, so this program reads the entries."""
     with Draft(store, "problems/0a", "problems") as draft:
         draft.commit(Provenance(config={}), [])
     move = aliases.move(store, "champion", "problems/0a", None)
@@ -225,7 +225,7 @@ def test_more_fields_in_aliases_leases_and_the_catalog_are_let_be(store: Store) 
         newest = Log(store, log).last()
         assert newest
         Log(store, log).put(newest[0] + 1, newest[1] | {"moon": 1})
-    assert [each.version for each in aliases.history(store, "champion")] == [move.version, move.version]
+    assert [entry.version for entry in aliases.history(store, "champion")] == [move.version, move.version]
     assert [entry.version for entry in catalog.read_all(store)] == ["problems/0a", "champion", "champion"]
     with Lease(store, "smoke"):
         pass

@@ -1,4 +1,4 @@
-"""The doctor finds what a place cannot do, says what it means, and leaves nothing behind."""
+"""The doctor finds what a store's place cannot do, says what would go wrong, and deletes what it wrote."""
 
 import json
 import os
@@ -32,28 +32,28 @@ def with_backend(store: Store, backend: LocalBackend) -> Store:
 
 
 def failed(checks: list[ProbeResult]) -> set[str]:
-    """Names of what is a problem; a temporary folder may well lie in memory."""
+    """Return the names of failed checks without `lasting`, which fails if the temporary folder is in memory."""
     return {check.name for check in checks if check.ok is False} - {"lasting"}
 
 
 def test_a_healthy_place(any_store: Store) -> None:
-    """Everything is tried, nothing is a problem, and nothing is left."""
+    """In a healthy place all probes run, none fails, and only the objects from before are left."""
     any_store.write("runs/of/somebody", b"else")
     checks = examine(any_store)
     assert failed(checks) == set()
     assert {check.ok for check in checks if check.name != "lasting"} == {True}
     assert {"race", "second create", "clocks", "latency"} <= by_name(checks).keys()
-    assert [found.path for found in any_store.walk()] == ["runs/of/somebody"]
+    assert [item.path for item in any_store.walk()] == ["runs/of/somebody"]
 
 
 def test_no_folder_is_left(store: Store) -> None:
-    """Not even an empty one."""
+    """The doctor also deletes its empty folders."""
     examine(store)
     assert list(Path(store.root).iterdir()) == []
 
 
 class CheckThenWrite(LocalBackend):
-    """A create of the kind that works until two do it at once."""
+    """A `create` that is not atomic: it has several winners if several writers race."""
 
     def create(self, path: str, data: bytes) -> bool:
         if os.path.exists(path):
@@ -63,7 +63,7 @@ class CheckThenWrite(LocalBackend):
 
 
 class Overwriting(LocalBackend):
-    """A server that does not know the condition and ignores it."""
+    """A `create` of a server that ignores the condition and overwrites."""
 
     def create(self, path: str, data: bytes) -> bool:
         self.write(path, data)
@@ -71,7 +71,7 @@ class Overwriting(LocalBackend):
 
 
 class Forgetful(LocalBackend):
-    """Says yes to every create, and keeps none."""
+    """A `create` that reports success, but stores other bytes."""
 
     def create(self, path: str, data: bytes) -> bool:
         self.write(path, b"somebody's")
@@ -79,7 +79,7 @@ class Forgetful(LocalBackend):
 
 
 class Lying(LocalBackend):
-    """Tells wrong sizes and wrong bytes, and keeps what is deleted."""
+    """A backend that returns wrong sizes and bytes, and does not delete."""
 
     def size(self, path: str) -> int:
         return super().size(path) + 1
@@ -88,25 +88,25 @@ class Lying(LocalBackend):
         return super().read(path) + b"."
 
     def delete(self, path: str) -> None:
-        """Nothing happens."""
+        """Do nothing."""
 
 
 class Stale(LocalBackend):
-    """Listings come late."""
+    """A backend whose listings do not show new objects."""
 
     def walk(self, prefix: str) -> Iterator[ObjectInfo]:
         return iter(())
 
 
 class Late(LocalBackend):
-    """A clock of another time."""
+    """A backend whose clock is an hour behind."""
 
     def walk(self, prefix: str) -> Iterator[ObjectInfo]:
-        return (replace(found, modified=found.modified - 3600) for found in super().walk(prefix))
+        return (replace(item, modified=item.modified - 3600) for item in super().walk(prefix))
 
 
 class Inventing(LocalBackend):
-    """Everything exists."""
+    """A backend that reports absent objects as existing and empty."""
 
     def size(self, path: str) -> int:
         return super().size(path) if os.path.exists(path) else 0
@@ -132,23 +132,23 @@ class Inventing(LocalBackend):
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_place_that_breaks_its_word(store: Store, backend: LocalBackend, problems: dict[str, str]) -> None:
-    """Each fault is found by its own check and by no other, with what it means."""
+def test_each_fault_of_a_place_is_found(store: Store, backend: LocalBackend, problems: dict[str, str]) -> None:
+    """Each fault fails exactly the expected checks, and each failed check names the consequence."""
     checks = by_name(examine(with_backend(store, backend)))
     assert failed(list(checks.values())) == problems.keys()
-    for name, found in problems.items():
-        assert found in checks[name].found
+    for name, problem in problems.items():
+        assert problem in checks[name].found
         assert checks[name].consequence
 
 
-def test_lies_about_single_objects(store: Store) -> None:
-    """Sizes, bytes, deletions, and objects that never were."""
+def test_wrong_answers_about_single_objects_are_found(store: Store) -> None:
+    """Wrong sizes and bytes, ignored deletions, and objects that were never written are found."""
     assert {"read", "size", "delete"} <= failed(examine(with_backend(store, Lying())))
     assert "absence" in failed(examine(with_backend(store, Inventing())))
 
 
 def refusal() -> UnavailableError:
-    """As the S3 backend raises it."""
+    """Return a refusal as the S3 backend raises it."""
     error, cause = UnavailableError("s3://…: Access Denied. Credentials …"), PermissionError("Access Denied")
     cause.__cause__ = ClientError({"Error": {"Code": "AccessDenied"}}, "Whatever")
     error.__cause__ = cause
@@ -156,7 +156,7 @@ def refusal() -> UnavailableError:
 
 
 class Refusing(LocalBackend):
-    """A user who may not do some things."""
+    """A backend that refuses some operations."""
 
     def __init__(self, *operations: str) -> None:
         for operation in operations:
@@ -166,8 +166,8 @@ class Refusing(LocalBackend):
         raise refusal()
 
 
-def test_a_refused_delete_is_told(store: Store) -> None:
-    """And what is left because of it."""
+def test_a_refused_delete_is_reported(store: Store) -> None:
+    """The doctor also names the folder that it could not delete."""
     checks = by_name(examine(with_backend(store, Refusing("delete"))))
     assert checks["delete"].found == "AccessDenied Access Denied"
     assert "left behind" in checks["tidied up"].found
@@ -175,15 +175,15 @@ def test_a_refused_delete_is_told(store: Store) -> None:
 
 
 def test_a_place_for_readers_only(store: Store) -> None:
-    """One refusal is a problem; what could not be tried for it is no other."""
+    """If writing is refused, only the check `write` fails. Checks that must write first are reported as not tried."""
     checks = by_name(examine(with_backend(store, Refusing("write", "create"))))
     assert failed(list(checks.values())) == {"write"}
     assert checks["read"].ok is checks["race"].ok is checks["second create"].ok is None
     assert checks["absence"].ok is True
 
 
-def test_refused_reads_and_listings_are_told(store: Store) -> None:
-    """Each with what would fail for want of it."""
+def test_refused_reads_and_listings_are_reported(store: Store) -> None:
+    """A refusal fails the checks of that operation. A check that needs a listing first is reported as not tried."""
     assert {"read", "second create"} <= failed(examine(with_backend(store, Refusing("read"))))
     checks = by_name(examine(with_backend(store, Refusing("walk"))))
     assert failed(list(checks.values())) == {"listing"}
@@ -191,7 +191,7 @@ def test_refused_reads_and_listings_are_told(store: Store) -> None:
 
 
 class Secretive(LocalBackend):
-    """AWS to a user without s3:ListBucket: absent is as good as forbidden."""
+    """A backend like AWS for a user without s3:ListBucket: it refuses requests for absent objects."""
 
     def size(self, path: str) -> int:
         if not os.path.exists(path):
@@ -200,34 +200,34 @@ class Secretive(LocalBackend):
 
 
 def test_absence_that_looks_like_a_refusal(store: Store) -> None:
-    """The remedy is named."""
-    found = by_name(examine(with_backend(store, Secretive())))["absence"]
-    assert found.ok is False
-    assert "s3:ListBucket" in found.found
+    """The check names the permission that the user needs."""
+    check = by_name(examine(with_backend(store, Secretive())))["absence"]
+    assert check.ok is False
+    assert "s3:ListBucket" in check.found
 
 
-def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
-    """A file stands in the way: one check says so."""
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    """If a file is in the way, the doctor returns a single check that says so."""
     (tmp_path / "file").write_text("")
     (check,) = examine(Store(str(tmp_path / "file" / "root")))
     assert (check.name, check.ok) == ("reached", False)
     assert "Not a directory" in check.found
 
 
-def test_a_folder_in_memory_is_told(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is gone after a reboot."""
+def test_a_folder_in_memory_is_reported(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder on tmpfs does not last: a reboot deletes it."""
     mounts = tmp_path / "mounts"
     monkeypatch.setattr(folder, "_MOUNTS", mounts)
     mounts.write_text(f"/dev/sda / ext4 rw 0 0\ntmpfs {tmp_path} tmpfs rw 0 0\n")
-    found = by_name(examine(store))["lasting"]
-    assert (found.ok, found.consequence) == (False, "a reboot deletes everything")
-    assert f"tmpfs, mounted at {tmp_path}" in found.found
+    check = by_name(examine(store))["lasting"]
+    assert (check.ok, check.consequence) == (False, "a reboot deletes everything")
+    assert f"tmpfs, mounted at {tmp_path}" in check.found
     mounts.unlink()
     assert by_name(examine(store))["lasting"].ok is None
 
 
-def test_mounts_are_told_apart() -> None:
-    """The nearest one counts, the last of several at a point, and names with spaces are escaped."""
+def test_the_mount_of_a_folder_is_found() -> None:
+    """The nearest mount point counts, and the last of several mounts at one point; names with spaces are escaped."""
     mounts = "rootfs / ext4 0\na /data tmpfs 0\nb /data xfs 0\nc /data/with\\040space nfs4 0\nd /database tmpfs 0"
     assert folder.mount_of(Path("/data/x"), mounts) == ("/data", "xfs")
     assert folder.mount_of(Path("/data/with space/x"), mounts) == ("/data/with space", "nfs4")
@@ -235,7 +235,7 @@ def test_mounts_are_told_apart() -> None:
 
 
 def test_a_full_disk_and_a_file_system_without_links(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a local folder needs of its file system."""
+    """A local root needs free space and hard links; the doctor finds that they are missing."""
     usage = type("Usage", (), {"free": 2**20})
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
 
@@ -246,8 +246,8 @@ def test_a_full_disk_and_a_file_system_without_links(store: Store, monkeypatch: 
     assert failed(examine(store)) == {"free space", "hard links", "second create"}
 
 
-def test_an_endpoint_that_nobody_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One check, soon, that says where nobody answered."""
+def test_an_endpoint_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If no server listens, the doctor soon returns a single check that says so."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{closed.getsockname()[1]}")
@@ -257,17 +257,17 @@ def test_an_endpoint_that_nobody_serves(monkeypatch: pytest.MonkeyPatch) -> None
         (check,) = examine(Store("s3://bucket/root", request_timeout_s=1, patience_s=2))
     assert (check.name, check.ok) == ("reached", False)
     assert "Could not connect to the endpoint URL" in check.found
-    assert time.monotonic() - begin < 100  # of the 600 that a run waits
+    assert time.monotonic() - begin < 100  # a run waits 600 s
 
 
-def test_a_bucket_that_is_not_there(bucket: str) -> None:
-    """The same for a name that is wrong, and for a key that nobody knows."""
+def test_a_bucket_that_does_not_exist(bucket: str) -> None:
+    """If the bucket does not exist, the doctor returns a single check that says so."""
     (check,) = examine(Store(f"s3://{bucket}-wrong/root", patience_s=5))
     assert "there is no bucket" in check.found
 
 
-def test_a_key_that_nobody_knows(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No list of refusals: nothing can be done with it."""
+def test_an_unknown_access_key(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the server does not know the access key, the doctor returns a single check instead of many refusals."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     (check,) = examine(Store(f"s3://{bucket}/root", patience_s=5))
     assert "InvalidAccessKeyId" in check.found
@@ -275,13 +275,13 @@ def test_a_key_that_nobody_knows(bucket: str, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def small_race(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen connections take seconds to make."""
+    """Let 2 writers race instead of 16, because 16 connections take seconds to make."""
     monkeypatch.setattr(races, "_WRITERS", 2)
 
 
 @pytest.mark.usefixtures("small_race")
 def test_settings_of_a_bucket(bucket: str) -> None:
-    """Rules that take away what is ours are a problem, others are not."""
+    """A lifecycle rule fails the check only if it is enabled and deletes objects of this store."""
     rules = [
         {"ID": "ours", "Status": "Enabled", "Filter": {"Prefix": "root/runs"}, "Expiration": {"Days": 3}},
         {"ID": "theirs", "Status": "Enabled", "Filter": {"Prefix": "other"}, "Expiration": {"Days": 3}},
@@ -295,8 +295,8 @@ def test_settings_of_a_bucket(bucket: str) -> None:
 
 
 @pytest.mark.usefixtures("small_race")
-def test_a_user_who_may_not_do_everything(bucket: str) -> None:
-    """A real server's refusals are told one by one, and those of uploads too."""
+def test_a_user_without_some_permissions(bucket: str) -> None:
+    """Each refusal of a real server is reported by its own check, also for multipart uploads."""
     actions = ["s3:ListBucket", "s3:DeleteObject", "s3:AbortMultipartUpload", "s3:GetLifecycleConfiguration"]
     where = [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]
     deny = {"Effect": "Deny", "Principal": "*", "Action": actions, "Resource": where}

@@ -1,4 +1,4 @@
-"""Finished shards outlive a killed writer, and two writers never mix theirs."""
+"""Finished shards outlive a killed writer, and two writers never mix their shards."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from tests.support.train_helpers import make_trajectory
 
 VERSION = "runs/r/trajectories/000000"
 WHOLE = object()
-"""Stands for a real file."""
+"""A placeholder for the entry of a real file."""
 
 
 def group(number: int) -> list[Trajectory]:
@@ -32,7 +32,7 @@ def write(draft: JournaledDraft, numbers: range) -> None:
 
 
 def test_finished_shards_are_taken_over(any_store: Store, tmp_path: Path) -> None:
-    """The second attempt has what the first had finished, goes on behind it, and commits each row once."""
+    """The second attempt takes over the finished shards of the first, adds its own, and commits each row once."""
     with JournaledDraft(any_store, VERSION, "trajectories") as killed:
         write(killed, range(4))  # never committed
     with JournaledDraft(any_store, VERSION, "trajectories") as draft:
@@ -47,8 +47,8 @@ def test_finished_shards_are_taken_over(any_store: Store, tmp_path: Path) -> Non
     assert rows == [row.trajectory_id for number in range(5) for row in group(number)]
 
 
-def test_the_writer_before_stops(any_store: Store) -> None:
-    """A writer who was thought dead finds the journal taken over, and adds nothing."""
+def test_the_earlier_writer_stops(any_store: Store) -> None:
+    """A writer that was thought dead finds that another writer has taken over the journal, and adds nothing."""
     with JournaledDraft(any_store, VERSION, "trajectories") as old:
         write(old, range(2))
         with JournaledDraft(Store(any_store.root), VERSION, "trajectories") as new:
@@ -59,7 +59,7 @@ def test_the_writer_before_stops(any_store: Store) -> None:
 
 
 def test_a_shard_that_is_gone_is_made_again(store: Store) -> None:
-    """Collected as a leftover long after the kill: its groups are not taken for played."""
+    """If gc has deleted a shard as a leftover of a killed attempt, its groups do not count as played."""
     with JournaledDraft(store, VERSION, "trajectories") as killed:
         write(killed, range(4))
     store.delete(killed.files[0].path)
@@ -71,7 +71,7 @@ def test_a_shard_that_is_gone_is_made_again(store: Store) -> None:
 
 
 def test_a_damaged_shard_is_made_again(store: Store) -> None:
-    """Found when it is taken over, so that it does not stop every restart."""
+    """A writer does not take over a damaged shard, which would otherwise stop every restart."""
     with JournaledDraft(store, VERSION, "trajectories") as killed:
         write(killed, range(4))
     path = Path(store.path(killed.files[1].path))
@@ -80,13 +80,13 @@ def test_a_damaged_shard_is_made_again(store: Store) -> None:
         assert [note["problem_id"] for note in draft.notes] == [0, 1]
 
 
-def test_what_was_dropped_stays_dropped(store: Store) -> None:
-    """A shard that one attempt could not read, and made again, is not taken over by the next beside its copy."""
+def test_a_rejected_shard_stays_rejected(store: Store) -> None:
+    """If one attempt cannot read a shard and makes it again, the next attempt takes over the new shard only."""
     with JournaledDraft(store, VERSION, "trajectories") as first:
         write(first, range(4))
     path = Path(store.path(first.files[0].path))
     content = path.read_bytes()
-    path.write_bytes(content[:-1] + b"x")  # as from a bad cable
+    path.write_bytes(content[:-1] + b"x")  # as if a bad cable had changed it
     with JournaledDraft(store, VERSION, "trajectories") as second:
         write(second, range(2))
     path.write_bytes(content)
@@ -94,8 +94,8 @@ def test_what_was_dropped_stays_dropped(store: Store) -> None:
         assert sorted(note["problem_id"] for note in third.notes) == [0, 1, 2, 3]
 
 
-def test_a_damaged_entry_costs_what_came_before_it(store: Store) -> None:
-    """But does not stop every restart."""
+def test_shards_up_to_a_damaged_entry_are_made_again(store: Store) -> None:
+    """A damaged entry of the journal does not stop the restart; shards entered after it are taken over."""
     with JournaledDraft(store, VERSION, "trajectories") as first:
         write(first, range(4))
     store.write(f"{VERSION}/journal/00000001.json", b"{")
@@ -107,8 +107,8 @@ def test_a_damaged_entry_costs_what_came_before_it(store: Store) -> None:
     "entry",
     [{}, {"adopted": 3}, {"adopted": [["a"]]}, {"file": None, "notes": []}, {"notes": []}, {"file": WHOLE, "notes": 3}],
 )
-def test_an_entry_with_wrong_fields_costs_no_more_than_a_damaged_one(entry: dict[str, Any], store: Store) -> None:
-    """Its digest is right; what it says cannot be gone on with."""
+def test_an_entry_with_wrong_fields_counts_as_damaged(entry: dict[str, Any], store: Store) -> None:
+    """If the digest of an entry is right but its fields are wrong, the shards before it are made again."""
     with JournaledDraft(store, VERSION, "trajectories") as first:
         write(first, range(4))
     file = first.files[0].model_dump()
@@ -117,7 +117,7 @@ def test_an_entry_with_wrong_fields_costs_no_more_than_a_damaged_one(entry: dict
         assert second.adopted == []
 
 
-def test_discarded_shards_are_not_gone_on_with(store: Store) -> None:
+def test_discarded_shards_are_not_taken_over(store: Store) -> None:
     """A rollout that failed as a whole is played again as a whole."""
     with JournaledDraft(store, VERSION, "trajectories") as first:
         write(first, range(4))
@@ -126,19 +126,19 @@ def test_discarded_shards_are_not_gone_on_with(store: Store) -> None:
         assert second.adopted == []
 
 
-def test_a_late_first_shard_does_not_throw_out_the_rightful_writer(store: Store) -> None:
-    """Whoever begins last goes on; who began before him and has stored nothing yet stops at his first shard."""
+def test_a_late_first_shard_does_not_stop_the_newer_writer(store: Store) -> None:
+    """The writer that began last continues. An earlier one that has stored nothing yet stops at its first shard."""
     with (
         JournaledDraft(store, VERSION, "trajectories") as stale,
-        JournaledDraft(store, VERSION, "trajectories") as holder,
+        JournaledDraft(store, VERSION, "trajectories") as newer,
     ):
         with pytest.raises(TakenOverError):
             write(stale, range(2))
-        write(holder, range(2))
+        write(newer, range(2))
 
 
 def test_a_group_stays_in_one_shard(store: Store) -> None:
-    """A shard ends with a whole group, so that the groups played are those in the shards."""
+    """A shard ends with a whole group, so the played groups are exactly those in the shards."""
     with JournaledDraft(store, VERSION, "trajectories") as draft, ShardWriter(draft, TRAJECTORY_SCHEMA, 3) as writer:
         for number in range(4):
             writer.write_group(group(number), number)

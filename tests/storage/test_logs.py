@@ -1,4 +1,4 @@
-"""Numbered logs, their seals, and the catalog made of them."""
+"""Numbered logs, the seals of their entries, and the catalog, which is one of these logs."""
 
 import hashlib
 import threading
@@ -22,14 +22,14 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(st.text(), JSON, min_size=1))
-def test_a_seal_opens_to_what_was_sealed(values: dict[str, object]) -> None:
-    """Whatever is stored comes back, whatever it looks like."""
+def test_sealed_values_are_read_back(values: dict[str, object]) -> None:
+    """Every JSON object is read back unchanged."""
     assert unseal(seal(values), "here") == values
 
 
 @given(st.dictionaries(st.text(max_size=5), JSON, min_size=1, max_size=3), st.data())
 def test_a_seal_finds_any_flipped_bit(values: dict[str, object], data: st.DataObject) -> None:
-    """There is no bit in a sealed object whose change goes unseen."""
+    """The change of any bit in a sealed object raises an error."""
     sealed = bytearray(seal(values))
     bit = data.draw(st.integers(0, len(sealed) * 8 - 1))
     sealed[bit // 8] ^= 1 << (bit % 8)
@@ -38,21 +38,21 @@ def test_a_seal_finds_any_flipped_bit(values: dict[str, object], data: st.DataOb
 
 
 @given(st.integers(0, 20_000), st.integers(0, 20_000))
-def test_the_end_is_found_in_few_looks(length: int, known: int) -> None:
-    """By doubling and halving from what is known; 10,000 entries need 22 looks at most."""
-    looks = []
+def test_the_end_is_found_in_few_requests(length: int, known: int) -> None:
+    """The search takes growing steps from the known length, then halves; 10,000 entries need 22 requests at most."""
+    requests = []
 
     def has(number: int) -> bool:
-        looks.append(number)
+        requests.append(number)
         return number < length
 
     known = min(known, length)
     assert first_free(has, known) == length
-    assert len(looks) <= 1 + (0 if length == known else 1.6 * (length - known).bit_length() + 2)
+    assert len(requests) <= 1 + (0 if length == known else 1.6 * (length - known).bit_length() + 2)
 
 
 def test_entries_are_numbered_and_stay(any_store: Store) -> None:
-    """Appended entries are found by another reader, in order."""
+    """Another reader finds the appended entries in order."""
     log = Log(any_store, "some/log")
     assert log.last() is None
     for number in range(5):
@@ -62,17 +62,17 @@ def test_entries_are_numbered_and_stay(any_store: Store) -> None:
 
 
 def test_a_number_is_taken_once(any_store: Store) -> None:
-    """Who is told that the number was free knows that nothing came between."""
+    """`put` succeeds for one writer of a number, which then knows that no other entry came between."""
     log = Log(any_store, "some/log")
     assert log.put(0, {"by": "first"})
     assert not log.put(0, {"by": "second"})
-    found = log.last()
-    assert found
-    assert found[1]["by"] == "first"
+    newest = log.last()
+    assert newest
+    assert newest[1]["by"] == "first"
 
 
 def test_writers_at_the_same_time_lose_nothing(any_store: Store) -> None:
-    """Eight appending threads: every entry stands once, without a gap."""
+    """If eight threads append, every entry is stored once, and the numbers have no gap."""
 
     def write(writer: int) -> None:
         log = Log(Store(any_store.root), "some/log")
@@ -90,7 +90,7 @@ def test_writers_at_the_same_time_lose_nothing(any_store: Store) -> None:
 
 
 def test_the_newest_are_read_first(any_store: Store) -> None:
-    """Looking at the end of the catalog does not read the rest."""
+    """A reader of the newest entries of the catalog can stop before the older ones."""
     for number in range(20):
         catalog.enter(any_store, f"runs/r/scores/{number:06d}/x", "scores", [], "nonce")
     newest = list(islice(catalog.newest_first(any_store), 3))
@@ -99,7 +99,7 @@ def test_the_newest_are_read_first(any_store: Store) -> None:
 
 
 def test_a_damaged_entry_is_named(store: Store) -> None:
-    """Not skipped, not misread."""
+    """Reading a damaged entry raises an error that names it."""
     log = Log(store, "some/log")
     log.append({"value": 1})
     store.write("some/log/00000000.json", store.read("some/log/00000000.json").replace(b"1", b"2", 1))
@@ -108,8 +108,8 @@ def test_a_damaged_entry_is_named(store: Store) -> None:
 
 
 @pytest.mark.parametrize("body", [b'{\n "a": \n}', b"{" + b'"a": [' * 100_000 + b"\n}", b'{\n "a": "\xff"\n}'])
-def test_a_right_digest_of_nonsense_is_damage(store: Store, body: bytes) -> None:
-    """Whoever wrote it, it is told like any other damage."""
+def test_invalid_json_with_a_right_digest_is_damage(store: Store, body: bytes) -> None:
+    """Reading an entry that is not JSON raises the error for damage, though its digest is right."""
     digest = hashlib.sha256(body).hexdigest()
     store.write("some/log/00000000.json", body[:-2] + f',\n "digest": "{digest}"\n}}\n'.encode())
     with pytest.raises(StorageError, match="00000000.json is not JSON, though its digest is right"):

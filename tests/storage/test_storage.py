@@ -1,4 +1,4 @@
-"""The commit protocol: what has a manifest is whole, what has none does not exist, one writer wins."""
+"""The commit protocol: a version with a manifest is whole, a version without one does not exist, one writer wins."""
 
 import json
 import multiprocessing
@@ -36,7 +36,7 @@ def commit_scores(store: Store, version: str, count: int = 5, rows_per_shard: in
 
 
 def test_rows_come_back_as_written(any_store: Store, tmp_path: Path) -> None:
-    """Shards, order and values survive on every kind of root."""
+    """Every kind of store keeps the shards, the order and the values of rows."""
     manifest = commit_scores(any_store, "runs/r/scores/000000/x")
     assert [file.rows for file in manifest.files] == [2, 2, 1]
     rows = list(datasets.rows(any_store, manifest.version, tmp_path / "cache"))
@@ -44,7 +44,7 @@ def test_rows_come_back_as_written(any_store: Store, tmp_path: Path) -> None:
 
 
 def test_a_version_without_manifest_does_not_exist(any_store: Store, tmp_path: Path) -> None:
-    """A writer that dies before the manifest leaves nothing that a reader sees."""
+    """If a writer is killed before it writes the manifest, readers find no version."""
     with Draft(any_store, "runs/r/scores/000000/x", "scores") as draft:
         datasets.write_rows(draft, SCORE_SCHEMA, [score(0)], 1)
     assert not manifests.committed(any_store, draft.version)
@@ -52,8 +52,8 @@ def test_a_version_without_manifest_does_not_exist(any_store: Store, tmp_path: P
         list(datasets.rows(any_store, draft.version, tmp_path))
 
 
-def test_the_first_commit_stands(any_store: Store) -> None:
-    """Two writers of one version: the second is given the first one's manifest."""
+def test_the_first_commit_wins(any_store: Store) -> None:
+    """If two writers commit one version, the second gets the manifest of the first."""
     first = commit_scores(any_store, "runs/r/scores/000000/x", count=3)
     second = commit_scores(any_store, "runs/r/scores/000000/x", count=4)
     assert second == first
@@ -69,7 +69,7 @@ def _create(
 
 
 def test_create_has_one_winner_between_processes(tmp_path: Path) -> None:
-    """Put-if-absent is atomic on local files, and the winner's bytes are what stands."""
+    """Put-if-absent is atomic on local files, and the winner's bytes are stored."""
     context = multiprocessing.get_context("fork")
     for attempt in range(5):
         root = str(tmp_path / str(attempt))
@@ -85,7 +85,7 @@ def test_create_has_one_winner_between_processes(tmp_path: Path) -> None:
 
 
 def test_create_has_one_winner_between_threads(any_store: Store) -> None:
-    """The same between the threads of one process, on memory too."""
+    """Put-if-absent is atomic between the threads of one process, in every kind of store."""
     start, wins = threading.Barrier(8), []
 
     def write(number: int) -> None:
@@ -102,7 +102,7 @@ def test_create_has_one_winner_between_threads(any_store: Store) -> None:
 
 
 def test_create_recognises_its_own_object(any_store: Store) -> None:
-    """A create whose answer was lost is retried: the object with our bytes is ours."""
+    """A create is retried if its answer was lost. The retry succeeds if the stored bytes are the writer's own."""
     assert any_store.create("the/object", b"mine, with a nonce")
     assert any_store.create("the/object", b"mine, with a nonce")
     assert not any_store.create("the/object", b"another's")
@@ -110,13 +110,13 @@ def test_create_recognises_its_own_object(any_store: Store) -> None:
 
 @pytest.mark.parametrize("key", ["../outside", "/etc/passwd", "", "runs/../../outside"])
 def test_keys_cannot_climb_out(store: Store, key: str) -> None:
-    """A name from outside never reaches a file beside the root."""
+    """No key reaches a file outside of the root."""
     with pytest.raises(StorageError, match="climbs out"):
         store.put(key, Path(__file__))
 
 
 def test_a_flipped_bit_is_found(store: Store, tmp_path: Path) -> None:
-    """Damage in a data object is named and never read as data."""
+    """Reading a damaged data object raises an error and returns no rows."""
     manifest = commit_scores(store, "runs/r/scores/000000/x")
     path = Path(store.path(manifest.files[0].path))
     data = bytearray(path.read_bytes())
@@ -127,7 +127,7 @@ def test_a_flipped_bit_is_found(store: Store, tmp_path: Path) -> None:
 
 
 def test_truncated_and_missing_objects_are_found(store: Store, tmp_path: Path) -> None:
-    """The same for a short object and for one that is gone."""
+    """Reading a truncated or missing data object raises an error."""
     manifest = commit_scores(store, "runs/r/scores/000000/x")
     path = Path(store.path(manifest.files[0].path))
     path.write_bytes(path.read_bytes()[:-1])
@@ -139,7 +139,7 @@ def test_truncated_and_missing_objects_are_found(store: Store, tmp_path: Path) -
 
 
 def test_a_newer_schema_is_refused(store: Store, tmp_path: Path) -> None:
-    """Data of a future version are not misread."""
+    """Reading data of a newer schema raises an error, because this program would misread them."""
     table = to_table([score(0)], SCORE_SCHEMA).replace_schema_metadata({"schema_version": "99"})
     pq.write_table(table, tmp_path / "future.parquet")
     with Draft(store, "runs/r/scores/000000/x", "scores") as draft:
@@ -150,7 +150,7 @@ def test_a_newer_schema_is_refused(store: Store, tmp_path: Path) -> None:
 
 
 def test_parents_carry_the_hash_of_their_manifest(store: Store) -> None:
-    """Lineage: a child names its parent's manifest by content."""
+    """A manifest holds the hashes of its parents' manifests, and every parent must be committed."""
     commit_scores(store, "runs/r/scores/000000/x")
     with Draft(store, "runs/r/scores/000001/x", "scores") as draft:
         child = draft.commit(PROVENANCE, ["runs/r/scores/000000/x"])
@@ -163,7 +163,7 @@ def test_parents_carry_the_hash_of_their_manifest(store: Store) -> None:
 
 
 def test_a_copied_manifest_is_refused(store: Store) -> None:
-    """A version moved by hand does not pass for another."""
+    """A manifest that was copied to another version by hand cannot be read there."""
     commit_scores(store, "runs/r/scores/000000/x")
     data = store.read("runs/r/scores/000000/x/manifest.json")
     store.create("runs/r/scores/000001/x/manifest.json", data)
@@ -172,21 +172,21 @@ def test_a_copied_manifest_is_refused(store: Store) -> None:
 
 
 def test_trajectories_are_readable_without_this_package(store: Store, tmp_path: Path) -> None:
-    """Plain Parquet: DuckDB reads tokens and turns; the file says its schema version."""
+    """DuckDB reads tokens and turns from the Parquet files, which also hold their schema version."""
     duckdb = pytest.importorskip("duckdb")
     trajectory = make_trajectory("a", [[7, 8], [9]])
     with Draft(store, layout.trajectories("r", 0), "trajectories") as draft:
         datasets.write_rows(draft, TRAJECTORY_SCHEMA, [trajectory], 10)
         manifest = draft.commit(PROVENANCE, [])
     _, paths = datasets.shards(store, manifest.version, tmp_path)
-    found = duckdb.sql(f"select trajectory_id, len(turns), list_sum(action_mask::int[]) from '{paths[0]}'").fetchall()
-    assert found == [("a", 2, 3)]
+    rows = duckdb.sql(f"select trajectory_id, len(turns), list_sum(action_mask::int[]) from '{paths[0]}'").fetchall()
+    assert rows == [("a", 2, 3)]
     assert pq.read_schema(paths[0]).metadata[b"schema_version"] == str(SCHEMA_VERSION).encode()
     assert list(datasets.trajectories(store, manifest.version, tmp_path)) == [trajectory]
 
 
 def commit_checkpoint(store: Store, folder: Path, canary: Canary) -> str:
-    """Version 7 of a run; its model has neither layers nor tokenizer."""
+    """Commit policy version 7 of a run; its model folder has placeholder weights and no tokenizer."""
     model, state = folder / "model", folder / "state"
     for place, name in ((model, "config.json"), (model, "model.safetensors"), (state, "optimizer.safetensors")):
         place.mkdir(exist_ok=True)
@@ -197,7 +197,7 @@ def commit_checkpoint(store: Store, folder: Path, canary: Canary) -> str:
 
 
 def test_a_checkpoint_comes_back_whole(any_store: Store, tmp_path: Path) -> None:
-    """Model, state and canary, on every kind of root."""
+    """Model, train state and canary are read back as committed, from every kind of store."""
     canary = Canary([1, 2], [-0.5])
     version = commit_checkpoint(any_store, tmp_path, canary)
     opened = checkpoints.open_checkpoint(any_store, version, tmp_path / "cache", state=True)
@@ -221,7 +221,7 @@ STRAYS = [
 def test_a_checkpoint_with_a_file_that_its_manifest_does_not_name_is_not_opened(
     root: str, name: str, tmp_path: Path
 ) -> None:
-    """Tokenizers, templates and weights are loaded by whole folders: what was added would change what is served."""
+    """Libraries load tokenizers, templates and weights by the folder, so an added file could change what is served."""
     store = Store(f"{tmp_path}/store" if root == "local" else f"memory://{tmp_path.name}")
     version, cache = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5])), tmp_path / "cache"
     folder = checkpoints.open_checkpoint(store, version, cache, state=True).model.parent
@@ -234,7 +234,7 @@ def test_a_checkpoint_with_a_file_that_its_manifest_does_not_name_is_not_opened(
 
 
 def test_a_link_to_a_folder_is_a_stray(store: Store, tmp_path: Path) -> None:
-    """Templates may lie elsewhere."""
+    """A link can add templates from another folder, so it is rejected like an added file."""
     version = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5]))
     (tmp_path / "templates").mkdir()
     model = checkpoints.open_checkpoint(store, version, tmp_path / "cache").model
@@ -244,7 +244,7 @@ def test_a_link_to_a_folder_is_a_stray(store: Store, tmp_path: Path) -> None:
 
 
 def test_files_of_a_model_in_two_folders_are_no_checkpoint(store: Store, tmp_path: Path) -> None:
-    """The folder of config.json is what is loaded: weights of it that lie elsewhere would be checked for nothing."""
+    """Libraries load the folder of config.json, so weights in another folder would be verified, but not loaded."""
     version = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5]))
     weights = key(store, version, "model/model.safetensors")
     elsewhere = weights.replace(manifests.read(store, version).nonce, "0123456789ab")
@@ -255,8 +255,8 @@ def test_files_of_a_model_in_two_folders_are_no_checkpoint(store: Store, tmp_pat
 
 
 @pytest.mark.parametrize("name", [".model.safetensors.0123abcd.part", ".nfs00000000018a4c1200000007"])
-def test_files_that_nobody_loads_are_no_strays(name: str, tmp_path: Path) -> None:
-    """What a killed download left, and what NFS keeps of a file deleted while open, must not stop the next process."""
+def test_files_that_no_library_loads_are_no_strays(name: str, tmp_path: Path) -> None:
+    """Leftovers of a killed download, and files that NFS keeps while they are open, do not stop the next process."""
     store, cache = Store(f"memory://{tmp_path.name}"), tmp_path / "cache"
     version = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5]))
     model = checkpoints.open_checkpoint(store, version, cache).model
@@ -265,7 +265,7 @@ def test_files_that_nobody_loads_are_no_strays(name: str, tmp_path: Path) -> Non
 
 
 def test_a_checkpoint_is_opened_without_a_listing(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Listings of large buckets are slow, and a right that not everybody has."""
+    """Listing a large bucket is slow, and some users may not list."""
     store = Store(f"s3://{bucket}/root")
     version = commit_checkpoint(store, tmp_path, Canary([1, 2], [-0.5]))
     monkeypatch.setattr(store, "walk", lambda *_: pytest.fail("the store was listed"))
@@ -273,7 +273,7 @@ def test_a_checkpoint_is_opened_without_a_listing(bucket: str, tmp_path: Path, m
 
 
 def test_rows_come_from_the_shards_of_the_manifest_alone(any_store: Store, tmp_path: Path) -> None:
-    """A shard that somebody added is no part of the data set, neither in the store nor in the cache."""
+    """A shard that was added to the store or to the cache by hand is not part of the data set."""
     manifest = commit_scores(any_store, "runs/r/scores/000000/5c0e")
     rows = list(datasets.rows(any_store, manifest.version, tmp_path))
     shard = manifest.files[0].path
@@ -284,8 +284,8 @@ def test_rows_come_from_the_shards_of_the_manifest_alone(any_store: Store, tmp_p
     assert list(datasets.rows(any_store, manifest.version, tmp_path)) == rows
 
 
-def test_what_was_just_written_is_not_fetched_again(tmp_path: Path) -> None:
-    """Weights go into the cache of a remote store when they are committed: the next rollout finds them there."""
+def test_committed_weights_are_not_fetched_again(tmp_path: Path) -> None:
+    """With a remote root, a commit moves the weights into the cache, where the next rollout finds them."""
     store, cache = Store(f"memory://{tmp_path.name}"), tmp_path / "cache"
     model = tmp_path / "model"
     model.mkdir()
@@ -297,13 +297,13 @@ def test_what_was_just_written_is_not_fetched_again(tmp_path: Path) -> None:
     store.delete(weights.path)
     opened = checkpoints.open_checkpoint(store, version, cache)
     assert (opened.model / "model.safetensors").read_text() == "model.safetensors"
-    (cache / weights.path).write_text("MODEL.safetensors")  # damaged there: asked for again
+    (cache / weights.path).write_text("MODEL.safetensors")  # damaged in the cache, so it is fetched again
     with pytest.raises(StorageError, match="is missing"):
         checkpoints.open_checkpoint(store, version, cache)
 
 
-def test_the_cache_forgets_what_was_not_used_for_longest(tmp_path: Path) -> None:
-    """Until it fits; never what may be in use, nor logs beside it."""
+def test_the_cache_deletes_the_files_that_were_unused_for_longest(tmp_path: Path) -> None:
+    """`trim` stops when the cache is small enough. It keeps files used recently, versions in use and logs."""
     long_ago = time.time() - 2 * RECENT_S
     for age, name in enumerate(("runs/new", "runs/middle", "problems/old", "logs/oldest")):
         path = tmp_path / name
@@ -319,21 +319,21 @@ def test_the_cache_forgets_what_was_not_used_for_longest(tmp_path: Path) -> None
 
 
 def test_a_data_set_is_no_checkpoint(store: Store, tmp_path: Path) -> None:
-    """A version of the wrong kind is named, not opened."""
+    """Opening a version of another kind raises an error that names the kind."""
     commit_scores(store, "runs/r/scores/000000/x")
     with pytest.raises(StorageError, match="is a scores version"):
         checkpoints.open_checkpoint(store, "runs/r/scores/000000/x", tmp_path)
 
 
 def test_a_full_disk_leaves_nothing_half_written(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An upload that fails raises, removes its temporary file and commits nothing."""
+    """A failed upload raises an error, removes its temporary file and commits nothing."""
     import resource
 
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     big = Path(store.path("big")).parent / "source"
     big.parent.mkdir(parents=True)
     big.write_bytes(bytes(200_000))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))  # writes beyond fail, as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limit[1]))  # longer writes fail, as on a full disk
     try:
         with Draft(store, "runs/r/scores/000000/x", "scores") as draft, pytest.raises(OSError, match="File too large"):
             draft.add(big, "part-00000.parquet")
@@ -345,14 +345,14 @@ def test_a_full_disk_leaves_nothing_half_written(store: Store, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("root", ["/dev/null", "/dev/null/below", "/proc/nothing"])
-def test_a_root_that_can_be_no_folder_is_told(root: str) -> None:
-    """The path alone would say neither what was wrong nor what to do."""
+def test_a_root_that_cannot_be_a_folder_is_reported(root: str) -> None:
+    """The error says what is wrong with the path and what to do."""
     with pytest.raises(StorageError, match="cannot be made .*: check the store's root and its permissions"):
         Store(root).write("x", b"")
 
 
 def test_manifest_is_plain_json(store: Store) -> None:
-    """Anyone can read the commit record."""
+    """The manifest can be read without this package."""
     commit_scores(store, "runs/r/scores/000000/x")
     record = json.loads(store.read("runs/r/scores/000000/x/manifest.json"))
     assert record["kind"] == "scores"
@@ -361,7 +361,7 @@ def test_manifest_is_plain_json(store: Store) -> None:
 
 
 def test_schema_types_are_stable() -> None:
-    """The columns that others query do not change type unnoticed; raise SCHEMA_VERSION when they must."""
+    """Columns that other programs query keep their types; if a type must change, raise SCHEMA_VERSION."""
     assert TRAJECTORY_SCHEMA.field("token_ids").type == pa.list_(pa.int32())
     assert TRAJECTORY_SCHEMA.field("logprobs").type == pa.list_(pa.float32())
     assert [field.name for field in TRAJECTORY_SCHEMA][:5] == [

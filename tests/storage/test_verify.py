@@ -1,4 +1,4 @@
-"""Damage of every kind is found and named, a healthy store has none, and versions know their family."""
+"""Verification finds every kind of damage, and none in a healthy store. Lineage lists ancestors and descendants."""
 
 import json
 import os
@@ -52,7 +52,7 @@ Damage = Callable[[Store, Path], object]
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, checkpoints.Canary]:
-    """Folders of a real tiny model and of a state, and the model's canary."""
+    """Return the folder of a real tiny model, the folder of a train state, and the model's canary."""
     model = tiny_model()
     folder, state = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("state")
     model.save_pretrained(folder)
@@ -62,13 +62,13 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, checkp
 
 @pytest.fixture
 def any_chain(any_store: Store, policy: tuple[Path, Path, checkpoints.Canary]) -> Store:
-    """A healthy chain in each kind of place."""
+    """Return each kind of store with a healthy chain of versions."""
     return commit_chain(any_store, *policy)
 
 
 @pytest.fixture
 def chain(store: Store, policy: tuple[Path, Path, checkpoints.Canary]) -> Store:
-    """A healthy chain in a local folder."""
+    """Return a local store with a healthy chain of versions."""
     return commit_chain(store, *policy)
 
 
@@ -78,20 +78,20 @@ def has(report: Report, key: str, problem: str) -> bool:
 
 @pytest.mark.parametrize("deep", [False, True])
 def test_a_healthy_chain_has_no_findings(any_chain: Store, deep: bool, tmp_path: Path) -> None:
-    """All is looked at once, told, and nothing is left in the temporary folder."""
-    told: list[str] = []
+    """Each version is checked and reported once, and the temporary folder is empty afterwards."""
+    lines: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
         (tmp_path / "temporary").mkdir()
-        report = verify(any_chain, [SECOND, SCORES], deep=deep, progress=told.append)
+        report = verify(any_chain, [SECOND, SCORES], deep=deep, progress=lines.append)
     sizes = [any_chain.size(path) for path in chains.objects(any_chain) if not path.endswith("manifest.json")]
     assert report == Report([], versions=len(CHAIN), objects=len(sizes), bytes=sum(sizes))
-    assert sorted(line.split()[1] for line in told) == sorted(CHAIN)
+    assert sorted(line.split()[1] for line in lines) == sorted(CHAIN)
     assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_a_flipped_bit_in_any_object_is_found(any_chain: Store) -> None:
-    """Data, manifests, the state that no server loads: whatever it is in, and it is named."""
+    """A flipped bit is found in data, manifests and train state, and the finding names the object."""
     draw = random.Random(0)
     for path in chains.objects(any_chain):
         whole = any_chain.read(path)
@@ -103,7 +103,7 @@ def test_a_flipped_bit_in_any_object_is_found(any_chain: Store) -> None:
 
 @pytest.mark.parametrize("version", [SECOND, TRAJECTORIES])
 def test_an_object_that_no_manifest_names_is_found(any_chain: Store, version: str) -> None:
-    """It lies where libraries load whole folders; what a killed attempt left lies elsewhere and is none."""
+    """Libraries load whole folders, so an extra object there is a finding. Killed attempts write to other folders."""
     with Draft(any_chain, version, "checkpoint") as killed:
         killed.add(Path(__file__), "model/test.py")
     nonce = manifests.read(any_chain, version).nonce
@@ -112,18 +112,18 @@ def test_an_object_that_no_manifest_names_is_found(any_chain: Store, version: st
     findings = verify(any_chain, [SECOND]).findings
     assert [(finding.version, finding.object) for finding in findings] == [(version, stray)]
     assert "its manifest does not name it" in findings[0].problem
-    taken = [found.path for plan in garbage.collect(any_chain, Rules(older_than_s=0)) for found in plan.leftovers]
-    assert sorted(taken) == sorted([stray, killed.files[0].path])
+    collected = [item.path for plan in garbage.collect(any_chain, Rules(older_than_s=0)) for item in plan.leftovers]
+    assert sorted(collected) == sorted([stray, killed.files[0].path])
     assert verify(any_chain, [SECOND]).findings == []
 
 
-def test_any_damage_to_any_object_is_found_from_the_tip(chain: Store) -> None:
-    """Bits flipped at both ends and between, objects cut, emptied and lost."""
+def test_any_damage_to_any_object_is_found_from_the_newest_version(chain: Store) -> None:
+    """Flipped bits at both ends and between, and truncated, empty and missing objects are found."""
     draw = random.Random(1)
     for path in chains.objects(chain):
         whole = chain.read(path)
         bits = (0, 8 * len(whole) - 1, *(draw.randrange(8 * len(whole)) for _ in range(8)))
-        cut = (whole[:-2], whole[: len(whole) // 2], b"")  # the last byte of a manifest is an empty line, no loss
+        cut = (whole[:-2], whole[: len(whole) // 2], b"")
         for damaged in (*(flipped(whole, bit) for bit in bits), *cut):
             chain.write(path, damaged)
             assert has(verify(chain, [SECOND]), path, ""), path
@@ -141,12 +141,13 @@ def version_of(path: str) -> str:
     return max((version for version in CHAIN if path.startswith(f"{version}/")), key=len)
 
 
-def lie(version: str, name: str, **claims: Any) -> Damage:
-    """A manifest that says something else of a file."""
+def misstate_file(version: str, name: str, **claims: Any) -> Damage:
+    """Make the manifest state other values for a file."""
     return lambda store, _: rewrite(store, version, lambda values: chains.file_of(values, name).update(claims))
 
 
-def claim(version: str, /, **claims: Any) -> Damage:
+def misstate(version: str, /, **claims: Any) -> Damage:
+    """Make the manifest state other values for the version."""
     return lambda store, _: rewrite(store, version, lambda values: values.update(claims))
 
 
@@ -155,7 +156,7 @@ def table(version: str, change: Callable[[pa.Table], pa.Table]) -> Damage:
 
 
 def column(version: str, name: str, change: Callable[[list[Any]], list[Any]]) -> Damage:
-    """Other values in a column of the first shard."""
+    """Change the values in a column of the first shard."""
 
     def changed(rows: pa.Table) -> pa.Table:
         index, field = rows.column_names.index(name), rows.schema.field(name)
@@ -172,14 +173,14 @@ def tensors(change: Callable[[dict[str, Any]], object]) -> Damage:
     return lambda store, folder: rewrite_tensors(store, change, folder)
 
 
-def other_object(store: Store, _: Path) -> None:
-    """The manifest of the scores names the trajectories' object."""
-    there = key(store, TRAJECTORIES, SHARD)
-    rewrite(store, SCORES, lambda values: chains.file_of(values, SHARD).update(path=there))
+def name_foreign_object(store: Store, _: Path) -> None:
+    """Make the manifest of the scores name an object of the trajectories."""
+    foreign = key(store, TRAJECTORIES, SHARD)
+    rewrite(store, SCORES, lambda values: chains.file_of(values, SHARD).update(path=foreign))
 
 
-def exchanged(store: Store, _: Path) -> None:
-    """Two shards under each other's names."""
+def exchange_names(store: Store, _: Path) -> None:
+    """Exchange the names of two shards."""
 
     def change(values: dict[str, Any]) -> None:
         one, two = values["files"][:2]
@@ -188,12 +189,12 @@ def exchanged(store: Store, _: Path) -> None:
     rewrite(store, TRAJECTORIES, change)
 
 
-def twice(store: Store, _: Path) -> None:
+def name_file_twice(store: Store, _: Path) -> None:
     rewrite(store, TRAJECTORIES, lambda values: values["files"].append(values["files"][0]))
 
 
-def pickle(store: Store, _: Path) -> None:
-    """A file more, and the manifest knows."""
+def add_pickle(store: Store, _: Path) -> None:
+    """Add a pickle that the manifest names."""
 
     def change(values: dict[str, Any]) -> None:
         file = dict(chains.file_of(values, "canary.json"))
@@ -204,8 +205,8 @@ def pickle(store: Store, _: Path) -> None:
     rewrite(store, SECOND, change)
 
 
-def without(version: str, name: str) -> Damage:
-    """A manifest that leaves out a file."""
+def leave_out(version: str, name: str) -> Damage:
+    """Make the manifest leave out a file."""
 
     def change(values: dict[str, Any]) -> None:
         values["files"] = [file for file in values["files"] if file["name"] != name]
@@ -213,120 +214,132 @@ def without(version: str, name: str) -> Damage:
     return lambda store, _: rewrite(store, version, change)
 
 
-def copied(store: Store, _: Path) -> None:
+def copy_manifest(store: Store, _: Path) -> None:
     store.write(layout.manifest(FIRST), store.read(layout.manifest(SECOND)))
 
 
-def swapped(store: Store, _: Path) -> None:
-    """The trajectories are made again, otherwise, after the scores were made from them."""
+def replace_trajectories(store: Store, _: Path) -> None:
+    """Commit other trajectories under the same name, after the scores were made from the first ones."""
     store.delete(layout.manifest(TRAJECTORIES))
     chains.commit_trajectories(store, [FIRST, PROBLEMS])
 
 
-def manifest(version: str) -> Callable[[Store], str]:
+def manifest_key(version: str) -> Callable[[Store], str]:
     return lambda store: layout.manifest(version)
 
 
-def data(version: str, name: str = SHARD) -> Callable[[Store], str]:
+def data_key(version: str, name: str = SHARD) -> Callable[[Store], str]:
     return lambda store: key(store, version, name)
 
 
 DAMAGES: dict[str, tuple[Damage, Callable[[Store], str], str]] = {
-    "size": (lie(TRAJECTORIES, SHARD, bytes=1), data(TRAJECTORIES), "bytes, its manifest says 1"),
-    "rows": (lie(TRAJECTORIES, SHARD, rows=7), data(TRAJECTORIES), "has 2 rows, its manifest says 7"),
-    "no rows": (lie(SCORES, SHARD, rows=None), data(SCORES), "has 2 rows, its manifest says None"),
-    "hash": (lie(SECOND, "canary.json", sha256="0" * 64), data(SECOND, "canary.json"), "does not match the sha256"),
-    "object of another": (other_object, manifest(SCORES), "names objects of other versions"),
-    "exchanged names": (exchanged, manifest(TRAJECTORIES), "as the object of part-0000"),
-    "a file twice": (twice, manifest(TRAJECTORIES), f"names {SHARD} 2 times"),
-    "kind": (claim(TRAJECTORIES, kind="evaluation"), manifest(TRAJECTORIES), "but these are elsewhere"),
-    "kind with other rows": (claim(SCORES, kind="trajectories"), data(SCORES), "lacks the columns run, iteration"),
-    "place": (claim(SCORES, version="runs/other/scores/000000/5c0e"), manifest(SCORES), "moved by hand"),
-    "an attempt that climbs": (claim(SECOND, nonce="../../.."), manifest(SECOND), "climbs out of the root"),
-    "a manifest copied": (copied, manifest(FIRST), "moved by hand"),
-    "a parent swapped": (swapped, manifest(TRAJECTORIES), f"is not what {SECOND} was made from"),
+    "size": (misstate_file(TRAJECTORIES, SHARD, bytes=1), data_key(TRAJECTORIES), "bytes, its manifest says 1"),
+    "rows": (misstate_file(TRAJECTORIES, SHARD, rows=7), data_key(TRAJECTORIES), "has 2 rows, its manifest says 7"),
+    "no rows": (misstate_file(SCORES, SHARD, rows=None), data_key(SCORES), "has 2 rows, its manifest says None"),
+    "hash": (
+        misstate_file(SECOND, "canary.json", sha256="0" * 64),
+        data_key(SECOND, "canary.json"),
+        "does not match the sha256",
+    ),
+    "object of another": (name_foreign_object, manifest_key(SCORES), "names objects of other versions"),
+    "exchanged names": (exchange_names, manifest_key(TRAJECTORIES), "as the object of part-0000"),
+    "a file twice": (name_file_twice, manifest_key(TRAJECTORIES), f"names {SHARD} 2 times"),
+    "kind": (misstate(TRAJECTORIES, kind="evaluation"), manifest_key(TRAJECTORIES), "but these are elsewhere"),
+    "kind with other rows": (
+        misstate(SCORES, kind="trajectories"),
+        data_key(SCORES),
+        "lacks the columns run, iteration",
+    ),
+    "place": (misstate(SCORES, version="runs/other/scores/000000/5c0e"), manifest_key(SCORES), "moved by hand"),
+    "an attempt that climbs": (misstate(SECOND, nonce="../../.."), manifest_key(SECOND), "climbs out of the root"),
+    "a manifest copied": (copy_manifest, manifest_key(FIRST), "moved by hand"),
+    "a parent swapped": (replace_trajectories, manifest_key(TRAJECTORIES), f"is not what {SECOND} was made from"),
     "a parent lost": (
         lambda store, _: store.delete(layout.manifest(RUN)),
-        manifest(RUN),
+        manifest_key(RUN),
         "was never committed",
     ),
     "future manifest": (
-        claim(SCORES, manifest_version=MANIFEST_VERSION + 1),
-        manifest(SCORES),
+        misstate(SCORES, manifest_version=MANIFEST_VERSION + 1),
+        manifest_key(SCORES),
         f"has format {MANIFEST_VERSION + 1}",
     ),
     "future schema": (
         table(SCORES, lambda rows: rows.replace_schema_metadata({"schema_version": "99"})),
-        data(SCORES),
+        data_key(SCORES),
         "schema_version 99",
     ),
     "fencing token": (
-        claim(SECOND, fence=0),
-        manifest(SECOND),
+        misstate(SECOND, fence=0),
+        manifest_key(SECOND),
         f"its fencing token is 0, but its parent {SCORES} has 1",
     ),
-    "pickle": (pickle, manifest(SECOND), "names model/pytorch_model.bin, a pickle"),
-    "no canary": (without(SECOND, "canary.json"), manifest(SECOND), "names no canary.json"),
-    "no weights": (without(SECOND, WEIGHTS), manifest(SECOND), "names no model/*.safetensors"),
-    "canary": (bytes_of(SECOND, "canary.json", lambda _: b"{}"), data(SECOND, "canary.json"), "is not a canary"),
+    "pickle": (add_pickle, manifest_key(SECOND), "names model/pytorch_model.bin, a pickle"),
+    "no canary": (leave_out(SECOND, "canary.json"), manifest_key(SECOND), "names no canary.json"),
+    "no weights": (leave_out(SECOND, WEIGHTS), manifest_key(SECOND), "names no model/*.safetensors"),
+    "canary": (bytes_of(SECOND, "canary.json", lambda _: b"{}"), data_key(SECOND, "canary.json"), "is not a canary"),
     "short canary": (
         bytes_of(SECOND, "canary.json", lambda _: b'{"token_ids": [1, 2], "logprobs": []}'),
-        data(SECOND, "canary.json"),
+        data_key(SECOND, "canary.json"),
         "0 logprobs for 2 tokens",
     ),
     "canary of NaN": (
         bytes_of(SECOND, "canary.json", lambda _: b'{"token_ids": [1, 2], "logprobs": [NaN]}'),
-        data(SECOND, "canary.json"),
+        data_key(SECOND, "canary.json"),
         "not finite",
     ),
     "safetensors too long": (
         bytes_of(SECOND, WEIGHTS, lambda old: old + b"0"),
-        data(SECOND, WEIGHTS),
+        data_key(SECOND, WEIGHTS),
         "not fully covered",
     ),
-    "safetensors cut": (bytes_of(SECOND, WEIGHTS, lambda old: old[:-4]), data(SECOND, WEIGHTS), "not fully covered"),
+    "safetensors cut": (
+        bytes_of(SECOND, WEIGHTS, lambda old: old[:-4]),
+        data_key(SECOND, WEIGHTS),
+        "not fully covered",
+    ),
     "no safetensors": (
         bytes_of(SECOND, "state/optimizer.safetensors", lambda _: b"{}"),
-        data(SECOND, "state/optimizer.safetensors"),
+        data_key(SECOND, "state/optimizer.safetensors"),
         "cannot be read as safetensors",
     ),
     "no configuration": (
         bytes_of(SECOND, "model/config.json", lambda _: b"{"),
-        data(SECOND, "model/config.json"),
+        data_key(SECOND, "model/config.json"),
         "is not JSON",
     ),
     "a kernel of somebody's": (
         bytes_of(SECOND, "model/config.json", lambda _: b'{"_attn_implementation": "org/kernel"}'),
-        data(SECOND, "model/config.json"),
+        data_key(SECOND, "model/config.json"),
         "says _attn_implementation='org/kernel': remove the key, or give one of eager, sdpa",
     ),
-    "no Parquet": (bytes_of(SCORES, SHARD, lambda _: b"PAR1, or not"), data(SCORES), "cannot be read as Parquet"),
+    "no Parquet": (bytes_of(SCORES, SHARD, lambda _: b"PAR1, or not"), data_key(SCORES), "cannot be read as Parquet"),
     "another type": (
         table(PROBLEMS, lambda rows: rows.set_column(0, "problem_id", pc.binary_length(rows["problem_id"]))),
-        data(PROBLEMS),
+        data_key(PROBLEMS),
         "columns of other types problem_id int32",
     ),
     "a column more": (
         table(PROBLEMS, lambda rows: rows.append_column("more", rows["problem_id"])),
-        data(PROBLEMS),
+        data_key(PROBLEMS),
         "unknown columns more",
     ),
     "columns in disorder": (
         table(PROBLEMS, lambda rows: rows.select(rows.column_names[::-1])),
-        data(PROBLEMS),
+        data_key(PROBLEMS),
         "in another order",
     ),
     "a column less": (
         table(TRAJECTORIES, lambda rows: rows.drop_columns(["sequence_starts"])),
-        data(TRAJECTORIES),
+        data_key(TRAJECTORIES),
         "lacks the columns sequence_starts",
     ),
 }
 
 
 @pytest.mark.parametrize("name", DAMAGES)
-def test_what_a_hash_does_not_tell_is_found(chain: Store, tmp_path: Path, name: str) -> None:
-    """Manifests that lie though they are whole, and objects that are no use though their hash is right."""
+def test_damage_that_no_hash_shows_is_found(chain: Store, tmp_path: Path, name: str) -> None:
+    """Wrong manifests whose digest is right, and unusable objects whose hash is right, are found."""
     damage, where, problem = DAMAGES[name]
     damage(chain, tmp_path)
     report = verify(chain, [SECOND])
@@ -334,36 +347,36 @@ def test_what_a_hash_does_not_tell_is_found(chain: Store, tmp_path: Path, name: 
 
 
 DEEP: dict[str, tuple[Damage, Callable[[Store], str], str]] = {
-    "page": (bytes_of(SCORES, SHARD, lambda old: flipped(old, 8 * 30)), data(SCORES), "cannot be read"),
+    "page": (bytes_of(SCORES, SHARD, lambda old: flipped(old, 8 * 30)), data_key(SCORES), "cannot be read"),
     "lengths": (
         column(TRAJECTORIES, "logprobs", lambda rows: [rows[0][:-1], *rows[1:]]),
-        data(TRAJECTORIES),
+        data_key(TRAJECTORIES),
         "differ in length (rows 0)",
     ),
     "spans": (
         column(TRAJECTORIES, "turns", lambda rows: [[turn | {"end": 99} for turn in turns] for turns in rows]),
-        data(TRAJECTORIES),
+        data_key(TRAJECTORIES),
         "turns lie outside of their row's tokens (rows 0, 1)",
     ),
     "sequences": (
         column(TRAJECTORIES, "sequence_starts", lambda rows: [[5, 0]] * len(rows)),
-        data(TRAJECTORIES),
+        data_key(TRAJECTORIES),
         "begin",
     ),
     "ids": (
         column(TRAJECTORIES, "trajectory_id", lambda rows: ["t0"] * len(rows)),
-        data(TRAJECTORIES),
+        data_key(TRAJECTORIES),
         "trajectory_id of a row are those of another row (rows 1)",
     ),
     "ids in two shards": (
         column(TRAJECTORIES, "trajectory_id", lambda _: ["t1", "t2"]),
-        data(TRAJECTORIES, "part-00001.parquet"),
+        data_key(TRAJECTORIES, "part-00001.parquet"),
         "trajectory_id of a row are those of another row (rows 0)",
     ),
-    "scores": (column(SCORES, "turn", lambda rows: [0] * len(rows)), data(SCORES), "trajectory_id and turn"),
+    "scores": (column(SCORES, "turn", lambda rows: [0] * len(rows)), data_key(SCORES), "trajectory_id and turn"),
     "NaN": (
         tensors(lambda named: named["model.norm.weight"].fill(np.nan)),
-        data(SECOND, WEIGHTS),
+        data_key(SECOND, WEIGHTS),
         "tensor model.norm.weight is not finite",
     ),
     "other weights": (
@@ -384,8 +397,8 @@ def model_folder(store: Store) -> str:
 
 
 @pytest.mark.parametrize("name", DEEP)
-def test_what_only_a_deep_look_tells_is_found(chain: Store, tmp_path: Path, name: str) -> None:
-    """Rows that contradict themselves or each other, and weights that are not the canary's."""
+def test_damage_that_only_a_deep_check_shows_is_found(chain: Store, tmp_path: Path, name: str) -> None:
+    """Rows that contradict themselves or each other and weights that do not match the canary are found with `deep`."""
     damage, where, problem = DEEP[name]
     damage(chain, tmp_path)
     assert [finding.object for finding in verify(chain, [SECOND]).findings if finding.object == where(chain)] == []
@@ -393,24 +406,24 @@ def test_what_only_a_deep_look_tells_is_found(chain: Store, tmp_path: Path, name
     assert has(report, where(chain), problem), report.findings
 
 
-def test_the_tolerance_is_the_run_s(chain: Store, tmp_path: Path) -> None:
-    """Weights that were half precision may differ more from their canary, if the configuration says so."""
+def test_the_run_sets_the_tolerance_of_the_canary(chain: Store, tmp_path: Path) -> None:
+    """Weights that were in half precision may differ more from their canary, if the run's configuration allows it."""
     tensors(lambda named: named["model.norm.weight"].__imul__(1.01))(chain, tmp_path)
     assert has(verify(chain, [SECOND], deep=True), model_folder(chain), "more than 0.0001")
     rewrite(chain, SECOND, lambda values: values["config"].update(inference={"canary_tolerance": 10.0}))
     assert verify(chain, [SECOND], deep=True).findings == []
 
 
-def test_all_problems_are_told(chain: Store) -> None:
-    """The first does not hide the others."""
-    lost = [key(chain, TRAJECTORIES, SHARD), key(chain, SCORES, SHARD), key(chain, SECOND, WEIGHTS)]
-    for path in lost:
+def test_all_findings_are_reported(chain: Store) -> None:
+    """The first finding does not hide the others."""
+    missing = [key(chain, TRAJECTORIES, SHARD), key(chain, SCORES, SHARD), key(chain, SECOND, WEIGHTS)]
+    for path in missing:
         chain.delete(path)
-    assert sorted(finding.object for finding in verify(chain, [SECOND], deep=True).findings) == sorted(lost)
+    assert sorted(finding.object for finding in verify(chain, [SECOND], deep=True).findings) == sorted(missing)
 
 
 def test_files_of_schema_1_are_healthy(chain: Store) -> None:
-    """They have no sequences."""
+    """Files of schema 1 have no column `sequence_starts`."""
 
     def older(rows: pa.Table) -> pa.Table:
         return rows.drop_columns(["sequence_starts"]).replace_schema_metadata({"schema_version": "1"})
@@ -421,14 +434,14 @@ def test_files_of_schema_1_are_healthy(chain: Store) -> None:
 
 
 def test_manifests_of_format_1_are_healthy(chain: Store) -> None:
-    """They have neither digest nor fencing token."""
+    """Manifests of format 1 have neither a digest nor a fencing token."""
     values = manifests.read(chain, SECOND).model_dump(mode="json", exclude={"fence"})
     chain.write(layout.manifest(SECOND), json.dumps(values | {"manifest_version": 1}).encode())
     assert verify(chain, [SECOND]).findings == []
 
 
-def test_what_gc_took_is_no_loss(any_chain: Store) -> None:
-    """Its manifest still counts, its data do not."""
+def test_data_that_gc_deleted_are_no_finding(any_chain: Store) -> None:
+    """The manifest of a collected version is still checked, and its missing data are no finding."""
     for file in manifests.read(any_chain, TRAJECTORIES).files:
         any_chain.delete(file.path)
     any_chain.write(layout.tombstone(TRAJECTORIES), b"{}")
@@ -436,21 +449,21 @@ def test_what_gc_took_is_no_loss(any_chain: Store) -> None:
     assert (report.findings, report.versions, report.collected) == ([], len(CHAIN), 1)
 
 
-def test_without_ancestors_parents_only_have_to_stand(chain: Store) -> None:
-    """Their data are not looked at, their manifests are."""
+def test_without_ancestors_only_the_manifests_of_parents_are_checked(chain: Store) -> None:
+    """With `ancestors=False`, missing data of a parent are no finding, but a replaced manifest of a parent is."""
     chain.delete(key(chain, SCORES, SHARD))
     assert verify(chain, [SECOND], ancestors=False) == Report([], 1, *sized(chain, SECOND))
-    swapped(chain, Path())
+    replace_trajectories(chain, Path())
     assert has(verify(chain, [SCORES], ancestors=False), layout.manifest(TRAJECTORIES), "is not what")
 
 
 def sized(store: Store, version: str) -> tuple[int, int]:
-    found = manifests.read(store, version)
-    return len(found.files), found.bytes
+    manifest = manifests.read(store, version)
+    return len(manifest.files), manifest.bytes
 
 
 def test_a_network_that_fails_is_no_finding(chain: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is said about versions that could not be looked at."""
+    """If the store does not answer, `verify` raises the error. It says nothing about versions that it cannot read."""
 
     def fail(key: str) -> bytes:
         raise UnavailableError("no answer")
@@ -460,8 +473,8 @@ def test_a_network_that_fails_is_no_finding(chain: Store, monkeypatch: pytest.Mo
         verify(chain, [SECOND])
 
 
-def test_a_full_disk_here_is_no_finding(chain: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The object may be whole."""
+def test_a_full_disk_of_this_machine_is_no_finding(chain: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the disk is full, `verify` raises the error, because the object in the store may be whole."""
 
     def fail(*_: object) -> Path:
         raise OSError(28, "No space left on device")
@@ -471,14 +484,14 @@ def test_a_full_disk_here_is_no_finding(chain: Store, monkeypatch: pytest.Monkey
         verify(chain, [SECOND])
 
 
-def test_a_name_of_nothing_is_told(chain: Store) -> None:
-    """Also one that cannot be a key, or lies below an object."""
+def test_a_version_that_does_not_exist_is_a_finding(chain: Store) -> None:
+    """A name that cannot be a key, and a name below an object, are findings, too."""
     for name in ("runs/r/checkpoints/000009", "../outside", f"{SECOND}/manifest.json"):
         assert has(verify(chain, [name]), f"{name}/manifest.json", "")
 
 
-def test_ancestors_are_told_once_and_nearest_first(any_chain: Store) -> None:
-    """A checkpoint comes from the one before both at once and through what that one played."""
+def test_ancestors_are_listed_once_and_nearest_first(any_chain: Store) -> None:
+    """The first checkpoint is a parent of both the second and its trajectories; it is listed once, at depth 1."""
     nodes = ancestors(any_chain, SECOND)
     assert [node.version for node in nodes][:4] == [SECOND, FIRST, TRAJECTORIES, SCORES]
     assert {node.version: node.depth for node in nodes} == {
@@ -492,7 +505,7 @@ def test_ancestors_are_told_once_and_nearest_first(any_chain: Store) -> None:
 
 
 def test_a_damaged_ancestor_does_not_hide_the_others(chain: Store) -> None:
-    """It is told, and so is what can be reached around it."""
+    """The damaged ancestor is reported, and its own ancestors are listed if other versions name them, too."""
     chain.write(layout.manifest(SCORES), b"damaged")
     nodes = {node.version: node for node in ancestors(chain, SECOND)}
     assert set(nodes) == set(CHAIN)
@@ -500,8 +513,8 @@ def test_a_damaged_ancestor_does_not_hide_the_others(chain: Store) -> None:
     assert (nodes[SCORES].kind, nodes[SCORES].created_at, nodes[TRAJECTORIES].problem) == ("", None, "")
 
 
-def test_descendants_are_what_was_committed(any_chain: Store) -> None:
-    """Nearest first, without attempts that died, and each once however often it was attempted."""
+def test_only_committed_descendants_are_listed(any_chain: Store) -> None:
+    """Descendants are listed nearest first and once each, without killed attempts and aliases."""
     catalog.enter(any_chain, "runs/r/scores/000000/dead", "scores", [TRAJECTORIES], "died")
     catalog.enter(any_chain, SCORES, "scores", [TRAJECTORIES], "died")
     catalog.enter(any_chain, "champion", "alias", [TRAJECTORIES], "")
@@ -510,22 +523,22 @@ def test_descendants_are_what_was_committed(any_chain: Store) -> None:
     assert descendants(any_chain, SECOND) == []
 
 
-def test_an_attempt_s_parents_are_not_the_version_s(chain: Store) -> None:
-    """Another attempt, from other parents, may have been the one that committed."""
+def test_parents_come_from_the_manifest_and_not_from_a_killed_attempt(chain: Store) -> None:
+    """The catalog may name other parents, because another attempt committed the version."""
     catalog.enter(chain, SECOND, "checkpoint", [PROBLEMS], "died")
-    found = {node.version: node.depth for node in descendants(chain, PROBLEMS)}
-    assert found == {TRAJECTORIES: 1, SCORES: 2, SECOND: 2}
+    depths = {node.version: node.depth for node in descendants(chain, PROBLEMS)}
+    assert depths == {TRAJECTORIES: 1, SCORES: 2, SECOND: 2}
 
 
-def test_a_damaged_descendant_is_told(chain: Store) -> None:
-    """By the catalog's word alone."""
+def test_a_damaged_descendant_is_reported(chain: Store) -> None:
+    """If the manifest of a descendant is damaged, the catalog's entry is enough to list it."""
     chain.write(layout.manifest(SECOND), b"damaged")
     (node,) = descendants(chain, SCORES)
     assert (node.version, "damaged" in node.problem) == (SECOND, True)
 
 
 def test_ten_thousand_generations(tmp_path: Path) -> None:
-    """No recursion, and each manifest is read once."""
+    """Lineage follows 10,000 generations without recursion, and lists each version once."""
     store, count = Store(f"memory://{tmp_path.name}"), 10_000
     with Draft(store, layout.checkpoint("r", 0), "checkpoint") as draft:
         values = draft.commit(chains.provenance(0), []).model_dump(mode="json")
@@ -540,7 +553,7 @@ def test_ten_thousand_generations(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["manifest.json", "data"])
 def test_a_pipe_in_the_place_of_an_object_is_not_read(store: Store, name: str) -> None:
-    """Reading it would never end."""
+    """A named pipe is a finding. Reading it would never end."""
     version = "runs/r/scores/000000/a"
     with Draft(store, version, "run") as draft:
         draft.add(Path(__file__), "data")
@@ -549,12 +562,12 @@ def test_a_pipe_in_the_place_of_an_object_is_not_read(store: Store, name: str) -
     path = Path(store.path(file.path if name == "data" else layout.manifest(version)))
     path.unlink()
     os.mkfifo(path)
-    found = {finding.object for finding in verify(store, [version]).findings}
-    assert (file.path if name == "data" else layout.manifest(version)) in found
+    objects = {finding.object for finding in verify(store, [version]).findings}
+    assert (file.path if name == "data" else layout.manifest(version)) in objects
 
 
-def test_a_number_without_end_in_a_manifest_is_damage(store: Store) -> None:
-    """Python refuses to read it."""
+def test_a_number_of_5000_digits_in_a_manifest_is_damage(store: Store) -> None:
+    """Python refuses to read a number with so many digits, so the manifest counts as damaged."""
     store.write(layout.manifest("runs/r/run"), b'{"manifest_version": ' + b"9" * 5000 + b"}")
     with pytest.raises(StorageError, match="is not a manifest, or is damaged"):
         manifests.read(store, "runs/r/run")

@@ -57,7 +57,7 @@ def leaked_answers(evidence: AuditEvidence) -> Measured:
 
 
 def _leaks(answers: Iterable[_StatedAnswer]) -> Iterator[_StatedAnswer]:
-    """Yield the stated gold answers whose words state the gold answer of most problems in which they occur."""
+    """Group stated answers by their words; yield the gold ones of a group if most of its problems have a gold one."""
     by_words: dict[tuple[str, str], dict[str, _StatedAnswer]] = {}
     for answer in answers:
         by_words.setdefault((answer.run, answer.words), {})[answer.problem_id] = answer
