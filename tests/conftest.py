@@ -5,8 +5,10 @@ import secrets
 import signal
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -20,6 +22,8 @@ os.environ["PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW"] = "ignore"  # most tests 
 os.environ["DO_NOT_TRACK"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.pop("PREFECT_API_URL", None)
+# Otherwise each of the hundreds of processes that tests start compiles the whole project again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 from configs.schema import ArithmeticSource, Inference, Rollout, WarmStart
 from storage import layout
@@ -29,7 +33,7 @@ from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Provenance
 from tasks.inference.engine import Engine
 from tasks.score.verifier import Verifier
-from tests.support import real_data
+from tests.support import real_data, side_by_side
 from tests.support import s3_server as s3
 
 # Shells start background jobs with SIGINT ignored, and the processes that tests start would inherit that.
@@ -43,19 +47,26 @@ SOURCE = ArithmeticSource(kind="arithmetic", high=9)
 TINY = WarmStart(hidden_size=64, layers=1, heads=2, kv_heads=1, steps=30, batch_size=32)
 
 
-_SERVERS = {"engine", "prefect_api", "s3_server", "bucket", "any_store[s3]", "browser", "server"}
-"""Fixtures that start a server or are one."""
+_SHARED_S3 = "TESTS_SHARED_S3"
+"""Environment variable with the endpoint of the S3 server that all processes of pytest-xdist share."""
+_shared_s3: ExitStack = ExitStack()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests that start a server as `slow`, so that `make test-fast` leaves them out."""
-    for item in items:
-        fixtures = set(getattr(item, "fixturenames", ()))
-        callspec = getattr(item, "callspec", None)
-        if callspec and callspec.params.get("any_store") == "s3":
-            fixtures.add("any_store[s3]")
-        if fixtures & _SERVERS:
-            item.add_marker("slow")
+    side_by_side.mark_slow(items)
+    side_by_side.group(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes() -> None:
+    """Start one S3 server for all processes, because each server needs processor time even while it is idle."""
+    if not (os.environ.get("S3_TEST_ENDPOINT") or s3.available()):
+        folder = _shared_s3.enter_context(tempfile.TemporaryDirectory(prefix="s3-"))
+        os.environ[_SHARED_S3] = _shared_s3.enter_context(s3.Rgw(Path(folder) / "server")).endpoint
+
+
+def pytest_unconfigure() -> None:
+    _shared_s3.close()
 
 
 @pytest.fixture(scope="session")
@@ -103,11 +114,16 @@ def policies(checkpoint_store: Store, policy_folder: Path) -> list[Checkpoint]:
 
 @pytest.fixture(scope="session")
 def engine(policies: list[Checkpoint], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    """Yield the session's vLLM server. A test that needs a policy calls `serve` first."""
+    """Yield the session's vLLM server. A test that needs a policy calls `serve` first. At the end nothing is left."""
     inference = Inference(max_model_len=128, enforce_eager=True)
     with Engine(inference, Rollout(), tmp_path_factory.mktemp("logs")) as engine:
         engine.serve(policies[0])
         yield engine
+        (server,) = engine.servers
+        folder = Path(server.url.removeprefix("unix://")).parent
+        family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
+    assert psutil.wait_procs(family, timeout=60)[1] == []
+    assert not folder.exists()
 
 
 @pytest.fixture(scope="session")
@@ -148,34 +164,38 @@ def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     return Store(str(tmp_path / "root") if request.param == "local" else f"memory://{tmp_path.name}")
 
 
-@pytest.fixture(scope="session")
-def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.Rgw | s3.Elsewhere]:
-    """Yield the session's S3 server: the one that S3_TEST_ENDPOINT names, otherwise a new one."""
-    if endpoint := os.environ.get("S3_TEST_ENDPOINT"):
-        yield s3.Elsewhere(endpoint)
-    elif reason := s3.available():
+def _need_s3() -> None:
+    if reason := s3.available():
         if os.environ.get("CI") == "true":
             pytest.fail(reason)
         pytest.skip(reason)
+
+
+@pytest.fixture(scope="session")
+def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[s3.Endpoint]:
+    """Yield the S3 server that all tests share: the one that S3_TEST_ENDPOINT names, otherwise one of our own."""
+    if endpoint := os.environ.get("S3_TEST_ENDPOINT"):
+        yield s3.Endpoint(endpoint, is_ours=False)
+    elif endpoint := os.environ.get(_SHARED_S3):
+        yield s3.Endpoint(endpoint, is_ours=True)
     else:
+        _need_s3()
         with s3.Rgw(tmp_path_factory.mktemp("s3") / "server") as server:
-            yield server
+            yield s3.Endpoint(server.endpoint, is_ours=True)
 
 
 @pytest.fixture
-def bucket(s3_server: s3.Rgw | s3.Elsewhere, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the name of a new bucket, and set the ordinary AWS variables for its server. It is not deleted."""
-    from s3fs import S3FileSystem
+def rgw(tmp_path: Path) -> Iterator[s3.Rgw]:
+    """Yield an S3 server for one test, which may kill it."""
+    _need_s3()
+    with s3.Rgw(tmp_path / "server") as server:
+        yield server
 
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.endpoint)
-    if isinstance(s3_server, s3.Rgw):
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3.KEY)
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3.SECRET)
-        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    S3FileSystem.clear_instance_cache()  # fsspec caches file systems by their arguments and ignores the environment
-    name = f"test-{secrets.token_hex(8)}"
-    S3FileSystem().call_s3("create_bucket", Bucket=name)
-    return name
+
+@pytest.fixture
+def bucket(s3_server: s3.Endpoint, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the name of a new bucket, and set the ordinary AWS variables for its server. It is not deleted."""
+    return s3.make_bucket(s3_server, monkeypatch)
 
 
 @pytest.fixture

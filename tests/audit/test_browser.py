@@ -29,10 +29,16 @@ from tasks.audit.selection import select
 from tasks.score.verifier import Verifier
 from tests.support.chain_helpers import commit_rows
 from tests.support.paths import ROOT
+from tests.support.soak import scaled
 from tests.support.train_helpers import make_trajectory
 
 SCREENSHOTS = ROOT / "var" / "screenshots"
 SIZES = [(1280, 900), (400, 800)]
+LOOKS = pytest.mark.parametrize(
+    ("size", "scheme"),
+    [(SIZES[0], "light"), (SIZES[1], "dark"), *scaled([], [(SIZES[0], "dark"), (SIZES[1], "light")])],
+    ids=str,
+)
 PATIENCE_S = 120
 """A guard against hanging; an idle machine needs a second."""
 CELLS = "rows => rows.map(row => [...row.cells].map(cell => cell.textContent))"
@@ -155,8 +161,7 @@ def report(audited: tuple[Store, str]) -> str:
     return (read_audit(store, version, Path(store.path("cache")))[1] / REPORT).as_uri()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size[0]))
+@LOOKS
 def test_the_report_needs_no_other_file(browser: Browser, report: str, size: tuple[int, int], scheme: str) -> None:
     """The report is one file without requests, with the verdict first; no hostile text runs or leaves its box."""
     watch = Watch(browser, size, scheme)
@@ -223,8 +228,7 @@ def test_every_count_leads_to_its_cases(browser: Browser, report: str) -> None:
     expect(watch.page.locator("#check-duplicate_ids")).to_be_visible()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", SIZES, ids=lambda size: str(size[0]))
+@LOOKS
 def test_trajectories_are_read_page_by_page(browser: Browser, reader: str, size: tuple[int, int], scheme: str) -> None:
     """List, filter, conversation, tokens by logprob and by advantage, and group show all data as text."""
     watch = Watch(browser, size, scheme)

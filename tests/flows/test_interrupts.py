@@ -298,7 +298,7 @@ def test_ctrl_c_at_any_moment_of_a_command(overrides: list[str], tmp_path: Path)
     """The first command is interrupted while its server starts or serves, the others at any time after an import."""
     own_servers = [override for override in overrides if "inference.urls" not in override]
     dice, seconds = random.Random(1), []
-    for number in range(scaled(2, 30)):
+    for number in range(scaled(1, 30)):
         log = tmp_path / f"log-{number}"
         job = start_flow([*own_servers, "run.iterations=100000"], log)
         while not _catches_sigterm(job.pid):  # until then Python itself starts
@@ -315,7 +315,10 @@ def test_ctrl_c_at_any_moment_of_a_command(overrides: list[str], tmp_path: Path)
 
 
 @pytest.mark.timeout(scaled(600, 7200))
-@pytest.mark.parametrize(("number", "overlap"), [(signal.SIGINT, False), (signal.SIGINT, True), (signal.SIGTERM, True)])
+@pytest.mark.parametrize(
+    ("number", "overlap"),
+    [(signal.SIGINT, False), (signal.SIGTERM, True), *scaled([], [(signal.SIGINT, True), (signal.SIGTERM, False)])],
+)
 def test_a_signal_at_any_moment_of_a_run(
     overrides: list[str],
     environment: dict[str, str],

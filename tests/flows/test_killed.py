@@ -242,12 +242,11 @@ def contents(path: Path) -> bytes:
 
 
 def test_the_command_leaves_no_process(tmp_path: Path) -> None:
-    """If the command is killed, its Prefect server, verifier and vLLM all end."""
-    root = ROOT
+    """If the command is killed, its Prefect server, verifier and vLLM all end, and no socket is left."""
     command = [sys.executable, "-m", "flows.math_mt_ppo", "smoke", f"storage.root={tmp_path}/var"]
     command += [f"storage.cache={tmp_path}/cache"]
     clean = {key: value for key, value in os.environ.items() if key != "PREFECT_API_URL"}
-    job = subprocess.Popen(command, cwd=root, env=clean, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    job = subprocess.Popen(command, cwd=ROOT, env=clean, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     log = tmp_path / "cache/logs/smoke/vllm-0.log"
     deadline = time.monotonic() + 600
     while not (log.exists() and log.stat().st_size):
@@ -256,8 +255,11 @@ def test_the_command_leaves_no_process(tmp_path: Path) -> None:
         time.sleep(0.1)
     family = psutil.Process(job.pid).children(recursive=True)
     assert any(prefect_server.__file__ in process.cmdline() for process in family)
-    assert any("vllm.entrypoints.openai.api_server" in process.cmdline() for process in family)
+    servers = [process for process in family if "vllm.entrypoints.openai.api_server" in process.cmdline()]
+    socket = Path(servers[0].cmdline()[servers[0].cmdline().index("--uds") + 1])
+    assert socket.parent.exists()
     job.kill()
     job.wait()
     _, left = psutil.wait_procs(family, timeout=300)
     assert left == []
+    assert not socket.parent.exists()

@@ -2,8 +2,6 @@
 
 import asyncio
 import dataclasses
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -262,18 +260,6 @@ def test_a_closed_engine_ends_a_rollout_at_once(policies: list[Checkpoint], engi
         generate(other, GenerationConfig())
 
 
-def test_other_weights_than_asked_for_stop_the_run(engine: Engine, policies: list[Checkpoint]) -> None:
-    """The canary finds weights that are not the checkpoint's, and the error shows both logprobs."""
-    lying = dataclasses.replace(
-        policies[2],
-        version=layout.checkpoint("shared", 9),
-        canary=Canary(policies[2].canary.token_ids, policies[1].canary.logprobs),
-    )
-    with pytest.raises(InferenceError, match=r"does not serve runs/shared/checkpoints/000009.*served.*expected"):
-        engine.serve(lying)
-    engine.serve(policies[0])
-
-
 @pytest.fixture
 def wide(engine: Engine, tmp_path: Path) -> Iterator[Engine]:
     """Yield the session's server with the canary tolerance that half precision needs."""
@@ -281,6 +267,17 @@ def wide(engine: Engine, tmp_path: Path) -> Iterator[Engine]:
     with Engine(settings, Rollout(), tmp_path) as other:
         yield other
     engine.forget()
+
+
+def test_other_weights_than_asked_for_stop_the_run(wide: Engine, policies: list[Checkpoint]) -> None:
+    """The canary finds weights that are not the checkpoint's, and the error shows both logprobs."""
+    lying = dataclasses.replace(
+        policies[2],
+        version=layout.checkpoint("shared", 9),
+        canary=Canary(policies[2].canary.token_ids, [logprob - 1 for logprob in policies[2].canary.logprobs]),
+    )
+    with pytest.raises(InferenceError, match=r"does not serve runs/shared/checkpoints/000009.*served.*expected"):
+        wide.serve(lying)
 
 
 @pytest.mark.parametrize("noise", [3e-3, 1e-8], ids=["found by the canary", "found by checksums"])
@@ -349,59 +346,37 @@ def test_unreachable_servers_are_named(policies: list[Checkpoint], tmp_path: Pat
         engine.serve(policies[0])
 
 
-OWNER = """
-import sys, time
-from pathlib import Path
-from configs.schema import Inference
-from tasks.inference.server import Server
-from tests.conftest import commit_policy
-server = Server(Inference(max_model_len=128, enforce_eager=True), Path(sys.argv[2]))
-server.start(Path(sys.argv[1]))
-server.wait_until_healthy()
-print(server.pid, server.url, flush=True)
-time.sleep(600)
-"""
+def test_a_killed_server_is_restarted(engine: Engine, policies: list[Checkpoint]) -> None:
+    """A server is restarted after it or its supervisor was killed, and the request is answered."""
+    engine.serve(policies[1])
+    (server,) = engine.servers
+    supervisor = psutil.Process(server.pid)
+    supervisor.children(recursive=True)[0].kill()
+    completion = generate(engine, GenerationConfig(max_new_tokens=4))[0]
+    assert set(completion.versions) == {1}
+    supervisor = psutil.Process(server.pid)
+    children = supervisor.children(recursive=True)
+    assert len(children) >= 2
+    supervisor.kill()
+    assert_gone(children)
+    completion = generate(engine, GenerationConfig(max_new_tokens=4))[0]
+    assert set(completion.versions) == {1}
+    engine.serve(policies[0])
 
 
-def test_a_killed_server_is_restarted(policies: list[Checkpoint], tmp_path: Path) -> None:
-    """A server is restarted after it or its supervisor was killed, and the request is answered.
-
-    At the end no process and no folder is left.
-    """
-    with Engine(Inference(max_model_len=128, enforce_eager=True), Rollout(), tmp_path) as engine:
-        engine.serve(policies[1])
-        (server,) = engine.servers
-        folder = Path(server.url.removeprefix("unix://")).parent
-        supervisor = psutil.Process(server.pid)
-        first = supervisor.children(recursive=True)
-        first[0].kill()
-        completion = generate(engine, GenerationConfig(max_new_tokens=4))[0]
-        assert set(completion.versions) == {1}
-        supervisor = psutil.Process(server.pid)
-        second = supervisor.children(recursive=True)
-        assert len(second) >= 2
-        supervisor.kill()
-        assert_gone(second)
-        completion = generate(engine, GenerationConfig(max_new_tokens=4))[0]
-        assert set(completion.versions) == {1}
-        third = psutil.Process(server.pid).children(recursive=True)
-        assert folder.exists()
-    assert_gone(first + third)
-    assert not folder.exists()
-
-
-def test_an_owner_killed_leaves_no_process(policies: list[Checkpoint], tmp_path: Path) -> None:
-    """After SIGKILL of the pipeline the supervisor sees its pipe close and ends the group. No socket is left either."""
-    command = [sys.executable, "-c", OWNER, str(policies[0].model), str(tmp_path / "log")]
-    owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": "."})
-    assert owner.stdout is not None
-    pid, url = owner.stdout.readline().split()
-    supervisor = psutil.Process(int(pid))
+def test_a_closed_server_leaves_neither_process_nor_folder(tmp_path: Path) -> None:
+    """This holds for a server that is still starting, too."""
+    server = Server(Inference(max_model_len=128, enforce_eager=True), tmp_path / "vllm.log")
+    folder = Path(server.url.removeprefix("unix://")).parent
+    server.start(tmp_path)
+    supervisor = psutil.Process(server.pid)
+    while not supervisor.children():
+        time.sleep(0.01)
     family = [supervisor, *supervisor.children(recursive=True)]
-    owner.send_signal(signal.SIGKILL)
-    owner.wait()
+    assert folder.exists()
+    server.close()
     assert_gone(family)
-    assert not Path(url.removeprefix("unix://")).parent.exists()
+    assert not folder.exists()
 
 
 def assert_gone(processes: list[psutil.Process], within_s: float = 120) -> None:

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import pytest
+
 KEY = "testkey"
 SECRET = "testsecret"
 
@@ -87,10 +89,26 @@ def available() -> str | None:
 
 
 @dataclass(frozen=True)
-class Elsewhere:
-    """An S3 server that the tests do not start."""
+class Endpoint:
+    """The URL of a running S3 server. Ours takes `KEY` and `SECRET`, another one the ordinary AWS credentials."""
 
-    endpoint: str
+    url: str
+    is_ours: bool
+
+
+def make_bucket(server: Endpoint, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Make a new bucket; return its name. Set the ordinary AWS variables for the server. The bucket is not deleted."""
+    from s3fs import S3FileSystem
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+    if server.is_ours:
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+        monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    S3FileSystem.clear_instance_cache()  # fsspec caches file systems by their arguments and ignores the environment
+    name = f"test-{secrets.token_hex(8)}"
+    S3FileSystem().call_s3("create_bucket", Bucket=name)
+    return name
 
 
 class Rgw:

@@ -10,7 +10,7 @@ import pytest
 from s3fs import S3FileSystem
 
 from tests.support.fault_proxy import FaultProxy
-from tests.support.s3_server import Elsewhere, Rgw
+from tests.support.s3_server import Endpoint, Rgw, make_bucket
 
 KEYS = ["a b", "a+b", "ü/ß", "100%", "a%20b", "a//b", "x=1&y?z#"]
 
@@ -177,9 +177,9 @@ def test_unknown_faults_are_refused() -> None:
         FaultProxy("http://127.0.0.1:1", share=1, seed=0, hang_s=0, faults=["slowdown"])
 
 
-def test_s3_does_not_notice_the_proxy(s3_server: Rgw | Elsewhere, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_s3_does_not_notice_the_proxy(s3_server: Endpoint, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Signatures stay valid, for keys that need encoding and for uploads in parts."""
-    with FaultProxy(s3_server.endpoint, share=0, seed=0, hang_s=0) as proxy:
+    with FaultProxy(s3_server.url, share=0, seed=0, hang_s=0) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         fs = S3FileSystem(skip_instance_cache=True, use_listings_cache=False)
         paths = [f"{bucket}/{key}" for key in KEYS]
@@ -199,19 +199,18 @@ def test_s3_does_not_notice_the_proxy(s3_server: Rgw | Elsewhere, bucket: str, m
 
 
 @pytest.mark.parametrize("all_of_it", [False, True], ids=["gateway", "all daemons"])
-def test_data_survive_a_killed_server(s3_server: Rgw | Elsewhere, bucket: str, all_of_it: bool) -> None:
+def test_data_survive_a_killed_server(rgw: Rgw, all_of_it: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A killed server comes back with the same endpoint and data, and is dead in between. Other tests rely on this."""
-    if not isinstance(s3_server, Rgw):
-        pytest.skip("this S3 server is not ours to kill")
-    endpoint = s3_server.endpoint
+    endpoint = rgw.endpoint
+    bucket = make_bucket(Endpoint(endpoint, is_ours=True), monkeypatch)
     fs = S3FileSystem(skip_instance_cache=True)
     fs.pipe_file(f"{bucket}/key", b"kept")
-    kill, start = (s3_server.kill, s3_server.start) if all_of_it else (s3_server.kill_gateway, s3_server.start_gateway)
+    kill, start = (rgw.kill, rgw.start) if all_of_it else (rgw.kill_gateway, rgw.start_gateway)
     kill()
     try:
         with pytest.raises(ConnectionRefusedError):
             send(endpoint, "GET", "/", {})
     finally:
         start()
-    assert s3_server.endpoint == endpoint
+    assert rgw.endpoint == endpoint
     assert fs.cat_file(f"{bucket}/key") == b"kept"
