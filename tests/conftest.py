@@ -52,6 +52,7 @@ _SHARED_S3 = "TESTS_SHARED_S3"
 _shared_s3: ExitStack = ExitStack()
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in its own hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     side_by_side.mark_slow(items)
     side_by_side.group(items)
