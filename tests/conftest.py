@@ -2,9 +2,10 @@
 
 import os
 import secrets
+import shutil
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -52,10 +53,11 @@ _SHARED_S3 = "TESTS_SHARED_S3"
 _shared_s3: ExitStack = ExitStack()
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups in its own hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)  # a wrapper comes before pytest-xdist, which reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
     side_by_side.mark_slow(items)
     side_by_side.group(items)
+    return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -155,6 +157,21 @@ def prefect_api() -> Iterator[str]:
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     return Store(str(tmp_path / "store"))
+
+
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, Callable[[], object]], None]:
+    """Return a function that fills a folder: for a module's first test by calling `make`, for the others by a copy."""
+    kept = tmp_path_factory.mktemp("made-once") / "kept"
+
+    def fill(folder: Path, make: Callable[[], object]) -> None:
+        if not kept.exists():
+            make()
+            shutil.copytree(folder, kept)
+        else:
+            shutil.copytree(kept, folder)
+
+    return fill
 
 
 @pytest.fixture(params=["local", "memory", "s3"])

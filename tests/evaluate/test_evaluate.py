@@ -3,6 +3,7 @@
 import itertools
 import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,9 +31,9 @@ OWN = "evaluation.sets={own: {kind: jsonl, path: OWN, fields: {prompt: prompt, s
 
 
 @pytest.fixture
-def trained(overrides: list[str]) -> list[str]:
-    """The overrides of a run with two policy versions."""
-    math_mt_ppo("smoke", [*overrides, "run.iterations=1"])
+def trained(overrides: list[str], tmp_path: Path, made_once: Callable[[Path, Callable[[], object]], None]) -> list[str]:
+    """Return the overrides of a run with two policy versions."""
+    made_once(tmp_path / "var", lambda: math_mt_ppo("smoke", [*overrides, "run.iterations=1"]))
     return overrides
 
 

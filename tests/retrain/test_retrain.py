@@ -77,6 +77,14 @@ def place(overrides: list[str], tmp_path: Path, policy_folder: Path) -> Place:
     return Place(tmp_path, overrides, policy_folder)
 
 
+@pytest.fixture
+def promoted(place: Place, tmp_path: Path, made_once: Callable[[Path, Callable[[], object]], None]) -> Place:
+    """Return a retraining after its first night."""
+    place.arrive("a", range(8))
+    made_once(tmp_path / "var", lambda: place.night(*PROMOTE))
+    return place
+
+
 def test_nights_in_order(place: Place, tmp_path: Path) -> None:
     """Nights in sequence: first champion, promotion, nothing new, rejection, promotion with waiting problems.
 
@@ -206,24 +214,22 @@ def test_a_hopeless_night_is_given_up(place: Place, monkeypatch: pytest.MonkeyPa
     assert place.records[-1].night.counts == {"new": 4, "waiting": 8, "replayed": 0, "dropped": 0}
 
 
-def test_what_did_harm_is_set_aside(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_did_harm_is_set_aside(promoted: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Problems of a harmful night, and those that waited with them, are not used again until `--retry` names it."""
-    place.arrive("a", range(8))
-    place.night(*PROMOTE)
-    place.arrive("b", range(8, 12))
-    assert place.night(*REJECT) == "rejected"  # its problems wait
-    place.arrive("c", range(12, 20), wrong_by=7)
+    promoted.arrive("b", range(8, 12))
+    assert promoted.night(*REJECT) == "rejected"  # its problems wait
+    promoted.arrive("c", range(12, 20), wrong_by=7)
     with monkeypatch.context() as patch:
         patch.setattr("tasks.retrain.gate._is_worse", lambda *_: True)
-        assert place.night(*REJECT) == "rejected"
-    place.arrive("d", range(20, 24))
-    assert place.night(*PROMOTE) == "promoted"
-    assert place.records[-1].night.counts == {"new": 4, "waiting": 0, "replayed": 4, "dropped": 0}
-    assert retry(place.config(), 3) == "the 12 problems of night 3 wait for the next night"
+        assert promoted.night(*REJECT) == "rejected"
+    promoted.arrive("d", range(20, 24))
+    assert promoted.night(*PROMOTE) == "promoted"
+    assert promoted.records[-1].night.counts == {"new": 4, "waiting": 0, "replayed": 4, "dropped": 0}
+    assert retry(promoted.config(), 3) == "the 12 problems of night 3 wait for the next night"
     with pytest.raises(StorageError, match="has had 4 nights, but no night 9"):
-        retry(place.config(), 9)
-    assert place.night(*PROMOTE) == "promoted"  # without new problems
-    assert place.records[-1].night.counts == {"new": 0, "waiting": 12, "replayed": 12, "dropped": 0}
+        retry(promoted.config(), 9)
+    assert promoted.night(*PROMOTE) == "promoted"  # without new problems
+    assert promoted.records[-1].night.counts == {"new": 0, "waiting": 12, "replayed": 12, "dropped": 0}
 
 
 def test_an_alarm_rejects_and_is_reported(place: Place) -> None:
@@ -249,19 +255,17 @@ def test_a_corrected_problem_replaces_the_wrong_one(place: Place) -> None:
     assert len({row["prompt"] for row in rows}) == len(rows) == 10
 
 
-def test_a_roll_back_is_remembered(place: Place) -> None:
+def test_a_roll_back_is_remembered(promoted: Place) -> None:
     """After a rollback the next night begins with the older champion and replays no problem of the undone night."""
-    place.arrive("a", range(8))
-    place.night(*PROMOTE)
-    place.arrive("b", range(8, 16))
-    place.night(*PROMOTE)
-    assert "the problems of night 2 are set aside" in roll_back(place.config())
-    place.arrive("c", range(16, 32))
-    assert place.night(*PROMOTE) == "promoted"
-    night = place.records[-1].night
+    promoted.arrive("b", range(8, 16))
+    promoted.night(*PROMOTE)
+    assert "the problems of night 2 are set aside" in roll_back(promoted.config())
+    promoted.arrive("c", range(16, 32))
+    assert promoted.night(*PROMOTE) == "promoted"
+    night = promoted.records[-1].night
     assert night.champion == layout.checkpoint("nightly-0001", 1)
     assert night.counts == {"new": 16, "waiting": 0, "replayed": 8, "dropped": 0}
-    assert [event.label for event in read_timeline(place.store, place.config())] == [
+    assert [event.label for event in read_timeline(promoted.store, promoted.config())] == [
         "first", "night 1", "night 2", "move 3", "night 3"
     ]  # fmt: skip
 
@@ -283,32 +287,30 @@ def test_a_champion_set_by_hand_during_the_first_night_stays(place: Place, monke
     assert place.champion.by == "ada"
 
 
-def test_a_champion_moved_by_hand_during_a_night_stays(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_champion_moved_by_hand_during_a_night_stays(promoted: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A champion moved by hand during a night stays: the challenger was compared with another one.
 
     The next night begins with the champion set by hand.
     """
-    place.arrive("a", range(8))
-    place.night(*PROMOTE)
     first = layout.checkpoint("nightly-0001", 0)
 
     def after_a_move(decide: Callable[..., Any]) -> Callable[..., Any]:
         def decided(*arguments: Any) -> Any:
-            aliases.move(place.store, "champion", first, 1, "I know better", "ada")
+            aliases.move(promoted.store, "champion", first, 1, "I know better", "ada")
             return decide(*arguments)
 
         return decided
 
-    place.arrive("b", range(8, 12))
+    promoted.arrive("b", range(8, 12))
     with monkeypatch.context() as patch:
         patch.setattr("flows.retrain.decide", after_a_move(decide))
-        assert place.night(*PROMOTE) == "overtaken"
-    assert place.champion is not None
-    assert (place.champion.version, place.champion.by) == (first, "ada")
-    place.arrive("c", range(12, 16))
-    assert place.night(*PROMOTE) == "promoted"
-    assert place.records[-1].night.champion == first
-    assert place.records[-1].night.counts["waiting"] == 4
+        assert promoted.night(*PROMOTE) == "overtaken"
+    assert promoted.champion is not None
+    assert (promoted.champion.version, promoted.champion.by) == (first, "ada")
+    promoted.arrive("c", range(12, 16))
+    assert promoted.night(*PROMOTE) == "promoted"
+    assert promoted.records[-1].night.champion == first
+    assert promoted.records[-1].night.counts["waiting"] == 4
 
 
 def test_one_flow_run_at_a_time(place: Place) -> None:
@@ -320,14 +322,6 @@ def test_one_flow_run_at_a_time(place: Place) -> None:
     ):
         place.night()
     assert place.champion is None
-
-
-@pytest.fixture
-def promoted(place: Place) -> Place:
-    """A retraining after its first night."""
-    place.arrive("a", range(8))
-    place.night(*PROMOTE)
-    return place
 
 
 @pytest.fixture
@@ -434,19 +428,21 @@ def forget_connections() -> None:
     S3FileSystem.clear_instance_cache()
 
 
-def test_a_clock_that_jumps(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_that_jumps(promoted: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock set back by a year between two nights changes the stored times but no order and no decision."""
-    place.arrive("a", range(8))
-    place.night(*PROMOTE)
-    place.arrive("b", range(8, 12))
+    promoted.arrive("b", range(8, 12))
     now = time.time
     monkeypatch.setattr("storage.logs.nights.now", lambda: "2001-01-01T00:00:00+00:00")
     monkeypatch.setattr("tasks.retrain.night_task.now", lambda: "2001-01-01T00:00:00+00:00")
     monkeypatch.setattr(time, "time", lambda: now() - 365 * 86400)
-    assert place.night(*PROMOTE, "run.max_minutes=60") == "promoted"
-    assert [event.label for event in read_timeline(place.store, place.config())] == ["first", "night 1", "night 2"]
+    assert promoted.night(*PROMOTE, "run.max_minutes=60") == "promoted"
+    assert [event.label for event in read_timeline(promoted.store, promoted.config())] == [
+        "first",
+        "night 1",
+        "night 2",
+    ]
     monkeypatch.undo()
-    assert place.night(*PROMOTE) == "nothing new"
+    assert promoted.night(*PROMOTE) == "nothing new"
 
 
 def test_the_command_line(place: Place) -> None:
