@@ -5,7 +5,7 @@ import secrets
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -34,7 +34,7 @@ from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Provenance
 from tasks.inference.engine import Engine
 from tasks.score.verifier import Verifier
-from tests.support import real_data, side_by_side
+from tests.support import real_data
 from tests.support import s3_server as s3
 
 # Shells start background jobs with SIGINT ignored, and the processes that tests start would inherit that.
@@ -48,16 +48,22 @@ SOURCE = ArithmeticSource(kind="arithmetic", high=9)
 TINY = WarmStart(hidden_size=64, layers=1, heads=2, kv_heads=1, steps=30, batch_size=32)
 
 
+_SERVERS = {"engine", "prefect_api", "s3_server", "rgw", "bucket", "any_store[s3]", "browser", "server"}
+"""Fixtures that start a server or are one."""
 _SHARED_S3 = "TESTS_SHARED_S3"
 """Environment variable with the endpoint of the S3 server that all processes of pytest-xdist share."""
 _shared_s3: ExitStack = ExitStack()
 
 
-@pytest.hookimpl(wrapper=True)  # a wrapper comes before pytest-xdist, which reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Generator[None, None, None]:
-    side_by_side.mark_slow(items)
-    side_by_side.group(items)
-    return (yield)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests that start a server as `slow`, so that `make test-fast` leaves them out."""
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        callspec = getattr(item, "callspec", None)
+        if callspec and callspec.params.get("any_store") == "s3":
+            fixtures.add("any_store[s3]")
+        if fixtures & _SERVERS:
+            item.add_marker("slow")
 
 
 @pytest.hookimpl(optionalhook=True)
