@@ -80,7 +80,7 @@ read: setup ## Read trajectories in the browser (ARGS="demo")
 test: setup ## Run the tests (ARGS="-k name" selects)
 	@$(BIN)/python -m pytest $(or $(ARGS),$(SIDE_BY_SIDE))
 
-test-fast: setup ## Run the tests that need no server, for people who are typing
+test-fast: setup ## Run the tests that start no server and few processes, for use while you edit
 	@$(BIN)/python -m pytest -m "not slow" $(SIDE_BY_SIDE) $(ARGS)
 
 soak: setup ## Hundreds of kills and interrupts instead of samples, the schedule on SQLite: over an hour

@@ -86,6 +86,7 @@ def store_folder(store: Store) -> Path:
     return Path(store.path("cache"))
 
 
+@pytest.mark.slow
 def test_another_finding_is_another_version(store: Store, verifier: Verifier) -> None:
     """A shard that was damaged later must not be hidden by an older audit."""
     commit(store)
@@ -236,6 +237,7 @@ def test_a_damaged_manifest_of_scores_is_a_case(store: Store, verifier: Verifier
     assert kept.metrics["checks"]["damaged_objects"] == "fail"
 
 
+@pytest.mark.slow
 def test_only_neighbours_are_compared(store: Store, verifier: Verifier) -> None:
     """Only adjacent iterations are compared, as a gap may hold learning; an unselected predecessor is fetched."""
     for iteration, success in ((0, 0.0), (1, 1.0), (3, 0.0)):

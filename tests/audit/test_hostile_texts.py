@@ -46,6 +46,7 @@ def evil_store(store: Store) -> Store:
     return store
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [["ls"], ["show", "--config", "best"], ["lineage", "best"], ["verify"], ["alias", "history", "best"],
@@ -65,6 +66,7 @@ def test_json_stays_exact(evil_store: Store) -> None:
     assert "x" * 100_000 in printed
 
 
+@pytest.mark.slow
 def test_errors_of_the_command_lines_are_clean() -> None:
     """Errors of flows before they start, and of the audit, are printable and keep their own line breaks."""
     printed = command("flows.math_mt_ppo", "smoke", f"run.{EVIL}=1")

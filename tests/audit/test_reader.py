@@ -319,6 +319,7 @@ def test_an_audit_of_a_data_set_that_is_damaged_since_is_read(store: Store, tmp_
     assert shown == audited
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM])
 def test_it_serves_until_a_signal_ends_it(filled: Store, tmp_path: Path, stop_signal: signal.Signals) -> None:
     """The reader ends at a signal and deletes its temporary tables."""
@@ -341,6 +342,7 @@ def test_it_serves_until_a_signal_ends_it(filled: Store, tmp_path: Path, stop_si
     assert list(tmp_path.glob("trajectories-*")) == []
 
 
+@pytest.mark.slow
 def test_no_files_left_to_open_is_reported_in_a_line() -> None:
     """Early loading only saves time: if it fails, the page that needs the library tries again."""
     code = (

@@ -435,6 +435,7 @@ def test_every_knob_is_documented() -> None:
     assert undocumented == []
 
 
+@pytest.mark.slow
 def test_print_config_and_errors_on_the_command_line() -> None:
     """`--print-config` prints YAML. An unknown key ends the command with status 2 and a message, not a traceback."""
     command = [sys.executable, "-m", "flows.math_mt_ppo", "demo"]

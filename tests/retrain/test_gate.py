@@ -149,6 +149,7 @@ def test_no_policy_beats_itself(found: list[bool]) -> None:
     assert not decision.harmful
 
 
+@pytest.mark.slow
 @given(successes, st.data())
 def test_promoted_means_better(before: list[bool], data: st.DataObject) -> None:
     """A promoted policy solves more problems than the champion."""

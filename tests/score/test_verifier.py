@@ -118,6 +118,7 @@ def test_reasons_name_the_culprit(verifier: Verifier) -> None:
     assert bad_answer.reason == "no expression in answer 'no number'"
 
 
+@pytest.mark.slow
 def test_a_timeout_hits_only_the_endless_answer() -> None:
     """Endless answers lose only their own verdicts, not those of answers sent with them."""
     pairs = [(rf"\boxed{{{number}}}", ["7"]) for number in range(12)]
@@ -137,6 +138,7 @@ def test_a_timeout_hits_only_the_endless_answer() -> None:
         assert verdicts[3].reason == "needs more than 2 s of processor time"
 
 
+@pytest.mark.slow
 def test_a_timeout_is_not_kept() -> None:
     """A timeout is not cached: the answer is graded again at every request, as the next verdict may differ."""
     with Verifier(workers=1, timeout_s=0.5) as verifier:
@@ -145,6 +147,7 @@ def test_a_timeout_is_not_kept() -> None:
             assert verifier.sent == times
 
 
+@pytest.mark.slow
 def test_a_stall_is_no_timeout(others: set[int]) -> None:
     """The time limit does not run while a worker is stopped; when it continues, its answer is correct."""
     with Verifier(workers=1, timeout_s=3) as verifier:
@@ -155,6 +158,7 @@ def test_a_stall_is_no_timeout(others: set[int]) -> None:
         assert waiting.result().name == "correct"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [True, False])
 def test_a_worker_that_never_goes_on_costs_nothing(killed: bool, others: set[int]) -> None:
     """If a worker is killed or stays stopped, another worker grades its answer."""
@@ -167,6 +171,7 @@ def test_a_worker_that_never_goes_on_costs_nothing(killed: bool, others: set[int
         assert waiting.result().name == "correct"
 
 
+@pytest.mark.slow
 def test_waiting_has_an_end() -> None:
     """An answer that no worker finishes becomes a timeout, and is graded again at the next request."""
     with Verifier(workers=1, timeout_s=600) as verifier:
@@ -178,6 +183,7 @@ def test_waiting_has_an_end() -> None:
         assert verifier.grade([slow(80)])[0].name == "correct"
 
 
+@pytest.mark.slow
 def test_memory_limit() -> None:
     """An answer that needs more memory than allowed gets an error; the other answers are graded."""
     huge = f"${'x' * 20_000_000}$"  # fails within a second of processor time
@@ -187,6 +193,7 @@ def test_memory_limit() -> None:
     assert verdicts[1].reason == "needs more than 32 MB"
 
 
+@pytest.mark.slow
 def test_a_death_from_outside_costs_nothing() -> None:
     """A worker killed from outside is replaced, and its pair is still graded."""
     before = workers_of(os.getpid())
@@ -207,6 +214,7 @@ class BrokenPool:
         return broken
 
 
+@pytest.mark.slow
 def test_a_pool_that_breaks_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers of a broken pool go to the next pool; without a working pool the caller gets an error."""
     with Verifier(workers=1) as verifier:
@@ -258,6 +266,7 @@ async def test_a_cancelled_wait_cancels_no_other(verifier: Verifier) -> None:
     assert first.cancelled()
 
 
+@pytest.mark.slow
 def test_close_ends_the_processes_and_the_waiting() -> None:
     """`close` ends all workers, even with endless answers, and every waiting caller gets an error."""
     before = workers_of(os.getpid())
@@ -287,6 +296,7 @@ verifier.grade([({ENDLESS!r}, ["1"])])
 """
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_killed_parent() -> None:
     """After kill -9 of the parent no worker remains, neither an idle one nor one in an endless answer."""
     root = ROOT
@@ -334,12 +344,14 @@ def grade_under(limits: str, tmp_path: Path, ballast_mb: int = 1, memory_mb: int
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("limits", ["-v 4000000", "-S -v 2000000", "-v unlimited"])
 def test_workers_work_under_limits_of_address_space(limits: str, tmp_path: Path) -> None:
     """Under a batch system's limits verdicts and memory limit are right, and the old limits are restored."""
     assert grade_under(limits, tmp_path) == "correct; error needs more than 64 MB\nTrue\n"
 
 
+@pytest.mark.slow
 def test_less_memory_than_asked_for_is_named_in_the_reason(tmp_path: Path) -> None:
     """Under a hard limit an answer gets the memory that the worker leaves, and the reason gives that number."""
     printed = grade_under("-v 1500000", tmp_path, memory_mb=8000)
@@ -348,6 +360,7 @@ def test_less_memory_than_asked_for_is_named_in_the_reason(tmp_path: Path) -> No
     assert 1000 < int(found[1]) < 1500_000 // 1024
 
 
+@pytest.mark.slow
 def test_a_hard_limit_without_room_for_answers_is_named(tmp_path: Path) -> None:
     """The message names the limit and the memory needed, instead of a pool that breaks at every answer."""
     printed = grade_under("-v 1500000", tmp_path, ballast_mb=1300, memory_mb=256)
@@ -365,6 +378,7 @@ def test_malformed_solutions_are_refused(verifier: Verifier) -> None:
             verifier.grade([("19", solutions)])
 
 
+@pytest.mark.slow
 def test_math_500_golds_are_correct(data_folder: Path) -> None:
     """All 500 gold answers of MATH-500, boxed, are correct against themselves."""
     path = data_folder / "math_500" / "test.jsonl"

@@ -537,6 +537,7 @@ def test_a_damaged_descendant_is_reported(chain: Store) -> None:
     assert (node.version, "damaged" in node.problem) == (SECOND, True)
 
 
+@pytest.mark.slow
 def test_ten_thousand_generations(tmp_path: Path) -> None:
     """Lineage follows 10,000 generations without recursion, and lists each version once."""
     store, count = Store(f"memory://{tmp_path.name}"), 10_000

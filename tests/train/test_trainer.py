@@ -42,6 +42,7 @@ def test_order_of_rows_changes_no_bit(tmp_path: Path) -> None:
     assert all(torch.equal(value, weights(second)[name]) for name, value in weights(first).items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {**EVERYTHING, "epochs": 2}, {**GAE, "critic": {}}], ids=lambda o: len(o))
 def test_another_process_continues_bit_for_bit(tmp_path: Path, options: dict[str, Any]) -> None:
     """Stored state and data give the same weights, moments and draws as an uninterrupted run."""

@@ -82,6 +82,7 @@ def test_template_is_chatml_without_an_injected_system_prompt(tokenizer: PreTrai
     assert str(tokenizer.apply_chat_template(messages[1:], tokenize=False)).startswith("<|im_start|>user\n")
 
 
+@pytest.mark.slow
 def test_folder_loads_in_another_process(
     tokenizer: PreTrainedTokenizerFast, taught: tuple[Path, object, object]
 ) -> None:
