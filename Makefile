@@ -83,8 +83,8 @@ test: setup ## Run the tests (ARGS="-k name" selects)
 test-fast: setup ## Run the tests that start no server and few processes, for use while you edit
 	@$(BIN)/python -m pytest -m "not slow" $(SIDE_BY_SIDE) $(ARGS)
 
-soak: setup ## Hundreds of kills and interrupts instead of samples, the schedule on SQLite: over an hour
-	@SOAK=1 $(BIN)/python -m pytest -s tests/flows/test_killed.py tests/flows/test_interrupts.py tests/retrain/test_schedule.py $(ARGS)
+soak: setup ## The long forms of tests: hundreds of kills and interrupts, all victims and screens: over an hour
+	@SOAK=1 $(BIN)/python -m pytest -s $$(grep -rl "scaled(" tests --include="test_*.py") $(ARGS)
 
 check: setup ## Lint, format check and types, over everything
 	@$(BIN)/ruff check .

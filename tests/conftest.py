@@ -4,14 +4,19 @@ import os
 import secrets
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 # These must be set before anything imports Prefect. The tests have their own home, and no telemetry is sent.
 os.environ["PREFECT_HOME"] = tempfile.mkdtemp(prefix="prefect-test-")
@@ -36,6 +41,7 @@ from tasks.inference.engine import Engine
 from tasks.score.verifier import Verifier
 from tests.support import real_data
 from tests.support import s3_server as s3
+from tests.support.side_by_side import FilesByServer, check_groups
 
 # Shells start background jobs with SIGINT ignored, and the processes that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -64,6 +70,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             fixtures.add("any_store[s3]")
         if fixtures & _SERVERS:
             item.add_marker("slow")
+    check_groups(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return FilesByServer(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -147,7 +159,23 @@ def verifier() -> Iterator[Verifier]:
 
 
 @pytest.fixture(scope="session")
-def prefect_api() -> Iterator[str]:
+def prefect_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an empty database for Prefect's server, made once for all processes: the migrations take seconds."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    database = folder / "prefect-home" / "prefect.db"
+    with FileLock(folder / "prefect-home.lock"):
+        if not database.exists():
+            command = [sys.executable, "-m", "prefect", "server", "database", "upgrade", "--yes"]
+            made = folder / "prefect-new"
+            subprocess.run(command, env={**os.environ, "PREFECT_HOME": str(made)}, check=True, capture_output=True)
+            made.rename(database.parent)
+    return database
+
+
+@pytest.fixture(scope="session")
+def prefect_api(prefect_database: Path) -> Iterator[str]:
     """Yield the URL of the session's Prefect server.
 
     Flows in other processes need the URL as PREFECT_API_URL and the password as PREFECT_API_AUTH_STRING.
@@ -156,6 +184,7 @@ def prefect_api() -> Iterator[str]:
 
     from flows.launch.temporary_server import temporary_server
 
+    shutil.copy(prefect_database, os.environ["PREFECT_HOME"])
     with temporary_server():
         yield PREFECT_API_URL.value()
 
@@ -165,17 +194,23 @@ def store(tmp_path: Path) -> Store:
     return Store(str(tmp_path / "store"))
 
 
-@pytest.fixture(scope="module")
-def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, Callable[[], object]], None]:
-    """Return a function that fills a folder: for a module's first test by calling `make`, for the others by a copy."""
-    kept = tmp_path_factory.mktemp("made-once") / "kept"
+MadeOnce = Callable[[str, Path, Callable[[], object]], None]
 
-    def fill(folder: Path, make: Callable[[], object]) -> None:
-        if not kept.exists():
-            make()
-            shutil.copytree(folder, kept)
+
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> MadeOnce:
+    """Return a function that fills a folder for each test of a module: the first time by a call, then with a copy.
+
+    Its arguments are a name for the content, the folder, and the call.
+    """
+    kept = tmp_path_factory.mktemp("made-once")
+
+    def fill(name: str, folder: Path, make: Callable[[], object]) -> None:
+        if (kept / name).exists():
+            shutil.copytree(kept / name, folder)
         else:
-            shutil.copytree(kept, folder)
+            make()
+            shutil.copytree(folder, kept / name)
 
     return fill
 

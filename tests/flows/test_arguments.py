@@ -80,6 +80,7 @@ def test_help_shows_the_usage(line: str, usage: str) -> None:
     assert usage in " ".join(done.stdout.split())
 
 
+@pytest.mark.usefixtures("environment")
 def test_a_flow_that_cannot_read_its_problems_says_so_without_a_traceback(tmp_path: Path) -> None:
     """With a traceback the error would come after a hundred lines of Prefect's output."""
     problems = 'policy.warm_start.teaches.kind=arithmetic problems.train={"kind":"jsonl","path":"/no","preset":"gsm8k"}'
@@ -89,6 +90,7 @@ def test_a_flow_that_cannot_read_its_problems_says_so_without_a_traceback(tmp_pa
     assert done.stderr.splitlines()[-1].startswith("error: /no cannot be read")
 
 
+@pytest.mark.usefixtures("environment")
 @pytest.mark.parametrize(
     "line",
     [

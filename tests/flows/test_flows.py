@@ -29,6 +29,7 @@ from storage.errors import LeaseHeldError, StorageError
 from storage.logs.leases import Lease
 from storage.objects.store import Store
 from storage.versions import checkpoints, datasets, manifests
+from tests.conftest import MadeOnce
 from tests.flows.test_other_users import check_protected
 from tests.support.chain_helpers import nonces
 from tests.support.killed_flow import OVERLAP
@@ -41,6 +42,13 @@ def run_flow(config: str, overrides: list[str]) -> dict[str, Any]:
     """Run the main flow; return the numbers of its report."""
     summary: dict[str, Any] = json.loads(fsspec.open(f"{math_mt_ppo(config, overrides)}/summary.json").open().read())
     return summary
+
+
+@pytest.fixture
+def trained(overrides: list[str], tmp_path: Path, made_once: MadeOnce) -> list[str]:
+    """Return the overrides of a run after its first iteration."""
+    made_once("first iteration", tmp_path / "var", lambda: math_mt_ppo("smoke", [*overrides, "run.iterations=1"]))
+    return overrides
 
 
 def test_the_main_flow_commits_a_whole_chain(overrides: list[str], tmp_path: Path) -> None:
@@ -69,9 +77,9 @@ def test_the_main_flow_commits_a_whole_chain(overrides: list[str], tmp_path: Pat
     assert (report / "learning_curve.png").stat().st_size > 10_000
 
 
-def test_rows_join_their_scores_in_duckdb(overrides: list[str], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("trained")
+def test_rows_join_their_scores_in_duckdb(tmp_path: Path) -> None:
     """DuckDB can query the data sets. Each turn has one score, and the scores agree with the environment."""
-    run_flow("smoke", [*overrides, "run.iterations=1"])
     trajectories = f"{tmp_path}/var/runs/smoke/trajectories/*/*/*.parquet"
     scores = f"{tmp_path}/var/runs/smoke/scores/*/*/*/*.parquet"
     turns, scored, agreeing = duckdb.execute(f"""
@@ -83,13 +91,12 @@ def test_rows_join_their_scores_in_duckdb(overrides: list[str], tmp_path: Path) 
     assert turns == scored == agreeing >= 16
 
 
-def test_run_again_continues(overrides: list[str], tmp_path: Path) -> None:
+def test_run_again_continues(trained: list[str], tmp_path: Path) -> None:
     """Nothing committed is done twice, and more iterations continue from the last checkpoint."""
-    run_flow("smoke", [*overrides, "run.iterations=1"])
     before = nonces(tmp_path)
-    run_flow("smoke", [*overrides, "run.iterations=1"])
+    run_flow("smoke", [*trained, "run.iterations=1"])
     assert nonces(tmp_path) == before
-    run_flow("smoke", overrides)
+    run_flow("smoke", trained)
     after = nonces(tmp_path)
     assert before.items() <= after.items()
     assert str(tmp_path / "var/runs/smoke/checkpoints/000002/manifest.json") in after
@@ -127,10 +134,16 @@ def test_stages_alone_make_the_same_run(overrides: list[str], tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("victim", ["trajectories/000000", "scores/000000/*", "checkpoints/000000"])
-def test_damaged_data_are_not_trained_on(overrides: list[str], tmp_path: Path, victim: str) -> None:
+def test_damaged_data_are_not_trained_on(
+    overrides: list[str], tmp_path: Path, victim: str, made_once: MadeOnce
+) -> None:
     """If one bit is flipped, the error names the object, and no checkpoint is made."""
-    rollout("smoke", overrides, iteration=0)
-    score("smoke", overrides, iteration=0)
+
+    def play_and_score() -> None:
+        rollout("smoke", overrides, iteration=0)
+        score("smoke", overrides, iteration=0)
+
+    made_once("scored", tmp_path / "var", play_and_score)
     (folder,) = (tmp_path / "var/runs/smoke").glob(victim)
     path = max(folder.glob("*/**/*.*"), key=lambda file: file.stat().st_size)
     data = bytearray(path.read_bytes())
@@ -270,21 +283,20 @@ def test_options_continue_from_their_checkpoints(overrides: list[str], tmp_path:
     assert numbers["training"][1]["trajectories"] == (8 if "generation_size" in options[0] else 16)
 
 
-def test_a_run_may_begin_with_a_policy_of_another_run(overrides: list[str], tmp_path: Path) -> None:
+def test_a_run_may_begin_with_a_policy_of_another_run(trained: list[str], tmp_path: Path) -> None:
     """The policy may be a checkpoint of the store, named by its URI, or any transformers folder."""
-    run_flow("smoke", [*overrides, "run.iterations=1"])
-    trained = layout.checkpoint("smoke", 1)
-    for name, path in (("by-uri", f"{tmp_path}/var/{trained}"), ("by-folder", None)):
+    policy = layout.checkpoint("smoke", 1)
+    for name, path in (("by-uri", f"{tmp_path}/var/{policy}"), ("by-folder", None)):
         store = Store(f"{tmp_path}/var")
-        source = path or checkpoints.open_checkpoint(store, trained, tmp_path).model
-        run_flow("smoke", [*overrides, f"run.name={name}", "run.iterations=0", f"policy={{path: {source}}}"])
+        source = path or checkpoints.open_checkpoint(store, policy, tmp_path).model
+        run_flow("smoke", [*trained, f"run.name={name}", "run.iterations=0", f"policy={{path: {source}}}"])
         canaries = [
             checkpoints.open_checkpoint(store, version, tmp_path).canary
-            for version in (trained, layout.checkpoint(name, 0))
+            for version in (policy, layout.checkpoint(name, 0))
         ]
         assert canaries[0].logprobs == pytest.approx(canaries[1].logprobs, abs=1e-5)
         parents = {parent.version for parent in manifests.read(store, layout.checkpoint(name, 0)).parents}
-        assert (trained in parents) == (name == "by-uri")  # lineage leads into the other run
+        assert (policy in parents) == (name == "by-uri")  # lineage leads into the other run
 
 
 def test_a_run_in_memory_leaves_nothing(overrides: list[str], tmp_path: Path) -> None:

@@ -60,6 +60,14 @@ def scratch() -> Iterator[Path]:
         assert not list(Path(folder).iterdir())
 
 
+@pytest.fixture
+def folder(tmp_path: Path, prefect_database: Path) -> Path:
+    """Return a folder for a flow's files, where Prefect has been used before."""
+    (tmp_path / "home").mkdir()
+    shutil.copy(prefect_database, tmp_path / "home")
+    return tmp_path
+
+
 def start(folder: Path, scratch: Path, **environment: str) -> tuple["subprocess.Popen[str]", int]:
     """Start a flow that runs until `folder`/stop exists, with a temporary server; return it and the server's port."""
     kept = {name: value for name, value in os.environ.items() if name != "PREFECT_API_URL"}
@@ -102,11 +110,11 @@ def starting(job: "subprocess.Popen[str]") -> list[psutil.Process]:
     return family
 
 
-def test_a_server_that_dies_is_restarted(tmp_path: Path, scratch: Path) -> None:
+def test_a_server_that_dies_is_restarted(folder: Path, scratch: Path) -> None:
     """The flow continues: its requests wait and ask no proxy. At the end no process and no file is left."""
     http, socks = "http://127.0.0.1:9", "socks5h://127.0.0.1:9"
     silent = {"http_proxy": http, "HTTP_PROXY": http, "all_proxy": socks}
-    job, port = start(tmp_path, scratch, **silent, no_proxy="", NO_PROXY="")
+    job, port = start(folder, scratch, **silent, no_proxy="", NO_PROXY="")
     await_steps(job, 3)
     killed = list[psutil.Process]()
     for victim, answers in (
@@ -124,7 +132,7 @@ def test_a_server_that_dies_is_restarted(tmp_path: Path, scratch: Path) -> None:
     assert not alive
     last = server_of(job, port)
     await_steps(job, 10)
-    (tmp_path / "stop").touch()
+    (folder / "stop").touch()
     out, err = job.communicate(timeout=300)
     assert job.returncode == 0, err
     assert out.endswith("done\n")
@@ -134,13 +142,13 @@ def test_a_server_that_dies_is_restarted(tmp_path: Path, scratch: Path) -> None:
     assert not alive
 
 
-def test_a_server_that_cannot_be_restarted_ends_the_command(tmp_path: Path, scratch: Path) -> None:
+def test_a_server_that_cannot_be_restarted_ends_the_command(folder: Path, scratch: Path) -> None:
     """The command ends soon and with a reason. It waits neither for Prefect's retries nor for its shutdown."""
-    job, port = start(tmp_path, scratch)
+    job, port = start(folder, scratch)
     await_steps(job, 3)
-    for path in (tmp_path / "home").glob("prefect.db*"):
+    for path in (folder / "home").glob("prefect.db*"):
         path.unlink()
-    (tmp_path / "home/prefect.db").mkdir()
+    (folder / "home/prefect.db").mkdir()
     server_of(job, port)[1].kill()
     assert job.stderr is not None
     lines = list[str]()

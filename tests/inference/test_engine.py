@@ -25,6 +25,7 @@ from tasks.inference.engine import Engine
 from tasks.inference.server import Server
 from tests.conftest import commit_policy
 from tests.support.paths import ROOT
+from tests.support.soak import scaled
 
 pytestmark = pytest.mark.slow
 
@@ -346,18 +347,15 @@ def test_unreachable_servers_are_named(policies: list[Checkpoint], tmp_path: Pat
         engine.serve(policies[0])
 
 
-def test_a_killed_server_is_restarted(engine: Engine, policies: list[Checkpoint]) -> None:
-    """A server is restarted after it or its supervisor was killed, and the request is answered."""
+@pytest.mark.parametrize("victim", scaled(["server"], ["server", "supervisor"]))
+def test_a_killed_server_is_restarted(engine: Engine, policies: list[Checkpoint], victim: str) -> None:
+    """The server is restarted after it or its supervisor was killed, and the request is answered."""
     engine.serve(policies[1])
     (server,) = engine.servers
     supervisor = psutil.Process(server.pid)
-    supervisor.children(recursive=True)[0].kill()
-    completion = generate(engine, GenerationConfig(max_new_tokens=4))[0]
-    assert set(completion.versions) == {1}
-    supervisor = psutil.Process(server.pid)
     children = supervisor.children(recursive=True)
     assert len(children) >= 2
-    supervisor.kill()
+    (children[0] if victim == "server" else supervisor).kill()
     assert_gone(children)
     completion = generate(engine, GenerationConfig(max_new_tokens=4))[0]
     assert set(completion.versions) == {1}

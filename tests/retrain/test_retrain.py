@@ -24,6 +24,7 @@ from tasks.retrain.commands import explain, give_up, nights, retry, roll_back
 from tasks.retrain.gate_task import crown_first, decide
 from tasks.retrain.timeline import read_timeline
 from tasks.run.workspace import Workspace
+from tests.conftest import MadeOnce
 from tests.support.paths import ROOT
 
 PROMOTE = ["retrain.gate={least_gain: -1, margin: 1, max_kl: 1000, max_length_ratio: 1000, max_truncated_gain: 1}"]
@@ -78,10 +79,10 @@ def place(overrides: list[str], tmp_path: Path, policy_folder: Path) -> Place:
 
 
 @pytest.fixture
-def promoted(place: Place, tmp_path: Path, made_once: Callable[[Path, Callable[[], object]], None]) -> Place:
+def promoted(place: Place, tmp_path: Path, made_once: MadeOnce) -> Place:
     """Return a retraining after its first night."""
     place.arrive("a", range(8))
-    made_once(tmp_path / "var", lambda: place.night(*PROMOTE))
+    made_once("first night", tmp_path / "var", lambda: place.night(*PROMOTE))
     return place
 
 

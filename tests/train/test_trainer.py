@@ -18,6 +18,7 @@ from tasks.train.prepare import Preparation
 from tasks.train.samples import build_samples
 from tasks.train.trainer import Trainer
 from tests.support.paths import ROOT
+from tests.support.soak import scaled
 from tests.support.train_helpers import (
     EVERYTHING,
     GAE,
@@ -43,7 +44,7 @@ def test_order_of_rows_changes_no_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [{}, {**EVERYTHING, "epochs": 2}, {**GAE, "critic": {}}], ids=lambda o: len(o))
+@pytest.mark.parametrize("options", [{**EVERYTHING, "epochs": 2}, *scaled([], [{}, {**GAE, "critic": {}}])], ids=len)
 def test_another_process_continues_bit_for_bit(tmp_path: Path, options: dict[str, Any]) -> None:
     """Stored state and data give the same weights, moments and draws as an uninterrupted run."""
     folder, knobs = save_tiny(tmp_path / "start"), {"ppo_n_minibatches": 2, "micro_batch_tokens": 60, **options}

@@ -1,0 +1,45 @@
+"""How `make test` spreads files over three processes: all files that use the session's vLLM server go to two of them.
+
+Each process that runs such a file starts a server, which takes as much processor time as the tests of a whole file.
+"""
+
+import pytest
+from xdist.scheduler import LoadFileScheduling
+
+_FILES_WITH_VLLM = {
+    "tests/flows/test_flows.py": "first",
+    "tests/flows/test_killed.py": "first",
+    "tests/retrain/test_retrain.py": "first",
+    "tests/agents/test_turn_ends.py": "second",
+    "tests/audit/test_flow.py": "second",
+    "tests/audit/test_selection.py": "second",
+    "tests/evaluate/test_evaluate.py": "second",
+    "tests/flows/test_interrupts.py": "second",
+    "tests/flows/test_other_users.py": "second",
+    "tests/flows/test_safety.py": "second",
+    "tests/inference/test_engine.py": "second",
+    "tests/retrain/test_schedule.py": "second",
+    "tests/storage/test_bad_network.py": "second",
+    "tests/flows/test_kept_stores.py": "has a server of its own",
+}
+"""The group of each file. A process runs all files of a group; both groups take about the same time."""
+
+
+class FilesByServer(LoadFileScheduling):  # type: ignore[misc] # pytest-xdist has no types
+    """Gives each process one file after another, and one of the groups above as if it were one file."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return _FILES_WITH_VLLM.get(file, file)
+
+
+def check_groups(items: list[pytest.Item]) -> None:
+    """Check that every file that uses vLLM is in a group.
+
+    Raises:
+        pytest.UsageError: a file is in no group; names it.
+    """
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        if "engine" in getattr(item, "fixturenames", ()) and file not in _FILES_WITH_VLLM:
+            raise pytest.UsageError(f"{file} uses the fixture `engine`: add it to a group in {__file__}")
