@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -258,8 +258,14 @@ def bucket(s3_server: s3.Endpoint, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def overrides(engine: Engine, prefect_api: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
-    """Return overrides for a new store and for the session's vLLM server, named by its URL as in production."""
+def overrides(
+    engine: Engine, prefect_api: str, verifier: Verifier, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> list[str]:
+    """Return overrides for a new store and for the session's vLLM server, named by its URL as in production.
+
+    Flows of the test's process also share the session's verifier; those in other processes start their own.
+    """
+    monkeypatch.setattr("tasks.run.resources.Verifier", lambda *_: nullcontext(verifier))
     server = engine.servers[0]
     monkeypatch.setenv("VLLM_API_KEY", secrets.token_hex(8))  # production has a key; the test server asks for none
     engine.forget()  # the flow will swap the server's weights

@@ -26,6 +26,7 @@ from flows.score import score
 from flows.train import train
 from storage import layout
 from storage.errors import LeaseHeldError, StorageError
+from storage.logs import holders
 from storage.logs.leases import Lease
 from storage.objects.store import Store
 from storage.versions import checkpoints, datasets, manifests
@@ -421,14 +422,16 @@ def test_the_deployment_runs_the_job(served: Path, overrides: list[str], tmp_pat
         check_protected(tomllib.loads(settings.read_text())["api"]["url"], settings)
 
 
-def test_a_cancelled_run_is_cancelled(served: Path, overrides: list[str]) -> None:
+def test_a_cancelled_run_is_cancelled(served: Path, overrides: list[str], tmp_path: Path) -> None:
     """`prefect flow-run cancel` during the run ends its process, and the server gets the state Cancelled."""
     parameters = ["-p", 'config="smoke"', "-p", f"overrides={json.dumps([*overrides, 'run.iterations=100000'])}"]
     asked = prefect(served, "-m", "prefect", "deployment", "run", "math-mt-ppo/math-mt-ppo", *parameters)
     (run,) = set(re.findall(r"[0-9a-f]{8}-[0-9a-f-]{27}", asked))
-    while "Running" not in prefect(served, "-m", "prefect", "flow-run", "inspect", run):
-        time.sleep(1)
+    while not manifests.committed(Store(f"{tmp_path}/var"), layout.checkpoint("smoke", 1)):
+        time.sleep(0.1)
     prefect(served, "-m", "prefect", "flow-run", "cancel", run)
+    while holders.is_held(Store(f"{tmp_path}/var"), "smoke"):  # until its process has ended
+        time.sleep(0.1)
     states = set[str]()
     deadline = time.monotonic() + 120
     while "Cancelled" not in states and time.monotonic() < deadline:

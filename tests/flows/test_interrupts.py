@@ -304,7 +304,7 @@ def test_ctrl_c_at_any_moment_of_a_command(overrides: list[str], tmp_path: Path)
         while not _catches_sigterm(job.pid):  # until then Python itself starts
             time.sleep(0.001)
         server = tmp_path / "cache/logs/smoke/vllm-0.log"
-        while number == 0 and not (server.is_file() and server.stat().st_size):
+        while number == 0 and not server.is_file():
             assert job.poll() is None, log.read_text()
             time.sleep(0.01)
         moment = dice.uniform(0, scaled(15, 60))
@@ -336,7 +336,7 @@ def test_a_signal_at_any_moment_of_a_run(
             assert job.is_alive(), log.read_text()
             time.sleep(0.01)
         assert job.pid
-        moment = dice.uniform(0, scaled(6, 12))
+        moment = dice.uniform(0, scaled(3, 12))
         ended = end_by_signal(job.pid, number, moment, log, lambda job=job: (job.join(120), job.exitcode)[1])  # type: ignore[misc]
         assert_clean(ended, 128 + number)
         seconds.append(ended.took_s)

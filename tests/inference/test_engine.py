@@ -331,12 +331,13 @@ def test_a_prompt_longer_than_the_context_is_refused(engine: Engine, policies: l
         generate(engine, GenerationConfig(), [5] * 128)
 
 
-def test_a_folder_without_a_model_is_reported(tmp_path: Path) -> None:
-    """If a server cannot start, the error shows the end of its log."""
-    (tmp_path / "config.json").write_text("{}")
+def test_a_server_that_does_not_start_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error shows the end of the server's log."""
+    failing = [sys.executable, "-c", "import sys; sys.exit('no config.json in this folder')"]
+    monkeypatch.setattr(Server, "_command", lambda *_: failing)
     server = Server(Inference(max_model_len=128, enforce_eager=True), tmp_path / "vllm.log")
     server.start(tmp_path)
-    with pytest.raises(InferenceError, match=r"vLLM ended while starting(.|\n)*config"):
+    with pytest.raises(InferenceError, match=r"vLLM ended while starting(.|\n)*no config.json in this folder"):
         server.wait_until_healthy()
     server.close()
 

@@ -1,4 +1,4 @@
-"""How `make test` spreads files over three processes: all files that use the session's vLLM server go to two of them.
+"""How `make test` spreads files over four processes: all files that use the session's vLLM server go to two of them.
 
 Each process that runs such a file starts a server, which takes as much processor time as the tests of a whole file.
 """
