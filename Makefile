@@ -68,8 +68,8 @@ smoke: setup ## The same pipeline, as small as it gets: does it run at all?
 retrain-demo: setup ## Three nights of retraining and a roll-back on the tiny model, in minutes
 	@$(BIN)/python -m flows.launch.retrain_demo $(ARGS)
 
-# Tests often wait: four files at a time on two cores.
-SIDE_BY_SIDE := -n 4 --dist loadfile --no-loadscope-reorder
+# Tests often wait: three files at a time on two cores.
+SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder
 
 audit: setup ## Audit trajectory data sets (ARGS="demo": of one run; default: all)
 	@$(BIN)/python -m flows.audit_trajectories $(ARGS)

@@ -11,7 +11,6 @@ import pytest
 from botocore.exceptions import ClientError
 from s3fs.errors import translate_boto_error
 
-from flows.math_mt_ppo import math_mt_ppo
 from storage import layout
 from storage.errors import UnavailableError
 from storage.logs import catalog
@@ -23,7 +22,6 @@ from storage.objects.store import Store
 from storage.records import SCORE_SCHEMA, Score
 from storage.versions import aliases, datasets
 from storage.versions.drafts import Draft, Provenance
-from storage.versions.manifests import read
 from tests.support.fault_proxy import ALL, FaultProxy
 from tests.support.s3_server import Endpoint, Rgw, make_bucket
 
@@ -176,22 +174,3 @@ def test_retries_end_after_patience_s(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "nobody")
     with pytest.raises(UnavailableError, match=r"s3://bucket/a: no success within storage.patience_s=1.*are safe"):
         Store("s3://bucket", request_timeout_s=1, patience_s=1).read("a")
-
-
-@pytest.mark.timeout(3600)
-def test_the_main_job_over_a_bad_network(
-    bucket: str, overrides: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The whole pipeline runs on S3 while two of five requests are spoilt, and its lineage passes a deep `verify`."""
-    direct = os.environ["AWS_ENDPOINT_URL"]
-    settings = [f"storage.root=s3://{bucket}/x", f"storage.request_timeout_s={TIMEOUT_S}", "run.iterations=1"]
-    with FaultProxy(direct, SHARE, seed=4, hang_s=2 * TIMEOUT_S) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-        assert math_mt_ppo("smoke", [*overrides, *settings]) == f"s3://{bucket}/x/runs/smoke/report"
-        print(dict(proxy.counts))
-    monkeypatch.setenv("AWS_ENDPOINT_URL", direct)
-    store = Store(f"s3://{bucket}/x")
-    report = verify(store, [layout.checkpoint("smoke", 1)], deep=True)
-    assert report.findings == []
-    assert read(store, layout.trajectories("smoke", 0)).rows == 16
-    assert aliases.resolve_version(store, "smoke/latest") == layout.checkpoint("smoke", 1)

@@ -1,4 +1,4 @@
-"""How `make test` spreads files over four processes: all files that use the session's vLLM server go to two of them.
+"""How `make test` spreads files over three processes: all files that use the session's vLLM server go to two of them.
 
 Each process that runs such a file starts a server, which takes as much processor time as the tests of a whole file.
 """
@@ -14,12 +14,12 @@ _FILES_WITH_VLLM = {
     "tests/audit/test_flow.py": "second",
     "tests/audit/test_selection.py": "second",
     "tests/evaluate/test_evaluate.py": "second",
+    "tests/flows/test_bad_network.py": "second",
     "tests/flows/test_interrupts.py": "second",
     "tests/flows/test_other_users.py": "second",
     "tests/flows/test_safety.py": "second",
     "tests/inference/test_engine.py": "second",
     "tests/retrain/test_schedule.py": "second",
-    "tests/storage/test_bad_network.py": "second",
     "tests/flows/test_kept_stores.py": "has a server of its own",
 }
 """The group of each file. A process runs all files of a group; both groups take about the same time."""
@@ -33,13 +33,17 @@ class FilesByServer(LoadFileScheduling):  # type: ignore[misc] # pytest-xdist ha
         return _FILES_WITH_VLLM.get(file, file)
 
 
-def check_groups(items: list[pytest.Item]) -> None:
-    """Check that every file that uses vLLM is in a group.
+def put_groups_first(items: list[pytest.Item]) -> None:
+    """Sort the tests so that the groups, which take longest, begin first.
 
     Raises:
-        pytest.UsageError: a file is in no group; names it.
+        pytest.UsageError: a file uses vLLM and is in no group; names it.
     """
+
+    def file(item: pytest.Item) -> str:
+        return item.nodeid.partition("::")[0]
+
     for item in items:
-        file = item.nodeid.partition("::")[0]
-        if "engine" in getattr(item, "fixturenames", ()) and file not in _FILES_WITH_VLLM:
-            raise pytest.UsageError(f"{file} uses the fixture `engine`: add it to a group in {__file__}")
+        if "engine" in getattr(item, "fixturenames", ()) and file(item) not in _FILES_WITH_VLLM:
+            raise pytest.UsageError(f"{file(item)} uses the fixture `engine`: add it to a group in {__file__}")
+    items.sort(key=lambda item: file(item) not in _FILES_WITH_VLLM)
