@@ -196,7 +196,8 @@ def test_rows_with_one_id_are_all_found(reader: TestClient) -> None:
 
 def test_pages_forbid_scripts(reader: TestClient) -> None:
     """Every page, also an error page, forbids scripts; the report may run its own script inside a sandbox."""
-    for address in ("/", "/trajectory?id=0/7/1", GROUP, "/?turn=x", "/nothing", "/static/style.css", "/audit"):
+    styles = ("/static/missing.min.css", "/static/style.css", "/static/reader.css")
+    for address in ("/", "/trajectory?id=0/7/1", GROUP, "/?turn=x", "/nothing", *styles, "/audit"):
         headers = reader.get(address).headers
         assert headers["content-security-policy"].startswith("default-src 'none'")
         assert "script-src" not in headers["content-security-policy"]

@@ -177,10 +177,11 @@ def test_nothing_is_loaded_and_no_other_script_runs() -> None:
         f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {scripts}; "
         "base-uri 'none'; form-action 'none'"
     )
-    assert set(re.findall(r"\w+://", html)) == {"s3://"}  # the address of the store
+    without_namespaces = re.sub(r' xmlns="[^"]*"', "", html)  # of pictures in a style sheet; nothing loads them
+    assert set(re.findall(r"\w+://", without_namespaces)) == {"s3://"}  # the address of the store
     assert all(src.startswith(PICTURE) for src in page.values("src"))
     assert "@import" not in html
-    assert not re.search(r"url\((?!#)", html)
+    assert not re.search(r"url\((?!#|'data:)", html)
 
 
 def test_every_number_of_cases_leads_to_them() -> None:
@@ -277,7 +278,7 @@ def test_long_texts_show_beginning_and_end() -> None:
     text = "begin" + "A" * 1_000_000 + r"\boxed{42}"
     checks = [check("loops", "warn", cases=1, examples=[case("demo/0", text)])]
     page = Page(html := render(result(checks, [numbers()]), {(SET, "demo/0"): conversation("demo/0", text)}, COMMAND))
-    assert len(html) < 100_000
+    assert len(re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL)) < 50_000
     assert re.search(r"beginA+ … [\d,]+ more characters, then:\nA+\\boxed\{42}", page.text)
 
 

@@ -14,8 +14,10 @@ from storage.visible import visible
 from tasks.audit.report import wording
 
 HERE = Path(__file__).parent / "templates"
+_REPORT = Path(__file__).parent.parent / "report" / "templates"
 STYLES = {
-    "style.css": Path(__file__).parent.parent / "report" / "templates" / "style.css",
+    "missing.min.css": _REPORT / "missing.min.css",
+    "style.css": _REPORT / "style.css",
     "reader.css": HERE / "reader.css",
 }
 LINES = 50

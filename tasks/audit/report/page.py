@@ -1,7 +1,7 @@
 """Render the report as one HTML file, which loads nothing from elsewhere.
 
 Everything that comes from data is shown as text: `_visible` spells out characters that hide or reorder text, then Jinja
-escapes the expression. Only the stylesheet, the scripts and the plots go into the page unescaped.
+escapes the expression. Only the style sheets, the scripts and the plots go into the page unescaped.
 """
 
 import hashlib
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 Conversations = Mapping[tuple[str, str], StoredConversation]
 
 TEMPLATES = Path(__file__).parent / "templates"
+_STYLES = ("missing.min.css", "style.css")
 _SCRIPTS = ("sortable.min.js", "report.js")
 
 _MOST = 500  # characters of an expression that is not a text of a conversation
@@ -49,7 +50,7 @@ def render(result: AuditResult, conversations: Conversations, reader_command: st
         result=result,
         conversations=conversations,
         reader_command=reader_command,
-        style=_as_is((TEMPLATES / "style.css").read_text(encoding="utf-8")),
+        styles=[_as_is((TEMPLATES / name).read_text(encoding="utf-8")) for name in _STYLES],
         scripts=[_as_is(script) for script in scripts],
         policy=_policy(scripts),
         plots=[(plot, for_page(plot.svg)) for plot in plots(result.sets, result.histograms)],

@@ -10,6 +10,9 @@ MISSING = "\u2013"  # an en dash
 VERDICTS: tuple[Verdict, ...] = ("fail", "warn", "pass", "skipped")
 """Worst first."""
 
+COLOURWAYS = {"fail": "bad", "warn": "warn", "pass": "ok", "skipped": "plain", "correct": "ok", "wrong": "bad"}
+"""The style sheet's classes for verdicts of the audit and of the verifier; the verifier's others are "warn"."""
+
 _ONE = {"fail": "fails", "warn": "warns", "pass": "passes", "skipped": "skipped"}
 
 _MEASURES = {"logprob_drift": " nats a token", "success_drift": " standard errors", "length_and_reward": ""}
