@@ -52,6 +52,8 @@ settings.load_profile("ci")
 
 SOURCE = ArithmeticSource(kind="arithmetic", high=9)
 TINY = WarmStart(hidden_size=64, layers=1, heads=2, kv_heads=1, steps=30, batch_size=32)
+INFERENCE = Inference(max_model_len=128, enforce_eager=True, extra_args=["--kv-cache-memory-bytes", str(2**26)])
+"""Settings of vLLM servers; a cache of 64 MiB instead of 1 GiB makes their start 2 seconds shorter."""
 
 
 _SERVERS = {"engine", "prefect_api", "s3_server", "rgw", "bucket", "any_store[s3]", "browser", "server"}
@@ -136,8 +138,7 @@ def policies(checkpoint_store: Store, policy_folder: Path) -> list[Checkpoint]:
 @pytest.fixture(scope="session")
 def engine(policies: list[Checkpoint], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """Yield the session's vLLM server. A test that needs a policy calls `serve` first. At the end nothing is left."""
-    inference = Inference(max_model_len=128, enforce_eager=True)
-    with Engine(inference, Rollout(), tmp_path_factory.mktemp("logs")) as engine:
+    with Engine(INFERENCE, Rollout(), tmp_path_factory.mktemp("logs")) as engine:
         engine.serve(policies[0])
         yield engine
         (server,) = engine.servers

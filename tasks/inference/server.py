@@ -92,11 +92,13 @@ class Server:
         if cpu_build():
             # A seeded request whose prompt is processed in parts ends vLLM's CPU worker (Generator.get_offset).
             command.append("--no-enable-chunked-prefill")
+            command += ["--kv-cache-memory-bytes", str(settings.kv_cache_gib * 2**30)]
         return command + settings.extra_args
 
     def _environment(self) -> dict[str, str]:
-        # The key belongs to servers given by URL; no other user can reach ours.
-        inherited = {name: value for name, value in os.environ.items() if name != "VLLM_API_KEY"}
+        # The key belongs to servers given by URL; no other user can reach ours. The space would replace our argument.
+        ours = ("VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE")
+        inherited = {name: value for name, value in os.environ.items() if name not in ours}
         # In eager mode vLLM still compiles parts of its sampler, which takes seconds and needs a C++ compiler.
         eager = {"TORCHDYNAMO_DISABLE": "1"} if self.settings.enforce_eager else {}
         # On a CPU vLLM uses one more process for its worker, only to bind its threads to cores. For a small model that
@@ -110,7 +112,6 @@ class Server:
             | devices
             | {
                 "VLLM_SERVER_DEV_MODE": "1",
-                "VLLM_CPU_KVCACHE_SPACE": str(self.settings.kv_cache_gib),
                 "VLLM_RPC_BASE_PATH": str(self._supervised.folder),  # sockets among vLLM's processes
                 "VLLM_HOST_IP": "127.0.0.1",
                 "OMP_NUM_THREADS": str(self.settings.threads),

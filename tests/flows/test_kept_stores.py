@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs import read_stored, to_yaml
-from configs.schema import Config, Inference, Rollout, Run
+from configs.schema import Config, Rollout, Run
 from flows.audit_trajectories import audit_trajectories
 from flows.math_mt_ppo import math_mt_ppo
 from flows.retrain import retrain
@@ -21,6 +21,7 @@ from storage.versions import aliases, checkpoints, manifests
 from storage.versions.journal import shards
 from tasks.audit.record import read_audit
 from tasks.inference.engine import Engine
+from tests.conftest import INFERENCE
 from tests.support.chain_helpers import nonces
 from tests.support.paths import ROOT
 
@@ -59,7 +60,7 @@ def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def engine(kept: Kept) -> Iterator[Engine]:
     """Yield a server for the smallest policy, which the flows of these tests share."""
     first = checkpoints.open_checkpoint(kept.store, layout.checkpoint("half", 0), kept.folder / "cache")
-    with Engine(Inference(max_model_len=128, enforce_eager=True), Rollout(), kept.folder) as engine:
+    with Engine(INFERENCE, Rollout(), kept.folder) as engine:
         engine.serve(first)
         yield engine
 

@@ -23,7 +23,7 @@ from tasks.inference.api import Completion, ContextLengthError, GenerationConfig
 from tasks.inference.client import Client
 from tasks.inference.engine import Engine
 from tasks.inference.server import Server
-from tests.conftest import commit_policy
+from tests.conftest import INFERENCE, commit_policy
 from tests.support.paths import ROOT
 from tests.support.soak import scaled
 
@@ -335,7 +335,7 @@ def test_a_server_that_does_not_start_is_reported(tmp_path: Path, monkeypatch: p
     """The error shows the end of the server's log."""
     failing = [sys.executable, "-c", "import sys; sys.exit('no config.json in this folder')"]
     monkeypatch.setattr(Server, "_command", lambda *_: failing)
-    server = Server(Inference(max_model_len=128, enforce_eager=True), tmp_path / "vllm.log")
+    server = Server(INFERENCE, tmp_path / "vllm.log")
     server.start(tmp_path)
     with pytest.raises(InferenceError, match=r"vLLM ended while starting(.|\n)*no config.json in this folder"):
         server.wait_until_healthy()
@@ -365,7 +365,7 @@ def test_a_killed_server_is_restarted(engine: Engine, policies: list[Checkpoint]
 
 def test_a_closed_server_leaves_neither_process_nor_folder(tmp_path: Path) -> None:
     """This holds for a server that is still starting, too."""
-    server = Server(Inference(max_model_len=128, enforce_eager=True), tmp_path / "vllm.log")
+    server = Server(INFERENCE, tmp_path / "vllm.log")
     folder = Path(server.url.removeprefix("unix://")).parent
     server.start(tmp_path)
     supervisor = psutil.Process(server.pid)
