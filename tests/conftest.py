@@ -41,7 +41,7 @@ from tasks.inference.engine import Engine
 from tasks.score.verifier import Verifier
 from tests.support import real_data
 from tests.support import s3_server as s3
-from tests.support.side_by_side import FilesByServer, put_groups_first
+from tests.support.side_by_side import FilesByServer, put_long_files_first
 
 # Shells start background jobs with SIGINT ignored, and the processes that tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -72,7 +72,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             fixtures.add("any_store[s3]")
         if fixtures & _SERVERS:
             item.add_marker("slow")
-    put_groups_first(items)
+    put_long_files_first(items)
 
 
 @pytest.hookimpl(optionalhook=True)

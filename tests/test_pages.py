@@ -61,12 +61,12 @@ RUN_BY = {
     'prefect deployment run math-mt-ppo/math-mt-ppo --watch -p overrides=\'["run.name=short", "run.iterations=2"]\'': (
         "flows/test_flows.py::test_the_deployment_runs_the_job"
     ),
-    "python -c 'from http.server import *": "support/test_prefect_services.py::"
+    "python -c 'from http.server import *": "retrain/test_schedule.py::"
     "test_an_automation_calls_a_webhook_with_the_payload_of_an_event",
     "python -c 'from prefect.blocks.webhook import Webhook; "
-    'print(Webhook(url="http://127.0.0.1:8099").save("serving"))\'': "support/test_prefect_services.py::"
+    'print(Webhook(url="http://127.0.0.1:8099").save("serving"))\'': "retrain/test_schedule.py::"
     "test_an_automation_calls_a_webhook_with_the_payload_of_an_event",
-    "prefect automation create --from-file tell-serving.yaml": "support/test_prefect_services.py::"
+    "prefect automation create --from-file tell-serving.yaml": "retrain/test_schedule.py::"
     "test_an_automation_calls_a_webhook_with_the_payload_of_an_event",
 }
 """The test that runs each command line, perhaps with another store or a smaller configuration."""

@@ -18,6 +18,7 @@ from flows.launch.prefect_server import healthy, ignore_proxies_on_loopback
 from storage.interrupts import LATEST_S
 from tests.flows.test_interrupts import SLACK_S
 from tests.support.paths import ROOT
+from tests.support.soak import scaled
 
 pytestmark = pytest.mark.slow
 
@@ -117,11 +118,8 @@ def test_a_server_that_dies_is_restarted(folder: Path, scratch: Path) -> None:
     job, port = start(folder, scratch, **silent, no_proxy="", NO_PROXY="")
     await_steps(job, 3)
     killed = list[psutil.Process]()
-    for victim, answers in (
-        (0, True),
-        (1, False),
-        (1, True),
-    ):  # kill the supervisor, the server before it answers, and the server after that
+    victims = [(0, True), (1, False), *scaled([], [(1, True)])]
+    for victim, answers in victims:  # kill the supervisor, the server before it answers, and the server after that
         family = server_of(job, port) if answers else starting(job)
         family[victim].kill()
         psutil.wait_procs(family, timeout=60)
@@ -136,7 +134,7 @@ def test_a_server_that_dies_is_restarted(folder: Path, scratch: Path) -> None:
     out, err = job.communicate(timeout=300)
     assert job.returncode == 0, err
     assert out.endswith("done\n")
-    assert err.count("restarting it") == 4
+    assert err.count("restarting it") == len(victims) + 1
     assert err.count("killed or stopped while it started") >= 1
     _, alive = psutil.wait_procs([*killed, *last], timeout=60)
     assert not alive

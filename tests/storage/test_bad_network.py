@@ -24,6 +24,7 @@ from storage.versions import aliases, datasets
 from storage.versions.drafts import Draft, Provenance
 from tests.support.fault_proxy import ALL, FaultProxy
 from tests.support.s3_server import Endpoint, Rgw, make_bucket
+from tests.support.soak import scaled
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +67,7 @@ def assert_each_once(store: Store, wins: Counter[int], tmp_path: Path) -> None:
         assert len(set(rows)) == 1
 
 
-@pytest.mark.parametrize("faults", [*([fault] for fault in ALL), list(ALL)], ids=lambda faults: "+".join(faults))
+@pytest.mark.parametrize("faults", scaled([["lost"], [*ALL]], [*([fault] for fault in ALL), [*ALL]]), ids="+".join)
 def test_each_version_is_committed_once(
     bucket: str, monkeypatch: pytest.MonkeyPatch, faults: list[str], tmp_path: Path
 ) -> None:

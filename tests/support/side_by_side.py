@@ -1,26 +1,27 @@
-"""How `make test` spreads files over three processes: all files that use the session's vLLM server go to two of them.
+"""How `make test` spreads files over three processes: all files that use vLLM or Prefect's server go to two of them.
 
-Each process that runs such a file starts a server, which takes as much processor time as the tests of a whole file.
+Each process that runs such a file starts servers, which take as much processor time as the tests of a whole file.
 """
 
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-_FILES_WITH_VLLM = {
+_FILES_WITH_SERVERS = {
     "tests/flows/test_flows.py": "first",
+    "tests/flows/test_bad_network.py": "first",
     "tests/flows/test_killed.py": "first",
     "tests/retrain/test_retrain.py": "first",
     "tests/agents/test_turn_ends.py": "second",
     "tests/audit/test_flow.py": "second",
     "tests/audit/test_selection.py": "second",
     "tests/evaluate/test_evaluate.py": "second",
-    "tests/flows/test_bad_network.py": "second",
     "tests/flows/test_interrupts.py": "second",
+    "tests/flows/test_kept_stores.py": "second",
     "tests/flows/test_other_users.py": "second",
     "tests/flows/test_safety.py": "second",
     "tests/inference/test_engine.py": "second",
+    "tests/problems/test_exclusions.py": "second",
     "tests/retrain/test_schedule.py": "second",
-    "tests/flows/test_kept_stores.py": "has a server of its own",
 }
 """The group of each file. A process runs all files of a group; both groups take about the same time."""
 
@@ -30,20 +31,22 @@ class FilesByServer(LoadFileScheduling):  # type: ignore[misc] # pytest-xdist ha
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return _FILES_WITH_VLLM.get(file, file)
+        return _FILES_WITH_SERVERS.get(file, file)
 
 
-def put_groups_first(items: list[pytest.Item]) -> None:
-    """Sort the tests so that the groups, which take longest, begin first.
+def put_long_files_first(items: list[pytest.Item]) -> None:
+    """Sort the tests: first the groups, then other files with slow tests, last quick files, so that all end together.
 
     Raises:
-        pytest.UsageError: a file uses vLLM and is in no group; names it.
+        pytest.UsageError: a file uses vLLM or Prefect's server and is in no group; names it.
     """
 
     def file(item: pytest.Item) -> str:
         return item.nodeid.partition("::")[0]
 
     for item in items:
-        if "engine" in getattr(item, "fixturenames", ()) and file(item) not in _FILES_WITH_VLLM:
-            raise pytest.UsageError(f"{file(item)} uses the fixture `engine`: add it to a group in {__file__}")
-    items.sort(key=lambda item: file(item) not in _FILES_WITH_VLLM)
+        shared = {"engine", "prefect_api"}.intersection(getattr(item, "fixturenames", ()))
+        if shared and file(item) not in _FILES_WITH_SERVERS:
+            raise pytest.UsageError(f"{file(item)} uses the fixture `{min(shared)}`: add it to a group in {__file__}")
+    slow = {file(item) for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (file(item) not in _FILES_WITH_SERVERS, file(item) not in slow))
