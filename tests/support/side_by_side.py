@@ -6,15 +6,16 @@ Each process that runs such a file starts servers, which take as much processor 
 import pytest
 from xdist.scheduler import LoadFileScheduling
 
-_FILES_WITH_SERVERS = {
+GROUPS = {
+    "tests/flows/test_arguments.py": "first",
     "tests/flows/test_flows.py": "first",
-    "tests/flows/test_bad_network.py": "first",
     "tests/flows/test_killed.py": "first",
     "tests/retrain/test_retrain.py": "first",
     "tests/agents/test_turn_ends.py": "second",
     "tests/audit/test_flow.py": "second",
     "tests/audit/test_selection.py": "second",
     "tests/evaluate/test_evaluate.py": "second",
+    "tests/flows/test_bad_network.py": "second",
     "tests/flows/test_interrupts.py": "second",
     "tests/flows/test_kept_stores.py": "second",
     "tests/flows/test_other_users.py": "second",
@@ -31,22 +32,14 @@ class FilesByServer(LoadFileScheduling):  # type: ignore[misc] # pytest-xdist ha
 
     def _split_scope(self, nodeid: str) -> str:
         file: str = super()._split_scope(nodeid)
-        return _FILES_WITH_SERVERS.get(file, file)
+        return GROUPS.get(file, file)
+
+
+def file_of(item: pytest.Item) -> str:
+    return item.nodeid.partition("::")[0]
 
 
 def put_long_files_first(items: list[pytest.Item]) -> None:
-    """Sort the tests: first the groups, then other files with slow tests, last quick files, so that all end together.
-
-    Raises:
-        pytest.UsageError: a file uses vLLM or Prefect's server and is in no group; names it.
-    """
-
-    def file(item: pytest.Item) -> str:
-        return item.nodeid.partition("::")[0]
-
-    for item in items:
-        shared = {"engine", "prefect_api"}.intersection(getattr(item, "fixturenames", ()))
-        if shared and file(item) not in _FILES_WITH_SERVERS:
-            raise pytest.UsageError(f"{file(item)} uses the fixture `{min(shared)}`: add it to a group in {__file__}")
-    slow = {file(item) for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (file(item) not in _FILES_WITH_SERVERS, file(item) not in slow))
+    """Sort the tests: first the groups, then other files with slow tests, last quick files, so that all end together."""
+    slow = {file_of(item) for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (file_of(item) not in GROUPS, file_of(item) not in slow))
