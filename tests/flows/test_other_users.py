@@ -20,6 +20,7 @@ pytestmark = pytest.mark.slow
 NOBODY = 65534
 BECOME_NOBODY = f"""
 import base64, encodings.idna, http.client, json, os, socket, sys, urllib.error, urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
 
@@ -71,14 +72,18 @@ def say(port, words):
         return len(opened.recv(4096))
 
 folder, *ports = sys.argv[1:]
+words = [
+    b"GET /health HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n",
+    b"POST /collective_rpc HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: 2\\r\\n\\r\\n{}",
+    bytes(range(256)) * 64,
+]
+knocks = [(int(port), each) for port in ports for each in words]
+with ThreadPoolExecutor(len(knocks)) as threads:
+    heard = list(threads.map(lambda knock: attempt(lambda: say(*knock)), knocks))
 print(json.dumps({
     "sockets": [attempt(lambda: connect(f"{folder}/{name}")) for name in SOCKETS],
     "folder": attempt(lambda: os.listdir(folder)),
-    "heard": [attempt(lambda: say(int(port), words)) for port in ports for words in (
-        b"GET /health HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n",
-        b"POST /collective_rpc HTTP/1.1\\r\\nHost: x\\r\\nContent-Length: 2\\r\\n\\r\\n{}",
-        bytes(range(256)) * 64,
-    )],
+    "heard": heard,
 }))
 """
 

@@ -28,7 +28,7 @@ from tests.support.prefect_services import PATIENCE_S, Postgres, PrefectServer, 
 from tests.support.soak import scaled
 
 DEPLOYMENT = "retrain"
-INTERVAL_S = 8
+INTERVAL_S = 5
 NIGHTS = scaled(2, 4)
 COUNTS = [(number, 8 if number <= 2 else 4) for number in range(1, NIGHTS + 1)]
 """The numbers of the nights and of their new problems."""

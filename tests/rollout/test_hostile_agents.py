@@ -33,6 +33,7 @@ from tasks.rollout.watch import Watch
 from tasks.score.verifier import Verifier
 from tests.support.paths import ROOT
 from tests.support.rollout_helpers import GCONFIG, ScriptedEngine, context, play
+from tests.support.soak import scaled
 
 pytestmark = pytest.mark.slow
 
@@ -393,7 +394,7 @@ asyncio.run(main())
 def test_a_process_that_was_stopped_continues() -> None:
     """After Ctrl-Z or `docker pause` nothing ends the process, because no agent blocked the loop."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    for _ in range(3):  # the watcher or the loop may wake up first
+    for _ in range(scaled(1, 3)):  # the watcher or the loop may wake up first
         with subprocess.Popen(
             [sys.executable, "-c", STOPPED], env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         ) as process:

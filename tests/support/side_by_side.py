@@ -40,6 +40,6 @@ def file_of(item: pytest.Item) -> str:
 
 
 def put_long_files_first(items: list[pytest.Item]) -> None:
-    """Sort the tests: first the groups, then other files with slow tests, last quick files, so that all end together."""
+    """Sort the tests: the groups, then other files with slow tests, then quick files, so that all end together."""
     slow = {file_of(item) for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (file_of(item) not in GROUPS, file_of(item) not in slow))
