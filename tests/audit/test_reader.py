@@ -344,6 +344,20 @@ def test_it_serves_until_a_signal_ends_it(filled: Store, tmp_path: Path, stop_si
 
 
 @pytest.mark.slow
+def test_it_does_not_end_in_the_middle_of_an_import(filled: Store, tmp_path: Path) -> None:
+    """The tokenizers' library is loaded in a thread. If Python ended while C++ code is loaded, it would abort."""
+    (tmp_path / "transformers.py").write_text("import time; time.sleep(2); print('loaded', flush=True)")
+    command = [sys.executable, "-m", "tasks.audit", "--root", filled.root, "read", "shared", "--port", "0"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
+    assert job.stdout
+    assert "Ctrl-C" in job.stdout.readline()
+    job.send_signal(signal.SIGINT)
+    assert job.communicate(timeout=120)[0] == "loaded\n"
+    assert job.returncode == 130
+
+
+@pytest.mark.slow
 def test_no_files_left_to_open_is_reported_in_a_line() -> None:
     """Early loading only saves time: if it fails, the page that needs the library tries again."""
     code = (

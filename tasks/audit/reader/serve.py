@@ -63,7 +63,8 @@ def serve(
             notes = unreadable(data_sets, intake)
             app = create_app(store, data_sets, database, cache, audit, notes)
             _print_notes(notes)
-            threading.Thread(target=import_tokenizers, daemon=True).start()
+            # Not a daemon: Python ends daemons while they run, and C++ code that is being imported aborts the process.
+            threading.Thread(target=import_tokenizers).start()
             port = listener.getsockname()[1]
             print(f"The reader is on http://{ADDRESS}:{port}/?key={require_key(app, port)} until Ctrl-C", flush=True)
             _run(app, listener)
