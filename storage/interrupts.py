@@ -8,8 +8,13 @@ lost, and no clean-up is disturbed, except that Prefect handles SIGTERM within a
 Errors that libraries log after an interrupt are logged without a traceback.
 
 SIGINT keeps Python's own handler, because `asyncio.run` cancels its main task only if it finds that handler.
+
+If an interrupt comes while the main thread waits for Python's import lock, the lock is left locked (Python 3.11 raises
+between acquiring it and the `try`), and imports in other threads wait for ever, also those that a clean-up needs. So a
+clean-up gives it back (`_give_import_lock_back`).
 """
 
+import _imp
 import atexit
 import contextlib
 import errno
@@ -37,6 +42,8 @@ _OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 _NO_SIGNAL = 0
 _FAILED = 1
 _ENDINGS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+_ASK_MAIN = signal.SIGURG
+"""Makes the main thread run a handler even while it waits; ignored by default, so nothing else needs it here."""
 logger = logging.getLogger(__name__)
 _watching: "_Watch | None" = None
 
@@ -184,6 +191,7 @@ class _Watch:
         for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, _terminate)):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, handler)
+        signal.signal(_ASK_MAIN, _give_import_lock_back)
 
     def fail(self, reason: str) -> None:
         """Print the reason and end as after SIGTERM, but with status 1."""
@@ -219,11 +227,15 @@ class _Watch:
         working, coming = 0, False
         while time.monotonic() < deadline:
             received = self._receive(CHECK_S)
+            if received == _ASK_MAIN:  # our own
+                continue
             if coming and received == number:  # our own, maybe late: the main thread may have slept in the kernel
                 coming = False
             elif received == signal.SIGINT:
                 os._exit(128 + number)
             working = 0 if self._left or _is_leaving(self._main) else working + 1
+            if not working and _imp.lock_held():
+                signal.pthread_kill(self._main, _ASK_MAIN)
             if working >= 2 and not coming:
                 working, coming = 0, True
                 signal.pthread_kill(self._main, number)
@@ -262,6 +274,14 @@ def _clean(record: logging.LogRecord) -> logging.LogRecord:
         if (shown := printable(trace)) != trace:
             record.exc_text = shown
     return record
+
+
+def _give_import_lock_back(_: int, frame: FrameType | None) -> None:
+    """Release the import lock if the main thread, which runs this, holds it although it imports nothing."""
+    if not any(each.f_code.co_filename == "<frozen importlib._bootstrap>" for each, _ in traceback.walk_stack(frame)):
+        with contextlib.suppress(RuntimeError):  # it is not held, or another thread holds it
+            while True:
+                _imp.release_lock()
 
 
 def _terminate(number: int, _: FrameType | None) -> None:

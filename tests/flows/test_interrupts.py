@@ -200,6 +200,18 @@ def test_an_error_that_an_interrupt_caused_is_an_interrupt() -> None:
     assert err.splitlines()[1:] == ["error while ending: ValueError('x')", "advice"]
 
 
+def test_an_interrupt_within_an_import_lets_other_threads_import() -> None:
+    """Python leaves its import lock locked if the main thread waits for it when the interrupt comes."""
+    load = "threading.Thread(target=__import__, args=['wave'])"
+    job = command(
+        "import _imp\n_imp.acquire_lock(); _imp.acquire_lock()\ntry: interrupt()\n"
+        f"finally:\n    loading = {load}; loading.start(); loading.join(); print('cleaned up')"
+    )
+    out, err = job.communicate(timeout=60)
+    assert (job.returncode, out) == (130, "cleaned up\n")
+    assert err.splitlines()[1:] == ["advice"]
+
+
 @pytest.mark.parametrize(("number", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
 def test_a_held_block_is_completed(number: str, status: int) -> None:
     """A worker process that is half started would complain about data that its parent did not send."""
