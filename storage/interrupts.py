@@ -9,9 +9,9 @@ Errors that libraries log after an interrupt are logged without a traceback.
 
 SIGINT keeps Python's own handler, because `asyncio.run` cancels its main task only if it finds that handler.
 
-If an interrupt comes while the main thread waits for Python's import lock, the lock is left locked (Python 3.11 raises
-between acquiring it and the `try`), and imports in other threads wait for ever, also those that a clean-up needs. So a
-clean-up gives it back (`_give_import_lock_back`).
+An interrupt while the main thread waits for Python's import lock leaves the lock locked, because Python 3.11 raises
+KeyboardInterrupt between acquiring the lock and the `try`. Imports in other threads would then wait forever, and with
+them the clean-up. So the thread makes the main thread release the lock during the clean-up (`_release_import_lock`).
 """
 
 import _imp
@@ -43,7 +43,7 @@ _NO_SIGNAL = 0
 _FAILED = 1
 _ENDINGS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 _ASK_MAIN = signal.SIGURG
-"""Makes the main thread run a handler even while it waits; ignored by default, so nothing else needs it here."""
+"""The signal that makes the main thread run `_release_import_lock`, even while it waits. Nothing else here uses it."""
 logger = logging.getLogger(__name__)
 _watching: "_Watch | None" = None
 
@@ -191,7 +191,7 @@ class _Watch:
         for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, _terminate)):
             if signal.getsignal(number) is not signal.SIG_IGN:
                 signal.signal(number, handler)
-        signal.signal(_ASK_MAIN, _give_import_lock_back)
+        signal.signal(_ASK_MAIN, _release_import_lock)
 
     def fail(self, reason: str) -> None:
         """Print the reason and end as after SIGTERM, but with status 1."""
@@ -276,12 +276,13 @@ def _clean(record: logging.LogRecord) -> logging.LogRecord:
     return record
 
 
-def _give_import_lock_back(_: int, frame: FrameType | None) -> None:
-    """Release the import lock if the main thread, which runs this, holds it although it imports nothing."""
-    if not any(each.f_code.co_filename == "<frozen importlib._bootstrap>" for each, _ in traceback.walk_stack(frame)):
-        with contextlib.suppress(RuntimeError):  # it is not held, or another thread holds it
-            while True:
-                _imp.release_lock()
+def _release_import_lock(_: int, frame: FrameType | None) -> None:
+    """Release Python's import lock if the main thread, which runs this handler, holds it without importing anything."""
+    if any(each.f_code.co_filename == "<frozen importlib._bootstrap>" for each, _ in traceback.walk_stack(frame)):
+        return
+    with contextlib.suppress(RuntimeError):  # the main thread does not hold it, or no longer
+        while True:
+            _imp.release_lock()
 
 
 def _terminate(number: int, _: FrameType | None) -> None:

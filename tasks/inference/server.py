@@ -96,9 +96,10 @@ class Server:
         return command + settings.extra_args
 
     def _environment(self) -> dict[str, str]:
-        # The key belongs to servers given by URL; no other user can reach ours. The space would replace our argument.
-        ours = ("VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE")
-        inherited = {name: value for name, value in os.environ.items() if name not in ours}
+        # The key belongs to servers given by URL; no other user can reach ours. The second variable would override
+        # --kv-cache-memory-bytes.
+        left_out = ("VLLM_API_KEY", "VLLM_CPU_KVCACHE_SPACE")
+        inherited = {name: value for name, value in os.environ.items() if name not in left_out}
         # In eager mode vLLM still compiles parts of its sampler, which takes seconds and needs a C++ compiler.
         eager = {"TORCHDYNAMO_DISABLE": "1"} if self.settings.enforce_eager else {}
         # On a CPU vLLM uses one more process for its worker, only to bind its threads to cores. For a small model that

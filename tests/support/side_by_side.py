@@ -1,6 +1,6 @@
-"""How `make test` spreads files over three processes: all files that use vLLM or Prefect's server go to two of them.
+"""Spread the test files over processes so that only two of them start vLLM and Prefect's server.
 
-Each process that runs such a file starts servers, which take as much processor time as the tests of a whole file.
+Starting these servers takes as much processor time as the tests of a whole file.
 """
 
 import pytest
@@ -24,7 +24,8 @@ GROUPS = {
     "tests/problems/test_exclusions.py": "second",
     "tests/retrain/test_schedule.py": "second",
 }
-"""The group of each file. A process runs all files of a group; both groups take about the same time."""
+"""The group of each file that uses these servers. One process runs all files of a group; both groups take about the
+same time."""
 
 
 class FilesByServer(LoadFileScheduling):  # type: ignore[misc] # pytest-xdist has no types

@@ -63,7 +63,7 @@ def serve(
             notes = unreadable(data_sets, intake)
             app = create_app(store, data_sets, database, cache, audit, notes)
             _print_notes(notes)
-            # Not a daemon: Python ends daemons while they run, and C++ code that is being imported aborts the process.
+            # Python would stop a daemon thread in the middle of the import, and C++ libraries then abort the process.
             threading.Thread(target=import_tokenizers).start()
             port = listener.getsockname()[1]
             print(f"The reader is on http://{ADDRESS}:{port}/?key={require_key(app, port)} until Ctrl-C", flush=True)
