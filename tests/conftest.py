@@ -279,6 +279,15 @@ def overrides(
 
 
 @pytest.fixture
+def trained(overrides: list[str], tmp_path: Path, made_once: MadeOnce) -> list[str]:
+    """Return the overrides of a run after its first iteration, which has made policy versions 0 and 1."""
+    from flows.math_mt_ppo import math_mt_ppo
+
+    made_once("first iteration", tmp_path / "var", lambda: math_mt_ppo("smoke", [*overrides, "run.iterations=1"]))
+    return overrides
+
+
+@pytest.fixture
 def environment(prefect_api: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """Set Prefect's address and password for flows in other processes; return no further variables.
 

@@ -25,16 +25,8 @@ from storage.versions import aliases, datasets, manifests
 from storage.versions.drafts import Draft
 from tasks.rollout import play
 from tasks.run import progress
-from tests.conftest import MadeOnce
 
 OWN = "evaluation.sets={own: {kind: jsonl, path: OWN, fields: {prompt: prompt, solutions: answer}}}"
-
-
-@pytest.fixture
-def trained(overrides: list[str], tmp_path: Path, made_once: MadeOnce) -> list[str]:
-    """Return the overrides of a run with two policy versions."""
-    made_once("first iteration", tmp_path / "var", lambda: math_mt_ppo("smoke", [*overrides, "run.iterations=1"]))
-    return overrides
 
 
 def test_two_policies_on_two_sets(trained: list[str], tmp_path: Path) -> None:

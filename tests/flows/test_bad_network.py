@@ -11,11 +11,8 @@ from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.versions import aliases
 from storage.versions.manifests import read
+from tests.storage.test_bad_network import SHARE, TIMEOUT_S
 from tests.support.fault_proxy import FaultProxy
-
-SHARE = 0.4
-TIMEOUT_S = 1.0
-"""The time limit of a request."""
 
 
 def test_the_main_job_over_a_bad_network(

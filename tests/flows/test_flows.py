@@ -45,13 +45,6 @@ def run_flow(config: str, overrides: list[str]) -> dict[str, Any]:
     return summary
 
 
-@pytest.fixture
-def trained(overrides: list[str], tmp_path: Path, made_once: MadeOnce) -> list[str]:
-    """Return the overrides of a run after its first iteration."""
-    made_once("first iteration", tmp_path / "var", lambda: math_mt_ppo("smoke", [*overrides, "run.iterations=1"]))
-    return overrides
-
-
 def test_the_main_flow_commits_a_whole_chain(overrides: list[str], tmp_path: Path) -> None:
     """Every stage commits a version, and parents lead from the last checkpoint back to the problems."""
     numbers = run_flow("smoke", overrides)

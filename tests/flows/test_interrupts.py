@@ -362,14 +362,14 @@ def test_a_signal_at_any_moment_of_a_run(
 
 
 STAGES = [
-    (Point("train", "tasks.train.step:Stepper.take"), []),
-    (Point("rollout ahead", "tasks.rollout.collector:Collector._episode", 20), OVERLAP),
-    (Point("rollout", "tasks.rollout.collector:Collector._episode", 3), []),
-    (Point("score", "tasks.score.scoring:_score", 2), []),
+    pytest.param(Point("train", "tasks.train.step:Stepper.take"), [], id="train"),
+    pytest.param(Point("rollout ahead", "tasks.rollout.collector:Collector._episode", 20), OVERLAP, id="rollout ahead"),
+    pytest.param(Point("rollout", "tasks.rollout.collector:Collector._episode", 3), [], id="rollout"),
+    pytest.param(Point("score", "tasks.score.scoring:_score", 2), [], id="score"),
 ]
 
 
-@pytest.mark.parametrize(("point", "settings"), scaled(STAGES[:2], STAGES), ids=lambda argument: str(argument)[:30])
+@pytest.mark.parametrize(("point", "settings"), scaled(STAGES[:2], STAGES))
 def test_an_interrupt_within_a_stage_resumes(
     overrides: list[str],
     environment: dict[str, str],
