@@ -39,18 +39,17 @@ def math_mt_ppo(config: str = "demo", overrides: list[str] | None = None) -> str
         policy = newest_policy(workspace) or first_policy(workspace)
         with (
             open_verifier(workspace) as verifier,
-            open_engine(workspace) as engine,  # closed before the verifier; this ends a rollout that plays ahead
+            open_engine(workspace) as engine,
             open_trainer(workspace) as trainer,
         ):
-            rollouts = Rollouts(workspace, engine, verifier, train_set)
-            for iteration in iterations(workspace):  # only those that are not yet committed
-                if iteration % workspace.config.evaluation.every == 0:
-                    evaluate(workspace, engine, verifier, policy, held_out_set)
-                trajectories = rollouts.take(iteration, policy)  # with run.overlap, the next rollout begins here
-                scores = score(workspace, verifier, iteration, trajectories)
-                policy = train(workspace, trainer, iteration, policy, trajectories, scores)
-                rollouts.swap(policy)
-            rollouts.finish()
+            with Rollouts(workspace, engine, verifier, train_set) as rollouts:  # its end stops what still plays
+                for iteration in iterations(workspace):  # only those that are not yet committed
+                    if iteration % workspace.config.evaluation.every == 0:
+                        evaluate(workspace, engine, verifier, policy, held_out_set)
+                    trajectories = rollouts.take(iteration, policy)  # with run.overlap, later ones play meanwhile
+                    scores = score(workspace, verifier, iteration, trajectories)
+                    policy = train(workspace, trainer, iteration, policy, trajectories, scores)
+                    rollouts.swap(policy)
             evaluate(workspace, engine, verifier, policy, held_out_set)
         return report(workspace, held_out_set)
 

@@ -80,13 +80,12 @@ def learn(
 ) -> PolicyVersion:
     """Run the main job's loop until the night's budget ends; return the last policy version."""
     train_set, _ = import_problems(workspace)
-    rollouts = Rollouts(workspace, engine, verifier, train_set)
-    for iteration in iterations(workspace):
-        trajectories = rollouts.take(iteration, policy)
-        scores = score(workspace, verifier, iteration, trajectories)
-        policy = train(workspace, trainer, iteration, policy, trajectories, scores)
-        rollouts.swap(policy)
-    rollouts.finish()
+    with Rollouts(workspace, engine, verifier, train_set) as rollouts:
+        for iteration in iterations(workspace):
+            trajectories = rollouts.take(iteration, policy)
+            scores = score(workspace, verifier, iteration, trajectories)
+            policy = train(workspace, trainer, iteration, policy, trajectories, scores)
+            rollouts.swap(policy)
     return policy
 
 

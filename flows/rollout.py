@@ -5,10 +5,10 @@ python -m flows.rollout demo --iteration 0
 
 from prefect import flow
 
-import tasks.rollout.task
 from flows.launch.cli import main
 from storage import layout
 from tasks.problems.task import import_problems
+from tasks.rollout.task import Rollouts
 from tasks.run.configuration import resolve
 from tasks.run.opening import open_run
 from tasks.run.resources import open_engine, open_verifier
@@ -21,9 +21,12 @@ def rollout(config: str = "demo", overrides: list[str] | None = None, iteration:
     with open_run(resolve(config, overrides)) as workspace:
         train_set, _ = import_problems(workspace)
         policy = layout.checkpoint(workspace.name, iteration) if iteration else first_policy(workspace)
-        policy = tasks.rollout.task.lagging_policy(workspace, iteration) or policy
-        with open_engine(workspace) as engine, open_verifier(workspace) as verifier:
-            return tasks.rollout.task.rollout(workspace, engine, verifier, iteration, policy, train_set)
+        with (
+            open_verifier(workspace) as verifier,
+            open_engine(workspace) as engine,
+            Rollouts(workspace, engine, verifier, train_set) as rollouts,
+        ):
+            return rollouts.take(iteration, policy)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import ctypes
 import logging
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +25,9 @@ from tasks.rollout.watch import Watch
 
 logger = logging.getLogger(__name__)
 
+_CANCELLED = (
+    "{} of the rollout was cancelled by an agent, or by other code: an agent must cancel only tasks that it started"
+)
 CLEAN_UP_S = 60.0
 """Time for all agents that still clean up at the end of a rollout."""
 
@@ -43,35 +46,44 @@ class Collector:
     chat: Chat
     settings: Rollout
 
-    async def collect(self, groups: Iterable[Group], group_size: int, sink: Callable[[list[Trajectory]], None]) -> None:
-        """Play all groups, `concurrency` episodes at a time; pass each finished group to `sink`, in a thread."""
-        pending = iter(groups)
+    async def collect(
+        self, groups: AsyncIterator[Group], group_size: int, sink: Callable[[Group, list[Trajectory]], None]
+    ) -> None:
+        """Play all groups, `concurrency` episodes at a time; pass each finished group to `sink`, in a thread.
+
+        A group is taken from `groups` only when all of its `group_size` episodes can begin.
+        """
         loads = [0] * self.generator.replicas
-        writing = asyncio.Lock()
+        writing, room = asyncio.Lock(), asyncio.Semaphore(max(self.settings.concurrency, group_size))
+        before, collecting = asyncio.all_tasks(), asyncio.current_task()
+        assert collecting
 
-        async def play_groups(watch: Watch) -> None:
-            for group in pending:  # shared by all workers: each takes the next
-                replica = loads.index(min(loads))
-                loads[replica] += 1
-                trajectories = await self._play(group, replica, watch)
-                loads[replica] -= 1
+        async def play_group(group: Group, watch: Watch) -> None:
+            replica = loads.index(min(loads))
+            loads[replica] += 1
+            try:
+                trajectories = await self._play(group, replica, watch, room)
                 async with writing:
-                    await asyncio.to_thread(sink, trajectories)
+                    await asyncio.to_thread(sink, group, trajectories)
+            except asyncio.CancelledError:
+                if collecting.cancelling():
+                    raise
+                raise RuntimeError(_CANCELLED.format("a group")) from None
+            finally:
+                loads[replica] -= 1
 
-        before = asyncio.all_tasks()
         try:
             with Watch(self.settings.episode_deadline_s) as watch:
-                async with asyncio.TaskGroup() as workers:
-                    count = max(1, self.settings.concurrency // group_size)
-                    tasks = [workers.create_task(play_groups(watch), name="a worker") for _ in range(count)]
-            _refuse_cancelled(tasks)
+                async with asyncio.TaskGroup() as playing:
+                    while group := await _next(groups, group_size, room):
+                        playing.create_task(play_group(group, watch), name=f"group {group.problem.problem_id}")
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
             await _end_tasks(before)
 
-    async def _play(self, group: Group, replica: int, watch: Watch) -> list[Trajectory]:
-        """Play all episodes of a group, on one replica, to use its prefix cache."""
+    async def _play(self, group: Group, replica: int, watch: Watch, room: asyncio.Semaphore) -> list[Trajectory]:
+        """Play all episodes of a group, on one replica, to use its prefix cache. Each leaves `room` when it ends."""
 
         def generate(token_ids: list[int], gconfig: GenerationConfig, seed: int) -> Awaitable[list[Completion]]:
             # Every request needs the template's end of turn: vLLM itself knows only the model's end of text.
@@ -89,6 +101,8 @@ class Collector:
                     )
                     for prompt in group.prompts
                 ]
+                for task in tasks:
+                    task.add_done_callback(lambda _: room.release())
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         _refuse_cancelled(tasks)
@@ -130,18 +144,22 @@ class Collector:
         return episode.trajectory(status=status, reason=reason)
 
 
+async def _next(groups: AsyncIterator[Group], group_size: int, room: asyncio.Semaphore) -> Group | None:
+    """Wait for room, then return the next group; None after the last one."""
+    for _ in range(group_size):
+        await room.acquire()
+    return await anext(groups, None)
+
+
 def _refuse_cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Check that no task was cancelled from outside: a task group ignores that, and the task's groups would be missing.
+    """Check that no task was cancelled from outside: a task group ignores that, and its episode would be missing.
 
     Raises:
         RuntimeError: an agent, or other code, cancelled a task.
     """
     for task in tasks:
         if task.cancelled():
-            raise RuntimeError(
-                f"{task.get_name()} of the rollout was cancelled by an agent, or by other code: an agent must cancel "
-                "only tasks that it started"
-            )
+            raise RuntimeError(_CANCELLED.format(task.get_name()))
 
 
 async def _end_tasks(before: set[asyncio.Task[Any]]) -> None:

@@ -1,9 +1,10 @@
 """The plan of a rollout: the problems that it draws, its episodes, and their records before play."""
 
+import itertools
 import json
 import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from configs.schema import Config
@@ -21,6 +22,7 @@ class Group:
     problem: Problem
     seed: int  # for the first turn; sample i uses seed + i
     prompts: list[EpisodeSpec]
+    number: int = 0  # its place among all groups that the run draws, in a stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,16 +49,20 @@ class RolloutPlan:
     group_size: int
     selecting: bool = False
 
-    def groups(self, problems: Sequence[Problem]) -> Iterator[Group]:
+    async def groups(self, problems: Sequence[Problem]) -> AsyncIterator[Group]:
         """Yield one group for each problem."""
         for problem in problems:
-            source = (self.config.run.seed, self.name, problem.problem_id)
-            seeds = [derive(*source, sample) for sample in range(self.group_size)]
-            prompts = [
-                EpisodeSpec(f"{problem.problem_id}/{sample}", problem, seed, self._record(problem, sample, seed))
-                for sample, seed in enumerate(seeds)
-            ]
-            yield Group(problem, derive(*source), prompts)
+            yield self.group(problem)
+
+    def group(self, problem: Problem, number: int = 0) -> Group:
+        """Return the episodes of a problem."""
+        source = (self.config.run.seed, self.name, problem.problem_id)
+        seeds = [derive(*source, sample) for sample in range(self.group_size)]
+        prompts = [
+            EpisodeSpec(f"{problem.problem_id}/{sample}", problem, seed, self._record(problem, sample, seed))
+            for sample, seed in enumerate(seeds)
+        ]
+        return Group(problem, derive(*source), prompts, number)
 
     def _record(self, problem: Problem, sample: int, seed: int) -> Trajectory:
         agent, environment = self.config.agent, self.config.environment
@@ -112,12 +118,12 @@ def draw(
         if _differ(problems, weights):
             return _by_weight(problems, weights, iteration, seed)[:count]
     drawn: dict[str, Problem] = {}
-    position = iteration * count
-    while len(drawn) < min(count, len(problems)):
-        epoch, index = divmod(position, len(problems))
-        problem = problems[_order(len(problems), seed, epoch)[index]]
-        drawn.setdefault(problem.problem_id, problem)
-        position += 1
+    first, index = divmod(iteration * count, len(problems))
+    positions = (position for epoch in itertools.count(first) for position in _order(len(problems), seed, epoch))
+    for position in itertools.islice(positions, index, None):
+        drawn.setdefault(problems[position].problem_id, problems[position])
+        if len(drawn) == min(count, len(problems)):
+            break
     return list(drawn.values())
 
 

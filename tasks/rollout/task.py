@@ -1,6 +1,7 @@
-"""The Prefect task that plays an iteration's episodes and commits them as a trajectory data set."""
+"""The Prefect tasks that play episodes and commit them as trajectory data sets: one iteration, or a stream of them."""
 
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
 from prefect import State, get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -12,7 +13,7 @@ from storage.records import Problem
 from storage.version_names import PolicyVersion, ProblemsVersion, TrajectoriesVersion
 from storage.versions import checkpoints, manifests
 from storage.versions.journal import JournaledDraft
-from tasks.inference.api import EngineClosedError, GenerationConfig
+from tasks.inference.api import GenerationConfig
 from tasks.problems.curriculum_task import weights
 from tasks.problems.exclusions import left_of, read_exclusions
 from tasks.problems.task import read_problems
@@ -22,6 +23,10 @@ from tasks.score.verifier import Verifier
 
 if TYPE_CHECKING:
     from tasks.inference.engine import Engine
+    from tasks.rollout.stream import Stream
+
+_FAREWELL_S = 5.0
+"""Longest wait for the end of a stream that was stopped."""
 
 
 @task(name="rollout", task_run_name="rollout-{iteration}", cache_policy=NO_CACHE)
@@ -34,18 +39,30 @@ def rollout(
     problem_set: ProblemsVersion,
 ) -> TrajectoriesVersion:
     """Play an iteration with checkpoint `policy`, unless it is committed; return the version of its trajectories."""
-    from tasks.rollout.play import load_chat, play
+    from tasks.rollout.play import play
 
-    config, store = workspace.config, workspace.store
-    version = layout.trajectories(workspace.name, iteration)
+    store, version = workspace.store, layout.trajectories(workspace.name, iteration)
     if manifests.committed(store, version):
         return version
     drawn, spare = _draw(workspace, problem_set, iteration)
-    checkpoint = checkpoints.open_checkpoint(store, policy, workspace.cache)
+    plan = _serve(workspace, engine, iteration, policy, problem_set)
+    with JournaledDraft(store, version, "trajectories", workspace.lease) as draft:
+        metrics = play(plan, drawn, engine, verifier, draft, get_run_logger().info, spare)
+        draft.commit(workspace.provenance(), [policy, problem_set], metrics)
+    return version
+
+
+def _serve(
+    workspace: Workspace, engine: "Engine", iteration: int, policy: PolicyVersion, problem_set: ProblemsVersion
+) -> RolloutPlan:
+    """Serve a checkpoint, and return the plan of an iteration that it plays."""
+    from tasks.rollout.play import load_chat
+
+    config = workspace.config
+    checkpoint, sampling = checkpoints.open_checkpoint(workspace.store, policy, workspace.cache), config.sampling
     load_chat(checkpoint)  # reports an unusable tokenizer before servers start
-    engine.serve(checkpoint, or_newer=config.run.overlap)
-    sampling = config.sampling
-    plan = RolloutPlan(
+    engine.serve(checkpoint)
+    return RolloutPlan(
         name=f"{workspace.name}/{iteration:06d}",
         config=config,
         iteration=iteration,
@@ -55,29 +72,18 @@ def rollout(
         group_size=config.rollout.generation_size or config.rollout.group_size,
         selecting=True,
     )
-    with JournaledDraft(store, version, "trajectories", workspace.lease) as draft:
-        metrics = play(plan, drawn, engine, verifier, draft, get_run_logger().info, spare)
-        # A swap may bring newer weights of this run while episodes are played: the tokens record their versions.
-        swapped_in = [n for n in metrics["policy_versions"] if n != checkpoint.number]
-        parents = [policy, *(layout.checkpoint(workspace.name, number) for number in swapped_in), problem_set]
-        draft.commit(workspace.provenance(), parents, metrics)
-    return version
+
+
+@task(name="rollout-stream", cache_policy=NO_CACHE)
+def _play_stream(stream: "Stream") -> "bool | State[bool]":
+    """Play a stream in a thread. If the flow stops it, the task is cancelled without error."""
+    return stream.play() or Cancelled(message="the flow needs no more rollouts")
 
 
 @task(name="rollout", task_run_name="rollout-{iteration}", cache_policy=NO_CACHE)
-def _rollout_ahead(
-    workspace: Workspace,
-    engine: "Engine",
-    verifier: Verifier,
-    iteration: int,
-    policy: PolicyVersion,
-    problem_set: ProblemsVersion,
-) -> "TrajectoriesVersion | State[TrajectoriesVersion]":
-    """Play a rollout during scoring and training. If the flow ends meanwhile, the task is cancelled without error."""
-    try:
-        return rollout.fn(workspace, engine, verifier, iteration, policy, problem_set)
-    except EngineClosedError as closed:
-        return Cancelled(message=str(closed))
+def _wait_for(stream: "Stream", iteration: int) -> TrajectoriesVersion:
+    """Wait until the stream has committed an iteration's trajectories; return their version."""
+    return stream.wait(iteration)
 
 
 def _draw(workspace: Workspace, problem_set: ProblemsVersion, iteration: int) -> tuple[list[Problem], list[Problem]]:
@@ -110,43 +116,57 @@ def lagging_policy(workspace: Workspace, iteration: int) -> PolicyVersion | None
 
 
 class Rollouts:
-    """The rollouts of a run, one iteration after another.
+    """The rollouts of a run, one iteration after another; a context manager that ends the stream.
 
-    With `run.overlap`, a thread plays the next iteration while this one is scored and trained on. The next iteration
-    begins with the policy that is the newest at that time; requests after a `swap` use the one just trained.
+    With `run.overlap`, a thread plays a stream (`tasks.rollout.stream`) while the iterations are scored and trained on;
+    otherwise each iteration is played when it is taken.
     """
 
     def __init__(
         self, workspace: Workspace, engine: "Engine", verifier: Verifier, problem_set: ProblemsVersion
     ) -> None:
         self._workspace, self._engine, self._verifier, self._problem_set = workspace, engine, verifier, problem_set
-        self._ahead: PrefectFuture[TrajectoriesVersion | State[TrajectoriesVersion]] | None = None
+        self._stream: Stream | None = None
+        self._playing: PrefectFuture[bool | State[bool]] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        if self._stream and self._playing:
+            self._stream.stop(keep=kind is None)
+            self._playing.wait(_FAREWELL_S)
 
     def take(self, iteration: int, policy: PolicyVersion) -> TrajectoriesVersion:
         """Return the version of the iteration's trajectories; `policy` is the newest checkpoint."""
-        run = self._workspace.config.run
-        playing = lagging_policy(self._workspace, iteration) or policy
-        trajectories = rollout(*self._arguments(iteration, playing)) if self._ahead is None else self._ahead.result()
-        assert isinstance(trajectories, TrajectoriesVersion)  # a cancelled rollout is never taken
-        self._ahead = None
-        following = layout.trajectories(self._workspace.name, iteration + 1)
-        if run.overlap and iteration + 1 < run.iterations and not manifests.committed(self._workspace.store, following):
-            self._ahead = _rollout_ahead.submit(*self._arguments(iteration + 1, policy))
-        return trajectories
-
-    def finish(self) -> None:
-        """Wait for a rollout that plays ahead although no iteration follows, because a budget ended the run early."""
-        if self._ahead is not None:
-            self._ahead.wait()
-            self._ahead = None
+        workspace = self._workspace
+        if not workspace.config.run.overlap:
+            playing = lagging_policy(workspace, iteration) or policy
+            return rollout(workspace, self._engine, self._verifier, iteration, playing, self._problem_set)
+        if self._stream is None:
+            self._stream = self._begin(iteration, policy)
+            self._playing = _play_stream.submit(self._stream)
+        return _wait_for(self._stream, iteration)
 
     def swap(self, policy: PolicyVersion) -> None:
-        """Serve a new checkpoint to the rollout that plays ahead; its requests go on."""
-        if self._ahead is not None:
-            workspace = self._workspace
-            self._engine.serve(checkpoints.open_checkpoint(workspace.store, policy, workspace.cache))
+        """Serve a new checkpoint to the stream; its requests go on."""
+        if self._stream:
+            checkpoint = checkpoints.open_checkpoint(self._workspace.store, policy, self._workspace.cache)
+            self._engine.serve(checkpoint)
+            self._stream.advance(checkpoint)
 
-    def _arguments(
-        self, iteration: int, policy: PolicyVersion
-    ) -> "tuple[Workspace, Engine, Verifier, int, PolicyVersion, ProblemsVersion]":
-        return self._workspace, self._engine, self._verifier, iteration, policy, self._problem_set
+    def _begin(self, iteration: int, policy: PolicyVersion) -> "Stream":
+        from tasks.rollout.stream import Stream
+
+        workspace, problem_set = self._workspace, self._problem_set
+        plan = _serve(workspace, self._engine, policy.number, policy, problem_set)
+        return Stream(
+            plan,
+            max(workspace.config.run.iterations, iteration + 1),
+            lambda draw: _draw(workspace, problem_set, draw)[0],
+            self._engine,
+            self._verifier,
+            workspace.store,
+            workspace.provenance(),
+            get_run_logger().info,
+        )

@@ -80,7 +80,7 @@ def play(
         async with engine.connect() as connection:
             context = EnvironmentContext(verifier)
             collector = Collector(connection, player, lambda: MathVerifyEnvironment(context), chat, Rollout())
-            await collector.collect(plan.groups(PROBLEMS), plan.group_size, played.extend)
+            await collector.collect(plan.groups(PROBLEMS), plan.group_size, lambda _, rows: played.extend(rows))
 
     engine.serve(policy)
     asyncio.run(collect())

@@ -201,12 +201,15 @@ def test_killed_anywhere(overrides: list[str], tmp_path: Path, environment: dict
 
 @pytest.mark.timeout(3600)
 def test_killed_while_stages_overlap(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
-    """The same holds while the next iteration is played during training."""
+    """The same holds while a stream plays during training. Each drawn group is in exactly one data set."""
     witness = Witness(f"{tmp_path}/var", OVERLAPPING, [*overrides, *OVERLAP], tmp_path / "log", environment)
     points = [point for point in STAGE_POINTS if point.stage == "train" or point.function == SHARD][:: scaled(2, 1)]
     kill_and_finish(witness, [(point, None) for point in points])
     assert witness.kills.total() >= scaled(5, 10)
     assert_whole(witness, tmp_path / "cache")
+    versions = [layout.trajectories("smoke", iteration) for iteration in range(OVERLAPPING)]
+    groups = [manifests.read(witness.store, version).metrics["stream"]["groups"] for version in versions]
+    assert sorted(number for numbers in groups for number in numbers) == list(range(PROBLEMS * OVERLAPPING))
     assert_undisturbed(witness, tmp_path)
 
 

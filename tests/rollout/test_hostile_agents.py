@@ -28,7 +28,7 @@ from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import EngineClosedError, GenerationConfig, InferenceError
 from tasks.rollout import collector, conversation
 from tasks.rollout import first_turns as opening
-from tasks.rollout.play import _run
+from tasks.rollout.play import run_loop
 from tasks.rollout.watch import Watch
 from tasks.score.verifier import Verifier
 from tests.support.paths import ROOT
@@ -164,7 +164,7 @@ def test_an_agent_that_is_cancelled_from_within_fails_one_episode(chat: Chat, ve
     assert reason == ("GeneratorExit" if act is cancels_itself_and_closes else "CancelledError")
 
 
-@pytest.mark.parametrize("coroutine", ["_episode", "play_groups"])
+@pytest.mark.parametrize("coroutine", ["_episode", "play_group"])
 def test_cancelling_the_rollouts_own_tasks_ends_it_with_an_error(
     chat: Chat, verifier: Verifier, coroutine: str
 ) -> None:
@@ -452,7 +452,7 @@ def test_an_exit_in_an_agents_task_is_an_error() -> None:
         await asyncio.gather(asyncio.create_task(leave()))
 
     with pytest.raises(RuntimeError, match=r"called sys.exit\(0\)"):
-        _run(rounds())
+        run_loop(rounds())
 
 
 def test_cancelling_all_tasks_or_stopping_the_loop_ends_the_rollout_with_a_reason() -> None:
@@ -468,9 +468,9 @@ def test_cancelling_all_tasks_or_stopping_the_loop_ends_the_rollout_with_a_reaso
         await asyncio.sleep(60)
 
     with pytest.raises(RuntimeError, match="an agent has cancelled the rollout's own tasks"):
-        _run(cancels())
+        run_loop(cancels())
     with pytest.raises(RuntimeError, match="an agent stopped the event loop"):
-        _run(stops())
+        run_loop(stops())
 
 
 def test_an_engine_that_returns_too_few_completions_fails_the_group(chat: Chat, verifier: Verifier) -> None:

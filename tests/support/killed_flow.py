@@ -21,7 +21,7 @@ from storage.errors import StorageError
 
 MARK = "KILLED_FLOW_TEST"
 """The environment variable that marks the descendants of a killed flow."""
-OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=1"]
+OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=2"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,7 +74,7 @@ def play(
 
     collector = Collector(engine, agent, make_environment, engine.chat, settings or Rollout())
     groups = make_plan(group_size).groups(problems or [PROBLEM])
-    asyncio.run(collector.collect(groups, group_size, played.extend))
+    asyncio.run(collector.collect(groups, group_size, lambda _, trajectories: played.extend(trajectories)))
     return sorted(played, key=lambda trajectory: trajectory.trajectory_id)
 
 

@@ -14,18 +14,21 @@ LENGTH = 4
 
 
 class WaitingEngine:
-    """Answers every request with digits after `seconds`. It has the interface of `tasks.inference.engine.Engine`.
+    """Answers every request with digits after some time. It has the interface of `tasks.inference.engine.Engine`.
 
     Args:
-        seconds: duration of a request of any size.
+        seconds: duration of a completion, or a function of its seed. A request lasts as long as its longest completion.
         on_request: called at each request with the policy version that is served.
     """
 
     replicas = 1
     closed = False
 
-    def __init__(self, seconds: float, on_request: Callable[[int], None] = lambda _: None) -> None:
-        self.seconds, self.on_request = seconds, on_request
+    def __init__(
+        self, seconds: float | Callable[[int], float], on_request: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self.seconds: Callable[[int], float] = seconds if callable(seconds) else lambda _: seconds
+        self.on_request = on_request
         self.version = 0
 
     def serve(self, policy: Checkpoint, *, or_newer: bool = False) -> None:
@@ -42,7 +45,7 @@ class WaitingEngine:
         """Answer as `tasks.inference.api.Generator` says; a request keeps the version with which it began."""
         version = self.version
         self.on_request(version)
-        await asyncio.sleep(self.seconds)
+        await asyncio.sleep(max(map(self.seconds, range(seed, seed + gconfig.n))))
         draw = random.Random(seed)
         return [
             Completion([*draw.choices(DIGITS, k=LENGTH - 1), IM_END], [-2.0] * LENGTH, [version] * LENGTH, "stop")

@@ -1,0 +1,132 @@
+"""The bookkeeping of a stream: which groups may begin, and which data set a finished group belongs to.
+
+Policy version i is trained on data set i. A token may be at most `staleness` versions older than the policy that is
+trained on it, so a group that begins with policy version v is *due* in data set v + staleness, or in an earlier one.
+Every data set has `size` places. A group begins only if a place in time remains for it, and it takes the earliest place
+that no other running group needs:
+
+    for every data set j: the running groups that are due in j or earlier <= the free places of the data sets up to j
+
+So the bound holds whatever the groups' lengths. Training waits for a group only when that group is due.
+
+Example: size=2, staleness=1. With policy version 0 the groups 0, 1, 2, 3 begin, all due in data set 1. The first two to
+finish, say 3 and 0, are data set 0. Version 1 is trained from them; then groups 4 and 5 begin, due in data set 2. If 4
+finishes before 1 and 2, it is stored in data set 2, because 1 and 2 need both places of data set 1.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+
+class Assignment:
+    """The free places of data sets and the running groups. A group's number identifies it.
+
+    Args:
+        first: the first data set that is not yet trained on.
+        end: the run has the data sets before this one.
+        size: groups of a data set that are not rejected.
+        staleness: `rollout.max_head_offpolicyness`.
+        most_played: with so many groups, rejected ones included, a data set is closed although places are free.
+        accepted: groups that a data set holds already; by data set.
+        rejected: the same for rejected groups.
+        closed: data sets that are committed already.
+    """
+
+    def __init__(
+        self,
+        first: int,
+        end: int,
+        size: int,
+        staleness: int,
+        most_played: int,
+        accepted: Mapping[int, int] | None = None,
+        rejected: Mapping[int, int] | None = None,
+        closed: set[int] | None = None,
+    ) -> None:
+        self._first, self._end, self._size, self._staleness = first, end, size, staleness
+        self._most_played = most_played
+        self._accepted, self._rejected = Counter(accepted or {}), Counter(rejected or {})
+        self._committed = set(closed or ())
+        self._due: dict[int, int] = {}  # by running group
+        self._skip_closed()
+
+    @property
+    def running(self) -> int:
+        """The number of groups that run."""
+        return len(self._due)
+
+    @property
+    def complete(self) -> bool:
+        """True if all data sets of the run are closed."""
+        return self._first == self._end
+
+    def is_closed(self, data_set: int) -> bool:
+        """Return whether a data set has all its groups."""
+        full = data_set in self._committed or self._accepted[data_set] >= self._size
+        return full or data_set < self._first
+
+    def may_begin(self, version: int) -> bool:
+        """Return whether a group may begin with a policy version: whether a place in time remains for it."""
+        return not self.complete and self._suffices(self._due_of(version), more=1)
+
+    def begin(self, number: int, version: int) -> None:
+        """Begin a group with a policy version; `may_begin` must be true."""
+        assert self.may_begin(version)
+        assert number not in self._due
+        self._due[number] = self._due_of(version)
+
+    def finish(self, number: int, *, rejected: bool) -> int:
+        """Return the data set that stores a finished group.
+
+        A rejected group takes no place; it is stored in the first data set that is not closed.
+        """
+        due = self._due.pop(number)
+        if rejected:
+            data_set = self._first
+            self._rejected[data_set] += 1
+        else:
+            data_set = next(i for i in range(self._first, due + 1) if self._has_place(i, due))
+            self._accepted[data_set] += 1
+        self._skip_closed()
+        return data_set
+
+    def _due_of(self, version: int) -> int:
+        return min(version + self._staleness, self._end - 1)
+
+    def _free(self, data_set: int) -> int:
+        return 0 if self.is_closed(data_set) else self._size - self._accepted[data_set]
+
+    def _free_until(self, data_set: int) -> int:
+        return sum(map(self._free, range(self._first, data_set + 1)))
+
+    def _needed(self, data_set: int) -> int:
+        """Return how many running groups are due in `data_set` or earlier."""
+        return sum(due <= data_set for due in self._due.values())
+
+    def _has_place(self, data_set: int, due: int) -> bool:
+        """Return whether a finished group may take a place in `data_set` although it is due only in `due`."""
+        in_time = all(self._needed(j) < self._free_until(j) for j in range(data_set, due))
+        return in_time and self._free(data_set) > 0
+
+    def _skip_closed(self) -> None:
+        """Set `_first` to the first data set that is not closed; close it if it holds too many rejected groups."""
+        while self._first < self._end and (self.is_closed(self._first) or self._gives_up()):
+            self._first += 1
+
+    def _gives_up(self) -> bool:
+        """Return whether the first data set has played too many groups, and no running group needs its places."""
+        return self._is_spent and self._suffices(self._first, more=0)
+
+    @property
+    def _is_spent(self) -> bool:
+        """True if the first data set has played so many groups that no more may begin for it."""
+        return self._accepted[self._first] + self._rejected[self._first] >= self._most_played
+
+    def _suffices(self, first_due: int, more: int) -> bool:
+        """Return whether the free places suffice for the running groups and `more` that are due in `first_due`.
+
+        The places of a spent data set do not count.
+        """
+        lost = self._free(self._first) if self._is_spent else 0
+        dues = range(first_due, max([first_due, *self._due.values()]) + 1)
+        return all(self._needed(j) + more <= self._free_until(j) - lost for j in dues)

@@ -1,0 +1,121 @@
+"""The bookkeeping of a stream: its staleness bound, and that each group is in exactly one data set."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.rollout.assignment import Assignment
+
+
+def test_the_example() -> None:
+    """Groups that are due keep their places: group 4 finishes before 1 and 2, and is stored after them."""
+    plan = Assignment(first=0, end=9, size=2, staleness=1, most_played=4)
+    for number in range(4):
+        plan.begin(number, version=0)
+    assert not plan.may_begin(0)
+    assert [plan.finish(number, rejected=False) for number in (3, 0)] == [0, 0]
+    assert plan.is_closed(0)
+    for number in (4, 5):
+        plan.begin(number, version=1)
+    assert not plan.may_begin(1)
+    assert [plan.finish(number, rejected=False) for number in (4, 1, 5, 2)] == [2, 1, 2, 1]
+
+
+def test_without_staleness_each_data_set_is_what_its_version_played() -> None:
+    """A bound of 0 is the synchronous pipeline: nothing begins before the next version."""
+    plan = Assignment(first=0, end=3, size=3, staleness=0, most_played=9)
+    for version in range(3):
+        numbers = [number for number in range(3 * version, 3 * version + 4) if plan.may_begin(version)][:3]
+        for number in numbers:
+            plan.begin(number, version)
+        assert not plan.may_begin(version)
+        assert [plan.finish(number, rejected=False) for number in reversed(numbers)] == [version] * 3
+    assert plan.complete
+
+
+def test_groups_that_are_all_rejected_close_a_smaller_data_set() -> None:
+    """A data set is closed with fewer groups after `most_played`, unless a running group needs its places."""
+    plan = Assignment(first=0, end=2, size=2, staleness=1, most_played=4)
+    for number in range(4):
+        plan.begin(number, version=0)
+        assert plan.finish(number, rejected=True) == 0
+    assert plan.is_closed(0)
+    assert not plan.is_closed(1)
+    plan.begin(4, version=0)
+    plan.begin(5, version=0)
+    assert not plan.may_begin(0)
+    assert [plan.finish(number, rejected=False) for number in (4, 5)] == [1, 1]
+    assert plan.complete
+
+
+def test_a_stream_of_rejected_groups_comes_to_an_end() -> None:
+    """Where a new group begins for each that is rejected, no more begin for a data set that has played enough."""
+    plan, number = Assignment(first=0, end=9, size=2, staleness=1, most_played=4), 0
+    while not plan.is_closed(0):
+        while plan.may_begin(0):
+            plan.begin(number, version=0)
+            number += 1
+        plan.finish(number - plan.running, rejected=True)
+    assert number <= 4 + 4  # those that ran when it had enough
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    size=st.integers(1, 5),
+    staleness=st.integers(0, 5),
+    end=st.integers(1, 8),
+    room=st.integers(1, 40),
+    rejection=st.sampled_from([0.0, 0.3, 0.9]),
+    rounds=st.integers(1, 4),
+)
+def test_any_order_of_events(
+    seed: int, size: int, staleness: int, end: int, room: int, rejection: float, rounds: int
+) -> None:
+    """Groups begin, finish in any order and are rejected; versions follow when their data set is closed.
+
+    No accepted group is in a data set more than `staleness` versions after the version that it began with. Each is in
+    exactly one. No data set has more than `size`. All data sets are closed in the end, whatever the order.
+    """
+    dice = random.Random(seed)
+    plan = Assignment(0, end, size, staleness, size * rounds)
+    version, begun, running, accepted = 0, 0, dict[int, int](), Counter[int]()
+    while not plan.complete:
+        events = ["begin"] * (len(running) < room and plan.may_begin(version)) + ["finish"] * bool(running)
+        events += ["train"] * (plan.is_closed(version) and version < end - 1)
+        assert events, "the stream is stuck"
+        event = dice.choice(events)
+        if event == "begin":
+            plan.begin(begun, version)
+            running[begun], begun = version, begun + 1
+        elif event == "train":
+            version += 1
+        else:
+            number = dice.choice(list(running))
+            rejected = dice.random() < rejection
+            was_closed = [plan.is_closed(i) for i in range(end)]
+            data_set = plan.finish(number, rejected=rejected)
+            assert not was_closed[data_set]
+            if not rejected:
+                accepted[data_set] += 1
+                assert version <= data_set <= running[number] + staleness
+            del running[number]
+        assert plan.running == len(running)
+    assert not running
+    assert all(accepted[i] <= size for i in range(end))
+    if not rejection:
+        assert accepted == dict.fromkeys(range(end), size)
+
+
+@pytest.mark.parametrize("staleness", [1, 4])
+def test_a_continued_stream_keeps_what_data_sets_hold(staleness: int) -> None:
+    """Committed data sets get no more groups, and the others only as many as are missing."""
+    plan = Assignment(3, 6, 4, staleness, 8, accepted={3: 3, 5: 1}, closed={4})
+    numbers = list[int]()
+    while plan.may_begin(3):
+        numbers.append(len(numbers))
+        plan.begin(numbers[-1], 3)
+    assert len(numbers) == (1 if staleness == 1 else 4)
+    assert [plan.finish(number, rejected=False) for number in numbers] == [3, 5, 5, 5][: len(numbers)]

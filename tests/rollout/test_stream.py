@@ -1,0 +1,221 @@
+"""The stream: no group is lost or played twice, however often it stops, and no token is older than allowed."""
+
+import asyncio
+import random
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from configs import Config, load
+from storage import layout
+from storage.objects.store import Store
+from storage.records import TRAJECTORY_SCHEMA, Problem, Trajectory
+from storage.versions import datasets, manifests
+from storage.versions.checkpoints import Canary, Checkpoint
+from storage.versions.datasets import ShardWriter
+from storage.versions.drafts import Draft, Provenance
+from storage.versions.journal import JournaledDraft
+from storage.versions.manifests import Manifest
+from tasks.agents.chat import Chat
+from tasks.inference.api import Completion, GenerationConfig, InferenceError
+from tasks.rollout.plan import RolloutPlan, draw
+from tasks.rollout.stream import Stream
+from tasks.score.verifier import Verifier
+from tests.support.rollout_helpers import GCONFIG
+from tests.support.train_helpers import make_trajectory
+from tests.support.waiting_engine import WaitingEngine
+
+RUN, GROUPS, SAMPLES, ITERATIONS = "r", 3, 2, 6
+PROBLEMS = [Problem(f"{i}+1", f"What is {i} + 1?", [str(i + 1)]) for i in range(9)]
+
+
+@pytest.fixture(autouse=True)
+def chat(policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoTokenizer
+
+    chat = Chat(AutoTokenizer.from_pretrained(policy_folder))
+    monkeypatch.setattr("tasks.rollout.play.load_chat", lambda _: chat)
+
+
+def policy(number: int) -> Checkpoint:
+    manifest = Manifest.model_construct(files=[])
+    return Checkpoint(layout.checkpoint(RUN, number), number, Path(), None, Canary([], []), manifest)
+
+
+def heavy_tail(seed: int) -> float:
+    """Return log-normal seconds, with a median of 4 ms: some are ten times as long."""
+    return min(0.2, random.Random(seed).lognormvariate(-5.5, 1.0))
+
+
+def settings(staleness: int, *more: str) -> Config:
+    sizes = f"problems_per_iteration: {GROUPS}, group_size: {SAMPLES}, rows_per_shard: 4, concurrency: 14"
+    bound = f"rollout={{{sizes}, max_head_offpolicyness: {staleness}}}"
+    return load("smoke", [f"run={{name: {RUN}, iterations: {ITERATIONS}, overlap: true}}", bound, *more])
+
+
+@contextmanager
+def streaming(
+    store: Store, verifier: Verifier, config: Config, first: int, engine: WaitingEngine, *, keep: bool = True
+) -> Iterator[Stream]:
+    """Play a stream in a thread until the block ends."""
+    plan = RolloutPlan(f"{RUN}/0", config, first, policy(first), "problems/x", GCONFIG, SAMPLES, selecting=True)
+    engine.serve(policy(first))
+    stream = Stream(
+        plan,
+        ITERATIONS,
+        lambda number: draw(PROBLEMS, GROUPS, number, seed=1),
+        engine,  # type: ignore[arg-type]  # it has the interface
+        verifier,
+        store,
+        Provenance(config={}),
+        lambda _: None,
+    )
+
+    def play() -> None:
+        with suppress(InferenceError):  # `wait` raises it
+            stream.play()
+
+    player = threading.Thread(target=play)
+    player.start()
+    try:
+        yield stream
+    finally:
+        stream.stop(keep=keep)
+        player.join()
+
+
+def prepare(store: Store) -> None:
+    """Commit what data sets have as parents."""
+    with Draft(store, "problems/x", "problems") as draft:
+        draft.commit(Provenance(config={}), [])
+    for number in range(ITERATIONS):
+        with Draft(store, layout.checkpoint(RUN, number), "checkpoint") as draft:
+            draft.commit(Provenance(config={}), [])
+
+
+def rows_of(store: Store, iteration: int) -> list[Trajectory]:
+    return list(datasets.trajectories(store, layout.trajectories(RUN, iteration), Path(store.root)))
+
+
+def numbers_of(store: Store, iteration: int) -> list[int]:
+    numbers = manifests.read(store, layout.trajectories(RUN, iteration)).metrics["stream"]["groups"]
+    assert isinstance(numbers, list)
+    return numbers
+
+
+@pytest.mark.parametrize("staleness", [1, 4])
+@pytest.mark.parametrize("flow_runs", [1, ITERATIONS])
+def test_every_group_is_in_one_data_set(store: Store, verifier: Verifier, staleness: int, flow_runs: int) -> None:
+    """Whether one flow run plays everything or each trains once and is killed: each drawn group is played once.
+
+    Every data set is complete, the tokens' versions keep the bound, and all problems are drawn equally often.
+    """
+    prepare(store)
+    iteration, engine = 0, WaitingEngine(heavy_tail)
+    for _ in range(flow_runs):
+        with streaming(store, verifier, settings(staleness), iteration, engine, keep=iteration % 2 == 0) as stream:
+            for _ in range(ITERATIONS // flow_runs):
+                assert stream.wait(iteration) == layout.trajectories(RUN, iteration)
+                iteration += 1
+                engine.serve(policy(iteration))
+                stream.advance(policy(iteration))
+    everything = [rows_of(store, index) for index in range(ITERATIONS)]
+    for index, rows in enumerate(everything):
+        assert len(rows) == GROUPS * SAMPLES
+        assert {row.iteration for row in rows} == {index}
+        versions = {version for row in rows for version in row.versions} - {-1}
+        assert index - staleness <= min(versions) <= max(versions) <= index
+        parents = {parent.version for parent in manifests.read(store, layout.trajectories(RUN, index)).parents}
+        assert parents >= {"problems/x"} | {layout.checkpoint(RUN, version) for version in versions}
+    ids = [row.trajectory_id for rows in everything for row in rows]
+    assert len(set(ids)) == len(ids)
+    assert sorted(n for i in range(ITERATIONS) for n in numbers_of(store, i)) == list(range(GROUPS * ITERATIONS))
+    played = Counter(row.problem_id for rows in everything for row in rows)
+    assert set(played.values()) == {GROUPS * ITERATIONS * SAMPLES // len(PROBLEMS)}
+
+
+def test_long_groups_do_not_hold_up_the_others(store: Store, verifier: Verifier) -> None:
+    """Group 0 does not end before data set 1 is committed. It is stored in the last data set that its bound allows."""
+    prepare(store)
+    release = threading.Event()
+
+    class Stuck(WaitingEngine):
+        async def generate(
+            self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
+        ) -> list[Completion]:
+            if seed == stuck:
+                await asyncio.to_thread(release.wait)
+            return await super().generate(token_ids, gconfig, seed, replica)
+
+    config = settings(2)
+    first = draw(PROBLEMS, GROUPS, 0, seed=1)[0]
+    plan = RolloutPlan(f"{RUN}/000000", config, 0, policy(0), "problems/x", GCONFIG, SAMPLES)
+    stuck = plan.group(first).seed
+    with streaming(store, verifier, config, 0, Stuck(0.0)) as stream:
+        for iteration in range(2):
+            stream.wait(iteration)
+            stream.advance(policy(iteration + 1))
+        assert not manifests.committed(store, layout.trajectories(RUN, 2))
+        release.set()
+        stream.wait(2)
+    assert 0 in numbers_of(store, 2)
+    assert all(0 not in numbers_of(store, iteration) for iteration in range(2))
+
+
+def test_rejected_groups_are_replaced_by_the_next_of_the_stream(store: Store, verifier: Verifier) -> None:
+    """No answer is right, so every group is rejected: a data set is closed after about (1 + rounds) x its groups."""
+    prepare(store)
+    config = settings(1, "rollout.success_rate_lb=1.0", "rollout.max_resampling_rounds=1")
+    with streaming(store, verifier, config, 0, WaitingEngine(0.0)) as stream:
+        stream.wait(0)
+    metrics = manifests.read(store, layout.trajectories(RUN, 0)).metrics
+    assert 2 * GROUPS <= metrics["groups"] == metrics["groups_rejected"] <= 4 * GROUPS  # some ran when it had enough
+    assert {row.status for row in rows_of(store, 0)} == {"rejected"}
+
+
+def test_an_error_of_the_engine_reaches_the_trainer(store: Store, verifier: Verifier) -> None:
+    """Whoever waits for a data set gets the error that ended the stream."""
+    prepare(store)
+
+    def refuse(_: int) -> None:
+        raise InferenceError("another version")
+
+    with (
+        streaming(store, verifier, settings(1), 0, WaitingEngine(0.0, refuse)) as stream,
+        pytest.raises(InferenceError, match="another version"),
+    ):
+        stream.wait(0)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_what_a_program_before_the_stream_played_is_kept(
+    store: Store, verifier: Verifier, monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    """Its data sets hold one draw each, without numbers. The stream goes on with the groups of the next draw."""
+    prepare(store)
+    before = layout.trajectories(RUN, 0)
+    ids = [problem.problem_id for problem in draw(PROBLEMS, GROUPS, 0, seed=1)]
+    old_program(store, before, ids if committed else ids[:2], committed=committed)
+    with streaming(store, verifier, settings(1), 0, WaitingEngine(0.0)) as stream:
+        stream.wait(0)
+        stream.wait(1)
+    assert sorted({row.problem_id for row in rows_of(store, 0)}) == sorted(ids)
+    following = {problem.problem_id for problem in draw(PROBLEMS, GROUPS, 1, seed=1)}
+    assert {row.problem_id for row in rows_of(store, 1)} == following
+
+
+def old_program(store: Store, version: str, problem_ids: list[str], *, committed: bool) -> None:
+    """Write groups as programs before the stream did; commit them, or leave them in the journal."""
+    with JournaledDraft(store, version, "trajectories") as draft:
+        with ShardWriter(draft, TRAJECTORY_SCHEMA, 2) as writer:
+            for problem_id in problem_ids:
+                rows = [
+                    make_trajectory(f"{RUN}/0/{problem_id}/{s}", [[7, 8]], problem=problem_id) for s in range(SAMPLES)
+                ]
+                writer.write_group(rows, {"problem_id": problem_id, "rejected": False})
+        if committed:
+            draft.commit(Provenance(config={}), ["problems/x"], {"generated_tokens": 0})
