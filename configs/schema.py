@@ -66,7 +66,8 @@ class Run(Knobs):
     max_minutes: PositiveFloat | None = None
     """End a flow run early after so many minutes. Raising `max_tokens` or this limit later continues the same run."""
     overlap: bool = False
-    """Play the next iteration while this one is trained on; needs `rollout.max_head_offpolicyness` of 1 or more."""
+    """Play a stream of episodes while others are trained on, up to `rollout.max_head_offpolicyness` (1 or more)
+    iterations ahead; a data set holds the groups that finish first."""
     when_held: Literal["stop", "wait"] = "stop"
     """Reaction while another flow run writes the same run: stop and name that flow run, or wait for its end."""
     lease_s: Annotated[float, Field(gt=0, le=LONGEST_LEASE_S)] = 60.0
@@ -310,7 +311,8 @@ class Rollout(Knobs):
     """Number of rounds that replace rejected groups. If groups are still missing then, the batch is smaller, or even
     empty."""
     max_head_offpolicyness: NonNegativeInt = 0
-    """Largest staleness that is trained on, in policy versions; older trajectories are left out."""
+    """Largest staleness that is trained on, in policy versions; older trajectories are left out. With `run.overlap`, it
+    also bounds how far ahead episodes begin, so that none becomes too old."""
     policy_lag: NonNegativeInt = 0
     """Play with the policy so many versions behind the newest: intended staleness, for experiments."""
     concurrency: PositiveInt = 512

@@ -1,4 +1,4 @@
-"""The first turns of a group, sent as one request."""
+"""The first turns of a group, sent as one request if they are short."""
 
 import asyncio
 import time
@@ -11,6 +11,8 @@ from tasks.inference.api import BundledGenerationOutputs, Completion, Generation
 Generate = Callable[[list[int], GenerationConfig, int], Awaitable[list[Completion]]]
 """(token ids, gconfig, seed) -> completions"""
 
+LONGEST_TOGETHER = 64
+"""Longest completion, in tokens, that shares a request: a request ends with its longest completion."""
 PATIENCE_S = 1.0
 """Longest wait of the first observation for the others: an agent that never asks must not block its group."""
 
@@ -20,8 +22,9 @@ _Pending = tuple[Observation, asyncio.Future[BundledGenerationOutputs]]
 class FirstTurnBatcher:
     """A batch of the first observations of a group's episodes; equal observations become one request.
 
-    One request with n completions is about twice as fast as n requests, because vLLM processes the prompt once. Agents
-    do not notice it: different or later observations become separate requests.
+    One request with n short completions is about twice as fast as n requests. Long completions are asked for one by
+    one, because the whole group would wait for the longest of them. Agents do not notice it: different or later
+    observations become separate requests.
 
     Args:
         size: episodes in the group.
@@ -54,11 +57,12 @@ class FirstTurnBatcher:
         if self._patience:
             self._patience.cancel()
         self._patience, waiting, self._waiting = None, self._waiting, []
-        batches: dict[tuple[tuple[int, ...], GenerationConfig], list[_Pending]] = defaultdict(list)
-        for pending in waiting:
+        batches: dict[tuple[tuple[int, ...], GenerationConfig, int], list[_Pending]] = defaultdict(list)
+        for place, pending in enumerate(waiting):
             _, token_ids, gconfig = pending[0]
-            batches[tuple(token_ids), gconfig].append(pending)
-        for (prompt_ids, gconfig), batch in batches.items():
+            together = gconfig.max_new_tokens <= LONGEST_TOGETHER
+            batches[tuple(token_ids), gconfig, -1 if together else place].append(pending)
+        for (prompt_ids, gconfig, _), batch in batches.items():
             request = asyncio.create_task(self._request(list(prompt_ids), gconfig, self._seed, batch))
             self._requests.add(request)  # the event loop holds only weak references to tasks
             self._seed += gconfig.n * len(batch)

@@ -1,89 +1,127 @@
-"""Sequential iterations against the same iterations with `run.overlap`.
+"""The stream (`run.overlap`) against iterations one after the other.
 
-`measure` runs the real flow in new processes, which run this file with a number of seconds and the flow's overrides as
-arguments. If the number is above 0, an engine that only waits this long for every request replaces vLLM.
+An engine that only waits replaces vLLM, as if rollouts ran on machines of their own. The turns' lengths are log-normal
+and each episode has 2 to 5 of them, so that the longest of a data set's episodes takes about 10 x the median.
+
+`measure` runs the real flow in new processes, which run this file with the median seconds of a turn and the flow's
+overrides as arguments. With 0 seconds they use vLLM.
 """
 
 import json
 import sys
-from statistics import fmean
+from dataclasses import dataclass
+from statistics import fmean, median
 
 from storage import layout
 from storage.logs import catalog
-from storage.versions import manifests
+from storage.versions import datasets, manifests
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row
 
-GOAL = 1.2
-ITERATIONS = 8
-TURNS = 2
+GOAL_SYNCHRONOUS, GOAL_LARGER = 0.5, 1.1
+ITERATIONS, PROBLEMS, SAMPLES = 16, 32, 8
+STALENESS = 4
+SIGMA = 1.2
+"""Of the logarithm of a turn's length: the longest of 256 episodes is then 9.5 x the median (6 to 26 x)."""
+MEAN_EPISODE = 7.2
+"""Mean length of an episode, in medians of a turn: 3.5 turns of exp(SIGMA² / 2)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A finished run of the flow."""
+
+    wall_s: float  # from the first evaluation to the last checkpoint
+    rollout_s: float  # seconds of all episodes, divided by the number that may run at the same time
+    training_s: float
+    longest: float  # mean over the data sets: the longest episode / the median
+    staleness: float  # mean over the tokens
+
+    @property
+    def larger(self) -> float:
+        """The time in which a pipeline without any wait would be done."""
+        return max(self.rollout_s, self.training_s)
 
 
 def measure(lab: Lab) -> list[Row]:
-    """Measure with an engine that waits about as long as training takes, and with vLLM on the same cores."""
-    # The first run measures the training time. The requests of the two turns then wait half of it each.
-    _, training = _run(lab, "probe", 0.1, overlap=False, iterations=3)
-    return [_row(lab, "engine that waits", training / TURNS), _row(lab, "vLLM on the same cores", 0.0)]
+    """Measure with the waiting engine at several sizes and bounds, and with vLLM on the same cores."""
+    probe = _run(lab, "probe", 0.01, 0, PROBLEMS * SAMPLES, iterations=4)
+    training = probe.training_s / 4
+    rows = []
+    for waves in (4, 2, 1):  # the episodes of a data set, divided by those that may run at the same time
+        concurrency = PROBLEMS * SAMPLES // waves
+        turn_s = training / (waves * MEAN_EPISODE)  # rollout and training then need the same time
+        apart = _run(lab, f"apart-{waves}", turn_s, 0, concurrency)
+        for staleness in (1, 2, STALENESS, 2 * STALENESS):
+            stream = _run(lab, f"stream-{waves}-{staleness}", turn_s, staleness, concurrency)
+            rows.append(_row(waves, staleness, apart, stream))
+    return [*rows, _on_vllm(lab)]
 
 
-def _row(lab: Lab, engine: str, seconds: float) -> Row:
-    name = engine.split()[0]
-    apart, _ = _run(lab, f"apart-{name}", seconds, overlap=False)
-    together, _ = _run(lab, f"together-{name}", seconds, overlap=True)
-    rollout, train = _stages(lab, f"apart-{name}")
-    ideal = rollout + ITERATIONS * max(rollout, train)  # nothing overlaps the first rollout
-    ratio = together / ideal
+def _row(waves: int, staleness: int, apart: Run, stream: Run) -> Row:
+    of_apart, of_larger = stream.wall_s / apart.wall_s, stream.wall_s / stream.larger
+    goal = waves > 1 and staleness == STALENESS
     return Row(
-        benchmark=f"overlap, {engine}: wall time / larger stage",
-        measured=f"{ratio:.2f}",
-        goal=f"{GOAL} or less" if seconds else "",
-        met=ratio <= GOAL if seconds else None,
-        detail=f"{ITERATIONS} iterations: overlapped {together:.1f} s, apart {apart:.1f} s, ideal {ideal:.1f} s; "
-        f"rollout {rollout:.2f} s, the rest {train:.2f} s an iteration when apart",
+        benchmark=f"overlap, waiting engine for 1/{waves} of a data set, staleness {staleness}",
+        measured=f"{of_apart:.2f} of synchronous, {of_larger:.2f} of the larger stage",
+        goal=f"{GOAL_SYNCHRONOUS} and {GOAL_LARGER} or less" if goal else "",
+        met=of_apart <= GOAL_SYNCHRONOUS and of_larger <= GOAL_LARGER if goal else None,
+        detail=f"{ITERATIONS} iterations: stream {stream.wall_s:.1f} s, synchronous {apart.wall_s:.1f} s; pure rollout "
+        f"{stream.rollout_s:.1f} s, pure training {stream.training_s:.1f} s; longest episode {stream.longest:.1f} x "
+        f"the median; mean staleness {stream.staleness:.2f}",
     )
 
 
-def _run(lab: Lab, name: str, seconds: float, overlap: bool, iterations: int = ITERATIONS) -> tuple[float, float]:
-    """Run the flow.
+def _on_vllm(lab: Lab) -> Row:
+    apart = _run(lab, "apart-vllm", 0.0, 0, 512)
+    stream = _run(lab, "stream-vllm", 0.0, STALENESS, 512)
+    return Row(
+        benchmark=f"overlap, vLLM on the same cores, staleness {STALENESS}",
+        measured=f"{stream.wall_s / apart.wall_s:.2f} of synchronous",
+        detail=f"{ITERATIONS} iterations: stream {stream.wall_s:.1f} s, synchronous {apart.wall_s:.1f} s",
+    )
 
-    Returns:
-        Wall seconds from the first evaluation to the last checkpoint, and the mean training seconds of an iteration.
-    """
+
+def _run(lab: Lab, name: str, turn_s: float, staleness: int, concurrency: int, iterations: int = ITERATIONS) -> Run:
     overrides = [f"run.name={name}", f"run.iterations={iterations}", f"evaluation.every={iterations}"]
     overrides += ["policy.warm_start=null", f"policy.path={lab.store.uri(lab.policy.version)}"]
-    overrides += [f"run.overlap={str(overlap).lower()}", f"rollout.max_head_offpolicyness={int(overlap)}"]
-    lab.run_module("overlap", str(seconds), *lab.overrides, *overrides)
+    overrides += [f"run.overlap={str(staleness > 0).lower()}", f"rollout.max_head_offpolicyness={staleness}"]
+    overrides += [f"rollout.problems_per_iteration={PROBLEMS}", f"rollout.group_size={SAMPLES}"]
+    overrides += [f"rollout.concurrency={concurrency}", "ppo.threads=1"]
+    if turn_s:
+        overrides += ["agent={type: 'tests.support.waiting_engine:TwoToFiveTurns'}", "sampling.max_new_tokens=100"]
+        overrides += ["inference.max_model_len=1024"]
+    lab.run_module("overlap", str(turn_s), *lab.overrides, *overrides)
     entries, folder = catalog.read_all(lab.store), f"runs/{name}/evaluations/000000/"
     first = next(entry.version for entry in entries if entry.kind == "scores" and entry.version.startswith(folder))
     last = layout.checkpoint(name, iterations)
     begin, end = (manifests.read(lab.store, version).created_at for version in (first, last))
-    training = [manifests.read(lab.store, layout.checkpoint(name, i + 1)).metrics for i in range(iterations)]
-    return (end - begin).total_seconds(), fmean(
-        metrics["seconds/prepare"] + metrics["seconds/update"] for metrics in training[1:]
+    updates = [manifests.read(lab.store, layout.checkpoint(name, i + 1)).metrics for i in range(iterations)]
+    lengths = [_lengths(lab, name, i) for i in range(iterations)]
+    return Run(
+        wall_s=(end - begin).total_seconds(),
+        rollout_s=sum(map(sum, lengths)) / concurrency,
+        training_s=sum(update["seconds/prepare"] + update["seconds/update"] for update in updates),
+        longest=fmean(max(of_one) / median(of_one) for of_one in lengths),
+        staleness=fmean(update["staleness/mean"] for update in updates),
     )
 
 
-def _stages(lab: Lab, name: str) -> tuple[float, float]:
-    """Return an iteration's mean seconds to the commit of its trajectories, and from there to the next checkpoint."""
-    played, trained = [], []
-    before = manifests.read(lab.store, layout.checkpoint(name, 1)).created_at
-    for iteration in range(1, ITERATIONS):
-        middle = manifests.read(lab.store, layout.trajectories(name, iteration)).created_at
-        after = manifests.read(lab.store, layout.checkpoint(name, iteration + 1)).created_at
-        played.append((middle - before).total_seconds())
-        trained.append((after - middle).total_seconds())
-        before = after
-    return fmean(played), fmean(trained)
+def _lengths(lab: Lab, name: str, iteration: int) -> list[float]:
+    """Return the seconds of each episode of a data set."""
+    rows = datasets.rows(lab.store, layout.trajectories(name, iteration), lab.scratch / "cache", ["latency_s"])
+    return [row["latency_s"] for row in rows]
 
 
-def main(seconds: float, overrides: list[str]) -> None:
+def main(turn_s: float, overrides: list[str]) -> None:
     from contextlib import nullcontext
     from unittest.mock import patch
 
     from flows.math_mt_ppo import math_mt_ppo
-    from tests.support.waiting_engine import WaitingEngine, opens
+    from tests.support.waiting_engine import WaitingEngine, log_normal, opens
 
-    with patch("flows.math_mt_ppo.open_engine", opens(WaitingEngine(seconds))) if seconds else nullcontext():
+    engine = WaitingEngine(log_normal(turn_s, SIGMA)) if turn_s else None
+    with patch("flows.math_mt_ppo.open_engine", opens(engine)) if engine else nullcontext():
         print(json.dumps(math_mt_ppo("demo", overrides)))
 
 

@@ -5,8 +5,12 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
+from storage.records import Trajectory
 from storage.versions.checkpoints import Checkpoint
-from tasks.inference.api import Completion, GenerationConfig
+from tasks.agents.interface import AgentContext, EpisodeSpec
+from tasks.agents.math_multi_turn import MathMultiTurnAgent
+from tasks.environments.interface import Environment
+from tasks.inference.api import BundledGenerationOutputs, Completion, GenerationConfig, Observation
 
 IM_END = 2  # its id in the tiny tokenizer
 DIGITS = range(20, 30)
@@ -51,6 +55,29 @@ class WaitingEngine:
             Completion([*draw.choices(DIGITS, k=LENGTH - 1), IM_END], [-2.0] * LENGTH, [version] * LENGTH, "stop")
             for _ in range(gconfig.n)
         ]
+
+
+def log_normal(median: float, sigma: float) -> Callable[[int], float]:
+    """Return a function from seeds to log-normal numbers."""
+    return lambda seed: median * random.Random(seed).lognormvariate(0, sigma)
+
+
+class TwoToFiveTurns(MathMultiTurnAgent):
+    """The agent with 2 to 5 turns, whatever the answers are; the seed of the episode decides."""
+
+    def __init__(self, context: AgentContext) -> None:
+        super().__init__(context, stop_on_success=False)
+
+    async def collect_trajectory(
+        self,
+        prompt: EpisodeSpec,
+        env: Environment,
+        obs_queue: "asyncio.Queue[Observation]",
+        act_queue: "asyncio.Queue[BundledGenerationOutputs]",
+    ) -> list[Trajectory]:
+        turns = random.Random(prompt.seed).randint(2, 5)
+        agent = MathMultiTurnAgent(self.context, num_turns=turns, stop_on_success=False)
+        return await agent.collect_trajectory(prompt, env, obs_queue, act_queue)
 
 
 def opens(engine: WaitingEngine) -> Callable[[object], object]:
