@@ -101,7 +101,7 @@ bench: setup ## Measure throughput
 pictures: setup ## Make the pictures of the pages again; about 20 minutes where the demo's runs are missing
 	@$(BIN)/python -m tests.pictures $(ARGS)
 
-experiment-staleness: setup ## Staleness, decoupled objective, critic: 12 runs of the demo, about 40 minutes
+experiment-staleness: setup ## Staleness, stream, decoupled objective, critic: 15 runs of the demo, about 50 minutes
 	@$(BIN)/python -m tests.experiments.staleness $(ARGS)
 
 experiment-control: setup ## The demo with coin flips for verdicts: does it learn from them? 6 runs, about 25 minutes

@@ -19,7 +19,7 @@ from storage import interrupts
 if TYPE_CHECKING:
     from tasks.evaluate.history import History
 
-_COLORS = ("tab:blue", "tab:green", "tab:red", "tab:purple")
+_COLORS = ("tab:blue", "tab:green", "tab:red", "tab:purple", "tab:orange")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,13 +72,20 @@ class Experiment:
         updates = f"updates of each run (default {self.iterations})"
         parser.add_argument("--iterations", type=int, default=self.iterations, help=updates)
         parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="default 1 2 3")
+        listing = ", ".join(f"{index}: {arm.name}" for index, arm in enumerate(self.arms))
+        parser.add_argument(
+            "--arms", type=int, nargs="+", default=[*range(len(self.arms))], help=f"default all; {listing}"
+        )
         place = f"./var/experiments/{self.name}"
         parser.add_argument("--root", default=place, help=f"where the runs and the results go (default {place})")
         arguments = parser.parse_args()
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
         logging.getLogger("httpx").setLevel(logging.WARNING)
+        if unknown := set(arguments.arms) - set(range(len(self.arms))):
+            parser.error(f"there is no arm {min(unknown)}: choose from {listing}")
+        arms = [self.arms[index] for index in sorted({0, *arguments.arms})]  # the others are compared with the first
         results = [
-            self._run(arm, seed, arguments.iterations, arguments.root) for seed in arguments.seeds for arm in self.arms
+            self._run(arm, seed, arguments.iterations, arguments.root) for seed in arguments.seeds for arm in arms
         ]
         folder, text = Path(arguments.root), self.report(results)
         (folder / f"{self.name}.md").write_text(text)
@@ -136,11 +143,15 @@ class Experiment:
         lines += [_line(titles), _line(["---"] * len(titles))]
         base = [result for result in results if result.arm == first]
         lines.append(_row("before", base, 0, "", explaining))
-        for arm in self.arms:
-            of_arm = [result for result in results if result.arm == arm.name]
-            difference = "" if arm.name == first else _difference(base, of_arm)
-            lines.append(_row(arm.name, of_arm, -1, difference, explaining))
+        for name in self._names(results):
+            of_arm = [result for result in results if result.arm == name]
+            difference = "" if name == first else _difference(base, of_arm)
+            lines.append(_row(name, of_arm, -1, difference, explaining))
         return "\n".join(lines) + "\n"
+
+    def _names(self, results: Sequence[Result]) -> list[str]:
+        """Return the names of the arms that have results."""
+        return [arm.name for arm in self.arms if any(result.arm == arm.name for result in results)]
 
     def plot(self, results: Sequence[Result], path: Path) -> None:
         """Plot accuracy over updates: a thin line for each seed and a thick line for their mean."""
@@ -150,17 +161,17 @@ class Experiment:
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots()
-        for arm, color in zip(self.arms, _COLORS, strict=False):
+        for name, color in zip(self._names(results), _COLORS, strict=False):
             curves = [
                 {e.policy_version: fmean(result.first_turns(n)) for n, e in enumerate(result.history.evaluations)}
                 for result in results
-                if result.arm == arm.name
+                if result.arm == name
             ]
             versions = sorted(curves[0])
             for curve in curves:
                 axes.plot(versions, [curve[v] for v in versions], color=color, linewidth=1, alpha=0.3)
             means = [fmean(curve[v] for curve in curves) for v in versions]
-            axes.plot(versions, means, color=color, marker="o", label=arm.name)
+            axes.plot(versions, means, color=color, marker="o", label=name)
         axes.set(xlabel="updates", ylabel="held-out accuracy, first turn", title=self.title)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)

@@ -1,6 +1,7 @@
-"""Test if staleness hurts, if the decoupled objective helps, and if a critic is better than a group baseline.
+"""Test if staleness and the stream hurt, if the decoupled objective helps, and if a critic beats a group baseline.
 
-python -m tests.experiments.staleness                 four arms, three seeds, 60 updates each: 40 minutes on 2 cores
+python -m tests.experiments.staleness                 five arms, three seeds, 60 updates each: 50 minutes on 2 cores
+python -m tests.experiments.staleness --arms 0 4      the synchronous arm and the stream
 python -m tests.experiments.staleness --iterations 2  a short trial
 
 Writes staleness.md and staleness.png.
@@ -19,6 +20,7 @@ ARMS = [
     Arm(f"staleness {STALENESS}, decoupled", _STALE),
     Arm(f"staleness {STALENESS}, plain PPO", [*_STALE, "ppo.use_decoupled_loss=false"]),
     Arm("synchronous, critic + GAE", _CRITIC),
+    Arm(f"stream, staleness {STALENESS}", ["run.overlap=true", f"rollout.max_head_offpolicyness={STALENESS}"]),
 ]
 EXPLAINING = {
     "staleness/mean": "staleness",
