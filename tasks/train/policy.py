@@ -40,7 +40,7 @@ def set_up(policy: PreTrainedModel, ppo: PPO) -> PreTrainedModel:
         parameter.data = parameter.data.clone()  # a mapped file has another alignment, which changes the last bits
     if policy.device.type == "cpu":
         use_onednn(policy.base_model)
-    elif ppo.autocast == "bfloat16" and is_flash_attn_2_available():
+    elif ppo.autocast == "bfloat16" and policy._supports_flash_attn and is_flash_attn_2_available():
         policy.set_attn_implementation(PACKED_ATTENTION)
     if ppo.gradient_checkpointing:
         policy.gradient_checkpointing_enable({"use_reentrant": False})
