@@ -12,8 +12,9 @@ from configs.schema import PPO
 from tasks.train.samples import Floats, Ints, Logprobs, Sample
 
 _CPU_TOKENS, _GPU_TOKENS = 2048, 16384
-"""Default of `ppo.micro_batch_tokens`. Larger ones were slower on a CPU: their activations leave its caches. The number
-is never chosen by time, because another cut into micro-batches changes the last bits of the weights."""
+"""Default of `ppo.micro_batch_tokens`. On a CPU 8192 and more were slower, and 4096 was about as fast with more memory.
+The number for a GPU was not measured. It is never chosen by time, because another cut into micro-batches changes the
+last bits of the weights."""
 
 _GRID = 8
 """Padded batches have 1 + 8n columns, of which the model does not read the last, and 8n rows or fewer than 8: oneDNN

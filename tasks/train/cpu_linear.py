@@ -1,7 +1,7 @@
 """Linear layers on a CPU, computed by oneDNN.
 
 PyTorch computes float32 products with MKL. On an AMD processor with AVX-512, oneDNN, which PyTorch contains as well,
-needed about half of the time. It also computes in float32, and the same numbers with the same number of threads always
+needed 0.4 to 0.8 of the time. It also computes in float32, and the same numbers with the same number of threads always
 give the same bits.
 """
 
