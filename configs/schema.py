@@ -550,8 +550,9 @@ class PPO(Knobs):
     """Number of passes of an update over its data (sample reuse)."""
     ppo_n_minibatches: PositiveInt = 4
     """Number of optimizer steps in an epoch, each on a random share of the groups."""
-    micro_batch_tokens: PositiveInt = 16384
-    """Largest number of tokens in one forward pass, padding included."""
+    micro_batch_tokens: PositiveInt | None = None
+    """Largest number of tokens in one forward pass, padding included. Empty: a number for the device
+    (`tasks/train/batches.py`); a run that was begun with another one keeps that."""
     logprob_chunk_tokens: PositiveInt = 4096
     """Number of tokens whose full-vocabulary logits exist at the same time."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

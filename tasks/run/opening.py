@@ -67,6 +67,17 @@ def open_run(config: Config) -> Iterator[Workspace]:
         yield workspace
 
 
+def _with_begun(config: Config, begun: dict[str, Any]) -> Config:
+    """Fill an empty `ppo.micro_batch_tokens` with the number that the run was begun with.
+
+    Earlier programs had another default, and another number would change the last bits of the weights.
+    """
+    tokens = begun.get("ppo", {}).get("micro_batch_tokens")
+    if config.ppo.micro_batch_tokens is not None or not isinstance(tokens, int):
+        return config
+    return config.model_copy(update={"ppo": config.ppo.model_copy(update={"micro_batch_tokens": tokens})})
+
+
 def _check_exclusions(workspace: Workspace) -> None:
     """Check `problems.exclusions` before anything is begun."""
     check_exclusions(workspace.store, workspace.config.problems.exclusions)
@@ -107,14 +118,19 @@ def _fixed_settings(workspace: Workspace) -> dict[str, Any]:
 
 @task(name="start-run", cache_policy=NO_CACHE)
 def start_run(workspace: Workspace) -> None:
-    """Commit the run's configuration; if the run exists already, refuse a different configuration."""
-    config, version = workspace.config, layout.run(workspace.name)
+    """Commit the run's configuration; if the run exists already, refuse a different configuration.
+
+    A knob that follows the device when it is empty takes the value that the run was begun with.
+    """
+    version = layout.run(workspace.name)
     begins = not manifests.committed(workspace.store, version)
     if begins:
         with Draft(workspace.store, version, "run") as draft:
             draft.commit(workspace.provenance(), parents=[])
-    _refuse_another(workspace.name, _fixed_settings(workspace), config)
-    if warning := lacking_room(config):
+    begun = _fixed_settings(workspace)
+    workspace.config = _with_begun(workspace.config, begun)
+    _refuse_another(workspace.name, begun, workspace.config)
+    if warning := lacking_room(workspace.config):
         get_run_logger().warning(warning)
     state = "begins" if begins else "continues"
     get_run_logger().info("run %s %s in %s", workspace.name, state, workspace.store.uri(f"runs/{workspace.name}"))

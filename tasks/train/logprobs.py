@@ -7,7 +7,13 @@ from transformers import PreTrainedModel
 
 
 def action_logprobs(
-    model: PreTrainedModel, tokens: Tensor, rows: Tensor, columns: Tensor, temperature: float, chunk_tokens: int
+    model: PreTrainedModel,
+    tokens: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    temperature: float,
+    chunk_tokens: int,
+    positions: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute each action token's logprob under the model, and the entropy of the model's distribution there.
 
@@ -15,26 +21,42 @@ def action_logprobs(
 
     Args:
         model: a model with an output layer on top of `base_model`.
-        tokens: [B, T], padded at the right.
-        rows: [A], the sequence of each action token.
-        columns: [A], its position in that sequence, never 0.
+        tokens: [B, T], padded at the right, or packed.
+        rows: [A], the row of each action token.
+        columns: [A], its column, never 0.
         temperature: divides the logits, as in sampling.
         chunk_tokens: number of action tokens whose logits are in memory at one time.
+        positions: [B, T], for packed tokens.
 
     Returns:
         logprobs [A] float32, and entropies [A] float32 in nats without gradient.
     """
-    states = predicting(hidden_states(model, tokens[:, :-1]), rows, columns)
+    states = predicting(hidden_states(model, tokens, positions), rows, columns)
     return read_out(model.get_output_embeddings(), states, tokens[rows, columns], temperature, chunk_tokens)
 
 
-def hidden_states(model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """Compute the last hidden states [B, T, H] of `tokens` [B, T], padded at the right.
+def hidden_states(
+    model: PreTrainedModel, tokens: Tensor, positions: Tensor | None = None, *, with_last: bool = False
+) -> Tensor:
+    """Compute the last hidden states [B, T - 1, H] of `tokens` [B, T]; `with_last` also of the last column: [B, T, H].
 
-    No attention mask is needed: the padding is to the right of all tokens, and causal attention only reads to the left.
+    Padded tokens need no attention mask: the padding is to the right of all tokens, and causal attention only reads to
+    the left. In packed rows a sequence begins wherever `positions` [B, T] restart, and attention does not cross this.
     """
-    states: Tensor = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+    end = tokens.shape[1] if with_last else -1
+    places = None if positions is None else positions[:, :end]
+    outputs = model.base_model(input_ids=tokens[:, :end], position_ids=places, use_cache=False)
+    states: Tensor = outputs.last_hidden_state
     return states
+
+
+PACKED_ATTENTION = "flash_attention_2"
+"""The attention that reads packed rows without padding and without a mask over the whole row."""
+
+
+def packs(model: PreTrainedModel) -> bool:
+    """Return whether packed rows are faster than padded ones for this model, as `policy.load_policy` set it up."""
+    return bool(model.config._attn_implementation == PACKED_ATTENTION)
 
 
 def predicting(hidden: Tensor, rows: Tensor, columns: Tensor) -> Tensor:

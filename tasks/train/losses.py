@@ -68,7 +68,7 @@ def policy_loss(
 def behaviour_weights(
     proximal: Tensor,
     behaviour: Tensor,
-    rows: Tensor,
+    sequences: Tensor,
     cap: float | None = None,
     mode: Literal["truncate", "mask"] = "truncate",
     level: Literal["token", "sequence"] = "token",
@@ -81,18 +81,18 @@ def behaviour_weights(
     Args:
         proximal: [A].
         behaviour: [A].
-        rows: [A], the sequence of each token.
+        sequences: [A], the sequence of each token.
         cap: the largest w; None: no limit.
         mode: how a larger w is changed.
         level: `token`: one w for each token; `sequence`: one w for all tokens of a sequence.
     """
     difference = proximal - behaviour
     if level == "sequence":
-        sums = torch.zeros(int(rows.max()) + 1, dtype=difference.dtype, device=rows.device)
+        sums = torch.zeros(int(sequences.max()) + 1, dtype=difference.dtype, device=sequences.device)
         counts = torch.zeros_like(sums)
-        sums.index_add_(0, rows, difference)
-        counts.index_add_(0, rows, torch.ones_like(difference))
-        difference = (sums / counts.clamp(min=1))[rows]
+        sums.index_add_(0, sequences, difference)
+        counts.index_add_(0, sequences, torch.ones_like(difference))
+        difference = (sums / counts.clamp(min=1))[sequences]
     weight = torch.exp(difference)
     if cap is None:
         return weight

@@ -9,7 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from configs.schema import PPO
-from tasks.train.logprobs import hidden_states, output_logits, predicting
+from tasks.train.batches import Rows, token_budget
+from tasks.train.logprobs import hidden_states, output_logits, packs, predicting
 from tasks.train.passes import score_action_tokens
 from tasks.train.samples import Sample
 
@@ -35,8 +36,9 @@ def mean_kl(
         precision: the context in which the models run.
     """
 
-    def score_tokens(tokens: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        states = [predicting(hidden_states(model, tokens[:, :-1]), rows, columns) for model in (policy, other)]
+    def score_tokens(inputs: Rows, rows: Tensor, columns: Tensor) -> Tensor:
+        hidden = [hidden_states(model, inputs.tokens, inputs.positions) for model in (policy, other)]
+        states = [predicting(of_model, rows, columns) for of_model in hidden]
         chunks = zip(*(of_model.split(ppo.logprob_chunk_tokens) for of_model in states), strict=True)
         return torch.cat([_kl(*map(vocabulary_logprobs, (policy, other), chunk)) for chunk in chunks])
 
@@ -45,7 +47,12 @@ def mean_kl(
 
     with precision:
         divergences = score_action_tokens(
-            score_tokens, samples, range(len(samples)), ppo.micro_batch_tokens, policy.device
+            score_tokens,
+            samples,
+            range(len(samples)),
+            token_budget(ppo, policy.device),
+            policy.device,
+            packed=packs(policy),
         )
     return float(np.concatenate([*divergences.values()]).mean(dtype=np.float64))
 

@@ -6,16 +6,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.train.batches import cut_by_length, pieces, stack_tokens
+from tasks.train.batches import Rows, arrange, cut_by_length, pieces
 from tasks.train.samples import Logprobs, Sample, name_some
 
-TokenScorer = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""A function of tokens [B, T] and of rows [A] and columns [A] of positions; it returns one number for each position."""
+TokenScorer = Callable[[Rows, Tensor, Tensor], Tensor]
+"""A function of tokens and of rows [A] and columns [A] of places in them; it returns one number for each place."""
 
 
 @torch.no_grad()
 def score_action_tokens(
-    scorer: TokenScorer, samples: Sequence[Sample], indices: Iterable[int], budget: int, device: torch.device
+    scorer: TokenScorer,
+    samples: Sequence[Sample],
+    indices: Iterable[int],
+    budget: int,
+    device: torch.device,
+    *,
+    packed: bool = False,
 ) -> dict[int, Logprobs]:
     """Compute the numbers of all A action tokens of each sample at `indices`.
 
@@ -23,19 +29,21 @@ def score_action_tokens(
         scorer: computes the numbers of one forward pass.
         samples: all samples.
         indices: the samples to score.
-        budget: padded tokens in one forward pass.
+        budget: tokens in one forward pass, padding included.
         device: the models' device.
+        packed: whether the models read packed rows.
 
     Returns:
         an array [A] for each index.
     """
     scores = {index: np.empty(len(samples[index].actions), np.float32) for index in indices}
-    for part in cut_by_length(pieces(samples, scores), budget):
+    for part in cut_by_length(pieces(samples, scores), budget, packed=packed):
+        arranged = arrange(samples, part, device, packed=packed)
         positions = [samples[piece.sample].actions[piece.actions] - piece.start for piece in part]
         counts = [len(of_piece) for of_piece in positions]
-        rows = torch.from_numpy(np.repeat(np.arange(len(part)), counts)).to(device)
-        columns = torch.from_numpy(np.concatenate(positions)).to(device)
-        numbers = scorer(stack_tokens(samples, part, device), rows, columns).cpu().numpy()
+        rows = torch.from_numpy(np.repeat(arranged.rows, counts)).to(device)
+        columns = torch.from_numpy(np.concatenate(positions) + np.repeat(arranged.columns, counts)).to(device)
+        numbers = scorer(arranged, rows, columns).cpu().numpy()
         for piece, of_piece in zip(part, np.split(numbers, np.cumsum(counts)[:-1]), strict=True):
             scores[piece.sample][piece.actions] = of_piece
     return scores
@@ -43,15 +51,22 @@ def score_action_tokens(
 
 @torch.no_grad()
 def bootstrap_values(
-    scorer: TokenScorer, samples: Sequence[Sample], indices: Iterable[int], budget: int, device: torch.device
+    scorer: TokenScorer,
+    samples: Sequence[Sample],
+    indices: Iterable[int],
+    budget: int,
+    device: torch.device,
+    *,
+    packed: bool = False,
 ) -> dict[int, float]:
     """Compute, for each sample at `indices`, the number of the position that would follow its last action token."""
     values: dict[int, float] = {}
     last = [max(pieces(samples, [index]), key=lambda piece: piece.start) for index in indices]
-    for part in cut_by_length(last, budget):
+    for part in cut_by_length(last, budget, packed=packed):
+        arranged = arrange(samples, part, device, packed=packed)
         ends = [int(samples[piece.sample].actions[-1]) - piece.start + 1 for piece in part]
-        rows = torch.arange(len(part), device=device)
-        numbers = scorer(stack_tokens(samples, part, device), rows, torch.tensor(ends, device=device))
+        columns = torch.from_numpy(arranged.columns + np.array(ends)).to(device)
+        numbers = scorer(arranged, torch.from_numpy(arranged.rows).to(device), columns)
         values |= {piece.sample: number for piece, number in zip(part, numbers.tolist(), strict=True)}
     return values
 

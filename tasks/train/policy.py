@@ -1,34 +1,47 @@
 """The policy: a transformers causal language model in a folder, and a canary that identifies its weights."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel
+from transformers.utils.import_utils import is_flash_attn_2_available
 
 from configs.schema import PPO
 from storage.versions.checkpoints import Canary
 from storage.versions.weights import load_model
-from tasks.train.logprobs import action_logprobs
+from tasks.train.cpu_linear import use_onednn
+from tasks.train.logprobs import PACKED_ATTENTION, action_logprobs
 
 CANARY_TOKENS = 256
 """The largest length of a canary. A server with a shorter context checks only the first tokens."""
 
 
 def load_policy(folder: Path, ppo: PPO) -> PreTrainedModel:
-    """Load a causal language model with float32 weights from safetensors onto `ppo.device`.
-
-    The model is in evaluation mode, since dropout would make the trained policy differ from the sampled one. With
-    gradient checkpointing it is in training mode, because transformers checkpoints only in that mode (current models
-    have no dropout).
+    """Load a causal language model with float32 weights from safetensors, and set it up for training.
 
     Raises:
         ValueError: `folder` holds no model, or its weights do not match its config.json.
     """
-    policy = load_model(folder)
+    return set_up(load_model(folder), ppo)
+
+
+def set_up(policy: PreTrainedModel, ppo: PPO) -> PreTrainedModel:
+    """Move a model onto `ppo.device` and let it compute in the way that is fastest there.
+
+    The model is in evaluation mode, since dropout would make the trained policy differ from the sampled one. With
+    gradient checkpointing it is in training mode, because transformers checkpoints only in that mode (current models
+    have no dropout). On a GPU with FlashAttention and bfloat16, batches are packed (`logprobs.packs`).
+    """
     policy.to(_device(ppo.device))  # type: ignore[arg-type]  # wrapped by a decorator without types
     for parameter in policy.parameters():
         parameter.data = parameter.data.clone()  # a mapped file has another alignment, which changes the last bits
+    if policy.device.type == "cpu":
+        use_onednn(policy.base_model)
+    elif ppo.autocast == "bfloat16" and policy._supports_flash_attn and is_flash_attn_2_available():
+        policy.set_attn_implementation(PACKED_ATTENTION)
     if ppo.gradient_checkpointing:
         policy.gradient_checkpointing_enable({"use_reentrant": False})
     policy.train(ppo.gradient_checkpointing)
@@ -52,7 +65,7 @@ def make_canary(model: PreTrainedModel, chunk_tokens: int) -> Canary:
     ids = np.random.default_rng(0).integers(model.config.vocab_size, size=length)
     tokens = torch.from_numpy(ids).to(model.device)[None]
     columns = torch.arange(1, length, device=model.device)
-    with torch.no_grad():
+    with torch.no_grad(), _plain_attention(model):
         logp, _ = action_logprobs(model, tokens, torch.zeros_like(columns), columns, 1.0, chunk_tokens)
     if not logp.isfinite().all():
         raise ValueError(
@@ -60,6 +73,17 @@ def make_canary(model: PreTrainedModel, chunk_tokens: int) -> Canary:
             "Use another policy or checkpoint"
         )
     return Canary(ids.tolist(), logp.tolist())
+
+
+@contextmanager
+def _plain_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Let PyTorch compute the attention, as when the model was loaded: the packed one has no float32."""
+    chosen = model.config._attn_implementation
+    model.set_attn_implementation("sdpa")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(chosen)
 
 
 def _device(name: str) -> torch.device:

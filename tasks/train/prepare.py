@@ -12,9 +12,9 @@ from transformers import PreTrainedModel
 
 from configs.schema import PPO
 from tasks.train.advantages import Observed, estimate
-from tasks.train.batches import Columns
+from tasks.train.batches import Columns, Rows, token_budget
 from tasks.train.kl import kl_estimate
-from tasks.train.logprobs import action_logprobs
+from tasks.train.logprobs import action_logprobs, packs
 from tasks.train.metrics import Metrics, value_metrics
 from tasks.train.passes import TokenScorer, bootstrap_values, refuse_not_finite, score_action_tokens
 from tasks.train.samples import Floats, Logprobs, Sample
@@ -48,6 +48,7 @@ class Preparation:
         self, train_state: TrainState, ppo: PPO, temperature: float, precision: AbstractContextManager[object]
     ) -> None:
         self._train_state, self._ppo, self._temperature, self._precision = train_state, ppo, temperature, precision
+        self._budget, self._packed = token_budget(ppo, train_state.device), packs(train_state.model)
         self._log_lines: list[str] = []
 
     def prepare(self, samples: Sequence[Sample], draws: Draws) -> Prepared:
@@ -102,7 +103,7 @@ class Preparation:
             return {}
         with self._precision:
             scores = score_action_tokens(
-                scorer, samples, chosen, self._ppo.micro_batch_tokens, self._train_state.device
+                scorer, samples, chosen, self._budget, self._train_state.device, packed=self._packed
             )
         refuse_not_finite(quantity, samples, scores.items())
         self._log_lines.append(f"{quantity} of {len(chosen)} trajectories in {time.perf_counter() - start:.1f} s")
@@ -111,8 +112,9 @@ class Preparation:
     def _logprob_scorer(self, model: PreTrainedModel) -> TokenScorer:
         chunk = self._ppo.logprob_chunk_tokens
 
-        def score_tokens(tokens: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-            return action_logprobs(model, tokens, rows, columns, self._temperature, chunk)[0]
+        def score_tokens(inputs: Rows, rows: Tensor, columns: Tensor) -> Tensor:
+            tokens, positions = inputs.tokens, inputs.positions
+            return action_logprobs(model, tokens, rows, columns, self._temperature, chunk, positions)[0]
 
         return score_tokens
 
@@ -148,7 +150,12 @@ class Preparation:
         unknown = [index for index, sample in enumerate(samples) if sample.after is None]
         with self._precision:
             after = bootstrap_values(
-                self._train_state.values, samples, unknown, self._ppo.micro_batch_tokens, self._train_state.device
+                self._train_state.values,
+                samples,
+                unknown,
+                self._budget,
+                self._train_state.device,
+                packed=self._packed,
             )
         refuse_not_finite("values", samples, ((index, np.array(value)) for index, value in after.items()))
         scaled = critic.norm.denormalise

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from configs.schema import PPO
+from tasks.train.batches import Rows, token_budget
 from tasks.train.logprobs import action_logprobs
 from tasks.train.passes import TokenScorer, score_action_tokens
 from tasks.train.policy import load_policy
@@ -48,16 +49,15 @@ def recompute(
     model = load_policy(folder, ppo)
     usable = [index for index, row in enumerate(rows) if _usable(row, model.config.vocab_size)]
     samples = [_sample(rows[index]) for index in usable]
-    logprobs = score_action_tokens(
-        _logprob_scorer(model, temperature, ppo), samples, range(len(samples)), ppo.micro_batch_tokens, model.device
-    )
+    scorer, budget = _logprob_scorer(model, temperature, ppo), token_budget(ppo, model.device)
+    logprobs = score_action_tokens(scorer, samples, range(len(samples)), budget, model.device)
     positions = {index: position for position, index in enumerate(usable)}
     return [logprobs[positions[index]] if index in positions else None for index in range(len(rows))]
 
 
 def _logprob_scorer(model: PreTrainedModel, temperature: float, ppo: PPO) -> TokenScorer:
-    def score_tokens(tokens: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        return action_logprobs(model, tokens, rows, columns, temperature, ppo.logprob_chunk_tokens)[0]
+    def score_tokens(inputs: Rows, rows: Tensor, columns: Tensor) -> Tensor:
+        return action_logprobs(model, inputs.tokens, rows, columns, temperature, ppo.logprob_chunk_tokens)[0]
 
     return score_tokens
 

@@ -156,7 +156,7 @@ class Stepper:
     def _states(self, model: PreTrainedModel, batch: MicroBatch) -> Tensor:
         """Compute the hidden states [A, H] that predict the action tokens."""
         with self.precision():
-            return predicting(hidden_states(model, batch.tokens[:, :-1]), batch.rows, batch.columns)
+            return predicting(hidden_states(model, batch.tokens, batch.positions), batch.rows, batch.columns)
 
     def _read_out(self, states: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Compute logprobs [A] and entropies [A]. The entropies have a gradient only if there is an entropy bonus."""
@@ -176,7 +176,7 @@ class Stepper:
         if not self._ppo.use_decoupled_loss or not len(proximal):
             return torch.ones_like(proximal)
         knobs = self._ppo.behaviour_weight
-        return behaviour_weights(proximal, batch.behaviour, batch.rows, knobs.cap, knobs.mode, knobs.level)
+        return behaviour_weights(proximal, batch.behaviour, batch.sequences, knobs.cap, knobs.mode, knobs.level)
 
     def _value_loss(self, critic: Critic, states: Tensor, batch: MicroBatch) -> ValueLoss:
         assert batch.values is not None
@@ -192,7 +192,7 @@ def _refuse_not_finite(quantity: str, values: Sequence[tuple[MicroBatch, Tensor]
     """Raise ValueError if a value [A] of an action token is NaN or infinite; the message names its trajectories."""
     if not values or torch.stack([torch.isfinite(value).all() for _, value in values]).all():
         return
-    rows = [(batch, set(batch.rows[~torch.isfinite(value)].tolist())) for batch, value in values]
+    rows = [(batch, set(batch.sequences[~torch.isfinite(value)].tolist())) for batch, value in values]
     ids = sorted(batch.trajectory_ids[row] for batch, bad in rows for row in bad)
     raise ValueError(
         f"NaN or infinite {quantity} with the trajectories {name_some(ids)}: the step was not taken. "

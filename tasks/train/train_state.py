@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from configs.schema import PPO, Optimizer
+from tasks.train.batches import Rows
 from tasks.train.critic import Critic
 from tasks.train.logprobs import hidden_states, predicting
 from tasks.train.optimizer_state import (
@@ -43,13 +44,15 @@ class TrainState:
     def device(self) -> torch.device:
         return self.model.device
 
-    def values(self, tokens: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-        """Compute the critic's normalised values [A] of the states before the given positions.
+    def values(self, inputs: Rows, rows: Tensor, columns: Tensor) -> Tensor:
+        """Compute the critic's normalised values [A] of the states before the given places.
 
-        A position may be the one after the last token.
+        A place may be the one after the last token of a sequence.
         """
         assert self.critic is not None
-        return self.critic.read(predicting(hidden_states(self.critic.own or self.model, tokens), rows, columns))
+        model = self.critic.own or self.model
+        states = hidden_states(model, inputs.tokens, inputs.positions, with_last=True)
+        return self.critic.read(predicting(states, rows, columns))
 
 
 def load_train_state(

@@ -10,8 +10,9 @@ import torch
 from configs.schema import PPO, Optimizer, Reward
 from storage.records import Score, Trajectory
 from storage.versions.checkpoints import Canary
-from tasks.train.batches import Columns, draw_minibatches, make_minibatch
+from tasks.train.batches import Columns, draw_minibatches, make_minibatch, token_budget
 from tasks.train.kl import adapt_kl_coefficient
+from tasks.train.logprobs import packs
 from tasks.train.mean_kl import mean_kl
 from tasks.train.metrics import sample_metrics, step_metrics
 from tasks.train.optimizer_state import median_sqrt_v
@@ -223,8 +224,9 @@ class Trainer:
         steps: list[Step] = []
         stepper, total = self._stepper, sum(map(len, draws))
         for indices in (indices for minibatches in draws for indices in minibatches):
-            budget, device = self._ppo.micro_batch_tokens, self._train_state.device
-            minibatch = make_minibatch(samples, columns, indices, budget, device)
+            device = self._train_state.device
+            budget = token_budget(self._ppo, device)
+            minibatch = make_minibatch(samples, columns, indices, budget, device, packed=packs(self._train_state.model))
             if not minibatch:
                 continue  # the token limit cut all of its turns, and they are masked
             step = stepper.take(minibatch)

@@ -21,6 +21,7 @@ BENCHMARKS = {
     "overhead": "the time that Prefect, storage and everything else add to the stages of an iteration",
     "scoring": "the verifier against math-verify called one by one",
     "training": "the training pass against a bare forward-backward loop, and the cost of critic and KL reference",
+    "gpu": "the training pass of 1.5 and 7 billion parameters on a GPU: tokens/s, MFU and peak memory",
     "overlap": "iterations with run.overlap against the longer of rollout and training",
     "storage": "the store on a real S3 server against plain s3fs and pyarrow, and its number of requests",
     "memory": "peak memory of each stage at 1,000 and 10,000 trajectories",

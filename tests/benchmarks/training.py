@@ -31,6 +31,7 @@ def measure(lab: Lab) -> list[Row]:
     """Time updates on a rollout of the demo, and after each the bare loop over the same batches."""
     import torch
 
+    from tasks.train.batches import token_budget
     from tasks.train.policy import load_policy
 
     config = lab.config("run.name=training")
@@ -45,7 +46,8 @@ def measure(lab: Lab) -> list[Row]:
         metrics = trainer.update(trajectories, scores, version=0)
         metrics["seconds/all"] = time.perf_counter() - start
         rounds.append((metrics, _bare(model, adamw, next(drawn), config.optimizer.max_grad_norm)))
-    return [_row(rounds[WARM_UP:], config.ppo.micro_batch_tokens), *_options(lab, config, trajectories, scores)]
+    budget = token_budget(config.ppo, torch.device("cpu"))
+    return [_row(rounds[WARM_UP:], budget), *_options(lab, config, trajectories, scores)]
 
 
 def _trainer(lab: Lab, config: Config, ppo: PPO) -> "Trainer":
@@ -120,17 +122,16 @@ def _minibatches(config: Config, trajectories: list[Trajectory], scores: list[Sc
     import numpy as np
     import torch
 
-    from tasks.train.batches import Columns, draw_minibatches, make_minibatch
+    from tasks.train.batches import Columns, draw_minibatches, make_minibatch, token_budget
     from tasks.train.samples import build_samples
 
     samples = build_samples(trajectories, scores, config.reward)
     columns = [Columns(np.zeros(len(sample.actions))) for sample in samples]
     generator, ppo = torch.Generator().manual_seed(config.run.seed), config.ppo
+    device = torch.device("cpu")
     while True:
         draw = draw_minibatches(samples, ppo.ppo_n_minibatches, generator)
-        yield [
-            make_minibatch(samples, columns, indices, ppo.micro_batch_tokens, torch.device("cpu")) for indices in draw
-        ]
+        yield [make_minibatch(samples, columns, indices, token_budget(ppo, device), device) for indices in draw]
 
 
 def _bare(

@@ -38,9 +38,13 @@ def _logs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("commit", FIRST)
 def test_first_configurations_mean_the_same(commit: str) -> None:
-    """Runs that began with the first configurations continue, although knobs were added, renamed and lost values."""
+    """Runs that began with the first configurations continue, although knobs were added, renamed and lost values.
+
+    Their number of tokens in a micro-batch, which is empty in present configurations, is filled in when they continue.
+    """
     assert differences(FIRST[commit], load("smoke").model_dump(mode="json"))
-    assert differences(up_to_date(FIRST[commit]), load("smoke").model_dump(mode="json")) == []
+    present = load("smoke", ["ppo.micro_batch_tokens=16384"]).model_dump(mode="json")
+    assert differences(up_to_date(FIRST[commit]), present) == []
 
 
 def test_a_renamed_knob_keeps_its_value() -> None:
@@ -147,6 +151,22 @@ def test_a_run_continues_under_a_program_with_more_knobs(tmp_path: Path) -> None
     assert workspace.store.read(layout.manifest(layout.run("smoke"))) == old
     with pytest.raises(ConfigError, match="run.overlap: False -> True"):
         begin(tmp_path, "run.overlap=true", "rollout.max_head_offpolicyness=1")
+
+
+@pytest.mark.parametrize("tokens", [2048, 16384])
+def test_an_empty_knob_keeps_the_micro_batches_of_the_run(tmp_path: Path, tokens: int) -> None:
+    """Earlier programs stored a number of tokens, by default 16384; another would change the last bits of the weights.
+
+    A number that the configuration does give must be that of the run.
+    """
+    assert begin(tmp_path / "new").config.ppo.micro_batch_tokens is None
+    begin(tmp_path)
+    version = layout.run("smoke")
+    rewrite(tmp_path, version, lambda values: values["config"]["ppo"].update(micro_batch_tokens=tokens))
+    assert begin(tmp_path).config.ppo.micro_batch_tokens == tokens
+    assert begin(tmp_path, f"ppo.micro_batch_tokens={tokens}").config.ppo.micro_batch_tokens == tokens
+    with pytest.raises(ConfigError, match=f"ppo.micro_batch_tokens: {tokens} -> 4096"):
+        begin(tmp_path, "ppo.micro_batch_tokens=4096")
 
 
 def test_a_run_of_a_newer_program_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,28 @@ def test_gradient_does_not_depend_on_the_batching(
     whole.update(rows, scores, version=2)
     parts.update(rows[::-1], scores[::-1], version=2)
     assert_near(gradients(parts), gradients(whole), 1e-6)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, EVERYTHING, {**GAE, "critic": {}, "kl": {"kl_ctl": 0.1, "place": "loss"}}], ids=lambda o: len(o)
+)
+def test_packed_rows_give_the_same_gradient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    """Sequences packed into one row do not see each other: gradients and metrics are those of padded rows."""
+    folder = save_tiny(tmp_path)
+    rows, scores = random_rows()
+    rows[3] = replace(rows[3], status="truncated", reason="no room", unplayed_turns=-1)  # a critic estimates the rest
+    padded, packed = (make_trainer(folder, micro_batch_tokens=60, **options) for _ in range(2))
+    expected = padded.update(rows, scores, version=2)
+    for module in ("trainer", "prepare"):
+        monkeypatch.setattr(f"tasks.train.{module}.packs", lambda _: True)
+    metrics = packed.update(rows, scores, version=2)
+    assert_near(gradients(packed), gradients(padded), 1e-5)
+    assert expected.pop("tokens/padding_share") > metrics.pop("tokens/padding_share") == 0
+    measured = {name for name in expected if name.startswith("seconds/") or name == "tokens/per_second"}
+    for name in expected.keys() - measured:
+        assert metrics[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-5), name
 
 
 def test_the_proximal_pass_of_the_first_minibatch_changes_nothing(tmp_path: Path) -> None:

@@ -64,7 +64,8 @@ def outcome(name: str, ratio: float, weight: float, value: ValueLoss | None = No
     logp = proximal + math.log(ratio)
     zero = torch.zeros(1, dtype=torch.int64)
     advantages = torch.tensor([1.0 if name == "a" else -1.0])
-    batch = MicroBatch([name], [1], torch.zeros(1, 4), zero, zero, behaviour, advantages, proximal, reference=behaviour)
+    places = (None, zero, zero, zero)  # positions, rows, columns, sequences
+    batch = MicroBatch([name], [1], torch.zeros(1, 4), *places, behaviour, advantages, proximal, reference=behaviour)
     weights = torch.tensor([weight])
     loss = policy_loss(logp, proximal, weights, advantages, 0.2)
     return StepResult(batch, logp, proximal, weights, torch.tensor([0.25]), loss, value)

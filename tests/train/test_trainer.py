@@ -111,6 +111,15 @@ def test_canaries_of_other_weights_differ(tmp_path: Path, tied: bool) -> None:
     assert make_trainer(tmp_path / "model").canary() == after
 
 
+def test_canary_does_not_depend_on_the_attention(tmp_path: Path) -> None:
+    """A canary is computed with PyTorch's attention, whatever training uses, and training goes on with its own."""
+    trainer = make_trainer(save_tiny(tmp_path))
+    expected, model = trainer.canary(), trainer._train_state.model
+    model.set_attn_implementation("eager")
+    assert trainer.canary() == expected
+    assert model.config._attn_implementation == "eager"
+
+
 def test_canary_holds_the_models_logprobs(tmp_path: Path) -> None:
     """A canary has 128 ids and 127 logprobs at temperature 1, not at the training temperature."""
     canary = make_trainer(save_tiny(tmp_path), temperature=0.5).canary()
