@@ -40,10 +40,13 @@ def hidden_states(
 ) -> Tensor:
     """Compute the last hidden states [B, T - 1, H] of `tokens` [B, T]; `with_last` also of the last column: [B, T, H].
 
+    A padded batch may be wider than the model's context: `with_last` leaves out the columns beyond it.
+
     Padded tokens need no attention mask: the padding is to the right of all tokens, and causal attention only reads to
     the left. In packed rows a sequence begins wherever `positions` [B, T] restart, and attention does not cross this.
     """
-    end = tokens.shape[1] if with_last else -1
+    context = None if positions is not None else getattr(model.config, "max_position_embeddings", None)
+    end = context if with_last else -1
     places = None if positions is None else positions[:, :end]
     outputs = model.base_model(input_ids=tokens[:, :end], position_ids=places, use_cache=False)
     states: Tensor = outputs.last_hidden_state

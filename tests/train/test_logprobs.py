@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from tasks.train.logprobs import action_logprobs, read_out
+from tasks.train.logprobs import action_logprobs, hidden_states, read_out
 from tests.support.train_helpers import VOCABULARY, tiny_model
 
 TOKENS = torch.randint(0, VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(5))
@@ -42,6 +42,14 @@ def test_equals_the_full_logits(kind: str, tied: bool, temperature: float, chunk
     theirs = torch.autograd.grad((expected * weights).sum(), parameters)
     for actual, wanted in zip(ours, theirs, strict=True):
         torch.testing.assert_close(actual, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_a_padded_batch_may_be_wider_than_the_context() -> None:
+    """A critic reads the place after the last token. Padding beyond the model's context is not fed to the model."""
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=12, n_embd=16, n_layer=1, n_head=2)).eval()
+    wider = torch.nn.functional.pad(padded(), (0, 5))
+    expected = hidden_states(model, padded(), with_last=True)
+    torch.testing.assert_close(hidden_states(model, wider, with_last=True), expected)
 
 
 def test_autocast_does_not_round_the_logits() -> None:
