@@ -110,7 +110,7 @@ def _line(workload: Workload, pairs: list[tuple[Side, Side]]) -> list[str]:
         each("tokens"),
         each("samples"),
         each("updates"),
-        f"{max(side.others for pair in pairs for side in pair):.0%}",
+        " / ".join(f"{max(side.others for side in sides):.0%}" for sides in (theirs, ours)),
     ]
 
 
