@@ -22,8 +22,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Threads that spin while they wait would slow vLLM and trainer ten times on shared cores.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: help setup demo smoke retrain-demo audit read test test-fast soak check format bench pictures experiment-staleness experiment-control \
-    lock up down clean
+.PHONY: help setup demo smoke retrain-demo audit read test test-fast soak check format bench bench-peers pictures \
+    experiment-staleness experiment-control lock up down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' Makefile
@@ -97,6 +97,9 @@ format: setup ## Format and repair what ruff can
 
 bench: setup ## Measure throughput
 	@$(BIN)/python -m tests.benchmarks $(ARGS)
+
+bench-peers: setup ## Measure against TRL on the same work; over an hour (ARGS="short --pairs 1": one workload, once)
+	@$(BIN)/python -m tests.benchmarks.peers $(ARGS)
 
 pictures: setup ## Make the pictures of the pages again; about 20 minutes where the demo's runs are missing
 	@$(BIN)/python -m tests.pictures $(ARGS)

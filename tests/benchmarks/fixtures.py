@@ -22,9 +22,13 @@ class Lab:
     """The demo's configuration in the folder `scratch`, with a policy and a server that are made on first use.
 
     A context manager; leaving it ends the server.
+
+    Args:
+        scratch: an empty folder, or one that a lab of the same arguments has left.
+        steps: largest number of steps of the policy's warm start.
     """
 
-    def __init__(self, scratch: Path) -> None:
+    def __init__(self, scratch: Path, steps: int = WARM_START_STEPS) -> None:
         self.scratch = scratch
         self.store = Store(f"{scratch}/store")
         self._stack = ExitStack()
@@ -32,7 +36,7 @@ class Lab:
             "run.name=benchmarks",
             f"storage.root={self.store.root}",
             f"storage.cache={scratch}/cache",
-            f"policy.warm_start.steps={WARM_START_STEPS}",
+            f"policy.warm_start.steps={steps}",
         ]
 
     def __enter__(self) -> "Lab":

@@ -1,0 +1,86 @@
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+
+from configs import load
+from storage.records import Problem
+from tasks.problems import load_problems
+from tasks.rollout.plan import draw
+from tests.benchmarks.peers.processes import job
+from tests.benchmarks.peers.sides import Side, check_same_work, ratios
+from tests.benchmarks.peers.trl_side import TEMPLATE, Job
+from tests.benchmarks.peers.workloads import WORKLOADS
+
+SIDE = Side(
+    seconds=[2.0, 1.0, 3.0],
+    parts={},
+    lengths=[5, 6, 7, 6] * 100,
+    samples=400,
+    updates=6,
+    parameters=10,
+    dtypes=("float32",),
+    threads=2,
+    others=0.0,
+)
+
+
+def test_equal_work_is_accepted() -> None:
+    """Lengths may differ as two samples of one policy do; seconds are what is measured."""
+    check_same_work(SIDE, replace(SIDE, lengths=[6, 5, 6, 7] * 100, seconds=[1.0, 1.0, 1.0]))
+
+
+@pytest.mark.parametrize(
+    "difference",
+    [
+        {"seconds": [2.0]},
+        {"samples": 399},
+        {"updates": 5},
+        {"parameters": 11},
+        {"dtypes": ("bfloat16",)},
+        {"threads": 1},
+        {"lengths": [6, 7, 8, 7] * 100},
+    ],
+    ids=lambda difference: next(iter(difference)),
+)
+def test_other_work_is_refused(difference: dict[str, object]) -> None:
+    """A ratio of different work would mean nothing."""
+    with pytest.raises(ValueError, match="TRL .* here "):
+        check_same_work(SIDE, replace(SIDE, **difference))  # type: ignore[arg-type]  # a test case names one field
+
+
+def test_a_ratio_is_of_the_medians() -> None:
+    assert ratios([(SIDE, replace(SIDE, seconds=[0.5, 4.0, 0.1]))]) == [4.0]
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_both_sides_have_the_settings_of_one_configuration(name: str) -> None:
+    """TRL gets the problems that the pipeline draws, in its order, and the knobs that decide how much work there is."""
+    config = load("demo", list(WORKLOADS[name].overrides))
+    made = Job(**job(config, 3, Path("model"), 128))  # type: ignore[arg-type]  # the values are JSON
+    problems: list[Problem] = load_problems(config.problems.train, 0.0).problems
+    drawn = [problem.prompt for iteration in range(3) for problem in draw(problems, 32, iteration, config.run.seed)]
+    assert [problem["prompt"] for problem in made.problems] == drawn
+    assert (made.groups, made.samples, made.updates, made.threads) == (32, 16, 2, 2)
+    assert made.turns == config.agent.args["num_turns"]
+    assert (made.max_new_tokens, made.optimizer["learning_rate"]) == (config.sampling.max_new_tokens, 1e-4)
+    assert {field.name for field in fields(Job)} == job(config, 1, Path("model"), 128).keys()
+
+
+def test_a_tools_reply_is_rendered_as_the_users_feedback() -> None:
+    """With TRL's environment the policy reads the tokens that it reads in the pipeline."""
+    from tasks.warm_start.tokenizer import build_tokenizer
+
+    tokenizer = build_tokenizer(["What is your answer? wrong"])
+
+    def ids(template: str | None, role: str) -> object:
+        messages = [
+            {"role": "user", "content": "What is 1 + 2?"},
+            {"role": "assistant", "content": "4"},
+            {"role": role, "content": "Your answer is wrong."},
+        ]
+        return tokenizer.apply_chat_template(
+            messages, chat_template=template, add_generation_prompt=True, return_dict=False
+        )
+
+    assert ids(TEMPLATE, "tool") == ids(None, "user")
