@@ -1,10 +1,12 @@
 """The plan of a rollout: the problems that it draws, its episodes, and their records before play."""
 
+import functools
+import heapq
 import itertools
 import json
 import math
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from configs.schema import Config
@@ -116,7 +118,7 @@ def draw(
     if weights is not None:
         problems = _drawable(problems, weights)
         if _differ(problems, weights):
-            return _by_weight(problems, weights, iteration, seed)[:count]
+            return list(itertools.islice(_by_weight(problems, weights, iteration, seed), count))
     drawn: dict[str, Problem] = {}
     first, index = divmod(iteration * count, len(problems))
     positions = (position for epoch in itertools.count(first) for position in _order(len(problems), seed, epoch))
@@ -133,23 +135,26 @@ def spares(
     iteration: int,
     seed: int,
     weights: Mapping[str, float] | None = None,
-) -> list[Problem]:
-    """Return all other problems, in a seeded order of this iteration; they replace rejected groups.
+) -> Iterator[Problem]:
+    """Yield all other problems, in a seeded order of this iteration; they replace rejected groups.
 
-    With the same `weights` as in `draw`, the order continues where the draw ended.
+    With the same `weights` as in `draw`, the order continues where the draw ended. Nothing is computed before the first
+    problem is taken.
     """
     taken = {problem.problem_id for problem in drawn}
     if weights is not None:
         problems = _drawable(problems, weights)
         if _differ(problems, weights):
             order = _by_weight(problems, weights, iteration, seed)
-            return [problem for problem in order if problem.problem_id not in taken]
+            yield from (problem for problem in order if problem.problem_id not in taken)
+            return
     others = [problem for problem in problems if problem.problem_id not in taken]
     random.Random(derive(seed, "spares", iteration)).shuffle(others)
-    return others
+    yield from others
 
 
-def _order(size: int, seed: int, epoch: int) -> list[int]:
+@functools.lru_cache(maxsize=2)  # consecutive iterations are in one epoch or in two
+def _order(size: int, seed: int, epoch: int) -> Sequence[int]:
     order = list(range(size))
     random.Random(derive(seed, "problem order", epoch)).shuffle(order)
     return order
@@ -173,12 +178,16 @@ def _differ(problems: Sequence[Problem], weights: Mapping[str, float]) -> bool:
     return len({weights[problem.problem_id] for problem in problems}) > 1
 
 
-def _by_weight(problems: Sequence[Problem], weights: Mapping[str, float], iteration: int, seed: int) -> list[Problem]:
-    """Return all `problems` in a random order, drawn one by one with chances proportional to the remaining weights.
+def _by_weight(
+    problems: Sequence[Problem], weights: Mapping[str, float], iteration: int, seed: int
+) -> Iterator[Problem]:
+    """Yield all `problems` in a random order, drawn one by one with chances proportional to the remaining weights.
 
     Efraimidis & Spirakis (2006), "Weighted random sampling with a reservoir", sort by u^(1/w), descending. Sorting by
-    -log(u) / w, ascending, gives the same order and does not underflow.
+    -log(u) / w, ascending, gives the same order and does not underflow. A heap sorts only as far as it is read.
     """
     generator = random.Random(derive(seed, "curriculum", iteration))
-    keys = [-math.log(1.0 - generator.random()) / weights[problem.problem_id] for problem in problems]
-    return [problems[index] for index in sorted(range(len(problems)), key=keys.__getitem__)]
+    heap = [(-math.log(1.0 - generator.random()) / weights[p.problem_id], index) for index, p in enumerate(problems)]
+    heapq.heapify(heap)
+    while heap:
+        yield problems[heapq.heappop(heap)[1]]
