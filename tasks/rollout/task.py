@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -21,7 +21,7 @@ from tasks.inference.api import GenerationConfig
 from tasks.problems.curriculum_task import weights
 from tasks.problems.exclusions import Excluded, left_of, read_exclusions
 from tasks.problems.task import read_problems
-from tasks.rollout.plan import RolloutPlan, draw, spares
+from tasks.rollout.plan import RolloutPlan, draw, drawable, spares
 from tasks.run.workspace import Workspace
 from tasks.score.verifier import Verifier
 
@@ -94,25 +94,24 @@ def _wait_for(stream: "Stream", iteration: int) -> TrajectoriesVersion:
 class _Pool:
     """What the iterations of a run draw from."""
 
-    problems: list[Problem]
-    weights: Mapping[str, float] | None
+    problems: Sequence[Problem]
+    weights: Sequence[float] | None
     excluded: Excluded
 
 
 @functools.lru_cache(maxsize=1)
 def _read_pool(workspace: Workspace, problem_set: ProblemsVersion) -> _Pool:
     """Read problem set, curriculum and exclusions, once in a flow run, because none of them changes meanwhile."""
+    problems: Sequence[Problem] = read_problems(workspace, problem_set)
+    chances, curriculum = None, weights(workspace)
+    if curriculum is not None:
+        problems, chances = drawable(problems, curriculum)
     versions = workspace.config.problems.exclusions
-    pool = _Pool(
-        read_problems(workspace, problem_set),
-        weights(workspace),
-        read_exclusions(workspace.store, versions, workspace.cache),
-    )
+    excluded = read_exclusions(workspace.store, versions, workspace.cache)
     if versions:
-        candidates = [p for p in pool.problems if pool.weights is None or pool.weights.get(p.problem_id)]
-        count = len(candidates) - len(left_of(candidates, pool.excluded))
-        get_run_logger().info("%d of %d problems are excluded by %s", count, len(candidates), ", ".join(versions))
-    return pool
+        count = len(problems) - len(left_of(problems, excluded))
+        get_run_logger().info("%d of %d problems are excluded by %s", count, len(problems), ", ".join(versions))
+    return _Pool(problems, chances, excluded)
 
 
 def _draw(

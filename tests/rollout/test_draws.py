@@ -17,7 +17,7 @@ from storage.versions.drafts import Draft, Provenance
 from tasks.problems.difference import key
 from tasks.problems.exclusions import Excluded, commit_exclusions, left_of
 from tasks.rollout import task
-from tasks.rollout.plan import draw, spares
+from tasks.rollout.plan import draw, drawable, spares
 from tasks.run.workspace import Workspace
 from tasks.seeds import derive
 
@@ -69,9 +69,9 @@ def commit(workspace: Workspace, version: str, kind: Any, schema: Any, rows: lis
 
 def drawn_anew(case: Case, iteration: int) -> tuple[list[Problem], list[Problem]]:
     """Draw from everything, as the first programs did in each iteration: all spares, and all problems' keys."""
-    weights = WEIGHTS if case.weighted else None
-    drawn = draw(PROBLEMS, COUNT, iteration, SEED, weights)
-    everything = [*drawn, *spares(PROBLEMS, drawn, iteration, SEED, weights)]
+    problems, chances = drawable(PROBLEMS, WEIGHTS) if case.weighted else (PROBLEMS, None)
+    drawn = draw(problems, COUNT, iteration, SEED, chances)
+    everything = [*drawn, *spares(problems, drawn, iteration, SEED, chances)]
     if case.excluding:
         everything = left_of(everything, Excluded(problems=frozenset(map(key, EXCLUDED))))
     return everything[:COUNT], everything[COUNT:]
