@@ -8,6 +8,7 @@ from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from storage import layout
+from storage.logs import catalog
 from storage.records import CURRICULUM_SCHEMA, Problem
 from storage.version_names import ProblemsVersion
 from storage.versions import datasets, manifests
@@ -26,8 +27,7 @@ def plan_curriculum(workspace: Workspace, problem_set: ProblemsVersion) -> None:
     store, cache, version = workspace.store, workspace.cache, layout.curriculum(workspace.name)
     if not workspace.config.problems.sampling.active or manifests.committed(store, version):
         return
-    before = [run for run in history.all_runs(store) if run != workspace.name]
-    histories = [history_version for run in before if (history_version := _history(workspace, run))]
+    histories = list(_commit_histories(workspace, leave_out=workspace.name).values())
     problems = [Problem(**row) for row in datasets.rows(store, problem_set, cache)]
     past = history.read_history(store, histories, cache)
     rows = curriculum.plan_curriculum(problems, past, workspace.config.problems.sampling)
@@ -47,8 +47,13 @@ def weights(workspace: Workspace) -> Mapping[str, float] | None:
     return {row["problem_id"]: row["weight"] for row in rows}
 
 
-def _history(workspace: Workspace, run: str) -> str | None:
-    return commit_history(workspace.store, run, workspace.cache, workspace.provenance())
+def _commit_histories(workspace: Workspace, leave_out: str = "") -> dict[str, str]:
+    """Commit the histories of all runs but one; return their versions by run. The catalog is read once for all."""
+    store, cache, provenance = workspace.store, workspace.cache, workspace.provenance()
+    entries = catalog.read_all(store)
+    runs = [run for run in history.all_runs(store, entries) if run != leave_out]
+    versions = {run: commit_history(store, run, cache, provenance, entries) for run in runs}
+    return {run: version for run, version in versions.items() if version}
 
 
 @task(name="report-history", cache_policy=NO_CACHE)
@@ -56,7 +61,7 @@ def report_history(workspace: Workspace, most: int) -> dict[str, Any]:
     """Commit the histories of all runs; show and return the standing of the problems and up to `most` suspects."""
     from rich.console import Console
 
-    histories = {run: version for run in history.all_runs(workspace.store) if (version := _history(workspace, run))}
+    histories = _commit_histories(workspace)
     rows = history.read_history(workspace.store, list(histories.values()), workspace.cache)
     problems = union([Problem(row.problem_id, row.prompt, row.solutions) for row in rows])
     entries = curriculum.plan_curriculum(problems, rows, workspace.config.problems.sampling) if problems else []

@@ -37,7 +37,11 @@ class Excluded:
         """Return whether `row` of the version `data_set` is excluded."""
         if (data_set, row.trajectory_id) in self.trajectories:
             return True
-        return bool(self.problems) and key(Problem(row.problem_id, row.prompt, row.solutions)) in self.problems
+        return self.has_problem(Problem(row.problem_id, row.prompt, row.solutions))
+
+    def has_problem(self, problem: Problem) -> bool:
+        """Return whether a problem is excluded as a whole."""
+        return bool(self.problems) and key(problem) in self.problems
 
 
 def exclusions_version(rows: Iterable[Exclusion]) -> str:
@@ -130,10 +134,10 @@ def left_of(problems: Sequence[Problem], excluded: Excluded) -> list[Problem]:
     Raises:
         ValueError: all problems are excluded.
     """
-    left = [problem for problem in problems if key(problem) not in excluded.problems] if excluded.problems else problems
+    left = [problem for problem in problems if not excluded.has_problem(problem)]
     if problems and not left:
         raise ValueError(
             f"problems.exclusions excludes all {len(problems)} training problems, and nothing is left to draw: remove "
             "versions from it, or add problems (corrected ones are new problems)"
         )
-    return list(left)
+    return left

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from storage import layout
-from storage.logs import catalog
+from storage.logs.catalog import CatalogEntry
 from storage.logs.log import first_free
 from storage.objects.store import Store
 from storage.records import HISTORY_SCHEMA, Problem, ProblemHistory
@@ -80,12 +80,21 @@ def _count(content: str, episodes: list[_Episode]) -> ProblemHistory:
     )
 
 
-def commit_history(store: Store, run: str, cache: Path, provenance: Provenance) -> str | None:
+def commit_history(
+    store: Store, run: str, cache: Path, provenance: Provenance, entries: Iterable[CatalogEntry]
+) -> str | None:
     """Commit a run's history over all its iterations, unless it exists; return its version, or None without iterations.
 
     Rows of an older history of the run are copied, so only later iterations are read, and iterations stay in the
     history after gc has deleted their data. Iterations whose data gc deleted before they were counted are left out, and
     counted in the metrics as `collected`.
+
+    Args:
+        store: the store of the run.
+        run: its name.
+        cache: keeps objects of a remote root.
+        provenance: who writes the history.
+        entries: the entries of the catalog, in which older histories are found.
 
     Raises:
         StorageError: a version of the run is damaged.
@@ -96,7 +105,7 @@ def commit_history(store: Store, run: str, cache: Path, provenance: Provenance) 
     version = layout.history(run, iterations)
     if manifests.committed(store, version):
         return version
-    older = _older(store, run, iterations)
+    older = _older(store, run, iterations, entries)
     rows, collected = _rows(store, run, older, iterations, cache)
     metrics = {
         "iterations": iterations,
@@ -112,9 +121,9 @@ def commit_history(store: Store, run: str, cache: Path, provenance: Provenance) 
     return version
 
 
-def _older(store: Store, run: str, iterations: int) -> str | None:
+def _older(store: Store, run: str, iterations: int, entries: Iterable[CatalogEntry]) -> str | None:
     """Find the newest committed history of the run with fewer than `iterations` iterations."""
-    histories = {e.version for e in catalog.read_all(store) if e.kind == "history" and layout.run_of(e.version) == run}
+    histories = {e.version for e in entries if e.kind == "history" and layout.run_of(e.version) == run}
     before = [version for version in sorted(histories, reverse=True) if version < layout.history(run, iterations)]
     return next((version for version in before if manifests.committed(store, version)), None)
 
@@ -137,14 +146,10 @@ def _rows(store: Store, run: str, older: str | None, iterations: int, cache: Pat
     return rows, collected
 
 
-def all_runs(store: Store) -> list[str]:
-    """List the runs with an update, ordered by their newest updates, oldest first.
-
-    Raises:
-        StorageError: the catalog is damaged.
-    """
+def all_runs(store: Store, entries: Iterable[CatalogEntry]) -> list[str]:
+    """List the runs with an update, ordered by their newest updates in the catalog's `entries`, oldest first."""
     newest: dict[str, int] = {}
-    for entry in catalog.read_all(store):
+    for entry in entries:
         run = layout.run_of(entry.version)
         if entry.kind == "checkpoint" and run and layout.number_of(entry.version):
             newest[run] = entry.number

@@ -10,6 +10,7 @@ from typing import Any
 
 from storage.records import Problem
 
+_COLUMNS = [field.name for field in dataclasses.fields(Problem)]
 REPORTED = 5  # bad rows that an error message lists
 
 
@@ -128,7 +129,7 @@ def fingerprint(problems: Iterable[Problem]) -> str:
     """
     digest = hashlib.sha256()
     for problem in problems:
-        row = dataclasses.asdict(problem) | {"metadata": json.loads(problem.metadata)}
+        row = {name: getattr(problem, name) for name in _COLUMNS} | {"metadata": json.loads(problem.metadata)}
         digest.update(json.dumps(row, sort_keys=True, separators=(",", ":")).encode() + b"\n")
     return digest.hexdigest()[:16]
 

@@ -1,11 +1,14 @@
 """The plan of a rollout: the problems that it draws, its episodes, and their records before play."""
 
+import functools
 import itertools
 import json
 import math
 import random
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from configs.schema import Config
 from storage.records import Problem, Trajectory
@@ -97,26 +100,49 @@ class RolloutPlan:
         )
 
 
+def drawable(
+    problems: Sequence[Problem], weights: Mapping[str, float]
+) -> tuple[Sequence[Problem], Sequence[float] | None]:
+    """Leave out problems of weight 0; return the others and their weights, or no weights if all are equal.
+
+    Args:
+        problems: the training problems.
+        weights: 0 or more for each problem id.
+
+    Raises:
+        ValueError: all problems have weight 0; or a problem has no weight or an invalid one.
+    """
+    bad = [p.problem_id for p in problems if not 0 <= weights.get(p.problem_id, math.nan) < math.inf]
+    if bad:
+        raise ValueError(
+            f"{len(bad)} problems have no weight of 0 or more, such as {bad[0]!r}: the curriculum belongs to another "
+            "problem set, or is damaged"
+        )
+    left = [problem for problem in problems if weights[problem.problem_id] > 0]
+    if problems and not left:
+        raise ValueError("all problems have weight 0: the curriculum leaves nothing to draw (problems.sampling)")
+    chances = [weights[problem.problem_id] for problem in left]
+    return left, chances if len(set(chances)) > 1 else None
+
+
 def draw(
-    problems: Sequence[Problem], count: int, iteration: int, seed: int, weights: Mapping[str, float] | None = None
+    problems: Sequence[Problem], count: int, iteration: int, seed: int, weights: Sequence[float] | None = None
 ) -> list[Problem]:
     """Draw `count` problems for an iteration, in a seeded order that goes through all problems before one repeats.
 
     Each pass through the problems (epoch) has its own order. An iteration may span two epochs; it never contains a
     problem twice, and has fewer than `count` problems if there are not enough.
 
-    With `weights` (problem id -> 0 or more), problems of weight 0 are left out. If the other weights differ, each
-    iteration draws on its own, without replacement, with chances proportional to the weights.
+    With `weights` (see `drawable`), each iteration draws on its own, without replacement, with chances proportional to
+    the weights.
 
     Raises:
-        ValueError: there are no problems, or all have weight 0; or a problem has no weight or an invalid one.
+        ValueError: there are no problems.
     """
     if not problems:
         raise ValueError("the training problem set is empty")
     if weights is not None:
-        problems = _drawable(problems, weights)
-        if _differ(problems, weights):
-            return _by_weight(problems, weights, iteration, seed)[:count]
+        return list(itertools.islice(_by_weight(problems, weights, iteration, seed), count))
     drawn: dict[str, Problem] = {}
     first, index = divmod(iteration * count, len(problems))
     positions = (position for epoch in itertools.count(first) for position in _order(len(problems), seed, epoch))
@@ -132,53 +158,36 @@ def spares(
     drawn: Sequence[Problem],
     iteration: int,
     seed: int,
-    weights: Mapping[str, float] | None = None,
-) -> list[Problem]:
-    """Return all other problems, in a seeded order of this iteration; they replace rejected groups.
+    weights: Sequence[float] | None = None,
+) -> Iterator[Problem]:
+    """Yield all other problems, in a seeded order of this iteration; they replace rejected groups.
 
-    With the same `weights` as in `draw`, the order continues where the draw ended.
+    With the same `weights` as in `draw`, the order continues where the draw ended. Nothing is computed before the first
+    problem is taken.
     """
     taken = {problem.problem_id for problem in drawn}
     if weights is not None:
-        problems = _drawable(problems, weights)
-        if _differ(problems, weights):
-            order = _by_weight(problems, weights, iteration, seed)
-            return [problem for problem in order if problem.problem_id not in taken]
+        order = _by_weight(problems, weights, iteration, seed)
+        yield from (problem for problem in order if problem.problem_id not in taken)
+        return
     others = [problem for problem in problems if problem.problem_id not in taken]
     random.Random(derive(seed, "spares", iteration)).shuffle(others)
-    return others
+    yield from others
 
 
-def _order(size: int, seed: int, epoch: int) -> list[int]:
+@functools.lru_cache(maxsize=2)  # consecutive iterations are in one epoch or in two
+def _order(size: int, seed: int, epoch: int) -> Sequence[int]:
     order = list(range(size))
     random.Random(derive(seed, "problem order", epoch)).shuffle(order)
     return order
 
 
-def _drawable(problems: Sequence[Problem], weights: Mapping[str, float]) -> list[Problem]:
-    """Return the problems of a weight above 0."""
-    bad = [p.problem_id for p in problems if not 0 <= weights.get(p.problem_id, math.nan) < math.inf]
-    if bad:
-        raise ValueError(
-            f"{len(bad)} problems have no weight of 0 or more, such as {bad[0]!r}: the curriculum belongs to another "
-            "problem set, or is damaged"
-        )
-    drawable = [problem for problem in problems if weights[problem.problem_id] > 0]
-    if not drawable:
-        raise ValueError("all problems have weight 0: the curriculum leaves nothing to draw (problems.sampling)")
-    return drawable
-
-
-def _differ(problems: Sequence[Problem], weights: Mapping[str, float]) -> bool:
-    return len({weights[problem.problem_id] for problem in problems}) > 1
-
-
-def _by_weight(problems: Sequence[Problem], weights: Mapping[str, float], iteration: int, seed: int) -> list[Problem]:
-    """Return all `problems` in a random order, drawn one by one with chances proportional to the remaining weights.
+def _by_weight(problems: Sequence[Problem], weights: Sequence[float], iteration: int, seed: int) -> Iterator[Problem]:
+    """Yield all `problems` in a random order, drawn one by one with chances proportional to the remaining weights.
 
     Efraimidis & Spirakis (2006), "Weighted random sampling with a reservoir", sort by u^(1/w), descending. Sorting by
     -log(u) / w, ascending, gives the same order and does not underflow.
     """
     generator = random.Random(derive(seed, "curriculum", iteration))
-    keys = [-math.log(1.0 - generator.random()) / weights[problem.problem_id] for problem in problems]
-    return [problems[index] for index in sorted(range(len(problems)), key=keys.__getitem__)]
+    keys = [-math.log(1.0 - generator.random()) / weight for weight in weights]
+    return (problems[index] for index in np.argsort(keys, kind="stable").tolist())

@@ -1,5 +1,9 @@
 """The Prefect tasks that play episodes and commit them as trajectory data sets: one iteration, or a stream of them."""
 
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -15,9 +19,9 @@ from storage.versions import checkpoints, manifests
 from storage.versions.journal import JournaledDraft
 from tasks.inference.api import GenerationConfig
 from tasks.problems.curriculum_task import weights
-from tasks.problems.exclusions import left_of, read_exclusions
+from tasks.problems.exclusions import Excluded, left_of, read_exclusions
 from tasks.problems.task import read_problems
-from tasks.rollout.plan import RolloutPlan, draw, spares
+from tasks.rollout.plan import RolloutPlan, draw, drawable, spares
 from tasks.run.workspace import Workspace
 from tasks.score.verifier import Verifier
 
@@ -86,27 +90,43 @@ def _wait_for(stream: "Stream", iteration: int) -> TrajectoriesVersion:
     return stream.wait(iteration)
 
 
-def _draw(workspace: Workspace, problem_set: ProblemsVersion, iteration: int) -> tuple[list[Problem], list[Problem]]:
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """What the iterations of a run draw from."""
+
+    problems: Sequence[Problem]
+    weights: Sequence[float] | None
+    excluded: Excluded
+
+
+@functools.lru_cache(maxsize=1)
+def _read_pool(workspace: Workspace, problem_set: ProblemsVersion) -> _Pool:
+    """Read problem set, curriculum and exclusions, once in a flow run, because none of them changes meanwhile."""
+    problems: Sequence[Problem] = read_problems(workspace, problem_set)
+    chances, curriculum = None, weights(workspace)
+    if curriculum is not None:
+        problems, chances = drawable(problems, curriculum)
+    versions = workspace.config.problems.exclusions
+    excluded = read_exclusions(workspace.store, versions, workspace.cache)
+    if versions:
+        count = len(problems) - len(left_of(problems, excluded))
+        get_run_logger().info("%d of %d problems are excluded by %s", count, len(problems), ", ".join(versions))
+    return _Pool(problems, chances, excluded)
+
+
+def _draw(
+    workspace: Workspace, problem_set: ProblemsVersion, iteration: int
+) -> tuple[list[Problem], Iterator[Problem]]:
     """Draw the iteration's problems, and the spare ones that may replace rejected groups.
 
     Problems that `problems.exclusions` names are replaced like rejected ones: the other problems stay the same.
     """
-    config = workspace.config
-    problems, seed, weigh = read_problems(workspace, problem_set), config.run.seed, weights(workspace)
-    count, versions = config.rollout.problems_per_iteration, config.problems.exclusions
-    drawn = draw(problems, count, iteration, seed, weigh)
-    spare = spares(problems, drawn, iteration, seed, weigh)
-    if versions:
-        excluded = read_exclusions(workspace.store, versions, workspace.cache)
-        left = left_of([*drawn, *spare], excluded)
-        get_run_logger().info(
-            "%d of %d problems are excluded by %s",
-            len(drawn) + len(spare) - len(left),
-            len(drawn) + len(spare),
-            ", ".join(versions),
-        )
-        drawn, spare = left[:count], left[count:]
-    return drawn, spare
+    pool, seed = _read_pool(workspace, problem_set), workspace.config.run.seed
+    count = workspace.config.rollout.problems_per_iteration
+    drawn = draw(pool.problems, count, iteration, seed, pool.weights)
+    in_order = itertools.chain(drawn, spares(pool.problems, drawn, iteration, seed, pool.weights))
+    left = (problem for problem in in_order if not pool.excluded.has_problem(problem))
+    return list(itertools.islice(left, count)), left
 
 
 def lagging_policy(workspace: Workspace, iteration: int) -> PolicyVersion | None:

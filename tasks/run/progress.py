@@ -3,6 +3,7 @@
 import itertools
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from uuid import UUID
 
 from prefect import get_run_logger
@@ -13,6 +14,8 @@ from storage.logs.log import first_free
 from storage.version_names import PolicyVersion
 from storage.versions import aliases, manifests
 from tasks.run.workspace import Workspace
+
+_READERS = 16
 
 
 def newest_policy(workspace: Workspace) -> PolicyVersion | None:
@@ -50,7 +53,8 @@ def _within_budget(workspace: Workspace, first: int, started: float) -> Callable
         rollout = manifests.read(workspace.store, layout.trajectories(workspace.name, iteration))
         return int(rollout.metrics["generated_tokens"])
 
-    spent = sum(map(tokens, range(first))) if run.max_tokens else 0
+    with ThreadPoolExecutor(_READERS) as readers:
+        spent = sum(readers.map(tokens, range(first if run.max_tokens else 0)))
 
     def may_begin(iteration: int) -> bool:
         nonlocal spent

@@ -16,7 +16,7 @@ from storage.versions import datasets
 from storage.versions.drafts import Draft
 from tasks.problems.curriculum import FLOOR, plan_curriculum, standing_rows, suspect_rows, suspects
 from tasks.problems.difference import key
-from tasks.rollout.plan import draw, spares
+from tasks.rollout.plan import draw, drawable, spares
 from tests.support.chain_helpers import provenance
 
 MIDDLE = ProblemSampling(prefer="middle")
@@ -138,6 +138,15 @@ def test_a_curriculum_is_kept_as_it_is(store: Store, tmp_path: Path) -> None:
 WEIGHTS = st.lists(st.sampled_from([0.0, FLOOR, 0.3, 1.0]), min_size=1, max_size=30).filter(any)
 
 
+def draw_all(
+    problems: list[Problem], count: int, iteration: int, seed: int, weights: dict[str, float]
+) -> tuple[list[Problem], list[Problem]]:
+    """Draw as a run with these weights does; return the iteration's problems and all spare ones."""
+    left, chances = drawable(problems, weights)
+    drawn = draw(left, count, iteration, seed, chances)
+    return drawn, list(spares(left, drawn, iteration, seed, chances))
+
+
 @given(weights=WEIGHTS, count=st.integers(1, 15), iteration=st.integers(0, 9), seed=st.integers(0, 5))
 def test_weighted_draws(weights: list[float], count: int, iteration: int, seed: int) -> None:
     """A draw has distinct problems, none of weight 0, and is repeatable; the spares are all the others.
@@ -146,24 +155,23 @@ def test_weighted_draws(weights: list[float], count: int, iteration: int, seed: 
     """
     problems = [Problem(str(i), "", ["0"]) for i in range(len(weights))]
     chances = {p.problem_id: weight for p, weight in zip(problems, weights, strict=True)}
-    drawn = draw(problems, count, iteration, seed, chances)
-    rest = spares(problems, drawn, iteration, seed, chances)
+    drawn, rest = draw_all(problems, count, iteration, seed, chances)
     live = {name for name, weight in chances.items() if weight > 0}
     ids = [problem.problem_id for problem in (*drawn, *rest)]
     assert len(drawn) == min(count, len(live))
     assert len(ids) == len(live)
     assert set(ids) == live
     turned = dict(reversed(chances.items()))
-    assert draw(problems, count, iteration, seed, turned) == drawn
-    assert spares(problems, drawn, iteration, seed, turned) == rest
+    assert draw_all(problems, count, iteration, seed, turned) == (drawn, rest)
 
 
 def test_chances_follow_the_weights() -> None:
     """Over 6,000 iterations first problems follow the weights, second ones the weights without replacement."""
     weights, times = {"1": 0.05, "2": 0.25, "3": 0.7, "4": 1.0, "5": 0.0}, 6000
     total = sum(weights.values())
-    pairs = [tuple(p.problem_id for p in draw(PROBLEMS, 2, i, 1, weights)) for i in range(times)]
-    assert [draw(PROBLEMS, 1, i, 1, weights)[0].problem_id for i in range(100)] == [first for first, _ in pairs[:100]]
+    pairs = [tuple(p.problem_id for p in draw_all(PROBLEMS, 2, i, 1, weights)[0]) for i in range(times)]
+    alone = [draw_all(PROBLEMS, 1, i, 1, weights)[0][0].problem_id for i in range(100)]
+    assert alone == [first for first, _ in pairs[:100]]
     firsts, both = Counter(first for first, _ in pairs), Counter(pairs)
     for name, weight in weights.items():
         assert within(firsts[name], times, weight / total)
@@ -180,8 +188,8 @@ def test_spares_go_on_where_the_draw_ended() -> None:
     """A rejected problem is replaced by the next one of a longer draw."""
     weights = {"1": 0.1, "2": 0.4, "3": 0.7, "4": 1.0, "5": 0.2}
     for iteration in range(20):
-        drawn = draw(PROBLEMS, 2, iteration, 3, weights)
-        assert drawn + spares(PROBLEMS, drawn, iteration, 3, weights) == draw(PROBLEMS, 5, iteration, 3, weights)
+        drawn, rest = draw_all(PROBLEMS, 2, iteration, 3, weights)
+        assert (drawn + rest, []) == draw_all(PROBLEMS, 5, iteration, 3, weights)
 
 
 @given(size=st.integers(1, 20), count=st.integers(1, 8), iteration=st.integers(0, 9), seed=st.integers(0, 5))
@@ -190,9 +198,9 @@ def test_equal_weights_pass_through_all(size: int, count: int, iteration: int, s
     problems = [Problem(str(i), "", ["0"]) for i in range(size)]
     retired = Problem("retired", "", ["0"])
     weights = {problem.problem_id: 0.3 for problem in problems} | {"retired": 0.0}
-    drawn = draw([retired, *problems], count, iteration, seed, weights)
-    assert drawn == draw(problems, count, iteration, seed)
-    assert spares([retired, *problems], drawn, iteration, seed, weights) == spares(problems, drawn, iteration, seed)
+    drawn = draw(problems, count, iteration, seed)
+    rest = list(spares(problems, drawn, iteration, seed))
+    assert draw_all([retired, *problems], count, iteration, seed, weights) == (drawn, rest)
 
 
 @pytest.mark.parametrize(
@@ -206,4 +214,4 @@ def test_equal_weights_pass_through_all(size: int, count: int, iteration: int, s
 def test_weights_that_cannot_be_are_refused(weights: dict[str, float], problem: str) -> None:
     """Weights that do not belong to the problem set, or are no weights, are refused."""
     with pytest.raises(ValueError, match=problem):
-        draw(PROBLEMS, 2, 0, 1, weights)
+        drawable(PROBLEMS, weights)

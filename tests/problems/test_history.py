@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from storage import layout
 from storage.errors import StorageError
+from storage.logs import catalog
 from storage.maintenance.verify import verify
 from storage.objects.seal import seal
 from storage.objects.store import Store
@@ -171,7 +172,7 @@ def collect(store: Store, version: str) -> None:
 
 
 def history(store: Store, run: str, tmp_path: Path) -> tuple[str, list[ProblemHistory]]:
-    version = commit_history(store, run, tmp_path, Provenance(config={}))
+    version = commit_history(store, run, tmp_path, Provenance(config={}), catalog.read_all(store))
     assert version
     return version, read_history(store, [version], tmp_path)
 
@@ -250,15 +251,15 @@ def test_a_checkpoint_that_names_no_scores_is_an_error(chain: Store, tmp_path: P
     """A checkpoint without scores is an error that names the checkpoint and the remedy."""
     rewrite(chain, layout.checkpoint("r", 1), lambda values: values["parents"].pop())
     with pytest.raises(StorageError, match=r"checkpoints/000001 names 1 trajectories and 0 scores.*leave out the run"):
-        commit_history(chain, "r", tmp_path, Provenance(config={}))
+        commit_history(chain, "r", tmp_path, Provenance(config={}), catalog.read_all(chain))
 
 
 def test_a_history_is_not_fenced_by_the_lease_of_the_run_that_asks(chain: Store, tmp_path: Path) -> None:
     """The history of another run carries no fencing token; `verify` would take a lower one for a lost lease."""
-    version = commit_history(chain, "r", tmp_path, Provenance(config={}, fence=Held(0)))
+    version = commit_history(chain, "r", tmp_path, Provenance(config={}, fence=Held(0)), catalog.read_all(chain))
     assert version
     assert verify(chain, [version], ancestors=False).findings == []
-    assert commit_history(chain, "nobody", tmp_path, Provenance(config={})) is None
+    assert commit_history(chain, "nobody", tmp_path, Provenance(config={}), catalog.read_all(chain)) is None
 
 
 def test_all_runs_are_those_with_an_update(store: Store, model: Path, tmp_path: Path) -> None:
@@ -269,8 +270,8 @@ def test_all_runs_are_those_with_an_update(store: Store, model: Path, tmp_path: 
     checkpoints.commit(store, layout.checkpoint("new", 0), model, None, Canary([1, 2], [-1.0]), provenance(0), [], {})
     play(store, model, "dead", range(1))
     store.delete(layout.manifest(layout.checkpoint("dead", 1)))
-    assert all_runs(store) == ["short", "long"]
-    versions = [history(store, run, tmp_path)[0] for run in all_runs(store)]
+    assert all_runs(store, catalog.read_all(store)) == ["short", "long"]
+    versions = [history(store, run, tmp_path)[0] for run in all_runs(store, catalog.read_all(store))]
     assert [row.run for row in read_history(store, versions, tmp_path)] == ["short"] * 8 + ["long"] * 8
 
 

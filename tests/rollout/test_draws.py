@@ -1,0 +1,138 @@
+"""The draws of a run: what it draws from is read once, and each draw is the same as when all was read each time."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.logging import disable_run_logger
+
+from configs import load
+from storage import layout
+from storage.objects.store import Store
+from storage.records import CURRICULUM_SCHEMA, PROBLEM_SCHEMA, CurriculumEntry, Exclusion, Problem
+from storage.version_names import ProblemsVersion
+from storage.versions import datasets
+from storage.versions.drafts import Draft, Provenance
+from tasks.problems.difference import key
+from tasks.problems.exclusions import Excluded, commit_exclusions, left_of
+from tasks.rollout import task
+from tasks.rollout.plan import draw, drawable, spares
+from tasks.run.workspace import Workspace
+from tasks.seeds import derive
+
+COUNT, SEED, ITERATIONS = 5, 3, 12
+PROBLEMS = [Problem(f"p{number}", f"What is {number} + 1?", [str(number + 1)]) for number in range(23)]
+SET = layout.problems("0123456789abcdef")
+WEIGHTS = {problem.problem_id: [0.0, 0.05, 0.5, 1.0][number % 4] for number, problem in enumerate(PROBLEMS)}
+EXCLUDED = [PROBLEMS[number] for number in (1, 7, 8, 14, 22)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run with or without a curriculum and exclusions, and what the first programs drew in iterations 0, 4 and 5."""
+
+    weighted: bool
+    excluding: bool
+    drawn: list[str]
+
+
+CASES = [
+    Case(weighted=False, excluding=False, drawn=["p9 p11 p21 p2 p14", "p22 p15 p0 p2 p14", "p6 p13 p7 p12 p3"]),
+    Case(weighted=False, excluding=True, drawn=["p9 p11 p21 p2 p20", "p15 p0 p2 p6 p16", "p6 p13 p12 p3 p9"]),
+    Case(weighted=True, excluding=False, drawn=["p2 p11 p14 p19 p3", "p9 p10 p15 p6 p3", "p7 p19 p18 p15 p2"]),
+    Case(weighted=True, excluding=True, drawn=["p2 p11 p19 p3 p6", "p9 p10 p15 p6 p3", "p19 p18 p15 p2 p11"]),
+]
+
+
+def open_workspace(tmp_path: Path, case: Case) -> Workspace:
+    """Commit problem set, curriculum and exclusions; return the workspace of a run that draws from them."""
+    settings = [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", "run.name=r", f"run.seed={SEED}"]
+    settings += [f"rollout.problems_per_iteration={COUNT}"]
+    workspace = Workspace(load("smoke", settings))
+    commit(workspace, SET, "problems", PROBLEM_SCHEMA, PROBLEMS)
+    if case.weighted:
+        settings += ["problems.sampling.prefer=middle"]
+        entries = [CurriculumEntry(name, "", 16, 0.5, "middle", weight) for name, weight in WEIGHTS.items()]
+        commit(workspace, layout.curriculum("r"), "curriculum", CURRICULUM_SCHEMA, entries)
+    if case.excluding:
+        rows = [Exclusion("", "", "", -1, problem.problem_id, key(problem), True, "wrong") for problem in EXCLUDED]
+        settings += [f"problems.exclusions=[{commit_exclusions(workspace.store, rows)}]"]
+    return Workspace(load("smoke", settings))
+
+
+def commit(workspace: Workspace, version: str, kind: Any, schema: Any, rows: list[Any]) -> None:
+    with Draft(workspace.store, version, kind) as draft:
+        datasets.write_rows(draft, schema, rows, 100)
+        draft.commit(Provenance(config={}), [])
+
+
+def drawn_anew(case: Case, iteration: int) -> tuple[list[Problem], list[Problem]]:
+    """Draw from everything, as the first programs did in each iteration: all spares, and all problems' keys."""
+    problems, chances = drawable(PROBLEMS, WEIGHTS) if case.weighted else (PROBLEMS, None)
+    drawn = draw(problems, COUNT, iteration, SEED, chances)
+    everything = [*drawn, *spares(problems, drawn, iteration, SEED, chances)]
+    if case.excluding:
+        everything = left_of(everything, Excluded(problems=frozenset(map(key, EXCLUDED))))
+    return everything[:COUNT], everything[COUNT:]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_draws_are_those_of_the_first_programs(case: Case, tmp_path: Path) -> None:
+    """A run that is continued by this program draws what the program before it would have drawn, spares included."""
+    workspace = open_workspace(tmp_path, case)
+    with disable_run_logger():
+        for iteration in [*range(ITERATIONS), 0]:
+            drawn, spare = task._draw(workspace, ProblemsVersion(SET), iteration)
+            assert (drawn, list(spare)) == drawn_anew(case, iteration)
+        ids = [[p.problem_id for p in task._draw(workspace, ProblemsVersion(SET), number)[0]] for number in (0, 4, 5)]
+    assert [" ".join(row) for row in ids] == case.drawn
+
+
+def test_a_flow_run_reads_once_what_it_draws_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later iterations read nothing; the workspace of another flow run reads anew."""
+    read, original = list[str](), datasets.rows
+
+    def rows(store: Store, version: str, *rest: Any) -> Any:
+        read.append(version)
+        return original(store, version, *rest)
+
+    monkeypatch.setattr(datasets, "rows", rows)
+    first, second = (open_workspace(tmp_path / name, CASES[-1]) for name in ("first", "second"))
+    with disable_run_logger():
+        for iteration in range(3):
+            task._draw(first, ProblemsVersion(SET), iteration)
+        assert len(read) == len(set(read)) == 3
+        task._draw(second, ProblemsVersion(SET), 0)
+    assert len(read) == 6
+
+
+def test_a_pool_without_a_drawable_problem_is_refused(tmp_path: Path) -> None:
+    """If exclusions leave only problems of weight 0, the message names the exclusions."""
+    workspace = open_workspace(tmp_path, CASES[-1])
+    live = [problem for problem in PROBLEMS if WEIGHTS[problem.problem_id]]
+    rows = [Exclusion("", "", "", -1, problem.problem_id, key(problem), True, "wrong") for problem in live]
+    version = commit_exclusions(workspace.store, rows)
+    config = workspace.config.model_copy(
+        update={"problems": workspace.config.problems.model_copy(update={"exclusions": [version]})}
+    )
+    with disable_run_logger(), pytest.raises(ValueError, match=f"excludes all {len(live)} training problems"):
+        task._draw(Workspace(config), ProblemsVersion(SET), 0)
+
+
+def test_only_what_is_drawn_is_shuffled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Iterations of an epoch share its order, and spares that nobody takes have none: drawing does not grow with n."""
+    orders = list[tuple[int | str, ...]]()
+
+    def recorded(*parts: int | str) -> int:
+        orders.append(parts[1:])
+        return derive(*parts)
+
+    monkeypatch.setattr("tasks.rollout.plan.derive", recorded)
+    problems = [Problem(str(number), "", ["0"]) for number in range(101)]  # no other test has an order of this size
+    for iteration in range(25):
+        drawn = draw(problems, 10, iteration, SEED)
+        rest = spares(problems, drawn, iteration, SEED)
+    assert orders == [("problem order", 0), ("problem order", 1), ("problem order", 2)]
+    assert next(rest)
+    assert orders[3:] == [("spares", 24)]
