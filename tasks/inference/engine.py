@@ -14,7 +14,6 @@ import aiohttp
 from tenacity import AsyncRetrying, before_sleep_log, retry_if_exception_type, stop_after_attempt, wait_exponential
 
 from configs.schema import Inference, Rollout
-from storage import layout
 from storage.versions.checkpoints import Checkpoint
 from tasks.inference.api import AbortedError, Completion, EngineClosedError, GenerationConfig, InferenceError
 from tasks.inference.client import Client
@@ -82,20 +81,17 @@ class Engine:
             for replica in self._replicas:
                 replica.proven = None
 
-    def serve(self, policy: Checkpoint, *, or_newer: bool = False) -> None:
+    def serve(self, policy: Checkpoint) -> None:
         """Make every replica serve `policy`; start the servers at the first call.
 
-        Requests in flight go on with the new weights. With `or_newer`, a newer version of the same run that is already
-        served stays.
+        Requests in flight go on with the new weights.
 
         Raises:
             InferenceError: a server does not start, or its logprobs of the canary differ from the checkpoint's.
         """
         with self._serving:
-            served = self._policy
-            if served is not None and (served.version == policy.version or (or_newer and _is_newer(served, policy))):
-                return
-            self._serve(policy)
+            if self._policy is None or self._policy.version != policy.version:
+                self._serve(policy)
 
     def _serve(self, policy: Checkpoint) -> None:
         self._policy = policy
@@ -224,11 +220,6 @@ def _lacking_sockets(wanted: int) -> int:
         possible,
     )
     return possible
-
-
-def _is_newer(served: Checkpoint, policy: Checkpoint) -> bool:
-    """Return whether `served` is a later version of the same run than `policy`."""
-    return layout.series_of(served.version) == layout.series_of(policy.version) and served.number > policy.number
 
 
 def _deal_devices(settings: Inference) -> list[list[str]]:

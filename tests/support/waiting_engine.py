@@ -35,9 +35,9 @@ class WaitingEngine:
         self.on_request = on_request
         self.version = 0
 
-    def serve(self, policy: Checkpoint, *, or_newer: bool = False) -> None:
+    def serve(self, policy: Checkpoint) -> None:
         """Serve the policy from the next request on."""
-        self.version = max(self.version, policy.number) if or_newer else policy.number
+        self.version = policy.number
 
     @asynccontextmanager
     async def connect(self) -> AsyncIterator["WaitingEngine"]:
