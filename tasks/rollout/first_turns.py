@@ -11,6 +11,8 @@ from tasks.inference.api import BundledGenerationOutputs, Completion, Generation
 Generate = Callable[[list[int], GenerationConfig, int], Awaitable[list[Completion]]]
 """(token ids, gconfig, seed) -> completions"""
 
+MOST_AT_ONCE = 128
+"""Most completions in one request. vLLM refuses more than its `--max-num-seqs`, whose smallest default is 128."""
 PATIENCE_S = 1.0
 """Longest wait of the first observation for the others: an agent that never asks must not block its group."""
 
@@ -18,7 +20,7 @@ _Pending = tuple[Observation, asyncio.Future[BundledGenerationOutputs]]
 
 
 class FirstTurnBatcher:
-    """A batch of the first observations of a group's episodes; equal observations become one request.
+    """A batch of the first observations of a group's episodes; equal observations become one request, or few.
 
     One request with n completions is about twice as fast as n requests, because vLLM processes the prompt once. Agents
     do not notice it: different or later observations become separate requests.
@@ -59,9 +61,11 @@ class FirstTurnBatcher:
             _, token_ids, gconfig = pending[0]
             batches[tuple(token_ids), gconfig].append(pending)
         for (prompt_ids, gconfig), batch in batches.items():
-            request = asyncio.create_task(self._request(list(prompt_ids), gconfig, self._seed, batch))
-            self._requests.add(request)  # the event loop holds only weak references to tasks
-            self._seed += gconfig.n * len(batch)
+            size = max(1, MOST_AT_ONCE // gconfig.n)
+            for part in (batch[start : start + size] for start in range(0, len(batch), size)):
+                request = asyncio.create_task(self._request(list(prompt_ids), gconfig, self._seed, part))
+                self._requests.add(request)  # the event loop holds only weak references to tasks
+                self._seed += gconfig.n * len(part)
 
     async def _request(self, token_ids: list[int], gconfig: GenerationConfig, seed: int, batch: list[_Pending]) -> None:
         started, n = time.monotonic(), gconfig.n
