@@ -6,6 +6,7 @@ Any reader of Parquet (DuckDB, pandas) understands them without this package.
 
 import dataclasses
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -311,13 +312,17 @@ EXCLUSION_SCHEMA = _schema(
 )
 
 
+_TURN_NAMES = [field.name for field in dataclasses.fields(Turn)]
+_turn_values = attrgetter(*_TURN_NAMES)
+
+
 def to_table(rows: list[Any], schema: pa.Schema) -> pa.Table:
     """Convert rows (dataclass instances) to an Arrow table; nested turns become structs."""
     columns = {}
     for column in schema:
         values = [getattr(row, column.name) for row in rows]
         if column.name == "turns":
-            values = [[dataclasses.asdict(turn) for turn in turns] for turns in values]
+            values = [[dict(zip(_TURN_NAMES, _turn_values(turn), strict=True)) for turn in turns] for turns in values]
         columns[column.name] = pa.array(values, column.type)
     return pa.table(columns, schema=schema)
 

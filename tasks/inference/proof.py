@@ -4,6 +4,7 @@ The logprobs of a canary (`storage.versions.checkpoints.Canary`) distinguish wei
 logprobs have an error larger than the change by one update: then the server's own checksums show the replacement.
 """
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,10 +65,9 @@ class Proof:
             InferenceError: it serves other weights, or may still serve those before the swap.
         """
         policy, client = self._policy, self._client
-        label = await client.weight_version()
+        label, served = await asyncio.gather(client.weight_version(), client.prompt_logprobs(policy.canary.token_ids))
         if label != str(policy.number):
             raise InferenceError(f"{client.url} serves weight version {label}, asked for {policy.number}")
-        served = await client.prompt_logprobs(policy.canary.token_ids)
         error = _distance(served, policy.canary.logprobs)
         if not error <= self._tolerance:  # also NaN
             raise InferenceError(self._too_far(served, error))

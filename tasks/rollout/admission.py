@@ -18,7 +18,7 @@ from tasks.inference.api import Completion, GenerationConfig, Observation
 from tasks.rollout.values import RefusedError, check_ids, check_kinds, check_seed, check_text, number, shown
 
 MOST_COMPLETIONS = 256
-"""Most completions of one observation. vLLM takes 16,384 in a request, which the episodes of a group share."""
+"""Most completions of one observation."""
 LONGEST_REASON = 2000
 
 _AGENTS_OWN = {"status", "reason", "token_ids", "action_mask", "logprobs", "versions", "turns", "turn_discount"} | {

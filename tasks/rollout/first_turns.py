@@ -13,6 +13,8 @@ Generate = Callable[[list[int], GenerationConfig, int], Awaitable[list[Completio
 
 LONGEST_TOGETHER = 64
 """Longest completion, in tokens, that shares a request: a request ends with its longest completion."""
+MOST_AT_ONCE = 128
+"""Most completions in one request. vLLM refuses more than its `--max-num-seqs`, whose smallest default is 128."""
 PATIENCE_S = 1.0
 """Longest wait of the first observation for the others: an agent that never asks must not block its group."""
 
@@ -20,7 +22,7 @@ _Pending = tuple[Observation, asyncio.Future[BundledGenerationOutputs]]
 
 
 class FirstTurnBatcher:
-    """A batch of the first observations of a group's episodes; equal observations become one request.
+    """A batch of the first observations of a group's episodes; equal observations become one request, or few.
 
     One request with n short completions is about twice as fast as n requests. Long completions are asked for one by
     one, because the whole group would wait for the longest of them. Agents do not notice it: different or later
@@ -57,15 +59,16 @@ class FirstTurnBatcher:
         if self._patience:
             self._patience.cancel()
         self._patience, waiting, self._waiting = None, self._waiting, []
-        batches: dict[tuple[tuple[int, ...], GenerationConfig, int], list[_Pending]] = defaultdict(list)
-        for place, pending in enumerate(waiting):
+        batches: dict[tuple[tuple[int, ...], GenerationConfig], list[_Pending]] = defaultdict(list)
+        for pending in waiting:
             _, token_ids, gconfig = pending[0]
-            together = gconfig.max_new_tokens <= LONGEST_TOGETHER
-            batches[tuple(token_ids), gconfig, -1 if together else place].append(pending)
-        for (prompt_ids, gconfig, _), batch in batches.items():
-            request = asyncio.create_task(self._request(list(prompt_ids), gconfig, self._seed, batch))
-            self._requests.add(request)  # the event loop holds only weak references to tasks
-            self._seed += gconfig.n * len(batch)
+            batches[tuple(token_ids), gconfig].append(pending)
+        for (prompt_ids, gconfig), batch in batches.items():
+            size = max(1, MOST_AT_ONCE // gconfig.n) if gconfig.max_new_tokens <= LONGEST_TOGETHER else 1
+            for part in (batch[start : start + size] for start in range(0, len(batch), size)):
+                request = asyncio.create_task(self._request(list(prompt_ids), gconfig, self._seed, part))
+                self._requests.add(request)  # the event loop holds only weak references to tasks
+                self._seed += gconfig.n * len(part)
 
     async def _request(self, token_ids: list[int], gconfig: GenerationConfig, seed: int, batch: list[_Pending]) -> None:
         started, n = time.monotonic(), gconfig.n

@@ -163,7 +163,8 @@ class Verifier:
 
     async def grade_async(self, answer: str, solutions: Sequence[str]) -> Verdict:
         """Return the verdict on one pair, without blocking the event loop."""
-        return await asyncio.wrap_future(self._submit([(answer, solutions)])[0])
+        future = self._submit([(answer, solutions)])[0]
+        return future.result() if future.done() else await asyncio.wrap_future(future)
 
     def _submit(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> "list[Future[Verdict]]":
         """Return a future for each pair. Send new pairs in chunks, sorted so that equal solutions are parsed once."""

@@ -23,6 +23,7 @@ from tasks.inference.api import Completion, ContextLengthError, GenerationConfig
 from tasks.inference.client import Client
 from tasks.inference.engine import Engine
 from tasks.inference.server import Server
+from tasks.rollout.admission import MOST_COMPLETIONS
 from tests.conftest import INFERENCE, commit_policy
 from tests.support.paths import ROOT
 from tests.support.soak import scaled
@@ -320,6 +321,12 @@ def test_another_version_in_an_answer_stops_the_run(engine: Engine, policies: li
     with pytest.raises(InferenceError, match=r"weight version \[42\], asked for 1"):
         generate(engine, GenerationConfig(max_new_tokens=2))
     engine.serve(policies[0])
+
+
+def test_the_largest_request_of_an_agent_is_served(engine: Engine, policies: list[Checkpoint]) -> None:
+    """vLLM refuses more completions in a request than the server plays at once, which would end the rollout."""
+    engine.serve(policies[0])
+    assert len(generate(engine, GenerationConfig(n=MOST_COMPLETIONS, max_new_tokens=1))) == MOST_COMPLETIONS
 
 
 def test_a_prompt_longer_than_the_context_is_refused(engine: Engine, policies: list[Checkpoint]) -> None:

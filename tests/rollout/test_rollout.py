@@ -93,6 +93,28 @@ def test_first_turn_of_a_group_is_one_request(chat: Chat, verifier: Verifier) ->
     assert len({trajectory.turns[1].seed for trajectory in trajectories}) == 4
 
 
+def test_a_large_group_is_several_requests(chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM refuses a request for more completions than it plays at once. The seeds are those of a single request."""
+    monkeypatch.setattr("tasks.rollout.first_turns.MOST_AT_ONCE", 3)
+    engine = ScriptedEngine(chat, lambda *_: RIGHT)
+    trajectories = play(engine, MathSingleStepAgent(context(chat)), verifier)
+    assert [gconfig.n for _, gconfig, _, _ in engine.requests] == [3, 1]
+    first = engine.requests[0][2]
+    assert [trajectory.turns[0].seed for trajectory in trajectories] == [first, first + 1, first + 2, first + 3]
+
+
+def test_long_first_turns_are_separate_requests(
+    chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group must not wait for its longest first turn. The seeds are those of a single request."""
+    monkeypatch.setattr("tasks.rollout.first_turns.LONGEST_TOGETHER", 7)
+    engine = ScriptedEngine(chat, lambda *_: RIGHT)
+    trajectories = play(engine, MathSingleStepAgent(context(chat)), verifier)
+    assert [gconfig.n for _, gconfig, _, _ in engine.requests] == [1, 1, 1, 1]
+    first = engine.requests[0][2]
+    assert [trajectory.turns[0].seed for trajectory in trajectories] == [first, first + 1, first + 2, first + 3]
+
+
 class BreaksOnce(MathVerifyEnvironment):
     """An environment whose first instance cannot be made."""
 
