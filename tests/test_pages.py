@@ -78,6 +78,7 @@ NOT_RUN = {
     'make test ARGS="-k rollout"': "it runs a part of the tests",
     "make soak": "over an hour",
     "make bench": "ten minutes, and its numbers mean nothing while other tests run",
+    "make bench ARGS=growth": "five minutes, and its numbers mean nothing while other tests run",
     "make bench ARGS=training": "its numbers mean nothing while other tests run",
     "make pictures": "twenty minutes; its result is in the repository",
     "make format": "it changes the source tree",
