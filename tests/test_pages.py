@@ -78,6 +78,7 @@ NOT_RUN = {
     'make test ARGS="-k rollout"': "it runs a part of the tests",
     "make soak": "over an hour",
     "make bench": "ten minutes, and its numbers mean nothing while other tests run",
+    "make bench ARGS=growth": "five minutes, and its numbers mean nothing while other tests run",
     "make bench ARGS=training": "its numbers mean nothing while other tests run",
     "make bench-peers": "over an hour, and it needs a package index",
     'make bench-peers ARGS="short --pairs 1"': "it needs a package index, and its numbers mean nothing while tests run",

@@ -26,7 +26,7 @@ BENCHMARKS = {
     "storage": "the store on a real S3 server against plain s3fs and pyarrow, and its number of requests",
     "memory": "peak memory of each stage at 1,000 and 10,000 trajectories",
     "audit": "the audit of 10,000 and 100,000 generated trajectories: seconds and peak memory",
-    "growth": "how cost grows with episodes in an iteration, versions in a store, problems in a set; six minutes",
+    "growth": "how cost grows with episodes in an iteration, versions in a store, problems in a set",
 }
 WIDTH = 140  # columns of the table if the output is no terminal
 
