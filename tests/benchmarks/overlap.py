@@ -1,7 +1,7 @@
 """The stream (`run.overlap`) against iterations one after the other.
 
 An engine that only waits replaces vLLM, as if rollouts ran on machines of their own. The turns' lengths are log-normal
-and each episode has 2 to 5 of them, so that the longest of a data set's episodes takes about 10 x the median.
+and each episode has 2 to 5 of them, so that the longest of a data set's episodes takes about 8 x the median.
 
 `measure` runs the real flow in new processes, which run this file with the median seconds of a turn and the flow's
 overrides as arguments. With 0 seconds they use vLLM.
@@ -23,7 +23,7 @@ GOAL_SYNCHRONOUS, GOAL_LARGER = 0.5, 1.1
 ITERATIONS, PROBLEMS, SAMPLES = 16, 32, 4
 STALENESS = 4
 SIGMA = 1.2
-"""Of the logarithm of a turn's length: the longest of 128 to 256 episodes is then about 10 x the median."""
+"""Of the logarithm of a turn's length: the longest of 128 episodes is then about 8 x the median."""
 MEAN_EPISODE = 7.2
 """Mean length of an episode, in medians of a turn: 3.5 turns of exp(SIGMA² / 2)."""
 
