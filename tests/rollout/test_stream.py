@@ -192,9 +192,7 @@ def test_an_error_of_the_engine_reaches_the_trainer(store: Store, verifier: Veri
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_what_a_program_before_the_stream_played_is_kept(
-    store: Store, verifier: Verifier, monkeypatch: pytest.MonkeyPatch, committed: bool
-) -> None:
+def test_what_a_program_before_the_stream_played_is_kept(store: Store, verifier: Verifier, committed: bool) -> None:
     """Its data sets hold one draw each, without numbers. The stream goes on with the groups of the next draw."""
     prepare(store)
     before = layout.trajectories(RUN, 0)
@@ -203,9 +201,10 @@ def test_what_a_program_before_the_stream_played_is_kept(
     with streaming(store, verifier, settings(1), 0, WaitingEngine(0.0)) as stream:
         stream.wait(0)
         stream.wait(1)
-    assert sorted({row.problem_id for row in rows_of(store, 0)}) == sorted(ids)
-    following = {problem.problem_id for problem in draw(PROBLEMS, GROUPS, 1, seed=1)}
-    assert {row.problem_id for row in rows_of(store, 1)} == following
+    played = [{row.problem_id for row in rows_of(store, index)} for index in range(2)]
+    following = [problem.problem_id for problem in draw(PROBLEMS, GROUPS, 1, seed=1)]
+    assert played[0] >= set(ids if committed else ids[:2])
+    assert sorted([*played[0], *played[1]]) == sorted([*ids, *following])  # whichever of the others finished first
 
 
 def old_program(store: Store, version: str, problem_ids: list[str], *, committed: bool) -> None:
