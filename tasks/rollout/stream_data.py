@@ -99,7 +99,7 @@ class OpenDataSet:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What a stream finds when it begins.
+    """The state in which a stream finds its data sets when it begins.
 
     Example: version 3 is to be trained next, with 2 groups in a data set and a staleness of 1. Data set 2 was committed
     when groups 0 to 8 had begun, of which 5, 7 and 8 were in no data set up to 2. The journal of data set 3 holds 7.

@@ -92,7 +92,7 @@ def _wait_for(stream: "Stream", iteration: int) -> TrajectoriesVersion:
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """What the iterations of a run draw from."""
+    """The problems of a run, the chances of each to be drawn, and the excluded ones."""
 
     problems: Sequence[Problem]
     weights: Sequence[float] | None

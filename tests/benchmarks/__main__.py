@@ -1,6 +1,6 @@
 """Measure the pipeline's speed and memory on this machine, as ratios from one run.
 
-python -m tests.benchmarks              all benchmarks, about ten minutes on two cores
+python -m tests.benchmarks              all benchmarks; overlap alone takes 11 minutes on two cores
 python -m tests.benchmarks scoring      one benchmark
 """
 
@@ -22,9 +22,8 @@ BENCHMARKS = {
     "scoring": "the verifier against math-verify called one by one",
     "training": "the training pass against a bare forward-backward loop, and the cost of critic and KL reference",
     "gpu": "the training pass of 1.5 and 7 billion parameters on a GPU: tokens/s, MFU and peak memory",
-    "overlap": "iterations with run.overlap against the longer of rollout and training",
+    "overlap": "the stream (run.overlap) against iterations one after the other, and against the longer stage",
     "storage": "the store on a real S3 server against plain s3fs and pyarrow, and its number of requests",
-    "memory": "peak memory of each stage at 1,000 and 10,000 trajectories",
     "audit": "the audit of 10,000 and 100,000 generated trajectories: seconds and peak memory",
     "growth": "how cost grows with episodes in an iteration, versions in a store, problems in a set",
 }

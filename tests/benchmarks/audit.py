@@ -6,7 +6,6 @@ variable BENCH_AUDIT_ROWS=1000000 sets another size, or several sizes separated 
 
 import json
 import os
-import re
 import sys
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Any
 
 from storage.objects.store import Store
 from tests.benchmarks.fixtures import Lab
-from tests.benchmarks.result import Row
+from tests.benchmarks.result import Row, peak_memory_mb
 
 SIZES = "10000,100000"
 GOAL_S = 300 / 10  # for each 100,000 additional trajectories: a million in five minutes
@@ -91,8 +90,8 @@ def main(root: str) -> None:
         measured = {
             "seconds": {"select": selecting, **result.seconds, "report and commit": committing},
             "checks": sum(check.verdict == "pass" for check in result.checks),
-            "own_mb": _peak_mb(os.getpid()),
-            "workers_mb": sum(map(_peak_mb, _children())),
+            "own_mb": peak_memory_mb(os.getpid()),
+            "workers_mb": sum(map(peak_memory_mb, _children())),
             "load": os.getloadavg()[0],
         }
     print(json.dumps(measured))
@@ -102,14 +101,6 @@ def _children() -> list[int]:
     from psutil import Process
 
     return [child.pid for child in Process().children(recursive=True)]
-
-
-def _peak_mb(process: int) -> float:
-    """Return a process's peak memory in MB.
-
-    getrusage is no use: ru_maxrss is inherited through fork and exec, so a child starts with its parent's peak.
-    """
-    return int(re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())[0]) / 1024
 
 
 if __name__ == "__main__":

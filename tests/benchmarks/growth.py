@@ -1,16 +1,14 @@
-"""How cost grows with the work: with episodes in an iteration, versions in a store, problems in a problem set.
+"""The growth of cost with the work: with episodes in an iteration, versions in a store, problems in a problem set.
 
 Every row compares the largest amount of work with the smallest. The goal is always "linear or better". Each measurement
 has a new process, which runs this file or `growth_versions` with what to measure as its arguments.
 """
 
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +20,7 @@ from storage.version_names import PolicyVersion, ProblemsVersion
 from storage.versions import datasets
 from storage.versions.drafts import Draft, Provenance
 from tests.benchmarks.fixtures import Lab
-from tests.benchmarks.result import Row
+from tests.benchmarks.result import Row, peak_memory_mb
 
 if TYPE_CHECKING:
     from tasks.run.workspace import Workspace
@@ -87,7 +85,7 @@ def run_stage(stage: str, policy: str, *overrides: str) -> dict[str, float]:
 
     stages = {"rollout": _rollout, "score": _score, "train": _train}
     seconds = list(stages[stage](Workspace(load("demo", overrides)), PolicyVersion(policy)))
-    return {"seconds": seconds[-1], "peak": _peak()}
+    return {"seconds": seconds[-1], "peak": peak_memory_mb()}
 
 
 def _rollout(workspace: "Workspace", policy: PolicyVersion) -> Iterator[float]:
@@ -193,7 +191,7 @@ def draw_problems(source: str, root: str) -> dict[str, float]:
         problems = read_problems(workspace, train_set)
         chosen = [*settings, *_exclude(workspace.store, problems), *_plan(workspace.store, problems)]
         costs |= _draws(Workspace(load("demo", chosen)), train_set, ", with exclusions and a curriculum")
-    return costs | {"peak memory": _peak()}
+    return costs | {"peak memory": peak_memory_mb()}
 
 
 def _draws(workspace: "Workspace", train_set: ProblemsVersion, how: str) -> dict[str, float]:
@@ -229,11 +227,6 @@ def _timed(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
-
-
-def _peak() -> float:
-    """Return this process's peak memory in MB; ru_maxrss would begin with the parent's."""
-    return int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) / 1024
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ GOAL_SYNCHRONOUS, GOAL_LARGER = 0.5, 1.1
 ITERATIONS, PROBLEMS, SAMPLES = 16, 32, 4
 STALENESS = 4
 SIGMA = 1.2
-"""Of the logarithm of a turn's length: the longest of 128 episodes is then about 8 x the median."""
+"""Standard deviation of the logarithm of a turn's length: the longest of 128 episodes is about 8 x the median."""
 MEAN_EPISODE = 7.2
 """Mean length of an episode, in medians of a turn: 3.5 turns of exp(SIGMA² / 2)."""
 

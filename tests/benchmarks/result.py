@@ -1,7 +1,9 @@
-"""The result of a benchmark."""
+"""The results of benchmarks, and the peak memory of a process."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 
@@ -26,3 +28,11 @@ def spread(values: list[float], show: Callable[[float], str]) -> str:
     '2.0 (1.0 to 4.0)'
     """
     return f"{show(median(values))} ({show(min(values))} to {show(max(values))})"
+
+
+def peak_memory_mb(process: int | str = "self") -> float:
+    """Return the peak memory of a process in MB.
+
+    getrusage is no use: ru_maxrss is inherited through fork and exec, so a child starts with its parent's peak.
+    """
+    return int(re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text())[0]) / 1024

@@ -6,7 +6,6 @@ measured in a new process, which runs this file with the path of a file as its a
 
 import json
 import os
-import re
 import shutil
 import sys
 import time
@@ -29,7 +28,7 @@ from storage.versions.datasets import shards, write_parquet
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.fetch import fetch
 from tests.benchmarks.fixtures import Lab
-from tests.benchmarks.result import Row, spread
+from tests.benchmarks.result import Row, peak_memory_mb, spread
 from tests.support.fault_proxy import FaultProxy
 from tests.support.s3_server import KEY, SECRET, Rgw, available
 
@@ -299,7 +298,7 @@ def main(path: Path) -> None:
     store, version = Store("s3://bench/memory"), f"runs/r/scores/{path.stat().st_size % 10**6:06d}/a"
     _commit(store, version, [path])
     _fetch(store, version, path.parent / "memory-cache")
-    print(json.dumps(int(re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())[0]) / 1024))
+    print(json.dumps(peak_memory_mb()))
 
 
 if __name__ == "__main__":

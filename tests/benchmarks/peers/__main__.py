@@ -116,17 +116,7 @@ def _line(workload: Workload, pairs: list[tuple[Side, Side]]) -> list[str]:
 
 def _show(lines: list[list[str]]) -> None:
     """Print the table, as Markdown."""
-    titles = [
-        "workload",
-        "TRL s",
-        "here s",
-        "TRL / here",
-        "tokens of an episode",
-        "samples",
-        "updates",
-        "other processes",
-    ]
-    for line in (titles, ["---"] * len(titles), *lines):
+    for line in (TITLES, ["---"] * len(TITLES), *lines):
         print(f"| {' | '.join(line)} |")
 
 

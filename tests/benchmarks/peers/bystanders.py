@@ -1,4 +1,4 @@
-"""How busy other processes kept the machine while a measured process ran: numbers taken in such company mean little."""
+"""A meter of the processor time that other processes use while one is measured; much of it spoils the numbers."""
 
 import threading
 import time

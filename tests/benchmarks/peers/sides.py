@@ -1,4 +1,4 @@
-"""What both sides measure, and the checks that they did the same work."""
+"""The measurements of one side, and the checks that both sides did the same work."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from statistics import fmean, median, variance
 SURE = 5.0
 """Largest difference of the mean lengths, in standard errors."""
 SLACK = 0.02
-"""And in addition this share of the mean, because two trainings from one policy drift apart."""
+"""Further difference, as a share of the mean, because two trainings from one policy drift apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Side:
 
     @property
     def counts(self) -> tuple[object, ...]:
-        """What must be equal on both sides."""
+        """The counts that must be equal on both sides."""
         return (len(self.seconds), self.samples, self.updates, self.parameters, self.dtypes, self.threads)
 
 
