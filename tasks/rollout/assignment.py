@@ -9,6 +9,10 @@ that no other running group needs:
 
 So the bound holds whatever the groups' lengths. Training waits for a group only when that group is due.
 
+The stream runs no further ahead than training needs, because older tokens teach less: `take` says how training finds
+its data sets. If one is missing, groups may begin one data set further ahead, up to `staleness`. If the next one always
+waits already, one less, but at least one. So the staleness is near 1 where training is slower than the rollouts.
+
 Example: size=2, staleness=1. With policy version 0 the groups 0, 1, 2, 3 begin, all due in data set 1. The first two to
 finish, say 3 and 0, are data set 0. Version 1 is trained from them; then groups 4 and 5 begin, due in data set 2. If 4
 finishes before 1 and 2, it is stored in data set 2, because 1 and 2 need both places of data set 1.
@@ -48,6 +52,8 @@ class Assignment:
         self._accepted, self._rejected = Counter(accepted or {}), Counter(rejected or {})
         self._committed = set(closed or ())
         self._due: dict[int, int] = {}  # by running group
+        self._ahead = 1  # data sets after the one in training for which groups may begin
+        self._plenty = 0  # how often in a row the next data set was waiting, too, when training took one
         self._skip_closed()
 
     @property
@@ -66,8 +72,11 @@ class Assignment:
         return full or data_set < self._first
 
     def may_begin(self, version: int) -> bool:
-        """Return whether a group may begin with a policy version: whether a place in time remains for it."""
-        return not self.complete and self._suffices(self._due_of(version), more=1)
+        """Return whether a group may begin with a policy version: whether it is needed, and a place remains in time."""
+        if self.complete:
+            return False
+        needed = self.running < self._free_until(min(version + self._ahead, self._end - 1))
+        return needed and self._suffices(self._due_of(version), more=1)
 
     def begin(self, number: int, version: int) -> None:
         """Begin a group with a policy version; `may_begin` must be true."""
@@ -89,6 +98,15 @@ class Assignment:
             self._accepted[data_set] += 1
         self._skip_closed()
         return data_set
+
+    def take(self, data_set: int) -> None:
+        """Note that training asks for a data set, closed or not."""
+        waiting = self.is_closed(data_set) and self.is_closed(data_set + 1)
+        self._plenty = self._plenty + 1 if waiting else 0
+        if not self.is_closed(data_set):
+            self._ahead = min(self._ahead + 1, self._staleness)
+        elif self._plenty > self._ahead:
+            self._ahead, self._plenty = max(self._ahead - 1, 1), 0
 
     def _due_of(self, version: int) -> int:
         return min(version + self._staleness, self._end - 1)

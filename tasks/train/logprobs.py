@@ -5,15 +5,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from tasks.train.rows import Places, Rows
+
 
 def action_logprobs(
-    model: PreTrainedModel,
-    tokens: Tensor,
-    rows: Tensor,
-    columns: Tensor,
-    temperature: float,
-    chunk_tokens: int,
-    positions: Tensor | None = None,
+    model: PreTrainedModel, rows: Rows, places: Places, temperature: float, chunk_tokens: int
 ) -> tuple[Tensor, Tensor]:
     """Compute each action token's logprob under the model, and the entropy of the model's distribution there.
 
@@ -21,50 +17,46 @@ def action_logprobs(
 
     Args:
         model: a model with an output layer on top of `base_model`.
-        tokens: [B, T], padded at the right, or packed.
-        rows: [A], the row of each action token.
-        columns: [A], its column, never 0.
+        rows: the tokens [B, T].
+        places: A action tokens in them.
         temperature: divides the logits, as in sampling.
         chunk_tokens: number of action tokens whose logits are in memory at one time.
-        positions: [B, T], for packed tokens.
 
     Returns:
         logprobs [A] float32, and entropies [A] float32 in nats without gradient.
     """
-    states = predicting(hidden_states(model, tokens, positions), rows, columns)
-    return read_out(model.get_output_embeddings(), states, tokens[rows, columns], temperature, chunk_tokens)
+    states, targets = predicting(hidden_states(model, rows), places), targets_of(rows, places)
+    return read_out(model.get_output_embeddings(), states, targets, temperature, chunk_tokens)
 
 
-def hidden_states(
-    model: PreTrainedModel, tokens: Tensor, positions: Tensor | None = None, *, with_last: bool = False
-) -> Tensor:
-    """Compute the last hidden states [B, T - 1, H] of `tokens` [B, T]; `with_last` also of the last column: [B, T, H].
+def hidden_states(model: PreTrainedModel, rows: Rows, *, with_last: bool = False) -> Tensor:
+    """Compute the last hidden states [B, T - 1, H] of tokens [B, T]; `with_last` also of the last column: [B, T, H].
 
     A padded batch may be wider than the model's context: `with_last` leaves out the columns beyond it.
 
     Padded tokens need no attention mask: the padding is to the right of all tokens, and causal attention only reads to
-    the left. In packed rows a sequence begins wherever `positions` [B, T] restart, and attention does not cross this.
+    the left. In packed rows a sequence begins wherever the positions restart, and attention does not cross this.
     """
-    context = None if positions is not None else getattr(model.config, "max_position_embeddings", None)
+    context = None if rows.positions is not None else getattr(model.config, "max_position_embeddings", None)
     end = context if with_last else -1
-    places = None if positions is None else positions[:, :end]
-    outputs = model.base_model(input_ids=tokens[:, :end], position_ids=places, use_cache=False)
+    outputs = model.base_model(
+        input_ids=rows.tokens[:, :end],
+        position_ids=None if rows.positions is None else rows.positions[:, :end],
+        attention_mask=None if rows.mask is None else rows.mask[:, :, :end, :end],
+        use_cache=False,
+    )
     states: Tensor = outputs.last_hidden_state
     return states
 
 
-PACKED_ATTENTION = "flash_attention_2"
-"""The attention that reads packed rows without padding and without a mask over the whole row."""
+def predicting(hidden: Tensor, places: Places) -> Tensor:
+    """Select the states [A, H] that predict the tokens at the places: those of the tokens before them."""
+    return hidden.flatten(0, 1).index_select(0, places.rows * hidden.shape[1] + places.before)
 
 
-def packs(model: PreTrainedModel) -> bool:
-    """Return whether packed rows are faster than padded ones for this model, as `policy.load_policy` set it up."""
-    return bool(model.config._attn_implementation == PACKED_ATTENTION)
-
-
-def predicting(hidden: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Select the states [A, H] that predict the tokens at `rows`, `columns`: those one position earlier."""
-    return hidden.flatten(0, 1).index_select(0, rows * hidden.shape[1] + columns - 1)
+def targets_of(rows: Rows, places: Places) -> Tensor:
+    """Select the tokens [A] at the places."""
+    return rows.tokens[places.rows, places.columns]
 
 
 def read_out(

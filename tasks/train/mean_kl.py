@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from configs.schema import PPO
-from tasks.train.batches import Rows, token_budget
-from tasks.train.logprobs import hidden_states, output_logits, packs, predicting
+from tasks.train.logprobs import hidden_states, output_logits, predicting
 from tasks.train.passes import score_action_tokens
+from tasks.train.rows import Places, Rows, batching_for
 from tasks.train.samples import Sample
 
 
@@ -36,9 +36,8 @@ def mean_kl(
         precision: the context in which the models run.
     """
 
-    def score_tokens(inputs: Rows, rows: Tensor, columns: Tensor) -> Tensor:
-        hidden = [hidden_states(model, inputs.tokens, inputs.positions) for model in (policy, other)]
-        states = [predicting(of_model, rows, columns) for of_model in hidden]
+    def score_tokens(rows: Rows, places: Places) -> Tensor:
+        states = [predicting(hidden_states(model, rows), places) for model in (policy, other)]
         chunks = zip(*(of_model.split(ppo.logprob_chunk_tokens) for of_model in states), strict=True)
         return torch.cat([_kl(*map(vocabulary_logprobs, (policy, other), chunk)) for chunk in chunks])
 
@@ -46,14 +45,7 @@ def mean_kl(
         return (output_logits(model.get_output_embeddings(), states) / temperature).log_softmax(-1)
 
     with precision:
-        divergences = score_action_tokens(
-            score_tokens,
-            samples,
-            range(len(samples)),
-            token_budget(ppo, policy.device),
-            policy.device,
-            packed=packs(policy),
-        )
+        divergences = score_action_tokens(score_tokens, samples, range(len(samples)), batching_for(policy, ppo))
     return float(np.concatenate([*divergences.values()]).mean(dtype=np.float64))
 
 

@@ -58,6 +58,7 @@ def step_metrics(steps: Sequence[Step], ppo: PPO) -> Metrics:
     `policy/kl_behaviour`, `policy/kl_proximal`: Schulman's k3 estimate of KL(other ‖ policy).
     `policy/kl_reference`: the same estimate of KL(policy ‖ reference).
     `weight/effective_share`: the effective sample size `(sum w)² / sum w²` divided by the number of tokens.
+    `tokens/shared_share`: the share of the tokens that were not computed, because another sequence begins with them.
     `proximal/*_difference`: the mismatch between the logprobs of trainer and engine. It covers all tokens if proximal
     logprobs are recomputed, else the tokens of the first minibatch, whose weights are still those that sampled.
     """
@@ -81,8 +82,10 @@ def step_metrics(steps: Sequence[Step], ppo: PPO) -> Metrics:
     if values := [o.value for o in outcomes if o.value is not None]:
         metrics["value/loss"] = _join(value.loss for value in values).mean()
         metrics["value/clip_fraction"] = _join(value.clipped for value in values).mean()
+    computed = sum(step.computed_tokens for step in steps)
     return {name: value.item() for name, value in metrics.items()} | {
-        "tokens/padding_share": 1 - sum(step.tokens for step in steps) / sum(step.padded_tokens for step in steps),
+        "tokens/padding_share": 1 - computed / sum(step.padded_tokens for step in steps),
+        "tokens/shared_share": 1 - computed / sum(step.tokens for step in steps),
         "policy/early_stopped": float(np.mean([step.early_stopped for step in steps])),
         "optimizer/grad_norm": float(np.mean([step.grad_norm for step in steps])),
     }

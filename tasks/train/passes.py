@@ -6,68 +6,41 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tasks.train.batches import Rows, arrange, cut_by_length, pieces
+from tasks.train.rows import Batching, Places, Rows, arrange, cut, find_places, pieces
 from tasks.train.samples import Logprobs, Sample, name_some
 
-TokenScorer = Callable[[Rows, Tensor, Tensor], Tensor]
-"""A function of tokens and of rows [A] and columns [A] of places in them; it returns one number for each place."""
+TokenScorer = Callable[[Rows, Places], Tensor]
+"""A function of tokens and A places in them; it returns one number for each place."""
 
 
 @torch.no_grad()
 def score_action_tokens(
-    scorer: TokenScorer,
-    samples: Sequence[Sample],
-    indices: Iterable[int],
-    budget: int,
-    device: torch.device,
-    *,
-    packed: bool = False,
+    scorer: TokenScorer, samples: Sequence[Sample], indices: Iterable[int], batching: Batching
 ) -> dict[int, Logprobs]:
-    """Compute the numbers of all A action tokens of each sample at `indices`.
-
-    Args:
-        scorer: computes the numbers of one forward pass.
-        samples: all samples.
-        indices: the samples to score.
-        budget: tokens in one forward pass, padding included.
-        device: the models' device.
-        packed: whether the models read packed rows.
-
-    Returns:
-        an array [A] for each index.
-    """
+    """Compute the numbers of all A action tokens of each sample at `indices`; return an array [A] for each index."""
     scores = {index: np.empty(len(samples[index].actions), np.float32) for index in indices}
-    for part in cut_by_length(pieces(samples, scores), budget, packed=packed):
-        arranged = arrange(samples, part, device, packed=packed)
-        positions = [samples[piece.sample].actions[piece.actions] - piece.start for piece in part]
-        counts = [len(of_piece) for of_piece in positions]
-        rows = torch.from_numpy(np.repeat(arranged.rows, counts)).to(device)
-        columns = torch.from_numpy(np.concatenate(positions) + np.repeat(arranged.columns, counts)).to(device)
-        numbers = scorer(arranged, rows, columns).cpu().numpy()
-        for piece, of_piece in zip(part, np.split(numbers, np.cumsum(counts)[:-1]), strict=True):
+    for part in cut(samples, pieces(samples, scores), batching):
+        scored = [piece for segment in part for piece in segment.pieces]
+        positions = [samples[piece.sample].actions[piece.actions] - piece.start for piece in scored]
+        numbers = scorer(arrange(part, batching), find_places(part, positions, batching)).cpu().numpy()
+        ends = np.cumsum([len(of_piece) for of_piece in positions])
+        for piece, of_piece in zip(scored, np.split(numbers, ends[:-1]), strict=True):
             scores[piece.sample][piece.actions] = of_piece
     return scores
 
 
 @torch.no_grad()
 def bootstrap_values(
-    scorer: TokenScorer,
-    samples: Sequence[Sample],
-    indices: Iterable[int],
-    budget: int,
-    device: torch.device,
-    *,
-    packed: bool = False,
+    scorer: TokenScorer, samples: Sequence[Sample], indices: Iterable[int], batching: Batching
 ) -> dict[int, float]:
     """Compute, for each sample at `indices`, the number of the position that would follow its last action token."""
     values: dict[int, float] = {}
     last = [max(pieces(samples, [index]), key=lambda piece: piece.start) for index in indices]
-    for part in cut_by_length(last, budget, packed=packed):
-        arranged = arrange(samples, part, device, packed=packed)
-        ends = [int(samples[piece.sample].actions[-1]) - piece.start + 1 for piece in part]
-        columns = torch.from_numpy(arranged.columns + np.array(ends)).to(device)
-        numbers = scorer(arranged, torch.from_numpy(arranged.rows).to(device), columns)
-        values |= {piece.sample: number for piece, number in zip(part, numbers.tolist(), strict=True)}
+    for part in cut(samples, last, batching):
+        scored = [piece for segment in part for piece in segment.pieces]
+        after = [samples[piece.sample].actions[-1:] - piece.start + 1 for piece in scored]
+        numbers = scorer(arrange(part, batching), find_places(part, after, batching))
+        values |= {piece.sample: number for piece, number in zip(scored, numbers.tolist(), strict=True)}
     return values
 
 

@@ -13,7 +13,8 @@ from configs.schema import PPO
 from storage.versions.checkpoints import Canary
 from storage.versions.weights import load_model
 from tasks.train.cpu_linear import use_onednn
-from tasks.train.logprobs import PACKED_ATTENTION, action_logprobs
+from tasks.train.logprobs import action_logprobs
+from tasks.train.rows import PACKED_ATTENTION, Places, Rows
 
 CANARY_TOKENS = 256
 """The largest length of a canary. A server with a shorter context checks only the first tokens."""
@@ -33,7 +34,7 @@ def set_up(policy: PreTrainedModel, ppo: PPO) -> PreTrainedModel:
 
     The model is in evaluation mode, since dropout would make the trained policy differ from the sampled one. With
     gradient checkpointing it is in training mode, because transformers checkpoints only in that mode (current models
-    have no dropout). On a GPU with FlashAttention and bfloat16, batches are packed (`logprobs.packs`).
+    have no dropout). On a GPU with FlashAttention and bfloat16, batches are packed (`rows.batching_for`).
     """
     policy.to(_device(ppo.device))  # type: ignore[arg-type]  # wrapped by a decorator without types
     for parameter in policy.parameters():
@@ -66,7 +67,8 @@ def make_canary(model: PreTrainedModel, chunk_tokens: int) -> Canary:
     tokens = torch.from_numpy(ids).to(model.device)[None]
     columns = torch.arange(1, length, device=model.device)
     with torch.no_grad(), _plain_attention(model):
-        logp, _ = action_logprobs(model, tokens, torch.zeros_like(columns), columns, 1.0, chunk_tokens)
+        places = Places.padded(torch.zeros_like(columns), columns)
+        logp, _ = action_logprobs(model, Rows(tokens), places, 1.0, chunk_tokens)
     if not logp.isfinite().all():
         raise ValueError(
             "the policy's logprobs are NaN or infinite: its weights overflow, or are NaN. "

@@ -12,11 +12,12 @@ from transformers import PreTrainedModel
 
 from configs.schema import PPO
 from tasks.train.advantages import Observed, estimate
-from tasks.train.batches import Columns, Rows, token_budget
+from tasks.train.batches import Columns
 from tasks.train.kl import kl_estimate
-from tasks.train.logprobs import action_logprobs, packs
+from tasks.train.logprobs import action_logprobs
 from tasks.train.metrics import Metrics, value_metrics
 from tasks.train.passes import TokenScorer, bootstrap_values, refuse_not_finite, score_action_tokens
+from tasks.train.rows import Places, Rows, batching_for
 from tasks.train.samples import Floats, Logprobs, Sample
 from tasks.train.train_state import TrainState
 
@@ -48,7 +49,7 @@ class Preparation:
         self, train_state: TrainState, ppo: PPO, temperature: float, precision: AbstractContextManager[object]
     ) -> None:
         self._train_state, self._ppo, self._temperature, self._precision = train_state, ppo, temperature, precision
-        self._budget, self._packed = token_budget(ppo, train_state.device), packs(train_state.model)
+        self._batching = batching_for(train_state.model, ppo)
         self._log_lines: list[str] = []
 
     def prepare(self, samples: Sequence[Sample], draws: Draws) -> Prepared:
@@ -102,9 +103,7 @@ class Preparation:
         if not chosen:
             return {}
         with self._precision:
-            scores = score_action_tokens(
-                scorer, samples, chosen, self._budget, self._train_state.device, packed=self._packed
-            )
+            scores = score_action_tokens(scorer, samples, chosen, self._batching)
         refuse_not_finite(quantity, samples, scores.items())
         self._log_lines.append(f"{quantity} of {len(chosen)} trajectories in {time.perf_counter() - start:.1f} s")
         return scores
@@ -112,9 +111,8 @@ class Preparation:
     def _logprob_scorer(self, model: PreTrainedModel) -> TokenScorer:
         chunk = self._ppo.logprob_chunk_tokens
 
-        def score_tokens(inputs: Rows, rows: Tensor, columns: Tensor) -> Tensor:
-            tokens, positions = inputs.tokens, inputs.positions
-            return action_logprobs(model, tokens, rows, columns, self._temperature, chunk, positions)[0]
+        def score_tokens(rows: Rows, places: Places) -> Tensor:
+            return action_logprobs(model, rows, places, self._temperature, chunk)[0]
 
         return score_tokens
 
@@ -149,14 +147,7 @@ class Preparation:
             return [Observed(penalty) for penalty in penalties]
         unknown = [index for index, sample in enumerate(samples) if sample.after is None]
         with self._precision:
-            after = bootstrap_values(
-                self._train_state.values,
-                samples,
-                unknown,
-                self._budget,
-                self._train_state.device,
-                packed=self._packed,
-            )
+            after = bootstrap_values(self._train_state.values, samples, unknown, self._batching)
         refuse_not_finite("values", samples, ((index, np.array(value)) for index, value in after.items()))
         scaled = critic.norm.denormalise
         return [

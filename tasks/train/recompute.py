@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from configs.schema import PPO
-from tasks.train.batches import Rows, token_budget
 from tasks.train.logprobs import action_logprobs
 from tasks.train.passes import TokenScorer, score_action_tokens
 from tasks.train.policy import load_policy
+from tasks.train.rows import Places, Rows, batching_for
 from tasks.train.samples import Logprobs, Sample
 
 
@@ -49,15 +49,15 @@ def recompute(
     model = load_policy(folder, ppo)
     usable = [index for index, row in enumerate(rows) if _usable(row, model.config.vocab_size)]
     samples = [_sample(rows[index]) for index in usable]
-    scorer, budget = _logprob_scorer(model, temperature, ppo), token_budget(ppo, model.device)
-    logprobs = score_action_tokens(scorer, samples, range(len(samples)), budget, model.device)
+    scorer = _logprob_scorer(model, temperature, ppo)
+    logprobs = score_action_tokens(scorer, samples, range(len(samples)), batching_for(model, ppo))
     positions = {index: position for position, index in enumerate(usable)}
     return [logprobs[positions[index]] if index in positions else None for index in range(len(rows))]
 
 
 def _logprob_scorer(model: PreTrainedModel, temperature: float, ppo: PPO) -> TokenScorer:
-    def score_tokens(inputs: Rows, rows: Tensor, columns: Tensor) -> Tensor:
-        return action_logprobs(model, inputs.tokens, rows, columns, temperature, ppo.logprob_chunk_tokens)[0]
+    def score_tokens(rows: Rows, places: Places) -> Tensor:
+        return action_logprobs(model, rows, places, temperature, ppo.logprob_chunk_tokens)[0]
 
     return score_tokens
 

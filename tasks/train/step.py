@@ -13,7 +13,7 @@ from configs.schema import PPO, Optimizer
 from tasks.train.batches import MicroBatch, Minibatch
 from tasks.train.critic import Critic
 from tasks.train.kl import kl_estimate
-from tasks.train.logprobs import hidden_states, predicting, read_out
+from tasks.train.logprobs import hidden_states, predicting, read_out, targets_of
 from tasks.train.losses import PolicyLoss, ValueLoss, behaviour_weights, policy_loss, value_loss
 from tasks.train.samples import name_some
 from tasks.train.train_state import TrainState
@@ -42,13 +42,18 @@ class Step:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens in the forward passes, without padding."""
+        """The number of tokens in the sequences that were trained on."""
         return sum(sum(outcome.batch.lengths) for outcome in self.outcomes)
+
+    @property
+    def computed_tokens(self) -> int:
+        """The number of tokens in the forward passes without padding: fewer if sequences share their beginnings."""
+        return sum(outcome.batch.computed for outcome in self.outcomes)
 
     @property
     def padded_tokens(self) -> int:
         """The number of tokens in the forward passes, with padding."""
-        return sum(outcome.batch.tokens.numel() for outcome in self.outcomes)
+        return sum(outcome.batch.rows.tokens.numel() for outcome in self.outcomes)
 
 
 class Stepper:
@@ -76,7 +81,7 @@ class Stepper:
         train_state, critic = self._train_state, self._train_state.critic
         for adamw in self._adamws():
             adamw.zero_grad(set_to_none=True)
-        actions = sum(len(batch.rows) for batch in minibatch)
+        actions = sum(len(batch.behaviour) for batch in minibatch)
         outcomes = [self._accumulate(batch, actions) for batch in minibatch]
         stopped = self._too_far(outcomes)  # checked first: a ratio that overflows must not end the run
         if not stopped:
@@ -87,7 +92,7 @@ class Stepper:
         shared = [*train_state.model.parameters(), *head]
         norm, own_norm = _norm(shared), _norm(own)
         for checked in (own_norm,) if stopped else (norm, own_norm):
-            _refuse_not_finite("gradients", [(batch, checked.expand(len(batch.rows))) for batch in minibatch])
+            _refuse_not_finite("gradients", [(batch, checked.expand(len(batch.behaviour))) for batch in minibatch])
         train_state.steps += 1
         if not stopped:
             self._apply(train_state.adamw, shared, norm)
@@ -156,12 +161,12 @@ class Stepper:
     def _states(self, model: PreTrainedModel, batch: MicroBatch) -> Tensor:
         """Compute the hidden states [A, H] that predict the action tokens."""
         with self.precision():
-            return predicting(hidden_states(model, batch.tokens, batch.positions), batch.rows, batch.columns)
+            return predicting(hidden_states(model, batch.rows), batch.places)
 
     def _read_out(self, states: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Compute logprobs [A] and entropies [A]. The entropies have a gradient only if there is an entropy bonus."""
         head, bonus = self._train_state.model.get_output_embeddings(), self._ppo.entropy_coefficient > 0
-        targets, chunk = batch.tokens[batch.rows, batch.columns], self._ppo.logprob_chunk_tokens
+        targets, chunk = targets_of(batch.rows, batch.places), self._ppo.logprob_chunk_tokens
         return read_out(head, states, targets, self._temperature, chunk, entropy_gradient=bonus)
 
     def _with_kl_and_entropy(self, loss: Tensor, logp: Tensor, entropy: Tensor, batch: MicroBatch) -> Tensor:

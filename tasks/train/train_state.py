@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from configs.schema import PPO, Optimizer
-from tasks.train.batches import Rows
 from tasks.train.critic import Critic
 from tasks.train.logprobs import hidden_states, predicting
 from tasks.train.optimizer_state import (
@@ -26,6 +25,7 @@ from tasks.train.optimizer_state import (
 )
 from tasks.train.policy import load_policy, save_policy
 from tasks.train.reference import Reference
+from tasks.train.rows import Places, Rows
 
 
 @dataclass(slots=True)
@@ -44,15 +44,14 @@ class TrainState:
     def device(self) -> torch.device:
         return self.model.device
 
-    def values(self, inputs: Rows, rows: Tensor, columns: Tensor) -> Tensor:
+    def values(self, rows: Rows, places: Places) -> Tensor:
         """Compute the critic's normalised values [A] of the states before the given places.
 
         A place may be the one after the last token of a sequence.
         """
         assert self.critic is not None
         model = self.critic.own or self.model
-        states = hidden_states(model, inputs.tokens, inputs.positions, with_last=True)
-        return self.critic.read(predicting(states, rows, columns))
+        return self.critic.read(predicting(hidden_states(model, rows, with_last=True), places))
 
 
 def load_train_state(

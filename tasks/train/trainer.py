@@ -10,14 +10,14 @@ import torch
 from configs.schema import PPO, Optimizer, Reward
 from storage.records import Score, Trajectory
 from storage.versions.checkpoints import Canary
-from tasks.train.batches import Columns, draw_minibatches, make_minibatch, token_budget
+from tasks.train.batches import Columns, draw_minibatches, make_minibatch
 from tasks.train.kl import adapt_kl_coefficient
-from tasks.train.logprobs import packs
 from tasks.train.mean_kl import mean_kl
 from tasks.train.metrics import sample_metrics, step_metrics
 from tasks.train.optimizer_state import median_sqrt_v
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.prepare import Draws, Preparation
+from tasks.train.rows import batching_for
 from tasks.train.samples import Sample, build_samples, with_known_returns, within_staleness
 from tasks.train.step import Step, Stepper
 from tasks.train.train_state import TrainState, load_train_state, save_train_state
@@ -223,10 +223,9 @@ class Trainer:
     ) -> list[Step]:
         steps: list[Step] = []
         stepper, total = self._stepper, sum(map(len, draws))
+        batching = batching_for(self._train_state.model, self._ppo)
         for indices in (indices for minibatches in draws for indices in minibatches):
-            device = self._train_state.device
-            budget = token_budget(self._ppo, device)
-            minibatch = make_minibatch(samples, columns, indices, budget, device, packed=packs(self._train_state.model))
+            minibatch = make_minibatch(samples, columns, indices, batching)
             if not minibatch:
                 continue  # the token limit cut all of its turns, and they are masked
             step = stepper.take(minibatch)

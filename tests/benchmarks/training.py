@@ -1,7 +1,8 @@
-"""The training pass against a bare forward-backward loop over the same batches, and the cost of options."""
+"""The training pass against a bare forward-backward loop over padded batches, and the cost of options."""
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from tasks.train.batches import Minibatch
+    from tasks.train.rows import Batching
     from tasks.train.trainer import Trainer
 
 GOAL = 0.8
@@ -31,22 +33,22 @@ def measure(lab: Lab) -> list[Row]:
     """Time updates on a rollout of the demo, and after each the bare loop over the same batches."""
     import torch
 
-    from tasks.train.batches import token_budget
     from tasks.train.policy import load_policy
+    from tasks.train.rows import batching_for
 
     config = lab.config("run.name=training")
     trajectories, scores = _play(lab, config)
     trainer = _trainer(lab, config, config.ppo)
     model = load_policy(lab.policy.model, config.ppo)
     adamw = torch.optim.AdamW(model.parameters(), lr=config.optimizer.lr)
-    drawn = _minibatches(config, trajectories, scores)
+    drawn = _minibatches(config, trajectories, scores, replace(batching_for(model, config.ppo), form="padded"))
     rounds = []
     for _ in range(WARM_UP + ROUNDS):
         start = time.perf_counter()
         metrics = trainer.update(trajectories, scores, version=0)
         metrics["seconds/all"] = time.perf_counter() - start
         rounds.append((metrics, _bare(model, adamw, next(drawn), config.optimizer.max_grad_norm)))
-    budget = token_budget(config.ppo, torch.device("cpu"))
+    budget = batching_for(model, config.ppo).budget
     return [_row(rounds[WARM_UP:], budget), *_options(lab, config, trajectories, scores)]
 
 
@@ -117,21 +119,22 @@ def _play(lab: Lab, config: Config) -> tuple[list[Trajectory], list[Score]]:
     return list(datasets.trajectories(lab.store, trajectories, workspace.cache)), [Score(**row) for row in rows]
 
 
-def _minibatches(config: Config, trajectories: list[Trajectory], scores: list[Score]) -> "Iterator[list[Minibatch]]":
+def _minibatches(
+    config: Config, trajectories: list[Trajectory], scores: list[Score], batching: "Batching"
+) -> "Iterator[list[Minibatch]]":
     """Draw the minibatches that the trainer draws in each update, with a generator of the same seed."""
     import numpy as np
     import torch
 
-    from tasks.train.batches import Columns, draw_minibatches, make_minibatch, token_budget
+    from tasks.train.batches import Columns, draw_minibatches, make_minibatch
     from tasks.train.samples import build_samples
 
     samples = build_samples(trajectories, scores, config.reward)
     columns = [Columns(np.zeros(len(sample.actions))) for sample in samples]
     generator, ppo = torch.Generator().manual_seed(config.run.seed), config.ppo
-    device = torch.device("cpu")
     while True:
         draw = draw_minibatches(samples, ppo.ppo_n_minibatches, generator)
-        yield [make_minibatch(samples, columns, indices, token_budget(ppo, device), device) for indices in draw]
+        yield [make_minibatch(samples, columns, indices, batching) for indices in draw]
 
 
 def _bare(
@@ -141,12 +144,14 @@ def _bare(
     import torch
     from torch.nn.functional import cross_entropy
 
-    def labels(tokens: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    from tasks.train.rows import Places
+
+    def labels(tokens: torch.Tensor, places: Places) -> torch.Tensor:
         empty = torch.full_like(tokens, -100)
-        empty[rows, columns] = tokens[rows, columns]
+        empty[places.rows, places.columns] = tokens[places.rows, places.columns]
         return empty[:, 1:]
 
-    work = [[(batch.tokens, labels(batch.tokens, batch.rows, batch.columns)) for batch in part] for part in minibatches]
+    work = [[(batch.rows.tokens, labels(batch.rows.tokens, batch.places)) for batch in part] for part in minibatches]
     start = time.perf_counter()
     for minibatch in work:
         adamw.zero_grad()

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -92,6 +93,7 @@ def test_any_order_of_events(
             running[begun], begun = version, begun + 1
         elif event == "train":
             version += 1
+            plan.take(version)
         else:
             number = dice.choice(list(running))
             rejected = dice.random() < rejection
@@ -109,10 +111,45 @@ def test_any_order_of_events(
         assert accepted == dict.fromkeys(range(end), size)
 
 
+def steady_staleness(training: int, rollout: int, room: int, staleness: int = 4, size: int = 4, end: int = 40) -> float:
+    """Play and train in steps of time; return the mean staleness of the second half of the data sets.
+
+    `training` is the duration of a training, and `rollout` that of every group; `room` groups run at the same time.
+    """
+    plan, version, begun, trained_at = Assignment(0, end, size, staleness, size), 0, 0, training
+    running, stored = dict[int, tuple[int, int]](), list[tuple[int, int]]()  # (version, end); (data set, staleness)
+    plan.take(0)
+    for now in range(10**6):
+        for number, (with_version, ready) in list(running.items()):
+            if ready <= now:
+                stored.append((data_set := plan.finish(number, rejected=False), data_set - with_version))
+                del running[number]
+        if plan.complete:
+            break
+        while len(running) < room and plan.may_begin(version):
+            plan.begin(begun, version)
+            running[begun], begun = (version, now + rollout), begun + 1
+        if not plan.is_closed(version):
+            trained_at = now + training + 1
+        elif now >= trained_at:
+            version, trained_at = version + 1, now + training
+            plan.take(version)
+    return fmean(stale for data_set, stale in stored if data_set >= end // 2)
+
+
+def test_the_stream_runs_no_further_ahead_than_training_needs() -> None:
+    """Where training is slower, groups begin one version ahead; where rollouts are slower, as far as allowed."""
+    assert steady_staleness(training=40, rollout=10, room=4) <= 1
+    assert steady_staleness(training=40, rollout=10, room=100) <= 1
+    assert steady_staleness(training=10, rollout=100, room=100) == pytest.approx(4, abs=0.5)
+    assert 1 < steady_staleness(training=40, rollout=60, room=100) <= 3
+
+
 @pytest.mark.parametrize("staleness", [1, 4])
 def test_a_continued_stream_keeps_what_data_sets_hold(staleness: int) -> None:
     """Committed data sets get no more groups, and the others only as many as are missing."""
     plan = Assignment(3, 6, 4, staleness, 8, accepted={3: 3, 5: 1}, closed={4})
+    plan.take(3)
     numbers = list[int]()
     while plan.may_begin(3):
         numbers.append(len(numbers))

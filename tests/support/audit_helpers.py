@@ -231,14 +231,15 @@ class Weights:
         import torch
 
         from tasks.train.logprobs import action_logprobs
+        from tasks.train.rows import Places, Rows
 
         tokens = np.zeros((len(rows), max(2, *(len(ids) for ids, _ in rows))), np.int64)
         sampled = np.zeros(tokens.shape, np.bool_)
         for number, (ids, mask) in enumerate(rows):
             tokens[number, : len(ids)], sampled[number, : len(ids)] = ids, mask
-        row, column = (torch.from_numpy(axis) for axis in np.nonzero(sampled))
+        places = Places.padded(*(torch.from_numpy(axis) for axis in np.nonzero(sampled)))
         with torch.no_grad():
-            logprobs, _ = action_logprobs(self._model, torch.from_numpy(tokens), row, column, temperature, 4096)
+            logprobs, _ = action_logprobs(self._model, Rows(torch.from_numpy(tokens)), places, temperature, 4096)
         padded = np.zeros(tokens.shape, np.float32)
         padded[sampled] = logprobs.numpy()
         return [values[: len(ids)] for values, (ids, _) in zip(padded, rows, strict=True)]

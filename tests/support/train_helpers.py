@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen2Config, Qwen3Config
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
 from configs.schema import PPO, Optimizer, Reward
 from storage.records import Score, Status, Trajectory, Turn
@@ -116,7 +116,8 @@ def tiny_model(kind: str = "qwen3", tied: bool = False, seed: int = 0) -> PreTra
     }
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(Qwen2Config(**sizes) if kind == "qwen2" else Qwen3Config(**sizes))
+        kinds = {"llama": LlamaConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
+        model = AutoModelForCausalLM.from_config(kinds[kind](**sizes))
     assert isinstance(model, PreTrainedModel)
     model.eval()
     return model

@@ -1,18 +1,18 @@
-"""Batches: groups stay whole, the order is random, no token is lost, and padding is small."""
+"""Batches: groups stay whole, the order is random, and no token is lost."""
 
 from dataclasses import replace
 
 import numpy as np
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from configs.schema import Reward
-from tasks.train.batches import Columns, Piece, arrange, cut_by_length, draw_minibatches, make_minibatch
+from tasks.train.batches import Columns, draw_minibatches, make_minibatch
+from tasks.train.logprobs import targets_of
+from tasks.train.rows import Batching
 from tasks.train.samples import build_samples
 from tests.support.train_helpers import make_scores, make_trajectory, random_rows
 
-CPU = torch.device("cpu")
+BATCHING = Batching(100, torch.device("cpu"))
 
 
 def test_minibatches_hold_whole_groups_and_everything_once() -> None:
@@ -40,27 +40,6 @@ def test_fewer_groups_than_minibatches_give_fewer_steps() -> None:
     assert len(draw_minibatches(samples, 4, torch.Generator())) == 2
 
 
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 200))
-def test_micro_batches_keep_the_budget(lengths: list[int], budget: int) -> None:
-    """Padded tokens stay within the budget; a longer sequence is a batch of its own; none is lost."""
-    parts = cut_by_length([Piece(index, 0, length, slice(0)) for index, length in enumerate(lengths)], budget)
-    assert sorted(piece.sample for part in parts for piece in part) == list(range(len(lengths)))
-    assert all(len(part) == 1 or len(part) * max(piece.width for piece in part) <= budget for part in parts)
-
-
-@given(st.lists(st.integers(2, 50), min_size=1, max_size=40), st.integers(1, 600))
-def test_padded_batches_have_few_shapes(lengths: list[int], budget: int) -> None:
-    """Rows and columns are multiples of 8 (few rows may be any number), and the budget holds with the empty rows."""
-    template = build_samples([make_trajectory("a", [[9]])], make_scores("a", 1), Reward())[0]
-    samples = [replace(template, token_ids=np.ones(length, np.int64)) for length in lengths]
-    for part in cut_by_length([Piece(index, 0, length, slice(0)) for index, length in enumerate(lengths)], budget):
-        rows, columns = arrange(samples, part, CPU).tokens.shape
-        assert len(part) <= rows
-        assert columns % 8 == 1
-        assert rows % 8 == 0 or rows < 8
-        assert rows == 1 or rows * columns <= budget
-
-
 def test_collate_by_hand() -> None:
     """A batch has right padding, coordinates of the action tokens, and the columns of each token."""
     rows = [make_trajectory("a", [[10, 11], [12]]), make_trajectory("b", [[13]])]
@@ -69,10 +48,15 @@ def test_collate_by_hand() -> None:
         Columns(np.array([0.5, 0.5, -2.0]), reference=np.array([-1, -2, -3], np.float32)),
         Columns(np.array([3.0]), reference=np.array([-4], np.float32)),
     ]
-    (batch,) = make_minibatch(samples, columns, [1, 0], 100, CPU)
+    (batch,) = make_minibatch(samples, columns, [1, 0], BATCHING)
     assert batch.trajectory_ids == ["a", "b"]
-    assert batch.tokens.tolist() == [[1, 2, 3, 10, 11, 4, 5, 12, 0], [1, 2, 3, 13, 0, 0, 0, 0, 0]]
-    assert list(zip(batch.rows.tolist(), batch.columns.tolist(), strict=True)) == [(0, 3), (0, 4), (0, 7), (1, 3)]
+    assert batch.rows.tokens.tolist() == [[1, 2, 3, 10, 11, 4, 5, 12, 0], [1, 2, 3, 13, 0, 0, 0, 0, 0]]
+    assert list(zip(batch.places.rows.tolist(), batch.places.columns.tolist(), strict=True)) == [
+        (0, 3),
+        (0, 4),
+        (0, 7),
+        (1, 3),
+    ]
     assert batch.advantages.tolist() == [0.5, 0.5, -2.0, 3.0]
     assert batch.reference is not None
     assert batch.reference.tolist() == [-1, -2, -3, -4]
@@ -80,38 +64,14 @@ def test_collate_by_hand() -> None:
     assert batch.advantages.dtype == batch.behaviour.dtype == batch.reference.dtype == torch.float32
 
 
-@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(1, 200))
-def test_packed_micro_batches_keep_the_budget(lengths: list[int], budget: int) -> None:
-    """Packed, the sum of the lengths stays within the budget, and a part is closed only if the next is too long."""
-    pieces = [Piece(index, 0, length, slice(0)) for index, length in enumerate(lengths)]
-    parts = cut_by_length(pieces, budget, packed=True)
-    assert sorted(piece.sample for part in parts for piece in part) == list(range(len(lengths)))
-    sums = [sum(piece.length for piece in part) for part in parts]
-    assert all(len(part) == 1 or total <= budget for part, total in zip(parts, sums, strict=True))
-    assert all(total + part[0].length > budget for total, part in zip(sums, parts[1:], strict=False))
-
-
-def test_packing_by_hand() -> None:
-    """Packed sequences share one row without padding; positions restart, and coordinates count through the row."""
-    rows = [make_trajectory("a", [[10, 11]]), make_trajectory("b", [[13]])]
-    samples = build_samples(rows, make_scores("a", 0) + make_scores("b", 1), Reward())
-    columns = [Columns(np.array([0.5, 0.5])), Columns(np.array([3.0]))]
-    (batch,) = make_minibatch(samples, columns, [1, 0], 9, CPU, packed=True)
-    assert batch.tokens.tolist() == [[1, 2, 3, 10, 11, 1, 2, 3, 13]]
-    assert batch.positions is not None
-    assert batch.positions.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 3]]
-    assert (batch.rows.tolist(), batch.columns.tolist(), batch.sequences.tolist()) == ([0, 0, 0], [3, 4, 8], [0, 0, 1])
-    assert batch.advantages.tolist() == [0.5, 0.5, 3.0]
-
-
 def test_sequences_of_a_trajectory_are_rows_of_their_own() -> None:
     """If a template rewrote the history, the second turn must not attend to the old text."""
     row = make_trajectory("a", [[10, 11], [12]])
     row = replace(row, sequence_starts=[0, 5])  # 1 2 3 10 11 | 4 5 12
     samples = build_samples([row], make_scores("a", 0, 1), Reward())
-    (batch,) = make_minibatch(samples, [Columns(np.array([1.0, 2.0, 3.0]))], [0], 100, CPU)
-    assert batch.tokens.tolist() == [[1, 2, 3, 10, 11, 0, 0, 0, 0], [4, 5, 12, 0, 0, 0, 0, 0, 0]]
-    assert list(zip(batch.rows.tolist(), batch.columns.tolist(), strict=True)) == [(0, 3), (0, 4), (1, 2)]
+    (batch,) = make_minibatch(samples, [Columns(np.array([1.0, 2.0, 3.0]))], [0], BATCHING)
+    assert batch.rows.tokens.tolist() == [[1, 2, 3, 10, 11, 0, 0, 0, 0], [4, 5, 12, 0, 0, 0, 0, 0, 0]]
+    assert list(zip(batch.places.rows.tolist(), batch.places.columns.tolist(), strict=True)) == [(0, 3), (0, 4), (1, 2)]
     assert batch.advantages.tolist() == [1.0, 2.0, 3.0]
 
 
@@ -122,18 +82,18 @@ def test_masked_turns_are_in_no_batch() -> None:
     cut.append(replace(rows[1], turns=[replace(rows[1].turns[0], finish_reason="length")]))
     samples = build_samples(cut, make_scores("a", 0, 1) + make_scores("b", 1), Reward(), mask_truncated=True)
     columns = [Columns(np.zeros(len(sample.actions))) for sample in samples]
-    (batch,) = make_minibatch(samples, columns, [0, 1], 100, CPU)
+    (batch,) = make_minibatch(samples, columns, [0, 1], BATCHING)
     assert batch.trajectory_ids == ["a"]
-    assert batch.columns.tolist() == [3, 4]
-    assert make_minibatch(samples, columns, [1], 100, CPU) == []
+    assert batch.places.columns.tolist() == [3, 4]
+    assert make_minibatch(samples, columns, [1], BATCHING) == []
 
 
 def test_a_minibatch_covers_every_action_token() -> None:
     """The micro-batches of a minibatch contain every stored action token exactly once."""
     samples = build_samples(*random_rows(), Reward())
     columns = [Columns(np.zeros(len(sample.actions))) for sample in samples]
-    batches = make_minibatch(samples, columns, range(len(samples)), 40, CPU)
-    tokens = [batch.tokens[batch.rows, batch.columns] for batch in batches]
+    batches = make_minibatch(samples, columns, range(len(samples)), Batching(40, BATCHING.device))
+    tokens = [targets_of(batch.rows, batch.places) for batch in batches]
     stored = np.concatenate([sample.token_ids[sample.actions] for sample in samples])
     assert sorted(torch.cat(tokens).tolist()) == sorted(stored.tolist())
     assert len(batches) > 1

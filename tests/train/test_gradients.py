@@ -14,7 +14,9 @@ from transformers import PreTrainedModel
 from configs.schema import PPO, Advantage, Reward
 from tasks.train.batches import draw_minibatches, make_minibatch
 from tasks.train.prepare import Preparation
+from tasks.train.rows import Form, batching_for
 from tasks.train.samples import build_samples
+from tasks.train.trainer import Trainer
 from tests.support.train_helpers import (
     EVERYTHING,
     GAE,
@@ -173,23 +175,34 @@ def test_gradient_does_not_depend_on_the_batching(
 @pytest.mark.parametrize(
     "options", [{}, EVERYTHING, {**GAE, "critic": {}, "kl": {"kl_ctl": 0.1, "place": "loss"}}], ids=lambda o: len(o)
 )
-def test_packed_rows_give_the_same_gradient(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+@pytest.mark.parametrize("form", ["packed", "trees"])
+def test_packed_rows_and_trees_give_the_same_gradient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], form: Form
 ) -> None:
-    """Sequences packed into one row do not see each other: gradients and metrics are those of padded rows."""
+    """Sequences in one row do not see each other: gradients and metrics are those of padded rows.
+
+    Of two possible tokens, the samples of a problem have many beginnings in common.
+    """
     folder = save_tiny(tmp_path)
-    rows, scores = random_rows()
+    rows, scores = random_rows(samples=12, vocabulary=8, longest=4)
     rows[3] = replace(rows[3], status="truncated", reason="no room", unplayed_turns=-1)  # a critic estimates the rest
-    padded, packed = (make_trainer(folder, micro_batch_tokens=60, **options) for _ in range(2))
-    expected = padded.update(rows, scores, version=2)
-    for module in ("trainer", "prepare"):
-        monkeypatch.setattr(f"tasks.train.{module}.packs", lambda _: True)
-    metrics = packed.update(rows, scores, version=2)
-    assert_near(gradients(packed), gradients(padded), 1e-5)
-    assert expected.pop("tokens/padding_share") > metrics.pop("tokens/padding_share") == 0
-    measured = {name for name in expected if name.startswith("seconds/") or name == "tokens/per_second"}
-    for name in expected.keys() - measured:
-        assert metrics[name] == pytest.approx(expected[name], rel=1e-3, abs=1e-5), name
+    rows[5] = replace(rows[5], sequence_starts=[0, rows[5].turns[0].end])
+    trainers: dict[Form, Trainer] = {}
+    metrics: dict[Form, dict[str, float]] = {}
+    for used in ("padded", form):
+        for module in ("trainer", "prepare"):
+            monkeypatch.setattr(
+                f"tasks.train.{module}.batching_for", lambda *of, used=used: replace(batching_for(*of), form=used)
+            )
+        trainers[used] = make_trainer(folder, micro_batch_tokens=160, **options)
+        metrics[used] = trainers[used].update(rows, scores, version=2)
+    assert_near(gradients(trainers[form]), gradients(trainers["padded"]), 1e-5)
+    assert metrics["padded"].pop("tokens/shared_share") == 0
+    assert (metrics[form].pop("tokens/shared_share") > 0.3) == (form == "trees")
+    assert metrics["padded"].pop("tokens/padding_share") > metrics[form].pop("tokens/padding_share") >= 0
+    measured = {name for name in metrics[form] if name.startswith("seconds/") or name == "tokens/per_second"}
+    for name in metrics[form].keys() - measured:
+        assert metrics[form][name] == pytest.approx(metrics["padded"][name], rel=1e-3, abs=1e-5), name
 
 
 def test_the_proximal_pass_of_the_first_minibatch_changes_nothing(tmp_path: Path) -> None:
@@ -213,5 +226,6 @@ def test_the_proximal_pass_of_the_first_minibatch_changes_nothing(tmp_path: Path
     prepared = Preparation(train_state, PPO(advantage=Advantage(normalisation="none"), epochs=2), 1.0, nullcontext())
     columns = prepared.prepare(samples, [[indices], [indices]]).columns
     assert all(column.proximal is not None for column in columns)
-    reference._stepper.take(make_minibatch(samples, columns, indices, 16384, train_state.device))
+    batching = batching_for(train_state.model, reference._ppo)
+    reference._stepper.take(make_minibatch(samples, columns, indices, batching))
     assert_near(gradients(once), gradients(reference), 1e-6)

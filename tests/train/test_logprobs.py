@@ -5,6 +5,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from tasks.train.logprobs import action_logprobs, hidden_states, read_out
+from tasks.train.rows import Places, Rows
 from tests.support.train_helpers import VOCABULARY, tiny_model
 
 TOKENS = torch.randint(0, VOCABULARY, (3, 12), generator=torch.Generator().manual_seed(5))
@@ -31,7 +32,7 @@ def full_logits(model: PreTrainedModel, temperature: float) -> tuple[torch.Tenso
 def test_equals_the_full_logits(kind: str, tied: bool, temperature: float, chunk: int) -> None:
     """Values, entropies and gradients equal those of log_softmax(model(...).logits) for any chunk size."""
     model = tiny_model(kind, tied)
-    logp, entropy = action_logprobs(model, padded(), ROWS, COLUMNS, temperature, chunk)
+    logp, entropy = action_logprobs(model, Rows(padded()), Places.padded(ROWS, COLUMNS), temperature, chunk)
     expected, expected_entropy = full_logits(model, temperature)
     torch.testing.assert_close(logp, expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(entropy, expected_entropy, atol=1e-5, rtol=0)
@@ -48,8 +49,8 @@ def test_a_padded_batch_may_be_wider_than_the_context() -> None:
     """A critic reads the place after the last token. Padding beyond the model's context is not fed to the model."""
     model = GPT2LMHeadModel(GPT2Config(vocab_size=VOCABULARY, n_positions=12, n_embd=16, n_layer=1, n_head=2)).eval()
     wider = torch.nn.functional.pad(padded(), (0, 5))
-    expected = hidden_states(model, padded(), with_last=True)
-    torch.testing.assert_close(hidden_states(model, wider, with_last=True), expected)
+    expected = hidden_states(model, Rows(padded()), with_last=True)
+    torch.testing.assert_close(hidden_states(model, Rows(wider), with_last=True), expected)
 
 
 def test_autocast_does_not_round_the_logits() -> None:
@@ -72,7 +73,7 @@ def test_full_vocabulary_logits_exist_for_one_chunk_only() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        action_logprobs(model, padded(), ROWS, COLUMNS, 1.0, 3)
+        action_logprobs(model, Rows(padded()), Places.padded(ROWS, COLUMNS), 1.0, 3)
     assert sizes == [(3, VOCABULARY), (3, VOCABULARY), (2, VOCABULARY)]
     assert not [shape for shape in kept if shape[-1:] == (VOCABULARY,) and shape[0] <= 8]
 
@@ -81,6 +82,6 @@ def test_one_chunk_is_computed_once() -> None:
     """A single chunk fits into memory, so it is not recomputed in the backward pass."""
     model, calls = tiny_model(), []
     model.lm_head.register_forward_hook(lambda *_: calls.append(1))
-    logp, _ = action_logprobs(model, padded(), ROWS, COLUMNS, 1.0, 8)
+    logp, _ = action_logprobs(model, Rows(padded()), Places.padded(ROWS, COLUMNS), 1.0, 8)
     logp.sum().backward()
     assert len(calls) == 1

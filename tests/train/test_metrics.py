@@ -10,6 +10,7 @@ from configs.schema import PPO, Reward
 from tasks.train.batches import MicroBatch
 from tasks.train.losses import ValueLoss, policy_loss
 from tasks.train.metrics import sample_metrics, step_metrics, value_metrics
+from tasks.train.rows import Places, Rows
 from tasks.train.samples import build_samples
 from tasks.train.step import Step, StepResult
 from tests.support.train_helpers import make_scores, make_trajectory
@@ -64,8 +65,8 @@ def outcome(name: str, ratio: float, weight: float, value: ValueLoss | None = No
     logp = proximal + math.log(ratio)
     zero = torch.zeros(1, dtype=torch.int64)
     advantages = torch.tensor([1.0 if name == "a" else -1.0])
-    places = (None, zero, zero, zero)  # positions, rows, columns, sequences
-    batch = MicroBatch([name], [1], torch.zeros(1, 4), *places, behaviour, advantages, proximal, reference=behaviour)
+    rows, places = Rows(torch.zeros(1, 4)), Places(zero, zero, zero)
+    batch = MicroBatch([name], [2], 1, rows, places, zero, behaviour, advantages, proximal, reference=behaviour)
     weights = torch.tensor([weight])
     loss = policy_loss(logp, proximal, weights, advantages, 0.2)
     return StepResult(batch, logp, proximal, weights, torch.tensor([0.25]), loss, value)
@@ -89,6 +90,7 @@ def test_step_metrics_by_hand() -> None:
             "policy/kl_reference": (1 / 4.5 - 1 + math.log(4.5)) / 2,
             "policy/early_stopped": 0.5,
             "tokens/padding_share": 0.75,
+            "tokens/shared_share": 0.5,
             "proximal/mean_difference": math.log(3) / 2,
             "proximal/max_difference": math.log(3),
             "weight/mean": 2.0,
