@@ -19,7 +19,7 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 # Prefect keeps its database, logs and process ids in the project.
 export PREFECT_HOME := $(CURDIR)/var/prefect
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-# Threads that spin while they wait would slow vLLM and trainer ten times on shared cores.
+# Threads that spin while they wait would slow vLLM and trainer ten times on shared cores; see flows/launch/threads.py.
 export OMP_WAIT_POLICY := passive
 
 .PHONY: help setup demo smoke retrain-demo audit read test test-fast soak check format bench bench-peers pictures \

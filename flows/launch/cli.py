@@ -4,7 +4,6 @@ import argparse
 import functools
 import inspect
 import logging
-import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from prefect import Flow
 
 from configs import Config, ConfigError, available, to_yaml
 from flows.launch.temporary_server import temporary_server
+from flows.launch.threads import share_cores
 from storage import interrupts
 from storage.commands.arguments import Parser, whole
 from storage.commands.output import print_error
@@ -126,8 +126,7 @@ def _chosen(arguments: argparse.Namespace, options: Iterable[str]) -> dict[str, 
 
 def _status(act: Callable[[], None]) -> int:
     """Run `act`; return the exit status that `main` documents."""
-    # If waiting threads spin, two busy processes on one machine become ten times slower.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    share_cores()
     logging.getLogger("httpx").setLevel(logging.WARNING)
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_without_traceback)

@@ -18,8 +18,8 @@ from tasks.environments.interface import Environment
 from tasks.inference.api import Completion, ContextLengthError, GenerationConfig, Generator, InferenceError
 from tasks.rollout.admission import reason_of
 from tasks.rollout.conversation import AgentError, Conversation, cancel
-from tasks.rollout.first_turns import FirstTurnBatcher
 from tasks.rollout.plan import Group
+from tasks.rollout.turns import TurnBatcher
 from tasks.rollout.values import RefusedError
 from tasks.rollout.watch import Watch
 
@@ -91,12 +91,12 @@ class Collector:
             gconfig = replace(gconfig, stop_token_ids=stop_token_ids)
             return self.generator.generate(token_ids, gconfig, seed, replica)
 
-        first_turns = FirstTurnBatcher(len(group.prompts), group.seed, generate)
+        turns = TurnBatcher(len(group.prompts), generate)
         try:
             async with asyncio.TaskGroup() as episodes:
                 tasks = [
                     episodes.create_task(
-                        self._episode(Conversation(prompt, first_turns, generate, self.chat.vocabulary), watch),
+                        self._episode(Conversation(prompt, turns, self.chat.vocabulary), watch),
                         name=prompt.record.trajectory_id,
                     )
                     for prompt in group.prompts

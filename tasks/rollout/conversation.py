@@ -6,7 +6,6 @@ its trajectory with `tasks.agents.episode.Episode`, whose docstring shows an exa
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ from tasks.agents.interface import Agent, EpisodeSpec
 from tasks.environments.interface import Environment
 from tasks.inference.api import BundledGenerationOutputs, Completion, Observation
 from tasks.rollout.admission import admit, check_observation, reason_of
-from tasks.rollout.first_turns import FirstTurnBatcher, Generate
+from tasks.rollout.turns import TurnBatcher
 from tasks.rollout.values import RefusedError
 from tasks.rollout.watch import StalledError, Watch
 from tasks.seeds import derive
@@ -38,16 +37,15 @@ class Conversation:
 
     Args:
         prompt: the episode to play.
-        first_turns: answers the first observation, together with those of its group.
-        generate: answers all later observations.
+        turns: answers the observations, together with those of its group.
         vocabulary: number of token ids that the policy knows.
     """
 
-    def __init__(self, prompt: EpisodeSpec, first_turns: FirstTurnBatcher, generate: Generate, vocabulary: int) -> None:
-        self.prompt, self._first_turns, self._generate, self._vocabulary = prompt, first_turns, generate, vocabulary
+    def __init__(self, prompt: EpisodeSpec, turns: TurnBatcher, vocabulary: int) -> None:
+        self.prompt, self._turns, self._vocabulary = prompt, turns, vocabulary
         self._observations: asyncio.Queue[Observation] = asyncio.Queue(MOST_UNREAD)
         self._actions: asyncio.Queue[BundledGenerationOutputs] = asyncio.Queue()
-        self._asked = False
+        self._asking = False
         self.exchanges: list[BundledGenerationOutputs] = []
         """All answers so far, as copies that the agent cannot change."""
 
@@ -76,8 +74,8 @@ class Conversation:
             except StalledError as error:  # a second one, raised while the first was handled
                 raise AgentError(reason_of(error)) from error
             finally:
-                if not self._asked:
-                    self._first_turns.leave()
+                if not self._asking:
+                    self._turns.leave()
                 for task in await cancel({server, player}):
                     logger.warning(
                         "%s still runs after its cancellation: its clean-up is slow, or it catches "
@@ -91,20 +89,11 @@ class Conversation:
             observation = check_observation(await self._observations.get(), self._vocabulary)
             if self._actions.qsize() >= MOST_UNREAD:
                 raise RefusedError(f"{MOST_UNREAD} answers wait in act_queue: the agent must take each of them")
-            if self._asked:
-                outputs = await self._ask(observation)
-            else:
-                self._asked = True
-                outputs = await self._first_turns.ask(observation)
+            self._asking = True
+            outputs = await self._turns.ask(observation, derive(self.prompt.seed, len(self.exchanges)))
+            self._asking = False
             self.exchanges.append(_copy_outputs(outputs))
             self._actions.put_nowait(outputs)
-
-    async def _ask(self, observation: Observation) -> BundledGenerationOutputs:
-        qid, token_ids, gconfig = observation
-        started, seed = time.monotonic(), derive(self.prompt.seed, len(self.exchanges))
-        completions = await self._generate(token_ids, gconfig, seed)
-        seeds = [seed + i for i in range(len(completions))]
-        return BundledGenerationOutputs(qid, token_ids, completions, seeds, time.monotonic() - started)
 
     async def _run_agent(self, agent: Agent, make_environment: Callable[[], Environment]) -> list[Trajectory]:
         """Run the agent and check its trajectories.

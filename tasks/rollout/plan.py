@@ -23,7 +23,6 @@ class Group:
     """The episodes of one problem."""
 
     problem: Problem
-    seed: int  # for the first turn; sample i uses seed + i
     prompts: list[EpisodeSpec]
     number: int = 0  # its place among all groups that the run draws, in a stream
 
@@ -65,7 +64,7 @@ class RolloutPlan:
             EpisodeSpec(f"{problem.problem_id}/{sample}", problem, seed, self._record(problem, sample, seed))
             for sample, seed in enumerate(seeds)
         ]
-        return Group(problem, derive(*source), prompts, number)
+        return Group(problem, prompts, number)
 
     def _record(self, problem: Problem, sample: int, seed: int) -> Trajectory:
         agent, environment = self.config.agent, self.config.environment

@@ -6,7 +6,6 @@ runs are ordinary runs of the demo with overrides, so committed work is not done
 
 import argparse
 import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, NoReturn
 
+from flows.launch.threads import share_cores
 from storage import interrupts
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Experiment:
         place = f"./var/experiments/{self.name}"
         parser.add_argument("--root", default=place, help=f"where the runs and the results go (default {place})")
         arguments = parser.parse_args()
-        os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+        share_cores()
         logging.getLogger("httpx").setLevel(logging.WARNING)
         if unknown := set(arguments.arms) - set(range(len(self.arms))):
             parser.error(f"there is no arm {min(unknown)}: choose from {listing}")

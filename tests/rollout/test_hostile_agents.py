@@ -27,7 +27,7 @@ from tasks.environments.interface import Environment, EnvironmentContext
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import EngineClosedError, GenerationConfig, InferenceError
 from tasks.rollout import collector, conversation
-from tasks.rollout import first_turns as opening
+from tasks.rollout import turns as turn_batcher
 from tasks.rollout.play import run_loop
 from tasks.rollout.watch import Watch
 from tasks.score.verifier import Verifier
@@ -312,7 +312,7 @@ def within_deadlines(chat: Chat, verifier: Verifier, act: Act) -> str:
 
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(turn_batcher, "PATIENCE_S", 0.1)
     monkeypatch.setattr(conversation, "FAREWELL_S", 0.1)
     monkeypatch.setattr(collector, "CLEAN_UP_S", 0.1)
 

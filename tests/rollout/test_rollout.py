@@ -1,6 +1,7 @@
 """Episodes are recorded in full, share requests, and are never lost."""
 
 import asyncio
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,36 +84,63 @@ def test_other_shipped_agents(chat: Chat, verifier: Verifier) -> None:
     assert [turn.verdict for turn in play(engine, NullAgent(context(chat)), verifier)[0].turns] == [""]
 
 
-def test_first_turn_of_a_group_is_one_request(chat: Chat, verifier: Verifier) -> None:
-    """Four episodes with a wrong first turn need one request with n=4, then four with n=1. Seeds are recorded."""
+def test_equal_turns_of_a_group_are_one_request(chat: Chat, verifier: Verifier) -> None:
+    """Four episodes with the same wrong first turn need one request with n=4 for each turn. Seeds are recorded."""
     engine = ScriptedEngine(chat, lambda turn, _: [WRONG, RIGHT][turn])
     trajectories = play(engine, MathMultiTurnAgent(context(chat), num_turns=2), verifier)
-    assert [gconfig.n for _, gconfig, _, _ in engine.requests] == [4, 1, 1, 1, 1]
-    first = engine.requests[0][2]
-    assert [trajectory.turns[0].seed for trajectory in trajectories] == [first, first + 1, first + 2, first + 3]
-    assert len({trajectory.turns[1].seed for trajectory in trajectories}) == 4
+    assert [gconfig.n for _, gconfig, _, _ in engine.requests] == [4, 4]
+    for turn, (_, _, first, _) in enumerate(engine.requests):
+        assert {trajectory.turns[turn].seed for trajectory in trajectories} == set(range(first, first + 4))
+
+
+def test_different_turns_of_a_group_are_different_requests(chat: Chat, verifier: Verifier) -> None:
+    """Each answer goes to the episode that asked, and an episode that has ended is not waited for."""
+    monologue = itertools.count()
+    engine = ScriptedEngine(chat, lambda turn, _: RIGHT if turn else [WRONG, "nonsense", RIGHT, WRONG][next(monologue)])
+    trajectories = play(engine, MathMultiTurnAgent(context(chat), num_turns=2), verifier)
+    assert sorted(gconfig.n for _, gconfig, _, _ in engine.requests) == [1, 2, 4]
+    assert sorted(len(trajectory.turns) for trajectory in trajectories) == [1, 2, 2, 2]
+    for trajectory in trajectories:
+        assert [turn.verdict for turn in trajectory.turns][-1] == "correct"
+
+
+def test_a_slow_episode_does_not_hold_up_its_group(chat: Chat, verifier: Verifier) -> None:
+    """The observations of the others are sent after some time, although one episode has not asked yet."""
+    asked, made = asyncio.Event(), itertools.count()
+
+    def reply(*_: int) -> str:
+        asked.set()
+        return RIGHT
+
+    engine = ScriptedEngine(chat, reply)
+
+    class Slow(MathVerifyEnvironment):
+        async def reset(self, *args: Any, **options: Any) -> tuple[str, dict[str, Any]]:
+            if next(made) == 0:
+                await asked.wait()
+            return await super().reset(*args, **options)
+
+    played = play(engine, MathSingleStepAgent(context(chat)), verifier, environment=Slow)
+    assert [gconfig.n for _, gconfig, _, _ in engine.requests] == [3, 1]
+    assert {row.status for row in played} == {"completed"}
 
 
 def test_a_large_group_is_several_requests(chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM refuses a request for more completions than it plays at once. The seeds are those of a single request."""
-    monkeypatch.setattr("tasks.rollout.first_turns.MOST_AT_ONCE", 3)
+    """vLLM refuses a request for more completions than it plays at once."""
+    monkeypatch.setattr("tasks.rollout.turns.MOST_AT_ONCE", 3)
     engine = ScriptedEngine(chat, lambda *_: RIGHT)
     trajectories = play(engine, MathSingleStepAgent(context(chat)), verifier)
     assert [gconfig.n for _, gconfig, _, _ in engine.requests] == [3, 1]
-    first = engine.requests[0][2]
-    assert [trajectory.turns[0].seed for trajectory in trajectories] == [first, first + 1, first + 2, first + 3]
+    assert len({trajectory.turns[0].seed for trajectory in trajectories}) == 4
 
 
-def test_long_first_turns_are_separate_requests(
-    chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A group must not wait for its longest first turn. The seeds are those of a single request."""
-    monkeypatch.setattr("tasks.rollout.first_turns.LONGEST_TOGETHER", 7)
+def test_long_turns_are_separate_requests(chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A group must not wait for its longest turn."""
+    monkeypatch.setattr("tasks.rollout.turns.LONGEST_TOGETHER", 7)
     engine = ScriptedEngine(chat, lambda *_: RIGHT)
     trajectories = play(engine, MathSingleStepAgent(context(chat)), verifier)
     assert [gconfig.n for _, gconfig, _, _ in engine.requests] == [1, 1, 1, 1]
-    first = engine.requests[0][2]
-    assert [trajectory.turns[0].seed for trajectory in trajectories] == [first, first + 1, first + 2, first + 3]
+    assert len({trajectory.turns[0].seed for trajectory in trajectories}) == 4
 
 
 class BreaksOnce(MathVerifyEnvironment):

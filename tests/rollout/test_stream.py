@@ -25,6 +25,7 @@ from tasks.inference.api import Completion, GenerationConfig, InferenceError
 from tasks.rollout.plan import RolloutPlan, draw
 from tasks.rollout.stream import Stream
 from tasks.score.verifier import Verifier
+from tasks.seeds import derive
 from tests.support.rollout_helpers import GCONFIG
 from tests.support.train_helpers import make_trajectory
 from tests.support.waiting_engine import WaitingEngine
@@ -154,7 +155,7 @@ def test_long_groups_do_not_hold_up_the_others(store: Store, verifier: Verifier)
     config = settings(2)
     first = draw(PROBLEMS, GROUPS, 0, seed=1)[0]
     plan = RolloutPlan(f"{RUN}/000000", config, 0, policy(0), "problems/x", GCONFIG, SAMPLES)
-    stuck = plan.group(first).seed
+    stuck = min(derive(prompt.seed, 0) for prompt in plan.group(first).prompts)
     with streaming(store, verifier, config, 0, Stuck(0.0)) as stream:
         for iteration in range(2):
             stream.wait(iteration)

@@ -14,7 +14,6 @@ from tasks.inference.api import BundledGenerationOutputs, Completion, Generation
 
 IM_END = 2  # its id in the tiny tokenizer
 DIGITS = range(20, 30)
-LENGTH = 4
 
 
 class WaitingEngine:
@@ -23,16 +22,20 @@ class WaitingEngine:
     Args:
         seconds: duration of a completion, or a function of its seed. A request lasts as long as its longest completion.
         on_request: called at each request with the policy version that is served.
+        length: tokens of a completion, the end of its turn included.
     """
 
     replicas = 1
     closed = False
 
     def __init__(
-        self, seconds: float | Callable[[int], float], on_request: Callable[[int], None] = lambda _: None
+        self,
+        seconds: float | Callable[[int], float],
+        on_request: Callable[[int], None] = lambda _: None,
+        length: int = 4,
     ) -> None:
         self.seconds: Callable[[int], float] = seconds if callable(seconds) else lambda _: seconds
-        self.on_request = on_request
+        self.on_request, self.length = on_request, length
         self.version = 0
 
     def serve(self, policy: Checkpoint) -> None:
@@ -52,7 +55,12 @@ class WaitingEngine:
         await asyncio.sleep(max(map(self.seconds, range(seed, seed + gconfig.n))))
         draw = random.Random(seed)
         return [
-            Completion([*draw.choices(DIGITS, k=LENGTH - 1), IM_END], [-2.0] * LENGTH, [version] * LENGTH, "stop")
+            Completion(
+                [*draw.choices(DIGITS, k=self.length - 1), IM_END],
+                [-2.0] * self.length,
+                [version] * self.length,
+                "stop",
+            )
             for _ in range(gconfig.n)
         ]
 
