@@ -126,8 +126,7 @@ class Stream:
         """
         with self._changed:
             self._assignment.take(iteration)
-        self._wake_up()
-        with self._changed:
+            self._wake_up()
             self._changed.wait_for(lambda: iteration in self._committed or self._ended)
         if iteration in self._committed:
             return layout.trajectories(self._plan.config.run.name, iteration)

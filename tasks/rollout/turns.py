@@ -59,7 +59,12 @@ class TurnBatcher:
             self._waiting.append(pending)
             self._patience = self._patience or loop.call_later(PATIENCE_S, self._send_waiting)
         self.leave()
-        return await pending.future
+        try:
+            return await pending.future
+        except asyncio.CancelledError:
+            if not pending.future.cancelled():  # the answer is there, so the episode counted as coming again
+                self.leave()
+            raise
 
     def leave(self) -> None:
         """Stop waiting for one episode: it has asked, or has ended."""

@@ -183,7 +183,7 @@ def _trees(samples: Sequence[Sample], sequences: Iterable[Piece], longest: int) 
         group = list(grouped)
         tokens = [_tokens(samples, piece) for piece in group]
         most = min(longest, int(_TREE_SHARE * sum(map(len, tokens))))
-        if (tree := find_tree(tokens, most)) and len(group) > 1:
+        if tree := find_tree(tokens, most):
             segments.append(Segment(group, tree.tokens, tree.paths))
         else:
             segments += [_alone(samples, piece) for piece in group]
