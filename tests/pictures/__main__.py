@@ -20,7 +20,7 @@ from tests.support.paths import ROOT
 LARGEST = 150_000
 """Bytes of a picture: every clone carries them."""
 MAIN, RETRAIN, AUDIT = ROOT / "flows/pictures", ROOT / "tasks/retrain/pictures", ROOT / "tasks/audit/pictures"
-OVERLAP = ["run.name=demo-overlap", "run.iterations=12", "run.overlap=true", "rollout.max_head_offpolicyness=1"]
+OVERLAP = ["run.name=demo-overlap", "run.iterations=12", "run.overlap=true", "rollout.max_head_offpolicyness=4"]
 SHOWN = range(6, 10)
 """Iterations in the timeline: neither the first ones, in which everything starts, nor those with an evaluation."""
 
@@ -35,7 +35,7 @@ def main() -> None:
     drawings.draw_stages(MAIN / "stages.png")
     panels = [
         ("one stage after the other", drawings.read_spans(store, "demo", SHOWN)),
-        ("run.overlap=true: the next iteration is played meanwhile", drawings.read_spans(store, "demo-overlap", SHOWN)),
+        ("run.overlap=true: a stream plays episodes meanwhile", drawings.read_spans(store, "demo-overlap", SHOWN)),
     ]
     drawings.draw_timeline(panels, MAIN / "iteration.png")
     copy(Path(store.path("runs/demo/report/learning_curve.png")), MAIN / "learning_curve.png")
