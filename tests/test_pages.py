@@ -80,7 +80,7 @@ NOT_RUN = {
     "make bench": "over ten minutes, and its numbers mean nothing while other tests run",
     "make bench ARGS=growth": "five minutes, and its numbers mean nothing while other tests run",
     "make bench ARGS=training": "its numbers mean nothing while other tests run",
-    "make bench-peers": "over an hour, and it needs a package index",
+    "make bench-peers": "half an hour, and it needs a package index",
     'make bench-peers ARGS="short --pairs 1"': "it needs a package index, and its numbers mean nothing while tests run",
     "make pictures": "twenty minutes; its result is in the repository",
     "make format": "it changes the source tree",

@@ -36,6 +36,7 @@ def hidden_states(model: PreTrainedModel, rows: Rows, *, with_last: bool = False
 
     Padded tokens need no attention mask: the padding is to the right of all tokens, and causal attention only reads to
     the left. In packed rows a sequence begins wherever the positions restart, and attention does not cross this.
+    Trees have a mask.
     """
     context = None if rows.positions is not None else getattr(model.config, "max_position_embeddings", None)
     end = context if with_last else -1

@@ -34,12 +34,12 @@ _TREE_MODELS = ("llama", "qwen2", "qwen3")
 """Models for which tests show that trees are right: all layers obey the mask, and no layer has a state or a window."""
 
 Form = Literal["padded", "packed", "trees"]
-"""How sequences become rows: each in a row of its own; all in one row; or a group in one row, if that pays."""
+"""The arrangement of sequences: each in a row of its own, all in one row, or each group in one row if that pays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How sequences are cut into forward passes."""
+    """The size, device and arrangement of forward passes."""
 
     budget: int  # largest number of tokens in one pass, padding included
     device: torch.device
@@ -73,7 +73,7 @@ class Rows(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where A tokens are in `Rows`, and where the tokens before them are, whose states predict them."""
+    """The places of A tokens in `Rows`, and of the tokens before them, whose states predict them."""
 
     rows: Tensor  # [A] int64
     columns: Tensor  # [A] int64

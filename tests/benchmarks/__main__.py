@@ -1,6 +1,6 @@
 """Measure the pipeline's speed and memory on this machine, as ratios from one run.
 
-python -m tests.benchmarks              all benchmarks; overlap alone takes 11 minutes on two cores
+python -m tests.benchmarks              all benchmarks; overlap alone takes 17 minutes on two cores
 python -m tests.benchmarks scoring      one benchmark
 """
 
@@ -12,6 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from flows.launch.threads import share_cores
 from storage import interrupts
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row
@@ -43,6 +44,7 @@ def main() -> None:
     names = parser.parse_args().names or list(BENCHMARKS)
     if unknown := set(names) - set(BENCHMARKS):
         parser.error(f"unknown benchmark {', '.join(sorted(unknown))}: choose from {', '.join(BENCHMARKS)}")
+    share_cores()
     load = os.getloadavg()[0]
     print(f"{os.cpu_count()} CPUs, load average {load:.2f}" + (": not idle, so numbers are worse" * (load > 0.5)))
     with tempfile.TemporaryDirectory(prefix="benchmarks-") as scratch, Lab(Path(scratch)) as lab:

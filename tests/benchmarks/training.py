@@ -30,7 +30,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def measure(lab: Lab) -> list[Row]:
-    """Time updates on a rollout of the demo, and after each the bare loop over the same batches."""
+    """Time updates on a rollout of the demo, and after each the bare loop over the same sequences, padded."""
     import torch
 
     from tasks.train.policy import load_policy

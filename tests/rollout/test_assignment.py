@@ -138,7 +138,7 @@ def steady_staleness(training: int, rollout: int, room: int, staleness: int = 4,
 
 
 def test_the_stream_runs_no_further_ahead_than_training_needs() -> None:
-    """Where training is slower, groups begin one version ahead; where rollouts are slower, as far as allowed."""
+    """Groups begin one version ahead if training is slower, and as far ahead as allowed if rollouts are slower."""
     assert steady_staleness(training=40, rollout=10, room=4) <= 1
     assert steady_staleness(training=40, rollout=10, room=100) <= 1
     assert steady_staleness(training=10, rollout=100, room=100) == pytest.approx(4, abs=0.5)

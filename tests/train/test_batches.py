@@ -3,12 +3,13 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 
 from configs.schema import Reward
 from tasks.train.batches import Columns, draw_minibatches, make_minibatch
 from tasks.train.logprobs import targets_of
-from tasks.train.rows import Batching
+from tasks.train.rows import Batching, Form
 from tasks.train.samples import build_samples
 from tests.support.train_helpers import make_scores, make_trajectory, random_rows
 
@@ -73,6 +74,26 @@ def test_sequences_of_a_trajectory_are_rows_of_their_own() -> None:
     assert batch.rows.tokens.tolist() == [[1, 2, 3, 10, 11, 0, 0, 0, 0], [4, 5, 12, 0, 0, 0, 0, 0, 0]]
     assert list(zip(batch.places.rows.tolist(), batch.places.columns.tolist(), strict=True)) == [(0, 3), (0, 4), (1, 2)]
     assert batch.advantages.tolist() == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("form", ["packed", "trees"])
+def test_tokens_that_share_a_row_keep_their_sequences(form: Form) -> None:
+    """Weights of whole sequences need to know which tokens belong together; each token has its own advantage."""
+    rows = [make_trajectory("a", [[10, 11]]), make_trajectory("b", [[10]]), make_trajectory("c", [[10, 11]])]
+    samples = build_samples(rows, [score for row in rows for score in make_scores(row.trajectory_id, 1)], Reward())
+    columns = [Columns(np.array([0.5, 0.6])), Columns(np.array([3.0])), Columns(np.array([0.7, 0.8]))]
+    (batch,) = make_minibatch(samples, columns, range(3), replace(BATCHING, form=form))
+    assert len(batch.rows.tokens) == 1
+    of_sequence = [
+        (batch.trajectory_ids[sequence], round(advantage, 1), target)
+        for sequence, advantage, target in zip(
+            batch.sequences.tolist(),
+            batch.advantages.tolist(),
+            targets_of(batch.rows, batch.places).tolist(),
+            strict=True,
+        )
+    ]
+    assert sorted(of_sequence) == [("a", 0.5, 10), ("a", 0.6, 11), ("b", 3.0, 10), ("c", 0.7, 10), ("c", 0.8, 11)]
 
 
 def test_masked_turns_are_in_no_batch() -> None:
