@@ -564,6 +564,11 @@ class PPO(Knobs):
     threads: Workers = 2
     """Number of CPU threads of the trainer."""
 
+    @property
+    def needs_first(self) -> bool:
+        """True if training needs policy version 0, for a reference policy or a critic of its own."""
+        return self.kl.kl_ctl > 0 or (self.critic is not None and self.critic.model == "own")
+
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         advantage = self.advantage

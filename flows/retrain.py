@@ -38,7 +38,7 @@ from tasks.warm_start.task import first_policy
 
 if TYPE_CHECKING:
     from tasks.inference.engine import Engine
-    from tasks.train.trainer import Trainer
+    from tasks.train.trainer_process import AnyTrainer
 
 
 @flow(name="retrain")
@@ -76,7 +76,7 @@ def retrain(config: str = "retrain", overrides: list[str] | None = None) -> str:
 
 
 def learn(
-    workspace: Workspace, policy: PolicyVersion, verifier: Verifier, engine: "Engine", trainer: "Trainer"
+    workspace: Workspace, policy: PolicyVersion, verifier: Verifier, engine: "Engine", trainer: "AnyTrainer"
 ) -> PolicyVersion:
     """Run the main job's loop until the night's budget ends; return the last policy version."""
     train_set, _ = import_problems(workspace)

@@ -157,6 +157,20 @@ def held() -> Iterator[None]:
             handlers[number](number, frame)
 
 
+@contextlib.contextmanager
+def starting_processes() -> Iterator[None]:
+    """Delay interrupts until the block is complete; processes and threads that start in it get no Ctrl-C at all."""
+    from multiprocessing import resource_tracker
+
+    with held():
+        resource_tracker.ensure_running()  # a start in the block would unblock SIGINT
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _end_hanging(status: str | int | None) -> None:
     """End the process with its status after `LATEST_S` seconds, because some clean-up at exit hangs."""
     time.sleep(LATEST_S)

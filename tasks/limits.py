@@ -15,9 +15,14 @@ _OTHER_FILES = 256
 """Files that a process has open besides its connections to servers: stores, shards, pipes, libraries."""
 
 
+def end_with_parent() -> None:
+    """Let the kernel kill this process when the thread that started it ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def prepare_for_limits() -> None:
     """Prepare a new process, once: it will end with its parent, and immediately when its time is used up."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with_parent()
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # a handler would wait for C code to return
 
 

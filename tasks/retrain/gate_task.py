@@ -18,7 +18,7 @@ from tasks.retrain.evidence import gather, summary_of
 from tasks.run.workspace import Workspace
 
 if TYPE_CHECKING:
-    from tasks.train.trainer import Trainer
+    from tasks.train.trainer_process import AnyTrainer
 
 Evaluations = dict[PolicyVersion, dict[str, list[ScoresVersion]]]
 """Versions of scores by policy and name of the set, see `tasks.evaluate.task.evaluate_sets`."""
@@ -37,7 +37,7 @@ def crown_first(workspace: Workspace, night: Night) -> PolicyVersion:
 
 @task(name="measure-distance", cache_policy=NO_CACHE)
 def measure_distance(
-    workspace: Workspace, trainer: "Trainer", champion: PolicyVersion, challenger: PolicyVersion
+    workspace: Workspace, trainer: "AnyTrainer", champion: PolicyVersion, challenger: PolicyVersion
 ) -> float | None:
     """Compute the mean KL in nats per token of challenger and champion, at the night's last trajectories' tokens."""
     store, cache, config = workspace.store, workspace.cache, workspace.config

@@ -12,7 +12,7 @@ from tasks.score.verifier import Verifier
 
 if TYPE_CHECKING:
     from tasks.inference.engine import Engine
-    from tasks.train.trainer import Trainer
+    from tasks.train.trainer_process import AnyTrainer
 
 
 @contextmanager
@@ -34,10 +34,18 @@ def open_verifier(workspace: Workspace) -> Iterator[Verifier]:
 
 
 @contextmanager
-def open_trainer(workspace: Workspace) -> Iterator["Trainer"]:
-    """Open the trainer. Its policy stays in memory between iterations."""
-    from tasks.train.trainer import Trainer
+def open_trainer(workspace: Workspace) -> Iterator["AnyTrainer"]:
+    """Open the trainer. Its policy stays in memory between iterations.
 
+    With `run.overlap` it has a process of its own: the stream's client would slow it down.
+    """
     config = workspace.config
-    oldest = config.rollout.max_head_offpolicyness
-    yield Trainer(config.ppo, config.optimizer, config.reward, config.sampling.temperature, oldest)
+    if config.run.overlap:
+        from tasks.train.trainer_process import TrainerProcess
+
+        with TrainerProcess(config) as trainer:
+            yield trainer
+    else:
+        from tasks.train.trainer import Trainer
+
+        yield Trainer.of(config)

@@ -19,16 +19,13 @@ import hashlib
 import logging
 import math
 import multiprocessing
-import signal
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import resource_tracker
 from types import TracebackType
 from typing import Any, Self
 
@@ -120,7 +117,7 @@ class Verifier:
         limits = [self._timeout_s, self._memory_mb]
         pool = ProcessPool(self._workers, initializer=worker.prepare, initargs=limits, context=context)
         try:
-            with interrupts.held(), _interrupts_blocked():  # no interrupt during the start; no Ctrl-C for workers
+            with interrupts.starting_processes():
                 assert pool.active  # this starts the workers, and threads that replace them
         except BaseException:  # an interrupt
             _end(pool)
@@ -258,17 +255,6 @@ def _is_out_of_time(failure: BaseException) -> bool:
 def _is_proof(failure: BaseException) -> bool:
     """Return whether the answer certainly caused the failure: it met a limit, its worker did not just die or hang."""
     return isinstance(failure, MemoryError) or _is_out_of_time(failure)
-
-
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """Block SIGINT for the processes and threads that start in the block."""
-    resource_tracker.ensure_running()  # a start in the block would unblock SIGINT
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _end(pool: ProcessPool) -> None:

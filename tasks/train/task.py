@@ -17,7 +17,7 @@ from tasks.problems.exclusions import read_exclusions, set_aside
 from tasks.run.workspace import Workspace
 
 if TYPE_CHECKING:
-    from tasks.train.trainer import Trainer
+    from tasks.train.trainer_process import AnyTrainer
 
 _NAMED = 20
 """Number of excluded trajectories that the log names."""
@@ -26,7 +26,7 @@ _NAMED = 20
 @task(name="train", task_run_name="train-{iteration}", cache_policy=NO_CACHE)
 def train(
     workspace: Workspace,
-    trainer: "Trainer",
+    trainer: "AnyTrainer",
     iteration: int,
     policy: PolicyVersion,
     trajectories: TrajectoriesVersion,
@@ -42,7 +42,8 @@ def train(
     checkpoint = checkpoints.open_checkpoint(store, policy, cache, state=must_load)
     if must_load:
         first = layout.checkpoint(workspace.name, 0)
-        first_model = checkpoints.open_checkpoint(store, first, cache).model if trainer.needs_first else None
+        needs_first = workspace.config.ppo.needs_first
+        first_model = checkpoints.open_checkpoint(store, first, cache).model if needs_first else None
         trainer.load(checkpoint.model, checkpoint.state, workspace.config.run.seed, first_model)
     metrics = _update(workspace, trainer, checkpoint.number, trajectories, scores)
     with TemporaryDirectory(prefix="checkpoint-", dir=workspace.scratch) as scratch:
@@ -59,7 +60,7 @@ def train(
 
 
 def _update(
-    workspace: Workspace, trainer: "Trainer", number: int, trajectories: TrajectoriesVersion, scores: ScoresVersion
+    workspace: Workspace, trainer: "AnyTrainer", number: int, trajectories: TrajectoriesVersion, scores: ScoresVersion
 ) -> dict[str, float]:
     """Update the trainer without the trajectories that `problems.exclusions` excludes; return the metrics."""
     store, cache, logger = workspace.store, workspace.cache, get_run_logger()

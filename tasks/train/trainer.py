@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from configs import Config
 from configs.schema import PPO, Optimizer, Reward
 from storage.records import Score, Trajectory
 from storage.versions.checkpoints import Canary
@@ -72,16 +73,17 @@ class Trainer:
         self.holds: str | None = None
         """The committed version whose weights are loaded. The caller sets it; an update resets it to None."""
 
-    @property
-    def needs_first(self) -> bool:
-        """True if `load` needs policy version 0, for a reference policy or a critic of its own."""
-        return self._ppo.kl.kl_ctl > 0 or (self._ppo.critic is not None and self._ppo.critic.model == "own")
+    @classmethod
+    def of(cls, config: Config) -> "Trainer":
+        """Make the trainer of a run."""
+        oldest = config.rollout.max_head_offpolicyness
+        return cls(config.ppo, config.optimizer, config.reward, config.sampling.temperature, oldest)
 
     def load(self, model: Path, state: Path | None, seed: int, first: Path | None = None) -> None:
         """Load the weights in `model` and the state that `save` wrote. Set the process's number of torch threads.
 
         Without `state` a new state starts, with an RNG seeded by `seed`. `first` is the folder of policy version 0; it
-        is used if `needs_first`. None: `model`.
+        is used if `ppo.needs_first`. None: `model`.
 
         Raises:
             ValueError: a folder holds the wrong files.
