@@ -67,7 +67,7 @@ class Run(Knobs):
     """End a flow run early after so many minutes. Raising `max_tokens` or this limit later continues the same run."""
     overlap: bool = False
     """Play a stream of episodes while others are trained on, up to `rollout.max_head_offpolicyness` (1 or more)
-    iterations ahead; a data set holds the groups that finish first."""
+    iterations ahead; a data set holds the groups that finish first. The trainer has a process of its own."""
     when_held: Literal["stop", "wait"] = "stop"
     """Reaction while another flow run writes the same run: stop and name that flow run, or wait for its end."""
     lease_s: Annotated[float, Field(gt=0, le=LONGEST_LEASE_S)] = 60.0

@@ -28,7 +28,7 @@ from tests.support.soak import scaled
 
 pytestmark = pytest.mark.slow
 
-ITERATIONS, ON_S3, OVERLAPPING = scaled(15, 120), scaled(6, 8), scaled(12, 20)
+ITERATIONS, ON_S3, OVERLAPPING = scaled(15, 450), scaled(6, 8), scaled(12, 20)
 """Iterations of the runs, so many that most of them hold one kill or more."""
 PROBLEMS, SAMPLES = 4, 4
 SETTINGS = [f"rollout.rows_per_shard={SAMPLES}", "evaluation.every=10"]
@@ -39,6 +39,8 @@ SHARD = "storage.versions.journal:JournaledDraft.add_shard"
 SCORE = "tasks.score.scoring:_score"
 STEP = "tasks.train.step:Stepper.take"
 SAVE = "tasks.train.trainer:Trainer.save"
+RECEIVE = "tasks.train.trainer_process:TrainerProcess._receive"
+SAVE_APART = "tasks.train.trainer_process:TrainerProcess.save"
 ADD = "storage.versions.drafts:Draft.add"
 ENTER = "storage.logs.catalog:enter"
 CREATE = "storage.objects.store:Store.create"
@@ -62,6 +64,11 @@ STAGE_POINTS = [
     *(Point("train", SAVE, 1, when) for when in BOTH),
 ]
 POINTS = [*STAGE_POINTS, *COMMIT_POINTS]
+OVERLAP_POINTS = [
+    *(Point("rollout", SHARD, nth, when) for nth in (1, 2, 4) for when in BOTH),
+    *(Point("train", RECEIVE, nth) for nth in (1, 2, 3, 6)),  # the process of the trainer is working
+    *(Point("train", SAVE_APART, 1, when) for when in BOTH),
+]
 RANDOM_KILLS = scaled(3, 200)
 LATEST_S = 3.0
 """The latest random moment at which a flow is killed, in seconds after its start."""
@@ -159,8 +166,7 @@ def train_undisturbed(witness: Witness, folder: Path) -> Path:
     from tasks.train.trainer import Trainer
 
     config, store = load("smoke", witness.overrides), witness.store
-    oldest = config.rollout.max_head_offpolicyness
-    trainer = Trainer(config.ppo, config.optimizer, config.reward, config.sampling.temperature, oldest)
+    trainer = Trainer.of(config)
     first = checkpoints.open_checkpoint(store, layout.checkpoint("smoke", 0), folder)
     trainer.load(first.model, None, config.run.seed)
     for iteration in range(witness.iterations):
@@ -203,8 +209,7 @@ def test_killed_anywhere(overrides: list[str], tmp_path: Path, environment: dict
 def test_killed_while_stages_overlap(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
     """The same holds while a stream plays during training. Each drawn group is in exactly one data set."""
     witness = Witness(f"{tmp_path}/var", OVERLAPPING, [*overrides, *OVERLAP], tmp_path / "log", environment)
-    points = [point for point in STAGE_POINTS if point.stage == "train" or point.function == SHARD][:: scaled(2, 1)]
-    kill_and_finish(witness, [(point, None) for point in points])
+    kill_and_finish(witness, [(point, None) for point in OVERLAP_POINTS[:: scaled(2, 1)]])
     assert witness.kills.total() >= scaled(5, 10)
     assert_whole(witness, tmp_path / "cache")
     versions = [layout.trajectories("smoke", iteration) for iteration in range(OVERLAPPING)]

@@ -115,6 +115,7 @@ def _refuse_work_that_is_done() -> None:
 
     _wrap("flows.math_mt_ppo:open_run", open_run)
     _wrap("tasks.train.trainer:Trainer.update", update)
+    _wrap("tasks.train.trainer_process:TrainerProcess.update", update)
 
 
 def send_at(point: Point) -> None:
