@@ -13,7 +13,7 @@ from configs.schema import Rollout
 from storage.records import Status, Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.episode import Episode
-from tasks.agents.interface import Agent
+from tasks.agents.interface import Agent, EpisodeSpec
 from tasks.environments.interface import Environment
 from tasks.inference.api import Completion, ContextLengthError, GenerationConfig, Generator, InferenceError
 from tasks.rollout.admission import reason_of
@@ -47,22 +47,23 @@ class Collector:
     settings: Rollout
 
     async def collect(
-        self, groups: AsyncIterator[Group], group_size: int, sink: Callable[[Group, list[Trajectory]], None]
+        self, groups: AsyncIterator[Group], together: int, sink: Callable[[Group, list[Trajectory]], None]
     ) -> None:
         """Play all groups, `concurrency` episodes at a time; pass each finished group to `sink`, in a thread.
 
-        A group is taken from `groups` only when all of its `group_size` episodes can begin.
+        A group is taken from `groups` when `together` of its episodes can begin; the others follow one by one. The
+        next group is taken after the last of them.
         """
         loads = [0] * self.generator.replicas
-        writing, room = asyncio.Lock(), asyncio.Semaphore(max(self.settings.concurrency, group_size))
+        writing, room = asyncio.Lock(), asyncio.Semaphore(max(self.settings.concurrency, together))
         before, collecting = asyncio.all_tasks(), asyncio.current_task()
         assert collecting
 
-        async def play_group(group: Group, watch: Watch) -> None:
+        async def play_group(group: Group, watch: Watch, places: asyncio.Semaphore) -> None:
             replica = loads.index(min(loads))
             loads[replica] += 1
             try:
-                trajectories = await self._play(group, replica, watch, room)
+                trajectories = await self._play(group, replica, watch, places, room)
                 async with writing:
                     await asyncio.to_thread(sink, group, trajectories)
             except asyncio.CancelledError:
@@ -75,15 +76,24 @@ class Collector:
         try:
             with Watch(self.settings.episode_deadline_s) as watch:
                 async with asyncio.TaskGroup() as playing:
-                    while group := await _next(groups, group_size, room):
-                        playing.create_task(play_group(group, watch), name=f"group {group.problem.problem_id}")
+                    while group := await _next(groups, together, room):
+                        places = asyncio.Semaphore(together)
+                        playing.create_task(play_group(group, watch, places), name=f"group {group.problem.problem_id}")
+                        for _ in group.prompts[together:]:
+                            await room.acquire()
+                            places.release()
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
             await _end_tasks(before)
 
-    async def _play(self, group: Group, replica: int, watch: Watch, room: asyncio.Semaphore) -> list[Trajectory]:
-        """Play all episodes of a group, on one replica, to use its prefix cache. Each leaves `room` when it ends."""
+    async def _play(
+        self, group: Group, replica: int, watch: Watch, places: asyncio.Semaphore, room: asyncio.Semaphore
+    ) -> list[Trajectory]:
+        """Play all episodes of a group, on one replica, to use its prefix cache.
+
+        Each begins when it gets one of the `places`, and leaves `room` when it ends.
+        """
 
         def generate(token_ids: list[int], gconfig: GenerationConfig, seed: int) -> Awaitable[list[Completion]]:
             # Every request needs the template's end of turn: vLLM itself knows only the model's end of text.
@@ -92,17 +102,20 @@ class Collector:
             return self.generator.generate(token_ids, gconfig, seed, replica)
 
         turns = TurnBatcher(len(group.prompts), generate)
+
+        async def play_episode(prompt: EpisodeSpec) -> list[Trajectory]:
+            await places.acquire()
+            try:
+                return await self._episode(Conversation(prompt, turns, self.chat.vocabulary), watch)
+            finally:
+                room.release()
+
         try:
             async with asyncio.TaskGroup() as episodes:
                 tasks = [
-                    episodes.create_task(
-                        self._episode(Conversation(prompt, turns, self.chat.vocabulary), watch),
-                        name=prompt.record.trajectory_id,
-                    )
+                    episodes.create_task(play_episode(prompt), name=prompt.record.trajectory_id)
                     for prompt in group.prompts
                 ]
-                for task in tasks:
-                    task.add_done_callback(lambda _: room.release())
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         _refuse_cancelled(tasks)
@@ -144,9 +157,9 @@ class Collector:
         return episode.trajectory(status=status, reason=reason)
 
 
-async def _next(groups: AsyncIterator[Group], group_size: int, room: asyncio.Semaphore) -> Group | None:
+async def _next(groups: AsyncIterator[Group], together: int, room: asyncio.Semaphore) -> Group | None:
     """Wait for room, then return the next group; None after the last one."""
-    for _ in range(group_size):
+    for _ in range(together):
         await room.acquire()
     return await anext(groups, None)
 

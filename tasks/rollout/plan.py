@@ -15,6 +15,7 @@ from storage.records import Problem, Trajectory
 from storage.versions.checkpoints import Checkpoint
 from tasks.agents.interface import EpisodeSpec
 from tasks.inference.api import GenerationConfig
+from tasks.rollout.turns import LONGEST_TOGETHER
 from tasks.seeds import derive
 
 
@@ -50,6 +51,11 @@ class RolloutPlan:
     gconfig: GenerationConfig
     group_size: int
     selecting: bool = False
+
+    @property
+    def together(self) -> int:
+        """Number of a group's episodes that begin at the same time: all if their turns are short and share requests."""
+        return self.group_size if self.gconfig.max_new_tokens <= LONGEST_TOGETHER else 1
 
     async def groups(self, problems: Sequence[Problem]) -> AsyncIterator[Group]:
         """Yield one group for each problem."""

@@ -73,7 +73,7 @@ def play(
                 unplayed = [problem for problem in wanted if problem.problem_id not in rejected]
                 if unplayed:
                     async with open_collector(plan, engine, verifier) as collector:
-                        await collector.collect(plan.groups(unplayed), plan.group_size, sink)
+                        await collector.collect(plan.groups(unplayed), plan.together, sink)
                 wanted = list(itertools.islice(spares, sum(rejected[problem.problem_id] for problem in wanted)))
                 if not wanted:
                     break

@@ -145,7 +145,7 @@ class Stream:
         """Cancel what runs. With `keep`, store the finished groups that are still in memory, for the next flow run."""
         with self._changed:
             self._stopping, self._keeping = True, keep
-            if self._task and not self._ended:
+            if self._task:
                 self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
     async def _play(self) -> None:
@@ -155,10 +155,13 @@ class Stream:
                 return
         try:
             async with open_collector(self._plan, self._engine, self._verifier) as collector:
-                await collector.collect(self._groups(), self._plan.group_size, self._store_group)
+                await collector.collect(self._groups(), self._plan.together, self._store_group)
         except (asyncio.CancelledError, EngineClosedError):
             if not self._stopping:
                 raise
+        finally:
+            with self._changed:
+                self._task = None  # no more calls to its loop, which closes now
 
     async def _groups(self) -> AsyncIterator[Group]:
         """Yield groups as soon as each may begin."""
@@ -228,7 +231,7 @@ class Stream:
     def _wake_up(self) -> None:
         """Let `_groups` look again whether a group may begin; may be called from any thread."""
         with self._changed:
-            if self._task and not self._ended:
+            if self._task:
                 self._task.get_loop().call_soon_threadsafe(self._wake.set)
 
     def _number_of(self, draw: int, problem_id: str) -> int | None:

@@ -28,7 +28,7 @@ from tasks.inference.api import (
 )
 from tasks.rollout.plan import draw
 from tasks.score.verifier import Verifier
-from tests.support.rollout_helpers import PROBLEM, ScriptedEngine, context, play
+from tests.support.rollout_helpers import PROBLEM, ScriptedEngine, context, make_plan, play
 
 
 @pytest.fixture(scope="module")
@@ -272,6 +272,45 @@ def test_a_failed_request_fails_its_episodes_only(chat: Chat, verifier: Verifier
     problems = [PROBLEM, Problem("2+1", "What is 2 + 1?", ["3"])]
     played = play(engine, MathMultiTurnAgent(context(chat)), verifier, problems)
     assert sorted(trajectory.status for trajectory in played) == ["completed"] * 4 + ["failed"] * 4
+
+
+class FirstWaitsForAll(MathSingleStepAgent):
+    """The first episode of all waits until the other seven have ended. At most `most` ran at the same time."""
+
+    ended = running = most = 0
+
+    def __init__(self, context: AgentContext) -> None:
+        super().__init__(context)
+        self.others_ended = asyncio.Event()
+
+    async def collect_trajectory(
+        self,
+        prompt: EpisodeSpec,
+        env: Environment,
+        obs_queue: "asyncio.Queue[Observation]",
+        act_queue: "asyncio.Queue[BundledGenerationOutputs]",
+    ) -> list[Trajectory]:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        if prompt.qid == f"{PROBLEM.problem_id}/0":
+            await self.others_ended.wait()
+        trajectories = await super().collect_trajectory(prompt, env, obs_queue, act_queue)
+        self.running, self.ended = self.running - 1, self.ended + 1
+        if self.ended == 7:
+            self.others_ended.set()
+        return trajectories
+
+
+def test_no_place_waits_for_a_whole_group(chat: Chat, verifier: Verifier) -> None:
+    """Where turns are long, episodes begin one by one: with two places, seven episodes end beside a long one."""
+    engine, agent = ScriptedEngine(chat, lambda *_: RIGHT), FirstWaitsForAll(context(chat))
+    problems = [PROBLEM, Problem("2+1", "What is 2 + 1?", ["3"])]
+    settings = Rollout(concurrency=2, episode_deadline_s=60)
+    played = play(engine, agent, verifier, problems, settings=settings, together=1)
+    assert [(trajectory.status, trajectory.reason) for trajectory in played] == [("completed", "")] * 8
+    assert agent.most == 2
+    short, long = (replace(make_plan(), gconfig=GenerationConfig(max_new_tokens=tokens)) for tokens in (64, 65))
+    assert (short.together, long.together) == (4, 1)
 
 
 def test_an_engine_that_serves_something_else_stops_the_rollout(chat: Chat, verifier: Verifier) -> None:

@@ -1,11 +1,13 @@
 """The stream: no group is lost or played twice, however often it stops, and no token is older than allowed."""
 
 import asyncio
+import gc
 import random
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -190,6 +192,29 @@ def test_an_error_of_the_engine_reaches_the_trainer(store: Store, verifier: Veri
         pytest.raises(InferenceError, match="another version"),
     ):
         stream.wait(0)
+
+
+def test_calls_while_the_stream_ends(store: Store, verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training may call when the event loop is closed already, but the stream has not yet ended."""
+    prepare(store)
+    errors = list[RuntimeError]()
+
+    def refuse(_: int) -> None:
+        raise InferenceError("another version")
+
+    with streaming(store, verifier, settings(1), 0, WaitingEngine(0.0, refuse)) as stream, monkeypatch.context() as at:
+
+        def call() -> None:
+            for method in (partial(stream.advance, policy(1)), partial(stream.stop, keep=True)):
+                try:
+                    method()
+                except RuntimeError as error:
+                    errors.append(error)
+
+        at.setattr(gc, "unfreeze", call)
+        with pytest.raises(InferenceError):
+            stream.wait(0)
+    assert errors == []
 
 
 @pytest.mark.parametrize("committed", [True, False])

@@ -65,8 +65,9 @@ def play(
     group_size: int = 4,
     settings: Rollout | None = None,
     environment: type[MathVerifyEnvironment] = MathVerifyEnvironment,
+    together: int | None = None,
 ) -> list[Trajectory]:
-    """Play the problems; return their trajectories, sorted by id."""
+    """Play the problems, the episodes of a group `together` (None: all); return their trajectories, sorted by id."""
     played: list[Trajectory] = []
 
     def make_environment() -> Environment:
@@ -74,7 +75,7 @@ def play(
 
     collector = Collector(engine, agent, make_environment, engine.chat, settings or Rollout())
     groups = make_plan(group_size).groups(problems or [PROBLEM])
-    asyncio.run(collector.collect(groups, group_size, lambda _, trajectories: played.extend(trajectories)))
+    asyncio.run(collector.collect(groups, together or group_size, lambda _, ended: played.extend(ended)))
     return sorted(played, key=lambda trajectory: trajectory.trajectory_id)
 
 
