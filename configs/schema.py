@@ -316,7 +316,7 @@ class Rollout(Knobs):
     policy_lag: NonNegativeInt = 0
     """Play with the policy so many versions behind the newest: intended staleness, for experiments."""
     concurrency: PositiveInt = 512
-    """Number of episodes that run at the same time (whole groups)."""
+    """Number of episodes that run at the same time. Whole groups begin if `sampling.max_new_tokens` is 64 or less."""
     episode_deadline_s: PositiveFloat = 600
     """An episode that takes longer is stored as failed. Time in which another episode blocked all others does not
     count."""

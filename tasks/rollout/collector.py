@@ -51,8 +51,8 @@ class Collector:
     ) -> None:
         """Play all groups, `concurrency` episodes at a time; pass each finished group to `sink`, in a thread.
 
-        A group is taken from `groups` when `together` of its episodes can begin; the others follow one by one. The
-        next group is taken after the last of them.
+        A group is taken from `groups` when there is room for `together` of its episodes; the others begin one by one.
+        The next group is taken when each episode of this one has begun.
         """
         loads = [0] * self.generator.replicas
         writing, room = asyncio.Lock(), asyncio.Semaphore(max(self.settings.concurrency, together))
@@ -92,7 +92,7 @@ class Collector:
     ) -> list[Trajectory]:
         """Play all episodes of a group, on one replica, to use its prefix cache.
 
-        Each begins when it gets one of the `places`, and leaves `room` when it ends.
+        Each begins when it gets one of the group's `places`, and gives it back to the rollout's `room` when it ends.
         """
 
         def generate(token_ids: list[int], gconfig: GenerationConfig, seed: int) -> Awaitable[list[Completion]]:

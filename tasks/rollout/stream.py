@@ -150,9 +150,9 @@ class Stream:
 
     async def _play(self) -> None:
         with self._changed:
-            self._task = asyncio.current_task()
             if self._stopping:
                 return
+            self._task = asyncio.current_task()
         try:
             async with open_collector(self._plan, self._engine, self._verifier) as collector:
                 await collector.collect(self._groups(), self._plan.together, self._store_group)

@@ -17,7 +17,7 @@ LONGEST_TOGETHER = 64
 MOST_AT_ONCE = 128
 """Most completions in one request. vLLM refuses more than its `--max-num-seqs`, whose smallest default is 128."""
 PATIENCE_S = 0.2
-"""Longest wait of an observation for those of other episodes, whose agents or environments may be slow."""
+"""Longest wait of an observation for those of other episodes, which may be slow, or may not have begun."""
 
 
 class _Pending(NamedTuple):

@@ -37,7 +37,7 @@ def open_verifier(workspace: Workspace) -> Iterator[Verifier]:
 def open_trainer(workspace: Workspace) -> Iterator["AnyTrainer"]:
     """Open the trainer. Its policy stays in memory between iterations.
 
-    With `run.overlap` it has a process of its own: the stream's client would slow it down.
+    With `run.overlap` it has a process of its own: in one process, the stream's requests would slow training down.
     """
     config = workspace.config
     if config.run.overlap:

@@ -7,12 +7,13 @@ Python runs one thread of a process at a time. In one process, the stream's clie
 import logging
 import multiprocessing
 import pickle
+import signal
+import threading
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from logging.handlers import QueueHandler
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
@@ -27,14 +28,18 @@ if TYPE_CHECKING:
 
     AnyTrainer: TypeAlias = "Trainer | TrainerProcess"
 
+_GRACE_S = 10.0
+"""Longest wait for the end of a process that has closed its connection."""
 _Answer = tuple[Literal["progress", "log", "result", "error"], Any]
+_Send = Callable[[_Answer], None]
 
 
 class TrainerProcess:
     """A `tasks.train.trainer.Trainer` in a new process; a context manager that ends the process.
 
-    Its methods are those of the trainer, and raise the same errors. They also raise RuntimeError if the process ends.
-    It gets no Ctrl-C: an interrupt of a method ends it.
+    Its methods are those of the trainer and raise the same errors; an error that cannot be sent becomes a RuntimeError
+    with its text. They also raise RuntimeError if the process ends. The process gets no Ctrl-C: an interrupted method
+    ends it.
     """
 
     def __init__(self, config: Config) -> None:
@@ -43,8 +48,12 @@ class TrainerProcess:
         context = multiprocessing.get_context("spawn")  # a fork of this process, with its threads, would be unsafe
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, config), name="trainer", daemon=True)
-        with interrupts.starting_processes():
-            self._process.start()
+        try:
+            with interrupts.starting_processes():
+                self._process.start()
+        except BaseException:  # an interrupt
+            self.close()
+            raise
         theirs.close()  # so that `recv` ends when the process does
 
     def __enter__(self) -> Self:
@@ -55,8 +64,10 @@ class TrainerProcess:
 
     def close(self) -> None:
         """End the process, whatever it does."""
-        self._process.kill()
-        self._process.join()
+        self.holds = None
+        if self._process.pid:
+            self._process.kill()
+            self._process.join()
         self._connection.close()
 
     def load(self, model: Path, state: Path | None, seed: int, first: Path | None = None) -> None:
@@ -91,21 +102,20 @@ class TrainerProcess:
 
     def _call(self, method: str, *arguments: Any, progress: Callable[[str], None] | None = None) -> Any:
         try:
-            self._connection.send((method, arguments))
-            kind, value = self._receive()
-            while kind in {"progress", "log"}:
+            with self._naming_the_end(method):
+                self._connection.send((method, arguments))
+            while True:
+                with self._naming_the_end(method):
+                    kind, value = self._receive()
                 if kind == "log":
-                    logging.getLogger(value.name).handle(value)
-                elif progress:
-                    progress(value)
-                kind, value = self._receive()
-        except (EOFError, ConnectionError) as error:
-            self._process.join()
-            raise RuntimeError(
-                f"the trainer's process ended with exit code {self._process.exitcode} during `{method}`: if it was "
-                "killed (-9), memory may have run out. Start the flow again: it continues from the last checkpoint"
-            ) from error
-        except BaseException:  # an interrupt: nobody would read the answer
+                    name, level, text = value
+                    logging.getLogger(name).log(level, "%s", text)
+                elif kind == "progress":
+                    if progress:
+                        progress(value)
+                else:
+                    break
+        except BaseException:  # interrupted or broken: the next call would take an unread answer for its own
             self.close()
             raise
         if kind == "error":
@@ -116,11 +126,30 @@ class TrainerProcess:
         answer: _Answer = self._connection.recv()
         return answer
 
+    @contextmanager
+    def _naming_the_end(self, method: str) -> Iterator[None]:
+        try:
+            yield
+        except (EOFError, OSError) as error:
+            self._process.join(_GRACE_S)
+            code = self._process.exitcode
+            cause = "something killed it, or memory ran out" if code == -signal.SIGKILL else "its own message is above"
+            raise RuntimeError(
+                f"the trainer's process ended with exit code {code} during `{method}`: {cause}. "
+                "Start the flow again: it continues from the last checkpoint"
+            ) from error
+
 
 def _serve(connection: Connection, config: Config) -> None:
     """Answer calls until the other side closes the connection or ends."""
     end_with_parent()
-    logging.getLogger().addHandler(_Forwarder(connection))
+    lock = threading.Lock()
+
+    def send(answer: _Answer) -> None:
+        with lock:
+            connection.send(answer)
+
+    _forward_logs(send)
     from tasks.train.trainer import Trainer
 
     trainer = Trainer.of(config)
@@ -130,30 +159,36 @@ def _serve(connection: Connection, config: Config) -> None:
         except EOFError:
             return
         if method == "update":
-            arguments = (*arguments, lambda text: connection.send(("progress", text)))
+            arguments = (*arguments, lambda text: send(("progress", text)))
         try:
             answer: _Answer = "result", getattr(trainer, method)(*arguments)
         except Exception as error:  # noqa: BLE001 # the other side raises it
             answer = "error", _sendable(error)
-        connection.send(answer)
+        send(answer)
 
 
 def _sendable(error: Exception) -> Exception:
-    """Return the error with its traceback as a note; only its text if it is of a type that cannot be sent."""
+    """Return the error with its traceback as a note, or a RuntimeError with its text if the error cannot be sent."""
     try:
-        pickle.dumps(error)
-    except (pickle.PicklingError, TypeError, AttributeError):
-        error = RuntimeError("".join(traceback.format_exception_only(error)))
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001 # errors of libraries may raise anything
+        error = RuntimeError("".join(traceback.format_exception_only(error)).strip())
     error.add_note(f"in the trainer's process:\n{traceback.format_exc()}")
     return error
 
 
-class _Forwarder(QueueHandler):
-    """Sends what is logged through the connection, so that the flow's process logs it."""
+def _forward_logs(send: _Send) -> None:
+    """Send what is logged to the flow's process, and nowhere else: importing Prefect has added handlers here, too."""
+    for logger in logging.Logger.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger):
+            logger.handlers, logger.propagate = [], True
+    logging.getLogger().handlers = [_Forwarder(send)]
 
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(SimpleQueue())
-        self._connection = connection
 
-    def enqueue(self, record: logging.LogRecord) -> None:
-        self._connection.send(("log", record))
+class _Forwarder(logging.Handler):
+    def __init__(self, send: _Send) -> None:
+        super().__init__()
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._send(("log", (record.name, record.levelno, self.format(record))))

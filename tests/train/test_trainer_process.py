@@ -1,4 +1,4 @@
-"""The trainer's own process trains the same weights, tells all that the trainer would, and never stays behind."""
+"""The trainer's own process trains the same weights, forwards progress, logs and errors, and never stays behind."""
 
 import os
 import re
@@ -14,7 +14,7 @@ import pytest
 
 from configs import load
 from tasks.train.trainer import Trainer
-from tasks.train.trainer_process import TrainerProcess
+from tasks.train.trainer_process import TrainerProcess, _sendable
 from tests.support.paths import ROOT
 from tests.support.train_helpers import random_rows, save_tiny
 
@@ -63,6 +63,45 @@ def test_errors_and_alarms_arrive(trainer: TrainerProcess, tmp_path: Path, caplo
     assert "ALARM: every reward is minimal" in caplog.text
 
 
+class UnlikeItsArgumentsError(Exception):
+    """Libraries have such errors: copies of it cannot be made."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} and {second}")
+
+
+def test_errors_that_cannot_be_sent_keep_their_text() -> None:
+    try:
+        raise UnlikeItsArgumentsError("here", "there")
+    except UnlikeItsArgumentsError as error:
+        sent = _sendable(error)
+    assert isinstance(sent, RuntimeError)
+    assert str(sent).endswith("UnlikeItsArgumentsError: here and there")
+    assert "test_trainer_process.py" in sent.__notes__[0]
+
+
+@pytest.mark.slow
+def test_an_alarm_is_logged_once(tmp_path: Path) -> None:
+    """The process imports what the flow's main module does: Prefect, which adds handlers of its own."""
+    script = f"""
+from pathlib import Path
+import flows.math_mt_ppo
+from configs import load
+from tasks.train.trainer_process import TrainerProcess
+from tests.support.train_helpers import random_rows
+from dataclasses import replace
+if __name__ == "__main__":
+    with TrainerProcess(load("smoke", [])) as trainer:
+        trainer.load(Path({str(save_tiny(tmp_path))!r}), None, 3)
+        rows, scores = random_rows()
+        trainer.update(rows, [replace(score, success=0.0) for score in scores], 0)
+"""
+    (tmp_path / "flow.py").write_text(script)
+    command, environment = [sys.executable, str(tmp_path / "flow.py")], os.environ | {"PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=True, cwd=ROOT)
+    assert (ended.stdout + ended.stderr).count("ALARM") == 1
+
+
 @pytest.mark.slow
 def test_a_killed_process_is_named(tmp_path: Path) -> None:
     with TrainerProcess(CONFIG) as trainer:
@@ -88,7 +127,7 @@ def test_an_interrupt_ends_the_process(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_no_process_stays_behind(tmp_path: Path) -> None:
-    """The process ends with a flow that is killed, even in the middle of a call."""
+    """The process ends with a flow that is killed, even in the middle of a long operation."""
     script = f"""
 from pathlib import Path
 from configs import load
@@ -106,6 +145,6 @@ if __name__ == "__main__":
         assert flow.stdout
         process = psutil.Process(int(flow.stdout.readline()))
         assert flow.stdout.readline() == "loaded\n"
-        assert process.is_running()
+        process.suspend()  # so that it cannot find its connection closed
         flow.kill()
     process.wait(60)
