@@ -12,15 +12,18 @@ import itertools
 import json
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, median
 
 from storage import layout
 from storage.logs import catalog
+from storage.objects.store import Store
 from storage.versions import datasets, manifests
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row
 
 GOAL_SYNCHRONOUS, GOAL_LARGER = 0.5, 1.1
+RUN = "overlap"
 ITERATIONS, PROBLEMS, SAMPLES = 32, 32, 4
 """Nothing is trained on before the first data set is there, so short runs gain less."""
 VLLM_ITERATIONS = 16
@@ -55,11 +58,11 @@ class Run:
 
 
 def measure(lab: Lab) -> list[Row]:
-    """Measure with the waiting engine, where rollouts take as long as training or longer, and with vLLM here."""
+    """Measure with the waiting engine, where rollouts are shorter or longer than training, and with vLLM here."""
     probe = _run(lab, "probe", 0.01, 0, PROBLEMS * SAMPLES, iterations=4)
     training, concurrency = probe.training_s / 4, PROBLEMS * SAMPLES // WAVES
     rows = []
-    for share, bounds in ((1.0, (1, STALENESS)), (1.5, (STALENESS,))):
+    for share, bounds in ((0.7, (STALENESS,)), (1.0, (1, STALENESS)), (1.5, (STALENESS,))):
         turn_s = share * training / (WAVES * MEAN_EPISODE)
         apart = _run(lab, f"apart-{share:g}", turn_s, 0, concurrency)
         for staleness in bounds:
@@ -105,8 +108,10 @@ def _on_vllm(lab: Lab) -> Row:
 
 
 def _run(lab: Lab, name: str, turn_s: float, staleness: int, concurrency: int, iterations: int = ITERATIONS) -> Run:
-    total = iterations + LAST
-    overrides = [f"run.name={name}", f"run.iterations={total}", f"evaluation.every={total}"]
+    """Run the flow in a store of its own, so that all runs have the same name, and so play the same episodes."""
+    total, store = iterations + LAST, Store(f"{lab.scratch}/{name}")
+    overrides = [f"run.name={RUN}", f"storage.root={store.root}", f"storage.cache={store.root}/cache"]
+    overrides += [f"run.iterations={total}", f"evaluation.every={total}"]
     overrides += ["policy.warm_start=null", f"policy.path={lab.store.uri(lab.policy.version)}"]
     overrides += [f"run.overlap={str(staleness > 0).lower()}", f"rollout.max_head_offpolicyness={staleness}"]
     overrides += [f"rollout.problems_per_iteration={PROBLEMS}", f"rollout.group_size={SAMPLES}"]
@@ -115,16 +120,16 @@ def _run(lab: Lab, name: str, turn_s: float, staleness: int, concurrency: int, i
         overrides += ["agent={type: 'tests.support.waiting_engine:TwoToFiveTurns'}", "inference.max_model_len=512"]
         overrides += ["sampling.max_new_tokens=100"]  # so much that each turn is a request of its own
     lab.run_module("overlap", str(turn_s), *lab.overrides, *overrides)
-    entries, folder = catalog.read_all(lab.store), f"runs/{name}/evaluations/000000/"
+    entries, folder = catalog.read_all(store), f"runs/{RUN}/evaluations/000000/"
     first = next(entry.version for entry in entries if entry.kind == "scores" and entry.version.startswith(folder))
-    last = layout.checkpoint(name, iterations)
-    updates = [manifests.read(lab.store, layout.checkpoint(name, i + 1)).metrics for i in range(iterations)]
-    lengths = [_lengths(lab, name, i) for i in range(iterations)]
+    last = layout.checkpoint(RUN, iterations)
+    updates = [manifests.read(store, layout.checkpoint(RUN, i + 1)).metrics for i in range(iterations)]
+    lengths = [_lengths(store, i) for i in range(iterations)]
     return Run(
-        wall_s=_seconds(lab, first, last),
+        wall_s=_seconds(store, first, last),
         rollout_s=sum(map(sum, lengths)) / concurrency,
         training_s=sum(
-            _seconds(lab, layout.trajectories(name, i), layout.checkpoint(name, i + 1)) for i in range(iterations)
+            _seconds(store, layout.trajectories(RUN, i), layout.checkpoint(RUN, i + 1)) for i in range(iterations)
         ),
         longest=fmean(max(of_one) / median(of_one) for of_one in lengths),
         staleness=fmean(update["staleness/mean"] for update in updates),
@@ -132,15 +137,15 @@ def _run(lab: Lab, name: str, turn_s: float, staleness: int, concurrency: int, i
     )
 
 
-def _seconds(lab: Lab, first: str, last: str) -> float:
+def _seconds(store: Store, first: str, last: str) -> float:
     """Return the time between the commits of two versions."""
-    begin, end = (manifests.read(lab.store, version).created_at for version in (first, last))
+    begin, end = (manifests.read(store, version).created_at for version in (first, last))
     return (end - begin).total_seconds()
 
 
-def _lengths(lab: Lab, name: str, iteration: int) -> list[float]:
+def _lengths(store: Store, iteration: int) -> list[float]:
     """Return the seconds of each episode of a data set."""
-    rows = datasets.rows(lab.store, layout.trajectories(name, iteration), lab.scratch / "cache", ["latency_s"])
+    rows = datasets.rows(store, layout.trajectories(RUN, iteration), Path(store.root) / "cache", ["latency_s"])
     return [row["latency_s"] for row in rows]
 
 
