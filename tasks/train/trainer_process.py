@@ -6,13 +6,13 @@ Python runs one thread of a process at a time. In one process, the stream's clie
 
 import logging
 import multiprocessing
-import pickle
 import signal
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
@@ -170,7 +170,7 @@ def _serve(connection: Connection, config: Config) -> None:
 def _sendable(error: Exception) -> Exception:
     """Return the error with its traceback as a note, or a RuntimeError with its text if the error cannot be sent."""
     try:
-        pickle.loads(pickle.dumps(error))
+        ForkingPickler.loads(ForkingPickler.dumps(error))  # as the connection does
     except Exception:  # noqa: BLE001 # errors of libraries may raise anything
         error = RuntimeError("".join(traceback.format_exception_only(error)).strip())
     error.add_note(f"in the trainer's process:\n{traceback.format_exc()}")
