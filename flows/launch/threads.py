@@ -3,8 +3,8 @@
 import os
 
 _SPINS = "1000"
-"""How often a thread looks for work before it sleeps. On two cores an update alone is 1.5 times as fast as with 0; two
-updates at once take 1.3 times as long. With 10,000 those take four times as long."""
+"""Number of times that a thread looks for work before it sleeps. On two cores an update alone is 1.5 times as fast as
+with 0; two updates at once take 1.3 times as long. With 10,000 those take four times as long."""
 
 
 def share_cores() -> None:

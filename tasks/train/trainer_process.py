@@ -1,7 +1,7 @@
 """The trainer in a process of its own, for runs whose stream plays episodes meanwhile.
 
-Python runs one thread of a process at a time. In one process, the stream's client made an update take 15 to 27 % longer
-(measured on two cores); in two processes, 1 to 4 %.
+Python runs one thread of a process at a time. Measured on two cores, the stream's client made an update 15 and 27 %
+longer in one process; in two processes, 1 % shorter and 5 % longer, which is noise.
 """
 
 import logging

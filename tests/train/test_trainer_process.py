@@ -27,9 +27,18 @@ def trainer() -> Iterator[TrainerProcess]:
         yield trainer
 
 
+def start(folder: Path, script: str) -> subprocess.Popen[str]:
+    """Run a script from a file, because processes that are spawned import it; its output and errors are one pipe."""
+    (folder / "flow.py").write_text(script)
+    command, environment = [sys.executable, str(folder / "flow.py")], os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, cwd=ROOT
+    )
+
+
 @pytest.mark.slow
 def test_same_weights_bit_for_bit(trainer: TrainerProcess, tmp_path: Path) -> None:
-    """Files, canary, metrics except the times, progress and the distance between two policies."""
+    """The files are equal, and so are canary, progress, the distance of two policies, and all metrics but the times."""
     folder, told = save_tiny(tmp_path / "start"), dict[str, list[str]]()
     results = {}
     for name, each in (("here", Trainer.of(CONFIG)), ("apart", trainer)):
@@ -96,10 +105,9 @@ if __name__ == "__main__":
         rows, scores = random_rows()
         trainer.update(rows, [replace(score, success=0.0) for score in scores], 0)
 """
-    (tmp_path / "flow.py").write_text(script)
-    command, environment = [sys.executable, str(tmp_path / "flow.py")], os.environ | {"PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(command, capture_output=True, text=True, env=environment, check=True, cwd=ROOT)
-    assert (ended.stdout + ended.stderr).count("ALARM") == 1
+    with start(tmp_path, script) as flow:
+        assert flow.communicate()[0].count("ALARM") == 1
+    assert flow.returncode == 0
 
 
 @pytest.mark.slow
@@ -134,17 +142,16 @@ from configs import load
 from tasks.train.trainer_process import TrainerProcess
 if __name__ == "__main__":
     trainer = TrainerProcess(load("smoke", []))
-    print(trainer._process.pid, flush=True)
+    print("pid", trainer._process.pid, flush=True)
     trainer._call("load", Path({str(save_tiny(tmp_path))!r}), None, 3, None)
     print("loaded", flush=True)
     trainer._connection.recv()
 """
-    (tmp_path / "flow.py").write_text(script)
-    command, environment = [sys.executable, str(tmp_path / "flow.py")], os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as flow:
+    with start(tmp_path, script) as flow:
         assert flow.stdout
-        process = psutil.Process(int(flow.stdout.readline()))
-        assert flow.stdout.readline() == "loaded\n"
+        lines = iter(flow.stdout.readline, "")
+        process = psutil.Process(next(int(line.split()[1]) for line in lines if line.startswith("pid")))
+        assert "loaded\n" in lines  # waits for it
         process.suspend()  # so that it cannot find its connection closed
         flow.kill()
     process.wait(60)
