@@ -50,6 +50,9 @@ def _exclusions_version(version: str) -> str:
     return version
 
 
+_OTHER_PARALLEL = re.compile(r"tensor|context|sequence|pipeline|^[tcsp]p(_size)?$", re.IGNORECASE)
+"""Names of kinds of parallelism that do not exist here, as other programs write them."""
+
 HELD_OUT = "held-out"
 """The name of `problems.held_out` among the evaluation sets."""
 
@@ -520,6 +523,32 @@ class BehaviourWeight(Knobs):
         return self
 
 
+class Parallel(Knobs):
+    """The mesh of the trainer's ranks. All meshes compute the same up to rounding, and the same mesh the same bits."""
+
+    replicate: PositiveInt = 1
+    """Number of copies of the model: each trains on its share of the tokens."""
+    shard: PositiveInt = 1
+    """Number of ranks among which each copy's weights, gradients and moments are divided (FSDP2); each of these ranks
+    trains on tokens of its own, too."""
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks, replicate x shard."""
+        return self.replicate * self.shard
+
+    @model_validator(mode="before")
+    @classmethod
+    def _others(cls, values: Any) -> Any:
+        if isinstance(values, dict) and (others := [name for name in values if _OTHER_PARALLEL.search(str(name))]):
+            raise ValueError(
+                f"{others[0]}: there is neither tensor nor context parallelism. With several micro-batches, the tensor "
+                "parallelism of transformers sums some gradients (Qwen3's q_norm and k_norm) several times; context "
+                "parallelism was not tried. Use shard for a model that does not fit one device"
+            )
+        return values
+
+
 class PPO(Knobs):
     advantage: Advantage = Advantage()
     """Knobs of the advantages, which are computed from rewards."""
@@ -562,7 +591,9 @@ class PPO(Knobs):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, about a third more time."""
     threads: Workers = 2
-    """Number of CPU threads of the trainer."""
+    """Number of CPU threads of the trainer; of each rank if there are several."""
+    parallel: Parallel = Parallel()
+    """The mesh of the trainer's ranks. More than one needs `trainer.launcher=torchrun`."""
 
     @property
     def needs_first(self) -> bool:
@@ -586,6 +617,25 @@ class PPO(Knobs):
             why = "in behaviour_weight: w is 1 with use_decoupled_loss=false or recompute_logprob=false"
             refuse_idle(self.behaviour_weight, "cap", "level", why=why)
         return self
+
+
+class Trainer(Knobs):
+    """How the trainer's ranks are started, and how long they may hang. None of it changes a number."""
+
+    launcher: Literal["in-process", "torchrun"] = "in-process"
+    """in-process: one trainer in the flow's process. torchrun: `ppo.parallel` ranks, which live through the flow."""
+    hosts: PositiveInt = 1
+    """Number of hosts with equally many ranks. The flow starts those of its own host, which has the first ranks; the
+    others are started beside it (`tasks/train/README.md`)."""
+    address: Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$")] | None = None
+    """Name or IP address of the flow's host in the network of the hosts, with a free port: `10.0.0.1:29500`. Empty, for
+    one host: the loopback address and any free port."""
+    timeout_s: Annotated[float, Field(ge=1, le=86_400)] = 600.0
+    """Longest wait of a rank for the others. After it, all ranks end: one of them hangs, or a host is unreachable."""
+    startup_timeout_s: Annotated[float, Field(ge=1, le=86_400)] = 600.0
+    """Longest wait for the start of all ranks."""
+    max_restarts: NonNegativeInt = 0
+    """How often in a flow run all ranks are started again, from the last checkpoint, after one was lost."""
 
 
 class Optimizer(Knobs):
@@ -697,6 +747,7 @@ class Config(Knobs):
     score: Score = Score()
     reward: Reward = Reward()
     ppo: PPO = PPO()
+    trainer: Trainer = Trainer()
     optimizer: Optimizer = Optimizer()
     evaluation: Evaluation = Evaluation()
     retrain: Retrain = Retrain()
@@ -744,6 +795,7 @@ class Config(Knobs):
                 "inference.swap=restart needs servers that the pipeline starts, but inference.urls is set: use reload"
             )
         self._groups_possible()
+        self._ranks_possible()
         self._staleness_possible()
         self._gate_possible()
         return self
@@ -771,6 +823,33 @@ class Config(Knobs):
         if self.reward.overlong_tokens >= limit:
             raise ValueError(
                 f"reward.overlong_tokens={self.reward.overlong_tokens} must be below sampling.max_new_tokens={limit}"
+            )
+
+    def _ranks_possible(self) -> None:
+        parallel, trainer, rollout = self.ppo.parallel, self.trainer, self.rollout
+        mesh = f"ppo.parallel={{replicate: {parallel.replicate}, shard: {parallel.shard}}}"
+        if trainer.launcher == "in-process" and parallel.ranks > 1:
+            raise ValueError(
+                f"{mesh} needs {parallel.ranks} processes, but trainer.launcher=in-process has one: "
+                "set trainer.launcher=torchrun"
+            )
+        if trainer.launcher == "in-process" and trainer.hosts > 1:
+            raise ValueError(f"trainer.hosts={trainer.hosts} needs trainer.launcher=torchrun")
+        if trainer.hosts > 1 and trainer.address is None:
+            raise ValueError(
+                f"trainer.hosts={trainer.hosts} needs the address at which the other hosts reach this one: "
+                "set trainer.address=10.0.0.1:29500 or so"
+            )
+        if parallel.ranks % trainer.hosts:
+            raise ValueError(
+                f"{mesh} has {parallel.ranks} ranks, which {trainer.hosts} hosts cannot share equally: change "
+                "trainer.hosts, replicate or shard"
+            )
+        episodes = rollout.problems_per_iteration * rollout.group_size // self.ppo.ppo_n_minibatches
+        if parallel.ranks > episodes:
+            raise ValueError(
+                f"{mesh} has {parallel.ranks} ranks, but a minibatch has only {episodes} episodes: use fewer ranks, "
+                "lower ppo.ppo_n_minibatches, or raise rollout.problems_per_iteration"
             )
 
     def _staleness_possible(self) -> None:

@@ -38,7 +38,7 @@ from tasks.warm_start.task import first_policy
 
 if TYPE_CHECKING:
     from tasks.inference.engine import Engine
-    from tasks.train.trainer_process import AnyTrainer
+    from tasks.train.version_trainer import AnyTrainer
 
 
 @flow(name="retrain")

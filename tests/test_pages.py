@@ -28,6 +28,8 @@ RUN_BY = {
     "python -m flows.math_mt_ppo demo run.name=three agent.args.num_turns=3 ppo.eps_clip=0.3 --print-config": (
         "flows/test_arguments.py::test_a_flow_takes_them_in_any_order"
     ),
+    "python -m flows.math_mt_ppo gsm8k-7b --plan": "train/test_memory.py::test_the_command_line_prints_the_plan",
+    "python -m tasks.train.memory": "train/test_memory.py::test_the_page_has_the_table_that_the_command_prints",
     "python -m flows.rollout demo --iteration 0": "flows/test_flows.py::test_stages_alone_make_the_same_run",
     "python -m flows.evaluate demo --policy demo/latest --against runs/demo/checkpoints/000000": (
         "evaluate/test_evaluate.py::test_two_policies_on_two_sets"

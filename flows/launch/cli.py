@@ -42,6 +42,7 @@ def main(
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides: ppo.eps_clip=0.3")
     parser.add_argument("--print-config", action="store_true", help="print the resolved YAML and stop")
+    parser.add_argument("--plan", action="store_true", help="print devices, memory and data of the run and stop")
     _add_options(parser, run, options)
     parser.set_defaults(command=None)
     if commands:  # argparse cannot show the usage of an empty group
@@ -55,6 +56,10 @@ def main(
         resolved = resolve(config, overrides)
         if arguments.print_config:
             print(to_yaml(resolved), end="")
+        elif arguments.plan:
+            from tasks.run.dry_run import plan
+
+            print(plan(resolved), end="")
         elif arguments.command:
             print(printable(arguments.command(resolved)))
         else:

@@ -7,9 +7,24 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from storage import layout
+from storage.errors import StorageError
 
 RECENT_S = 600.0
 """A file that was used within so many seconds may still be in use, so it stays."""
+
+
+def scratch_of(folder: Path, run: str) -> Path:
+    """Make and return the folder of a cache for a run's files before they are stored.
+
+    Raises:
+        StorageError: it cannot be created.
+    """
+    scratch = folder / "scratch" / run
+    try:
+        scratch.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StorageError(f"storage.cache={str(folder)!r} cannot be used: {error}") from error
+    return scratch
 
 
 def touch(path: Path) -> None:

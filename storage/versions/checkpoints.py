@@ -59,13 +59,18 @@ def commit(
         draft.add_folder(model, "model")
         if state:
             draft.add_folder(state, "state")
-        path = draft.scratch / "canary.json"
-        path.write_text(json.dumps(asdict(canary)))
-        draft.add(path, "canary.json")
+        add_canary(draft, canary)
         manifest = draft.commit(provenance, parents, metrics)
         if cache:
             draft.hand_over(cache)
         return manifest
+
+
+def add_canary(draft: Draft, canary: Canary) -> None:
+    """Add the canary of a checkpoint's weights to its draft."""
+    path = draft.scratch / "canary.json"
+    path.write_text(json.dumps(asdict(canary)))
+    draft.add(path, "canary.json")
 
 
 def resolve_policy(store: Store, reference: str) -> PolicyVersion:

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import tempfile
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,12 +47,13 @@ class Provenance(BaseModel):
 class Draft:
     """A version being written. Readers do not see it before `commit`.
 
-    Use it as a context manager. `scratch` is a temporary folder for files that will be uploaded.
+    Use it as a context manager. `scratch` is a temporary folder for files that will be uploaded. Other processes may
+    add files to a draft: they make one with its `nonce`, and the owner, who commits, accepts their `files`.
     """
 
-    def __init__(self, store: Store, version: str, kind: Kind) -> None:
+    def __init__(self, store: Store, version: str, kind: Kind, nonce: str | None = None) -> None:
         self.store, self.version, self.kind = store, version, kind
-        self.nonce = uuid.uuid4().hex[:12]
+        self.nonce = nonce or uuid.uuid4().hex[:12]
         self._files: list[File] = []
         self._sources: dict[str, Path] = {}
         self.adopted: list[File] = []
@@ -83,6 +84,10 @@ class Draft:
         self._files.append(file)
         self._sources[name] = path
         return file
+
+    def accept(self, files: Iterable[File]) -> None:
+        """Take over files that other processes have added under this nonce, sorted by name."""
+        self._files += sorted(files, key=lambda file: file.name)
 
     def add_shard(self, path: Path, name: str, rows: int, notes: list[Any]) -> File:
         """`add` a shard of a data set. A draft with a journal also stores `notes` (`storage.versions.journal`)."""

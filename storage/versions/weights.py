@@ -1,12 +1,14 @@
 """Loads stored weights as a model, and compares them with the canary of their checkpoint."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from storage.versions import model_files
@@ -26,9 +28,7 @@ def load_model(folder: Path) -> PreTrainedModel:
         ValueError: config.json is missing; weights are missing, have wrong shapes or are unknown to the model; or the
             model is of another kind.
     """
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"no config.json in {folder}: give the folder of a transformers model")
-    model_files.check(folder)
+    _checked(folder)
     disable_progress_bar()  # a progress bar for every iteration would fill the log
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         folder,
@@ -45,6 +45,45 @@ def load_model(folder: Path) -> PreTrainedModel:
     if problem := _misfit(model, report):
         raise ValueError(f"config.json and the weights in {folder} do not belong together: {problem}")
     return model
+
+
+def empty_model(folder: Path) -> PreTrainedModel:
+    """Make the model of a folder with parameters on the meta device, which take no memory, in evaluation mode.
+
+    Raises:
+        DamagedError: see `storage.versions.model_files`.
+        ValueError: config.json is missing.
+    """
+    config = AutoConfig.from_pretrained(_checked(folder), trust_remote_code=False, local_files_only=True)
+    with _without_weights():
+        made: Any = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, attn_implementation="sdpa", trust_remote_code=False
+        )
+    model: PreTrainedModel = made.eval()
+    return model
+
+
+@contextmanager
+def _without_weights() -> Iterator[None]:
+    """Put parameters that are registered in this block on the meta device; buffers are made as usual."""
+    register = nn.Module.register_parameter
+
+    def register_empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        empty = parameter if parameter is None else nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+        register(module, name, empty)
+
+    nn.Module.register_parameter = register_empty  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _checked(folder: Path) -> Path:
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"no config.json in {folder}: give the folder of a transformers model")
+    model_files.check(folder)
+    return folder
 
 
 def _misfit(model: PreTrainedModel, report: dict[str, Any]) -> str:

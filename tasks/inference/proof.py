@@ -112,9 +112,15 @@ def _distance(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def _can_differ(before: Checkpoint, policy: Checkpoint) -> bool:
-    """Return whether the two have different weights, and logprobs of the same tokens."""
+    """Return whether the two have different weights, and logprobs of the same tokens.
+
+    Another number of ranks writes the same weights into other files; then equal canaries mean equal weights.
+    """
+    one, other = _weights(before), _weights(policy)
+    if one == other or (one.keys() != other.keys() and before.canary == policy.canary):
+        return False
     pairs = zip(before.canary.token_ids, policy.canary.token_ids, strict=False)
-    return _weights(before) != _weights(policy) and all(one == other for one, other in pairs)
+    return all(mine == theirs for mine, theirs in pairs)
 
 
 def _weights(policy: Checkpoint) -> dict[str, str]:

@@ -48,6 +48,11 @@ class Supervised:
         return status is not None and (status < 0 or status > 128)  # the supervisor's exit status is one byte
 
     @property
+    def succeeded(self) -> bool:
+        """Return whether the command has ended with status 0."""
+        return self._process is not None and self._process.poll() == 0
+
+    @property
     def is_stopped(self) -> bool:
         """Return whether SIGSTOP stopped the command, so that it does not answer; False for a slow command."""
         try:

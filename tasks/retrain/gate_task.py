@@ -8,17 +8,17 @@ from prefect.cache_policies import NO_CACHE
 from storage import layout
 from storage.errors import AliasMovedError
 from storage.logs.nights import Ending, Night
-from storage.records import Score
 from storage.version_names import DecisionVersion, PolicyVersion, ScoresVersion
-from storage.versions import aliases, checkpoints, datasets, manifests
+from storage.versions import aliases, manifests
 from storage.versions.drafts import Draft
 from storage.versions.lineage import trained_on
 from tasks.retrain import gate
 from tasks.retrain.evidence import gather, summary_of
 from tasks.run.workspace import Workspace
+from tasks.train.version_trainer import DistanceOrder
 
 if TYPE_CHECKING:
-    from tasks.train.trainer_process import AnyTrainer
+    from tasks.train.version_trainer import AnyTrainer
 
 Evaluations = dict[PolicyVersion, dict[str, list[ScoresVersion]]]
 """Versions of scores by policy and name of the set, see `tasks.evaluate.task.evaluate_sets`."""
@@ -40,17 +40,11 @@ def measure_distance(
     workspace: Workspace, trainer: "AnyTrainer", champion: PolicyVersion, challenger: PolicyVersion
 ) -> float | None:
     """Compute the mean KL in nats per token of challenger and champion, at the night's last trajectories' tokens."""
-    store, cache, config = workspace.store, workspace.cache, workspace.config
     last = challenger.number - 1
     if last < 0:
         return None
-    if trainer.holds != challenger:
-        trainer.load(checkpoints.open_checkpoint(store, challenger, cache).model, None, config.run.seed)
-        trainer.holds = challenger
-    trajectories, scores = trained_on(store, workspace.name, last)
-    other = checkpoints.open_checkpoint(store, champion, cache).model
-    score_rows = (Score(**row) for row in datasets.rows(store, scores, cache))
-    return trainer.distance(other, datasets.trajectories(store, trajectories, cache), score_rows)
+    trajectories, scores = trained_on(workspace.store, workspace.name, last)
+    return trainer.distance(DistanceOrder(challenger, champion, trajectories, scores))
 
 
 @task(name="decide", cache_policy=NO_CACHE)

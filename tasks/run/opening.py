@@ -25,6 +25,8 @@ MAY_CHANGE = (
     "run.lease_s",
     "storage.",
     "inference.",
+    "trainer.",
+    "ppo.parallel",
     "retrain.",
     "audit.",
     "problems.exclusions",
@@ -32,7 +34,8 @@ MAY_CHANGE = (
     "rollout.concurrency",
     "rollout.request_",
 )
-"""Knobs that may change while a run lasts: they say where and how long it works, not what it computes."""
+"""Knobs that may change while a run lasts: they say where and how long it works, not what it computes. Another mesh
+(`ppo.parallel`) computes the same up to rounding."""
 _TRIED = ("problems", "policy", "agent", "environment")
 """Sections that may change until policy version 0 is committed, since making it may show that they are unusable."""
 

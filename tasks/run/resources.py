@@ -12,7 +12,7 @@ from tasks.score.verifier import Verifier
 
 if TYPE_CHECKING:
     from tasks.inference.engine import Engine
-    from tasks.train.trainer_process import AnyTrainer
+    from tasks.train.version_trainer import AnyTrainer
 
 
 @contextmanager
@@ -37,15 +37,24 @@ def open_verifier(workspace: Workspace) -> Iterator[Verifier]:
 def open_trainer(workspace: Workspace) -> Iterator["AnyTrainer"]:
     """Open the trainer. Its policy stays in memory between iterations.
 
-    With `run.overlap` it has a process of its own: in one process, the stream's requests would slow training down.
+    With `run.overlap` it has a process of its own: in one process, the stream's requests would slow training down. With
+    `trainer.launcher=torchrun` it has a process for each rank.
     """
     config = workspace.config
+    if config.trainer.launcher == "torchrun":
+        from tasks.train.ranks.launcher import Ranks
+
+        with Ranks(config, workspace.cache / "logs" / workspace.name / "trainer") as ranks:
+            yield ranks
+        return
+    from tasks.train.version_trainer import VersionTrainer
+
     if config.run.overlap:
         from tasks.train.trainer_process import TrainerProcess
 
         with TrainerProcess(config) as trainer:
-            yield trainer
+            yield VersionTrainer(config, trainer)
     else:
         from tasks.train.trainer import Trainer
 
-        yield Trainer.of(config)
+        yield VersionTrainer(config, Trainer.of(config))

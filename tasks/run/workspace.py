@@ -5,9 +5,8 @@ from pathlib import Path
 from prefect import runtime
 
 from configs import Config
-from storage.errors import StorageError
 from storage.logs.leases import Lease
-from storage.objects.cache import trim
+from storage.objects.cache import scratch_of, trim
 from storage.objects.store import Store
 from storage.versions.drafts import Provenance
 
@@ -47,12 +46,7 @@ class Workspace:
         Raises:
             StorageError: the folder cannot be created.
         """
-        folder = self.cache / "scratch" / self.name
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"storage.cache={str(self.cache)!r} cannot be used: {error}") from error
-        return folder
+        return scratch_of(self.cache, self.name)
 
     @property
     def label(self) -> str:

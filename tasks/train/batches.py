@@ -26,7 +26,7 @@ class Columns:
 class MicroBatch:
     """The input of one forward pass: S sequences with A action tokens in total."""
 
-    trajectory_ids: list[str]  # S
+    samples: Tensor  # [A] int64 on the CPU, the index of the token's sample
     lengths: list[int]  # S
     computed: int  # tokens in the rows without padding: the sum of the lengths, or less with trees
     rows: Rows  # [B, T]
@@ -41,7 +41,7 @@ class MicroBatch:
 
 
 Minibatch = list[MicroBatch]
-"""The micro-batches of one optimizer step."""
+"""The micro-batches of one optimizer step, those of this rank."""
 
 
 def draw_minibatches(samples: Sequence[Sample], count: int, generator: torch.Generator) -> list[list[int]]:
@@ -83,19 +83,23 @@ def collate(
     def gather(array_of: Callable[[int], np.ndarray]) -> Tensor:
         """Join the entries of the pieces' tokens in the loss into one tensor [A]."""
         arrays = [array_of(piece.sample)[piece.actions][mask] for piece, mask in zip(collated, masks, strict=True)]
-        return torch.from_numpy(np.concatenate(arrays)).to(batching.device)
+        joined = np.concatenate(arrays) if arrays else np.empty(0, np.float32)
+        return torch.from_numpy(joined).to(batching.device)
 
     def column(name: str) -> Tensor | None:
         present = [getattr(columns[piece.sample], name) is not None for piece in collated]
+        if not present:  # an empty micro-batch has the columns of the others
+            present = [getattr(columns[0], name) is not None]
         return gather(lambda index: getattr(columns[index], name)).float() if all(present) else None
 
     positions = [
         samples[piece.sample].actions[piece.actions][mask] - piece.start
         for piece, mask in zip(collated, masks, strict=True)
     ]
-    sequences = np.repeat(np.arange(len(collated)), [len(of_piece) for of_piece in positions])
+    lengths = np.array([len(of_piece) for of_piece in positions], np.int64)
+    sequences = np.repeat(np.arange(len(collated)), lengths)
     return MicroBatch(
-        trajectory_ids=[samples[piece.sample].trajectory_id for piece in collated],
+        samples=torch.from_numpy(np.repeat(np.array([piece.sample for piece in collated], np.int64), lengths)),
         lengths=[piece.length for piece in collated],
         computed=sum(segment.length for segment in part),
         rows=arrange(part, batching),

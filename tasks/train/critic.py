@@ -11,8 +11,10 @@ from transformers import PreTrainedModel
 
 from configs.schema import PPO, Optimizer
 from configs.schema import Critic as CriticKnobs
+from tasks.train.mesh import ALONE, Mesh
 from tasks.train.optimizer_state import make_adamw
 from tasks.train.policy import load_policy
+from tasks.train.sharding import shard
 
 Number = TypeVar("Number", Tensor, float)
 
@@ -71,10 +73,17 @@ class Critic:
         first: folder of policy version 0; a model of its own starts from these weights.
         ppo: how a model of its own is loaded (device, gradient checkpointing).
         optimizer: the policy's knobs; a model of its own gets another AdamW with these knobs.
+        mesh: the ranks that share it.
     """
 
     def __init__(
-        self, knobs: CriticKnobs, policy: PreTrainedModel, first: Path, ppo: PPO, optimizer: Optimizer
+        self,
+        knobs: CriticKnobs,
+        policy: PreTrainedModel,
+        first: Path,
+        ppo: PPO,
+        optimizer: Optimizer,
+        mesh: Mesh = ALONE,
     ) -> None:
         self.knobs = knobs
         self.own: PreTrainedModel | None = None
@@ -85,8 +94,9 @@ class Critic:
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
         self.head.to(policy.device)
+        shard(self.head, mesh)
         if knobs.model == "own":
-            self.own = load_policy(first, ppo)
+            self.own = load_policy(first, ppo, mesh)
             self.adamw = make_adamw([(knobs.lr or optimizer.lr, self.parameters())], optimizer)
 
     def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -96,6 +106,11 @@ class Critic:
                 yield f"model.{name}", parameter
         for name, parameter in self.head.named_parameters():
             yield f"head.{name}", parameter
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The head and the model of its own."""
+        return [self.head, *([self.own] if self.own else [])]
 
     def parameters(self) -> list[nn.Parameter]:
         return [parameter for _, parameter in self.named_parameters()]

@@ -10,9 +10,11 @@ from transformers import PreTrainedModel
 
 from configs.schema import PPO
 from tasks.train.logprobs import hidden_states, output_logits, predicting
+from tasks.train.mesh import ALONE, Mesh
 from tasks.train.passes import score_action_tokens
 from tasks.train.rows import Places, Rows, batching_for
 from tasks.train.samples import Sample
+from tasks.train.sharding import within
 
 
 def mean_kl(
@@ -22,6 +24,7 @@ def mean_kl(
     ppo: PPO,
     temperature: float,
     precision: AbstractContextManager[object],
+    mesh: Mesh = ALONE,
 ) -> float:
     """Compute the mean KL(policy ‖ other) of the next-token distributions at the action tokens, in nats.
 
@@ -34,9 +37,13 @@ def mean_kl(
         ppo: sizes of the passes.
         temperature: divides the logits of both policies.
         precision: the context in which the models run.
+        mesh: the ranks that share the models.
     """
 
     def score_tokens(rows: Rows, places: Places) -> Tensor:
+        return within(policy, lambda: within(other, lambda: divergences_of(rows, places)))
+
+    def divergences_of(rows: Rows, places: Places) -> Tensor:
         states = [predicting(hidden_states(model, rows), places) for model in (policy, other)]
         chunks = zip(*(of_model.split(ppo.logprob_chunk_tokens) for of_model in states), strict=True)
         return torch.cat([_kl(*map(vocabulary_logprobs, (policy, other), chunk)) for chunk in chunks])
@@ -45,7 +52,7 @@ def mean_kl(
         return (output_logits(model.get_output_embeddings(), states) / temperature).log_softmax(-1)
 
     with precision:
-        divergences = score_action_tokens(score_tokens, samples, range(len(samples)), batching_for(policy, ppo))
+        divergences = score_action_tokens(score_tokens, samples, range(len(samples)), batching_for(policy, ppo, mesh))
     return float(np.concatenate([*divergences.values()]).mean(dtype=np.float64))
 
 

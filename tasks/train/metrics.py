@@ -13,7 +13,7 @@ from configs.schema import PPO
 from tasks.train.advantages.group import turn_groups, varied
 from tasks.train.kl import kl_estimate
 from tasks.train.samples import Floats, Sample
-from tasks.train.step import Step, StepResult
+from tasks.train.step import Step
 
 Metrics = dict[str, float]
 
@@ -62,26 +62,26 @@ def step_metrics(steps: Sequence[Step], ppo: PPO) -> Metrics:
     `proximal/*_difference`: the mismatch between the logprobs of trainer and engine. It covers all tokens if proximal
     logprobs are recomputed, else the tokens of the first minibatch, whose weights are still those that sampled.
     """
-    outcomes = [outcome for step in steps for outcome in step.outcomes]
-    logp, behaviour = _join(o.logp for o in outcomes), _join(o.batch.behaviour for o in outcomes)
+    results = [step.result for step in steps]
+    logp, behaviour = _join(r.logp for r in results), _join(r.behaviour for r in results)
     metrics = {
-        "policy/loss": _join(o.policy.loss for o in outcomes).mean(),
-        "policy/entropy": _join(o.entropy for o in outcomes).mean(),
-        "policy/ratio": _join(o.policy.ratio for o in outcomes).mean(),
-        "policy/clip_fraction": _join(o.policy.clipped for o in outcomes).mean(),
+        "policy/loss": _join(r.loss for r in results).mean(),
+        "policy/entropy": _join(r.entropy for r in results).mean(),
+        "policy/ratio": _join(r.ratio for r in results).mean(),
+        "policy/clip_fraction": _join(r.clipped for r in results).mean(),
         "policy/kl_behaviour": _k3(behaviour, logp),
         **_mismatch(steps, ppo),
     }
     if ppo.c_clip is not None:
-        metrics["policy/dual_clip_fraction"] = _join(o.policy.dual_clipped for o in outcomes).mean()
+        metrics["policy/dual_clip_fraction"] = _join(r.dual_clipped for r in results).mean()
     if ppo.use_decoupled_loss and ppo.recompute_logprob:
-        metrics["policy/kl_proximal"] = _k3(_join(o.proximal for o in outcomes), logp)
-        metrics |= _weight(_join(o.weight for o in outcomes))
-    if references := [o.batch.reference for o in outcomes if o.batch.reference is not None]:
+        metrics["policy/kl_proximal"] = _k3(_join(r.proximal for r in results), logp)
+        metrics |= _weight(_join(r.weight for r in results))
+    if references := [r.reference for r in results if r.reference is not None]:
         metrics["policy/kl_reference"] = _k3(logp, _join(references))
-    if values := [o.value for o in outcomes if o.value is not None]:
-        metrics["value/loss"] = _join(value.loss for value in values).mean()
-        metrics["value/clip_fraction"] = _join(value.clipped for value in values).mean()
+    if losses := [r.value_loss for r in results if r.value_loss is not None]:
+        metrics["value/loss"] = _join(losses).mean()
+        metrics["value/clip_fraction"] = _join(r.value_clipped for r in results if r.value_clipped is not None).mean()
     computed = sum(step.computed_tokens for step in steps)
     return {name: value.item() for name, value in metrics.items()} | {
         "tokens/padding_share": 1 - computed / sum(step.padded_tokens for step in steps),
@@ -118,9 +118,9 @@ def _means(group: str, values: dict[str, np.ndarray]) -> Metrics:
 
 def _mismatch(steps: Sequence[Step], ppo: PPO) -> dict[str, Tensor]:
     recomputed = ppo.use_decoupled_loss and ppo.recompute_logprob
-    outcomes: list[StepResult] = [o for step in (steps if recomputed else steps[:1]) for o in step.outcomes]
-    trainer_logp = _join((o.proximal if recomputed else o.logp) for o in outcomes)
-    difference = (_join(o.batch.behaviour for o in outcomes) - trainer_logp).abs()
+    results = [step.result for step in (steps if recomputed else steps[:1])]
+    trainer_logp = _join((r.proximal if recomputed else r.logp) for r in results)
+    difference = (_join(r.behaviour for r in results) - trainer_logp).abs()
     return {"proximal/mean_difference": difference.mean(), "proximal/max_difference": difference.max()}
 
 
@@ -135,4 +135,4 @@ def _k3(at: Tensor, other: Tensor) -> Tensor:
 
 
 def _join(parts: Iterable[Tensor]) -> Tensor:
-    return torch.cat(list(parts)).double()
+    return torch.cat(list(parts))

@@ -5,25 +5,29 @@
     reference.safetensors   with a moving reference policy: its weights
     state.json              steps, the KL coefficient and the value normaliser's sums
 
-Nothing is pickled.
+Several ranks write each of the first three as several files with an index (`tensor_files`). Nothing is pickled.
 """
 
+import functools
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from configs.schema import Optimizer
+from tasks.train.mesh import ALONE, Mesh
+from tasks.train.sharding import like, local
+from tasks.train.tensor_files import StoredTensors
 
-OPTIMIZER, CRITIC, REFERENCE = "optimizer.safetensors", "critic.safetensors", "reference.safetensors"
+OPTIMIZER, CRITIC, REFERENCE = "optimizer", "critic", "reference"
 COUNTS = "state.json"
 
 Named = Mapping[str, nn.Parameter]
 
+_KEYS = ("step/", "exp_avg/", "exp_avg_sq/")
 _SAMPLED = 1_000_000  # parameters in `median_sqrt_v`
 
 
@@ -47,7 +51,7 @@ def _by_decay(parameters: Iterable[nn.Parameter], decay: float) -> list[tuple[li
     return [([p for p in listed if p.ndim > 1], decay), ([p for p in listed if p.ndim < 2], 0.0)]
 
 
-def median_sqrt_v(adamw: torch.optim.AdamW) -> float:
+def median_sqrt_v(adamw: torch.optim.AdamW, mesh: Mesh = ALONE) -> float:
     """Compute the median of sqrt(v) over about a million of the parameters; v is AdamW's debiased second moment.
 
     AdamW divides by sqrt(v) + eps. If sqrt(v) is not well above eps, eps decides how large the steps are.
@@ -56,55 +60,64 @@ def median_sqrt_v(adamw: torch.optim.AdamW) -> float:
     stride = max(1, total // _SAMPLED)
     beta = adamw.param_groups[0]["betas"][1]
     parts = [
-        state["exp_avg_sq"].flatten()[::stride] / (1 - beta ** state["step"].item()) for state in adamw.state.values()
+        local(state["exp_avg_sq"]).flatten()[::stride] / (1 - beta ** state["step"].item())
+        for state in adamw.state.values()
     ]
-    return float(torch.cat(parts).sqrt().median()) if parts else 0.0
+    return float(mesh.gather(torch.cat(parts)[None])[0].sqrt().median()) if parts else 0.0
 
 
 def moments(named: Named, adamw: torch.optim.AdamW) -> dict[str, Tensor]:
     """Return AdamW's state of the `named` parameters, with names KEY/PARAMETER."""
     return {
-        f"{key}/{name}": value.cpu()
+        f"{key}/{name}": value
         for name, parameter in named.items()
         if parameter in adamw.state
         for key, value in adamw.state[parameter].items()
     }
 
 
-def restore_moments(named: Named, adamw: torch.optim.AdamW, tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Put back what `moments` returned.
+def restore_moments(named: Named, adamw: torch.optim.AdamW, stored: StoredTensors) -> None:
+    """Put back what `moments` returned; other tensors of the files are ignored.
 
     Raises:
         ValueError: these are the moments of another model.
     """
-    states = _by_parameter(tensors)
-    mismatched = {name for name, state in states.items() if _shape(named.get(name)) != state["exp_avg"].shape}
+    states = _by_parameter(path for path in stored.names if path.startswith(_KEYS))
+    mismatched = {
+        name
+        for name, paths in states.items()
+        if name not in named or stored.shape(paths["exp_avg"]) != [*named[name].shape]
+    }
     if mismatched or (states and named.keys() - states.keys()):
         raise ValueError(
-            f"the optimizer state in {path} belongs to another model: give the folder that was saved with this model"
+            f"the optimizer state in {stored.path} belongs to another model: give the folder that was saved with this "
+            "model"
         )
-    for name, state in states.items():
-        parameter = named[name]
-        adamw.state[parameter] = {key: value.to(parameter.device) for key, value in state.items()}
+    for name, parameter in named.items():
+        if name in states:
+            adamw.state[parameter] = {key: _read(stored, path, parameter) for key, path in states[name].items()}
 
 
-def save_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path)
+def _read(stored: StoredTensors, path: str, parameter: nn.Parameter) -> Tensor:
+    """Read a part of AdamW's state: the number of steps, or a tensor like the parameter."""
+    if not stored.shape(path):
+        return stored.read(path).to(parameter.device)
+    return like(parameter, functools.partial(stored.rows, path))
 
 
-def load_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a file, copied out of the mapped memory.
+def open_tensors(folder: Path, stem: str) -> StoredTensors:
+    """Open the files of a train state.
 
     Raises:
-        ValueError: the file does not exist, since the state was saved with other settings.
+        ValueError: they do not exist, since the state was saved with other settings.
     """
-    if not path.is_file():
+    try:
+        return StoredTensors(folder, stem)
+    except FileNotFoundError:
         raise ValueError(
-            f"no {path.name} in {path.parent}: this state was saved with other settings of ppo. Load it with those "
+            f"no {stem}.safetensors in {folder}: this state was saved with other settings of ppo. Load it with those "
             "settings, or begin another run from its model with policy.path"
-        )
-    return {name: value.clone() for name, value in load_file(path).items()}
+        ) from None
 
 
 def write_counts(folder: Path, counts: dict[str, Any]) -> None:
@@ -117,13 +130,10 @@ def read_counts(folder: Path) -> dict[str, Any]:
     return counts
 
 
-def _shape(parameter: nn.Parameter | None) -> torch.Size | None:
-    return None if parameter is None else parameter.shape
-
-
-def _by_parameter(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    states: dict[str, dict[str, Tensor]] = {}
-    for path, value in tensors.items():
+def _by_parameter(paths: Iterable[str]) -> dict[str, dict[str, str]]:
+    """Sort the names KEY/PARAMETER: the name of each parameter's keys."""
+    states: dict[str, dict[str, str]] = {}
+    for path in sorted(paths):
         key, name = path.split("/", 1)
-        states.setdefault(name, {})[key] = value
+        states.setdefault(name, {})[key] = path
     return states

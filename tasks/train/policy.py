@@ -1,32 +1,63 @@
 """The policy: a transformers causal language model in a folder, and a canary that identifies its weights."""
 
-from collections.abc import Iterator
+import copy
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils.import_utils import is_flash_attn_2_available
 
 from configs.schema import PPO
 from storage.versions.checkpoints import Canary
-from storage.versions.weights import load_model
+from storage.versions.weights import empty_model, load_model
 from tasks.train.cpu_linear import use_onednn
 from tasks.train.logprobs import action_logprobs
+from tasks.train.mesh import ALONE, Mesh
 from tasks.train.rows import PACKED_ATTENTION, Places, Rows
+from tasks.train.sharding import class_of, fill, shard, within
+from tasks.train.tensor_files import StoredTensors, save_tensors
+
+logger = logging.getLogger(__name__)
 
 CANARY_TOKENS = 256
 """The largest length of a canary. A server with a shorter context checks only the first tokens."""
 
 
-def load_policy(folder: Path, ppo: PPO) -> PreTrainedModel:
+def load_policy(folder: Path, ppo: PPO, mesh: Mesh = ALONE) -> PreTrainedModel:
     """Load a causal language model with float32 weights from safetensors, and set it up for training.
+
+    On a mesh each rank reads its own rows of every weight.
 
     Raises:
         ValueError: `folder` holds no model, or its weights do not match its config.json.
     """
-    return set_up(load_model(folder), ppo)
+    if mesh.devices is None:
+        return set_up(load_model(folder), ppo)
+    model = empty_model(folder)
+    for buffer in model.buffers():
+        buffer.data = buffer.data.to(device_of(ppo))
+    shard(_for_training(model, device_of(ppo), ppo), mesh)
+    fill(model, _rows_of(folder, {name for name, _ in model.named_parameters()}))
+    return model
+
+
+def _rows_of(folder: Path, names: set[str]) -> Callable[[str, int, int], Tensor]:
+    """Return a function that reads rows of the float32 weights with these names."""
+    stored = StoredTensors(folder, "model")
+    if names <= stored.names:
+        return lambda name, start, end: stored.rows(name, start, end).float()
+    logger.warning(
+        "the files of this kind of model name other weights than the model itself: every rank reads all of them, "
+        "which takes %d MB of its memory until it has kept its rows",
+        sum(path.stat().st_size for path in folder.glob("*.safetensors")) // 1_000_000,
+    )
+    weights = dict(load_model(folder).named_parameters())
+    return lambda name, start, end: weights[name][start:end].detach().clone()
 
 
 def set_up(policy: PreTrainedModel, ppo: PPO) -> PreTrainedModel:
@@ -36,10 +67,14 @@ def set_up(policy: PreTrainedModel, ppo: PPO) -> PreTrainedModel:
     gradient checkpointing it is in training mode, because transformers checkpoints only in that mode (current models
     have no dropout). On a GPU with FlashAttention and bfloat16, batches are packed (`rows.batching_for`).
     """
-    policy.to(_device(ppo.device))  # type: ignore[arg-type]  # wrapped by a decorator without types
+    policy.to(device_of(ppo))  # type: ignore[arg-type]  # wrapped by a decorator without types
     for parameter in policy.parameters():
         parameter.data = parameter.data.clone()  # a mapped file has another alignment, which changes the last bits
-    if policy.device.type == "cpu":
+    return _for_training(policy, policy.device, ppo)
+
+
+def _for_training(policy: PreTrainedModel, device: torch.device, ppo: PPO) -> PreTrainedModel:
+    if device.type == "cpu":
         use_onednn(policy.base_model)
     elif ppo.autocast == "bfloat16" and policy._supports_flash_attn and is_flash_attn_2_available():
         policy.set_attn_implementation(PACKED_ATTENTION)
@@ -49,9 +84,18 @@ def set_up(policy: PreTrainedModel, ppo: PPO) -> PreTrainedModel:
     return policy
 
 
-def save_policy(model: PreTrainedModel, folder: Path) -> None:
-    """Write config.json, generation_config.json and float32 weights in one model.safetensors."""
-    model.save_pretrained(folder, max_shard_size="1TB")
+def save_policy(model: PreTrainedModel, folder: Path, mesh: Mesh = ALONE) -> None:
+    """Write config.json, generation_config.json and float32 weights: in one model.safetensors, or this rank's part."""
+    if mesh.devices is None:
+        model.save_pretrained(folder, max_shard_size="1TB")
+        return
+    save_tensors(folder, "model", dict(model.named_parameters()), mesh)
+    if mesh.rank == 0:
+        config = copy.deepcopy(model.config)
+        config.architectures, config.dtype = [class_of(model).__name__], "float32"
+        config.save_pretrained(folder)
+        if model.can_generate() and model.generation_config is not None:
+            model.generation_config.save_pretrained(folder)
 
 
 def make_canary(model: PreTrainedModel, chunk_tokens: int) -> Canary:
@@ -68,7 +112,7 @@ def make_canary(model: PreTrainedModel, chunk_tokens: int) -> Canary:
     columns = torch.arange(1, length, device=model.device)
     with torch.no_grad(), _plain_attention(model):
         places = Places.padded(torch.zeros_like(columns), columns)
-        logp, _ = action_logprobs(model, Rows(tokens), places, 1.0, chunk_tokens)
+        logp = within(model, lambda: action_logprobs(model, Rows(tokens), places, 1.0, chunk_tokens)[0])
     if not logp.isfinite().all():
         raise ValueError(
             "the policy's logprobs are NaN or infinite: its weights overflow, or are NaN. "
@@ -88,7 +132,8 @@ def _plain_attention(model: PreTrainedModel) -> Iterator[None]:
         model.set_attn_implementation(chosen)
 
 
-def _device(name: str) -> torch.device:
-    if name != "auto":
-        return torch.device(name)
+def device_of(ppo: PPO) -> torch.device:
+    """Return the device of the trainer; several ranks of a host have chosen one GPU each (`torch.cuda.set_device`)."""
+    if ppo.device != "auto":
+        return torch.device(ppo.device)
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

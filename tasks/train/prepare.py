@@ -19,6 +19,7 @@ from tasks.train.metrics import Metrics, value_metrics
 from tasks.train.passes import TokenScorer, bootstrap_values, refuse_not_finite, score_action_tokens
 from tasks.train.rows import Places, Rows, batching_for
 from tasks.train.samples import Floats, Logprobs, Sample
+from tasks.train.sharding import within
 from tasks.train.train_state import TrainState
 
 Draws = Sequence[Sequence[Sequence[int]]]
@@ -49,7 +50,7 @@ class Preparation:
         self, train_state: TrainState, ppo: PPO, temperature: float, precision: AbstractContextManager[object]
     ) -> None:
         self._train_state, self._ppo, self._temperature, self._precision = train_state, ppo, temperature, precision
-        self._batching = batching_for(train_state.model, ppo)
+        self._batching = batching_for(train_state.model, ppo, train_state.mesh)
         self._log_lines: list[str] = []
 
     def prepare(self, samples: Sequence[Sample], draws: Draws) -> Prepared:
@@ -112,7 +113,7 @@ class Preparation:
         chunk = self._ppo.logprob_chunk_tokens
 
         def score_tokens(rows: Rows, places: Places) -> Tensor:
-            return action_logprobs(model, rows, places, self._temperature, chunk)[0]
+            return within(model, lambda: action_logprobs(model, rows, places, self._temperature, chunk)[0])
 
         return score_tokens
 

@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from configs.schema import PPO
+from tasks.train.mesh import ALONE, Mesh
 from tasks.train.policy import load_policy
 
 
@@ -15,10 +16,11 @@ class Reference:
     Args:
         folder: folder of policy version 0.
         ppo: the knobs.
+        mesh: the ranks that share it.
     """
 
-    def __init__(self, folder: Path, ppo: PPO) -> None:
-        self.model: PreTrainedModel = load_policy(folder, ppo).requires_grad_(False)
+    def __init__(self, folder: Path, ppo: PPO, mesh: Mesh = ALONE) -> None:
+        self.model: PreTrainedModel = load_policy(folder, ppo, mesh).requires_grad_(False)
         self._decay = ppo.kl.ema_decay if ppo.kl.reference == "ema" else None
 
     @property

@@ -1,5 +1,6 @@
 """Sequences as the rows of a forward pass: padded, packed, or as trees that compute a common beginning once."""
 
+import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -11,16 +12,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from configs.schema import PPO
+from tasks.train.memory import CPU_TOKENS, GPU_TOKENS
+from tasks.train.mesh import ALONE, Mesh
 from tasks.train.prefix_tree import find_tree
 from tasks.train.samples import Ints, Sample
 
 PACKED_ATTENTION = "flash_attention_2"
 """The attention that reads packed rows without padding and without a mask over the whole row."""
-
-_CPU_TOKENS, _GPU_TOKENS = 2048, 16384
-"""Default of `ppo.micro_batch_tokens`. On a CPU 8192 and more were slower, and 4096 was about as fast with more memory.
-The number for a GPU was not measured. It is never chosen by time, because another cut into micro-batches changes the
-last bits of the weights."""
 
 _GRID = 8
 """Padded batches have 1 + 8n columns, of which the model does not read the last, and 8n rows or fewer than 8: oneDNN
@@ -44,9 +42,10 @@ class Batching:
     budget: int  # largest number of tokens in one pass, padding included
     device: torch.device
     form: Form = "padded"
+    mesh: Mesh = ALONE  # the ranks to which the passes are dealt out
 
 
-def batching_for(model: PreTrainedModel, ppo: PPO) -> Batching:
+def batching_for(model: PreTrainedModel, ppo: PPO, mesh: Mesh = ALONE) -> Batching:
     """Return the batching that is fastest for a model, as `policy.load_policy` set it up."""
     on_cpu, config = model.device.type == "cpu", model.config
     form: Form = "padded"
@@ -54,7 +53,8 @@ def batching_for(model: PreTrainedModel, ppo: PPO) -> Batching:
         form = "packed"
     elif config.model_type in _TREE_MODELS and not getattr(config, "use_sliding_window", False):
         form = "trees"
-    return Batching(ppo.micro_batch_tokens or (_CPU_TOKENS if on_cpu else _GPU_TOKENS), model.device, form)
+    budget = ppo.micro_batch_tokens or (CPU_TOKENS if on_cpu else GPU_TOKENS)
+    return Batching(budget, model.device, form, mesh)
 
 
 class Rows(NamedTuple):
@@ -153,15 +153,35 @@ def pieces(samples: Sequence[Sample], indices: Iterable[int]) -> list[Piece]:
 
 
 def cut(samples: Sequence[Sample], sequences: Iterable[Piece], batching: Batching) -> list[list[Segment]]:
-    """Cut sequences into forward passes of at most `batching.budget` tokens; a longer one is a pass alone.
+    """Cut sequences into this rank's forward passes of at most `batching.budget` tokens; a longer one is a pass alone.
 
     The longest come first: this keeps the padding small, and a lack of memory shows at once. Trees have passes of their
-    own, because their attention needs a mask.
+    own, because their attention needs a mask. All ranks have equally many passes, since each takes part in the passes
+    of the others; so some may be empty.
     """
     if batching.form == "trees":
         segments = _trees(samples, sequences, min(batching.budget, _LONGEST_TREE))
     else:
         segments = [_alone(samples, piece) for piece in sequences]
+    dealt = [_passes(share, batching) for share in deal(segments, batching.mesh.size)]
+    own = dealt[batching.mesh.rank]
+    return own + [[]] * (max(map(len, dealt)) - len(own))
+
+
+def deal(segments: Iterable[Segment], ranks: int) -> list[list[Segment]]:
+    """Deal segments out to ranks so that all have about as many tokens: the longest first, to who has the fewest."""
+    if ranks == 1:
+        return [list(segments)]
+    shares: list[list[Segment]] = [[] for _ in range(ranks)]
+    tokens = [(0, rank) for rank in range(ranks)]  # a heap
+    for segment in sorted(segments, key=_longest_first):
+        held, rank = tokens[0]
+        shares[rank].append(segment)
+        heapq.heapreplace(tokens, (held + segment.length, rank))
+    return shares
+
+
+def _passes(segments: Sequence[Segment], batching: Batching) -> list[list[Segment]]:
     parts = []
     for are_trees in (True, False):
         rest = sorted((s for s in segments if s.is_tree == are_trees), key=_longest_first)
@@ -220,7 +240,12 @@ def _up(number: int) -> int:
 
 
 def arrange(part: Sequence[Segment], batching: Batching) -> Rows:
-    """Give each segment a row of its own, padded with 0 at the right, or pack all of them into one row."""
+    """Give each segment a row of its own, padded with 0 at the right, or pack all of them into one row.
+
+    An empty part becomes a row of two tokens without places: the rank still takes part in a pass.
+    """
+    if not part:
+        return Rows(torch.zeros((1, 2), dtype=torch.int64, device=batching.device))
     if batching.form == "packed":
         joined = (np.concatenate([s.tokens for s in part]), np.concatenate([s.positions for s in part]))
         tokens, positions = (torch.from_numpy(array).to(batching.device)[None] for array in joined)
@@ -250,7 +275,7 @@ def find_places(part: Sequence[Segment], chosen: Sequence[Ints], batching: Batch
         batching: as for `arrange`.
     """
     packed, offset = batching.form == "packed", 0
-    rows, columns, before = list[Ints](), list[Ints](), list[Ints]()
+    rows, columns, before = ([np.empty(0, np.int64)] for _ in range(3))
     of_piece = iter(chosen)
     for index, segment in enumerate(part):
         for path in segment.paths:

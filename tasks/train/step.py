@@ -1,8 +1,9 @@
 """One optimizer step on a minibatch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -14,46 +15,56 @@ from tasks.train.batches import MicroBatch, Minibatch
 from tasks.train.critic import Critic
 from tasks.train.kl import kl_estimate
 from tasks.train.logprobs import hidden_states, predicting, read_out, targets_of
-from tasks.train.losses import PolicyLoss, ValueLoss, behaviour_weights, policy_loss, value_loss
-from tasks.train.samples import name_some
+from tasks.train.losses import ValueLoss, behaviour_weights, policy_loss, value_loss
+from tasks.train.mesh import Mesh
+from tasks.train.samples import Sample, name_some
+from tasks.train.sharding import reduce_gradients, whole, within
 from tasks.train.train_state import TrainState
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The results of the training pass over one micro-batch, without gradient. All tensors are [A]."""
+    """The results of the training passes over the A action tokens of some micro-batches. All tensors are [A] float64.
 
-    batch: MicroBatch
+    None: not computed.
+    """
+
+    samples: Tensor  # index of the token's sample
+    behaviour: Tensor
     logp: Tensor
     proximal: Tensor
     weight: Tensor
     entropy: Tensor
-    policy: PolicyLoss
-    value: ValueLoss | None
+    loss: Tensor
+    ratio: Tensor
+    clipped: Tensor
+    dual_clipped: Tensor
+    reference: Tensor | None = None
+    value_loss: Tensor | None = None
+    value_clipped: Tensor | None = None
+
+    @classmethod
+    def gathered(cls, results: Sequence[Self], mesh: Mesh) -> Self:
+        """Join the results of a minibatch's passes, of all ranks."""
+        columns: dict[str, list[Tensor]] = {}
+        for result in results:
+            for field in fields(result):
+                if (values := getattr(result, field.name)) is not None:
+                    columns.setdefault(field.name, []).append(values.double())
+        joined = mesh.gather(torch.stack([torch.cat(parts) for parts in columns.values()]))
+        return cls(**dict(zip(columns, joined, strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """The result of one minibatch."""
 
-    outcomes: list[StepResult]
+    result: StepResult
     grad_norm: float  # of the policy and a value head on it, before clipping
     early_stopped: bool  # the policy was not changed
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens in the sequences that were trained on."""
-        return sum(sum(outcome.batch.lengths) for outcome in self.outcomes)
-
-    @property
-    def computed_tokens(self) -> int:
-        """The number of tokens in the forward passes without padding: fewer if sequences share their beginnings."""
-        return sum(outcome.batch.computed for outcome in self.outcomes)
-
-    @property
-    def padded_tokens(self) -> int:
-        """The number of tokens in the forward passes, with padding."""
-        return sum(outcome.batch.rows.tokens.numel() for outcome in self.outcomes)
+    tokens: int  # in the sequences that were trained on
+    computed_tokens: int  # in the forward passes without padding: fewer if sequences share their beginnings
+    padded_tokens: int  # in the forward passes, with padding
 
 
 class Stepper:
@@ -68,12 +79,18 @@ class Stepper:
 
     def __init__(self, train_state: TrainState, ppo: PPO, optimizer: Optimizer, temperature: float) -> None:
         self._train_state, self._ppo, self._knobs, self._temperature = train_state, ppo, optimizer, temperature
+        self._mesh = train_state.mesh
 
-    def take(self, minibatch: Minibatch) -> Step:
+    def take(self, minibatch: Minibatch, samples: Sequence[Sample]) -> Step:
         """Take one step of the policy and one of the critic; an early stop skips the policy and a value head on it.
 
-        Gradients are summed over the micro-batches. Each token's share is 1 / N, where N is the number of action tokens
-        in the whole minibatch, so padding, the cut into micro-batches and the order of rows do not matter.
+        Gradients are summed over the micro-batches and the ranks. Each token's share is 1 / N, where N is the number of
+        action tokens in the whole minibatch, so padding, the cut into micro-batches, the number of ranks and the order
+        of rows do not matter.
+
+        Args:
+            minibatch: this rank's micro-batches, of which all ranks have equally many.
+            samples: all samples, of which error messages name some.
 
         Raises:
             ValueError: a loss or gradient is not finite; nothing was changed.
@@ -81,33 +98,39 @@ class Stepper:
         train_state, critic = self._train_state, self._train_state.critic
         for adamw in self._adamws():
             adamw.zero_grad(set_to_none=True)
-        actions = sum(len(batch.behaviour) for batch in minibatch)
-        outcomes = [self._accumulate(batch, actions) for batch in minibatch]
-        stopped = self._too_far(outcomes)  # checked first: a ratio that overflows must not end the run
+        counts = self._mesh.total(torch.tensor([_counts(batch) for batch in minibatch]).sum(0)).tolist()
+        actions, tokens, computed, padded = map(int, counts)
+        result = StepResult.gathered([*self._passes(minibatch, actions)], self._mesh)
+        # Checked first: a ratio that overflows must not end the run.
+        stopped = self._mesh.any(self._too_far(result))
         if not stopped:
-            _refuse_not_finite("losses", [(outcome.batch, outcome.policy.loss) for outcome in outcomes])
-        _refuse_not_finite("value losses", [(o.batch, o.value.loss) for o in outcomes if o.value])
+            _refuse_not_finite("losses", samples, result.samples, result.loss)
+        if result.value_loss is not None:
+            _refuse_not_finite("value losses", samples, result.samples, result.value_loss)
         own = critic.parameters() if critic and critic.own is not None else []
         head = critic.parameters() if critic and critic.own is None else []
         shared = [*train_state.model.parameters(), *head]
         norm, own_norm = _norm(shared), _norm(own)
         for checked in (own_norm,) if stopped else (norm, own_norm):
-            _refuse_not_finite("gradients", [(batch, checked.expand(len(batch.behaviour))) for batch in minibatch])
+            _refuse_not_finite("gradients", samples, result.samples, checked.cpu().expand(len(result.samples)))
         train_state.steps += 1
         if not stopped:
             self._apply(train_state.adamw, shared, norm)
         if critic and critic.adamw:
             self._apply(critic.adamw, own, own_norm)
-        return Step(outcomes, norm.item(), stopped)
+        return Step(result, norm.item(), stopped, tokens, computed, padded)
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate, which rises linearly to its full value at step `warmup_steps`, counted from 1."""
         return self._knobs.lr * self._warmup(step)
 
     def precision(self) -> AbstractContextManager[object]:
-        """Return the context in which the models run: autocast if `ppo.autocast` asks for it."""
+        """Return the context in which the models run: autocast if `ppo.autocast` asks for it.
+
+        Without its cache, which would keep a bfloat16 copy of every layer's weights on each rank.
+        """
         enabled = self._ppo.autocast == "bfloat16"
-        return torch.autocast(self._train_state.device.type, torch.bfloat16, enabled=enabled)
+        return torch.autocast(self._train_state.device.type, torch.bfloat16, enabled=enabled, cache_enabled=False)
 
     def _warmup(self, step: int) -> float:
         """Return the share of the full learning rate at `step`."""
@@ -123,16 +146,21 @@ class Stepper:
             group["lr"] = group["full_lr"] * self._warmup(self._train_state.steps)
         adamw.step()
 
-    def _too_far(self, outcomes: Sequence[StepResult]) -> bool:
+    def _too_far(self, result: StepResult) -> bool:
         """Return whether the mean ratio of the minibatch is above `early_stop_imp_ratio`."""
         limit = self._ppo.early_stop_imp_ratio
-        return limit is not None and torch.cat([outcome.policy.ratio for outcome in outcomes]).mean().item() > limit
+        return limit is not None and result.ratio.mean().item() > limit
+
+    def _passes(self, minibatch: Minibatch, actions: int) -> Iterator[StepResult]:
+        """Add the gradients of this rank's micro-batches; after the last one they are those of all ranks."""
+        for batch in minibatch:
+            reduce_gradients(self._train_state.modules, self._mesh, last=batch is minibatch[-1])
+            yield self._accumulate(batch, actions)
 
     def _accumulate(self, batch: MicroBatch, actions: int) -> StepResult:
         """Add the micro-batch's share of the gradients. `actions` is the number of action tokens in the minibatch."""
         critic = self._train_state.critic
-        states = self._states(self._train_state.model, batch)
-        logp, entropy = self._read_out(states, batch)
+        states, logp, entropy = self._look(batch)
         # None: the weights have not changed since the update began, so this pass gives the proximal logprobs.
         proximal = logp.detach() if batch.proximal is None else batch.proximal
         weight, ppo = self._weight(proximal, batch), self._ppo
@@ -146,17 +174,34 @@ class Stepper:
             total = total + critic.knobs.value_loss_coefficient * value_part.loss.sum()
         (total / actions).backward()
         if critic is not None and critic.own is not None:  # after the policy's backward pass, which frees its memory
-            value_part = self._value_loss(critic, self._states(critic.own, batch), batch)
+            own = critic.own
+            value_part = self._value_loss(critic, within(own, lambda: self._states(own, batch)), batch)
             (value_part.loss.sum() / actions).backward()
         return StepResult(
-            batch=batch,
+            samples=batch.samples,
+            behaviour=batch.behaviour,
             logp=logp.detach(),
             proximal=proximal,
             weight=weight,
             entropy=entropy.detach(),
-            policy=policy_part._replace(loss=loss.detach()),
-            value=value_part and value_part._replace(loss=value_part.loss.detach()),
+            loss=loss.detach(),
+            ratio=policy_part.ratio,
+            clipped=policy_part.clipped,
+            dual_clipped=policy_part.dual_clipped,
+            reference=batch.reference,
+            value_loss=value_part and value_part.loss.detach(),
+            value_clipped=value_part and value_part.clipped,
         )
+
+    def _look(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the policy's hidden states [A, H] at the action tokens, logprobs [A] and entropies [A]."""
+        model = self._train_state.model
+
+        def compute() -> tuple[Tensor, Tensor, Tensor]:
+            states = self._states(model, batch)
+            return states, *self._read_out(states, batch)
+
+        return within(model, compute)
 
     def _states(self, model: PreTrainedModel, batch: MicroBatch) -> Tensor:
         """Compute the hidden states [A, H] that predict the action tokens."""
@@ -189,16 +234,23 @@ class Stepper:
         return value_loss(critic.read(states), batch.values, batch.returns, critic.knobs.value_eps_clip)
 
 
+def _counts(batch: MicroBatch) -> list[int]:
+    """Return the numbers of a micro-batch's action tokens, tokens, tokens without and with padding."""
+    return [len(batch.behaviour), sum(batch.lengths), batch.computed, batch.rows.tokens.numel() if batch.lengths else 0]
+
+
 def _norm(parameters: Sequence[nn.Parameter]) -> Tensor:
-    return get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    return whole(get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None]))
 
 
-def _refuse_not_finite(quantity: str, values: Sequence[tuple[MicroBatch, Tensor]]) -> None:
-    """Raise ValueError if a value [A] of an action token is NaN or infinite; the message names its trajectories."""
-    if not values or torch.stack([torch.isfinite(value).all() for _, value in values]).all():
+def _refuse_not_finite(quantity: str, samples: Sequence[Sample], of_token: Tensor, values: Tensor) -> None:
+    """Raise ValueError if a value [A] of an action token is NaN or infinite; the message names its trajectories.
+
+    `of_token` [A] is the index of each token's sample.
+    """
+    if torch.isfinite(values).all():
         return
-    rows = [(batch, set(batch.sequences[~torch.isfinite(value)].tolist())) for batch, value in values]
-    ids = sorted(batch.trajectory_ids[row] for batch, bad in rows for row in bad)
+    ids = sorted({samples[int(index)].trajectory_id for index in of_token[~torch.isfinite(values)].tolist()})
     raise ValueError(
         f"NaN or infinite {quantity} with the trajectories {name_some(ids)}: the step was not taken. "
         "Check their logprobs, or continue from the last checkpoint with a lower optimizer.lr"

@@ -1,6 +1,6 @@
 """The train state: everything that training changes, and how it is stored between updates."""
 
-from collections.abc import Mapping
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,21 +11,23 @@ from transformers import PreTrainedModel
 from configs.schema import PPO, Optimizer
 from tasks.train.critic import Critic
 from tasks.train.logprobs import hidden_states, predicting
+from tasks.train.mesh import ALONE, Mesh
 from tasks.train.optimizer_state import (
     CRITIC,
     OPTIMIZER,
     REFERENCE,
-    load_tensors,
     make_adamw,
     moments,
+    open_tensors,
     read_counts,
     restore_moments,
-    save_tensors,
     write_counts,
 )
 from tasks.train.policy import load_policy, save_policy
 from tasks.train.reference import Reference
 from tasks.train.rows import Places, Rows
+from tasks.train.sharding import like, within
+from tasks.train.tensor_files import StoredTensors, save_tensors
 
 
 @dataclass(slots=True)
@@ -36,6 +38,7 @@ class TrainState:
     critic: Critic | None
     reference: Reference | None
     adamw: torch.optim.AdamW  # optimizer of the policy and of a value head on it
+    mesh: Mesh
     generator: torch.Generator  # used for minibatches only, so no other random draw can change them
     steps: int  # minibatches so far, including those that `early_stop_imp_ratio` skipped
     kl_ctl: float
@@ -51,11 +54,16 @@ class TrainState:
         """
         assert self.critic is not None
         model = self.critic.own or self.model
-        return self.critic.read(predicting(hidden_states(model, rows, with_last=True), places))
+        return self.critic.read(within(model, lambda: predicting(hidden_states(model, rows, with_last=True), places)))
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The models in training, and the critic's head."""
+        return [self.model, *(self.critic.modules if self.critic else [])]
 
 
 def load_train_state(
-    model: Path, state: Path | None, first: Path | None, seed: int, ppo: PPO, optimizer: Optimizer
+    model: Path, state: Path | None, first: Path | None, seed: int, ppo: PPO, optimizer: Optimizer, mesh: Mesh = ALONE
 ) -> TrainState:
     """Read what `save_train_state` wrote.
 
@@ -66,22 +74,24 @@ def load_train_state(
         seed: seed of a new RNG.
         ppo: the algorithm's knobs.
         optimizer: the optimizer's knobs.
+        mesh: the ranks that share the models.
 
     Raises:
         ValueError: a folder holds the wrong files, or `first` is missing.
     """
     if state is not None and first is None and ppo.kl.kl_ctl and ppo.kl.reference == "fixed":
         raise ValueError("a fixed reference policy (ppo.kl) needs policy version 0: give its folder as `first`")
-    policy = load_policy(model, ppo)
-    critic = Critic(ppo.critic, policy, first or model, ppo, optimizer) if ppo.critic else None
+    policy = load_policy(model, ppo, mesh)
+    critic = Critic(ppo.critic, policy, first or model, ppo, optimizer, mesh) if ppo.critic else None
     parameters = [(optimizer.lr, list(policy.parameters()))]
     if critic and critic.own is None:
         parameters.append((critic.knobs.lr or optimizer.lr, critic.parameters()))
     train_state = TrainState(
         model=policy,
         critic=critic,
-        reference=Reference(first or model, ppo) if ppo.kl.kl_ctl else None,
+        reference=Reference(first or model, ppo, mesh) if ppo.kl.kl_ctl else None,
         adamw=make_adamw(parameters, optimizer),
+        mesh=mesh,
         generator=torch.Generator().manual_seed(seed),
         steps=0,
         kl_ctl=ppo.kl.kl_ctl,
@@ -92,49 +102,47 @@ def load_train_state(
 
 
 def save_train_state(train_state: TrainState, model: Path, state: Path) -> None:
-    """Write weights and model configuration (no tokenizer) to `model`, and the rest of the state to `state`."""
-    save_policy(train_state.model, model)
+    """Write weights and model configuration (no tokenizer) to `model`, and the rest of the state to `state`.
+
+    On a mesh each rank writes its share; the folders of all ranks together hold the files.
+    """
+    mesh = train_state.mesh
+    save_policy(train_state.model, model, mesh)
     policy = moments(dict(train_state.model.named_parameters()), train_state.adamw)
-    save_tensors(state / OPTIMIZER, {**policy, "rng": train_state.generator.get_state()})
+    save_tensors(state, OPTIMIZER, {**policy, "rng": train_state.generator.get_state()}, mesh)
     counts: dict[str, object] = {"steps": train_state.steps, "kl_ctl": train_state.kl_ctl}
     if critic := train_state.critic:
         named = dict(critic.named_parameters())
-        weights = {f"weight/{name}": parameter.detach().cpu() for name, parameter in named.items()}
-        save_tensors(state / CRITIC, weights | moments(named, critic.adamw or train_state.adamw))
+        weights = {f"weight/{name}": parameter for name, parameter in named.items()}
+        save_tensors(state, CRITIC, weights | moments(named, critic.adamw or train_state.adamw), mesh)
         counts["value_norm"] = critic.norm.sums
     if train_state.reference and train_state.reference.moves:
-        save_tensors(state / REFERENCE, _weights(train_state.reference.model))
-    write_counts(state, counts)
+        save_tensors(state, REFERENCE, dict(train_state.reference.model.named_parameters()), mesh)
+    if mesh.rank == 0:
+        write_counts(state, counts)
 
 
 def _restore(train_state: TrainState, state: Path) -> None:
-    tensors = load_tensors(state / OPTIMIZER)
-    train_state.generator.set_state(tensors.pop("rng"))
-    restore_moments(dict(train_state.model.named_parameters()), train_state.adamw, tensors, state / OPTIMIZER)
+    stored = open_tensors(state, OPTIMIZER)
+    train_state.generator.set_state(stored.read("rng"))
+    restore_moments(dict(train_state.model.named_parameters()), train_state.adamw, stored)
     counts = read_counts(state)
     train_state.steps, train_state.kl_ctl = int(counts["steps"]), float(counts["kl_ctl"])
     if critic := train_state.critic:
-        tensors, named = load_tensors(state / CRITIC), dict(critic.named_parameters())
-        weights = {name: tensors.pop(f"weight/{name}", None) for name in named}
-        _overwrite(named, weights, state / CRITIC)
-        restore_moments(named, critic.adamw or train_state.adamw, tensors, state / CRITIC)
+        stored, named = open_tensors(state, CRITIC), dict(critic.named_parameters())
+        _overwrite(named, stored, "weight/")
+        restore_moments(named, critic.adamw or train_state.adamw, stored)
         critic.norm.sums = [float(value) for value in counts["value_norm"]]
     if train_state.reference and train_state.reference.moves:
-        _overwrite(
-            dict(train_state.reference.model.named_parameters()), load_tensors(state / REFERENCE), state / REFERENCE
-        )
-
-
-def _weights(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.detach().cpu() for name, parameter in model.named_parameters()}
+        _overwrite(dict(train_state.reference.model.named_parameters()), open_tensors(state, REFERENCE))
 
 
 @torch.no_grad()
-def _overwrite(named: dict[str, nn.Parameter], values: Mapping[str, Tensor | None], path: Path) -> None:
+def _overwrite(named: dict[str, nn.Parameter], stored: StoredTensors, prefix: str = "") -> None:
     for name, parameter in named.items():
-        value = values.get(name)
-        if value is None or value.shape != parameter.shape:
+        path = prefix + name
+        if path not in stored.names or stored.shape(path) != [*parameter.shape]:
             raise ValueError(
-                f"{path} belongs to another model (see {name}): give the folder that was saved with this model"
+                f"{stored.path} belongs to another model (see {name}): give the folder that was saved with this model"
             )
-        parameter.copy_(value)
+        parameter.copy_(like(parameter, functools.partial(stored.rows, path)))

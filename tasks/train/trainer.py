@@ -14,6 +14,7 @@ from storage.versions.checkpoints import Canary
 from tasks.train.batches import Columns, draw_minibatches, make_minibatch
 from tasks.train.kl import adapt_kl_coefficient
 from tasks.train.mean_kl import mean_kl
+from tasks.train.mesh import ALONE, Mesh
 from tasks.train.metrics import sample_metrics, step_metrics
 from tasks.train.optimizer_state import median_sqrt_v
 from tasks.train.policy import load_policy, make_canary
@@ -57,6 +58,7 @@ class Trainer:
         temperature: the temperature at which the trajectories were sampled.
         max_head_offpolicyness: the largest staleness of a token; trajectories with older tokens are left out. None: no
             limit.
+        mesh: the ranks that train together; each has a trainer, and all get the same calls.
     """
 
     def __init__(
@@ -66,18 +68,19 @@ class Trainer:
         reward: Reward,
         temperature: float = 1.0,
         max_head_offpolicyness: int | None = None,
+        mesh: Mesh = ALONE,
     ) -> None:
         self._ppo, self._knobs, self._reward, self._temperature = ppo, optimizer, reward, temperature
-        self._max_staleness = max_head_offpolicyness
+        self._max_staleness, self._mesh = max_head_offpolicyness, mesh
         self._loaded: TrainState | None = None
         self.holds: str | None = None
         """The committed version whose weights are loaded. The caller sets it; an update resets it to None."""
 
     @classmethod
-    def of(cls, config: Config) -> "Trainer":
+    def of(cls, config: Config, mesh: Mesh = ALONE) -> "Trainer":
         """Make the trainer of a run."""
         oldest = config.rollout.max_head_offpolicyness
-        return cls(config.ppo, config.optimizer, config.reward, config.sampling.temperature, oldest)
+        return cls(config.ppo, config.optimizer, config.reward, config.sampling.temperature, oldest, mesh)
 
     def load(self, model: Path, state: Path | None, seed: int, first: Path | None = None) -> None:
         """Load the weights in `model` and the state that `save` wrote. Set the process's number of torch threads.
@@ -89,7 +92,7 @@ class Trainer:
             ValueError: a folder holds the wrong files.
         """
         torch.set_num_threads(self._ppo.threads)
-        self._loaded = load_train_state(model, state, first, seed, self._ppo, self._knobs)
+        self._loaded = load_train_state(model, state, first, seed, self._ppo, self._knobs, self._mesh)
 
     def save(self, model: Path, state: Path) -> None:
         """Write weights and model configuration (no tokenizer) to `model`, and the rest of the state to `state`."""
@@ -166,8 +169,9 @@ class Trainer:
         samples = build_samples(trajectories, scores, self._reward)
         if not samples:
             return None
-        model, ppo = load_policy(other, self._ppo), self._ppo
-        return mean_kl(self._train_state.model, model, samples, ppo, self._temperature, self._stepper.precision())
+        model, ppo = load_policy(other, self._ppo, self._mesh), self._ppo
+        precision = self._stepper.precision()
+        return mean_kl(self._train_state.model, model, samples, ppo, self._temperature, precision, self._mesh)
 
     @property
     def _train_state(self) -> TrainState:
@@ -225,12 +229,12 @@ class Trainer:
     ) -> list[Step]:
         steps: list[Step] = []
         stepper, total = self._stepper, sum(map(len, draws))
-        batching = batching_for(self._train_state.model, self._ppo)
+        batching = batching_for(self._train_state.model, self._ppo, self._train_state.mesh)
         for indices in (indices for minibatches in draws for indices in minibatches):
             minibatch = make_minibatch(samples, columns, indices, batching)
             if not minibatch:
                 continue  # the token limit cut all of its turns, and they are masked
-            step = stepper.take(minibatch)
+            step = stepper.take(minibatch, samples)
             steps.append(step)
             stopped = ", left out: its ratio is too far from 1" if step.early_stopped else ""
             report(f"minibatch {len(steps)} of {total}: gradient norm {step.grad_norm:.3g}{stopped}")
@@ -238,7 +242,7 @@ class Trainer:
 
     def _check_steps(self) -> float:
         """Return the median of AdamW's sqrt(v); log an alarm if eps, not the gradients, decides the steps' size."""
-        median, eps = median_sqrt_v(self._train_state.adamw), self._knobs.eps
+        median, eps = median_sqrt_v(self._train_state.adamw, self._mesh), self._knobs.eps
         if self._train_state.adamw.state and median < eps:
             logger.warning(
                 "ALARM: optimizer.eps=%g is above the median of AdamW's sqrt(v), %.2g: it shortens the steps of most "

@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from configs import Config
 from storage import interrupts
@@ -24,9 +24,8 @@ from storage.versions.checkpoints import Canary
 from tasks.limits import end_with_parent
 
 if TYPE_CHECKING:
-    from tasks.train.trainer import Trainer
+    pass
 
-    AnyTrainer: TypeAlias = "Trainer | TrainerProcess"
 
 _GRACE_S = 10.0
 """Longest wait for the end of a process that has closed its connection."""

@@ -14,6 +14,7 @@ from storage.objects.store import Store
 from storage.versions import model_files
 from storage.versions.checkpoints import open_checkpoint
 from storage.versions.weights import load_model
+from tasks.warm_start.policy_sizes import checkpoint_of
 from tasks.warm_start.soundness import PolicyError, check_digits, check_modalities, check_vocabulary, check_weights
 
 if TYPE_CHECKING:
@@ -121,9 +122,8 @@ def _locate(path: str, cache: Path, store: Store) -> tuple[Path, str | None]:
     folder = Path(path).expanduser()
     if (folder / "config.json").is_file():
         return folder, None
-    root, separator, rest = path.rstrip("/").partition("/runs/")
-    if separator and "/checkpoints/" in rest:
-        version = f"runs/{rest}"
+    if place := checkpoint_of(path):
+        root, version = place
         in_store = path.rstrip("/") == store.uri(version)
         checkpoint = open_checkpoint(store if in_store else Store(root), version, cache)
         return checkpoint.model, version if in_store else None

@@ -9,8 +9,8 @@ from prefect.cache_policies import NO_CACHE
 from storage import layout
 from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, manifests
-from tasks.agents.math_multi_turn import WRONG_FEEDBACK
 from tasks.run.workspace import Workspace
+from tasks.warm_start.policy_sizes import lesson
 
 _STEPS_PER_LINE = 100
 
@@ -41,9 +41,7 @@ def _warm_start(workspace: Workspace, folder: Path) -> dict[str, float]:
 
     config, logger = workspace.config, get_run_logger()
     assert config.policy.warm_start is not None
-    taught = config.policy.warm_start.teaches or config.problems.train
-    assert taught.kind == "arithmetic"  # the schema refuses other kinds
-    feedback = str(config.agent.args.get("wrong_feedback", WRONG_FEEDBACK))
+    taught, feedback = lesson(config)
     steps = config.policy.warm_start.steps
 
     def log_step(step: int, loss: float, accuracy: float) -> None:

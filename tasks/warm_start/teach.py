@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 from configs.schema import ArithmeticSource, WarmStart
 from tasks.problems.arithmetic import generate
 from tasks.warm_start.batches import Rows, batches
-from tasks.warm_start.tokenizer import build_tokenizer
+from tasks.warm_start.policy_sizes import tiny_sizes
+from tasks.warm_start.tokenizer import build_tokenizer, taught_texts
 
 MAX_POSITIONS = 512
 RISING_STEPS = 20  # steps in which the learning rate rises from zero
@@ -35,9 +36,8 @@ def make_policy(
     """Make a tokenizer and a Qwen3, teach it the problems of `source` and save both in `folder`.
 
     `source` is a train split; `feedback` is the feedback after a wrong answer. transformers and vLLM can load the
-    folder. Embeddings are untied, because vLLM's CPU backend does not update a tied output layer when weights are
-    reloaded. The same arguments on the same machine give the same weights. Set the process's number of torch threads
-    to `threads`.
+    folder. The same arguments on the same machine give the same weights. Set the process's number of torch threads to
+    `threads`.
 
     Returns:
         the number of `steps`, the `loss` (nats per token) of the last step, the running `accuracy` on the taught
@@ -50,7 +50,7 @@ def make_policy(
         raise ValueError(f"a policy taught on split={source.split!r} could not be evaluated on it: use 'train'")
     torch.set_num_threads(threads)
     problems = generate(source)
-    tokenizer = build_tokenizer([*(problem.prompt for problem in problems), r"\boxed", feedback])
+    tokenizer = build_tokenizer(taught_texts(problems, feedback))
     model = _make_model(warm_start, tokenizer, seed)
     start = perf_counter()
     metrics = _teach(model, batches(problems, tokenizer, warm_start, feedback, seed), warm_start, progress)
@@ -62,15 +62,8 @@ def make_policy(
 
 def _make_model(knobs: WarmStart, tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen3ForCausalLM:
     config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=knobs.hidden_size,
-        intermediate_size=3 * knobs.hidden_size,
-        num_hidden_layers=knobs.layers,
-        num_attention_heads=knobs.heads,
-        num_key_value_heads=knobs.kv_heads,
-        head_dim=knobs.hidden_size // knobs.heads,
+        **tiny_sizes(knobs, len(tokenizer)),
         max_position_embeddings=MAX_POSITIONS,
-        tie_word_embeddings=False,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,

@@ -9,6 +9,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
+from storage.records import Problem
+
 IM_START, IM_END, END_OF_TEXT, UNKNOWN = "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<unk>"
 ROLES = ("system", "user", "assistant")
 CHARACTERS = [chr(code) for code in range(ord(" "), ord("~") + 1)] + ["\n"]
@@ -19,6 +21,11 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
+
+
+def taught_texts(problems: Iterable[Problem], feedback: str) -> list[str]:
+    """List the texts whose words become tokens, for a policy that is taught these problems."""
+    return [*(problem.prompt for problem in problems), r"\boxed", feedback]
 
 
 def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:

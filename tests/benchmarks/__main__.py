@@ -22,6 +22,7 @@ BENCHMARKS = {
     "overhead": "the time that Prefect, storage and everything else add to the stages of an iteration",
     "scoring": "the verifier against math-verify called one by one",
     "training": "the training pass against a bare forward-backward loop, and the cost of critic and KL reference",
+    "ranks": "a trainer of several ranks: overhead, speed, checkpoints, memory, with 30 million parameters",
     "gpu": "the training pass of 1.5 and 7 billion parameters on a GPU: tokens/s, MFU and peak memory",
     "overlap": "the stream (run.overlap) against iterations one after the other, and against the longer stage",
     "storage": "the store on a real S3 server against plain s3fs and pyarrow, and its number of requests",

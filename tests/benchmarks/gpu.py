@@ -135,6 +135,7 @@ def _trainer(shape: Shape, device: str) -> "Trainer":
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
+    from tasks.train.mesh import ALONE
     from tasks.train.optimizer_state import make_adamw
     from tasks.train.policy import set_up
     from tasks.train.train_state import TrainState
@@ -159,6 +160,7 @@ def _trainer(shape: Shape, device: str) -> "Trainer":
         critic=None,
         reference=None,
         adamw=make_adamw([(OPTIMIZER.lr, model.parameters())], OPTIMIZER),
+        mesh=ALONE,
         generator=torch.Generator().manual_seed(0),
         steps=0,
         kl_ctl=0.0,

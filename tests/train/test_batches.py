@@ -50,7 +50,7 @@ def test_collate_by_hand() -> None:
         Columns(np.array([3.0]), reference=np.array([-4], np.float32)),
     ]
     (batch,) = make_minibatch(samples, columns, [1, 0], BATCHING)
-    assert batch.trajectory_ids == ["a", "b"]
+    assert [samples[index].trajectory_id for index in batch.samples.unique()] == ["a", "b"]
     assert batch.rows.tokens.tolist() == [[1, 2, 3, 10, 11, 4, 5, 12, 0], [1, 2, 3, 13, 0, 0, 0, 0, 0]]
     assert list(zip(batch.places.rows.tolist(), batch.places.columns.tolist(), strict=True)) == [
         (0, 3),
@@ -85,9 +85,9 @@ def test_tokens_that_share_a_row_keep_their_sequences(form: Form) -> None:
     (batch,) = make_minibatch(samples, columns, range(3), replace(BATCHING, form=form))
     assert len(batch.rows.tokens) == 1
     of_sequence = [
-        (batch.trajectory_ids[sequence], round(advantage, 1), target)
-        for sequence, advantage, target in zip(
-            batch.sequences.tolist(),
+        (samples[index].trajectory_id, round(advantage, 1), target)
+        for index, advantage, target in zip(
+            batch.samples.tolist(),
             batch.advantages.tolist(),
             targets_of(batch.rows, batch.places).tolist(),
             strict=True,
@@ -104,7 +104,7 @@ def test_masked_turns_are_in_no_batch() -> None:
     samples = build_samples(cut, make_scores("a", 0, 1) + make_scores("b", 1), Reward(), mask_truncated=True)
     columns = [Columns(np.zeros(len(sample.actions))) for sample in samples]
     (batch,) = make_minibatch(samples, columns, [0, 1], BATCHING)
-    assert batch.trajectory_ids == ["a"]
+    assert [samples[index].trajectory_id for index in batch.samples.unique()] == ["a"]
     assert batch.places.columns.tolist() == [3, 4]
     assert make_minibatch(samples, columns, [1], BATCHING) == []
 

@@ -227,5 +227,5 @@ def test_the_proximal_pass_of_the_first_minibatch_changes_nothing(tmp_path: Path
     columns = prepared.prepare(samples, [[indices], [indices]]).columns
     assert all(column.proximal is not None for column in columns)
     batching = batching_for(train_state.model, reference._ppo)
-    reference._stepper.take(make_minibatch(samples, columns, indices, batching))
+    reference._stepper.take(make_minibatch(samples, columns, indices, batching), samples)
     assert_near(gradients(once), gradients(reference), 1e-6)

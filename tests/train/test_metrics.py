@@ -7,10 +7,9 @@ import pytest
 import torch
 
 from configs.schema import PPO, Reward
-from tasks.train.batches import MicroBatch
 from tasks.train.losses import ValueLoss, policy_loss
+from tasks.train.mesh import ALONE
 from tasks.train.metrics import sample_metrics, step_metrics, value_metrics
-from tasks.train.rows import Places, Rows
 from tasks.train.samples import build_samples
 from tasks.train.step import Step, StepResult
 from tests.support.train_helpers import make_scores, make_trajectory
@@ -65,19 +64,24 @@ def outcome(name: str, ratio: float, weight: float, value: ValueLoss | None = No
     logp = proximal + math.log(ratio)
     zero = torch.zeros(1, dtype=torch.int64)
     advantages = torch.tensor([1.0 if name == "a" else -1.0])
-    rows, places = Rows(torch.zeros(1, 4)), Places(zero, zero, zero)
-    batch = MicroBatch([name], [2], 1, rows, places, zero, behaviour, advantages, proximal, reference=behaviour)
     weights = torch.tensor([weight])
     loss = policy_loss(logp, proximal, weights, advantages, 0.2)
-    return StepResult(batch, logp, proximal, weights, torch.tensor([0.25]), loss, value)
+    entropy = torch.tensor([0.25])
+    values = (value.loss, value.clipped) if value else ()
+    columns = (*loss, behaviour, *values)
+    return StepResult.gathered([StepResult(zero, behaviour, logp, proximal, weights, entropy, *columns)], ALONE)
+
+
+def step(result: StepResult, grad_norm: float, early_stopped: bool) -> Step:
+    return Step(result, grad_norm, early_stopped, tokens=2, computed_tokens=1, padded_tokens=4)
 
 
 def test_step_metrics_by_hand() -> None:
     """Ratios, weights, differences, k3 and values of two tokens of two minibatches."""
     value = ValueLoss(torch.tensor([0.5]), torch.tensor([True]))
     steps = [
-        Step([outcome("a", 1.5, 3.0, value)], grad_norm=1.0, early_stopped=False),
-        Step([outcome("b", 1.0, 1.0, value)], grad_norm=3.0, early_stopped=True),
+        step(outcome("a", 1.5, 3.0, value), grad_norm=1.0, early_stopped=False),
+        step(outcome("b", 1.0, 1.0, value), grad_norm=3.0, early_stopped=True),
     ]
     assert step_metrics(steps, PPO()) == pytest.approx(
         {
@@ -106,7 +110,7 @@ def test_step_metrics_by_hand() -> None:
 
 def test_without_recomputed_logprobs_the_mismatch_is_that_of_the_first_minibatch() -> None:
     """Only the first minibatch is taken with the sampling weights; there are no behaviour weights to report."""
-    steps = [Step([outcome(name, ratio, 1.0)], 1.0, False) for name, ratio in (("a", 1.1), ("b", 9.0))]
+    steps = [step(outcome(name, ratio, 1.0), 1.0, False) for name, ratio in (("a", 1.1), ("b", 9.0))]
     metrics = step_metrics(steps, PPO(recompute_logprob=False, c_clip=3.0))
     assert metrics["proximal/max_difference"] == pytest.approx(math.log(1.1), rel=1e-5)
     assert metrics["policy/dual_clip_fraction"] == 0

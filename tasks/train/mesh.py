@@ -1,0 +1,91 @@
+"""The mesh of the ranks that train together, and what they tell each other."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from configs.schema import Parallel
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """`size` processes, of which this one is `rank`; one process without a group is a mesh, too.
+
+    Every rank runs the same program on the same data, and only the passes over models are dealt out. So all ranks must
+    call these methods equally often, in the same order.
+    """
+
+    rank: int = 0
+    size: int = 1
+    of_host: int = 1
+    """The number of ranks on each host; they have consecutive numbers."""
+    devices: DeviceMesh | None = field(default=None, compare=False)
+    """Its dimensions are `replicate`, if there are several copies, and `shard`. None: nothing is sharded."""
+
+    @classmethod
+    def of(cls, parallel: Parallel, device: str, hosts: int = 1) -> "Mesh":
+        """Return the mesh of the process group that exists, or of this process alone.
+
+        Raises:
+            ValueError: the number of ranks is another than that of `parallel`.
+        """
+        if not dist.is_initialized():
+            return cls()
+        if dist.get_world_size() != parallel.ranks:
+            raise ValueError(
+                f"{dist.get_world_size()} ranks were started, but ppo.parallel={{replicate: {parallel.replicate}, "
+                f"shard: {parallel.shard}}} needs {parallel.ranks}: start as many, or change ppo.parallel"
+            )
+        if parallel.ranks == 1:
+            return cls()
+        devices = init_device_mesh(device, (parallel.replicate, parallel.shard), mesh_dim_names=("replicate", "shard"))
+        sharded = devices if parallel.replicate > 1 else devices["shard"]
+        return cls(dist.get_rank(), parallel.ranks, parallel.ranks // hosts, sharded)
+
+    @contextmanager
+    def in_turns(self) -> Iterator[None]:
+        """Run the block in the first rank of each host before the others, which then find its files in the cache."""
+        if self.size == 1:
+            yield
+            return
+        is_first = self.rank % self.of_host == 0
+        if not is_first:
+            dist.barrier(group=None)
+        yield
+        if is_first:
+            dist.barrier(group=None)
+
+    def total(self, values: Tensor) -> Tensor:
+        """Return the sum of the ranks' tensors, on the CPU; their shapes are equal."""
+        total = values.cpu()
+        if self.size > 1:
+            total = total.clone()
+            dist.all_reduce(total)
+        return total
+
+    def any(self, flag: bool) -> bool:
+        """Return whether one rank says yes, so that all decide alike."""
+        return (self.size == 1 and flag) or bool(self.total(torch.tensor(int(flag))))
+
+    def gather(self, columns: Tensor) -> Tensor:
+        """Join the ranks' columns [K, A] of different lengths A, in the order of the ranks, on the CPU."""
+        columns = columns.cpu()
+        if self.size == 1:
+            return columns
+        lengths = torch.zeros(self.size, dtype=torch.int64)
+        lengths[self.rank] = columns.shape[1]
+        dist.all_reduce(lengths)
+        padded = columns.new_zeros(len(columns), int(lengths.max()))
+        padded[:, : columns.shape[1]] = columns
+        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:, :length] for part, length in zip(parts, lengths.tolist(), strict=True)], 1)
+
+
+ALONE = Mesh()
+"""The mesh of one process without a group."""

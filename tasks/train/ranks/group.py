@@ -1,0 +1,66 @@
+"""The process group of the ranks, which they join by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from ipaddress import ip_address
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed.rendezvous import rendezvous
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@contextmanager
+def process_group(device: str, hosts: int, timeout_s: float, startup_timeout_s: float) -> Iterator[None]:
+    """Join the group of all ranks, and leave it at the end of the block.
+
+    Args:
+        device: `cpu` or `cuda`; the ranks of a host take its first GPUs, one each.
+        hosts: number of hosts with equally many consecutive ranks.
+        timeout_s: longest wait for another rank.
+        startup_timeout_s: longest wait for the start of all ranks.
+
+    Raises:
+        ValueError: an environment variable is missing, or MASTER_ADDR does not resolve.
+        torch.distributed.DistError: not all ranks have come in time.
+    """
+    if missing := [name for name in VARIABLES if name not in os.environ]:
+        raise ValueError(
+            f"{', '.join(missing)} is not set: a rank is started by torchrun, Slurm, a JobSet or Ray, which set "
+            f"{', '.join(VARIABLES)}"
+        )
+    interface = _interface(os.environ["MASTER_ADDR"])
+    for library in ("GLOO", "NCCL"):  # otherwise they listen where the host's own name leads, which may be nowhere
+        os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
+    store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=startup_timeout_s)))
+    if device == "cuda":
+        torch.cuda.set_device(rank % (size // hosts))
+    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _interface(address: str) -> str:
+    """Return the name of the network interface through which this host reaches `address`."""
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
+    except socket.gaierror as error:
+        raise ValueError(
+            f"MASTER_ADDR={address} does not resolve on {socket.gethostname()} ({error.strerror}): give the IP address "
+            "of the flow's host in trainer.address"
+        ) from None
+    with socket.socket(family, kind) as probe:
+        probe.connect(target)  # sends nothing
+        own = ip_address(probe.getsockname()[0])
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.family == family and ip_address(each.address.partition("%")[0]) == own for each in addresses):
+            return name
+    raise ValueError(f"no network interface of {socket.gethostname()} has the address {own}, which leads to {address}")

@@ -1,0 +1,160 @@
+"""The flow's side of a trainer of many ranks: it starts them, sends orders, and starts them again if one is lost."""
+
+import logging
+import re
+import time
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from configs import Config
+from storage import interrupts
+from storage.errors import StorageError
+from storage.versions.manifests import File
+from tasks.train.ranks.host import HostRanks
+from tasks.train.ranks.messages import accept, listen, receive, send
+from tasks.train.version_trainer import DistanceOrder, Made, Progress, UpdateOrder
+
+_END_S = 5.0
+"""Longest wait for the end of torchrun, which then says which rank was lost first."""
+_POLL_S = 0.2
+_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s+: (\d+).*?exitcode\s+: (-?\d+)", re.DOTALL)
+logger = logging.getLogger(__name__)
+
+
+class RanksLostError(RuntimeError):
+    """A rank was killed, hung, or became unreachable; the ranks have ended."""
+
+
+class Ranks:
+    """Trains with the ranks that `trainer` and `ppo.parallel` describe; a context manager that ends them.
+
+    They start with the first order. Each order names versions in the store, so after a loss it can be sent again.
+    """
+
+    def __init__(self, config: Config, logs: Path) -> None:
+        self._config, self._logs = config, logs
+        self._restarts = 0
+        self._host: HostRanks | None = None
+        self._connection: Connection | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        if value is None:
+            self._end()
+        self.close()
+
+    def close(self) -> None:
+        """End all ranks, whatever they do."""
+        if self._connection:
+            self._connection.close()
+        if self._host:
+            self._host.close()
+        self._host = self._connection = None
+
+    def _end(self) -> None:
+        """Let all ranks end by themselves, so that those of other hosts know that the flow has not failed."""
+        if self._connection and self._host:
+            self._connection.close()
+            self._host.join(_END_S)
+
+    def update(self, order: UpdateOrder, progress: Progress) -> Made:
+        """See `VersionTrainer.update`.
+
+        Raises:
+            RanksLostError: ranks were lost more than `trainer.max_restarts` times.
+        """
+        done = self._carry_out({"kind": "update", "order": asdict(order)}, progress)
+        return Made([File.model_validate(file) for file in done["files"]], done["metrics"])
+
+    def distance(self, order: DistanceOrder) -> float | None:
+        """See `VersionTrainer.distance`."""
+        distance: float | None = self._carry_out({"kind": "distance", "order": asdict(order)}, logger.info)["distance"]
+        return distance
+
+    def _carry_out(self, order: dict[str, Any], progress: Progress) -> dict[str, Any]:
+        while True:
+            try:
+                return self._once(order, progress)
+            except RanksLostError as error:
+                self.close()
+                if self._restarts >= self._config.trainer.max_restarts:
+                    raise
+                self._restarts += 1
+                progress(f"{error}\nAll ranks start again from the last checkpoint (restart {self._restarts})")
+            except BaseException:  # interrupted or failed: the next order would get this one's answer
+                self.close()
+                raise
+
+    def _once(self, order: dict[str, Any], progress: Progress) -> dict[str, Any]:
+        if self._connection is None:
+            self._connection = self._start(progress)
+        try:
+            send(self._connection, order)
+        except OSError as error:
+            raise self._lost("has ended") from error
+        return self._answer(self._connection, progress)
+
+    def _start(self, progress: Progress) -> Connection:
+        """Start the ranks and wait until all of them are ready."""
+        knobs = self._config.trainer
+        started = time.monotonic()
+        with interrupts.starting_processes():
+            self._host = HostRanks(self._config, self._logs)
+        path = self._host.folder / "orders"
+        with listen(path) as listener:
+            with interrupts.starting_processes():
+                self._host.start(path)
+            while (connection := accept(listener, _POLL_S)) is None:
+                if not self._host.alive:
+                    raise RanksLostError(f"the ranks did not start. {self._report()}")
+                if time.monotonic() - started > knobs.startup_timeout_s:
+                    limit = f"trainer.startup_timeout_s={knobs.startup_timeout_s:g}"
+                    raise RanksLostError(f"the first rank did not start within {limit}. {self._report()}")
+        self._connection = connection
+        self._answer(connection, progress)
+        progress(f"{self._config.ppo.parallel.ranks} ranks are ready after {time.monotonic() - started:.1f} s")
+        return connection
+
+    def _answer(self, connection: Connection, progress: Progress) -> dict[str, Any]:
+        """Return the answer to the last order."""
+        while True:
+            try:
+                message = receive(connection)
+            except (EOFError, OSError) as error:
+                raise self._lost("has ended") from error
+            kind = message["kind"]
+            if kind == "log":
+                logging.getLogger(message["logger"]).log(message["level"], "%s", message["text"])
+            elif kind == "progress":
+                progress(message["text"])
+            elif kind == "error":
+                raise self._error(message)
+            else:
+                return message
+
+    def _error(self, message: dict[str, Any]) -> Exception:
+        """Return the first error of the first rank that failed."""
+        if message["lost"]:
+            return self._lost(f"lost another one: {message['text']}", message["rank"])
+        text = f"rank {message['rank']} failed: {message['text']}"
+        error = {"ValueError": ValueError, "StorageError": StorageError}.get(message["type"], RuntimeError)(text)
+        error.add_note(f"in rank {message['rank']}, whose log is in {self._logs}:\n{message['traceback']}")
+        return error
+
+    def _lost(self, what: str, rank: int = 0) -> RanksLostError:
+        return RanksLostError(f"rank {rank} {what}. {self._report()}")
+
+    def _report(self) -> str:
+        """Say what torchrun knows: the first rank that ended and its exit code."""
+        assert self._host is not None
+        self._host.join(_END_S)
+        tail = self._host.log_tail()
+        advice = f"Logs: {self._logs}. Start the flow again: it continues from the last checkpoint"
+        if cause := _ROOT_CAUSE.search(tail):
+            return f"The first to end was rank {cause[1]}, with exit code {cause[2]}. {advice}"
+        return f"torchrun's last lines:\n{tail}\n{advice}"

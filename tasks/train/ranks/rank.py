@@ -1,0 +1,185 @@
+"""The program of one rank: it joins the others, and carries out the orders that the first rank gets from the flow.
+
+    torchrun … -m tasks.train.ranks.rank CONFIG [key=value …] --rank-logs FOLDER [--orders SOCKET]
+
+Only the first rank of all needs `--orders`, the flow's socket. Between orders the first rank says "wait" to the others
+every few seconds, so a rank that is lost or hangs is noticed within `trainer.timeout_s` at any time.
+"""
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from configs import Config, ConfigError, load
+from storage.errors import StorageError
+from storage.objects.cache import scratch_of
+from tasks.limits import end_with_parent
+from tasks.train.ranks.messages import connect, receive, send
+from tasks.train.version_trainer import DistanceOrder, UpdateOrder, VersionTrainer
+
+BEAT_S = 2.0
+"""The first rank says something to the others at least this often."""
+_TELL_S = 5.0
+"""Longest wait of a rank that failed until the first rank has told the flow."""
+logger = logging.getLogger(__name__)
+
+
+def main() -> None:
+    end_with_parent()
+    parser = argparse.ArgumentParser(prog="python -m tasks.train.ranks.rank", description="One rank of the trainer.")
+    parser.add_argument("config", help="name of a configuration, or a YAML file's path")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides")
+    parser.add_argument("--rank-logs", type=Path, required=True, help="folder for the logs of the ranks")
+    parser.add_argument("--orders", help="the flow's socket, for the first rank")
+    arguments = parser.parse_args()
+    _log_to(arguments.rank_logs / f"rank-{int(os.environ.get('RANK', 0)):05d}.log")
+    try:
+        config = load(arguments.config, arguments.overrides)
+    except ConfigError as error:
+        sys.exit(f"error: {error}")
+    connection = connect(arguments.orders) if arguments.orders and os.environ.get("RANK") == "0" else None
+    sys.exit(_work(config, connection))
+
+
+def _log_to(path: Path) -> None:
+    """Send all output of this process to a file, also that of C libraries, and its logs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(file, sys.stdout.fileno())
+    os.dup2(file, sys.stderr.fileno())
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+
+
+def _work(config: Config, connection: Connection | None) -> int:
+    """Carry out orders until the flow ends; return the exit status."""
+    from torch.distributed import distributed_c10d
+
+    from tasks.train.policy import device_of
+    from tasks.train.ranks.group import process_group
+
+    device, knobs = device_of(config.ppo).type, config.trainer
+    store = None
+    try:
+        with process_group(device, knobs.hosts, knobs.timeout_s, knobs.startup_timeout_s):
+            store = distributed_c10d._get_default_store()
+            try:
+                _obey(config, device, connection)
+            except Exception:
+                _end_soon()
+                raise
+        return 0
+    except Exception as error:  # the flow raises it
+        logger.exception("this rank failed")
+        _tell(error, store, connection)
+        return 1
+
+
+def _end_soon() -> None:
+    """End this process in any case: without a connection to the other hosts, leaving the group may take forever."""
+    timer = threading.Timer(2 * _TELL_S, os._exit, [1])
+    timer.daemon = True
+    timer.start()
+
+
+def _obey(config: Config, device: str, connection: Connection | None) -> None:
+    from tasks.train.mesh import Mesh
+    from tasks.train.ranks.agreement import agree, broadcast, exchange
+    from tasks.train.trainer import Trainer
+
+    mesh = Mesh.of(config.ppo.parallel, device, config.trainer.hosts)
+    config = agree(config)
+    if mesh.rank and mesh.rank % mesh.of_host == 0:  # on another host than the flow's, which has done this
+        shutil.rmtree(scratch_of(Path(config.storage.cache), config.run.name))
+    trainer = VersionTrainer(config, Trainer.of(config, mesh), mesh)
+    answer = _answerer(connection)
+
+    def progress(line: str) -> None:
+        answer({"kind": "progress", "text": line})
+
+    answer({"kind": "ready"})
+    while (order := broadcast(_next(connection)))["kind"] != "end":
+        if order["kind"] == "update":
+            made = trainer.update(UpdateOrder(**order["order"]), progress)
+            files = [file for part in exchange([f.model_dump(mode="json") for f in made.files]) for file in part]
+            answer({"kind": "done", "files": files, "metrics": made.metrics})
+        elif order["kind"] == "distance":
+            answer({"kind": "done", "distance": trainer.distance(DistanceOrder(**order["order"]))})
+
+
+def _next(connection: Connection | None) -> dict[str, Any]:
+    """Return the flow's next order, `wait` if there is none yet, or `end` if the flow has ended."""
+    if connection is None:
+        return {}  # not the first rank, which broadcasts
+    try:
+        return receive(connection) if connection.poll(BEAT_S) else {"kind": "wait"}
+    except (EOFError, OSError):
+        return {"kind": "end"}
+
+
+def _answerer(connection: Connection | None) -> Callable[[dict[str, Any]], None]:
+    """Return a function that answers to the flow, in the first rank, or writes into the log; forward alarms, too."""
+    if connection is None:
+        return lambda message: logger.info("%s", message.get("text", message["kind"]))
+
+    def answer(message: dict[str, Any]) -> None:
+        send(connection, message)
+
+    logging.getLogger("tasks").addHandler(_Forwarder(answer))
+    return answer
+
+
+class _Forwarder(logging.Handler):
+    """Sends what the trainer logs to the flow."""
+
+    def __init__(self, answer: Callable[[dict[str, Any]], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._answer = answer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._answer({"kind": "log", "logger": record.name, "level": record.levelno, "text": self.format(record)})
+
+
+def _tell(error: Exception, store: Any, connection: Connection | None) -> None:
+    """Let the flow know the first error of all ranks, which may be another one than this rank's.
+
+    The group has ended, so the first rank does not wait for this one any longer.
+    """
+    own = {"kind": "error", "rank": int(os.environ.get("RANK", 0)), **_described(error)}
+    first = own
+    if store is not None:
+        try:
+            first = json.loads(store.compare_set("error", "", json.dumps(own)))
+            if connection is None:
+                store.wait(["told"], timedelta(seconds=_TELL_S))
+        except Exception:  # the host of the store may be gone; the own error is in the log
+            logger.warning("the first rank is out of reach", exc_info=True)
+    if connection is not None:
+        try:
+            send(connection, first)
+        except OSError:
+            logger.warning("the flow has ended")
+        if store is not None:
+            store.set("told", "yes")
+
+
+def _described(error: Exception) -> dict[str, Any]:
+    from torch.distributed import DistError
+
+    lost = isinstance(error, DistError) or "gloo" in str(error)
+    kind = next((known.__name__ for known in (StorageError, ValueError) if isinstance(error, known)), "")
+    text = f"{error}" if kind else "".join(traceback.format_exception_only(error)).strip()
+    return {"type": kind, "text": text, "lost": lost, "traceback": traceback.format_exc()}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""Models whose weights are divided among ranks, with FSDP2: each rank holds a range of rows of every parameter.
+
+A sharded parameter is whole only during a forward or backward pass of its part of the model: a decoder layer, or the
+rest (embedding, last norm, output layer).
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, Shard
+from transformers import PreTrainedModel
+
+from tasks.train.mesh import Mesh
+
+Result = TypeVar("Result")
+Rows = Callable[[str, int, int], Tensor]
+"""A function that reads the rows start:end of the parameter with a name."""
+_WITHIN = "_within"
+
+
+def shard(module: nn.Module, mesh: Mesh) -> None:
+    """Divide the parameters of a model, or of a part of one, among the ranks; without several ranks do nothing.
+
+    Gradients are summed over the ranks, not averaged: each token's share of the loss is already divided by the number
+    of tokens in the whole minibatch.
+    """
+    if mesh.devices is None:
+        return
+    layers = getattr(module, "_no_split_modules", None) or ()
+    for part in (*(m for m in module.modules() if type(m).__name__ in layers), module):
+        fully_shard(part, mesh=mesh.devices)
+        assert isinstance(part, FSDPModule)
+        part.set_gradient_divide_factor(1.0)
+        part.set_force_sum_reduction_for_comms(True)
+    setattr(module, _WITHIN, _call)
+    register_fsdp_forward_method(module, _WITHIN)
+
+
+def _call(compute: Callable[[], Result]) -> Result:
+    return compute()
+
+
+def within(model: nn.Module, compute: Callable[[], Result]) -> Result:
+    """Run `compute`, which returns tensors, as one forward pass of the model: only there may it use all weights."""
+    if not isinstance(model, FSDPModule):
+        return compute()
+    result: Result = getattr(model, _WITHIN)(compute)
+    if not torch.is_grad_enabled():  # no backward pass will do it
+        model.reshard()
+    return result
+
+
+def reduce_gradients(modules: Iterable[nn.Module], mesh: Mesh, *, last: bool) -> None:
+    """Say how the next backward pass leaves gradients; `last`: it is the last one before the optimizer step.
+
+    Sharded gradients are divided at once, since whole ones may not fit. Copies of them are added up only once.
+    """
+    for module in modules:
+        if isinstance(module, FSDPModule):
+            assert mesh.devices is not None
+            module.set_requires_gradient_sync(last or mesh.devices["shard"].size() > 1)
+            module.set_requires_all_reduce(last)
+
+
+def whole(value: Tensor) -> Tensor:
+    """Return all of a tensor, on every rank; all ranks call this in the same order."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def local(value: Tensor) -> Tensor:
+    """Return this rank's rows."""
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def like(parameter: Tensor, read: Callable[[int, int], Tensor]) -> Tensor:
+    """Make a tensor that is divided like `parameter`, on its device; `read` returns the rows start:end of it."""
+    if not isinstance(parameter, DTensor):
+        return read(0, parameter.shape[0] if parameter.ndim else 1).to(parameter.device)
+    start, end = _rows(parameter)
+    mesh = parameter.device_mesh
+    rows = read(start, end).to(mesh.device_type)
+    return DTensor.from_local(
+        rows, mesh, parameter.placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )
+
+
+def _rows(parameter: DTensor) -> tuple[int, int]:
+    """Return the first row of this rank's, and the one after its last."""
+    assert parameter.placements[-1] == Shard(0)
+    mesh, count = parameter.device_mesh, parameter.shape[0]
+    step = -(-count // mesh.size(mesh.ndim - 1))
+    start = min(count, step * mesh.get_local_rank(mesh.ndim - 1))
+    return start, min(count, start + step)
+
+
+def fill(model: nn.Module, read: Rows) -> None:
+    """Replace parameters on the meta device by what `read` returns; tied ones stay one."""
+    filled: dict[int, nn.Parameter] = {}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for module in model.modules():
+        for key, empty in module._parameters.items():
+            if empty is not None and id(empty) not in filled:
+                value = like(empty, functools.partial(read, names[id(empty)]))
+                filled[id(empty)] = nn.Parameter(value, empty.requires_grad)
+            if empty is not None:
+                module._parameters[key] = filled[id(empty)]
+
+
+def class_of(model: PreTrainedModel) -> type[Any]:
+    """Return the class of a model; sharding replaces it by a subclass with another name."""
+    return next(each for each in type(model).__mro__ if not issubclass(each, FSDPModule))

@@ -1,0 +1,162 @@
+"""A trainer of versions: it reads policy, trajectories and scores from the store, and writes the next policy there.
+
+Its orders are names of versions. It never commits: the caller, who holds the lease of the run, does.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, TypeAlias
+
+from configs import Config
+from storage import layout
+from storage.objects.cache import scratch_of
+from storage.objects.store import Store
+from storage.records import Score, Trajectory
+from storage.version_names import PolicyVersion, ScoresVersion, TrajectoriesVersion
+from storage.versions import checkpoints, datasets
+from storage.versions.checkpoints import Checkpoint
+from storage.versions.drafts import Draft
+from storage.versions.manifests import File
+from tasks.problems.exclusions import read_exclusions, set_aside
+
+if TYPE_CHECKING:
+    from tasks.train.mesh import Mesh
+    from tasks.train.ranks.launcher import Ranks
+    from tasks.train.trainer import Trainer
+    from tasks.train.trainer_process import TrainerProcess
+
+    AnyTrainer: TypeAlias = "VersionTrainer | Ranks"
+
+Progress = Callable[[str], None]
+_NAMED = 20
+"""Number of excluded trajectories that the log names."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateOrder:
+    """One update: which policy, on which data, and the draft that receives the files."""
+
+    version: PolicyVersion  # to be made
+    nonce: str  # of the draft
+    policy: PolicyVersion
+    trajectories: TrajectoriesVersion
+    scores: ScoresVersion
+
+
+@dataclass(frozen=True, slots=True)
+class DistanceOrder:
+    """The distance of two policies at the tokens of trajectories."""
+
+    policy: PolicyVersion
+    other: PolicyVersion
+    trajectories: TrajectoriesVersion
+    scores: ScoresVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """The files of a new policy, which lie in the store, and the metrics of the update."""
+
+    files: list[File]
+    metrics: dict[str, float]
+
+
+class VersionTrainer:
+    """Carries out orders with a trainer in this process or in one of its own.
+
+    Args:
+        config: the run's configuration.
+        trainer: it keeps the policy in memory between orders.
+        mesh: the ranks that carry out the same orders; None: this process alone.
+    """
+
+    def __init__(self, config: Config, trainer: "Trainer | TrainerProcess", mesh: "Mesh | None" = None) -> None:
+        self._config, self._trainer, self._mesh = config, trainer, mesh
+        self._store, self._cache = Store.of(config.storage), Path(config.storage.cache)
+
+    def update(self, order: UpdateOrder, progress: Progress) -> Made:
+        """Run one update and write the files of the new policy under the draft's nonce; several ranks write their own.
+
+        Raises:
+            ValueError: see `Trainer.update`.
+            StorageError: a version is missing or damaged.
+        """
+        trainer = self._trainer
+        must_load = trainer.holds != order.policy
+        with self._mesh.in_turns() if self._mesh else nullcontext():
+            checkpoint = checkpoints.open_checkpoint(self._store, order.policy, self._cache, state=must_load)
+            first = self._first() if must_load and self._config.ppo.needs_first else None
+            rows, scores = self._rows(order.trajectories, order.scores)
+        if must_load:
+            trainer.load(checkpoint.model, checkpoint.state, self._config.run.seed, first)
+        rows, metrics = self._without_excluded(rows, order.trajectories, progress)
+        metrics |= trainer.update(rows, scores, checkpoint.number, progress)
+        files = self._write(order, checkpoint)
+        trainer.holds = order.version
+        return Made(files, metrics)
+
+    def distance(self, order: DistanceOrder) -> float | None:
+        """Compute the mean KL in nats per token between two policies; None if no token is trainable."""
+        trainer = self._trainer
+        with self._mesh.in_turns() if self._mesh else nullcontext():
+            model, other = (
+                checkpoints.open_checkpoint(self._store, version, self._cache).model
+                for version in (order.policy, order.other)
+            )
+            rows, scores = self._rows(order.trajectories, order.scores)
+        if trainer.holds != order.policy:
+            trainer.load(model, None, self._config.run.seed)
+            trainer.holds = order.policy
+        return trainer.distance(other, rows, scores)
+
+    def _first(self) -> Path:
+        first = layout.checkpoint(self._config.run.name, 0)
+        return checkpoints.open_checkpoint(self._store, first, self._cache).model
+
+    def _rows(self, trajectories: TrajectoriesVersion, scores: ScoresVersion) -> tuple[list[Trajectory], list[Score]]:
+        rows = list(datasets.trajectories(self._store, trajectories, self._cache))
+        return rows, [Score(**row) for row in datasets.rows(self._store, scores, self._cache)]
+
+    def _without_excluded(
+        self, rows: list[Trajectory], version: TrajectoriesVersion, progress: Progress
+    ) -> tuple[list[Trajectory], dict[str, float]]:
+        """Leave out what `problems.exclusions` excludes; return the rest, and a metric that counts it."""
+        versions = self._config.problems.exclusions
+        if not versions:
+            return rows, {}
+        rows, excluded = set_aside(rows, version, read_exclusions(self._store, versions, self._cache))
+        if excluded:
+            progress(f"{len(excluded)} trajectories are excluded by {', '.join(versions)}: {_short(excluded)}")
+        return rows, {"trajectories/excluded": float(len(excluded))}
+
+    def _write(self, order: UpdateOrder, checkpoint: Checkpoint) -> list[File]:
+        """Write this rank's files into the draft's folder in the store."""
+        scratch = scratch_of(self._cache, self._config.run.name)
+        with TemporaryDirectory(prefix="checkpoint-", dir=scratch) as folder:
+            model, state = Path(folder) / "model", Path(folder) / "state"
+            self._trainer.save(model, state)
+            canary = self._trainer.canary()
+            with Draft(self._store, order.version, "checkpoint", order.nonce) as draft:
+                if self._mesh is None or self._mesh.rank == 0:
+                    _copy_tokenizer(checkpoint, model)
+                    checkpoints.add_canary(draft, canary)
+                draft.add_folder(model, "model")
+                draft.add_folder(state, "state")
+                draft.hand_over(self._cache)
+                return draft.files
+
+
+def _short(ids: Sequence[str]) -> str:
+    return ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")
+
+
+def _copy_tokenizer(checkpoint: Checkpoint, model: Path) -> None:
+    """Copy from the checkpoint before the files that the trainer does not write: tokenizer and chat template."""
+    for path in checkpoint.model.iterdir():
+        is_weights = path.suffix == ".safetensors" or path.name.endswith(".safetensors.index.json")
+        if not (model / path.name).exists() and not is_weights:
+            shutil.copyfile(path, model / path.name)

@@ -1,0 +1,160 @@
+"""A trainer of several ranks: its overhead, its speed, its checkpoints and its memory, with a model of 30 M parameters.
+
+Everything runs on the same cores, one after the other, so ratios are those of this machine.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psutil
+
+from tests.benchmarks.fixtures import Lab
+from tests.benchmarks.result import Row, peak_memory_mb, spread
+
+if TYPE_CHECKING:
+    from tasks.train.ranks.launcher import Ranks
+    from tasks.train.version_trainer import VersionTrainer
+    from tests.support.training_run import TrainingRun
+
+WARM_UP, ROUNDS = 1, 6
+GOAL_OVERHEAD, GOAL_COPIES = ("1.02 or less", 1.02), ("0.9 or more", 0.9)
+MESHES = {
+    "one rank": ["trainer.launcher=torchrun", "ppo.threads=2"],
+    "two copies": ["trainer.launcher=torchrun", "ppo.parallel.replicate=2", "ppo.threads=1"],
+    "two shards": ["trainer.launcher=torchrun", "ppo.parallel.shard=2", "ppo.threads=1"],
+}
+SHARDS = (1, 2, 4)
+OPTIONS = ["rollout.max_head_offpolicyness=99", "optimizer.lr=1e-5"]
+DATA = {"problems": 8, "samples": 8, "vocabulary": 8192, "longest": 40}
+
+
+class Times(NamedTuple):
+    """Seconds of an order: preparation and training, and all of it with its commit."""
+
+    training: float
+    order: float
+
+
+def measure(lab: Lab) -> list[Row]:
+    """Train the same iterations in one process and on each mesh, in turns."""
+    model = _model(lab.scratch / "30m")
+    return [*_speed_rows(lab.scratch / "speed", model), *_memory_rows(lab.scratch / "memory", model)]
+
+
+def _model(folder: Path) -> Path:
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 8, "vocab_size": 8192}
+    config = Qwen3Config(**sizes, num_attention_heads=8, num_key_value_heads=4, head_dim=64, tie_word_embeddings=False)
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def _speed_rows(folder: Path, model: Path) -> list[Row]:
+    from tasks.train.trainer import Trainer
+    from tasks.train.version_trainer import VersionTrainer
+    from tests.support.training_run import TrainingRun
+
+    names = ["one process", *MESHES]
+    runs = {name: TrainingRun(folder / name, WARM_UP + ROUNDS, model, OPTIONS, **DATA) for name in names}
+    config = runs["one process"].config("ppo.threads=2")
+    times: dict[str, list[Times]] = {name: [] for name in names}
+    with ExitStack() as stack:
+        trainers: dict[str, VersionTrainer | Ranks] = {"one process": VersionTrainer(config, Trainer.of(config))}
+        trainers |= {name: stack.enter_context(_ranks(runs[name], *settings)) for name, settings in MESHES.items()}
+        for iteration in range(WARM_UP + ROUNDS):
+            for name, trainer in trainers.items():
+                times[name].append(_timed(runs[name], trainer, iteration))
+    plain = _plain(runs["one process"], folder / "plain.safetensors")
+    return [
+        _against(times, "one rank", "overhead of the group: an order to one rank / one process", GOAL_OVERHEAD),
+        _against(times, "two copies", "one process with two threads / two copies with one each", GOAL_COPIES),
+        _against(times, "two shards", "one process with two threads / two shards with one each"),
+        *_file_rows(times, plain),
+    ]
+
+
+def _timed(run: "TrainingRun", trainer: "VersionTrainer | Ranks", iteration: int) -> Times:
+    start = time.perf_counter()
+    metrics = run.train(trainer, iteration).metrics
+    training = metrics["seconds/update"] + metrics["seconds/prepare"]
+    return Times(training, time.perf_counter() - start)
+
+
+def _against(times: dict[str, list[Times]], name: str, benchmark: str, goal: tuple[str, float] | None = None) -> Row:
+    pairs = list(zip(times["one process"][WARM_UP:], times[name][WARM_UP:], strict=True))
+    if name == "one rank":
+        ratios = [ranks.order / alone.order for alone, ranks in pairs]
+    else:
+        ratios = [alone.training / ranks.training for alone, ranks in pairs]
+    met = None if goal is None else median(ratios) <= goal[1] if name == "one rank" else median(ratios) >= goal[1]
+    seconds = median(ranks.training for _, ranks in pairs), median(alone.training for alone, _ in pairs)
+    return Row(
+        benchmark,
+        spread(ratios, "{:.3f}".format),
+        goal[0] if goal else "",
+        met,
+        f"training {seconds[0]:.2f} s against {seconds[1]:.2f} s in one process; {len(pairs)} pairs",
+    )
+
+
+def _plain(run: "TrainingRun", path: Path) -> tuple[float, float, float]:
+    """Write and read a checkpoint's tensors with safetensors alone; return bytes, and seconds of both."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = run.tensors(WARM_UP + ROUNDS)
+    start = time.perf_counter()
+    save_file(tensors, path)
+    with path.open("rb") as file:
+        os.fsync(file.fileno())  # as the store does
+    written = time.perf_counter()
+    for value in load_file(path).values():
+        value.clone()
+    return path.stat().st_size, written - start, time.perf_counter() - written
+
+
+def _file_rows(times: dict[str, list[Times]], plain: tuple[float, float, float]) -> Iterator[Row]:
+    size, written, read = plain
+    for name in ("one process", "two shards"):
+        rest = median(each.order - each.training for each in times[name][WARM_UP:])
+        first = times[name][0].order - times[name][0].training - rest
+        yield Row(
+            f"checkpoint of {name}: what an order does besides training / plain save_file and fsync",
+            f"{rest / written:.2f}",
+            detail=f"{rest:.2f} s to read the data, save, hash, upload and commit {size / 1e6:.0f} MB, plain "
+            f"{written:.2f} s; the first order takes {first:.2f} s longer"
+            + (" with the start of the ranks" if name != "one process" else "")
+            + f", a plain read {read:.2f} s",
+        )
+
+
+def _memory_rows(folder: Path, model: Path) -> Iterator[Row]:
+    from tests.support.training_run import TrainingRun
+
+    for shard in SHARDS:
+        run = TrainingRun(folder / str(shard), 2, model, OPTIONS, **DATA)
+        settings = ["trainer.launcher=torchrun", f"ppo.parallel.shard={shard}", "ppo.threads=1"]
+        with _ranks(run, *settings) as ranks:
+            for iteration in range(2):
+                run.train(ranks, iteration)
+            peaks = [peak_memory_mb(process.pid) for process in _processes(ranks)]
+        yield Row(f"peak memory of a rank, {shard} shards", f"{max(peaks):.0f} MB", detail="libraries included")
+
+
+def _processes(ranks: "Ranks") -> list[psutil.Process]:
+    assert ranks._host
+    torchrun = psutil.Process(ranks._host._torchrun.pid).children()[0]
+    return torchrun.children()
+
+
+def _ranks(run: "TrainingRun", *settings: str) -> "Ranks":
+    from tasks.train.ranks.launcher import Ranks
+
+    return Ranks(run.config(*settings), run.folder / "logs")

@@ -1,0 +1,119 @@
+"""A run in a store, with a tiny random policy and random rows, for trainers that read versions."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from safetensors.torch import load_file
+from torch import Tensor
+
+from configs import Config, load
+from storage import layout
+from storage.objects.store import Store
+from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA
+from storage.version_names import PolicyVersion
+from storage.versions import checkpoints, datasets, manifests
+from storage.versions.drafts import Draft, Provenance
+from storage.versions.manifests import Manifest
+from tasks.train.policy import load_policy, make_canary
+from tasks.train.ranks.launcher import Ranks
+from tasks.train.version_trainer import UpdateOrder, VersionTrainer
+from tests.support.train_helpers import random_rows, save_tiny
+
+RUN, SCORER = "smoke", "5c0e"
+OPTIONS = [
+    "rollout.max_head_offpolicyness=99",
+    "ppo.kl.kl_ctl=0.1",
+    "ppo.kl.reference=ema",
+    "ppo.advantage.type=gae",
+    "ppo.critic.model=own",
+]
+
+
+class TrainingRun:
+    """A run with policy version 0 and the data of some iterations.
+
+    Args:
+        folder: an empty folder for store and cache.
+        iterations: the number of iterations with data.
+        model: folder of policy version 0; None: a tiny random one.
+        options: overrides of the configuration `smoke`.
+        data: arguments of `random_rows`.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        iterations: int,
+        model: Path | None = None,
+        options: Sequence[str] = OPTIONS,
+        **data: int,
+    ) -> None:
+        self._open(folder, options)
+        self._data, config = data, self.config()
+        with Draft(self.store, layout.run(RUN), "run") as draft:
+            draft.commit(self._provenance, [])
+        model = model or save_tiny(folder / "policy")
+        canary = make_canary(load_policy(model, config.ppo), 4096)
+        checkpoints.commit(self.store, self.policy(0), model, None, canary, self._provenance, [layout.run(RUN)], {})
+        for iteration in range(iterations):
+            self._add_data(iteration)
+
+    @classmethod
+    def reopened(cls, folder: Path) -> Self:
+        """Return the run that another process has made in `folder`."""
+        run = cls.__new__(cls)
+        run._open(folder, OPTIONS)
+        return run
+
+    def _open(self, folder: Path, options: Sequence[str]) -> None:
+        self.folder, self.root, self._options = folder, f"{folder}/store", options
+        self.store = Store(self.root)
+        self._provenance = Provenance(config=self.config().model_dump(mode="json"))
+
+    def config(self, *overrides: str) -> Config:
+        where = [f"storage.root={self.root}", f"storage.cache={self.folder}/cache", "ppo.threads=1", "ppo.device=cpu"]
+        return load("smoke", [*where, *self._options, *overrides])
+
+    def policy(self, number: int) -> PolicyVersion:
+        return layout.checkpoint(RUN, number)
+
+    def order(self, iteration: int, nonce: str = "") -> UpdateOrder:
+        data = layout.trajectories(RUN, iteration), layout.scores(RUN, iteration, SCORER)
+        return UpdateOrder(self.policy(iteration + 1), nonce, self.policy(iteration), *data)
+
+    def train(self, trainer: VersionTrainer | Ranks, iteration: int) -> Manifest:
+        """Make and commit the next policy, as the task does."""
+        with Draft(self.store, self.policy(iteration + 1), "checkpoint") as draft:
+            order, lines = self.order(iteration, draft.nonce), list[str]()
+            draft.accept(trainer.update(order, lines.append).files)
+            return draft.commit(self._provenance, [order.policy, order.trajectories, order.scores])
+
+    def tensors(self, number: int) -> dict[str, Tensor]:
+        """Return all weights and moments of a checkpoint."""
+        opened = checkpoints.open_checkpoint(self.store, self.policy(number), self.folder / "cache", state=True)
+        assert opened.state
+        found: dict[str, Tensor] = {}
+        for path in [*opened.model.glob("*.safetensors"), *opened.state.glob("*.safetensors")]:
+            found |= {f"{path.name.split('-')[0].split('.')[0]}/{k}": v for k, v in load_file(path).items()}
+        return found
+
+    def committed(self) -> list[int]:
+        """Return the numbers of the policies."""
+        return [number for number in range(1000) if manifests.committed(self.store, self.policy(number))]
+
+    def _add_data(self, iteration: int) -> None:
+        rows, scores = random_rows(seed=iteration, **self._data)
+        order = self.order(iteration)
+        for version, kind, schema, items in (
+            (order.trajectories, "trajectories", TRAJECTORY_SCHEMA, rows),
+            (order.scores, "scores", SCORE_SCHEMA, scores),
+        ):
+            with Draft(self.store, version, kind) as draft:  # type: ignore[arg-type]  # a literal
+                datasets.write_rows(draft, schema, items, rows_per_shard=100)
+                draft.commit(self._provenance, [layout.run(RUN)])
+
+
+def largest_difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    assert one.keys() == other.keys()
+    return max((value.double() - other[name].double()).abs().max().item() for name, value in one.items())

@@ -1,0 +1,190 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from configs import load
+from configs.schema import PPO, Parallel
+from storage.errors import UnavailableError
+from storage.objects.store import Store
+from storage.versions.checkpoints import Checkpoint
+from tasks.run.dry_run import pass_tokens, plan
+from tasks.train.memory import CARD, main, memory_of, saved_by_layer
+from tasks.train.model_sizes import PUBLIC, SUPPORTED, ModelSizes
+from tasks.warm_start.policy_sizes import policy_sizes
+from tests.conftest import SOURCE, TINY
+from tests.support.paths import ROOT
+
+SMALL = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 50,
+}
+LARGE = PUBLIC["Qwen/Qwen2.5-7B-Instruct"]
+OWN_CRITIC = {"advantage": {"type": "gae"}, "critic": {"model": "own"}}
+
+
+def model(kind: str, **sizes: object) -> tuple[Any, ModelSizes]:
+    """Make a model, and read its sizes from the config.json that it would save."""
+    config = AutoConfig.for_model(kind, **SMALL | sizes)
+    made = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    return made, ModelSizes.of(json.loads(config.to_json_string()))
+
+
+@pytest.mark.parametrize("kind", SUPPORTED)
+@pytest.mark.parametrize(
+    "sizes", [{}, {"tie_word_embeddings": True}, {"num_key_value_heads": 4}, {"num_hidden_layers": 1}]
+)
+def test_parameters_are_those_of_the_model(kind: str, sizes: dict[str, object]) -> None:
+    made, read = model(kind, **sizes)
+    assert read.parameters == made.num_parameters()
+    assert read.layer_parameters == sum(parameter.numel() for parameter in made.base_model.layers[0].parameters())
+
+
+def test_public_sizes_have_the_published_numbers_of_parameters() -> None:
+    assert [round(sizes.parameters / 1e9, 2) for sizes in PUBLIC.values()] == [1.54, 7.62, 32.76, 72.71]
+
+
+@pytest.mark.parametrize("kind", SUPPORTED)
+@pytest.mark.parametrize("autocast", ["none", "bfloat16"])
+def test_a_layer_saves_what_pytorch_saves(kind: str, autocast: Literal["none", "bfloat16"]) -> None:
+    """The bytes that a second layer adds, without weights and their casts, are those of the formula, within 2 %."""
+    wide = {"hidden_size": 128, "num_attention_heads": 8, "intermediate_size": 384, "head_dim": 16}
+    (one, _), (two, sizes) = (model(kind, num_hidden_layers=layers, **wide) for layers in (1, 2))
+    added = (_saved(two, autocast) - _saved(one, autocast)) / 256
+    assert saved_by_layer(sizes, autocast) == pytest.approx(added, rel=0.02)
+
+
+def _saved(made: Any, autocast: str) -> int:
+    """Return the bytes of the tensors that a forward pass over 256 tokens saves, each counted once."""
+    storages: dict[int, int] = {}
+    weights = {tuple(parameter.shape) for parameter in made.parameters()}
+    weights |= {shape[::-1] for shape in weights}
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        if tuple(tensor.shape) not in weights:
+            storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+            alive.append(tensor)
+        return tensor
+
+    alive: list[torch.Tensor] = []  # so that no address is used twice
+    half = torch.autocast("cpu", torch.bfloat16, enabled=autocast == "bfloat16")
+    with half, torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        made.base_model(input_ids=torch.zeros((4, 64), dtype=torch.long), use_cache=False)
+    return sum(storages.values())
+
+
+@given(shard=st.integers(1, 64), tokens=st.integers(1, 10**5), checkpointing=st.booleans())
+@settings(max_examples=30)
+def test_a_larger_mesh_needs_less(shard: int, tokens: int, checkpointing: bool) -> None:
+    """With twice the shards, a rank has half of what is divided, and no part of anything grows."""
+
+    def memory(shard: int) -> Any:
+        ppo = PPO(parallel=Parallel(shard=shard), gradient_checkpointing=checkpointing)
+        return memory_of(LARGE, ppo, tokens)
+
+    one, two, copies = memory(2 * shard), memory(4 * shard), PPO(parallel=Parallel(replicate=3, shard=2 * shard))
+    assert two.total < one.total
+    assert two.weights == pytest.approx(one.weights / 2, abs=1)
+    assert (two.gathered, two.activations, two.logits) == (one.gathered, one.activations, one.logits)
+    assert memory_of(LARGE, copies, tokens).weights == one.weights
+
+
+def test_memory_by_hand() -> None:
+    """P parameters on one rank are 16 P bytes; a critic of its own as many again, a reference policy 4 P."""
+    parameters = LARGE.parameters
+    alone = memory_of(LARGE, PPO(), 10)
+    assert (alone.weights, alone.gradients, alone.moments) == (4 * parameters, 4 * parameters, 8 * parameters)
+    assert (alone.others, alone.gathered, alone.casts) == (0, 0, 0)
+    assert alone.logits == 16 * 152064 * 10
+    both = PPO.model_validate({**OWN_CRITIC, "kl": {"kl_ctl": 0.1}})
+    assert memory_of(LARGE, both, 10).others == 20 * parameters
+    sharded = memory_of(LARGE, PPO(parallel=Parallel(shard=4)), 10)
+    assert sharded.gathered == 8 * LARGE.root_parameters + 20 * LARGE.layer_parameters
+
+
+@pytest.mark.parametrize("name", ["gsm8k-7b", "math-32b"])
+def test_recipes_fit_their_cards(name: str) -> None:
+    config = load(name)
+    assert memory_of(policy_sizes(config), config.ppo, pass_tokens(config)).fits
+
+
+def test_the_recipe_for_one_card_shares_it_with_vllm() -> None:
+    config = load("gsm8k-1.5b")
+    trainer = memory_of(policy_sizes(config), config.ppo, pass_tokens(config)).total
+    assert trainer + config.inference.gpu_memory_utilization * CARD < 0.95 * CARD
+
+
+def test_the_plan_names_devices_memory_and_data() -> None:
+    printed = plan(load("gsm8k-7b", ["inference.replicas=2", "inference.extra_args=[-tp, '2']"]))
+    for said in ("4 ranks: replicate 1 x shard 4", "the last 4 GPUs, 2 for each", "needs 8 GPUs", "1,024 x 8,192"):
+        assert said in printed
+    assert "http://10.0.0.5:8003" in plan(load("math-32b"))
+
+
+@pytest.mark.slow
+def test_the_command_line_prints_the_plan() -> None:
+    command = [sys.executable, "-m", "flows.math_mt_ppo", "gsm8k-7b", "--plan"]
+    printed = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=True).stdout
+    assert "7,615,616,512 parameters" in printed
+
+
+@pytest.mark.slow
+def test_the_plan_of_a_warm_start_imports_no_torch() -> None:
+    code = "import sys; from configs import load; from tasks.run.dry_run import plan; plan(load('demo'))"
+    subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"], cwd=ROOT, check=True)
+
+
+def test_sizes_are_found_in_a_folder_a_checkpoint_and_a_warm_start(
+    policy_folder: Path, policies: list[Checkpoint], checkpoint_store: Store
+) -> None:
+    """All three name the same policy."""
+    folder = load("demo", [f"policy={{path: {policy_folder}}}"])
+    checkpoint = load("demo", [f"policy={{path: '{checkpoint_store.uri(policies[0].version)}'}}"])
+    taught = load(
+        "demo", [f"problems.train={SOURCE.model_dump_json()}", f"policy={{warm_start: {TINY.model_dump_json()}}}"]
+    )
+    found = ModelSizes.of(json.loads((policy_folder / "config.json").read_bytes()))
+    assert policy_sizes(folder) == policy_sizes(checkpoint) == policy_sizes(taught) == found
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"model_type": "qwen3_moe", "num_experts": 128}, r"qwen3_moe.*mixture of experts.*only dense models"),
+        ({"model_type": "gpt2"}, "model_type='gpt2' cannot be counted: only dense models of the types llama"),
+        ({"model_type": "llama"}, "config.json has no 'hidden_size'"),
+        ([], "config.json is not a JSON object"),
+    ],
+)
+def test_other_models_are_refused(config: object, message: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=message) as error:
+        plan(load("demo", [f"policy={{path: {tmp_path}}}"]))
+    assert str(tmp_path) in str(error.value)
+
+
+def test_an_unknown_name_is_reported(tmp_path: Path) -> None:
+    """The tests are offline, so the hub cannot be asked."""
+    with pytest.raises(UnavailableError, match="'some/model' is neither a folder nor in the hub's cache"):
+        policy_sizes(load("demo", ["policy={path: some/model}"]))
+    with pytest.raises(ValueError, match="there is no .*/none/config.json"):
+        policy_sizes(load("demo", [f"policy={{path: {tmp_path}/none}}"]))
+
+
+def test_the_page_has_the_table_that_the_command_prints(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["memory"])
+    assert main() == 0
+    assert capsys.readouterr().out in (ROOT / "tasks/train/README.md").read_text()

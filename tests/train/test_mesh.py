@@ -1,0 +1,177 @@
+"""Every mesh of ranks computes what one process computes, with every option of `ppo`."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from configs.schema import PPO, Optimizer, Reward
+from storage.records import Score, Trajectory
+from tasks.train.mesh import ALONE, Mesh
+from tasks.train.sharding import whole
+from tasks.train.trainer import Trainer
+from tests.support.rank_processes import run_ranks
+from tests.support.soak import scaled
+from tests.support.train_helpers import EVERYTHING, GAE, random_rows, save_tiny
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "small micro-batches": {"micro_batch_tokens": 16},
+    "four minibatches, two epochs": {"ppo_n_minibatches": 4, "epochs": 2},
+    "plain PPO": {"use_decoupled_loss": False, "eps_clip_higher": 0.4, "c_clip": 1.1},
+    "behaviour logprobs": {"recompute_logprob": False},
+    "weights of tokens, masked": {"behaviour_weight": {"cap": 1.2, "mode": "mask"}},
+    "weights of sequences": {"behaviour_weight": {"level": "sequence", "cap": 1.1}},
+    "entropy bonus": {"entropy_coefficient": 0.3},
+    "early stop": {"early_stop_imp_ratio": 1.000001, "ppo_n_minibatches": 4},
+    "mask_truncated": {"mask_truncated": True},
+    "chunks of logprobs": {"logprob_chunk_tokens": 3},
+    "group by std": {"advantage": {"scale_by_std": True, "leave_one_out": True, "normalisation": "group"}},
+    "KL in the reward": {"kl": {"kl_ctl": 0.1, "adaptive": True}},
+    "KL in the loss, moving reference": {
+        "kl": {"kl_ctl": 0.1, "place": "loss", "reference": "ema", "ema_decay": 0.5},
+        "epochs": 2,
+    },
+    "value head": {**GAE, "critic": {"model": "value-head"}},
+    "own critic": {**GAE, "critic": {"model": "own", "value_norm": "ma"}},
+    "everything": EVERYTHING,
+    "gradient checkpointing": {"gradient_checkpointing": True},
+    "autocast": {"autocast": "bfloat16"},
+}
+LOOSE = {"autocast": 2e-2}
+"""Tolerances of options whose numbers have fewer bits than float32, by name; their metrics are not compared."""
+UPDATES = 5
+KINDS = ("weight", "critic", "reference")
+MEASURED = {"seconds/prepare", "seconds/update", "tokens/per_second"}
+DEALT = {"tokens/padding_share"}
+"""Metrics that may differ, because they tell times or how the work was dealt out."""
+Plan = dict[tuple[int, int], list[str]]
+"""The options to train with on each mesh (replicate, shard)."""
+MAX_NORM = 0.5
+OPTIMIZER = Optimizer(lr=1e-3, max_grad_norm=MAX_NORM, weight_decay=0.1, eps=1e-4)
+
+
+def rows() -> tuple[list[Trajectory], list[Score]]:
+    """Make rows for which every option does something: some are cut, and one has two sequences."""
+    rows, scores = random_rows(problems=6)
+    rows[3] = replace(rows[3], status="truncated", reason="no room", unplayed_turns=-1)
+    rows[5] = replace(rows[5], sequence_starts=[0, rows[5].turns[0].end])
+    return rows, scores
+
+
+def knobs(options: dict[str, Any], replicate: int = 1, shard: int = 1) -> PPO:
+    parallel = {"replicate": replicate, "shard": shard}
+    return PPO.model_validate({"device": "cpu", "threads": 1, "ppo_n_minibatches": 2, "parallel": parallel, **options})
+
+
+def start(folder: Path, ppo: PPO, mesh: Mesh) -> Trainer:
+    trainer = Trainer(ppo, OPTIMIZER, Reward(), mesh=mesh)
+    trainer.load(folder, None, seed=1)
+    return trainer
+
+
+def numbers(trainer: Trainer) -> dict[str, Tensor]:
+    """Return weights and gradients of the policy, and the weights of critic and reference, whole."""
+    state = trainer._train_state
+    named: dict[str, Tensor] = {f"weight/{name}": p for name, p in state.model.named_parameters()}
+    gradients = {name: whole(p.grad) for name, p in state.model.named_parameters() if p.grad is not None}
+    norm = torch.cat([value.flatten() for value in gradients.values()]).norm()
+    # Clipped, also where an early stop left the step out.
+    named |= {f"gradient/{name}": value / max(1.0, norm / MAX_NORM) for name, value in gradients.items()}
+    if state.critic:
+        named |= {f"critic/{name}": p for name, p in state.critic.named_parameters()}
+    if state.reference:
+        named |= {f"reference/{name}": p for name, p in state.reference.model.named_parameters()}
+    return {name: whole(value.detach()).clone() for name, value in named.items()}
+
+
+def train(folder: Path, mesh: Mesh, ppo: PPO) -> tuple[dict[str, Tensor], dict[str, float]]:
+    """Take UPDATES updates; return the numbers after the first and the last, and the metrics of the last."""
+    trainer, metrics = start(folder, ppo, mesh), dict[str, float]()
+    found: dict[str, Tensor] = {}
+    for version in range(UPDATES):
+        metrics = trainer.update(*rows(), version=2 + version)
+        if version in (0, UPDATES - 1):
+            found |= {f"{version}/{name}": value for name, value in numbers(trainer).items()}
+    return found, metrics
+
+
+def train_on_ranks(folder: Path, out: Path, plan: Plan) -> None:
+    """Train with the options of each mesh; the first rank writes what it found."""
+    for (replicate, shard), names in plan.items():
+        for name in names:
+            ppo = knobs(OPTIONS[name], replicate, shard)
+            found, metrics = train(folder, Mesh.of(ppo.parallel, "cpu"), ppo)
+            if dist.get_rank() == 0:
+                write(out, f"{replicate}x{shard}", name, found, metrics)
+
+
+def write(out: Path, mesh: str, name: str, found: dict[str, Tensor], metrics: dict[str, float]) -> None:
+    place = out / f"{mesh} {name}.safetensors"
+    save_file(found, place)
+    place.with_suffix(".json").write_text(json.dumps(metrics))
+
+
+def read(out: Path, mesh: str, name: str) -> tuple[dict[str, Tensor], dict[str, float]]:
+    place = out / f"{mesh} {name}.safetensors"
+    return load_file(place), json.loads(place.with_suffix(".json").read_text())
+
+
+def difference(found: dict[str, Tensor], expected: dict[str, Tensor], *kinds: str) -> float:
+    """Return the largest difference of the numbers of some kinds (`0/gradient`)."""
+    return max((found[n] - value).abs().max().item() for n, value in expected.items() if n.startswith(kinds))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("policy"))
+
+
+def compare(folder: Path, out: Path, ranks: int, plan: Plan) -> None:
+    """Compare each mesh with one process: numbers and metrics."""
+    run_ranks(ranks, train_on_ranks, folder, out, plan, log=out / "log")
+    alone = {name: train(folder, ALONE, knobs(OPTIONS[name])) for names in plan.values() for name in names}
+    for (replicate, shard), names in plan.items():
+        for name in names:
+            (found, metrics), (expected, expected_metrics) = read(out, f"{replicate}x{shard}", name), alone[name]
+            assert found.keys() == expected.keys()
+            gradients = difference(found, expected, "0/gradient")
+            weights = difference(found, expected, *(f"{UPDATES - 1}/{kind}" for kind in KINDS))
+            print(f"{name:35} {replicate} x {shard}  gradients {gradients:.1e}  weights {weights:.1e}")
+            if name in LOOSE:
+                assert max(gradients, weights) < LOOSE[name]
+                continue
+            assert gradients <= 1e-6
+            assert weights <= 1e-5
+            for key in expected_metrics.keys() - MEASURED - DEALT:
+                assert metrics[key] == pytest.approx(expected_metrics[key], rel=1e-3, abs=1e-5), key
+
+
+@pytest.mark.slow
+def test_every_option_on_two_ranks(folder: Path, tmp_path: Path) -> None:
+    """Gradients of the first update to 1e-6, weights after five to 1e-5, also those of critic and reference."""
+    replicated = scaled(["defaults", "everything", "value head", "gradient checkpointing"], [*OPTIONS])
+    compare(folder, tmp_path, 2, {(1, 2): [*OPTIONS], (2, 1): replicated})
+
+
+@pytest.mark.slow
+def test_four_ranks(folder: Path, tmp_path: Path) -> None:
+    """Four ranks, of which some have no work in a pass: sharded, replicated, and both."""
+    names = scaled(["everything"], [*OPTIONS])
+    compare(folder, tmp_path, 4, {(2, 2): names, (1, 4): scaled([], names), (4, 1): scaled([], names)})
+
+
+@pytest.mark.slow
+def test_a_mesh_gives_the_same_bits_again(folder: Path, tmp_path: Path) -> None:
+    """Two runs of the same mesh agree in every bit."""
+    for place in (tmp_path / "one", tmp_path / "two"):
+        place.mkdir()
+        run_ranks(2, train_on_ranks, folder, place, {(1, 2): ["everything"]}, log=place / "log")
+    (one, _), (two, _) = (read(tmp_path / name, "1x2", "everything") for name in ("one", "two"))
+    assert all(torch.equal(value, two[name]) for name, value in one.items())

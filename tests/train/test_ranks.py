@@ -1,0 +1,189 @@
+"""The ranks of a trainer, as a flow starts them: checkpoints in parts, other meshes, errors, losses and restarts."""
+
+import random
+import signal
+import socket
+import threading
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+from configs.schema import Parallel
+from storage.errors import StorageError
+from storage.maintenance.verify import verify
+from storage.versions import manifests
+from tasks.train.mesh import Mesh
+from tasks.train.ranks.agreement import agree
+from tasks.train.ranks.launcher import Ranks, RanksLostError
+from tasks.train.trainer import Trainer
+from tasks.train.version_trainer import DistanceOrder, VersionTrainer
+from tests.support.rank_processes import run_ranks
+from tests.support.soak import scaled
+from tests.support.training_run import TrainingRun, largest_difference
+
+pytestmark = pytest.mark.slow
+
+
+def two_ranks(run: TrainingRun, *overrides: str, replicate: int = 1) -> Ranks:
+    mesh = [f"ppo.parallel={{replicate: {replicate}, shard: {2 // replicate}}}", "trainer.launcher=torchrun"]
+    return Ranks(run.config(*mesh, *overrides), run.folder / "logs")
+
+
+def one_process(run: TrainingRun) -> VersionTrainer:
+    return VersionTrainer(run.config(), Trainer.of(run.config()))
+
+
+def processes_of(ranks: Ranks) -> list[psutil.Process]:
+    """Return supervisor, torchrun and ranks, in this order."""
+    assert ranks._host
+    supervisor = psutil.Process(ranks._host._torchrun.pid)
+    return [supervisor, *supervisor.children(recursive=True)]
+
+
+def test_another_mesh_goes_on(tmp_path: Path) -> None:
+    """2 ranks, then 1 process, then 2 again: as one process up to rounding. 2 after 2: bit for bit as 2 at once."""
+    names = ("straight on one", "mixed", "straight on two", "stopped")
+    alone, mixed, straight, stopped = runs = [TrainingRun(tmp_path / name, 3) for name in names]
+    trainer = one_process(alone)
+    for iteration in range(3):
+        alone.train(trainer, iteration)
+    with two_ranks(mixed) as ranks:
+        manifest = mixed.train(ranks, 0)
+    mixed.train(one_process(mixed), 1)
+    with two_ranks(mixed, replicate=2) as ranks:
+        mixed.train(ranks, 2)
+        order = mixed.order(0)
+        distance = ranks.distance(DistanceOrder(mixed.policy(3), mixed.policy(0), order.trajectories, order.scores))
+    with two_ranks(straight) as ranks:
+        for iteration in range(3):
+            straight.train(ranks, iteration)
+    for iterations in ([0, 1], [2]):
+        with two_ranks(stopped) as ranks:
+            for iteration in iterations:
+                stopped.train(ranks, iteration)
+    parts = {file.name for file in manifest.files if "-of-" in file.name}
+    stems = ("model/model", "state/optimizer", "state/critic", "state/reference")
+    assert parts == {f"{stem}-0000{part}-of-00002.safetensors" for stem in stems for part in (1, 2)}
+    sizes = [file.bytes for file in manifest.files if "state/optimizer-" in file.name]
+    assert max(sizes) < 0.6 * sum(sizes)
+    for run in runs:
+        assert verify(run.store, [run.policy(3)], deep=True).findings == []
+    assert largest_difference(mixed.tensors(3), alone.tensors(3)) < 1e-6
+    assert largest_difference(straight.tensors(3), alone.tensors(3)) < 1e-6
+    assert largest_difference(straight.tensors(3), stopped.tensors(3)) == 0
+    expected = one_process(mixed).distance(
+        DistanceOrder(mixed.policy(3), mixed.policy(0), order.trajectories, order.scores)
+    )
+    assert distance == pytest.approx(expected, rel=1e-4)
+    assert distance
+
+
+VICTIMS = ("rank 1", "torchrun", "rank 1 stops", "rank 0", "supervisor")
+KILLS = scaled(3, 30)
+
+
+def strike(ranks: Ranks, victim: str, after_s: float) -> threading.Thread:
+    """Kill or stop a process of the ranks after a while, in a thread."""
+    supervisor, torchrun, *others = processes_of(ranks)
+    targets = {"supervisor": supervisor, "torchrun": torchrun, "rank 0": others[0], "rank 1": others[1]}
+    number = signal.SIGSTOP if victim.endswith("stops") else signal.SIGKILL
+    thread = threading.Timer(after_s, targets[victim.removesuffix(" stops")].send_signal, [number])
+    thread.start()
+    return thread
+
+
+def test_killed_ranks_start_again(tmp_path: Path) -> None:
+    """Whatever is killed or stopped at whatever moment: all ranks start again, and the weights are as without it."""
+    dice, kills = random.Random(3), Counter[str]()
+    disturbed, quiet = (TrainingRun(tmp_path / name, KILLS + 1) for name in ("disturbed", "quiet"))
+    with two_ranks(disturbed, f"trainer.max_restarts={KILLS}", "trainer.timeout_s=5") as ranks:
+        disturbed.train(ranks, 0)
+        for iteration in range(1, KILLS + 1):
+            before, victim = processes_of(ranks), VICTIMS[(iteration - 1) % len(VICTIMS)]
+            blow = strike(ranks, victim, dice.uniform(0, 0.4))
+            disturbed.train(ranks, iteration)
+            blow.join()
+            if not all(process.is_running() for process in before):
+                kills[victim] += 1
+        restarts, last = ranks._restarts, processes_of(ranks)
+    assert psutil.wait_procs([*before, *last], timeout=20)[1] == []
+    assert disturbed.committed() == [*range(KILLS + 2)]
+    with two_ranks(quiet) as ranks:
+        for iteration in range(KILLS + 1):
+            quiet.train(ranks, iteration)
+    assert largest_difference(disturbed.tensors(KILLS + 1), quiet.tensors(KILLS + 1)) == 0
+    assert restarts >= scaled(2, 20)  # some moments are after the update
+    print(restarts, kills)
+
+
+def check_disagreements(folder: Path) -> None:
+    """Let the second rank differ from the first in one thing after the other; both must name it."""
+    run = TrainingRun.reopened(folder)
+    config = run.config("trainer.launcher=torchrun", "ppo.parallel.shard=2")
+    second = dist.get_rank() == 1
+    other = run.config("trainer.launcher=torchrun", "ppo.parallel.replicate=2")
+    with pytest.raises(ValueError, match="started with another configuration.*rank 1"):
+        agree(other if second else config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tasks.train.ranks.agreement.code_version", lambda: "other" if second else "this")
+        with pytest.raises(ValueError, match=r"rank 1 has code other, rank 0 has code this"):
+            agree(config)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifests, "committed", lambda *_: not second)
+        with pytest.raises(ValueError, match=r"without the flow's store: rank 1 .* a store that every host reaches"):
+            agree(config)
+    with pytest.raises(ValueError, match=r"2 ranks were started, but .* needs 4: start as many"):
+        Mesh.of(Parallel(shard=4), "cpu")
+    assert agree(config) == config
+
+
+def test_ranks_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
+    """Knobs, store, code and number of ranks are compared at the start, and all ranks raise the same error."""
+    TrainingRun(tmp_path / "run", 0)
+    run_ranks(2, check_disagreements, tmp_path / "run", log=tmp_path / "log")
+
+
+def test_an_address_that_cannot_be_used(tmp_path: Path) -> None:
+    """A taken port, a name that does not resolve and another host's address end the flow at once, with the reason."""
+    run = TrainingRun(tmp_path, 1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for address, reason in (
+            (f"127.0.0.1:{port}", "Address already in use.*a port that is free"),
+            ("no-such-host.invalid:29500", "does not resolve here"),
+            ("192.0.2.1:29500", "must be an address of this host"),
+        ):
+            with two_ranks(run, f"trainer.address={address}") as ranks, pytest.raises(ValueError, match=reason):
+                run.train(ranks, 0)
+
+
+def test_an_error_of_a_rank_reaches_the_flow(tmp_path: Path) -> None:
+    """The flow raises the first rank's error with its type, names the rank and the logs; the ranks have ended."""
+    run = TrainingRun(tmp_path, 1)
+    damaged = next(Path(run.store.path(run.order(0).scores)).rglob("*.parquet"))
+    damaged.write_bytes(b"nothing")
+    with two_ranks(run) as ranks:
+        with pytest.raises(StorageError, match=r"rank \d failed: .* its manifest says") as caught:
+            run.train(ranks, 0)
+        assert str(run.folder / "logs") in caught.value.__notes__[0]
+        assert ranks._host is None
+    assert {path.name for path in (run.folder / "logs").iterdir()} == {
+        "rank-00000.log",
+        "rank-00001.log",
+        "torchrun-0.log",
+    }
+
+
+def test_a_lost_rank_is_named(tmp_path: Path) -> None:
+    """Without restarts the flow ends: it says which rank ended first, and how."""
+    run = TrainingRun(tmp_path, 2)
+    with two_ranks(run) as ranks:
+        run.train(ranks, 0)
+        *_, second = processes_of(ranks)
+        second.kill()
+        with pytest.raises(RanksLostError, match=r"first to end was rank 1, with exit code -9.*last checkpoint"):
+            run.train(ranks, 1)
+    assert run.committed() == [0, 1]
