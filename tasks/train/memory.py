@@ -69,7 +69,7 @@ def memory_of(sizes: ModelSizes, ppo: PPO, tokens: int) -> Memory:
         gradients=4 * parameters // shard,
         moments=8 * parameters // shard,
         others=(4 * reference + 16 * critic) * parameters // shard,
-        gathered=_gathered(sizes, 1 + reference + critic) if ppo.parallel.ranks > 1 else 0,
+        gathered=_gathered(sizes, 1 + reference + critic) if shard > 1 else 0,
         casts=_casts(sizes, ppo),
         activations=_activations(sizes, ppo) * tokens,
         logits=4 * 4 * sizes.vocabulary * min(tokens, ppo.logprob_chunk_tokens),

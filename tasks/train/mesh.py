@@ -1,6 +1,6 @@
 """The mesh of the ranks that train together, and what they tell each other."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -10,6 +10,9 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from configs.schema import Parallel
+
+_BUCKET = 2**24
+"""Numbers in a message of `Mesh.add_up`, unless a tensor has more."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Mesh:
     of_host: int = 1
     """The number of ranks on each host; they have consecutive numbers."""
     devices: DeviceMesh | None = field(default=None, compare=False)
-    """Its dimensions are `replicate`, if there are several copies, and `shard`. None: nothing is sharded."""
+    """Its dimensions are `replicate`, if there are several copies, and `shard`. None: every rank has a whole copy."""
 
     @classmethod
     def of(cls, parallel: Parallel, device: str, hosts: int = 1) -> "Mesh":
@@ -41,11 +44,11 @@ class Mesh:
                 f"{dist.get_world_size()} ranks were started, but ppo.parallel={{replicate: {parallel.replicate}, "
                 f"shard: {parallel.shard}}} needs {parallel.ranks}: start as many, or change ppo.parallel"
             )
-        if parallel.ranks == 1:
-            return cls()
+        place = dist.get_rank(), parallel.ranks, parallel.ranks // hosts
+        if parallel.shard == 1:
+            return cls(*place)
         devices = init_device_mesh(device, (parallel.replicate, parallel.shard), mesh_dim_names=("replicate", "shard"))
-        sharded = devices if parallel.replicate > 1 else devices["shard"]
-        return cls(dist.get_rank(), parallel.ranks, parallel.ranks // hosts, sharded)
+        return cls(*place, devices if parallel.replicate > 1 else devices["shard"])
 
     @contextmanager
     def in_turns(self) -> Iterator[None]:
@@ -72,6 +75,17 @@ class Mesh:
         """Return whether one rank says yes, so that all decide alike."""
         return (self.size == 1 and flag) or bool(self.total(torch.tensor(int(flag))))
 
+    def add_up(self, tensors: Iterable[Tensor]) -> None:
+        """Replace tensors of equal shapes on all ranks by their sums, in buckets, since each message takes time."""
+        bucket: list[Tensor] = []
+        for tensor in tensors:
+            bucket.append(tensor)
+            if sum(each.numel() for each in bucket) >= _BUCKET:
+                _add_up(bucket)
+                bucket = []
+        if bucket:
+            _add_up(bucket)
+
     def gather(self, columns: Tensor) -> Tensor:
         """Join the ranks' columns [K, A] of different lengths A, in the order of the ranks, on the CPU."""
         columns = columns.cpu()
@@ -85,6 +99,13 @@ class Mesh:
         parts = [torch.empty_like(padded) for _ in range(self.size)]
         dist.all_gather(parts, padded)
         return torch.cat([part[:, :length] for part, length in zip(parts, lengths.tolist(), strict=True)], 1)
+
+
+def _add_up(tensors: list[Tensor]) -> None:
+    joined = torch.cat([tensor.flatten() for tensor in tensors])
+    dist.all_reduce(joined)
+    for tensor, total in zip(tensors, joined.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(total.view_as(tensor))
 
 
 ALONE = Mesh()

@@ -31,18 +31,18 @@ CANARY_TOKENS = 256
 def load_policy(folder: Path, ppo: PPO, mesh: Mesh = ALONE) -> PreTrainedModel:
     """Load a causal language model with float32 weights from safetensors, and set it up for training.
 
-    On a mesh each rank reads its own rows of every weight.
+    On a mesh each rank reads only its own rows, one weight after the other.
 
     Raises:
         ValueError: `folder` holds no model, or its weights do not match its config.json.
     """
-    if mesh.devices is None:
+    if mesh.size == 1:
         return set_up(load_model(folder), ppo)
-    model = empty_model(folder)
+    model, device = empty_model(folder), device_of(ppo)
     for buffer in model.buffers():
-        buffer.data = buffer.data.to(device_of(ppo))
-    shard(_for_training(model, device_of(ppo), ppo), mesh)
-    fill(model, _rows_of(folder, {name for name, _ in model.named_parameters()}))
+        buffer.data = buffer.data.to(device)
+    shard(_for_training(model, device, ppo), mesh)
+    fill(model, _rows_of(folder, {name for name, _ in model.named_parameters()}), device)
     return model
 
 
@@ -86,7 +86,7 @@ def _for_training(policy: PreTrainedModel, device: torch.device, ppo: PPO) -> Pr
 
 def save_policy(model: PreTrainedModel, folder: Path, mesh: Mesh = ALONE) -> None:
     """Write config.json, generation_config.json and float32 weights: in one model.safetensors, or this rank's part."""
-    if mesh.devices is None:
+    if mesh.size == 1:
         model.save_pretrained(folder, max_shard_size="1TB")
         return
     save_tensors(folder, "model", dict(model.named_parameters()), mesh)

@@ -23,7 +23,7 @@ _WITHIN = "_within"
 
 
 def shard(module: nn.Module, mesh: Mesh) -> None:
-    """Divide the parameters of a model, or of a part of one, among the ranks; without several ranks do nothing.
+    """Divide the parameters of a model, or of a part of one, among the ranks, unless each has a copy of its own.
 
     Gradients are summed over the ranks, not averaged: each token's share of the loss is already divided by the number
     of tokens in the whole minibatch.
@@ -54,15 +54,13 @@ def within(model: nn.Module, compute: Callable[[], Result]) -> Result:
     return result
 
 
-def reduce_gradients(modules: Iterable[nn.Module], mesh: Mesh, *, last: bool) -> None:
-    """Say how the next backward pass leaves gradients; `last`: it is the last one before the optimizer step.
+def reduce_gradients(modules: Iterable[nn.Module], *, last: bool) -> None:
+    """Say how the next backward pass leaves sharded gradients; `last`: it is the last one before the optimizer step.
 
-    Sharded gradients are divided at once, since whole ones may not fit. Copies of them are added up only once.
+    They are divided at once, since whole ones may not fit. The copies of a shard are added up only once.
     """
     for module in modules:
         if isinstance(module, FSDPModule):
-            assert mesh.devices is not None
-            module.set_requires_gradient_sync(last or mesh.devices["shard"].size() > 1)
             module.set_requires_all_reduce(last)
 
 
@@ -77,9 +75,13 @@ def local(value: Tensor) -> Tensor:
 
 
 def like(parameter: Tensor, read: Callable[[int, int], Tensor]) -> Tensor:
-    """Make a tensor that is divided like `parameter`, on its device; `read` returns the rows start:end of it."""
+    """Make a tensor that is divided like `parameter`, on its device; `read` returns the rows start:end of it.
+
+    On the CPU if `parameter` is on the meta device and not divided.
+    """
     if not isinstance(parameter, DTensor):
-        return read(0, parameter.shape[0] if parameter.ndim else 1).to(parameter.device)
+        rows = read(0, parameter.shape[0])
+        return rows if parameter.is_meta else rows.to(parameter.device)
     start, end = _rows(parameter)
     mesh = parameter.device_mesh
     rows = read(start, end).to(mesh.device_type)
@@ -97,15 +99,15 @@ def _rows(parameter: DTensor) -> tuple[int, int]:
     return start, min(count, start + step)
 
 
-def fill(model: nn.Module, read: Rows) -> None:
-    """Replace parameters on the meta device by what `read` returns; tied ones stay one."""
+def fill(model: nn.Module, read: Rows, device: torch.device) -> None:
+    """Replace parameters on the meta device by what `read` returns, on `device`; tied ones stay one."""
     filled: dict[int, nn.Parameter] = {}
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for module in model.modules():
         for key, empty in module._parameters.items():
             if empty is not None and id(empty) not in filled:
                 value = like(empty, functools.partial(read, names[id(empty)]))
-                filled[id(empty)] = nn.Parameter(value, empty.requires_grad)
+                filled[id(empty)] = nn.Parameter(value.to(device), empty.requires_grad)
             if empty is not None:
                 module._parameters[key] = filled[id(empty)]
 

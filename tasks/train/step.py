@@ -154,8 +154,16 @@ class Stepper:
     def _passes(self, minibatch: Minibatch, actions: int) -> Iterator[StepResult]:
         """Add the gradients of this rank's micro-batches; after the last one they are those of all ranks."""
         for batch in minibatch:
-            reduce_gradients(self._train_state.modules, self._mesh, last=batch is minibatch[-1])
+            reduce_gradients(self._train_state.modules, last=batch is minibatch[-1])
             yield self._accumulate(batch, actions)
+        if self._mesh.size > 1 and self._mesh.devices is None:
+            self._mesh.add_up(self._gradients())
+
+    def _gradients(self) -> Iterator[Tensor]:
+        """Yield the gradients, in the order of their parameters."""
+        for adamw in self._adamws():
+            parameters = (parameter for group in adamw.param_groups for parameter in group["params"])
+            yield from (parameter.grad for parameter in parameters if parameter.grad is not None)
 
     def _accumulate(self, batch: MicroBatch, actions: int) -> StepResult:
         """Add the micro-batch's share of the gradients. `actions` is the number of action tokens in the minibatch."""

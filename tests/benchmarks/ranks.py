@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tasks.train.version_trainer import VersionTrainer
     from tests.support.training_run import TrainingRun
 
-WARM_UP, ROUNDS = 1, 6
+WARM_UP, ROUNDS = 1, 5
 GOAL_OVERHEAD, GOAL_COPIES = ("1.02 or less", 1.02), ("0.9 or more", 0.9)
 MESHES = {
     "one rank": ["trainer.launcher=torchrun", "ppo.threads=2"],
@@ -29,8 +29,8 @@ MESHES = {
     "two shards": ["trainer.launcher=torchrun", "ppo.parallel.shard=2", "ppo.threads=1"],
 }
 SHARDS = (1, 2, 4)
-OPTIONS = ["rollout.max_head_offpolicyness=99", "optimizer.lr=1e-5"]
-DATA = {"problems": 8, "samples": 8, "vocabulary": 8192, "longest": 40}
+OPTIONS = ["rollout.max_head_offpolicyness=99", "optimizer.lr=1e-5", "optimizer.eps=1e-8", "ppo.ppo_n_minibatches=1"]
+DATA = {"problems": 16, "samples": 8, "vocabulary": 8192, "longest": 40}
 
 
 class Times(NamedTuple):

@@ -86,8 +86,9 @@ class TrainingRun:
         """Make and commit the next policy, as the task does."""
         with Draft(self.store, self.policy(iteration + 1), "checkpoint") as draft:
             order, lines = self.order(iteration, draft.nonce), list[str]()
-            draft.accept(trainer.update(order, lines.append).files)
-            return draft.commit(self._provenance, [order.policy, order.trajectories, order.scores])
+            made = trainer.update(order, lines.append)
+            draft.accept(made.files)
+            return draft.commit(self._provenance, [order.policy, order.trajectories, order.scores], made.metrics)
 
     def tensors(self, number: int) -> dict[str, Tensor]:
         """Return all weights and moments of a checkpoint."""
