@@ -29,6 +29,10 @@ RUN_BY = {
         "flows/test_arguments.py::test_a_flow_takes_them_in_any_order"
     ),
     "python -m flows.math_mt_ppo gsm8k-7b --plan": "train/test_memory.py::test_the_command_line_prints_the_plan",
+    "python -m flows.math_mt_ppo demo run.name=two trainer.launcher=torchrun ppo.parallel.shard=2 ppo.threads=1": (
+        "flows/test_killed.py::test_killed_with_two_ranks"
+    ),
+    "python -m tasks.train.ranks math-32b --host 1": "train/test_two_hosts.py::test_two_hosts_and_a_cut_cable",
     "python -m tasks.train.memory": "train/test_memory.py::test_the_page_has_the_table_that_the_command_prints",
     "python -m flows.rollout demo --iteration 0": "flows/test_flows.py::test_stages_alone_make_the_same_run",
     "python -m flows.evaluate demo --policy demo/latest --against runs/demo/checkpoints/000000": (

@@ -1,6 +1,7 @@
 """PPO on stored trajectories.
 
-`task` (Prefect) calls `trainer`, which runs one update:
+`task` (Prefect) gives an order to `version_trainer`, which reads versions and writes the next policy. It calls
+`trainer`, which runs one update:
 1. `samples` builds training samples from trajectories and scores; `reward_shaping` computes their rewards and returns.
 2. `prepare` makes the passes without gradient (`passes`, `logprobs`) and calls `advantages`.
 3. `batches` cuts the samples into minibatches and micro-batches.
@@ -8,4 +9,8 @@
 `train_state` holds policy, `critic`, `reference` and optimizer (`optimizer_state`) between updates. With a stream,
 `trainer_process` gives the trainer a process of its own. `mean_kl` compares two policies for the gate; `recompute`
 recomputes stored logprobs for audits.
+
+With `ppo.parallel`, `ranks/` starts many processes with a `version_trainer` each. `mesh` is what they tell each other,
+`sharding` divides models among them, `tensor_files` reads and writes their parts of a checkpoint. `memory` computes
+what a rank needs.
 """

@@ -82,6 +82,8 @@ def _commit(
     from tasks.train.policy import load_policy, make_canary
 
     ppo = workspace.config.ppo
+    if ppo.parallel.ranks > 1:  # the model may not fit one GPU
+        ppo = ppo.model_copy(update={"device": "cpu"})
     canary = make_canary(load_policy(model, ppo), ppo.logprob_chunk_tokens)
     parents = [layout.run(workspace.name), *([origin] if origin else [])]
     checkpoints.commit(workspace.store, version, model, None, canary, workspace.provenance(), parents, metrics)

@@ -22,7 +22,7 @@ from storage.logs.log import Log
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from tests.support.chain_helpers import nonces
-from tests.support.killed_flow import MARK, OVERLAP, Point, marked, start
+from tests.support.killed_flow import MARK, OVERLAP, RANKS, RECEIVE_FROM_RANKS, Point, marked, start
 from tests.support.paths import ROOT
 from tests.support.soak import scaled
 
@@ -328,18 +328,22 @@ def test_ctrl_c_at_any_moment_of_a_command(overrides: list[str], tmp_path: Path)
 
 @pytest.mark.timeout(scaled(600, 7200))
 @pytest.mark.parametrize(
-    ("number", "overlap"),
-    [(signal.SIGINT, False), (signal.SIGTERM, True), *scaled([], [(signal.SIGINT, True), (signal.SIGTERM, False)])],
+    ("number", "more"),
+    [
+        (signal.SIGINT, []),
+        (signal.SIGTERM, OVERLAP),
+        *scaled([], [(signal.SIGINT, OVERLAP), (signal.SIGTERM, []), (signal.SIGINT, RANKS), (signal.SIGTERM, RANKS)]),
+    ],
 )
 def test_a_signal_at_any_moment_of_a_run(
     overrides: list[str],
     environment: dict[str, str],
     tmp_path: Path,
     number: signal.Signals,
-    overlap: bool,
+    more: list[str],
 ) -> None:
     """Each attempt continues the run of the attempt before, and in the end the run is whole."""
-    settings = [*overrides, *(OVERLAP if overlap else [])]
+    settings = [*overrides, *more]
     store, dice, seconds = Store(f"{tmp_path}/var"), random.Random(2), []
     for attempt in range(scaled(2, 35)):
         log = tmp_path / f"log-{attempt}"
@@ -363,13 +367,14 @@ def test_a_signal_at_any_moment_of_a_run(
 
 STAGES = [
     pytest.param(Point("train", "tasks.train.step:Stepper.take"), [], id="train"),
+    pytest.param(Point("train", RECEIVE_FROM_RANKS, 3), RANKS, id="train with ranks"),
     pytest.param(Point("rollout ahead", "tasks.rollout.collector:Collector._episode", 20), OVERLAP, id="rollout ahead"),
     pytest.param(Point("rollout", "tasks.rollout.collector:Collector._episode", 3), [], id="rollout"),
     pytest.param(Point("score", "tasks.score.scoring:_score", 2), [], id="score"),
 ]
 
 
-@pytest.mark.parametrize(("point", "settings"), scaled(STAGES[:2], STAGES))
+@pytest.mark.parametrize(("point", "settings"), scaled(STAGES[:3], STAGES))
 def test_an_interrupt_within_a_stage_resumes(
     overrides: list[str],
     environment: dict[str, str],

@@ -22,7 +22,7 @@ from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.records import Score
 from storage.versions import aliases, checkpoints, datasets, manifests
-from tests.support.killed_flow import MARK, OVERLAP, Point, marked, start
+from tests.support.killed_flow import MARK, OVERLAP, RANKS, RECEIVE_FROM_RANKS, Point, marked, start
 from tests.support.paths import ROOT
 from tests.support.soak import scaled
 
@@ -68,6 +68,11 @@ OVERLAP_POINTS = [
     *(Point("rollout", SHARD, nth, when) for nth in (1, 2, 4) for when in BOTH),
     *(Point("train", RECEIVE, nth) for nth in (1, 2, 3, 6)),  # the process of the trainer is working
     *(Point("train", SAVE_APART, 1, when) for when in BOTH),
+]
+RANKS_POINTS = [
+    *(Point("train", RECEIVE_FROM_RANKS, nth) for nth in (3, 1, 2, 6)),  # ranks start or work
+    *(Point("train", "tasks.train.ranks.host:HostRanks.start", 1, when) for when in BOTH),
+    *(Point("commit", COMMIT, 3, when) for when in BOTH),
 ]
 RANDOM_KILLS = scaled(3, 200)
 LATEST_S = 3.0
@@ -216,6 +221,18 @@ def test_killed_while_stages_overlap(overrides: list[str], tmp_path: Path, envir
     groups = [manifests.read(witness.store, version).metrics["stream"]["groups"] for version in versions]
     assert sorted(number for numbers in groups for number in numbers) == list(range(PROBLEMS * OVERLAPPING))
     assert_undisturbed(witness, tmp_path)
+
+
+@pytest.mark.timeout(3600)
+def test_killed_with_two_ranks(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
+    """The same holds with two ranks: they end with the flow, and no update is lost or doubled."""
+    witness = Witness(f"{tmp_path}/var", scaled(3, 15), [*overrides, *RANKS], tmp_path / "log", environment)
+    points = RANKS_POINTS[: scaled(1, len(RANKS_POINTS))]
+    dice = random.Random(4)
+    moments = [dice.uniform(3, 20) for _ in range(scaled(0, 12))]
+    kill_and_finish(witness, [*((point, None) for point in points), *((None, moment) for moment in moments)])
+    assert witness.kills.total() >= scaled(1, 15)
+    assert_whole(witness, tmp_path / "cache")
 
 
 @pytest.mark.timeout(3600)

@@ -22,6 +22,8 @@ from storage.errors import StorageError
 MARK = "KILLED_FLOW_TEST"
 """The environment variable that marks the descendants of a killed flow."""
 OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=2"]
+RANKS = ["trainer.launcher=torchrun", "ppo.parallel.shard=2"]
+RECEIVE_FROM_RANKS = "tasks.train.ranks.launcher:receive"
 
 
 @dataclass(frozen=True, slots=True)

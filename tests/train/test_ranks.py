@@ -37,10 +37,13 @@ def one_process(run: TrainingRun) -> VersionTrainer:
 
 
 def processes_of(ranks: Ranks) -> list[psutil.Process]:
-    """Return supervisor, torchrun and ranks, in this order."""
+    """Return supervisor, torchrun and ranks, in this order, as far as they are alive."""
     assert ranks._host
-    supervisor = psutil.Process(ranks._host._torchrun.pid)
-    return [supervisor, *supervisor.children(recursive=True)]
+    try:
+        supervisor = psutil.Process(ranks._host._torchrun.pid)
+        return [supervisor, *supervisor.children(recursive=True)]
+    except psutil.Error:
+        return []
 
 
 def test_another_mesh_goes_on(tmp_path: Path) -> None:
@@ -85,10 +88,9 @@ VICTIMS = ("rank 1", "torchrun", "rank 1 stops", "rank 0", "supervisor")
 KILLS = scaled(3, 30)
 
 
-def strike(ranks: Ranks, victim: str, after_s: float) -> threading.Thread:
+def strike(processes: list[psutil.Process], victim: str, after_s: float) -> threading.Thread:
     """Kill or stop a process of the ranks after a while, in a thread."""
-    supervisor, torchrun, *others = processes_of(ranks)
-    targets = {"supervisor": supervisor, "torchrun": torchrun, "rank 0": others[0], "rank 1": others[1]}
+    targets = dict(zip(("supervisor", "torchrun", "rank 0", "rank 1"), processes, strict=True))
     number = signal.SIGSTOP if victim.endswith("stops") else signal.SIGKILL
     thread = threading.Timer(after_s, targets[victim.removesuffix(" stops")].send_signal, [number])
     thread.start()
@@ -103,11 +105,12 @@ def test_killed_ranks_start_again(tmp_path: Path) -> None:
         disturbed.train(ranks, 0)
         for iteration in range(1, KILLS + 1):
             before, victim = processes_of(ranks), VICTIMS[(iteration - 1) % len(VICTIMS)]
-            blow = strike(ranks, victim, dice.uniform(0, 0.4))
+            blow = strike(before, victim, dice.uniform(0, 0.4)) if len(before) == len(VICTIMS) - 1 else None
             disturbed.train(ranks, iteration)
+            if blow is None:
+                continue  # the last blow came after its update, and this one began with a new start
             blow.join()
-            if not all(process.is_running() for process in before):
-                kills[victim] += 1
+            kills[victim] += 1
         restarts, last = ranks._restarts, processes_of(ranks)
     assert psutil.wait_procs([*before, *last], timeout=20)[1] == []
     assert disturbed.committed() == [*range(KILLS + 2)]
@@ -116,7 +119,7 @@ def test_killed_ranks_start_again(tmp_path: Path) -> None:
             quiet.train(ranks, iteration)
     assert largest_difference(disturbed.tensors(KILLS + 1), quiet.tensors(KILLS + 1)) == 0
     assert restarts >= scaled(2, 20)  # some moments are after the update
-    print(restarts, kills)
+    print(f"{restarts} restarts after {kills.total()} kills and stops: {dict(kills)}")
 
 
 def check_disagreements(folder: Path) -> None:

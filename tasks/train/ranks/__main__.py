@@ -31,7 +31,8 @@ def main() -> int:
         print_error(error)
         return 2
     if arguments.host >= config.trainer.hosts:
-        print_error(ValueError(f"--host {arguments.host}: trainer.hosts={config.trainer.hosts}, counted from 0"))
+        last = config.trainer.hosts - 1
+        print_error(ValueError(f"--host {arguments.host}: the last one is {last}, by trainer.hosts={last + 1}"))
         return 2
     logs = Path(config.storage.cache) / "logs" / config.run.name / "trainer"
     for attempt in range(config.trainer.max_restarts + 1):

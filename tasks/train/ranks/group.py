@@ -12,8 +12,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-
 
 @contextmanager
 def process_group(device: str, hosts: int, timeout_s: float, startup_timeout_s: float) -> Iterator[None]:
@@ -26,14 +24,9 @@ def process_group(device: str, hosts: int, timeout_s: float, startup_timeout_s: 
         startup_timeout_s: longest wait for the start of all ranks.
 
     Raises:
-        ValueError: an environment variable is missing, or MASTER_ADDR does not resolve.
+        ValueError: MASTER_ADDR does not resolve.
         torch.distributed.DistError: not all ranks have come in time.
     """
-    if missing := [name for name in VARIABLES if name not in os.environ]:
-        raise ValueError(
-            f"{', '.join(missing)} is not set: a rank is started by torchrun, Slurm, a JobSet or Ray, which set "
-            f"{', '.join(VARIABLES)}"
-        )
     interface = _interface(os.environ["MASTER_ADDR"])
     for library in ("GLOO", "NCCL"):  # otherwise they listen where the host's own name leads, which may be nowhere
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)

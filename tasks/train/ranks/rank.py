@@ -27,6 +27,7 @@ from tasks.limits import end_with_parent
 from tasks.train.ranks.messages import connect, receive, send
 from tasks.train.version_trainer import DistanceOrder, UpdateOrder, VersionTrainer
 
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 BEAT_S = 2.0
 """The first rank says something to the others at least this often."""
 _TELL_S = 5.0
@@ -42,12 +43,14 @@ def main() -> None:
     parser.add_argument("--rank-logs", type=Path, required=True, help="folder for the logs of the ranks")
     parser.add_argument("--orders", help="the flow's socket, for the first rank")
     arguments = parser.parse_args()
-    _log_to(arguments.rank_logs / f"rank-{int(os.environ.get('RANK', 0)):05d}.log")
+    if missing := [name for name in _VARIABLES if name not in os.environ]:
+        parser.error(f"{', '.join(missing)} not set: torchrun, Slurm, a JobSet or Ray starts ranks, and sets them")
+    _log_to(arguments.rank_logs / f"rank-{int(os.environ['RANK']):05d}.log")
     try:
         config = load(arguments.config, arguments.overrides)
     except ConfigError as error:
         sys.exit(f"error: {error}")
-    connection = connect(arguments.orders) if arguments.orders and os.environ.get("RANK") == "0" else None
+    connection = connect(arguments.orders) if arguments.orders and os.environ["RANK"] == "0" else None
     sys.exit(_work(config, connection))
 
 
@@ -154,7 +157,7 @@ def _tell(error: Exception, store: Any, connection: Connection | None) -> None:
 
     The group has ended, so the first rank does not wait for this one any longer.
     """
-    own = {"kind": "error", "rank": int(os.environ.get("RANK", 0)), **_described(error)}
+    own = {"kind": "error", "rank": int(os.environ["RANK"]), **_described(error)}
     first = own
     if store is not None:
         try:
