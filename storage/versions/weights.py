@@ -69,8 +69,9 @@ def _without_weights() -> Iterator[None]:
     register = nn.Module.register_parameter
 
     def register_empty(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        empty = parameter if parameter is None else nn.Parameter(parameter.to("meta"), parameter.requires_grad)
-        register(module, name, empty)
+        if parameter is not None and not parameter.is_meta:  # one on the meta device is tied, so it stays the same
+            parameter = nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+        register(module, name, parameter)
 
     nn.Module.register_parameter = register_empty  # type: ignore[method-assign,assignment]
     try:

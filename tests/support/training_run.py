@@ -1,6 +1,6 @@
 """A run in a store, with a tiny random policy and random rows, for trainers that read versions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -38,6 +38,7 @@ class TrainingRun:
         iterations: the number of iterations with data.
         model: folder of policy version 0; None: a tiny random one.
         options: overrides of the configuration `smoke`.
+        root: the store's root; None: in `folder`.
         data: arguments of `random_rows`.
     """
 
@@ -47,10 +48,11 @@ class TrainingRun:
         iterations: int,
         model: Path | None = None,
         options: Sequence[str] = OPTIONS,
-        **data: int,
+        root: str | None = None,
+        data: Mapping[str, int] | None = None,
     ) -> None:
-        self._open(folder, options)
-        self._data, config = data, self.config()
+        self._open(folder, options, root)
+        self._data, config = data or {}, self.config()
         with Draft(self.store, layout.run(RUN), "run") as draft:
             draft.commit(self._provenance, [])
         model = model or save_tiny(folder / "policy")
@@ -66,8 +68,8 @@ class TrainingRun:
         run._open(folder, OPTIONS)
         return run
 
-    def _open(self, folder: Path, options: Sequence[str]) -> None:
-        self.folder, self.root, self._options = folder, f"{folder}/store", options
+    def _open(self, folder: Path, options: Sequence[str], root: str | None = None) -> None:
+        self.folder, self.root, self._options = folder, root or f"{folder}/store", options
         self.store = Store(self.root)
         self._provenance = Provenance(config=self.config().model_dump(mode="json"))
 

@@ -161,9 +161,9 @@ def test_every_option_on_two_ranks(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_four_ranks(folder: Path, tmp_path: Path) -> None:
-    """Four ranks, of which some have no work in a pass: sharded, replicated, and both."""
-    names = scaled(["everything"], [*OPTIONS])
+def test_four_ranks(tmp_path: Path) -> None:
+    """Four ranks, of which some have no work in a pass, and a model with tied embeddings: sharded, copied, and both."""
+    folder, names = save_tiny(tmp_path / "policy", "qwen2", tied=True), scaled(["everything"], [*OPTIONS])
     compare(folder, tmp_path, 4, {(2, 2): names, (1, 4): scaled([], names), (4, 1): scaled([], names)})
 
 

@@ -180,9 +180,9 @@ def test_an_error_of_a_rank_reaches_the_flow(tmp_path: Path) -> None:
     }
 
 
-def test_a_lost_rank_is_named(tmp_path: Path) -> None:
-    """Without restarts the flow ends: it says which rank ended first, and how."""
-    run = TrainingRun(tmp_path, 2)
+def test_a_lost_rank_is_named(tmp_path: Path, bucket: str) -> None:
+    """Without restarts the flow ends: it says which rank ended first, and how. What was committed, on S3, is whole."""
+    run = TrainingRun(tmp_path, 2, root=f"s3://{bucket}/store")
     with two_ranks(run) as ranks:
         run.train(ranks, 0)
         *_, second = processes_of(ranks)
@@ -190,3 +190,4 @@ def test_a_lost_rank_is_named(tmp_path: Path) -> None:
         with pytest.raises(RanksLostError, match=r"first to end was rank 1, with exit code -9.*last checkpoint"):
             run.train(ranks, 1)
     assert run.committed() == [0, 1]
+    assert verify(run.store, [run.policy(1)], deep=True).findings == []
