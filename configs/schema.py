@@ -630,10 +630,11 @@ class Trainer(Knobs):
     address: Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$")] | None = None
     """Name or IP address of the flow's host in the network of the hosts, with a free port: `10.0.0.1:29500`. Empty, for
     one host: the loopback address and any free port."""
-    timeout_s: Annotated[float, Field(ge=1, le=86_400)] = 600.0
-    """Longest wait of a rank for the others. After it, all ranks end: one of them hangs, or a host is unreachable."""
-    startup_timeout_s: Annotated[float, Field(ge=1, le=86_400)] = 600.0
-    """Longest wait for the start of all ranks."""
+    timeout_s: Annotated[float, Field(ge=5, le=86_400)] = 600.0
+    """Longest wait of a rank for the others, for example until the first one of its host has fetched a checkpoint.
+    After it, all ranks end: one of them hangs, or a host is unreachable."""
+    startup_timeout_s: Annotated[float, Field(ge=5, le=86_400)] = 600.0
+    """Longest wait for the start of all ranks, also those of other hosts."""
     max_restarts: NonNegativeInt = 0
     """How often in a flow run all ranks are started again, from the last checkpoint, after one was lost."""
 

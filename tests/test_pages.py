@@ -30,7 +30,7 @@ RUN_BY = {
     ),
     "python -m flows.math_mt_ppo gsm8k-7b --plan": "train/test_memory.py::test_the_command_line_prints_the_plan",
     "python -m flows.math_mt_ppo demo run.name=two trainer.launcher=torchrun ppo.parallel.shard=2 ppo.threads=1": (
-        "flows/test_killed.py::test_killed_with_two_ranks"
+        "flows/test_interrupts.py::test_an_interrupt_within_a_stage_resumes"
     ),
     "python -m tasks.train.ranks math-32b --host 1": "train/test_two_hosts.py::test_two_hosts_and_a_cut_cable",
     "python -m tasks.train.memory": "train/test_memory.py::test_the_page_has_the_table_that_the_command_prints",

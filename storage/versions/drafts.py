@@ -44,6 +44,11 @@ class Provenance(BaseModel):
     fence: Fence | None = None
 
 
+def new_nonce() -> str:
+    """Return the name of a folder for one attempt to make a version."""
+    return uuid.uuid4().hex[:12]
+
+
 class Draft:
     """A version being written. Readers do not see it before `commit`.
 
@@ -53,7 +58,7 @@ class Draft:
 
     def __init__(self, store: Store, version: str, kind: Kind, nonce: str | None = None) -> None:
         self.store, self.version, self.kind = store, version, kind
-        self.nonce = nonce or uuid.uuid4().hex[:12]
+        self.nonce = new_nonce() if nonce is None else nonce
         self._files: list[File] = []
         self._sources: dict[str, Path] = {}
         self.adopted: list[File] = []

@@ -44,7 +44,7 @@ def open_trainer(workspace: Workspace) -> Iterator["AnyTrainer"]:
     if config.trainer.launcher == "torchrun":
         from tasks.train.ranks.launcher import Ranks
 
-        with Ranks(config, workspace.cache / "logs" / workspace.name / "trainer") as ranks:
+        with Ranks(config, workspace.cache / "logs" / workspace.name / "trainer" / "host-0") as ranks:
             yield ranks
         return
     from tasks.train.version_trainer import VersionTrainer

@@ -26,7 +26,7 @@ class Columns:
 class MicroBatch:
     """The input of one forward pass: S sequences with A action tokens in total."""
 
-    samples: Tensor  # [A] int64 on the CPU, the index of the token's sample
+    samples: Tensor  # [A] int64, the index of the token's sample
     lengths: list[int]  # S
     computed: int  # tokens in the rows without padding: the sum of the lengths, or less with trees
     rows: Rows  # [B, T]
@@ -99,7 +99,9 @@ def collate(
     lengths = np.array([len(of_piece) for of_piece in positions], np.int64)
     sequences = np.repeat(np.arange(len(collated)), lengths)
     return MicroBatch(
-        samples=torch.from_numpy(np.repeat(np.array([piece.sample for piece in collated], np.int64), lengths)),
+        samples=torch.from_numpy(np.repeat(np.array([p.sample for p in collated], np.int64), lengths)).to(
+            batching.device
+        ),
         lengths=[piece.length for piece in collated],
         computed=sum(segment.length for segment in part),
         rows=arrange(part, batching),

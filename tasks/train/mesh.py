@@ -3,11 +3,13 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from configs.schema import Parallel
 
@@ -31,8 +33,14 @@ class Mesh:
     """Its dimensions are `replicate`, if there are several copies, and `shard`. None: every rank has a whole copy."""
 
     @classmethod
-    def of(cls, parallel: Parallel, device: str, hosts: int = 1) -> "Mesh":
+    def of(cls, parallel: Parallel, device: str, hosts: int = 1, timeout_s: float = 600) -> "Mesh":
         """Return the mesh of the process group that exists, or of this process alone.
+
+        Args:
+            parallel: its shape.
+            device: `cpu` or `cuda`.
+            hosts: number of hosts with equally many ranks.
+            timeout_s: longest wait of a rank for the others.
 
         Raises:
             ValueError: the number of ranks is another than that of `parallel`.
@@ -48,7 +56,14 @@ class Mesh:
         if parallel.shard == 1:
             return cls(*place)
         devices = init_device_mesh(device, (parallel.replicate, parallel.shard), mesh_dim_names=("replicate", "shard"))
+        for group in devices.get_all_groups():  # torch gives new groups a time limit of its own
+            _set_pg_timeout(timedelta(seconds=timeout_s), group)
         return cls(*place, devices if parallel.replicate > 1 else devices["shard"])
+
+    @property
+    def host(self) -> int:
+        """The number of this rank's host."""
+        return self.rank // self.of_host
 
     @contextmanager
     def in_turns(self) -> Iterator[None]:

@@ -34,7 +34,7 @@ def score_action_tokens(
 
 
 def _from_all_ranks(scores: dict[int, Logprobs], mesh: Mesh) -> dict[int, Logprobs]:
-    """Add up the ranks' arrays, which are 0 where another rank computed: adding 0 changes no bit."""
+    """Add up the ranks' arrays, which are 0 where another rank computed: adding 0 changes no number."""
     if mesh.size == 1 or not scores:
         return scores
     joined = mesh.total(torch.from_numpy(np.concatenate([*scores.values()]))).numpy()

@@ -1,14 +1,12 @@
 """The policy: a transformers causal language model in a folder, and a canary that identifies its weights."""
 
 import copy
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils.import_utils import is_flash_attn_2_available
 
@@ -22,8 +20,6 @@ from tasks.train.rows import PACKED_ATTENTION, Places, Rows
 from tasks.train.sharding import class_of, fill, shard, within
 from tasks.train.tensor_files import StoredTensors, save_tensors
 
-logger = logging.getLogger(__name__)
-
 CANARY_TOKENS = 256
 """The largest length of a canary. A server with a shorter context checks only the first tokens."""
 
@@ -34,30 +30,37 @@ def load_policy(folder: Path, ppo: PPO, mesh: Mesh = ALONE) -> PreTrainedModel:
     On a mesh each rank reads only its own rows, one weight after the other.
 
     Raises:
-        ValueError: `folder` holds no model, or its weights do not match its config.json.
+        ValueError: `folder` holds no model, or its weights do not match its config.json; or it is a kind of model that
+            cannot be divided among ranks.
     """
     if mesh.size == 1:
         return set_up(load_model(folder), ppo)
     model, device = empty_model(folder), device_of(ppo)
     for buffer in model.buffers():
         buffer.data = buffer.data.to(device)
+    stored = StoredTensors(folder, "model")
+    _refuse_others(model, stored, folder)
     shard(_for_training(model, device, ppo), mesh)
-    fill(model, _rows_of(folder, {name for name, _ in model.named_parameters()}), device)
+    fill(model, lambda name, start, end: stored.rows(name, start, end).float(), device)
     return model
 
 
-def _rows_of(folder: Path, names: set[str]) -> Callable[[str, int, int], Tensor]:
-    """Return a function that reads rows of the float32 weights with these names."""
-    stored = StoredTensors(folder, "model")
-    if names <= stored.names:
-        return lambda name, start, end: stored.rows(name, start, end).float()
-    logger.warning(
-        "the files of this kind of model name other weights than the model itself: every rank reads all of them, "
-        "which takes %d MB of its memory until it has kept its rows",
-        sum(path.stat().st_size for path in folder.glob("*.safetensors")) // 1_000_000,
-    )
-    weights = dict(load_model(folder).named_parameters())
-    return lambda name, start, end: weights[name][start:end].detach().clone()
+def _refuse_others(model: PreTrainedModel, stored: StoredTensors, folder: Path) -> None:
+    """Raise ValueError if ranks cannot read and write the files of a model one weight after the other."""
+    expected = {name: [*parameter.shape] for name, parameter in model.named_parameters()}
+    if others := sorted(expected.keys() - stored.names):
+        raise ValueError(
+            f"{folder} has no weights {others[0]} ({len(others)} such weights): models whose files name other weights "
+            "than the model itself, such as mixtures of experts, are trained in one process only"
+        )
+    if buffers := sorted(model.state_dict().keys() & {name for name, _ in model.named_buffers()}):
+        raise ValueError(f"{type(model).__name__} stores {buffers[0]}, which is no weight: train it in one process")
+    for name, shape in expected.items():
+        if stored.shape(name) != shape:
+            raise ValueError(
+                f"config.json and the weights in {folder} do not belong together: {name} has the shape "
+                f"{stored.shape(name)}, not {shape}"
+            )
 
 
 def set_up(policy: PreTrainedModel, ppo: PPO) -> PreTrainedModel:

@@ -28,9 +28,8 @@ def train(
     """Update `policy` on `trajectories`, commit the checkpoint and return its version; skip the work if it exists."""
     store, version = workspace.store, layout.checkpoint(workspace.name, iteration + 1)
     if not manifests.committed(store, version):
-        with Draft(store, version, "checkpoint") as draft:
-            order = UpdateOrder(version, draft.nonce, policy, trajectories, scores)
-            made = trainer.update(order, get_run_logger().info)
+        made = trainer.update(UpdateOrder(version, policy, trajectories, scores), get_run_logger().info)
+        with Draft(store, version, "checkpoint", made.nonce) as draft:
             draft.accept(made.files)
             parents = [policy, trajectories, scores, *dict.fromkeys(workspace.config.problems.exclusions)]
             draft.commit(workspace.provenance(), parents, made.metrics)

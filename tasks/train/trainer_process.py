@@ -15,17 +15,13 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from configs import Config
 from storage import interrupts
 from storage.records import Score, Trajectory
 from storage.versions.checkpoints import Canary
 from tasks.limits import end_with_parent
-
-if TYPE_CHECKING:
-    pass
-
 
 _GRACE_S = 10.0
 """Longest wait for the end of a process that has closed its connection."""

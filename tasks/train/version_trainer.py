@@ -38,10 +38,9 @@ _NAMED = 20
 
 @dataclass(frozen=True, slots=True)
 class UpdateOrder:
-    """One update: which policy, on which data, and the draft that receives the files."""
+    """One update: which policy, and on which data."""
 
     version: PolicyVersion  # to be made
-    nonce: str  # of the draft
     policy: PolicyVersion
     trajectories: TrajectoriesVersion
     scores: ScoresVersion
@@ -61,6 +60,7 @@ class DistanceOrder:
 class Made:
     """The files of a new policy, which lie in the store, and the metrics of the update."""
 
+    nonce: str  # of the draft that has the files
     files: list[File]
     metrics: dict[str, float]
 
@@ -78,8 +78,13 @@ class VersionTrainer:
         self._config, self._trainer, self._mesh = config, trainer, mesh
         self._store, self._cache = Store.of(config.storage), Path(config.storage.cache)
 
-    def update(self, order: UpdateOrder, progress: Progress) -> Made:
-        """Run one update and write the files of the new policy under the draft's nonce; several ranks write their own.
+    def update(self, order: UpdateOrder, progress: Progress, nonce: str | None = None) -> Made:
+        """Run one update and write the files of the new policy into a draft; several ranks write their own.
+
+        Args:
+            order: the update.
+            progress: called with a line of text after each part.
+            nonce: the draft's, which several ranks share; None: a new one.
 
         Raises:
             ValueError: see `Trainer.update`.
@@ -95,9 +100,10 @@ class VersionTrainer:
             trainer.load(checkpoint.model, checkpoint.state, self._config.run.seed, first)
         rows, metrics = self._without_excluded(rows, order.trajectories, progress)
         metrics |= trainer.update(rows, scores, checkpoint.number, progress)
-        files = self._write(order, checkpoint)
+        with Draft(self._store, order.version, "checkpoint", nonce) as draft:
+            self._write(draft, checkpoint)
         trainer.holds = order.version
-        return Made(files, metrics)
+        return Made(draft.nonce, draft.files, metrics)
 
     def distance(self, order: DistanceOrder) -> float | None:
         """Compute the mean KL in nats per token between two policies; None if no token is trainable."""
@@ -110,7 +116,7 @@ class VersionTrainer:
             rows, scores = self._rows(order.trajectories, order.scores)
         if trainer.holds != order.policy:
             trainer.load(model, None, self._config.run.seed)
-            trainer.holds = order.policy
+            trainer.holds = None  # an update would need the optimizer's state, too
         return trainer.distance(other, rows, scores)
 
     def _first(self) -> Path:
@@ -133,21 +139,27 @@ class VersionTrainer:
             progress(f"{len(excluded)} trajectories are excluded by {', '.join(versions)}: {_short(excluded)}")
         return rows, {"trajectories/excluded": float(len(excluded))}
 
-    def _write(self, order: UpdateOrder, checkpoint: Checkpoint) -> list[File]:
-        """Write this rank's files into the draft's folder in the store."""
-        scratch = scratch_of(self._cache, self._config.run.name)
-        with TemporaryDirectory(prefix="checkpoint-", dir=scratch) as folder:
+    def _write(self, draft: Draft, checkpoint: Checkpoint) -> None:
+        """Write this rank's files of the policy that follows `checkpoint`."""
+        with TemporaryDirectory(prefix="checkpoint-", dir=self._scratch()) as folder:
             model, state = Path(folder) / "model", Path(folder) / "state"
             self._trainer.save(model, state)
             canary = self._trainer.canary()
-            with Draft(self._store, order.version, "checkpoint", order.nonce) as draft:
-                if self._mesh is None or self._mesh.rank == 0:
-                    _copy_tokenizer(checkpoint, model)
-                    checkpoints.add_canary(draft, canary)
-                draft.add_folder(model, "model")
-                draft.add_folder(state, "state")
-                draft.hand_over(self._cache)
-                return draft.files
+            if self._mesh is None or self._mesh.rank == 0:
+                _copy_tokenizer(checkpoint, model)
+                checkpoints.add_canary(draft, canary)
+            draft.add_folder(model, "model")
+            draft.add_folder(state, "state")
+            draft.hand_over(self._cache)
+
+    def _scratch(self) -> Path:
+        run = self._config.run.name
+        return scratch_of(self._cache, run) if self._mesh is None else host_scratch(self._config, self._mesh.host)
+
+
+def host_scratch(config: Config, host: int) -> Path:
+    """Return the folder for files of the ranks of a host before they are stored; several hosts may share a cache."""
+    return scratch_of(Path(config.storage.cache), f"{config.run.name}/host-{host}")
 
 
 def _short(ids: Sequence[str]) -> str:
@@ -156,7 +168,10 @@ def _short(ids: Sequence[str]) -> str:
 
 def _copy_tokenizer(checkpoint: Checkpoint, model: Path) -> None:
     """Copy from the checkpoint before the files that the trainer does not write: tokenizer and chat template."""
-    for path in checkpoint.model.iterdir():
-        is_weights = path.suffix == ".safetensors" or path.name.endswith(".safetensors.index.json")
-        if not (model / path.name).exists() and not is_weights:
-            shutil.copyfile(path, model / path.name)
+    model.mkdir(parents=True, exist_ok=True)
+    for file in checkpoint.manifest.files:  # not all that lies there: a killed download may have left something
+        name = file.name.removeprefix("model/")
+        is_weights = name.endswith((".safetensors", ".safetensors.index.json"))
+        if name != file.name and not (model / name).exists() and not is_weights:
+            (model / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(checkpoint.model / name, model / name)

@@ -24,7 +24,7 @@ from storage.records import Score
 from storage.versions import aliases, checkpoints, datasets, manifests
 from tests.support.killed_flow import MARK, OVERLAP, RANKS, RECEIVE_FROM_RANKS, Point, marked, start
 from tests.support.paths import ROOT
-from tests.support.soak import scaled
+from tests.support.soak import SOAK, scaled
 
 pytestmark = pytest.mark.slow
 
@@ -223,15 +223,15 @@ def test_killed_while_stages_overlap(overrides: list[str], tmp_path: Path, envir
     assert_undisturbed(witness, tmp_path)
 
 
+@pytest.mark.skipif(not SOAK, reason="long: make soak; tests/train/test_ranks.py has a sample")
 @pytest.mark.timeout(3600)
 def test_killed_with_two_ranks(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
     """The same holds with two ranks: they end with the flow, and no update is lost or doubled."""
-    witness = Witness(f"{tmp_path}/var", scaled(3, 15), [*overrides, *RANKS], tmp_path / "log", environment)
-    points = RANKS_POINTS[: scaled(1, len(RANKS_POINTS))]
+    witness = Witness(f"{tmp_path}/var", 15, [*overrides, *RANKS], tmp_path / "log", environment)
     dice = random.Random(4)
-    moments = [dice.uniform(3, 20) for _ in range(scaled(0, 12))]
-    kill_and_finish(witness, [*((point, None) for point in points), *((None, moment) for moment in moments)])
-    assert witness.kills.total() >= scaled(1, 15)
+    moments = [dice.uniform(3, 20) for _ in range(12)]
+    kill_and_finish(witness, [*((point, None) for point in RANKS_POINTS), *((None, moment) for moment in moments)])
+    assert witness.kills.total() >= 15
     assert_whole(witness, tmp_path / "cache")
 
 

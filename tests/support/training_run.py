@@ -80,15 +80,15 @@ class TrainingRun:
     def policy(self, number: int) -> PolicyVersion:
         return layout.checkpoint(RUN, number)
 
-    def order(self, iteration: int, nonce: str = "") -> UpdateOrder:
+    def order(self, iteration: int) -> UpdateOrder:
         data = layout.trajectories(RUN, iteration), layout.scores(RUN, iteration, SCORER)
-        return UpdateOrder(self.policy(iteration + 1), nonce, self.policy(iteration), *data)
+        return UpdateOrder(self.policy(iteration + 1), self.policy(iteration), *data)
 
     def train(self, trainer: VersionTrainer | Ranks, iteration: int) -> Manifest:
         """Make and commit the next policy, as the task does."""
-        with Draft(self.store, self.policy(iteration + 1), "checkpoint") as draft:
-            order, lines = self.order(iteration, draft.nonce), list[str]()
-            made = trainer.update(order, lines.append)
+        order, lines = self.order(iteration), list[str]()
+        made = trainer.update(order, lines.append)
+        with Draft(self.store, order.version, "checkpoint", made.nonce) as draft:
             draft.accept(made.files)
             return draft.commit(self._provenance, [order.policy, order.trajectories, order.scores], made.metrics)
 

@@ -47,45 +47,33 @@ def processes_of(ranks: Ranks) -> list[psutil.Process]:
 
 
 def test_another_mesh_goes_on(tmp_path: Path) -> None:
-    """2 ranks, then 1 process, then 2 again: as one process up to rounding. 2 after 2: bit for bit as 2 at once."""
-    names = ("straight on one", "mixed", "straight on two", "stopped")
-    alone, mixed, straight, stopped = runs = [TrainingRun(tmp_path / name, 3) for name in names]
+    """Two shards, then one process, then two copies: as one process up to rounding, with whole checkpoints in parts."""
+    alone, mixed = (TrainingRun(tmp_path / name, 3) for name in ("alone", "mixed"))
     trainer = one_process(alone)
     for iteration in range(3):
         alone.train(trainer, iteration)
     with two_ranks(mixed) as ranks:
         manifest = mixed.train(ranks, 0)
     mixed.train(one_process(mixed), 1)
+    order = mixed.order(0)
+    distance = DistanceOrder(mixed.policy(3), mixed.policy(0), order.trajectories, order.scores)
     with two_ranks(mixed, replicate=2) as ranks:
         mixed.train(ranks, 2)
-        order = mixed.order(0)
-        distance = ranks.distance(DistanceOrder(mixed.policy(3), mixed.policy(0), order.trajectories, order.scores))
-    with two_ranks(straight) as ranks:
-        for iteration in range(3):
-            straight.train(ranks, iteration)
-    for iterations in ([0, 1], [2]):
-        with two_ranks(stopped) as ranks:
-            for iteration in iterations:
-                stopped.train(ranks, iteration)
+        found = ranks.distance(distance)
     parts = {file.name for file in manifest.files if "-of-" in file.name}
     stems = ("model/model", "state/optimizer", "state/critic", "state/reference")
     assert parts == {f"{stem}-0000{part}-of-00002.safetensors" for stem in stems for part in (1, 2)}
     sizes = [file.bytes for file in manifest.files if "state/optimizer-" in file.name]
     assert max(sizes) < 0.6 * sum(sizes)
-    for run in runs:
-        assert verify(run.store, [run.policy(3)], deep=True).findings == []
+    assert verify(mixed.store, [mixed.policy(3)], deep=True).findings == []
     assert largest_difference(mixed.tensors(3), alone.tensors(3)) < 1e-6
-    assert largest_difference(straight.tensors(3), alone.tensors(3)) < 1e-6
-    assert largest_difference(straight.tensors(3), stopped.tensors(3)) == 0
-    expected = one_process(mixed).distance(
-        DistanceOrder(mixed.policy(3), mixed.policy(0), order.trajectories, order.scores)
-    )
-    assert distance == pytest.approx(expected, rel=1e-4)
-    assert distance
+    expected = one_process(mixed).distance(distance)
+    assert found
+    assert found == pytest.approx(expected, rel=1e-4)
 
 
-VICTIMS = ("rank 1", "torchrun", "rank 1 stops", "rank 0", "supervisor")
-KILLS = scaled(3, 30)
+VICTIMS = ("torchrun", "rank 1 stops", "rank 1", "rank 0", "supervisor")
+KILLS = scaled(2, 30)
 
 
 def strike(processes: list[psutil.Process], victim: str, after_s: float) -> threading.Thread:
@@ -98,7 +86,7 @@ def strike(processes: list[psutil.Process], victim: str, after_s: float) -> thre
 
 
 def test_killed_ranks_start_again(tmp_path: Path) -> None:
-    """Whatever is killed or stopped at whatever moment: all ranks start again, and the weights are as without it."""
+    """Whatever is killed or stopped at whatever moment: all ranks start again, and no bit is other than without it."""
     dice, kills = random.Random(3), Counter[str]()
     disturbed, quiet = (TrainingRun(tmp_path / name, KILLS + 1) for name in ("disturbed", "quiet"))
     with two_ranks(disturbed, f"trainer.max_restarts={KILLS}", "trainer.timeout_s=5") as ranks:
@@ -118,7 +106,7 @@ def test_killed_ranks_start_again(tmp_path: Path) -> None:
         for iteration in range(KILLS + 1):
             quiet.train(ranks, iteration)
     assert largest_difference(disturbed.tensors(KILLS + 1), quiet.tensors(KILLS + 1)) == 0
-    assert restarts >= scaled(2, 20)  # some moments are after the update
+    assert restarts >= scaled(1, 20)  # some moments are after the update
     print(f"{restarts} restarts after {kills.total()} kills and stops: {dict(kills)}")
 
 
@@ -129,18 +117,18 @@ def check_disagreements(folder: Path) -> None:
     second = dist.get_rank() == 1
     other = run.config("trainer.launcher=torchrun", "ppo.parallel.replicate=2")
     with pytest.raises(ValueError, match="started with another configuration.*rank 1"):
-        agree(other if second else config)
+        agree(other if second else config, "cpu")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tasks.train.ranks.agreement.code_version", lambda: "other" if second else "this")
         with pytest.raises(ValueError, match=r"rank 1 has code other, rank 0 has code this"):
-            agree(config)
+            agree(config, "cpu")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(manifests, "committed", lambda *_: not second)
         with pytest.raises(ValueError, match=r"without the flow's store: rank 1 .* a store that every host reaches"):
-            agree(config)
+            agree(config, "cpu")
     with pytest.raises(ValueError, match=r"2 ranks were started, but .* needs 4: start as many"):
         Mesh.of(Parallel(shard=4), "cpu")
-    assert agree(config) == config
+    assert agree(config, "cpu") == config
 
 
 def test_ranks_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
@@ -171,13 +159,10 @@ def test_an_error_of_a_rank_reaches_the_flow(tmp_path: Path) -> None:
     with two_ranks(run) as ranks:
         with pytest.raises(StorageError, match=r"rank \d failed: .* its manifest says") as caught:
             run.train(ranks, 0)
-        assert str(run.folder / "logs") in caught.value.__notes__[0]
+        assert str(run.folder / "logs/attempt-1") in caught.value.__notes__[0]
         assert ranks._host is None
-    assert {path.name for path in (run.folder / "logs").iterdir()} == {
-        "rank-00000.log",
-        "rank-00001.log",
-        "torchrun-0.log",
-    }
+    logs = {path.name for path in (run.folder / "logs/attempt-1").iterdir()}
+    assert logs >= {"rank-00000.log", "rank-00001.log", "torchrun.log"}
 
 
 def test_a_lost_rank_is_named(tmp_path: Path, bucket: str) -> None:

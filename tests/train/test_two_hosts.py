@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.soak import SOAK
 from tests.support.training_run import OPTIONS, TrainingRun
 
 pytestmark = [
@@ -26,6 +27,7 @@ FLOW = """
 import sys
 from pathlib import Path
 from tasks.train.ranks.launcher import Ranks
+from tests.support.soak import SOAK
 from tests.support.training_run import TrainingRun
 
 run = TrainingRun.reopened(Path(sys.argv[1]))
@@ -118,7 +120,7 @@ def test_two_hosts_and_a_cut_cable(hosts: Hosts, tmp_path: Path) -> None:
         return [flow, hosts.start(1, *other)]
 
     started = start(500)
-    hosts.wait_for("trained 1")
+    hosts.wait_for("trained 0")
     everyone = family(*started)
     hosts.cable("down")
     cut = time.monotonic()
@@ -126,8 +128,10 @@ def test_two_hosts_and_a_cut_cable(hosts: Hosts, tmp_path: Path) -> None:
     print(f"all processes of both hosts ended {time.monotonic() - cut:.1f} s after the cut")
     hosts.cable("up")
     done = len(run.committed()) - 1
-    assert 2 <= done < 500
+    assert 1 <= done < 500
     assert "another one" in hosts.log(0)
+    if not SOAK:  # that a run goes on is tested elsewhere, too
+        return
     flow, ranks = start(done + 2)
     assert flow.wait(120) == 0, hosts.log(0) + hosts.log(1)
     assert ranks.wait(30) == 0, hosts.log(1)

@@ -2,10 +2,12 @@
 
     python -m tasks.train.ranks math-32b --host 1
 
-Start it on each host but the first, with the flow's configuration. The ranks wait for those of the other hosts. The
-command ends with the flow. If ranks are lost, it starts its own again, `trainer.max_restarts` times.
+Start it on each host but the first, with the flow's configuration, beside the flow. The ranks wait for those of the
+other hosts, and end with the flow. If ranks are lost, or the flow fails, it starts its own again, up to
+`trainer.max_restarts` times, and waits `trainer.startup_timeout_s` for the flow.
 """
 
+import shutil
 import time
 from pathlib import Path
 
@@ -34,11 +36,12 @@ def main() -> int:
         last = config.trainer.hosts - 1
         print_error(ValueError(f"--host {arguments.host}: the last one is {last}, by trainer.hosts={last + 1}"))
         return 2
-    logs = Path(config.storage.cache) / "logs" / config.run.name / "trainer"
+    logs = Path(config.storage.cache) / "logs" / config.run.name / "trainer" / f"host-{arguments.host}"
+    shutil.rmtree(logs, ignore_errors=True)
     for attempt in range(config.trainer.max_restarts + 1):
         if attempt:
             time.sleep(_PAUSE_S)
-        host = HostRanks(config, logs, arguments.host)
+        host = HostRanks(config, logs / f"attempt-{attempt + 1}", arguments.host)
         try:
             print(f"starting the ranks of host {arguments.host}; logs: {logs}", flush=True)
             host.start()

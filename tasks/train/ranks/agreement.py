@@ -45,26 +45,27 @@ def exchange(value: Any) -> list[Any]:
     return [json.loads(part[:length].numpy().tobytes()) for part, length in zip(parts, lengths.tolist(), strict=True)]
 
 
-def agree(own: Config) -> Config:
+def agree(own: Config, device: str) -> Config:
     """Return the flow's configuration, with this rank's cache; check that all ranks fit together.
 
     Raises:
-        ValueError: ranks have different code, libraries or knobs, or do not see the run in their store; the message
-            names them. All ranks raise it.
+        ValueError: ranks have different code, libraries, devices or knobs, or do not see the run in their store; the
+            message names them. All ranks raise it.
     """
     flow: dict[str, Any] = broadcast(own.model_dump(mode="json"))
     storage = flow["storage"] | {"cache": own.storage.cache}
     config = Config.model_validate(flow | {"storage": storage})
-    _refuse_different(exchange(_about()))
+    _refuse_different(exchange(_about(device)))
     changed = [line for line in differences(flow, own.model_dump(mode="json")) if line.startswith(_OWN_KNOBS)]
     _refuse("started with another configuration than the flow's", exchange("; ".join(changed)))
     _refuse("without the flow's store", exchange(_unseen(config)))
     return config
 
 
-def _about() -> dict[str, str]:
+def _about(device: str) -> dict[str, str]:
     return {
         "code": code_version(),
+        "the device": device,
         "Python": platform.python_version(),
         **{library: version(library) for library in _LIBRARIES},
     }

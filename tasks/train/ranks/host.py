@@ -7,6 +7,7 @@ if it does not end by itself: cut off from the first host it would wait for minu
 
 import math
 import os
+import shutil
 import socket
 import sys
 import time
@@ -16,6 +17,7 @@ import psutil
 
 from configs import Config, to_yaml
 from tasks.inference.supervised import Supervised
+from tasks.train.version_trainer import host_scratch
 
 _GRACE_S = 10.0
 """Longest time that torchrun may take to notice the end of all of its ranks."""
@@ -24,7 +26,12 @@ _ROOT = Path(__file__).parents[3]
 
 
 class HostRanks:
-    """The ranks of the host with number `index`, where 0 is the flow's.
+    """One start of the ranks of the host with number `index`, where 0 is the flow's.
+
+    Args:
+        config: the configuration of the ranks.
+        logs: a folder for their logs.
+        index: the number of the host.
 
     Attributes:
         folder: a folder that no other user may enter, for the flow's socket.
@@ -32,7 +39,7 @@ class HostRanks:
 
     def __init__(self, config: Config, logs: Path, index: int = 0) -> None:
         self._config, self._logs, self._index = config, logs.absolute(), index
-        self._torchrun = Supervised(self._logs / f"torchrun-{index}.log")
+        self._torchrun = Supervised(self._logs / "torchrun.log")
         self.folder = self._torchrun.folder
 
     @property
@@ -45,8 +52,7 @@ class HostRanks:
         Raises:
             ValueError: the port of `trainer.address` is taken on the flow's host, or its name does not resolve.
         """
-        for old in self._logs.glob("*.log"):
-            old.unlink()
+        shutil.rmtree(host_scratch(self._config, self._index), ignore_errors=True)  # left by ranks that were killed
         knobs, parallel = self._config.trainer, self._config.ppo.parallel
         host, port = self._address()
         given = self.folder / "config.yaml"

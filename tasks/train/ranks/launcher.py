@@ -1,7 +1,9 @@
 """The flow's side of a trainer of many ranks: it starts them, sends orders, and starts them again if one is lost."""
 
+import json
 import logging
 import re
+import shutil
 import time
 from dataclasses import asdict
 from multiprocessing.connection import Connection
@@ -12,6 +14,7 @@ from typing import Any, Self
 from configs import Config
 from storage import interrupts
 from storage.errors import StorageError
+from storage.versions.drafts import new_nonce
 from storage.versions.manifests import File
 from tasks.train.ranks.host import HostRanks
 from tasks.train.ranks.messages import accept, listen, receive, send
@@ -31,7 +34,12 @@ class RanksLostError(RuntimeError):
 class Ranks:
     """Trains with the ranks that `trainer` and `ppo.parallel` describe; a context manager that ends them.
 
-    They start with the first order. Each order names versions in the store, so after a loss it can be sent again.
+    They start with the first order, or at once with several hosts. Each order names versions in the store, so after a
+    loss it can be sent again; the files of each attempt to carry it out have a folder of their own.
+
+    Args:
+        config: the run's configuration.
+        logs: a folder for the logs of this host's ranks.
     """
 
     def __init__(self, config: Config, logs: Path) -> None:
@@ -41,12 +49,17 @@ class Ranks:
         self._connection: Connection | None = None
 
     def __enter__(self) -> Self:
+        shutil.rmtree(self._logs, ignore_errors=True)  # of an earlier flow run
+        if self._config.trainer.hosts > 1:  # the others are waiting, and not for as long as a rollout may take
+            self._connection = self._start(logger.info)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        if value is None:
-            self._end()
-        self.close()
+        try:
+            if value is None:
+                self._end()
+        finally:
+            self.close()
 
     def close(self) -> None:
         """End all ranks, whatever they do."""
@@ -69,7 +82,7 @@ class Ranks:
             RanksLostError: ranks were lost more than `trainer.max_restarts` times.
         """
         done = self._carry_out({"kind": "update", "order": asdict(order)}, progress)
-        return Made([File.model_validate(file) for file in done["files"]], done["metrics"])
+        return Made(done["nonce"], [File.model_validate(file) for file in done["files"]], done["metrics"])
 
     def distance(self, order: DistanceOrder) -> float | None:
         """See `VersionTrainer.distance`."""
@@ -91,27 +104,28 @@ class Ranks:
                 raise
 
     def _once(self, order: dict[str, Any], progress: Progress) -> dict[str, Any]:
+        nonce = new_nonce()
         if self._connection is None:
             self._connection = self._start(progress)
         try:
-            send(self._connection, order)
+            send(self._connection, order | {"nonce": nonce})
         except OSError as error:
             raise self._lost("has ended") from error
-        return self._answer(self._connection, progress)
+        return self._answer(self._connection, progress) | {"nonce": nonce}
 
     def _start(self, progress: Progress) -> Connection:
         """Start the ranks and wait until all of them are ready."""
         knobs = self._config.trainer
         started = time.monotonic()
         with interrupts.starting_processes():
-            self._host = HostRanks(self._config, self._logs)
+            self._host = HostRanks(self._config, self._attempt_logs)
         path = self._host.folder / "orders"
         with listen(path) as listener:
             with interrupts.starting_processes():
                 self._host.start(path)
             while (connection := accept(listener, _POLL_S)) is None:
                 if not self._host.alive:
-                    raise RanksLostError(f"the ranks did not start. {self._report()}")
+                    raise self._lost("did not start")
                 if time.monotonic() - started > knobs.startup_timeout_s:
                     limit = f"trainer.startup_timeout_s={knobs.startup_timeout_s:g}"
                     raise RanksLostError(f"the first rank did not start within {limit}. {self._report()}")
@@ -141,20 +155,32 @@ class Ranks:
         """Return the first error of the first rank that failed."""
         if message["lost"]:
             return self._lost(f"lost another one: {message['text']}", message["rank"])
+        return self._failed(message)
+
+    def _failed(self, message: dict[str, Any]) -> Exception:
         text = f"rank {message['rank']} failed: {message['text']}"
         error = {"ValueError": ValueError, "StorageError": StorageError}.get(message["type"], RuntimeError)(text)
-        error.add_note(f"in rank {message['rank']}, whose log is in {self._logs}:\n{message['traceback']}")
+        error.add_note(f"in rank {message['rank']}, whose log is in {self._attempt_logs}:\n{message['traceback']}")
         return error
 
-    def _lost(self, what: str, rank: int = 0) -> RanksLostError:
+    def _lost(self, what: str, rank: int = 0) -> Exception:
+        """Return the error of a rank of this host that failed by itself; if there is none, ranks were lost."""
+        assert self._host is not None
+        self._host.join(_END_S)
+        errors = [json.loads(path.read_text()) for path in self._attempt_logs.glob("*.error.json")]
+        if own := [error for error in errors if not error["lost"]]:
+            return self._failed(min(own, key=lambda error: float(error["time"])))
         return RanksLostError(f"rank {rank} {what}. {self._report()}")
+
+    @property
+    def _attempt_logs(self) -> Path:
+        return self._logs / f"attempt-{self._restarts + 1}"
 
     def _report(self) -> str:
         """Say what torchrun knows: the first rank that ended and its exit code."""
         assert self._host is not None
-        self._host.join(_END_S)
         tail = self._host.log_tail()
-        advice = f"Logs: {self._logs}. Start the flow again: it continues from the last checkpoint"
+        advice = f"Logs: {self._attempt_logs}. Start the flow again: it continues from the last checkpoint"
         if cause := _ROOT_CAUSE.search(tail):
             return f"The first to end was rank {cause[1]}, with exit code {cause[2]}. {advice}"
         return f"torchrun's last lines:\n{tail}\n{advice}"

@@ -10,19 +10,17 @@ import argparse
 import json
 import logging
 import os
-import shutil
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable
-from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from configs import Config, ConfigError, load
 from storage.errors import StorageError
-from storage.objects.cache import scratch_of
 from tasks.limits import end_with_parent
 from tasks.train.ranks.messages import connect, receive, send
 from tasks.train.version_trainer import DistanceOrder, UpdateOrder, VersionTrainer
@@ -30,8 +28,8 @@ from tasks.train.version_trainer import DistanceOrder, UpdateOrder, VersionTrain
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 BEAT_S = 2.0
 """The first rank says something to the others at least this often."""
-_TELL_S = 5.0
-"""Longest wait of a rank that failed until the first rank has told the flow."""
+_LEAVE_S = 10.0
+"""Longest time in which a rank that failed leaves the group and tells why."""
 logger = logging.getLogger(__name__)
 
 
@@ -45,13 +43,17 @@ def main() -> None:
     arguments = parser.parse_args()
     if missing := [name for name in _VARIABLES if name not in os.environ]:
         parser.error(f"{', '.join(missing)} not set: torchrun, Slurm, a JobSet or Ray starts ranks, and sets them")
-    _log_to(arguments.rank_logs / f"rank-{int(os.environ['RANK']):05d}.log")
+    _log_to(arguments.rank_logs / f"{_log_name()}.log")
     try:
         config = load(arguments.config, arguments.overrides)
     except ConfigError as error:
         sys.exit(f"error: {error}")
     connection = connect(arguments.orders) if arguments.orders and os.environ["RANK"] == "0" else None
-    sys.exit(_work(config, connection))
+    sys.exit(_work(config, arguments.rank_logs, connection))
+
+
+def _log_name() -> str:
+    return f"rank-{int(os.environ['RANK']):05d}"
 
 
 def _log_to(path: Path) -> None:
@@ -63,7 +65,7 @@ def _log_to(path: Path) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
 
 
-def _work(config: Config, connection: Connection | None) -> int:
+def _work(config: Config, logs: Path, connection: Connection | None) -> int:
     """Carry out orders until the flow ends; return the exit status."""
     from torch.distributed import distributed_c10d
 
@@ -83,13 +85,13 @@ def _work(config: Config, connection: Connection | None) -> int:
         return 0
     except Exception as error:  # the flow raises it
         logger.exception("this rank failed")
-        _tell(error, store, connection)
+        _tell(error, logs, store, connection)
         return 1
 
 
 def _end_soon() -> None:
     """End this process in any case: without a connection to the other hosts, leaving the group may take forever."""
-    timer = threading.Timer(2 * _TELL_S, os._exit, [1])
+    timer = threading.Timer(_LEAVE_S, os._exit, [1])
     timer.daemon = True
     timer.start()
 
@@ -99,10 +101,8 @@ def _obey(config: Config, device: str, connection: Connection | None) -> None:
     from tasks.train.ranks.agreement import agree, broadcast, exchange
     from tasks.train.trainer import Trainer
 
-    mesh = Mesh.of(config.ppo.parallel, device, config.trainer.hosts)
-    config = agree(config)
-    if mesh.rank and mesh.rank % mesh.of_host == 0:  # on another host than the flow's, which has done this
-        shutil.rmtree(scratch_of(Path(config.storage.cache), config.run.name))
+    config = agree(config, device)
+    mesh = Mesh.of(config.ppo.parallel, device, config.trainer.hosts, config.trainer.timeout_s)
     trainer = VersionTrainer(config, Trainer.of(config, mesh), mesh)
     answer = _answerer(connection)
 
@@ -112,7 +112,7 @@ def _obey(config: Config, device: str, connection: Connection | None) -> None:
     answer({"kind": "ready"})
     while (order := broadcast(_next(connection)))["kind"] != "end":
         if order["kind"] == "update":
-            made = trainer.update(UpdateOrder(**order["order"]), progress)
+            made = trainer.update(UpdateOrder(**order["order"]), progress, order["nonce"])
             files = [file for part in exchange([f.model_dump(mode="json") for f in made.files]) for file in part]
             answer({"kind": "done", "files": files, "metrics": made.metrics})
         elif order["kind"] == "distance":
@@ -152,34 +152,28 @@ class _Forwarder(logging.Handler):
         self._answer({"kind": "log", "logger": record.name, "level": record.levelno, "text": self.format(record)})
 
 
-def _tell(error: Exception, store: Any, connection: Connection | None) -> None:
+def _tell(error: Exception, logs: Path, store: Any, connection: Connection | None) -> None:
     """Let the flow know the first error of all ranks, which may be another one than this rank's.
 
-    The group has ended, so the first rank does not wait for this one any longer.
+    The flow reads the files of the ranks on its own host; errors on other hosts reach it through the group's store and
+    the first rank, which notices the end of the others.
     """
-    own = {"kind": "error", "rank": int(os.environ["RANK"]), **_described(error)}
-    first = own
-    if store is not None:
-        try:
-            first = json.loads(store.compare_set("error", "", json.dumps(own)))
-            if connection is None:
-                store.wait(["told"], timedelta(seconds=_TELL_S))
-        except Exception:  # the host of the store may be gone; the own error is in the log
-            logger.warning("the first rank is out of reach", exc_info=True)
-    if connection is not None:
-        try:
-            send(connection, first)
-        except OSError:
-            logger.warning("the flow has ended")
+    first = own = {"kind": "error", "rank": int(os.environ["RANK"]), "time": time.time(), **_described(error)}
+    (logs / f"{_log_name()}.error.json").write_text(json.dumps(own))
+    try:
         if store is not None:
-            store.set("told", "yes")
+            first = json.loads(store.compare_set("error", "", json.dumps(own)))
+        if connection is not None:
+            send(connection, first)
+    except Exception:  # the flow or the host of the store may be gone
+        logger.warning("nobody to tell", exc_info=True)
 
 
 def _described(error: Exception) -> dict[str, Any]:
     from torch.distributed import DistError
 
-    lost = isinstance(error, DistError) or "gloo" in str(error)
     kind = next((known.__name__ for known in (StorageError, ValueError) if isinstance(error, known)), "")
+    lost = not kind and (isinstance(error, DistError) or "gloo" in str(error))
     text = f"{error}" if kind else "".join(traceback.format_exception_only(error)).strip()
     return {"type": kind, "text": text, "lost": lost, "traceback": traceback.format_exc()}
 
