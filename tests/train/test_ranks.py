@@ -72,8 +72,8 @@ def test_another_mesh_goes_on(tmp_path: Path) -> None:
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-VICTIMS = ("torchrun", "rank 1 stops", "rank 1", "rank 0", "supervisor")
-KILLS = scaled(2, 30)
+VICTIMS = ("rank 1 stops", "torchrun", "rank 1", "rank 0", "supervisor")
+KILLS = scaled(1, 30)
 
 
 def strike(processes: list[psutil.Process], victim: str, after_s: float) -> threading.Thread:
@@ -93,7 +93,9 @@ def test_killed_ranks_start_again(tmp_path: Path) -> None:
         disturbed.train(ranks, 0)
         for iteration in range(1, KILLS + 1):
             before, victim = processes_of(ranks), VICTIMS[(iteration - 1) % len(VICTIMS)]
-            blow = strike(before, victim, dice.uniform(0, 0.4)) if len(before) == len(VICTIMS) - 1 else None
+            blow = (
+                strike(before, victim, dice.uniform(0, scaled(0.1, 0.4))) if len(before) == len(VICTIMS) - 1 else None
+            )
             disturbed.train(ranks, iteration)
             if blow is None:
                 continue  # the last blow came after its update, and this one began with a new start

@@ -159,7 +159,9 @@ def _tell(error: Exception, logs: Path, store: Any, connection: Connection | Non
     the first rank, which notices the end of the others.
     """
     first = own = {"kind": "error", "rank": int(os.environ["RANK"]), "time": time.time(), **_described(error)}
-    (logs / f"{_log_name()}.error.json").write_text(json.dumps(own))
+    written = logs / f"{_log_name()}.error.new"
+    written.write_text(json.dumps(own))
+    written.rename(logs / f"{_log_name()}.error.json")  # the flow reads all of it, or nothing
     try:
         if store is not None:
             first = json.loads(store.compare_set("error", "", json.dumps(own)))
