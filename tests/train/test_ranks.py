@@ -93,9 +93,8 @@ def test_killed_ranks_start_again(tmp_path: Path) -> None:
         disturbed.train(ranks, 0)
         for iteration in range(1, KILLS + 1):
             before, victim = processes_of(ranks), VICTIMS[(iteration - 1) % len(VICTIMS)]
-            blow = (
-                strike(before, victim, dice.uniform(0, scaled(0.1, 0.4))) if len(before) == len(VICTIMS) - 1 else None
-            )
+            moment = scaled(0.0, dice.uniform(0, 0.4))
+            blow = strike(before, victim, moment) if len(before) == len(VICTIMS) - 1 else None
             disturbed.train(ranks, iteration)
             if blow is None:
                 continue  # the last blow came after its update, and this one began with a new start
