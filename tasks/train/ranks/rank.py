@@ -49,7 +49,11 @@ def main() -> None:
     except ConfigError as error:
         sys.exit(f"error: {error}")
     connection = connect(arguments.orders) if arguments.orders and os.environ["RANK"] == "0" else None
-    sys.exit(_work(config, arguments.rank_logs, connection))
+    status = _work(config, arguments.rank_logs, connection)
+    logging.shutdown()
+    # Without Python's own end: sometimes a thread of torch still runs then, and the C++ library aborts the process, so
+    # that torchrun would report the loss of a rank that had ended well.
+    os._exit(status)
 
 
 def _log_name() -> str:
@@ -102,7 +106,7 @@ def _obey(config: Config, device: str, connection: Connection | None) -> None:
     from tasks.train.trainer import Trainer
 
     config = agree(config, device)
-    mesh = Mesh.of(config.ppo.parallel, device, config.trainer.hosts, config.trainer.timeout_s)
+    mesh = Mesh.of(config.ppo.parallel, device, config.trainer)
     trainer = VersionTrainer(config, Trainer.of(config, mesh), mesh)
     answer = _answerer(connection)
 
