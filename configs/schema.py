@@ -620,7 +620,7 @@ class PPO(Knobs):
 
 
 class Trainer(Knobs):
-    """How the trainer's ranks are started, and how long they may hang. None of it changes a number."""
+    """Start, time limits and restarts of the trainer's ranks. No knob here changes a number."""
 
     launcher: Literal["in-process", "torchrun"] = "in-process"
     """in-process: one trainer in the flow's process. torchrun: `ppo.parallel` ranks, which live through the flow."""
@@ -636,7 +636,7 @@ class Trainer(Knobs):
     startup_timeout_s: Annotated[float, Field(ge=5, le=86_400)] = 600.0
     """Longest wait for the start of all ranks, also those of other hosts."""
     max_restarts: NonNegativeInt = 0
-    """How often in a flow run all ranks are started again, from the last checkpoint, after one was lost."""
+    """Number of times in a flow run that all ranks start again, from the last checkpoint, after one was lost."""
 
 
 class Optimizer(Knobs):

@@ -19,7 +19,7 @@ _PARTS = {
     "logits": "of ppo.logprob_chunk_tokens tokens",
     "total": "an upper bound; a GPU also needs some GB for CUDA and NCCL",
 }
-"""What the parts of `Memory` are."""
+"""Explanations of the parts of `Memory`."""
 
 
 def plan(config: Config) -> str:

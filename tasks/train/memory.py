@@ -50,7 +50,7 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        """Whether a card of 80 GB has room for the trainer alone."""
+        """True if a card of 80 GB has room for the trainer alone."""
         return self.total <= USABLE * CARD
 
 

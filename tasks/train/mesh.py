@@ -1,6 +1,7 @@
 """The mesh of the ranks that train together, and what they tell each other."""
 
-from collections.abc import Iterable, Iterator
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from configs.schema import Parallel
+from configs.schema import Parallel, Trainer
 
 _BUCKET = 2**24
 """Numbers in a message of `Mesh.add_up`, unless a tensor has more."""
@@ -33,14 +34,13 @@ class Mesh:
     """Its dimensions are `replicate`, if there are several copies, and `shard`. None: every rank has a whole copy."""
 
     @classmethod
-    def of(cls, parallel: Parallel, device: str, hosts: int = 1, timeout_s: float = 600) -> "Mesh":
+    def of(cls, parallel: Parallel, device: str, trainer: Trainer) -> "Mesh":
         """Return the mesh of the process group that exists, or of this process alone.
 
         Args:
             parallel: its shape.
             device: `cpu` or `cuda`.
-            hosts: number of hosts with equally many ranks.
-            timeout_s: longest wait of a rank for the others.
+            trainer: its number of hosts, and the time limit of its groups.
 
         Raises:
             ValueError: the number of ranks is another than that of `parallel`.
@@ -52,12 +52,12 @@ class Mesh:
                 f"{dist.get_world_size()} ranks were started, but ppo.parallel={{replicate: {parallel.replicate}, "
                 f"shard: {parallel.shard}}} needs {parallel.ranks}: start as many, or change ppo.parallel"
             )
-        place = dist.get_rank(), parallel.ranks, parallel.ranks // hosts
+        place = dist.get_rank(), parallel.ranks, parallel.ranks // trainer.hosts
         if parallel.shard == 1:
             return cls(*place)
         devices = init_device_mesh(device, (parallel.replicate, parallel.shard), mesh_dim_names=("replicate", "shard"))
         for group in devices.get_all_groups():  # torch gives new groups a time limit of its own
-            _set_pg_timeout(timedelta(seconds=timeout_s), group)
+            _set_pg_timeout(timedelta(seconds=trainer.timeout_s), group)
         return cls(*place, devices if parallel.replicate > 1 else devices["shard"])
 
     @property
@@ -73,10 +73,10 @@ class Mesh:
             return
         is_first = self.rank % self.of_host == 0
         if not is_first:
-            dist.barrier(group=None)
+            dist.barrier()
         yield
         if is_first:
-            dist.barrier(group=None)
+            dist.barrier()
 
     def total(self, values: Tensor) -> Tensor:
         """Return the sum of the ranks' tensors, on the CPU; their shapes are equal."""
@@ -88,7 +88,7 @@ class Mesh:
 
     def any(self, flag: bool) -> bool:
         """Return whether one rank says yes, so that all decide alike."""
-        return (self.size == 1 and flag) or bool(self.total(torch.tensor(int(flag))))
+        return bool(self.total(torch.tensor(int(flag))))
 
     def add_up(self, tensors: Iterable[Tensor]) -> None:
         """Replace tensors of equal shapes on all ranks by their sums, in buckets, since each message takes time."""
@@ -106,14 +106,33 @@ class Mesh:
         columns = columns.cpu()
         if self.size == 1:
             return columns
-        lengths = torch.zeros(self.size, dtype=torch.int64)
-        lengths[self.rank] = columns.shape[1]
-        dist.all_reduce(lengths)
-        padded = columns.new_zeros(len(columns), int(lengths.max()))
-        padded[:, : columns.shape[1]] = columns
-        parts = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(parts, padded)
-        return torch.cat([part[:, :length] for part, length in zip(parts, lengths.tolist(), strict=True)], 1)
+        return torch.cat(gather_parts(columns), 1)
+
+
+def gather_parts(columns: Tensor) -> list[Tensor]:
+    """Return the columns [K, A] of each rank of the group, in their order; their lengths A may differ."""
+    lengths = torch.zeros(dist.get_world_size(), dtype=torch.int64)
+    lengths[dist.get_rank()] = columns.shape[1]
+    dist.all_reduce(lengths)
+    padded = columns.new_zeros(len(columns), int(lengths.max()))
+    padded[:, : columns.shape[1]] = columns
+    parts = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(parts, padded)
+    return [part[:, :length] for part, length in zip(parts, lengths.tolist(), strict=True)]
+
+
+def deal_out(sizes: Sequence[int], ranks: int) -> list[int]:
+    """Return a rank for each size so that all have about as much: the largest first, to the rank with the least.
+
+    >>> deal_out([1, 5, 3], 2)
+    [1, 0, 1]
+    """
+    held = [(0, rank) for rank in range(ranks)]  # a heap
+    owners = [0] * len(sizes)
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        size, owners[index] = held[0]
+        heapq.heapreplace(held, (size + sizes[index], owners[index]))
+    return owners
 
 
 def _add_up(tensors: list[Tensor]) -> None:

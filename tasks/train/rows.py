@@ -1,6 +1,5 @@
 """Sequences as the rows of a forward pass: padded, packed, or as trees that compute a common beginning once."""
 
-import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,7 +12,7 @@ from transformers import PreTrainedModel
 
 from configs.schema import PPO
 from tasks.train.memory import CPU_TOKENS, GPU_TOKENS
-from tasks.train.mesh import ALONE, Mesh
+from tasks.train.mesh import ALONE, Mesh, deal_out
 from tasks.train.prefix_tree import find_tree
 from tasks.train.samples import Ints, Sample
 
@@ -163,22 +162,12 @@ def cut(samples: Sequence[Sample], sequences: Iterable[Piece], batching: Batchin
         segments = _trees(samples, sequences, min(batching.budget, _LONGEST_TREE))
     else:
         segments = [_alone(samples, piece) for piece in sequences]
-    dealt = [_passes(share, batching) for share in deal(segments, batching.mesh.size)]
+    shares: list[list[Segment]] = [[] for _ in range(batching.mesh.size)]
+    for segment, rank in zip(segments, deal_out([s.length for s in segments], batching.mesh.size), strict=True):
+        shares[rank].append(segment)
+    dealt = [_passes(share, batching) for share in shares]
     own = dealt[batching.mesh.rank]
     return own + [[]] * (max(map(len, dealt)) - len(own))
-
-
-def deal(segments: Iterable[Segment], ranks: int) -> list[list[Segment]]:
-    """Deal segments out to ranks so that all have about as many tokens: the longest first, to who has the fewest."""
-    if ranks == 1:
-        return [list(segments)]
-    shares: list[list[Segment]] = [[] for _ in range(ranks)]
-    tokens = [(0, rank) for rank in range(ranks)]  # a heap
-    for segment in sorted(segments, key=_longest_first):
-        held, rank = tokens[0]
-        shares[rank].append(segment)
-        heapq.heapreplace(tokens, (held + segment.length, rank))
-    return shares
 
 
 def _passes(segments: Sequence[Segment], batching: Batching) -> list[list[Segment]]:

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from tasks.train.mesh import Mesh
 
 Result = TypeVar("Result")
-Rows = Callable[[str, int, int], Tensor]
+ReadRows = Callable[[str, int, int], Tensor]
 """A function that reads the rows start:end of the parameter with a name."""
 _WITHIN = "_within"
 
@@ -99,7 +99,7 @@ def _rows(parameter: DTensor) -> tuple[int, int]:
     return start, min(count, start + step)
 
 
-def fill(model: nn.Module, read: Rows, device: torch.device) -> None:
+def fill(model: nn.Module, read: ReadRows, device: torch.device) -> None:
     """Replace parameters on the meta device by what `read` returns, on `device`; tied ones stay one."""
     filled: dict[int, nn.Parameter] = {}
     names = {id(parameter): name for name, parameter in model.named_parameters()}

@@ -4,7 +4,6 @@ Several ranks write several files: each tensor is gathered once and written by o
 than its share of the tensors and one more.
 """
 
-import heapq
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from tasks.train.mesh import ALONE, Mesh
+from tasks.train.mesh import ALONE, Mesh, deal_out
 from tasks.train.sharding import whole
 
 
@@ -64,8 +63,8 @@ def save_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor], mesh: M
     if mesh.size == 1:
         save_file({name: value.detach().cpu() for name, value in tensors.items()}, folder / f"{stem}.safetensors")
         return
-    owners = deal_out({name: value.numel() * value.element_size() for name, value in tensors.items()}, mesh.size)
-    own = {}
+    sizes = [value.numel() * value.element_size() for value in tensors.values()]
+    owners, own = dict(zip(tensors, deal_out(sizes, mesh.size), strict=True)), {}
     for name, value in tensors.items():
         gathered = whole(value.detach())  # by all ranks, but only the owner keeps it
         if owners[name] == mesh.rank:
@@ -74,20 +73,5 @@ def save_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor], mesh: M
     if own:
         save_file(own, folder / files[mesh.rank], {"format": "pt"})
     if mesh.rank == 0:
-        total = sum(value.numel() * value.element_size() for value in tensors.values())
-        index = {"metadata": {"total_size": total}, "weight_map": {name: files[owners[name]] for name in tensors}}
+        index = {"metadata": {"total_size": sum(sizes)}, "weight_map": {name: files[owners[name]] for name in tensors}}
         (folder / f"{stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
-
-
-def deal_out(sizes: Mapping[str, int], ranks: int) -> dict[str, int]:
-    """Return the rank that writes each tensor: the largest first, to the rank with the fewest bytes.
-
-    >>> deal_out({"a": 1, "b": 5, "c": 3}, 2)
-    {'b': 0, 'c': 1, 'a': 1}
-    """
-    held = [(0, rank) for rank in range(ranks)]  # a heap
-    owners = {}
-    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
-        size, owners[name] = held[0]
-        heapq.heapreplace(held, (size + sizes[name], owners[name]))
-    return owners

@@ -87,7 +87,7 @@ def _saved(made: Any, autocast: str) -> int:
 @given(shard=st.integers(1, 64), tokens=st.integers(1, 10**5), checkpointing=st.booleans())
 @settings(max_examples=30)
 def test_a_larger_mesh_needs_less(shard: int, tokens: int, checkpointing: bool) -> None:
-    """With twice the shards, a rank has half of what is divided, and no part of anything grows."""
+    """A rank has half of what is divided if there are twice as many shards, and no part grows."""
 
     def memory(shard: int) -> Any:
         ppo = PPO(parallel=Parallel(shard=shard), gradient_checkpointing=checkpointing)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from configs.schema import PPO, Optimizer, Reward
+from configs.schema import Trainer as TrainerKnobs
 from storage.records import Score, Trajectory
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.sharding import whole
@@ -107,7 +108,7 @@ def train_on_ranks(folder: Path, out: Path, plan: Plan) -> None:
     for (replicate, shard), names in plan.items():
         for name in names:
             ppo = knobs(OPTIONS[name], replicate, shard)
-            found, metrics = train(folder, Mesh.of(ppo.parallel, "cpu"), ppo)
+            found, metrics = train(folder, Mesh.of(ppo.parallel, "cpu", TrainerKnobs()), ppo)
             if dist.get_rank() == 0:
                 write(out, f"{replicate}x{shard}", name, found, metrics)
 

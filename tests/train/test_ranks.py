@@ -128,7 +128,7 @@ def check_disagreements(folder: Path) -> None:
         with pytest.raises(ValueError, match=r"without the flow's store: rank 1 .* a store that every host reaches"):
             agree(config, "cpu")
     with pytest.raises(ValueError, match=r"2 ranks were started, but .* needs 4: start as many"):
-        Mesh.of(Parallel(shard=4), "cpu")
+        Mesh.of(Parallel(shard=4), "cpu", config.trainer)
     assert agree(config, "cpu") == config
 
 

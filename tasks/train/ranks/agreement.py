@@ -1,4 +1,4 @@
-"""What the ranks tell each other besides numbers, as JSON; and whether they fit together."""
+"""Messages between the ranks as JSON, and the check at the start that the ranks fit together."""
 
 import json
 import os
@@ -16,6 +16,7 @@ from storage import layout
 from storage.objects.store import Store
 from storage.versions import manifests
 from storage.versions.drafts import code_version
+from tasks.train.mesh import gather_parts
 
 _LIBRARIES = ("torch", "transformers", "numpy", "safetensors", "pyarrow")
 _OWN_KNOBS = ("trainer.", "ppo.parallel", "ppo.device", "storage.root")
@@ -35,14 +36,7 @@ def broadcast(value: Any) -> Any:
 def exchange(value: Any) -> list[Any]:
     """Return the values of all ranks, in their order, on every rank."""
     data = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    lengths = torch.zeros(dist.get_world_size(), dtype=torch.int64)
-    lengths[dist.get_rank()] = len(data)
-    dist.all_reduce(lengths)
-    padded = torch.zeros(int(lengths.max()), dtype=torch.uint8)
-    padded[: len(data)] = data
-    parts = [torch.empty_like(padded) for _ in lengths]
-    dist.all_gather(parts, padded)
-    return [json.loads(part[:length].numpy().tobytes()) for part, length in zip(parts, lengths.tolist(), strict=True)]
+    return [json.loads(part.numpy().tobytes()) for part in gather_parts(data[None])]
 
 
 def agree(own: Config, device: str) -> Config:
