@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from configs.schema import Parallel
 from storage.errors import StorageError
@@ -17,7 +18,7 @@ from storage.maintenance.verify import verify
 from storage.versions import manifests
 from tasks.train.mesh import Mesh
 from tasks.train.ranks.agreement import agree
-from tasks.train.ranks.launcher import Ranks, RanksLostError
+from tasks.train.ranks.launcher import Ranks, RanksLostError, first_to_end
 from tasks.train.trainer import Trainer
 from tasks.train.version_trainer import DistanceOrder, VersionTrainer
 from tests.support.rank_processes import run_ranks
@@ -164,6 +165,16 @@ def test_an_error_of_a_rank_reaches_the_flow(tmp_path: Path) -> None:
         assert ranks._host is None
     logs = {path.name for path in (run.folder / "logs/attempt-1").iterdir()}
     assert logs >= {"rank-00000.log", "rank-00001.log", "torchrun.log"}
+
+
+def test_a_killed_rank_is_lost_before_those_that_notice_it() -> None:
+    """torchrun may see both ends at once; then it calls the wrong one the root cause."""
+    codes = {0: 1, 1: -9, 2: 1}
+    failures = {rank: ProcessFailure(rank, 100 + rank, code, "<N/A>") for rank, code in codes.items()}
+    report = f"{ChildFailedError('tasks.train.ranks.rank', failures)}"
+    assert report.index("rank      : 1") < report.index("Root Cause") < report.index("rank      : 0")
+    assert first_to_end(report) == (1, -9)
+    assert first_to_end("no report") is None
 
 
 def test_a_lost_rank_is_named(tmp_path: Path, bucket: str) -> None:

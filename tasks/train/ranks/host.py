@@ -89,8 +89,8 @@ class HostRanks:
         """End torchrun and the ranks, whatever they do."""
         self._torchrun.close()
 
-    def log_tail(self) -> str:
-        return self._torchrun.log_tail(40)
+    def log_tail(self, lines: int = 40) -> str:
+        return self._torchrun.log_tail(lines)
 
     def _has_ranks(self) -> bool:
         try:

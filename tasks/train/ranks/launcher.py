@@ -23,7 +23,9 @@ from tasks.train.version_trainer import DistanceOrder, Made, Progress, UpdateOrd
 _END_S = 5.0
 """Longest wait for the end of torchrun, which then says which rank was lost first."""
 _POLL_S = 0.2
-_ROOT_CAUSE = re.compile(r"Root Cause.*?rank\s+: (\d+).*?exitcode\s+: (-?\d+)", re.DOTALL)
+_REPORT_LINES = 2000
+"""Enough for torchrun's report of all ranks of a host."""
+_FAILURE = re.compile(r"^ +rank +: (\d+).*\n +exitcode +: (-?\d+)", re.MULTILINE)
 logger = logging.getLogger(__name__)
 
 
@@ -179,8 +181,17 @@ class Ranks:
     def _report(self) -> str:
         """Say what torchrun knows: the first rank that ended and its exit code."""
         assert self._host is not None
-        tail = self._host.log_tail()
         advice = f"Logs: {self._attempt_logs}. Start the flow again: it continues from the last checkpoint"
-        if cause := _ROOT_CAUSE.search(tail):
-            return f"The first to end was rank {cause[1]}, with exit code {cause[2]}. {advice}"
-        return f"torchrun's last lines:\n{tail}\n{advice}"
+        if first := first_to_end(self._host.log_tail(_REPORT_LINES)):
+            return f"The first to end was rank {first[0]}, with exit code {first[1]}. {advice}"
+        return f"torchrun's last lines:\n{self._host.log_tail()}\n{advice}"
+
+
+def first_to_end(report: str) -> tuple[int, int] | None:
+    """Return the rank that was lost first and its exit code, from torchrun's report; None if it names no rank.
+
+    torchrun looks at the ranks a few times a second. Of those that ended since, it calls any the root cause, so a rank
+    that a signal ended comes first: the others have noticed its end, and have failed because of it.
+    """
+    failures = [(int(rank), int(code)) for rank, code in _FAILURE.findall(report)]
+    return min(failures, key=lambda failure: failure[1], default=None)
