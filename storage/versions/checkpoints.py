@@ -16,7 +16,7 @@ from storage.objects.store import Store
 from storage.version_names import PolicyVersion
 from storage.versions import aliases, model_files
 from storage.versions.drafts import Draft, Provenance
-from storage.versions.fetch import fetch, fetch_folder
+from storage.versions.fetch import Fetching, fetch, fetch_all, fetch_folder
 from storage.versions.manifests import Manifest, read
 
 
@@ -87,8 +87,12 @@ def resolve_policy(store: Store, reference: str) -> PolicyVersion:
     return PolicyVersion(version)
 
 
-def open_checkpoint(store: Store, version: str, cache: Path, *, state: bool = False) -> Checkpoint:
+def open_checkpoint(
+    store: Store, version: str, cache: Path, *, state: bool = False, fetching: Fetching = fetch_all
+) -> Checkpoint:
     """Fetch and verify a checkpoint. Its optimizer state, which is most of the data, comes only with `state`.
+
+    Processes that share a cache may deal out the files of each folder by `fetching`.
 
     Raises:
         StorageError: the version is not committed or not a checkpoint; or a file is missing, damaged, not named by the
@@ -100,14 +104,14 @@ def open_checkpoint(store: Store, version: str, cache: Path, *, state: bool = Fa
     names = {file.name for file in manifest.files}
     if not {"canary.json", "model/config.json"} <= names:
         raise DamagedError(f"{store.uri(version)} has no model/config.json or no canary.json: it is incomplete")
-    model = fetch_folder(store, manifest, "model", cache)
+    model = fetch_folder(store, manifest, "model", cache, fetching=fetching)
     model_files.check(model, (name.removeprefix("model/") for name in names if name.startswith("model/")))
     has_state = state and any(name.startswith("state/") for name in names)
     return Checkpoint(
         version=PolicyVersion(version),
         number=PolicyVersion(version).number,
         model=model,
-        state=fetch_folder(store, manifest, "state", cache) if has_state else None,
+        state=fetch_folder(store, manifest, "state", cache, fetching=fetching) if has_state else None,
         canary=_canary(store, version, fetch(store, manifest, "canary.json", cache)),
         manifest=manifest,
     )

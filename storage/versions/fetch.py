@@ -2,7 +2,7 @@
 
 import re
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from storage import layout
@@ -12,6 +12,10 @@ from storage.objects.keys import check_key
 from storage.objects.store import Store, sha256
 from storage.versions.manifests import File, Manifest
 
+Fetching = Callable[[Store, Sequence[File], Path], None]
+"""Fetches files into a folder and checks them, as `fetch_all` does."""
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+"""Endings of files that hold weights."""
 _IGNORED = re.compile(r"\..+\.[0-9a-f]{8}\.(part|tmp)|\.nfs[0-9a-f]+")
 """Names of files that no library loads: leftovers of killed downloads and uploads, and files that NFS keeps because
 they were deleted while a process had them open."""
@@ -46,7 +50,20 @@ def fetch_file(store: Store, file: File, folder: Path) -> Path:
     return path
 
 
-def fetch_folder(store: Store, manifest: Manifest, area: str, cache: Path, leave_out: Collection[str] = ()) -> Path:
+def fetch_all(store: Store, files: Iterable[File], folder: Path) -> None:
+    """Fetch files one after the other as `fetch` does."""
+    for file in files:
+        fetch_file(store, file, folder)
+
+
+def fetch_folder(
+    store: Store,
+    manifest: Manifest,
+    area: str,
+    cache: Path,
+    leave_out: Collection[str] = (),
+    fetching: Fetching = fetch_all,
+) -> Path:
     """Return a local folder that holds the files `<area>/…` of a version, checked, and nothing else.
 
     Libraries load whatever files they know in a folder. So they would load an extra file, too, and no hash would show
@@ -59,6 +76,7 @@ def fetch_folder(store: Store, manifest: Manifest, area: str, cache: Path, leave
         area: the name of the folder in the version, such as `model`.
         cache: the folder that keeps objects of a remote root.
         leave_out: endings of files that are not needed; they may be absent.
+        fetching: fetches and checks all files; processes that share a cache may deal them out.
 
     Raises:
         DamagedError: an object is missing or damaged, or the folder has a file that the manifest does not name.
@@ -67,9 +85,7 @@ def fetch_folder(store: Store, manifest: Manifest, area: str, cache: Path, leave
     attempts = {file.path.removesuffix(f"/{file.name}") for file in files}
     if len(attempts) != 1:
         raise DamagedError(f"{store.uri(manifest.version)} has no files of {area}/, or has them in several folders")
-    for file in files:
-        if not file.name.endswith(tuple(leave_out)):
-            fetch_file(store, file, cache)
+    fetching(store, [file for file in files if not file.name.endswith(tuple(leave_out))], cache)
     (attempt,) = attempts
     folder = (Path(store.path(attempt)) if store.is_local else cache / attempt) / area
     if extra := strays_in(folder, (file.name.removeprefix(f"{area}/") for file in files)):

@@ -15,13 +15,12 @@ from storage.errors import DamagedError
 from storage.logs import catalog
 from storage.objects.store import Store
 from storage.versions import manifests, model_files
-from storage.versions.fetch import fetch_folder
+from storage.versions.fetch import WEIGHTS, fetch_folder
 from tasks.audit.checks.registry import AuditEvidence, SkippedError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
 _BATCH_ROWS, _BATCH_TOKENS = 4096, 1_000_000
 NO_TOKEN = 2**31 - 1  # decodes to no text; replaces negative ids, which the tokenizer refuses
 
@@ -141,10 +140,10 @@ def open_decoder(store: Store, version: str, cache: Path) -> Decoder:
         StorageError: the checkpoint is not committed, its files are missing or damaged, or it has no tokenizer.
     """
     manifest = manifests.read(store, version)
-    files = [file for file in manifest.files if file.name.startswith("model/") and not file.name.endswith(_WEIGHTS)]
+    files = [file for file in manifest.files if file.name.startswith("model/") and not file.name.endswith(WEIGHTS)]
     if "model/tokenizer_config.json" not in [file.name for file in files]:
         raise DamagedError(f"{store.uri(version)} has no model/tokenizer_config.json: the checkpoint is incomplete")
-    folder = fetch_folder(store, manifest, "model", cache, leave_out=_WEIGHTS)
+    folder = fetch_folder(store, manifest, "model", cache, leave_out=WEIGHTS)
     return _load(tuple(file.sha256 for file in files), _UnhashedFolder(folder))
 
 

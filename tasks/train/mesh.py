@@ -78,6 +78,16 @@ class Mesh:
         if is_first:
             dist.barrier()
 
+    def share(self, sizes: Sequence[int]) -> list[int]:
+        """Deal work out to the ranks of each host; return the places in `sizes` that are this rank's."""
+        owners = deal_out(sizes, self.of_host)
+        return [place for place, owner in enumerate(owners) if owner == self.rank % self.of_host]
+
+    def wait(self) -> None:
+        """Wait until all ranks are here."""
+        if self.size > 1:
+            dist.barrier()
+
     def total(self, values: Tensor) -> Tensor:
         """Return the sum of the ranks' tensors, on the CPU; their shapes are equal."""
         total = values.cpu()

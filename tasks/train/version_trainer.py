@@ -4,12 +4,12 @@ Its orders are names of versions. It never commits: the caller, who holds the le
 """
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 from configs import Config
 from storage import layout
@@ -20,7 +20,9 @@ from storage.version_names import PolicyVersion, ScoresVersion, TrajectoriesVers
 from storage.versions import checkpoints, datasets
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft
-from storage.versions.manifests import File
+from storage.versions.fetch import WEIGHTS, fetch_all, fetch_folder
+from storage.versions.manifests import File, read
+from storage.versions.model_files import INDEX
 from tasks.problems.exclusions import read_exclusions, set_aside
 
 if TYPE_CHECKING:
@@ -45,6 +47,16 @@ class UpdateOrder:
     trajectories: TrajectoriesVersion
     scores: ScoresVersion
 
+    @classmethod
+    def read(cls, names: Mapping[str, str]) -> Self:
+        """Return the order with these names of versions."""
+        return cls(
+            version=PolicyVersion(names["version"]),
+            policy=PolicyVersion(names["policy"]),
+            trajectories=TrajectoriesVersion(names["trajectories"]),
+            scores=ScoresVersion(names["scores"]),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class DistanceOrder:
@@ -54,6 +66,16 @@ class DistanceOrder:
     other: PolicyVersion
     trajectories: TrajectoriesVersion
     scores: ScoresVersion
+
+    @classmethod
+    def read(cls, names: Mapping[str, str]) -> Self:
+        """Return the order with these names of versions."""
+        return cls(
+            policy=PolicyVersion(names["policy"]),
+            other=PolicyVersion(names["other"]),
+            trajectories=TrajectoriesVersion(names["trajectories"]),
+            scores=ScoresVersion(names["scores"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,41 +113,45 @@ class VersionTrainer:
             StorageError: a version is missing or damaged.
         """
         trainer = self._trainer
-        must_load = trainer.holds != order.policy
-        with self._mesh.in_turns() if self._mesh else nullcontext():
-            checkpoint = checkpoints.open_checkpoint(self._store, order.policy, self._cache, state=must_load)
-            first = self._first() if must_load and self._config.ppo.needs_first else None
-            rows, scores = self._rows(order.trajectories, order.scores)
-        if must_load:
+        rows, scores = self._rows(order.trajectories, order.scores)
+        if trainer.holds != order.policy:
+            checkpoint = self._open(order.policy, state=True)
+            first = self._open(self._first).model if self._config.ppo.needs_first else None
             trainer.load(checkpoint.model, checkpoint.state, self._config.run.seed, first)
         rows, metrics = self._without_excluded(rows, order.trajectories, progress)
-        metrics |= trainer.update(rows, scores, checkpoint.number, progress)
+        metrics |= trainer.update(rows, scores, order.policy.number, progress)
         with Draft(self._store, order.version, "checkpoint", nonce) as draft:
-            self._write(draft, checkpoint)
+            self._write(draft, order.policy)
         trainer.holds = order.version
         return Made(draft.nonce, draft.files, metrics)
 
     def distance(self, order: DistanceOrder) -> float | None:
         """Compute the mean KL in nats per token between two policies; None if no token is trainable."""
         trainer = self._trainer
-        with self._mesh.in_turns() if self._mesh else nullcontext():
-            model, other = (
-                checkpoints.open_checkpoint(self._store, version, self._cache).model
-                for version in (order.policy, order.other)
-            )
-            rows, scores = self._rows(order.trajectories, order.scores)
+        rows, scores = self._rows(order.trajectories, order.scores)
         if trainer.holds != order.policy:
-            trainer.load(model, None, self._config.run.seed)
+            trainer.load(self._open(order.policy).model, None, self._config.run.seed)
             trainer.holds = None  # an update would need the optimizer's state, too
-        return trainer.distance(other, rows, scores)
+        return trainer.distance(self._open(order.other).model, rows, scores)
 
-    def _first(self) -> Path:
-        first = layout.checkpoint(self._config.run.name, 0)
-        return checkpoints.open_checkpoint(self._store, first, self._cache).model
+    @property
+    def _first(self) -> PolicyVersion:
+        return PolicyVersion(layout.checkpoint(self._config.run.name, 0))
+
+    def _open(self, version: PolicyVersion, *, state: bool = False) -> Checkpoint:
+        fetching = self._fetch if self._mesh else fetch_all
+        return checkpoints.open_checkpoint(self._store, version, self._cache, state=state, fetching=fetching)
+
+    def _fetch(self, store: Store, files: Sequence[File], folder: Path) -> None:
+        """Fetch and verify files together with the other ranks of this host, each of which takes its share."""
+        assert self._mesh is not None
+        fetch_all(store, [files[place] for place in self._mesh.share([file.bytes for file in files])], folder)
+        self._mesh.wait()
 
     def _rows(self, trajectories: TrajectoriesVersion, scores: ScoresVersion) -> tuple[list[Trajectory], list[Score]]:
-        rows = list(datasets.trajectories(self._store, trajectories, self._cache))
-        return rows, [Score(**row) for row in datasets.rows(self._store, scores, self._cache)]
+        with self._mesh.in_turns() if self._mesh else nullcontext():
+            rows = list(datasets.trajectories(self._store, trajectories, self._cache))
+            return rows, [Score(**row) for row in datasets.rows(self._store, scores, self._cache)]
 
     def _without_excluded(
         self, rows: list[Trajectory], version: TrajectoriesVersion, progress: Progress
@@ -139,18 +165,29 @@ class VersionTrainer:
             progress(f"{len(excluded)} trajectories are excluded by {', '.join(versions)}: {_short(excluded)}")
         return rows, {"trajectories/excluded": float(len(excluded))}
 
-    def _write(self, draft: Draft, checkpoint: Checkpoint) -> None:
-        """Write this rank's files of the policy that follows `checkpoint`."""
+    def _write(self, draft: Draft, policy: PolicyVersion) -> None:
+        """Write this rank's files of the policy that follows `policy`."""
         with TemporaryDirectory(prefix="checkpoint-", dir=self._scratch()) as folder:
             model, state = Path(folder) / "model", Path(folder) / "state"
             self._trainer.save(model, state)
             canary = self._trainer.canary()
             if self._mesh is None or self._mesh.rank == 0:
-                _copy_tokenizer(checkpoint, model)
+                self._copy_tokenizer(policy, model)
                 checkpoints.add_canary(draft, canary)
             draft.add_folder(model, "model")
             draft.add_folder(state, "state")
             draft.hand_over(self._cache)
+
+    def _copy_tokenizer(self, policy: PolicyVersion, model: Path) -> None:
+        """Copy from a checkpoint the files that the trainer does not write: tokenizer and chat template."""
+        model.mkdir(parents=True, exist_ok=True)
+        manifest = read(self._store, policy)
+        folder = fetch_folder(self._store, manifest, "model", self._cache, leave_out=(*WEIGHTS, INDEX))
+        for file in manifest.files:  # not all that lies there: a killed download may have left something
+            name = file.name.removeprefix("model/")
+            if name != file.name and not name.endswith((*WEIGHTS, INDEX)) and not (model / name).exists():
+                (model / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(folder / name, model / name)
 
     def _scratch(self) -> Path:
         run = self._config.run.name
@@ -164,14 +201,3 @@ def host_scratch(config: Config, host: int) -> Path:
 
 def _short(ids: Sequence[str]) -> str:
     return ", ".join(ids[:_NAMED]) + (f" and {len(ids) - _NAMED} more" if len(ids) > _NAMED else "")
-
-
-def _copy_tokenizer(checkpoint: Checkpoint, model: Path) -> None:
-    """Copy from the checkpoint before the files that the trainer does not write: tokenizer and chat template."""
-    model.mkdir(parents=True, exist_ok=True)
-    for file in checkpoint.manifest.files:  # not all that lies there: a killed download may have left something
-        name = file.name.removeprefix("model/")
-        is_weights = name.endswith((".safetensors", ".safetensors.index.json"))
-        if name != file.name and not (model / name).exists() and not is_weights:
-            (model / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(checkpoint.model / name, model / name)

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -155,6 +157,16 @@ def compare(folder: Path, out: Path, ranks: int, plan: Plan) -> None:
 
 
 @pytest.mark.slow
+@given(st.lists(st.integers(0, 100)), st.integers(1, 4), st.integers(1, 3))
+def test_the_ranks_of_each_host_share_its_work(sizes: list[int], of_host: int, hosts: int) -> None:
+    """On every host each piece of work is one rank's, and no rank has much more than another."""
+    for host in range(hosts):
+        shares = [Mesh(host * of_host + rank, hosts * of_host, of_host).share(sizes) for rank in range(of_host)]
+        assert sorted(place for share in shares for place in share) == [*range(len(sizes))]
+        totals = [sum(sizes[place] for place in share) for share in shares]
+        assert max(totals) - min(totals) <= max(sizes, default=0)
+
+
 def test_every_option_on_two_ranks(folder: Path, tmp_path: Path) -> None:
     """Gradients of the first update to 1e-6, weights after five to 1e-5, also those of critic and reference."""
     replicated = scaled(["everything"], [*OPTIONS])

@@ -154,9 +154,12 @@ def test_an_address_that_cannot_be_used(tmp_path: Path) -> None:
 
 
 def test_an_error_of_a_rank_reaches_the_flow(tmp_path: Path) -> None:
-    """The flow raises the first rank's error with its type, names the rank and the logs; the ranks have ended."""
+    """The flow raises the first rank's error with its type, names the rank and the logs; the ranks have ended.
+
+    The file is damaged that only one of them verifies.
+    """
     run = TrainingRun(tmp_path, 1)
-    damaged = next(Path(run.store.path(run.order(0).scores)).rglob("*.parquet"))
+    damaged = next(Path(run.store.path(run.policy(0))).rglob("model.safetensors"))
     damaged.write_bytes(b"nothing")
     with two_ranks(run) as ranks:
         with pytest.raises(StorageError, match=r"rank \d failed: .* its manifest says") as caught:
@@ -178,11 +181,16 @@ def test_a_killed_rank_is_lost_before_those_that_notice_it() -> None:
 
 
 def test_a_lost_rank_is_named(tmp_path: Path, bucket: str) -> None:
-    """Without restarts the flow ends: it says which rank ended first, and how. What was committed, on S3, is whole."""
+    """Without restarts the flow ends: it says which rank ended first, and how. What was committed, on S3, is whole.
+
+    No other host could have reached a process of the trainer.
+    """
     run = TrainingRun(tmp_path, 2, root=f"s3://{bucket}/store")
     with two_ranks(run) as ranks:
         run.train(ranks, 0)
-        *_, second = processes_of(ranks)
+        *others, second = processes_of(ranks)
+        connections = [each for process in (*others, second) for each in process.net_connections()]
+        assert {each.laddr.ip for each in connections if each.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
         second.kill()
         with pytest.raises(RanksLostError, match=r"first to end was rank 1, with exit code -9.*last checkpoint"):
             run.train(ranks, 1)

@@ -1,4 +1,7 @@
-"""The process group of the ranks, which they join by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT."""
+"""The process group of the ranks, which they join by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+
+Ranks of one host that a flow has started meet in a file, which no other user may open, instead of at MASTER_PORT.
+"""
 
 import os
 import socket
@@ -6,15 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from ipaddress import ip_address
+from pathlib import Path
 
 import psutil
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 
 @contextmanager
-def process_group(device: str, hosts: int, timeout_s: float, startup_timeout_s: float) -> Iterator[None]:
+def process_group(
+    device: str, hosts: int, timeout_s: float, startup_timeout_s: float, meeting: Path | None = None
+) -> Iterator[Store]:
     """Join the group of all ranks, and leave it at the end of the block.
 
     Args:
@@ -22,6 +29,10 @@ def process_group(device: str, hosts: int, timeout_s: float, startup_timeout_s: 
         hosts: number of hosts with equally many consecutive ranks.
         timeout_s: longest wait for another rank.
         startup_timeout_s: longest wait for the start of all ranks.
+        meeting: a file through which the ranks of one host find each other; None: at MASTER_PORT.
+
+    Yields:
+        the store of the group, in which ranks can leave a note for the others.
 
     Raises:
         ValueError: MASTER_ADDR does not resolve.
@@ -30,13 +41,16 @@ def process_group(device: str, hosts: int, timeout_s: float, startup_timeout_s: 
     interface = _interface(os.environ["MASTER_ADDR"])
     for library in ("GLOO", "NCCL"):  # otherwise they listen where the host's own name leads, which may be nowhere
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
-    store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=startup_timeout_s)))
+    rank, size, startup = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), timedelta(seconds=startup_timeout_s)
+    store: Store = FileStore(str(meeting), size) if meeting else next(rendezvous("env://", timeout=startup))[0]
+    store.set(f"started/{rank}", "")
+    store.wait([f"started/{each}" for each in range(size)], startup)
     if device == "cuda":
         torch.cuda.set_device(rank % (size // hosts))
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
     try:
-        yield
+        yield store
     finally:
         dist.destroy_process_group()
 

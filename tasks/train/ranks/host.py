@@ -54,22 +54,22 @@ class HostRanks:
         """
         shutil.rmtree(host_scratch(self._config, self._index), ignore_errors=True)  # left by ranks that were killed
         knobs, parallel = self._config.trainer, self._config.ppo.parallel
-        host, port = self._address()
         given = self.folder / "config.yaml"
         given.write_text(to_yaml(self._config))
         command = [
             *(sys.executable, "-m", "torch.distributed.run"),
             *("--nnodes", str(knobs.hosts), "--node-rank", str(self._index)),
             *("--nproc-per-node", str(parallel.ranks // knobs.hosts)),
-            *("--master-addr", host, "--master-port", str(port), "--local-addr", host),
-            *("--rdzv-conf", f"timeout={math.ceil(knobs.startup_timeout_s)}"),
             *("--max-restarts", "0", "--monitor-interval", "0.2"),
+            *self._meeting(),
             *("-m", "tasks.train.ranks.rank", str(given), "--rank-logs", str(self._logs)),
             *(("--orders", str(orders)) if orders else ()),
+            *(() if knobs.address else ("--meeting", str(self.folder / "ranks"))),
         ]
         path = os.pathsep.join([str(_ROOT), os.getcwd(), os.environ.get("PYTHONPATH", "")])
         threads = str(self._config.ppo.threads)
-        self._torchrun.start(command, os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": threads})
+        own = {"PYTHONPATH": path, "OMP_NUM_THREADS": threads, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        self._torchrun.start(command, os.environ | own)
 
     def join(self, timeout_s: float = math.inf) -> bool:
         """Wait for the end of all ranks; return whether they have ended, each with exit status 0.
@@ -99,20 +99,24 @@ class HostRanks:
             return False
         return len(processes) > 1  # the first is torchrun
 
-    def _address(self) -> tuple[str, int]:
-        """Return where the ranks meet."""
-        given = self._config.trainer.address
+    def _meeting(self) -> list[str]:
+        """Return torchrun's arguments that say where it meets the other hosts; alone, it keeps to a private file.
+
+        torch's own server would listen on all interfaces, without a password.
+        """
+        given, timeout = self._config.trainer.address, math.ceil(self._config.trainer.startup_timeout_s)
         if given is None:
-            return "127.0.0.1", _free_port("127.0.0.1", 0, "")
+            file, conf = str(self.folder / "torchrun"), f"store_type=file,join_timeout={timeout}"
+            return ["--rdzv-backend", "c10d", "--rdzv-endpoint", file, "--rdzv-conf", conf, "--local-addr", "127.0.0.1"]
         host, _, port = given.rpartition(":")
         host = host.strip("[]")
         if self._index == 0:
-            _free_port(host, int(port), given)
-        return host, int(port)
+            _refuse_taken(host, int(port), given)
+        return ["--master-addr", host, "--master-port", port, "--local-addr", host, "--rdzv-conf", f"timeout={timeout}"]
 
 
-def _free_port(host: str, port: int, given: str) -> int:
-    """Return `port`, or any free port for 0."""
+def _refuse_taken(host: str, port: int, given: str) -> None:
+    """Raise ValueError if no server can listen at `port`."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
@@ -128,4 +132,3 @@ def _free_port(host: str, port: int, given: str) -> int:
                 f"trainer.address={given} cannot be used on the flow's host ({error.strerror}): it must be an address "
                 "of this host, with a port that is free"
             ) from None
-        return int(probe.getsockname()[1])

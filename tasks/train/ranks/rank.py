@@ -1,6 +1,6 @@
 """The program of one rank: it joins the others, and carries out the orders that the first rank gets from the flow.
 
-    torchrun … -m tasks.train.ranks.rank CONFIG [key=value …] --rank-logs FOLDER [--orders SOCKET]
+    torchrun … -m tasks.train.ranks.rank CONFIG [key=value …] --rank-logs FOLDER [--orders SOCKET] [--meeting FILE]
 
 Only the first rank of all needs `--orders`, the flow's socket. Between orders the first rank says "wait" to the others
 every few seconds, so a rank that is lost or hangs is noticed within `trainer.timeout_s` at any time.
@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides")
     parser.add_argument("--rank-logs", type=Path, required=True, help="folder for the logs of the ranks")
     parser.add_argument("--orders", help="the flow's socket, for the first rank")
+    parser.add_argument("--meeting", type=Path, help="a file in which the ranks of one host meet, not at MASTER_PORT")
     arguments = parser.parse_args()
     if missing := [name for name in _VARIABLES if name not in os.environ]:
         parser.error(f"{', '.join(missing)} not set: torchrun, Slurm, a JobSet or Ray starts ranks, and sets them")
@@ -49,7 +50,7 @@ def main() -> None:
     except ConfigError as error:
         sys.exit(f"error: {error}")
     connection = connect(arguments.orders) if arguments.orders and os.environ["RANK"] == "0" else None
-    status = _work(config, arguments.rank_logs, connection)
+    status = _work(config, arguments, connection)
     logging.shutdown()
     # Without Python's own end: sometimes a thread of torch still runs then, and the C++ library aborts the process, so
     # that torchrun would report the loss of a rank that had ended well.
@@ -69,18 +70,16 @@ def _log_to(path: Path) -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
 
 
-def _work(config: Config, logs: Path, connection: Connection | None) -> int:
+def _work(config: Config, arguments: argparse.Namespace, connection: Connection | None) -> int:
     """Carry out orders until the flow ends; return the exit status."""
-    from torch.distributed import distributed_c10d
-
-    from tasks.train.policy import device_of
-    from tasks.train.ranks.group import process_group
-
-    device, knobs = device_of(config.ppo).type, config.trainer
-    store = None
+    knobs, store = config.trainer, None
     try:
-        with process_group(device, knobs.hosts, knobs.timeout_s, knobs.startup_timeout_s):
-            store = distributed_c10d._get_default_store()
+        from tasks.train.policy import device_of
+        from tasks.train.ranks.group import process_group
+
+        device = device_of(config.ppo).type
+        limits = knobs.timeout_s, knobs.startup_timeout_s
+        with process_group(device, knobs.hosts, *limits, arguments.meeting) as store:
             try:
                 _obey(config, device, connection)
             except Exception:
@@ -89,7 +88,7 @@ def _work(config: Config, logs: Path, connection: Connection | None) -> int:
         return 0
     except Exception as error:  # the flow raises it
         logger.exception("this rank failed")
-        _tell(error, logs, store, connection)
+        _tell(error, arguments.rank_logs, store, connection)
         return 1
 
 
@@ -116,11 +115,11 @@ def _obey(config: Config, device: str, connection: Connection | None) -> None:
     answer({"kind": "ready"})
     while (order := broadcast(_next(connection)))["kind"] != "end":
         if order["kind"] == "update":
-            made = trainer.update(UpdateOrder(**order["order"]), progress, order["nonce"])
+            made = trainer.update(UpdateOrder.read(order["order"]), progress, order["nonce"])
             files = [file for part in exchange([f.model_dump(mode="json") for f in made.files]) for file in part]
             answer({"kind": "done", "files": files, "metrics": made.metrics})
         elif order["kind"] == "distance":
-            answer({"kind": "done", "distance": trainer.distance(DistanceOrder(**order["order"]))})
+            answer({"kind": "done", "distance": trainer.distance(DistanceOrder.read(order["order"]))})
 
 
 def _next(connection: Connection | None) -> dict[str, Any]:
