@@ -88,6 +88,8 @@ class Storage(Knobs):
     """S3: a request without an answer for so many seconds is sent again."""
     patience_s: PositiveFloat = 600.0
     """S3: an operation is retried for so many seconds before the run fails."""
+    serving_copy: bool = False
+    """Add to every checkpoint a bfloat16 copy of its weights: servers with `inference.dtype=bfloat16` fetch half."""
 
 
 class ArithmeticSource(Knobs):
@@ -794,6 +796,11 @@ class Config(Knobs):
         if self.inference.urls and self.inference.swap == "restart":
             raise ValueError(
                 "inference.swap=restart needs servers that the pipeline starts, but inference.urls is set: use reload"
+            )
+        if self.storage.serving_copy and self.inference.dtype != "bfloat16":
+            raise ValueError(
+                f"storage.serving_copy adds weights in bfloat16, which inference.dtype={self.inference.dtype} does not "
+                "serve: set inference.dtype=bfloat16, or leave the copy out"
             )
         self._groups_possible()
         self._ranks_possible()

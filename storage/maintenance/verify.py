@@ -160,7 +160,7 @@ class _VersionCheck:
             return contents.parquet(path, kind, file.rows) or (rows.problems(path) if rows else [])
         if kind == "checkpoint" and file.name.endswith(".safetensors"):
             return contents.safetensors(path) or (_not_finite(path) if self._deep else [])
-        if kind == "checkpoint" and file.name.startswith("model/"):
+        if kind == "checkpoint" and file.name.startswith(("model/", f"{checkpoints.SERVING}/")):
             return model_files.problems(path)
         return contents.canary(path) if kind == "checkpoint" and file.name == "canary.json" else []
 

@@ -1,6 +1,7 @@
 """Checkpoints: versions with two folders and a canary.
 
 model/          a transformers folder: config.json, model.safetensors, tokenizer files
+serving/        with `storage.serving_copy`: the same folder with weights in bfloat16 (absent from version 0)
 state/          optimizer and RNG, safetensors and JSON (absent from version 0)
 canary.json     token ids and the trainer's logprobs of them, which prove what a server serves
 """
@@ -18,6 +19,9 @@ from storage.versions import aliases, model_files
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.fetch import Fetching, fetch, fetch_all, fetch_folder
 from storage.versions.manifests import Manifest, read
+
+SERVING = "serving"
+"""The folder of a checkpoint's copy for servers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,7 @@ class Checkpoint:
 
     version: PolicyVersion
     number: int  # policy version: updates committed before it
-    model: Path
+    model: Path  # in float32, or the copy for servers
     state: Path | None  # None if the checkpoint has no state, or if the caller did not ask for it
     canary: Canary
     manifest: Manifest
@@ -88,11 +92,23 @@ def resolve_policy(store: Store, reference: str) -> PolicyVersion:
 
 
 def open_checkpoint(
-    store: Store, version: str, cache: Path, *, state: bool = False, fetching: Fetching = fetch_all
+    store: Store,
+    version: str,
+    cache: Path,
+    *,
+    state: bool = False,
+    serving: bool = False,
+    fetching: Fetching = fetch_all,
 ) -> Checkpoint:
-    """Fetch and verify a checkpoint. Its optimizer state, which is most of the data, comes only with `state`.
+    """Fetch and verify a checkpoint.
 
-    Processes that share a cache may deal out the files of each folder by `fetching`.
+    Args:
+        store: the store of the version.
+        version: its name.
+        cache: the folder that keeps objects of a remote root.
+        state: fetch the optimizer's state, too, which is most of the data.
+        serving: fetch the copy for servers in place of the model, if there is one.
+        fetching: fetches the files of a folder; processes that share a cache may deal them out.
 
     Raises:
         StorageError: the version is not committed or not a checkpoint; or a file is missing, damaged, not named by the
@@ -104,8 +120,9 @@ def open_checkpoint(
     names = {file.name for file in manifest.files}
     if not {"canary.json", "model/config.json"} <= names:
         raise DamagedError(f"{store.uri(version)} has no model/config.json or no canary.json: it is incomplete")
-    model = fetch_folder(store, manifest, "model", cache, fetching=fetching)
-    model_files.check(model, (name.removeprefix("model/") for name in names if name.startswith("model/")))
+    area = SERVING if serving and f"{SERVING}/config.json" in names else "model"
+    model = fetch_folder(store, manifest, area, cache, fetching=fetching)
+    model_files.check(model, (name.removeprefix(f"{area}/") for name in names if name.startswith(f"{area}/")))
     has_state = state and any(name.startswith("state/") for name in names)
     return Checkpoint(
         version=PolicyVersion(version),

@@ -11,7 +11,7 @@ from configs.schema import HELD_OUT
 from storage import layout
 from storage.records import Score
 from storage.version_names import EvaluationVersion, PolicyVersion, ProblemsVersion, ScoresVersion
-from storage.versions import checkpoints, datasets, manifests
+from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.journal import JournaledDraft
 from tasks.evaluate.outcomes import COLUMNS, join, summarise, summarise_sampled
@@ -87,8 +87,8 @@ def _play(
 ) -> None:
     from tasks.rollout.play import load_chat, play
 
-    config, store = _with_strict_limits(workspace.config), workspace.store
-    checkpoint = checkpoints.open_checkpoint(store, policy, workspace.cache)
+    config = _with_strict_limits(workspace.config)
+    checkpoint = workspace.open_served(policy)
     load_chat(checkpoint)  # an unusable tokenizer raises here, before servers start
     engine.serve(checkpoint)
     run, number = policy.run, f"{checkpoint.number:06d}"

@@ -15,7 +15,7 @@ from prefect.states import Cancelled
 from storage import layout
 from storage.records import Problem
 from storage.version_names import PolicyVersion, ProblemsVersion, TrajectoriesVersion
-from storage.versions import checkpoints, manifests
+from storage.versions import manifests
 from storage.versions.journal import JournaledDraft
 from tasks.inference.api import GenerationConfig
 from tasks.problems.curriculum_task import weights
@@ -63,7 +63,7 @@ def _serve(
     from tasks.rollout.play import load_chat
 
     config = workspace.config
-    checkpoint, sampling = checkpoints.open_checkpoint(workspace.store, policy, workspace.cache), config.sampling
+    checkpoint, sampling = workspace.open_served(policy), config.sampling
     load_chat(checkpoint)  # reports an unusable tokenizer before servers start
     engine.serve(checkpoint)
     return RolloutPlan(
@@ -171,7 +171,7 @@ class Rollouts:
     def swap(self, policy: PolicyVersion) -> None:
         """Serve a new checkpoint to the stream; its requests go on."""
         if self._stream:
-            checkpoint = checkpoints.open_checkpoint(self._workspace.store, policy, self._workspace.cache)
+            checkpoint = self._workspace.open_served(policy)
             self._engine.serve(checkpoint)
             self._stream.advance(checkpoint)
 

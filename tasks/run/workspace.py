@@ -8,6 +8,9 @@ from configs import Config
 from storage.logs.leases import Lease
 from storage.objects.cache import scratch_of, trim
 from storage.objects.store import Store
+from storage.version_names import PolicyVersion
+from storage.versions import checkpoints
+from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Provenance
 
 
@@ -33,6 +36,15 @@ class Workspace:
             prefect_run_id=str(run_id) if run_id else None,
             fence=self.lease,
         )
+
+    def open_served(self, policy: PolicyVersion) -> Checkpoint:
+        """Fetch and verify a checkpoint for servers, which read its copy in bfloat16 if there is one and they use it.
+
+        Raises:
+            StorageError: as `checkpoints.open_checkpoint`.
+        """
+        halved = self.config.inference.dtype == "bfloat16"
+        return checkpoints.open_checkpoint(self.store, policy, self.cache, serving=halved)
 
     def trim_cache(self, *in_use: str) -> None:
         """Delete from the cache of a remote root what exceeds its size; keep the versions `in_use`."""

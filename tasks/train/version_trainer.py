@@ -18,7 +18,7 @@ from storage.objects.store import Store
 from storage.records import Score, Trajectory
 from storage.version_names import PolicyVersion, ScoresVersion, TrajectoriesVersion
 from storage.versions import checkpoints, datasets
-from storage.versions.checkpoints import Checkpoint
+from storage.versions.checkpoints import SERVING, Checkpoint
 from storage.versions.drafts import Draft
 from storage.versions.fetch import WEIGHTS, fetch_all, fetch_folder
 from storage.versions.manifests import File, read
@@ -174,6 +174,8 @@ class VersionTrainer:
             if self._mesh is None or self._mesh.rank == 0:
                 self._copy_tokenizer(policy, model)
                 checkpoints.add_canary(draft, canary)
+            if self._config.storage.serving_copy:
+                _add_serving_copy(draft, model, Path(folder) / SERVING)
             draft.add_folder(model, "model")
             draft.add_folder(state, "state")
             draft.hand_over(self._cache)
@@ -192,6 +194,13 @@ class VersionTrainer:
     def _scratch(self) -> Path:
         run = self._config.run.name
         return scratch_of(self._cache, run) if self._mesh is None else host_scratch(self._config, self._mesh.host)
+
+
+def _add_serving_copy(draft: Draft, model: Path, copy: Path) -> None:
+    from tasks.train.serving_copy import write_serving_copy
+
+    write_serving_copy(model, copy)
+    draft.add_folder(copy, SERVING)
 
 
 def host_scratch(config: Config, host: int) -> Path:
