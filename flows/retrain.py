@@ -33,12 +33,12 @@ from tasks.run.resources import open_engine, open_trainer, open_verifier
 from tasks.run.workspace import Workspace
 from tasks.score.task import score
 from tasks.score.verifier import Verifier
+from tasks.train.orders import OrderedTrainer
 from tasks.train.task import train
 from tasks.warm_start.task import first_policy
 
 if TYPE_CHECKING:
     from tasks.inference.engine import Engine
-    from tasks.train.version_trainer import AnyTrainer
 
 
 @flow(name="retrain")
@@ -76,7 +76,7 @@ def retrain(config: str = "retrain", overrides: list[str] | None = None) -> str:
 
 
 def learn(
-    workspace: Workspace, policy: PolicyVersion, verifier: Verifier, engine: "Engine", trainer: "AnyTrainer"
+    workspace: Workspace, policy: PolicyVersion, verifier: Verifier, engine: "Engine", trainer: OrderedTrainer
 ) -> PolicyVersion:
     """Run the main job's loop until the night's budget ends; return the last policy version."""
     train_set, _ = import_problems(workspace)

@@ -1,6 +1,6 @@
 """Tasks: compare the challenger with the champion, and move the champion's alias if the gate promotes."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
@@ -15,10 +15,7 @@ from storage.versions.lineage import trained_on
 from tasks.retrain import gate
 from tasks.retrain.evidence import gather, summary_of
 from tasks.run.workspace import Workspace
-from tasks.train.version_trainer import DistanceOrder
-
-if TYPE_CHECKING:
-    from tasks.train.version_trainer import AnyTrainer
+from tasks.train.orders import DistanceOrder, OrderedTrainer
 
 Evaluations = dict[PolicyVersion, dict[str, list[ScoresVersion]]]
 """Versions of scores by policy and name of the set, see `tasks.evaluate.task.evaluate_sets`."""
@@ -37,7 +34,7 @@ def crown_first(workspace: Workspace, night: Night) -> PolicyVersion:
 
 @task(name="measure-distance", cache_policy=NO_CACHE)
 def measure_distance(
-    workspace: Workspace, trainer: "AnyTrainer", champion: PolicyVersion, challenger: PolicyVersion
+    workspace: Workspace, trainer: OrderedTrainer, champion: PolicyVersion, challenger: PolicyVersion
 ) -> float | None:
     """Compute the mean KL in nats per token of challenger and champion, at the night's last trajectories' tokens."""
     last = challenger.number - 1

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from tasks.run.workspace import Workspace
 from tasks.score.verifier import Verifier
+from tasks.train.orders import OrderedTrainer
 
 if TYPE_CHECKING:
     from tasks.inference.engine import Engine
-    from tasks.train.version_trainer import AnyTrainer
 
 
 @contextmanager
@@ -34,7 +34,7 @@ def open_verifier(workspace: Workspace) -> Iterator[Verifier]:
 
 
 @contextmanager
-def open_trainer(workspace: Workspace) -> Iterator["AnyTrainer"]:
+def open_trainer(workspace: Workspace) -> Iterator[OrderedTrainer]:
     """Open the trainer. Its policy stays in memory between iterations.
 
     With `run.overlap` it has a process of its own: in one process, the stream's requests would slow training down. With

@@ -1,7 +1,7 @@
 """PPO on stored trajectories.
 
-`task` (Prefect) gives an order to `version_trainer`, which reads versions and writes the next policy. It calls
-`trainer`, which runs one update:
+`task` (Prefect) gives an order (`orders`) to `version_trainer`, which reads versions and writes the next policy. It
+calls `trainer`, which runs one update:
 1. `samples` builds training samples from trajectories and scores; `reward_shaping` computes their rewards and returns.
 2. `prepare` makes the passes without gradient (`passes`, `logprobs`) and calls `advantages`.
 3. `batches` cuts the samples into minibatches and micro-batches.

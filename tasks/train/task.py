@@ -1,7 +1,5 @@
 """Task: one PPO update on stored trajectories and scores, committed as the next policy version."""
 
-from typing import TYPE_CHECKING
-
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
@@ -10,16 +8,13 @@ from storage.version_names import PolicyVersion, ScoresVersion, TrajectoriesVers
 from storage.versions import aliases, manifests
 from storage.versions.drafts import Draft
 from tasks.run.workspace import Workspace
-from tasks.train.version_trainer import UpdateOrder
-
-if TYPE_CHECKING:
-    from tasks.train.version_trainer import AnyTrainer
+from tasks.train.orders import OrderedTrainer, UpdateOrder
 
 
 @task(name="train", task_run_name="train-{iteration}", cache_policy=NO_CACHE)
 def train(
     workspace: Workspace,
-    trainer: "AnyTrainer",
+    trainer: OrderedTrainer,
     iteration: int,
     policy: PolicyVersion,
     trajectories: TrajectoriesVersion,

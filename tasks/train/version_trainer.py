@@ -4,12 +4,11 @@ Its orders are names of versions. It never commits: the caller, who holds the le
 """
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING
 
 from configs import Config
 from storage import layout
@@ -24,67 +23,15 @@ from storage.versions.fetch import WEIGHTS, fetch_all, fetch_folder
 from storage.versions.manifests import File, read
 from storage.versions.model_files import INDEX
 from tasks.problems.exclusions import read_exclusions, set_aside
+from tasks.train.orders import DistanceOrder, Made, Progress, UpdateOrder
 
 if TYPE_CHECKING:
     from tasks.train.mesh import Mesh
-    from tasks.train.ranks.launcher import Ranks
     from tasks.train.trainer import Trainer
     from tasks.train.trainer_process import TrainerProcess
 
-    AnyTrainer: TypeAlias = "VersionTrainer | Ranks"
-
-Progress = Callable[[str], None]
 _NAMED = 20
 """Number of excluded trajectories that the log names."""
-
-
-@dataclass(frozen=True, slots=True)
-class UpdateOrder:
-    """One update: which policy, and on which data."""
-
-    version: PolicyVersion  # to be made
-    policy: PolicyVersion
-    trajectories: TrajectoriesVersion
-    scores: ScoresVersion
-
-    @classmethod
-    def read(cls, names: Mapping[str, str]) -> Self:
-        """Return the order with these names of versions."""
-        return cls(
-            version=PolicyVersion(names["version"]),
-            policy=PolicyVersion(names["policy"]),
-            trajectories=TrajectoriesVersion(names["trajectories"]),
-            scores=ScoresVersion(names["scores"]),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class DistanceOrder:
-    """The distance of two policies at the tokens of trajectories."""
-
-    policy: PolicyVersion
-    other: PolicyVersion
-    trajectories: TrajectoriesVersion
-    scores: ScoresVersion
-
-    @classmethod
-    def read(cls, names: Mapping[str, str]) -> Self:
-        """Return the order with these names of versions."""
-        return cls(
-            policy=PolicyVersion(names["policy"]),
-            other=PolicyVersion(names["other"]),
-            trajectories=TrajectoriesVersion(names["trajectories"]),
-            scores=ScoresVersion(names["scores"]),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """The files of a new policy, which lie in the store, and the metrics of the update."""
-
-    nonce: str  # of the draft that has the files
-    files: list[File]
-    metrics: dict[str, float]
 
 
 class VersionTrainer:

@@ -5,7 +5,7 @@ Everything runs on the same cores, one after the other, so ratios are those of t
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from tests.support.training_run import TrainingRun
 
 WARM_UP, ROUNDS = 1, 8
-GOAL_OVERHEAD, GOAL_COPIES = ("1.02 or less", 1.02), ("0.9 or more", 0.9)
 MESHES = {
     "one rank": ["trainer.launcher=torchrun", "ppo.threads=2"],
     "two copies": ["trainer.launcher=torchrun", "ppo.parallel.replicate=2", "ppo.threads=1"],
@@ -38,6 +37,15 @@ class Times(NamedTuple):
 
     training: float
     order: float
+
+
+class Goal(NamedTuple):
+    text: str
+    met: Callable[[float], bool]
+
+
+OVERHEAD = Goal("1.02 or less", lambda ratio: ratio <= 1.02)
+COPIES = Goal("0.9 or more", lambda ratio: ratio >= 0.9)
 
 
 def measure(lab: Lab) -> list[Row]:
@@ -59,24 +67,37 @@ def _model(folder: Path) -> Path:
 
 def _speed_rows(folder: Path, model: Path) -> list[Row]:
     from tasks.train.trainer import Trainer
+    from tasks.train.trainer_process import TrainerProcess
     from tasks.train.version_trainer import VersionTrainer
     from tests.support.training_run import TrainingRun
 
-    names = ["one process", *MESHES]
+    names = ["one process", "own process", *MESHES]
     runs = {name: TrainingRun(folder / name, WARM_UP + ROUNDS, model, OPTIONS, data=DATA) for name in names}
     config = runs["one process"].config("ppo.threads=2")
     times: dict[str, list[Times]] = {name: [] for name in names}
     with ExitStack() as stack:
-        trainers: dict[str, VersionTrainer | Ranks] = {"one process": VersionTrainer(config, Trainer.of(config))}
+        trainers: dict[str, VersionTrainer | Ranks] = {
+            "one process": VersionTrainer(config, Trainer.of(config)),
+            "own process": VersionTrainer(config, stack.enter_context(TrainerProcess(config))),
+        }
         trainers |= {name: stack.enter_context(_ranks(runs[name], *settings)) for name, settings in MESHES.items()}
         for iteration in range(WARM_UP + ROUNDS):
             for name, trainer in trainers.items():
                 times[name].append(_timed(runs[name], trainer, iteration))
     plain = _plain(runs["one process"], folder / "plain.safetensors")
     return [
-        _against(times, "one rank", "training with one rank under torchrun / in the flow's process", GOAL_OVERHEAD),
-        _against(times, "two copies", "one process with two threads / two copies with one each", GOAL_COPIES),
-        _against(times, "two shards", "one process with two threads / two shards with one each"),
+        _row(
+            times,
+            "one rank",
+            "own process",
+            "training: one rank in a group / no group, both in a new process",
+            OVERHEAD,
+        ),
+        _row(times, "own process", "one process", "training: in a process of its own / in the flow's"),
+        _row(
+            times, "one process", "two copies", "training: one process with two threads / two copies with one", COPIES
+        ),
+        _row(times, "one process", "two shards", "training: one process with two threads / two shards with one"),
         *_file_rows(times, plain),
     ]
 
@@ -88,20 +109,17 @@ def _timed(run: "TrainingRun", trainer: "VersionTrainer | Ranks", iteration: int
     return Times(training, time.perf_counter() - start)
 
 
-def _against(times: dict[str, list[Times]], name: str, benchmark: str, goal: tuple[str, float] | None = None) -> Row:
-    pairs = list(zip(times["one process"][WARM_UP:], times[name][WARM_UP:], strict=True))
-    ratios = [alone.training / ranks.training for alone, ranks in pairs]
-    if name == "one rank":
-        ratios = [1 / ratio for ratio in ratios]
-    met = None if goal is None else median(ratios) <= goal[1] if name == "one rank" else median(ratios) >= goal[1]
-    seconds = median(ranks.training for _, ranks in pairs), median(alone.training for alone, _ in pairs)
+def _row(times: dict[str, list[Times]], dividend: str, divisor: str, benchmark: str, goal: Goal | None = None) -> Row:
+    pairs = list(zip(times[dividend][WARM_UP:], times[divisor][WARM_UP:], strict=True))
+    ratios = [one.training / other.training for one, other in pairs]
+    seconds = [median(pair[place].training for pair in pairs) for place in (0, 1)]
     return Row(
         benchmark,
         spread(ratios, "{:.3f}".format),
-        goal[0] if goal else "",
-        met,
-        f"training {seconds[0]:.2f} s against {seconds[1]:.2f} s in one process; whole orders "
-        f"{median(ranks.order / alone.order for alone, ranks in pairs):.2f} times as long; {len(pairs)} pairs",
+        goal.text if goal else "",
+        goal.met(median(ratios)) if goal else None,
+        f"training {seconds[0]:.2f} s / {seconds[1]:.2f} s; whole orders "
+        f"{median(one.order / other.order for one, other in pairs):.2f}; {len(pairs)} pairs",
     )
 
 

@@ -15,9 +15,10 @@ from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, datasets, manifests
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.manifests import Manifest
+from tasks.train.orders import UpdateOrder
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.ranks.launcher import Ranks
-from tasks.train.version_trainer import UpdateOrder, VersionTrainer
+from tasks.train.version_trainer import VersionTrainer
 from tests.support.train_helpers import random_rows, save_tiny
 
 RUN, SCORER = "smoke", "5c0e"

@@ -17,10 +17,11 @@ from storage.errors import StorageError
 from storage.maintenance.verify import verify
 from storage.versions import manifests
 from tasks.train.mesh import Mesh
+from tasks.train.orders import DistanceOrder
 from tasks.train.ranks.agreement import agree
 from tasks.train.ranks.launcher import Ranks, RanksLostError, first_to_end
 from tasks.train.trainer import Trainer
-from tasks.train.version_trainer import DistanceOrder, VersionTrainer
+from tasks.train.version_trainer import VersionTrainer
 from tests.support.rank_processes import run_ranks
 from tests.support.soak import scaled
 from tests.support.training_run import TrainingRun, largest_difference

@@ -16,9 +16,9 @@ from storage import interrupts
 from storage.errors import StorageError
 from storage.versions.drafts import new_nonce
 from storage.versions.manifests import File
+from tasks.train.orders import DistanceOrder, Made, Progress, UpdateOrder
 from tasks.train.ranks.host import HostRanks
 from tasks.train.ranks.messages import accept, listen, receive, send
-from tasks.train.version_trainer import DistanceOrder, Made, Progress, UpdateOrder
 
 _END_S = 5.0
 """Longest wait for the end of torchrun, which then says which rank was lost first."""

@@ -22,8 +22,9 @@ from typing import Any
 from configs import Config, ConfigError, load
 from storage.errors import StorageError
 from tasks.limits import end_with_parent
+from tasks.train.orders import DistanceOrder, UpdateOrder
 from tasks.train.ranks.messages import connect, receive, send
-from tasks.train.version_trainer import DistanceOrder, UpdateOrder, VersionTrainer
+from tasks.train.version_trainer import VersionTrainer
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 BEAT_S = 2.0
