@@ -1,8 +1,9 @@
 """A process that runs a command in a new process group and ends the whole group when its parent ends.
 
 A killed vLLM server leaves child processes behind. This small process (standard library only) reads a pipe from the
-pipeline: end of file means that the pipeline has ended in any way, including SIGKILL. If this process itself is killed,
-the kernel terminates the command, and `Supervised.stop` kills the rest of the group.
+pipeline: end of file means that the pipeline has ended in any way, including SIGKILL. At the end it also kills
+descendants of the command that have left the group and lost their parent. If this process itself is killed, the kernel
+terminates the command, and `Supervised.stop` kills the rest of the group.
 
     python supervisor.py LOG FOLDER COMMAND [ARG …]
 
@@ -30,7 +31,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 def main(log_path: str, folder: Path, command: list[str]) -> int:
     """Run `command` until it or standard input ends; return its exit status."""
     pipeline = os.getppid()
-    # Grandchildren that lose their parent become children of this process, which can then wait for their end.
+    # Descendants that lose their parent become children of this process, which can then end them.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     child = _start(log_path, command)
     try:
@@ -99,7 +100,14 @@ def _end_group(child: "subprocess.Popen[bytes]") -> None:
     child.wait()
     with contextlib.suppress(ChildProcessError):  # raised when no child is left
         while True:
+            for orphan in _children():  # such as a rank whose torchrun was killed while the rank was starting
+                os.kill(orphan, signal.SIGKILL)
             os.wait()
+
+
+def _children() -> list[int]:
+    """Return the processes that are children of this one, which has one thread."""
+    return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
 
 if __name__ == "__main__":

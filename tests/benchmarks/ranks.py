@@ -154,6 +154,7 @@ def _file_rows(times: dict[str, list[Times]], plain: tuple[float, float, float])
 
 
 def _memory_rows(folder: Path, model: Path) -> Iterator[Row]:
+    from tests.benchmarks.rank_memory import memory_row
     from tests.support.training_run import TrainingRun
 
     for shard in SHARDS:
@@ -164,6 +165,8 @@ def _memory_rows(folder: Path, model: Path) -> Iterator[Row]:
                 run.train(ranks, iteration)
             peaks = [peak_memory_mb(process.pid) for process in _processes(ranks)]
         yield Row(f"peak memory of a rank, {shard} shards", f"{max(peaks):.0f} MB", detail="libraries included")
+    for shard in SHARDS:
+        yield memory_row(model, shard, {**DATA, "problems": 48}, folder / f"{shard}.json")
 
 
 def _processes(ranks: "Ranks") -> list[psutil.Process]:

@@ -16,6 +16,7 @@ from configs.schema import Parallel
 from storage.errors import StorageError
 from storage.maintenance.verify import verify
 from storage.versions import manifests
+from storage.versions.manifests import Manifest
 from tasks.train.mesh import Mesh
 from tasks.train.orders import DistanceOrder
 from tasks.train.ranks.agreement import agree
@@ -29,9 +30,13 @@ from tests.support.training_run import TrainingRun, largest_difference
 pytestmark = pytest.mark.slow
 
 
-def two_ranks(run: TrainingRun, *overrides: str, replicate: int = 1) -> Ranks:
-    mesh = [f"ppo.parallel={{replicate: {replicate}, shard: {2 // replicate}}}", "trainer.launcher=torchrun"]
+def ranks_of(run: TrainingRun, replicate: int, shard: int, *overrides: str) -> Ranks:
+    mesh = [f"ppo.parallel={{replicate: {replicate}, shard: {shard}}}", "trainer.launcher=torchrun"]
     return Ranks(run.config(*mesh, *overrides), run.folder / "logs")
+
+
+def two_ranks(run: TrainingRun, *overrides: str) -> Ranks:
+    return ranks_of(run, 1, 2, *overrides)
 
 
 def one_process(run: TrainingRun) -> VersionTrainer:
@@ -48,39 +53,53 @@ def processes_of(ranks: Ranks) -> list[psutil.Process]:
         return []
 
 
+MESHES = scaled([(1, 2), (1, 1), (2, 1)], [(1, 2), (1, 1), (2, 1), (2, 2), (1, 2), (1, 4), (1, 1), (4, 1)])
+"""Replicate and shard of one update after the other."""
+
+
 def test_another_mesh_goes_on(tmp_path: Path) -> None:
-    """Two shards, then one process, then two copies: as one process up to rounding, with whole checkpoints in parts."""
-    alone, mixed = (TrainingRun(tmp_path / name, 3) for name in ("alone", "mixed"))
+    """Two shards, then one process, then copies: as one process up to rounding, with whole checkpoints in parts."""
+    alone, mixed = (TrainingRun(tmp_path / name, len(MESHES)) for name in ("alone", "mixed"))
     trainer = one_process(alone)
-    for iteration in range(3):
+    for iteration, (replicate, shard) in enumerate(MESHES):
         alone.train(trainer, iteration)
-    with two_ranks(mixed) as ranks:
-        manifest = mixed.train(ranks, 0)
-    mixed.train(one_process(mixed), 1)
-    order = mixed.order(0)
-    distance = DistanceOrder(mixed.policy(3), mixed.policy(0), order.trajectories, order.scores)
-    with two_ranks(mixed, replicate=2) as ranks:
-        mixed.train(ranks, 2)
-        found = ranks.distance(distance)
-    parts = {file.name for file in manifest.files if "-of-" in file.name}
-    stems = ("model/model", "state/optimizer", "state/critic", "state/reference")
-    assert parts == {f"{stem}-0000{part}-of-00002.safetensors" for stem in stems for part in (1, 2)}
-    sizes = [file.bytes for file in manifest.files if "state/optimizer-" in file.name]
-    assert max(sizes) < 0.6 * sum(sizes)
-    assert verify(mixed.store, [mixed.policy(3)], deep=True).findings == []
-    assert largest_difference(mixed.tensors(3), alone.tensors(3)) < 1e-6
+        if replicate * shard == 1:
+            mixed.train(one_process(mixed), iteration)
+            continue
+        with ranks_of(mixed, replicate, shard) as ranks:
+            manifest = mixed.train(ranks, iteration)
+            if iteration == len(MESHES) - 1:
+                order = mixed.order(0)
+                distance = DistanceOrder(mixed.policy(iteration + 1), mixed.policy(0), order.trajectories, order.scores)
+                found = ranks.distance(distance)
+        check_parts(manifest, replicate * shard)
+        print(f"{replicate} x {shard}", largest_difference(mixed.tensors(iteration + 1), alone.tensors(iteration + 1)))
+    last = len(MESHES)
+    assert verify(mixed.store, [mixed.policy(last)], deep=True).findings == []
+    assert largest_difference(mixed.tensors(last), alone.tensors(last)) < 1e-6
     expected = one_process(mixed).distance(distance)
     assert found
     assert found == pytest.approx(expected, rel=1e-4)
 
 
-VICTIMS = ("rank 1 stops", "torchrun", "rank 1", "rank 0", "supervisor")
+def check_parts(manifest: Manifest, ranks: int) -> None:
+    """Check that each rank has written its share."""
+    parts = {file.name for file in manifest.files if "-of-" in file.name}
+    stems = ("model/model", "state/optimizer", "state/critic", "state/reference")
+    numbers = range(1, ranks + 1)
+    assert parts == {f"{stem}-{number:05d}-of-{ranks:05d}.safetensors" for stem in stems for number in numbers}
+    sizes = [file.bytes for file in manifest.files if "state/optimizer-" in file.name]
+    assert max(sizes) < 1.2 * sum(sizes) / ranks
+
+
+VICTIMS = ("rank 1 stops", "torchrun", "rank 1", "rank 0 stops", "rank 0", "supervisor")
+PROCESSES = ("supervisor", "torchrun", "rank 0", "rank 1")
 KILLS = scaled(1, 30)
 
 
 def strike(processes: list[psutil.Process], victim: str, after_s: float) -> threading.Thread:
     """Kill or stop a process of the ranks after a while, in a thread."""
-    targets = dict(zip(("supervisor", "torchrun", "rank 0", "rank 1"), processes, strict=True))
+    targets = dict(zip(PROCESSES, processes, strict=True))
     number = signal.SIGSTOP if victim.endswith("stops") else signal.SIGKILL
     thread = threading.Timer(after_s, targets[victim.removesuffix(" stops")].send_signal, [number])
     thread.start()
@@ -96,7 +115,7 @@ def test_killed_ranks_start_again(tmp_path: Path) -> None:
         for iteration in range(1, KILLS + 1):
             before, victim = processes_of(ranks), VICTIMS[(iteration - 1) % len(VICTIMS)]
             moment = scaled(0.0, dice.uniform(0, 0.4))
-            blow = strike(before, victim, moment) if len(before) == len(VICTIMS) - 1 else None
+            blow = strike(before, victim, moment) if len(before) == len(PROCESSES) else None
             disturbed.train(ranks, iteration)
             if blow is None:
                 continue  # the last blow came after its update, and this one began with a new start

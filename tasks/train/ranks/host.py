@@ -46,6 +46,11 @@ class HostRanks:
     def alive(self) -> bool:
         return self._torchrun.alive
 
+    @property
+    def was_killed(self) -> bool:
+        """Return whether a signal ended torchrun or its supervisor."""
+        return self._torchrun.was_killed
+
     def start(self, orders: Path | None = None) -> None:
         """Start torchrun, without waiting.
 

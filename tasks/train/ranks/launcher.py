@@ -184,6 +184,8 @@ class Ranks:
         advice = f"Logs: {self._attempt_logs}. Start the flow again: it continues from the last checkpoint"
         if first := first_to_end(self._host.log_tail(_REPORT_LINES)):
             return f"The first to end was rank {first[0]}, with exit code {first[1]}. {advice}"
+        if self._host.was_killed:
+            return f"A signal ended torchrun. {advice}"
         return f"torchrun's last lines:\n{self._host.log_tail()}\n{advice}"
 
 

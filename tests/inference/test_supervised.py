@@ -1,0 +1,39 @@
+"""A supervised command takes its descendants with it, also those that have left its process group."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tasks.inference.supervised import Supervised
+
+COMMAND = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["the command is killed", "the command and its stopped child", "closed"])
+def test_descendants_that_have_left_the_group_end(end: str, tmp_path: Path) -> None:
+    """torchrun gives each rank a session of its own. A rank that has just started does not end with torchrun yet."""
+    supervised = Supervised(tmp_path / "log")
+    supervised.start([sys.executable, "-c", COMMAND], os.environ)
+    supervisor, deadline = psutil.Process(supervised.pid), time.monotonic() + 60
+    while len(family := supervisor.children(recursive=True)) < 2:
+        assert time.monotonic() < deadline, supervised.log_tail()
+        time.sleep(0.02)
+    command, child = family
+    if "stopped" in end:
+        child.send_signal(signal.SIGSTOP)
+    if end != "closed":
+        command.kill()
+        psutil.wait_procs([supervisor], timeout=60)
+        assert not supervised.alive
+    supervised.close()
+    assert psutil.wait_procs([supervisor, command, child], timeout=20)[1] == []
