@@ -227,9 +227,9 @@ def test_killed_while_stages_overlap(overrides: list[str], tmp_path: Path, envir
 @pytest.mark.timeout(3600)
 def test_killed_with_two_ranks(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
     """The same holds with two ranks: they end with the flow, and no update is lost or doubled."""
-    witness = Witness(f"{tmp_path}/var", 15, [*overrides, *RANKS], tmp_path / "log", environment)
+    witness = Witness(f"{tmp_path}/var", 200, [*overrides, *RANKS], tmp_path / "log", environment)
     dice = random.Random(4)
-    moments = [dice.uniform(3, 20) for _ in range(12)]
+    moments = [dice.uniform(3, 14) for _ in range(12)]
     kill_and_finish(witness, [*((point, None) for point in RANKS_POINTS), *((None, moment) for moment in moments)])
     assert witness.kills.total() >= 15
     assert_whole(witness, tmp_path / "cache")
