@@ -20,6 +20,7 @@ from storage.versions.manifests import Manifest
 from tasks.train.mesh import Mesh
 from tasks.train.orders import DistanceOrder
 from tasks.train.ranks.agreement import agree
+from tasks.train.ranks.group import gpu_of
 from tasks.train.ranks.launcher import Ranks, RanksLostError, first_to_end
 from tasks.train.trainer import Trainer
 from tasks.train.version_trainer import VersionTrainer
@@ -157,6 +158,14 @@ def test_ranks_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
     """Knobs, store, code and number of ranks are compared at the start, and all ranks raise the same error."""
     TrainingRun(tmp_path / "run", 0)
     run_ranks(2, check_disagreements, tmp_path / "run", log=tmp_path / "log")
+
+
+def test_each_rank_takes_a_gpu_of_its_host() -> None:
+    """The first ones, one each, or the only visible one; too few are an error. (No GPU is touched here.)"""
+    assert [gpu_of(place, 8) for place in range(4)] == [0, 1, 2, 3]
+    assert [gpu_of(place, 1) for place in range(4)] == [0, 0, 0, 0]
+    with pytest.raises(ValueError, match=r"has 2 visible GPUs, too few .*number 2 has none.*fewer ranks"):
+        gpu_of(2, 2)
 
 
 def test_an_address_that_cannot_be_used(tmp_path: Path) -> None:

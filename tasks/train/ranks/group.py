@@ -25,7 +25,7 @@ def process_group(
     """Join the group of all ranks, and leave it at the end of the block.
 
     Args:
-        device: `cpu` or `cuda`; the ranks of a host take its first GPUs, one each.
+        device: `cpu` or `cuda`; the ranks of a host take its first GPUs, one each, or the only one that each sees.
         hosts: number of hosts with equally many consecutive ranks.
         timeout_s: longest wait for another rank.
         startup_timeout_s: longest wait for the start of all ranks.
@@ -35,7 +35,7 @@ def process_group(
         the store of the group, in which ranks can leave a note for the others.
 
     Raises:
-        ValueError: MASTER_ADDR does not resolve.
+        ValueError: MASTER_ADDR does not resolve, or the host has fewer GPUs than ranks.
         torch.distributed.DistError: not all ranks have come in time.
     """
     interface = _interface(os.environ["MASTER_ADDR"])
@@ -46,13 +46,32 @@ def process_group(
     store.set(f"started/{rank}", "")
     store.wait([f"started/{each}" for each in range(size)], startup)
     if device == "cuda":
-        torch.cuda.set_device(rank % (size // hosts))
+        torch.cuda.set_device(gpu_of(rank % (size // hosts), torch.cuda.device_count()))
+        torch.cuda.init()  # until then, a device mesh would choose another GPU by LOCAL_RANK
     backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
     try:
         yield store
     finally:
         dist.destroy_process_group()
+
+
+def gpu_of(place: int, visible: int) -> int:
+    """Return the GPU of the rank with number `place` on its host, among the `visible` ones.
+
+    Some launchers let each rank see one GPU of its own only.
+
+    Raises:
+        ValueError: there are several GPUs, but not one for each rank.
+    """
+    if visible == 1:
+        return 0
+    if place >= visible:
+        raise ValueError(
+            f"{socket.gethostname()} has {visible} visible GPUs, too few for its ranks (number {place} has none): use "
+            "fewer ranks on each host (ppo.parallel, trainer.hosts), or let CUDA_VISIBLE_DEVICES name more GPUs"
+        )
+    return place
 
 
 def _interface(address: str) -> str:
