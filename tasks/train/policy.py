@@ -88,7 +88,10 @@ def _for_training(policy: PreTrainedModel, device: torch.device, ppo: PPO) -> Pr
 
 
 def save_policy(model: PreTrainedModel, folder: Path, mesh: Mesh = ALONE) -> None:
-    """Write config.json, generation_config.json and float32 weights: in one model.safetensors, or this rank's part."""
+    """Write config.json and float32 weights: in one model.safetensors, or this rank's part.
+
+    One process writes generation_config.json, too. Ranks have not read it: `VersionTrainer` copies it.
+    """
     if mesh.size == 1:
         model.save_pretrained(folder, max_shard_size="1TB")
         return
@@ -97,8 +100,6 @@ def save_policy(model: PreTrainedModel, folder: Path, mesh: Mesh = ALONE) -> Non
         config = copy.deepcopy(model.config)
         config.architectures, config.dtype = [class_of(model).__name__], "float32"
         config.save_pretrained(folder)
-        if model.can_generate() and model.generation_config is not None:
-            model.generation_config.save_pretrained(folder)
 
 
 def make_canary(model: PreTrainedModel, chunk_tokens: int) -> Canary:

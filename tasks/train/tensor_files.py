@@ -69,6 +69,7 @@ def save_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor], mesh: M
         gathered = whole(value.detach())  # by all ranks, but only the owner keeps it
         if owners[name] == mesh.rank:
             own[name] = gathered.cpu().contiguous()
+        del gathered  # before the next one is gathered
     files = [f"{stem}-{rank + 1:05d}-of-{mesh.size:05d}.safetensors" for rank in range(mesh.size)]
     if own:
         save_file(own, folder / files[mesh.rank], {"format": "pt"})

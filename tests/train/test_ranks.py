@@ -1,5 +1,6 @@
 """The ranks of a trainer, as a flow starts them: checkpoints in parts, other meshes, errors, losses and restarts."""
 
+import json
 import random
 import signal
 import socket
@@ -15,17 +16,18 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from configs.schema import Parallel
 from storage.errors import StorageError
 from storage.maintenance.verify import verify
-from storage.versions import manifests
+from storage.versions import checkpoints, manifests
 from storage.versions.manifests import Manifest
 from tasks.train.mesh import Mesh
 from tasks.train.orders import DistanceOrder
 from tasks.train.ranks.agreement import agree
-from tasks.train.ranks.group import gpu_of
+from tasks.train.ranks.group import gpu_of, interface_to
 from tasks.train.ranks.launcher import Ranks, RanksLostError, first_to_end
 from tasks.train.trainer import Trainer
 from tasks.train.version_trainer import VersionTrainer
 from tests.support.rank_processes import run_ranks
 from tests.support.soak import scaled
+from tests.support.train_helpers import save_tiny
 from tests.support.training_run import TrainingRun, largest_difference
 
 pytestmark = pytest.mark.slow
@@ -60,7 +62,9 @@ MESHES = scaled([(1, 2), (1, 1), (2, 1)], [(1, 2), (1, 1), (2, 1), (2, 2), (1, 2
 
 def test_another_mesh_goes_on(tmp_path: Path) -> None:
     """Two shards, then one process, then copies: as one process up to rounding, with whole checkpoints in parts."""
-    alone, mixed = (TrainingRun(tmp_path / name, len(MESHES)) for name in ("alone", "mixed"))
+    model = save_tiny(tmp_path / "policy")
+    (model / "generation_config.json").write_text('{"eos_token_id": [3, 4], "repetition_penalty": 1.05}')
+    alone, mixed = (TrainingRun(tmp_path / name, len(MESHES), model) for name in ("alone", "mixed"))
     trainer = one_process(alone)
     for iteration, (replicate, shard) in enumerate(MESHES):
         alone.train(trainer, iteration)
@@ -78,9 +82,17 @@ def test_another_mesh_goes_on(tmp_path: Path) -> None:
     last = len(MESHES)
     assert verify(mixed.store, [mixed.policy(last)], deep=True).findings == []
     assert largest_difference(mixed.tensors(last), alone.tensors(last)) < 1e-6
+    assert generation(mixed, last) == generation(alone, last) == ([3, 4], 1.05)
     expected = one_process(mixed).distance(distance)
     assert found
     assert found == pytest.approx(expected, rel=1e-4)
+
+
+def generation(run: TrainingRun, number: int) -> tuple[list[int], float]:
+    """Return what a checkpoint says of generation, which no training changes."""
+    opened = checkpoints.open_checkpoint(run.store, run.policy(number), run.folder / "cache")
+    values = json.loads((opened.model / "generation_config.json").read_text())
+    return values["eos_token_id"], values["repetition_penalty"]
 
 
 def check_parts(manifest: Manifest, ranks: int) -> None:
@@ -161,11 +173,17 @@ def test_ranks_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
 
 
 def test_each_rank_takes_a_gpu_of_its_host() -> None:
-    """The first ones, one each, or the only visible one; too few are an error. (No GPU is touched here.)"""
+    """The first ones, one each; too few are an error. (No GPU is touched here.)"""
     assert [gpu_of(place, 8) for place in range(4)] == [0, 1, 2, 3]
-    assert [gpu_of(place, 1) for place in range(4)] == [0, 0, 0, 0]
     with pytest.raises(ValueError, match=r"has 2 visible GPUs, too few .*number 2 has none.*fewer ranks"):
         gpu_of(2, 2)
+
+
+def test_a_name_that_leads_to_loopback_is_refused_for_several_hosts() -> None:
+    """Many systems give the host's own name a loopback address, at which no other host can reach its ranks."""
+    assert interface_to("localhost", hosts=1) == interface_to("127.0.0.1", hosts=2) == "lo"
+    with pytest.raises(ValueError, match=r"MASTER_ADDR=localhost is the loopback address .* Give the IP address"):
+        interface_to("localhost", hosts=2)
 
 
 def test_an_address_that_cannot_be_used(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from transformers.utils.import_utils import is_flash_attn_2_available
 
 from configs import Config, differences
 from storage import layout
@@ -61,6 +62,7 @@ def _about(device: str) -> dict[str, str]:
         "code": code_version(),
         "the device": device,
         "Python": platform.python_version(),
+        "FlashAttention 2": "installed" if is_flash_attn_2_available() else "missing",  # decides how work is dealt out
         **{library: version(library) for library in _LIBRARIES},
     }
 

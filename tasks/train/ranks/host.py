@@ -100,9 +100,9 @@ class HostRanks:
     def _has_ranks(self) -> bool:
         try:
             processes = psutil.Process(self._torchrun.pid).children(recursive=True)
+            return sum(process.status() != psutil.STATUS_ZOMBIE for process in processes) > 1  # the first is torchrun
         except psutil.Error:
             return False
-        return len(processes) > 1  # the first is torchrun
 
     def _meeting(self) -> list[str]:
         """Return torchrun's arguments that say where it meets the other hosts; alone, it keeps to a private file.

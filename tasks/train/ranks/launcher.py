@@ -53,7 +53,11 @@ class Ranks:
     def __enter__(self) -> Self:
         shutil.rmtree(self._logs, ignore_errors=True)  # of an earlier flow run
         if self._config.trainer.hosts > 1:  # the others are waiting, and not for as long as a rollout may take
-            self._connection = self._start(logger.info)
+            try:
+                self._connection = self._start(logger.info)
+            except BaseException:  # a `with` statement calls no `__exit__` then
+                self.close()
+                raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:

@@ -30,7 +30,7 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 BEAT_S = 2.0
 """The first rank says something to the others at least this often."""
 _LEAVE_S = 10.0
-"""Longest time in which a rank that failed leaves the group and tells why."""
+"""Longest time in which a rank leaves the group, or tells why it failed."""
 logger = logging.getLogger(__name__)
 
 
@@ -81,21 +81,20 @@ def _work(config: Config, arguments: argparse.Namespace, connection: Connection 
         device = device_of(config.ppo).type
         limits = knobs.timeout_s, knobs.startup_timeout_s
         with process_group(device, knobs.hosts, *limits, arguments.meeting) as store:
-            try:
-                _obey(config, device, connection)
-            except Exception:
-                _end_soon()
-                raise
+            _obey(config, device, connection)
+            _end_soon(0)
         return 0
     except Exception as error:  # the flow raises it
+        # The others notice the end of this process, so it tells its error before.
+        _end_soon(1)
         logger.exception("this rank failed")
         _tell(error, arguments.rank_logs, store, connection)
         return 1
 
 
-def _end_soon() -> None:
+def _end_soon(status: int) -> None:
     """End this process in any case: without a connection to the other hosts, leaving the group may take forever."""
-    timer = threading.Timer(_LEAVE_S, os._exit, [1])
+    timer = threading.Timer(_LEAVE_S, os._exit, [status])
     timer.daemon = True
     timer.start()
 
