@@ -1,5 +1,6 @@
 """A supervised command takes its descendants with it, also those that have left its process group."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -29,11 +30,16 @@ def test_descendants_that_have_left_the_group_end(end: str, tmp_path: Path) -> N
         assert time.monotonic() < deadline, supervised.log_tail()
         time.sleep(0.02)
     command, child = family
-    if "stopped" in end:
-        child.send_signal(signal.SIGSTOP)
-    if end != "closed":
-        command.kill()
-        psutil.wait_procs([supervisor], timeout=60)
-        assert not supervised.alive
-    supervised.close()
-    assert psutil.wait_procs([supervisor, command, child], timeout=20)[1] == []
+    try:
+        if "stopped" in end:
+            child.send_signal(signal.SIGSTOP)
+        if end != "closed":
+            command.kill()
+            psutil.wait_procs([supervisor], timeout=60)
+            assert not supervised.alive
+        supervised.close()
+        assert psutil.wait_procs([supervisor, command, child], timeout=20)[1] == []
+    finally:
+        for process in (child, supervisor):  # left if the test fails
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
