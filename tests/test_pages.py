@@ -33,6 +33,9 @@ RUN_BY = {
         "flows/test_interrupts.py::test_an_interrupt_within_a_stage_resumes"
     ),
     "python -m tasks.train.ranks math-32b --host 1": "train/test_two_hosts.py::test_two_hosts_and_a_cut_cable",
+    "python -m tasks.train.ranks.rank math-32b --rank-logs FOLDER": (
+        "train/test_ranks.py::test_a_rank_needs_four_variables_to_find_the_others"
+    ),
     "python -m tasks.train.memory": "train/test_memory.py::test_the_page_has_the_table_that_the_command_prints",
     "python -m flows.rollout demo --iteration 0": "flows/test_flows.py::test_stages_alone_make_the_same_run",
     "python -m flows.evaluate demo --policy demo/latest --against runs/demo/checkpoints/000000": (

@@ -1,14 +1,18 @@
 """The local cache: a folder that keeps objects of a remote root under their keys, so that each is fetched once."""
 
 import contextlib
+import logging
 import os
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from configs.schema import Storage
 from storage import layout
 from storage.errors import StorageError
+from storage.objects.store import Store
 
+logger = logging.getLogger(__name__)
 RECENT_S = 600.0
 """A file that was used within so many seconds may still be in use, so it stays."""
 
@@ -53,6 +57,16 @@ def trim(folder: Path, limit_bytes: int, keep: Iterable[str] = ()) -> int:
         path.unlink(missing_ok=True)
         deleted += status.st_size
     return deleted
+
+
+def keep_size(store: Store, storage: Storage, keep: Iterable[str] = ()) -> None:
+    """Delete from the cache of a remote root what exceeds `storage.cache_gib`, but not the versions in `keep`."""
+    if store.is_local:
+        return
+    try:
+        trim(Path(storage.cache), int(storage.cache_gib * 2**30), keep)
+    except OSError as error:  # what was just made is not lost because of it
+        logger.warning("storage.cache=%s was not trimmed to storage.cache_gib: %s", storage.cache, error)
 
 
 def _files(folder: Path) -> Iterator[tuple[os.stat_result, Path]]:

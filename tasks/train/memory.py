@@ -22,6 +22,8 @@ CPU_TOKENS, GPU_TOKENS = 2048, 16384
 """Default of `ppo.micro_batch_tokens`. On a CPU 8192 and more were slower, and 4096 was about as fast with more memory.
 The number for a GPU was not measured. It is never chosen by time, because another cut into micro-batches changes the
 last bits of the weights."""
+BUCKET = 2**24
+"""Numbers in a message of `Mesh.add_up`, unless a tensor has more."""
 _GB = 10**9
 _PAPER = PPO(autocast="bfloat16", gradient_checkpointing=True, logprob_chunk_tokens=2048)
 """The knobs of the table."""
@@ -39,7 +41,7 @@ class Memory:
     gradients: int  # float32
     moments: int  # AdamW's two
     others: int  # reference policy and critic of its own
-    gathered: int  # what FSDP holds whole for a while
+    gathered: int  # what FSDP holds whole for a while; without shards, gradients in a message
     casts: int  # bfloat16 casts of weights
     activations: int
     logits: int
@@ -69,7 +71,7 @@ def memory_of(sizes: ModelSizes, ppo: PPO, tokens: int) -> Memory:
         gradients=4 * parameters // shard,
         moments=8 * parameters // shard,
         others=(4 * reference + 16 * critic) * parameters // shard,
-        gathered=_gathered(sizes, 1 + reference + critic) if shard > 1 else 0,
+        gathered=_gathered(sizes, 1 + reference + critic) if shard > 1 else _bucket(sizes, ppo.parallel, 1 + critic),
         casts=_casts(sizes, ppo),
         activations=_activations(sizes, ppo) * tokens,
         logits=4 * 4 * sizes.vocabulary * min(tokens, ppo.logprob_chunk_tokens),
@@ -83,6 +85,12 @@ def _gathered(sizes: ModelSizes, models: int) -> int:
     that computes and of the next one, the gradient of the last one, and a buffer for what arrives and what leaves.
     """
     return 4 * ((models + 1) * sizes.root_parameters + 5 * sizes.layer_parameters)
+
+
+def _bucket(sizes: ModelSizes, parallel: Parallel, models: int) -> int:
+    """Return the most bytes of the gradients that copies of the trained models send in one message, joined first."""
+    largest = sizes.vocabulary * sizes.hidden
+    return 4 * min(models * sizes.parameters, BUCKET + largest) if parallel.replicate > 1 else 0
 
 
 def _casts(sizes: ModelSizes, ppo: PPO) -> int:

@@ -13,9 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from configs.schema import Parallel, Trainer
-
-_BUCKET = 2**24
-"""Numbers in a message of `Mesh.add_up`, unless a tensor has more."""
+from tasks.train.memory import BUCKET
 
 
 @dataclass(frozen=True)
@@ -53,11 +51,13 @@ class Mesh:
                 f"shard: {parallel.shard}}} needs {parallel.ranks}: start as many, or change ppo.parallel"
             )
         place = dist.get_rank(), parallel.ranks, parallel.ranks // trainer.hosts
+        _connect(device, None)
         if parallel.shard == 1:
             return cls(*place)
         devices = init_device_mesh(device, (parallel.replicate, parallel.shard), mesh_dim_names=("replicate", "shard"))
         for group in devices.get_all_groups():  # torch gives new groups a time limit of its own
             _set_pg_timeout(timedelta(seconds=trainer.timeout_s), group)
+            _connect(device, group)
         return cls(*place, devices if parallel.replicate > 1 else devices["shard"])
 
     @property
@@ -65,17 +65,20 @@ class Mesh:
         """The number of this rank's host."""
         return self.rank // self.of_host
 
+    @property
+    def is_first_of_host(self) -> bool:
+        return self.rank % self.of_host == 0
+
     @contextmanager
     def in_turns(self) -> Iterator[None]:
         """Run the block in the first rank of each host before the others, which then find its files in the cache."""
         if self.size == 1:
             yield
             return
-        is_first = self.rank % self.of_host == 0
-        if not is_first:
+        if not self.is_first_of_host:
             dist.barrier()
         yield
-        if is_first:
+        if self.is_first_of_host:
             dist.barrier()
 
     def share(self, sizes: Sequence[int]) -> list[int]:
@@ -100,12 +103,21 @@ class Mesh:
         """Return whether one rank says yes, so that all decide alike."""
         return bool(self.total(torch.tensor(int(flag))))
 
+    def as_first(self, value: Tensor) -> Tensor:
+        """Return the first rank's value of what the copies of a shard compute alike.
+
+        Each copy reduces it in a group of its own, and NCCL may add in another order there.
+        """
+        if self.devices is not None and self.devices.ndim > 1:
+            dist.broadcast(value, 0)
+        return value
+
     def add_up(self, tensors: Iterable[Tensor]) -> None:
         """Replace tensors of equal shapes on all ranks by their sums, in buckets, since each message takes time."""
         bucket: list[Tensor] = []
         for tensor in tensors:
             bucket.append(tensor)
-            if sum(each.numel() for each in bucket) >= _BUCKET:
+            if sum(each.numel() for each in bucket) >= BUCKET:
                 _add_up(bucket)
                 bucket = []
         if bucket:
@@ -129,6 +141,13 @@ def gather_parts(columns: Tensor) -> list[Tensor]:
     parts = [torch.empty_like(padded) for _ in lengths]
     dist.all_gather(parts, padded)
     return [part[:, :length] for part, length in zip(parts, lengths.tolist(), strict=True)]
+
+
+def _connect(device: str, group: dist.ProcessGroup | None) -> None:
+    """Send a message through a group: NCCL connects its ranks only then, and without a time limit."""
+    message = torch.zeros(1, device=device)
+    dist.all_reduce(message, group=group)
+    message.cpu()  # waits for it
 
 
 def deal_out(sizes: Sequence[int], ranks: int) -> list[int]:

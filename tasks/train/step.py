@@ -110,7 +110,7 @@ class Stepper:
         own = critic.parameters() if critic and critic.own is not None else []
         head = critic.parameters() if critic and critic.own is None else []
         shared = [*train_state.model.parameters(), *head]
-        norm, own_norm = _norm(shared), _norm(own)
+        norm, own_norm = (self._mesh.as_first(_norm(parameters)) for parameters in (shared, own))
         for checked in (own_norm,) if stopped else (norm, own_norm):
             _refuse_not_finite("gradients", samples, result.samples, checked.cpu().expand(len(result.samples)))
         train_state.steps += 1

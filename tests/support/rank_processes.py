@@ -25,7 +25,8 @@ def run_ranks(size: int, function: Callable[..., None], *arguments: Any, log: Pa
     context.set_forkserver_preload(["tasks.train.trainer", "tasks.train.ranks.group"])
     port = free_port()
     processes = [
-        context.Process(target=_run, args=(rank, size, port, function, arguments, log)) for rank in range(size)
+        context.Process(target=_run, args=(rank, size, port, function, arguments, log, {**os.environ}))
+        for rank in range(size)
     ]
     for process in processes:
         process.start()
@@ -37,13 +38,26 @@ def run_ranks(size: int, function: Callable[..., None], *arguments: Any, log: Pa
     assert codes == [0] * size, log.read_text()[-8000:]
 
 
-def _run(rank: int, size: int, port: int, function: Callable[..., None], arguments: Any, log: Path) -> None:
+def _run(
+    rank: int,
+    size: int,
+    port: int,
+    function: Callable[..., None],
+    arguments: Any,
+    log: Path,
+    environment: dict[str, str],  # the forkserver has that of the test in which it was started
+) -> None:
     end_with_parent()
     output = log.open("ab", buffering=0)
     os.dup2(output.fileno(), sys.stdout.fileno())
     os.dup2(output.fileno(), sys.stderr.fileno())
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    from tasks.train.ranks.group import process_group
+    os.environ |= environment | {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+    from tasks.train.ranks.group import meet, open_store, process_group
 
-    with process_group("cpu", 1, 60, 120):
+    with process_group("cpu", meet(open_store(1, 120), rank, size), 60):
         function(*arguments)

@@ -23,9 +23,11 @@ GROUPS = {
     "tests/inference/test_engine.py": "second",
     "tests/problems/test_exclusions.py": "second",
     "tests/retrain/test_schedule.py": "second",
+    "tests/train/test_ranks.py": "ranks",
+    "tests/train/test_two_hosts.py": "ranks",
 }
-"""The group of each file that uses these servers. One process runs all files of a group; both groups take about the
-same time."""
+"""The group of each file that uses these servers, or waits long for ranks. One process runs all files of a group; the
+first two groups take about the same time."""
 
 
 class FilesByServer(LoadFileScheduling):  # type: ignore[misc] # pytest-xdist has no types

@@ -63,10 +63,10 @@ class TrainingRun:
             self._add_data(iteration)
 
     @classmethod
-    def reopened(cls, folder: Path) -> Self:
+    def reopened(cls, folder: Path, root: str | None = None) -> Self:
         """Return the run that another process has made in `folder`."""
         run = cls.__new__(cls)
-        run._open(folder, OPTIONS)
+        run._open(folder, OPTIONS, root)
         return run
 
     def _open(self, folder: Path, options: Sequence[str], root: str | None = None) -> None:

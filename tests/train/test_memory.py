@@ -111,6 +111,8 @@ def test_memory_by_hand() -> None:
     assert memory_of(LARGE, both, 10).others == 20 * parameters
     sharded = memory_of(LARGE, PPO(parallel=Parallel(shard=4)), 10)
     assert sharded.gathered == 8 * LARGE.root_parameters + 20 * LARGE.layer_parameters
+    copied = memory_of(LARGE, PPO(parallel=Parallel(replicate=2)), 10)
+    assert copied.gathered == 4 * (2**24 + 152064 * LARGE.hidden)  # gradients in a message, the last one the largest
 
 
 @pytest.mark.parametrize("name", ["gsm8k-7b", "math-32b"])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from configs.schema import PPO, Optimizer, Reward
+from configs.schema import PPO, Optimizer, Parallel, Reward
 from configs.schema import Trainer as TrainerKnobs
 from storage.records import Score, Trajectory
 from tasks.train.mesh import ALONE, Mesh
@@ -113,6 +113,18 @@ def train_on_ranks(folder: Path, out: Path, plan: Plan) -> None:
             found, metrics = train(folder, Mesh.of(ppo.parallel, "cpu", TrainerKnobs()), ppo)
             if dist.get_rank() == 0:
                 write(out, f"{replicate}x{shard}", name, found, metrics)
+
+
+def check_as_first() -> None:
+    """Copies of shards may differ in the last bits of what each of them adds up; without shards there is nothing."""
+    own = torch.tensor(float(dist.get_rank()))
+    for replicate, shard in ((2, 2), (4, 1)):
+        mesh = Mesh.of(Parallel(replicate=replicate, shard=shard), "cpu", TrainerKnobs())
+        assert mesh.as_first(own.clone()).item() == (0 if shard > 1 else own.item())
+
+
+def test_what_copies_compute_is_the_first_ones(tmp_path: Path) -> None:
+    run_ranks(4, check_as_first, log=tmp_path / "log")
 
 
 def write(out: Path, mesh: str, name: str, found: dict[str, Tensor], metrics: dict[str, float]) -> None:

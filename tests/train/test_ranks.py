@@ -1,18 +1,26 @@
 """The ranks of a trainer, as a flow starts them: checkpoints in parts, other meshes, errors, losses and restarts."""
 
 import json
+import os
 import random
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import psutil
 import pytest
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore, HashStore, TCPStore
+from torch.distributed import DistStoreError
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
+from configs import load, to_yaml
 from configs.schema import Parallel
 from storage.errors import StorageError
 from storage.maintenance.verify import verify
@@ -20,12 +28,15 @@ from storage.versions import checkpoints, manifests
 from storage.versions.manifests import Manifest
 from tasks.train.mesh import Mesh
 from tasks.train.orders import DistanceOrder
+from tasks.train.ranks.__main__ import Restarts
 from tasks.train.ranks.agreement import agree
-from tasks.train.ranks.group import gpu_of, interface_to
-from tasks.train.ranks.launcher import Ranks, RanksLostError, first_to_end
+from tasks.train.ranks.group import gpu_of, interface_to, meet
+from tasks.train.ranks.host import first_to_end
+from tasks.train.ranks.launcher import Ranks, RanksLostError
 from tasks.train.trainer import Trainer
 from tasks.train.version_trainer import VersionTrainer
-from tests.support.rank_processes import run_ranks
+from tests.support.paths import ROOT
+from tests.support.rank_processes import free_port, run_ranks
 from tests.support.soak import scaled
 from tests.support.train_helpers import save_tiny
 from tests.support.training_run import TrainingRun, largest_difference
@@ -145,6 +156,17 @@ def test_killed_ranks_start_again(tmp_path: Path) -> None:
     print(f"{restarts} restarts after {kills.total()} kills and stops: {dict(kills)}")
 
 
+def test_a_stopped_trainer_of_one_rank_starts_again(tmp_path: Path) -> None:
+    """No other rank waits for it, so the flow looks after it."""
+    run = TrainingRun(tmp_path, 2)
+    with ranks_of(run, 1, 1, "trainer.max_restarts=1", "trainer.timeout_s=5") as ranks:
+        run.train(ranks, 0)
+        processes_of(ranks)[-1].suspend()
+        run.train(ranks, 1)
+        assert ranks._restarts == 1
+    assert run.committed() == [0, 1, 2]
+
+
 def check_disagreements(folder: Path) -> None:
     """Let the second rank differ from the first in one thing after the other; both must name it."""
     run = TrainingRun.reopened(folder)
@@ -186,18 +208,116 @@ def test_a_name_that_leads_to_loopback_is_refused_for_several_hosts() -> None:
         interface_to("localhost", hosts=2)
 
 
-def test_an_address_that_cannot_be_used(tmp_path: Path) -> None:
-    """A taken port, a name that does not resolve and another host's address end the flow at once, with the reason."""
+def test_all_hear_of_a_rank_without_a_gpu() -> None:
+    """Also those of other hosts; and where one never comes, the reason is not lost."""
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=20))
+    with ThreadPoolExecutor(2) as pool:
+        ranks = [pool.submit(meet, store, rank, 2, problem) for rank, problem in enumerate(("no GPU", ""))]
+    assert [f"{rank.exception()}" for rank in ranks] == ["rank 0 cannot start: no GPU"] * 2
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=0.1))
+    with pytest.raises(ValueError, match="rank 0 cannot start: no GPU"):
+        meet(store, 0, 2, "no GPU")
+
+
+@pytest.mark.parametrize("kind", ["file", "TCP"])
+def test_a_rank_can_take_the_place_of_a_lost_one_until_all_have_come(tmp_path: Path, kind: str) -> None:
+    """After that, a rank that comes belongs to the next start, and must not wait for ranks that no longer work."""
+    server = TCPStore("127.0.0.1", 0, is_master=True) if kind == "TCP" else None
+
+    def come(rank: int, timeout_s: float) -> None:
+        store = TCPStore("127.0.0.1", server.port) if server else FileStore(f"{tmp_path}/meeting", 99)
+        store.set_timeout(timedelta(seconds=timeout_s))
+        meet(store, rank, 3)
+
+    for _ in range(2):
+        with pytest.raises(DistStoreError, match=r"not all ranks have come: missing are 0, 2"):
+            come(1, 0.2)
+    with ThreadPoolExecutor(3) as pool:
+        assert len([*pool.map(come, range(3), [20] * 3)]) == 3
+    with pytest.raises(DistStoreError, match="ranks of the last start have not ended yet"):
+        come(1, 20)
+
+
+def test_waiting_for_the_flow_uses_up_no_restart() -> None:
+    """Unless it takes too long: at the start, and after a loss, which the flow may notice later."""
+    knobs = load("smoke", ["trainer.max_restarts=2", "trainer.timeout_s=60", "trainer.startup_timeout_s=30"]).trainer
+    restarts = Restarts(knobs, since=0)
+    assert restarts.allow(False, 20)
+    assert restarts.used == 0
+    assert restarts.allow(True, 100)
+    assert restarts.allow(False, 189)
+    assert restarts.used == 1
+    assert restarts.allow(False, 191)
+    assert restarts.used == 2
+    assert not restarts.allow(True, 192)
+
+
+def test_a_start_that_hangs_ends(tmp_path: Path) -> None:
+    """Groups of NCCL connect without a time limit, perhaps with Python's lock held; the log says where they hung."""
+    hanging = "import ctypes\nfrom tasks.train.ranks.rank import _ending_after\n"
+    hanging += "with _ending_after(0.5, 'connecting'):\n    ctypes.PyDLL(None).sleep(60)"  # keeps Python's lock
+    ended = subprocess.run([sys.executable, "-c", hanging], cwd=ROOT, capture_output=True, timeout=30, check=False)
+    assert ended.returncode == 1
+    assert b"Timeout (0:00:00.500000)!" in ended.stderr
+
+
+def check_caches(folder: Path, root: str) -> None:
+    """Train with two ranks as if each had a host, with caches that may keep nothing but what is in use."""
+    run, rank = TrainingRun.reopened(folder, root), dist.get_rank()
+    cache = folder / f"cache-{rank}"
+    hosts = ["trainer.hosts=2", "trainer.address=10.0.0.1:29500", "trainer.launcher=torchrun"]
+    config = run.config(*hosts, "ppo.parallel.replicate=2", f"storage.cache={cache}", "storage.cache_gib=1e-9")
+    mesh = Mesh.of(config.ppo.parallel, "cpu", config.trainer)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("storage.objects.cache.RECENT_S", -60.0)
+        VersionTrainer(config, Trainer.of(config, mesh), mesh).update(run.order(0), print, "nonce")
+    assert [*(cache / run.policy(0)).rglob("*.safetensors")]
+    assert [*(cache / run.policy(1)).rglob("*.safetensors")]
+    data_is_left = bool([*(cache / run.order(0).trajectories).rglob("*.parquet")])
+    assert data_is_left == (rank == 0)
+
+
+def test_caches_of_other_hosts_are_trimmed(tmp_path: Path, bucket: str) -> None:
+    """The flow trims that of its own host, the first rank of each other host trims that one's."""
+    run = TrainingRun(tmp_path / "run", 1, root=f"s3://{bucket}/store")
+    run_ranks(2, check_caches, run.folder, run.root, log=tmp_path / "log")
+
+
+def test_an_address_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A taken port, a name that does not resolve and another host's address end the flow, with the reason."""
+    monkeypatch.setattr("tasks.train.ranks.host._PORT_S", 0.5)
     run = TrainingRun(tmp_path, 1)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         for address, reason in (
             (f"127.0.0.1:{port}", "Address already in use.*a port that is free"),
+            (f"127.0.0.2:{port}", "Address already in use"),  # the first rank listens everywhere
             ("no-such-host.invalid:29500", "does not resolve here"),
             ("192.0.2.1:29500", "must be an address of this host"),
         ):
             with two_ranks(run, f"trainer.address={address}") as ranks, pytest.raises(ValueError, match=reason):
                 run.train(ranks, 0)
+
+
+def test_a_rank_needs_four_variables_to_find_the_others(tmp_path: Path) -> None:
+    """Without torchrun: as Slurm or Ray would start it on another host, which is this one here."""
+    run, port = TrainingRun(tmp_path, 1), free_port()
+    settings = ["trainer.launcher=torchrun", "trainer.hosts=2", f"trainer.address=127.0.0.1:{port}"]
+    config = run.config(*settings, "ppo.parallel.shard=2", "trainer.startup_timeout_s=100")
+    (tmp_path / "config.yaml").write_text(to_yaml(config))
+    place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
+    program = ["-m", "tasks.train.ranks.rank", f"{tmp_path}/config.yaml", "--rank-logs", f"{tmp_path}/other"]
+    second = subprocess.Popen([sys.executable, *program], env=os.environ | place, cwd=ROOT)
+    try:
+        with Ranks(config, tmp_path / "logs") as ranks:
+            run.train(ranks, 0)
+        assert second.wait(30) == 0
+    finally:
+        second.kill()
+        second.wait()
+    assert run.committed() == [0, 1]
 
 
 def test_an_error_of_a_rank_reaches_the_flow(tmp_path: Path) -> None:

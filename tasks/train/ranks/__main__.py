@@ -3,15 +3,18 @@
     python -m tasks.train.ranks math-32b --host 1
 
 Start it on each host but the first, with the flow's configuration, beside the flow. The ranks wait for those of the
-other hosts, and end with the flow. If ranks are lost, or the flow fails, it starts its own again, up to
-`trainer.max_restarts` times, and waits `trainer.startup_timeout_s` for the flow.
+other hosts, up to `trainer.startup_timeout_s`, and end with the flow. If ranks are lost, or the flow fails, it starts
+its own again, up to `trainer.max_restarts` times.
 """
 
+import itertools
 import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
-from configs import ConfigError, load
+from configs import Config, ConfigError, load
+from configs.schema import Trainer
 from storage import interrupts
 from storage.commands.arguments import Parser, whole
 from storage.commands.output import print_error
@@ -38,19 +41,71 @@ def main() -> int:
         return 2
     logs = Path(config.storage.cache) / "logs" / config.run.name / "trainer" / f"host-{arguments.host}"
     shutil.rmtree(logs, ignore_errors=True)
-    for attempt in range(config.trainer.max_restarts + 1):
-        if attempt:
-            time.sleep(_PAUSE_S)
-        host = HostRanks(config, logs / f"attempt-{attempt + 1}", arguments.host)
+    return _keep_running(config, arguments.host, logs)
+
+
+def _keep_running(config: Config, index: int, logs: Path) -> int:
+    """Start the ranks of the host with number `index` until they have ended well; return the exit status."""
+    restarts = Restarts(config.trainer, time.monotonic())
+    for attempt in itertools.count(1):
+        host = HostRanks(config, logs / f"attempt-{attempt}", index)
         try:
-            print(f"starting the ranks of host {arguments.host}; logs: {logs}", flush=True)
+            print(f"starting the ranks of host {index}; logs: {logs}", flush=True)
             host.start()
             if host.join():
                 return 0
-            print_error(RuntimeError(f"ranks were lost. torchrun's last lines:\n{host.log_tail()}"))
+            print(f"the ranks have ended: {_reason(host)}", flush=True)
+            if not restarts.allow(_had_met(host), time.monotonic()):
+                break
         finally:
             host.close()
+        time.sleep(_PAUSE_S)
+    print_error(RuntimeError(f"ranks were lost more than trainer.max_restarts={config.trainer.max_restarts} times"))
     return 1
+
+
+@dataclass
+class Restarts:
+    """Decides whether the ranks of a host may start again.
+
+    Args:
+        knobs: the limits.
+        since: the time in seconds since which the ranks of all hosts have not been together.
+    """
+
+    knobs: Trainer
+    since: float
+    used: int = 0
+
+    def allow(self, had_met: bool, now: float) -> bool:
+        """Return whether they may start again after an end.
+
+        Each loss uses up one of `trainer.max_restarts`, but waiting for the flow only if it takes too long: the flow
+        may notice a loss `trainer.timeout_s` later.
+
+        Args:
+            had_met: the ranks of all hosts were together.
+            now: the time in seconds.
+        """
+        limit = self.knobs.startup_timeout_s + (self.knobs.timeout_s if self.used else 0)
+        if had_met or now > self.since + limit:
+            self.used, self.since = self.used + 1, now
+        return self.used <= self.knobs.max_restarts
+
+
+def _reason(host: HostRanks) -> str:
+    if host.alive:
+        return "a process was stopped for trainer.timeout_s"
+    if (lost := host.first_to_end()) and lost[1] < 0:
+        return f"the first one was rank {lost[0]}, with exit code {lost[1]}"
+    first = next(iter(host.errors()), None)
+    return f"rank {first['rank']}: {first['text']}" if first else f"torchrun's last lines:\n{host.log_tail()}"
+
+
+def _had_met(host: HostRanks) -> bool:
+    """Return whether the ranks of all hosts may have been together, so that one was lost in its work."""
+    errors = host.errors()
+    return not errors or any(error["met"] or not error["lost"] for error in errors)
 
 
 if __name__ == "__main__":

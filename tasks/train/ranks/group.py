@@ -5,7 +5,7 @@ Ranks of one host that a flow has started meet in a file, which no other user ma
 
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from ipaddress import ip_address
@@ -15,44 +15,99 @@ import psutil
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore, Store
+from torch.distributed import DistStoreError
 from torch.distributed.rendezvous import rendezvous
 
 
-@contextmanager
-def process_group(
-    device: str, hosts: int, timeout_s: float, startup_timeout_s: float, meeting: Path | None = None
-) -> Iterator[Store]:
-    """Join the group of all ranks, and leave it at the end of the block; after an error the process must end.
+def open_store(hosts: int, timeout_s: float, meeting: Path | None = None) -> Store:
+    """Open the store in which the ranks of a group leave notes for each other; the first rank keeps it.
 
     Args:
-        device: `cpu` or `cuda`; the ranks of a host take its first GPUs, one each.
         hosts: number of hosts with equally many consecutive ranks.
-        timeout_s: longest wait for another rank.
-        startup_timeout_s: longest wait for the start of all ranks.
+        timeout_s: longest wait for the start of all ranks.
         meeting: a file through which the ranks of one host find each other; None: at MASTER_PORT.
 
-    Yields:
-        the store of the group, in which ranks can leave a note for the others.
-
     Raises:
-        ValueError: MASTER_ADDR does not resolve, or leads other hosts to themselves; or there are too few GPUs.
-        torch.distributed.DistError: not all ranks have come in time.
+        ValueError: MASTER_ADDR does not resolve, or leads other hosts to themselves.
+        torch.distributed.DistError: the first rank has not come in time.
     """
     interface = interface_to(os.environ["MASTER_ADDR"], hosts)
     for library in ("GLOO", "NCCL"):  # otherwise they listen where the host's own name leads, which may be nowhere
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
-    rank, size, startup = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), timedelta(seconds=startup_timeout_s)
-    store: Store = FileStore(str(meeting), size) if meeting else next(rendezvous("env://", timeout=startup))[0]
-    store.set_timeout(startup)
-    store.set(f"started/{rank}", "")
-    store.wait([f"started/{each}" for each in range(size)], startup)
-    if device == "cuda":
-        torch.cuda.set_device(gpu_of(rank % (size // hosts), torch.cuda.device_count()))
-        torch.cuda.init()  # until then, a device mesh would choose another GPU by LOCAL_RANK
-    backend = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo"
+    _, size = place()
+    timeout = timedelta(seconds=timeout_s)
+    store: Store = FileStore(str(meeting), size) if meeting else next(rendezvous("env://", timeout=timeout))[0]
+    store.set_timeout(timeout)
+    return store
+
+
+def place() -> tuple[int, int]:
+    """Return this rank's number, and the number of ranks."""
+    return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+
+
+def meet(store: Store, rank: int, size: int, problem: str = "") -> Store:
+    """Wait until all ranks are here, and return their store.
+
+    Args:
+        store: see `open_store`.
+        rank: the number of this rank.
+        size: the number of ranks.
+        problem: why this rank cannot work, which all raise.
+
+    Raises:
+        ValueError: a rank has a problem.
+        torch.distributed.DistError: not all have come in time; or all have, but this rank belongs to the next start.
+    """
+    if store.check(["complete"]):  # one host was quicker than the end of the first rank, which keeps the store
+        raise DistStoreError("the ranks of the last start have not ended yet")
+    store.set(f"started/{rank}", problem)
+    started = [f"started/{each}" for each in range(size)]
+    try:
+        store.wait(started)
+    except RuntimeError as error:  # FileStore has no type of its own
+        if problem:
+            raise ValueError(f"rank {rank} cannot start: {problem}") from error
+        raise DistStoreError(f"not all ranks have come: {_missing(store, started)}") from error
+    store.set("complete", "")
+    for number, key in enumerate(started):
+        if text := store.get(key).decode():
+            raise ValueError(f"rank {number} cannot start: {text}")
+    return store
+
+
+def _missing(store: Store, started: Sequence[str]) -> str:
+    """Name the ranks that have not come, if the store still answers."""
+    try:
+        return f"missing are {', '.join(key.removeprefix('started/') for key in started if not store.check([key]))}"
+    except RuntimeError as error:
+        return f"the first one has ended ({error})"
+
+
+@contextmanager
+def process_group(device: str, store: Store, timeout_s: float) -> Iterator[None]:
+    """Join the group of all ranks, and leave it at the end of the block; after an error the process must end.
+
+    Args:
+        device: `cpu` or `cuda`.
+        store: see `meet`.
+        timeout_s: longest wait for another rank.
+    """
+    os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")  # else it connects within a later message, without a time limit
+    backend, (rank, size) = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", place()
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
-    yield store
+    yield
     dist.destroy_process_group()  # not after an error: others may be in the middle of an exchange, and NCCL would wait
+
+
+def take_gpu(place: int) -> str:
+    """Use the GPU of the rank with number `place` on its host from now on; return why it cannot be used, or nothing."""
+    try:
+        torch.cuda.set_device(gpu_of(place, torch.cuda.device_count()))
+        torch.cuda.init()  # until then, a device mesh would choose another GPU by LOCAL_RANK
+    except Exception as error:  # noqa: BLE001 # all ranks must hear of it, or they would wait for this one
+        return f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+    return ""
 
 
 def gpu_of(place: int, visible: int) -> int:

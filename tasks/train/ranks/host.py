@@ -1,27 +1,37 @@
 """The ranks of one host, which torchrun starts and ends.
 
 torchrun gives each rank a session of its own, so killing torchrun would leave the ranks; therefore each rank asks the
-kernel to end it with torchrun. torchrun itself runs under a supervisor, which ends it with this process, and kills it
-if it does not end by itself: cut off from the first host it would wait for minutes.
+kernel to end it with torchrun. torchrun itself runs under a supervisor, which ends it with this process.
+
+Each torchrun knows only the ranks of its own host, since those of several hosts would wait for each other's end. Only
+the ranks themselves meet at `trainer.address`, where the first one listens.
 """
 
+import errno
+import json
 import math
 import os
-import shutil
+import re
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from configs import Config, to_yaml
 from tasks.inference.supervised import Supervised
-from tasks.train.version_trainer import host_scratch
 
-_GRACE_S = 10.0
-"""Longest time that torchrun may take to notice the end of all of its ranks."""
+LOOK_S = 2.0
+"""Time between two looks for processes that a signal has stopped."""
 _POLL_S = 0.2
+_PORT_S = 10.0
+"""Longest wait for a port: the first rank of an earlier start may not have ended quite yet."""
+_REPORT_LINES = 2000
+"""Enough for torchrun's report of all ranks of a host."""
+_FAILURE = re.compile(r"^ +rank +: (\d+).*\n +exitcode +: (-?\d+)", re.MULTILINE)
 _ROOT = Path(__file__).parents[3]
 
 
@@ -39,6 +49,7 @@ class HostRanks:
 
     def __init__(self, config: Config, logs: Path, index: int = 0) -> None:
         self._config, self._logs, self._index = config, logs.absolute(), index
+        self._of_host = config.ppo.parallel.ranks // config.trainer.hosts
         self._torchrun = Supervised(self._logs / "torchrun.log")
         self.folder = self._torchrun.folder
 
@@ -57,19 +68,21 @@ class HostRanks:
         Raises:
             ValueError: the port of `trainer.address` is taken on the flow's host, or its name does not resolve.
         """
-        shutil.rmtree(host_scratch(self._config, self._index), ignore_errors=True)  # left by ranks that were killed
-        knobs, parallel = self._config.trainer, self._config.ppo.parallel
+        knobs = self._config.trainer
+        if knobs.address and self._index == 0:
+            _refuse_taken(knobs.address)
         given = self.folder / "config.yaml"
         given.write_text(to_yaml(self._config))
         command = [
             *(sys.executable, "-m", "torch.distributed.run"),
-            *("--nnodes", str(knobs.hosts), "--node-rank", str(self._index)),
-            *("--nproc-per-node", str(parallel.ranks // knobs.hosts)),
-            *("--max-restarts", "0", "--monitor-interval", "0.2"),
-            *self._meeting(),
+            *("--nnodes", "1", "--nproc-per-node", str(self._of_host), "--max-restarts", "0"),
+            *("--monitor-interval", "0.2", "--local-addr", "127.0.0.1"),
+            # A private file: torch's own server would listen on all interfaces, without a password.
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", str(self.folder / "torchrun")),
+            *("--rdzv-conf", "store_type=file"),
             *("-m", "tasks.train.ranks.rank", str(given), "--rank-logs", str(self._logs)),
             *(("--orders", str(orders)) if orders else ()),
-            *(() if knobs.address else ("--meeting", str(self.folder / "ranks"))),
+            *(("--host", str(self._index)) if knobs.address else ("--meeting", str(self.folder / "ranks"))),
         ]
         path = os.pathsep.join([str(_ROOT), os.getcwd(), os.environ.get("PYTHONPATH", "")])
         threads = str(self._config.ppo.threads)
@@ -77,63 +90,110 @@ class HostRanks:
         self._torchrun.start(command, os.environ | own)
 
     def join(self, timeout_s: float = math.inf) -> bool:
-        """Wait for the end of all ranks; return whether they have ended, each with exit status 0.
+        """Wait for the end of all ranks; return whether they have ended, each with exit status 0."""
+        deadline = time.monotonic() + timeout_s
 
-        If torchrun outlives its ranks, it is killed: cut off from the first host it would wait for minutes.
-        """
-        began, with_ranks = time.monotonic(), 0.0
-        while self.alive and time.monotonic() < began + timeout_s:
-            if self._has_ranks():
-                with_ranks = time.monotonic()
-            elif with_ranks and time.monotonic() > with_ranks + _GRACE_S:
-                return False
-            time.sleep(_POLL_S)
+        def has_ended() -> bool:
+            look = min(deadline, time.monotonic() + LOOK_S)
+            while self.alive and time.monotonic() < look:
+                time.sleep(_POLL_S)
+            return not self.alive or time.monotonic() >= deadline
+
+        self.wait_until(has_ended)
         return self._torchrun.succeeded
+
+    def wait_until(self, has_come: Callable[[], bool]) -> bool:
+        """Ask for something until it has come; nobody but this host may notice that one of its processes is stopped.
+
+        Args:
+            has_come: it waits `LOOK_S`, or less.
+
+        Returns:
+            False if a rank, torchrun or its supervisor was stopped for `trainer.timeout_s` meanwhile.
+        """
+        moved = time.monotonic()
+        while not has_come():
+            if not self._is_stopped():
+                moved = time.monotonic()
+            elif time.monotonic() > moved + self._config.trainer.timeout_s:
+                return False
+        return True
 
     def close(self) -> None:
         """End torchrun and the ranks, whatever they do."""
         self._torchrun.close()
 
+    def _is_stopped(self) -> bool:
+        """Return whether a signal (SIGSTOP) has stopped a process."""
+        try:
+            supervisor = psutil.Process(self._torchrun.pid)
+            processes = [supervisor, *supervisor.children(recursive=True)]
+            return psutil.STATUS_STOPPED in [process.status() for process in processes]
+        except psutil.NoSuchProcess:  # one has just ended
+            return False
+
     def log_tail(self, lines: int = 40) -> str:
         return self._torchrun.log_tail(lines)
 
-    def _has_ranks(self) -> bool:
-        try:
-            processes = psutil.Process(self._torchrun.pid).children(recursive=True)
-            return sum(process.status() != psutil.STATUS_ZOMBIE for process in processes) > 1  # the first is torchrun
-        except psutil.Error:
-            return False
+    def errors(self) -> list[dict[str, Any]]:
+        """Return what ranks of this host have written of their errors, the first one first; see `rank`."""
+        errors = [json.loads(path.read_text()) for path in self._logs.glob("*.error.json")]
+        return sorted(errors, key=lambda error: float(error["time"]))
 
-    def _meeting(self) -> list[str]:
-        """Return torchrun's arguments that say where it meets the other hosts; alone, it keeps to a private file.
-
-        torch's own server would listen on all interfaces, without a password.
-        """
-        given, timeout = self._config.trainer.address, math.ceil(self._config.trainer.startup_timeout_s)
-        if given is None:
-            file, conf = str(self.folder / "torchrun"), f"store_type=file,join_timeout={timeout}"
-            return ["--rdzv-backend", "c10d", "--rdzv-endpoint", file, "--rdzv-conf", conf, "--local-addr", "127.0.0.1"]
-        host, _, port = given.rpartition(":")
-        host = host.strip("[]")
-        if self._index == 0:
-            _refuse_taken(host, int(port), given)
-        return ["--master-addr", host, "--master-port", port, "--local-addr", host, "--rdzv-conf", f"timeout={timeout}"]
+    def first_to_end(self) -> tuple[int, int] | None:
+        """Return the number of the rank of this host that was lost first and its exit code, if torchrun knows."""
+        first = first_to_end(self.log_tail(_REPORT_LINES))
+        return first and (self._index * self._of_host + first[0], first[1])
 
 
-def _refuse_taken(host: str, port: int, given: str) -> None:
-    """Raise ValueError if no server can listen at `port`."""
+def first_to_end(report: str) -> tuple[int, int] | None:
+    """Return the rank that was lost first and its exit code, from torchrun's report; None if it names no rank.
+
+    torchrun looks at the ranks a few times a second. Of those that ended since, it calls any the root cause, so a rank
+    that a signal ended comes first: the others have noticed its end, and have failed because of it. (With NCCL they
+    abort themselves, with exit code -6; so if a rank hangs, one that has waited for it is named.)
+    """
+    failures = [(int(rank), int(code)) for rank, code in _FAILURE.findall(report)]
+    return min(failures, key=lambda failure: failure[1], default=None)
+
+
+def split_address(given: str) -> tuple[str, int]:
+    """Return host and port of `trainer.address`.
+
+    >>> split_address("[fd00::1]:29500")
+    ('fd00::1', 29500)
+    """
+    host, _, port = given.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _refuse_taken(given: str) -> None:
+    """Raise ValueError if no server can listen at `trainer.address`, as the first rank will do on all interfaces."""
+    host, port = split_address(given)
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
         raise ValueError(
             f"trainer.address={given}: {host} does not resolve here ({error.strerror}): give this host's IP address"
         ) from None
-    with socket.socket(family, kind) as probe:
+    everywhere = "::" if family == socket.AF_INET6 else "0.0.0.0"
+    deadline = time.monotonic() + _PORT_S
+    for name in (address[0], everywhere):
+        while problem := _cannot_listen(family, (name, *address[1:])):
+            if problem.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise ValueError(
+                    f"trainer.address={given} cannot be used on the flow's host ({problem.strerror}): it must be an "
+                    "address of this host, with a port that is free"
+                )
+            time.sleep(_POLL_S)
+
+
+def _cannot_listen(family: int, address: tuple[Any, ...]) -> OSError | None:
+    """Return why no server can listen at `address`; None if one can."""
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(address)
         except OSError as error:
-            raise ValueError(
-                f"trainer.address={given} cannot be used on the flow's host ({error.strerror}): it must be an address "
-                "of this host, with a port that is free"
-            ) from None
+            return error
+    return None

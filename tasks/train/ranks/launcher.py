@@ -1,15 +1,14 @@
 """The flow's side of a trainer of many ranks: it starts them, sends orders, and starts them again if one is lost."""
 
-import json
 import logging
-import re
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from configs import Config
 from storage import interrupts
@@ -17,15 +16,13 @@ from storage.errors import StorageError
 from storage.versions.drafts import new_nonce
 from storage.versions.manifests import File
 from tasks.train.orders import DistanceOrder, Made, Progress, UpdateOrder
-from tasks.train.ranks.host import HostRanks
+from tasks.train.ranks.host import LOOK_S, HostRanks
 from tasks.train.ranks.messages import accept, listen, receive, send
 
 _END_S = 5.0
 """Longest wait for the end of torchrun, which then says which rank was lost first."""
 _POLL_S = 0.2
-_REPORT_LINES = 2000
-"""Enough for torchrun's report of all ranks of a host."""
-_FAILURE = re.compile(r"^ +rank +: (\d+).*\n +exitcode +: (-?\d+)", re.MULTILINE)
+Result = TypeVar("Result")
 logger = logging.getLogger(__name__)
 
 
@@ -53,11 +50,7 @@ class Ranks:
     def __enter__(self) -> Self:
         shutil.rmtree(self._logs, ignore_errors=True)  # of an earlier flow run
         if self._config.trainer.hosts > 1:  # the others are waiting, and not for as long as a rollout may take
-            try:
-                self._connection = self._start(logger.info)
-            except BaseException:  # a `with` statement calls no `__exit__` then
-                self.close()
-                raise
+            self._with_restarts(lambda: self._start(logger.info), logger.info)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
@@ -96,28 +89,31 @@ class Ranks:
         return distance
 
     def _carry_out(self, order: dict[str, Any], progress: Progress) -> dict[str, Any]:
+        return self._with_restarts(lambda: self._once(order, progress), progress)
+
+    def _with_restarts(self, action: Callable[[], Result], progress: Progress) -> Result:
+        """Do something again after each loss of ranks; whatever ends it ends the ranks."""
         while True:
             try:
-                return self._once(order, progress)
+                return action()
             except RanksLostError as error:
                 self.close()
                 if self._restarts >= self._config.trainer.max_restarts:
                     raise
                 self._restarts += 1
                 progress(f"{error}\nAll ranks start again from the last checkpoint (restart {self._restarts})")
-            except BaseException:  # interrupted or failed: the next order would get this one's answer
+            except BaseException:  # the next order would get this one's answer, and `__enter__` may be the caller
                 self.close()
                 raise
 
     def _once(self, order: dict[str, Any], progress: Progress) -> dict[str, Any]:
         nonce = new_nonce()
-        if self._connection is None:
-            self._connection = self._start(progress)
+        connection = self._connection or self._start(progress)
         try:
-            send(self._connection, order | {"nonce": nonce})
+            send(connection, order | {"nonce": nonce})
         except OSError as error:
             raise self._lost("has ended") from error
-        return self._answer(self._connection, progress) | {"nonce": nonce}
+        return self._answer(connection, progress) | {"nonce": nonce}
 
     def _start(self, progress: Progress) -> Connection:
         """Start the ranks and wait until all of them are ready."""
@@ -143,6 +139,10 @@ class Ranks:
     def _answer(self, connection: Connection, progress: Progress) -> dict[str, Any]:
         """Return the answer to the last order."""
         while True:
+            assert self._host is not None
+            if not self._host.wait_until(lambda: connection.poll(LOOK_S)):
+                limit = f"trainer.timeout_s={self._config.trainer.timeout_s:g}"
+                raise self._lost(f"did not answer while a process was stopped for {limit}")
             try:
                 message = receive(connection)
             except (EOFError, OSError) as error:
@@ -165,17 +165,18 @@ class Ranks:
 
     def _failed(self, message: dict[str, Any]) -> Exception:
         text = f"rank {message['rank']} failed: {message['text']}"
+        host = message["rank"] // (self._config.ppo.parallel.ranks // self._config.trainer.hosts)
+        logs = f"in {self._attempt_logs}" if host == 0 else f"on host {host}"
         error = {"ValueError": ValueError, "StorageError": StorageError}.get(message["type"], RuntimeError)(text)
-        error.add_note(f"in rank {message['rank']}, whose log is in {self._attempt_logs}:\n{message['traceback']}")
+        error.add_note(f"in rank {message['rank']}, whose log is {logs}:\n{message['traceback']}")
         return error
 
     def _lost(self, what: str, rank: int = 0) -> Exception:
         """Return the error of a rank of this host that failed by itself; if there is none, ranks were lost."""
         assert self._host is not None
         self._host.join(_END_S)
-        errors = [json.loads(path.read_text()) for path in self._attempt_logs.glob("*.error.json")]
-        if own := [error for error in errors if not error["lost"]]:
-            return self._failed(min(own, key=lambda error: float(error["time"])))
+        if own := [error for error in self._host.errors() if not error["lost"]]:
+            return self._failed(own[0])
         return RanksLostError(f"rank {rank} {what}. {self._report()}")
 
     @property
@@ -186,18 +187,11 @@ class Ranks:
         """Say what torchrun knows: the first rank that ended and its exit code."""
         assert self._host is not None
         advice = f"Logs: {self._attempt_logs}. Start the flow again: it continues from the last checkpoint"
-        if first := first_to_end(self._host.log_tail(_REPORT_LINES)):
+        first = self._host.first_to_end()
+        if self._config.trainer.hosts > 1 and (first is None or first[1] >= 0):  # no signal has ended one of this host
+            return f"A rank of another host may have ended before: see its output. {advice}"
+        if first:
             return f"The first to end was rank {first[0]}, with exit code {first[1]}. {advice}"
         if self._host.was_killed:
             return f"A signal ended torchrun. {advice}"
         return f"torchrun's last lines:\n{self._host.log_tail()}\n{advice}"
-
-
-def first_to_end(report: str) -> tuple[int, int] | None:
-    """Return the rank that was lost first and its exit code, from torchrun's report; None if it names no rank.
-
-    torchrun looks at the ranks a few times a second. Of those that ended since, it calls any the root cause, so a rank
-    that a signal ended comes first: the others have noticed its end, and have failed because of it.
-    """
-    failures = [(int(rank), int(code)) for rank, code in _FAILURE.findall(report)]
-    return min(failures, key=lambda failure: failure[1], default=None)

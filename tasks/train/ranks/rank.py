@@ -1,20 +1,24 @@
 """The program of one rank: it joins the others, and carries out the orders that the first rank gets from the flow.
 
-    torchrun … -m tasks.train.ranks.rank CONFIG [key=value …] --rank-logs FOLDER [--orders SOCKET] [--meeting FILE]
+    RANK=… WORLD_SIZE=… MASTER_ADDR=… MASTER_PORT=… python -m tasks.train.ranks.rank CONFIG --rank-logs FOLDER
 
-Only the first rank of all needs `--orders`, the flow's socket. Between orders the first rank says "wait" to the others
-every few seconds, so a rank that is lost or hangs is noticed within `trainer.timeout_s` at any time.
+The flow starts the ranks of its own host; the first of all gets orders from it. Those of other hosts may be started by
+whatever sets these four variables. Between orders the first rank says "wait" to the others every few seconds, so a rank
+that is lost or hangs is noticed within `trainer.timeout_s` at any time.
 """
 
 import argparse
+import faulthandler
 import json
 import logging
 import os
+import shutil
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,8 +27,9 @@ from configs import Config, ConfigError, load
 from storage.errors import StorageError
 from tasks.limits import end_with_parent
 from tasks.train.orders import DistanceOrder, UpdateOrder
+from tasks.train.ranks.host import split_address
 from tasks.train.ranks.messages import connect, receive, send
-from tasks.train.version_trainer import VersionTrainer
+from tasks.train.version_trainer import VersionTrainer, host_scratch
 
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 BEAT_S = 2.0
@@ -42,20 +47,32 @@ def main() -> None:
     parser.add_argument("--rank-logs", type=Path, required=True, help="folder for the logs of the ranks")
     parser.add_argument("--orders", help="the flow's socket, for the first rank")
     parser.add_argument("--meeting", type=Path, help="a file in which the ranks of one host meet, not at MASTER_PORT")
+    parser.add_argument("--host", type=int, help="number of this host, if torchrun knows only the ranks of this one")
     arguments = parser.parse_args()
     if missing := [name for name in _VARIABLES if name not in os.environ]:
-        parser.error(f"{', '.join(missing)} not set: torchrun, Slurm, a JobSet or Ray starts ranks, and sets them")
-    _log_to(arguments.rank_logs / f"{_log_name()}.log")
+        parser.error(f"{', '.join(missing)} not set: what starts the ranks, such as torchrun, gives each its own")
     try:
         config = load(arguments.config, arguments.overrides)
     except ConfigError as error:
         sys.exit(f"error: {error}")
+    if arguments.host is not None:
+        _number_across_hosts(config, arguments.host)
+    _log_to(arguments.rank_logs / f"{_log_name()}.log")
     connection = connect(arguments.orders) if arguments.orders and os.environ["RANK"] == "0" else None
     status = _work(config, arguments, connection)
     logging.shutdown()
     # Without Python's own end: sometimes a thread of torch still runs then, and the C++ library aborts the process, so
     # that torchrun would report the loss of a rank that had ended well.
     os._exit(status)
+
+
+def _number_across_hosts(config: Config, host: int) -> None:
+    """Replace the variables of a torchrun that knows only the ranks of this host."""
+    assert config.trainer.address
+    address, port = split_address(config.trainer.address)
+    number, of_host = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    values = host * of_host + number, config.trainer.hosts * of_host, address, port
+    os.environ |= dict(zip(_VARIABLES, map(str, values), strict=True))
 
 
 def _log_name() -> str:
@@ -76,11 +93,14 @@ def _work(config: Config, arguments: argparse.Namespace, connection: Connection 
     knobs, store = config.trainer, None
     try:
         from tasks.train.policy import device_of
-        from tasks.train.ranks.group import process_group
+        from tasks.train.ranks.group import meet, open_store, place, process_group, take_gpu
 
-        device = device_of(config.ppo).type
-        limits = knobs.timeout_s, knobs.startup_timeout_s
-        with process_group(device, knobs.hosts, *limits, arguments.meeting) as store:
+        device, (rank, size), problem = device_of(config.ppo).type, place(), ""
+        if device == "cuda":
+            with _ending_after(knobs.startup_timeout_s, "using the GPU"):
+                problem = take_gpu(rank % (size // knobs.hosts))
+        store = meet(open_store(knobs.hosts, knobs.startup_timeout_s, arguments.meeting), rank, size, problem)
+        with process_group(device, store, knobs.timeout_s):
             _obey(config, device, connection)
             _end_soon(0)
         return 0
@@ -99,13 +119,27 @@ def _end_soon(status: int) -> None:
     timer.start()
 
 
+@contextmanager
+def _ending_after(seconds: float, what: str) -> Iterator[None]:
+    """End this process if the block lasts longer, whatever it does: the log then says where each thread was."""
+    logger.info("%s (this process ends if that lasts %g s, by trainer.startup_timeout_s)", what, seconds)
+    faulthandler.dump_traceback_later(seconds, exit=True)  # needs no lock of Python, which a library may hold
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
 def _obey(config: Config, device: str, connection: Connection | None) -> None:
     from tasks.train.mesh import Mesh
     from tasks.train.ranks.agreement import agree, broadcast, exchange
     from tasks.train.trainer import Trainer
 
     config = agree(config, device)
-    mesh = Mesh.of(config.ppo.parallel, device, config.trainer)
+    with _ending_after(config.trainer.startup_timeout_s, "connecting the groups"):
+        mesh = Mesh.of(config.ppo.parallel, device, config.trainer)
+    if mesh.is_first_of_host:
+        shutil.rmtree(host_scratch(config, mesh.host), ignore_errors=True)  # left by ranks that were killed
     trainer = VersionTrainer(config, Trainer.of(config, mesh), mesh)
     answer = _answerer(connection)
 
@@ -162,6 +196,7 @@ def _tell(error: Exception, logs: Path, store: Any, connection: Connection | Non
     the first rank, which notices the end of the others.
     """
     first = own = {"kind": "error", "rank": int(os.environ["RANK"]), "time": time.time(), **_described(error)}
+    own["met"] = store is not None
     written = logs / f"{_log_name()}.error.new"
     written.write_text(json.dumps(own))
     written.rename(logs / f"{_log_name()}.error.json")  # the flow reads all of it, or nothing
