@@ -116,7 +116,7 @@ def check_parts(manifest: Manifest, ranks: int) -> None:
     assert max(sizes) < 1.2 * sum(sizes) / ranks
 
 
-VICTIMS = ("rank 1 stops", "torchrun", "rank 1", "rank 0 stops", "rank 0", "supervisor")
+VICTIMS = ("rank 1", "rank 1 stops", "torchrun", "rank 0 stops", "rank 0", "supervisor")
 PROCESSES = ("supervisor", "torchrun", "rank 0", "rank 1")
 KILLS = scaled(1, 30)
 
