@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 
@@ -201,6 +202,14 @@ def test_each_rank_takes_a_gpu_of_its_host() -> None:
         gpu_of(2, 2)
 
 
+def test_a_name_that_does_not_resolve_yet_is_no_error_of_the_configuration() -> None:
+    """In Kubernetes the flow's host gets its name when it starts; until then, other hosts wait for it."""
+    with pytest.raises(
+        dist.DistError, match=r"MASTER_ADDR=no-such-host.invalid does not resolve on .* trainer.address"
+    ):
+        interface_to("no-such-host.invalid", hosts=2)
+
+
 def test_a_name_that_leads_to_loopback_is_refused_for_several_hosts() -> None:
     """Many systems give the host's own name a loopback address, at which no other host can reach its ranks."""
     assert interface_to("localhost", hosts=1) == interface_to("127.0.0.1", hosts=2) == "lo"
@@ -301,8 +310,12 @@ def test_an_address_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.Monk
                 run.train(ranks, 0)
 
 
-def test_a_rank_needs_four_variables_to_find_the_others(tmp_path: Path) -> None:
-    """Without torchrun: as Slurm or Ray would start it on another host, which is this one here."""
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_rank_needs_four_variables_to_find_the_others(tmp_path: Path, fails: bool) -> None:
+    """Without torchrun: as Slurm or Ray would start it on another host, which is this one here.
+
+    Its exit status says whether the flow has ended well, so whatever has started it knows whether to start it again.
+    """
     run, port = TrainingRun(tmp_path, 1), free_port()
     settings = ["trainer.launcher=torchrun", "trainer.hosts=2", f"trainer.address=127.0.0.1:{port}"]
     config = run.config(*settings, "ppo.parallel.shard=2", "trainer.startup_timeout_s=100")
@@ -310,10 +323,13 @@ def test_a_rank_needs_four_variables_to_find_the_others(tmp_path: Path) -> None:
     place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
     program = ["-m", "tasks.train.ranks.rank", f"{tmp_path}/config.yaml", "--rank-logs", f"{tmp_path}/other"]
     second = subprocess.Popen([sys.executable, *program], env=os.environ | place, cwd=ROOT)
+    ends = pytest.raises(InterruptedError) if fails else nullcontext()
     try:
-        with Ranks(config, tmp_path / "logs") as ranks:
+        with ends, Ranks(config, tmp_path / "logs") as ranks:
             run.train(ranks, 0)
-        assert second.wait(30) == 0
+            if fails:
+                raise InterruptedError
+        assert second.wait(30) == int(fails)
     finally:
         second.kill()
         second.wait()

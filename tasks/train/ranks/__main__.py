@@ -18,10 +18,10 @@ from configs.schema import Trainer
 from storage import interrupts
 from storage.commands.arguments import Parser, whole
 from storage.commands.output import print_error
-from tasks.train.ranks.host import HostRanks
+from tasks.train.ranks.host import HostRanks, was_killed
 
 _PAUSE_S = 10.0
-"""Wait before a new start: the flow has ended its old ranks by then."""
+"""Wait before a new start: mostly the flow has ended its old ranks by then."""
 
 
 def main() -> int:
@@ -60,7 +60,8 @@ def _keep_running(config: Config, index: int, logs: Path) -> int:
         finally:
             host.close()
         time.sleep(_PAUSE_S)
-    print_error(RuntimeError(f"ranks were lost more than trainer.max_restarts={config.trainer.max_restarts} times"))
+    limit = f"trainer.max_restarts={config.trainer.max_restarts}"
+    print_error(RuntimeError(f"ranks were lost, or waited in vain for the flow's, more often than {limit} allows"))
     return 1
 
 
@@ -96,7 +97,7 @@ class Restarts:
 def _reason(host: HostRanks) -> str:
     if host.alive:
         return "a process was stopped for trainer.timeout_s"
-    if (lost := host.first_to_end()) and lost[1] < 0:
+    if (lost := host.first_to_end()) and was_killed(lost[1]):
         return f"the first one was rank {lost[0]}, with exit code {lost[1]}"
     first = next(iter(host.errors()), None)
     return f"rank {first['rank']}: {first['text']}" if first else f"torchrun's last lines:\n{host.log_tail()}"

@@ -14,9 +14,8 @@ from pathlib import Path
 import psutil
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, Store
-from torch.distributed import DistStoreError
-from torch.distributed.rendezvous import rendezvous
+from torch._C._distributed_c10d import FileStore, Store, TCPStore
+from torch.distributed import DistNetworkError, DistStoreError
 
 
 def open_store(hosts: int, timeout_s: float, meeting: Path | None = None) -> Store:
@@ -28,15 +27,21 @@ def open_store(hosts: int, timeout_s: float, meeting: Path | None = None) -> Sto
         meeting: a file through which the ranks of one host find each other; None: at MASTER_PORT.
 
     Raises:
-        ValueError: MASTER_ADDR does not resolve, or leads other hosts to themselves.
-        torch.distributed.DistError: the first rank has not come in time.
+        ValueError: MASTER_ADDR leads other hosts to themselves.
+        torch.distributed.DistError: MASTER_ADDR does not resolve or is not reached, or the first rank has not come in
+            time.
     """
-    interface = interface_to(os.environ["MASTER_ADDR"], hosts)
+    address = os.environ["MASTER_ADDR"]
+    interface = interface_to(address, hosts)
     for library in ("GLOO", "NCCL"):  # otherwise they listen where the host's own name leads, which may be nowhere
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
-    _, size = place()
-    timeout = timedelta(seconds=timeout_s)
-    store: Store = FileStore(str(meeting), size) if meeting else next(rendezvous("env://", timeout=timeout))[0]
+    rank, size = place()
+    timeout, port = timedelta(seconds=timeout_s), int(os.environ["MASTER_PORT"])
+    store: Store
+    if meeting:
+        store = FileStore(str(meeting), size)
+    else:
+        store = TCPStore(address, port, is_master=rank == 0, timeout=timeout, wait_for_workers=False)
     store.set_timeout(timeout)
     return store
 
@@ -68,7 +73,7 @@ def meet(store: Store, rank: int, size: int, problem: str = "") -> Store:
     except RuntimeError as error:  # FileStore has no type of its own
         if problem:
             raise ValueError(f"rank {rank} cannot start: {problem}") from error
-        raise DistStoreError(f"not all ranks have come: {_missing(store, started)}") from error
+        raise DistStoreError(f"not all ranks have come: {_leave(store, rank, started)}") from error
     store.set("complete", "")
     for number, key in enumerate(started):
         if text := store.get(key).decode():
@@ -76,10 +81,12 @@ def meet(store: Store, rank: int, size: int, problem: str = "") -> Store:
     return store
 
 
-def _missing(store: Store, started: Sequence[str]) -> str:
-    """Name the ranks that have not come, if the store still answers."""
+def _leave(store: Store, rank: int, started: Sequence[str]) -> str:
+    """Take back that this rank is here, and name those that have not come, if the store still answers."""
     try:
-        return f"missing are {', '.join(key.removeprefix('started/') for key in started if not store.check([key]))}"
+        missing = [key.removeprefix("started/") for key in started if not store.check([key])]
+        store.delete_key(f"started/{rank}")
+        return f"missing are {', '.join(missing)}"
     except RuntimeError as error:
         return f"the first one has ended ({error})"
 
@@ -100,41 +107,51 @@ def process_group(device: str, store: Store, timeout_s: float) -> Iterator[None]
     dist.destroy_process_group()  # not after an error: others may be in the middle of an exchange, and NCCL would wait
 
 
-def take_gpu(place: int) -> str:
-    """Use the GPU of the rank with number `place` on its host from now on; return why it cannot be used, or nothing."""
+def take_gpu(number: int) -> str:
+    """Use the GPU of the rank with `number` on its host from now on; return why it cannot be used, or nothing."""
     try:
-        torch.cuda.set_device(gpu_of(place, torch.cuda.device_count()))
+        torch.cuda.set_device(gpu_of(number, torch.cuda.device_count()))
         torch.cuda.init()  # until then, a device mesh would choose another GPU by LOCAL_RANK
     except Exception as error:  # noqa: BLE001 # all ranks must hear of it, or they would wait for this one
         return f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
     return ""
 
 
-def gpu_of(place: int, visible: int) -> int:
-    """Return the GPU of the rank with number `place` on its host, among the `visible` ones.
+def gpu_of(number: int, visible: int) -> int:
+    """Return the GPU of the rank with `number` on its host, among the `visible` ones.
 
     Raises:
         ValueError: there is not one for each rank.
     """
-    if place >= visible:
+    if number >= visible:
         raise ValueError(
-            f"{socket.gethostname()} has {visible} visible GPUs, too few for its ranks (number {place} has none): use "
+            f"{socket.gethostname()} has {visible} visible GPUs, too few for its ranks (number {number} has none): use "
             "fewer ranks on each host (ppo.parallel, trainer.hosts), or let CUDA_VISIBLE_DEVICES name more GPUs"
         )
-    return place
+    return number
 
 
 def interface_to(address: str, hosts: int) -> str:
-    """Return the name of the network interface through which this host reaches `address`."""
+    """Return the name of the network interface through which this host reaches `address`.
+
+    Raises:
+        ValueError: it leads other hosts to themselves.
+        torch.distributed.DistNetworkError: it does not resolve, or the network is not reached.
+    """
     try:
         family, kind, _, _, target = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)[0]
-    except socket.gaierror as error:
-        raise ValueError(
+    except socket.gaierror as error:  # perhaps not yet
+        raise DistNetworkError(
             f"MASTER_ADDR={address} does not resolve on {socket.gethostname()} ({error.strerror}): give the IP address "
             "of the flow's host in trainer.address"
         ) from None
     with socket.socket(family, kind) as probe:
-        probe.connect(target)  # sends nothing
+        try:
+            probe.connect(target)  # sends nothing
+        except OSError as error:
+            raise DistNetworkError(
+                f"MASTER_ADDR={address} is not reached from {socket.gethostname()}: {error}"
+            ) from None
         own = ip_address(probe.getsockname()[0])
     if hosts > 1 and own.is_loopback and address != str(own):
         raise ValueError(

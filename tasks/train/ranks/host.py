@@ -12,6 +12,7 @@ import json
 import math
 import os
 import re
+import signal
 import socket
 import sys
 import time
@@ -155,6 +156,11 @@ def first_to_end(report: str) -> tuple[int, int] | None:
     """
     failures = [(int(rank), int(code)) for rank, code in _FAILURE.findall(report)]
     return min(failures, key=lambda failure: failure[1], default=None)
+
+
+def was_killed(code: int) -> bool:
+    """Return whether a signal from outside ended a rank with this exit code; NCCL aborts ranks that wait in vain."""
+    return code < 0 and code != -signal.SIGABRT
 
 
 def split_address(given: str) -> tuple[str, int]:

@@ -16,7 +16,7 @@ from storage.errors import StorageError
 from storage.versions.drafts import new_nonce
 from storage.versions.manifests import File
 from tasks.train.orders import DistanceOrder, Made, Progress, UpdateOrder
-from tasks.train.ranks.host import LOOK_S, HostRanks
+from tasks.train.ranks.host import LOOK_S, HostRanks, was_killed
 from tasks.train.ranks.messages import accept, listen, receive, send
 
 _END_S = 5.0
@@ -71,7 +71,10 @@ class Ranks:
     def _end(self) -> None:
         """Let all ranks end by themselves, so that those of other hosts know that the flow has not failed."""
         if self._connection and self._host:
-            self._connection.close()
+            try:
+                send(self._connection, {"kind": "end"})
+            except OSError:
+                logger.warning("a rank was lost after the last order")
             self._host.join(_END_S)
 
     def update(self, order: UpdateOrder, progress: Progress) -> Made:
@@ -188,7 +191,7 @@ class Ranks:
         assert self._host is not None
         advice = f"Logs: {self._attempt_logs}. Start the flow again: it continues from the last checkpoint"
         first = self._host.first_to_end()
-        if self._config.trainer.hosts > 1 and (first is None or first[1] >= 0):  # no signal has ended one of this host
+        if self._config.trainer.hosts > 1 and (first is None or not was_killed(first[1])):
             return f"A rank of another host may have ended before: see its output. {advice}"
         if first:
             return f"The first to end was rank {first[0]}, with exit code {first[1]}. {advice}"

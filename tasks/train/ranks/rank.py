@@ -95,11 +95,13 @@ def _work(config: Config, arguments: argparse.Namespace, connection: Connection 
         from tasks.train.policy import device_of
         from tasks.train.ranks.group import meet, open_store, place, process_group, take_gpu
 
-        device, (rank, size), problem = device_of(config.ppo).type, place(), ""
-        if device == "cuda":
-            with _ending_after(knobs.startup_timeout_s, "using the GPU"):
-                problem = take_gpu(rank % (size // knobs.hosts))
-        store = meet(open_store(knobs.hosts, knobs.startup_timeout_s, arguments.meeting), rank, size, problem)
+        (rank, size), problem = place(), ""
+        with _ending_after(knobs.startup_timeout_s, "using the device"):
+            device = device_of(config.ppo).type
+            if device == "cuda":
+                problem = take_gpu(rank % max(1, size // knobs.hosts))
+        with _ending_after(2 * knobs.startup_timeout_s + _LEAVE_S, "waiting for the other ranks"):
+            store = meet(open_store(knobs.hosts, knobs.startup_timeout_s, arguments.meeting), rank, size, problem)
         with process_group(device, store, knobs.timeout_s):
             _obey(config, device, connection)
             _end_soon(0)
@@ -157,13 +159,14 @@ def _obey(config: Config, device: str, connection: Connection | None) -> None:
 
 
 def _next(connection: Connection | None) -> dict[str, Any]:
-    """Return the flow's next order, `wait` if there is none yet, or `end` if the flow has ended."""
+    """Return the flow's next order, or `wait` if there is none yet.
+
+    Raises:
+        EOFError: the flow has ended without the order `end`, so it has failed; other hosts wait for it to start again.
+    """
     if connection is None:
         return {}  # not the first rank, which broadcasts
-    try:
-        return receive(connection) if connection.poll(BEAT_S) else {"kind": "wait"}
-    except (EOFError, OSError):
-        return {"kind": "end"}
+    return receive(connection) if connection.poll(BEAT_S) else {"kind": "wait"}
 
 
 def _answerer(connection: Connection | None) -> Callable[[dict[str, Any]], None]:
