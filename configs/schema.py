@@ -636,8 +636,8 @@ class Trainer(Knobs):
     """Longest wait of a rank for the others, for example until the first one of its host has fetched a checkpoint.
     After it, all ranks end: one of them hangs, or a host is unreachable."""
     startup_timeout_s: Annotated[float, Field(ge=5, le=86_400)] = 600.0
-    """Longest wait in each step of the start of all ranks, also those of other hosts. There it must cover what the flow
-    does before it opens its trainer, too, such as policy version 0."""
+    """Longest wait in each step of starting the ranks. On other hosts than the flow's it must also cover what the flow
+    does before it opens its trainer, such as making policy version 0."""
     max_restarts: NonNegativeInt = 0
     """Number of times in a flow run that all ranks start again, from the last checkpoint, after one was lost."""
 

@@ -59,13 +59,13 @@ def trim(folder: Path, limit_bytes: int, keep: Iterable[str] = ()) -> int:
     return deleted
 
 
-def keep_size(store: Store, storage: Storage, keep: Iterable[str] = ()) -> None:
+def trim_to_limit(store: Store, storage: Storage, keep: Iterable[str] = ()) -> None:
     """Delete from the cache of a remote root what exceeds `storage.cache_gib`, but not the versions in `keep`."""
     if store.is_local:
         return
     try:
         trim(Path(storage.cache), int(storage.cache_gib * 2**30), keep)
-    except OSError as error:  # what was just made is not lost because of it
+    except OSError as error:  # it must not end the stage, whose work is done
         logger.warning("storage.cache=%s was not trimmed to storage.cache_gib: %s", storage.cache, error)
 
 

@@ -6,7 +6,7 @@ from prefect import runtime
 
 from configs import Config
 from storage.logs.leases import Lease
-from storage.objects.cache import keep_size, scratch_of
+from storage.objects.cache import scratch_of, trim_to_limit
 from storage.objects.store import Store
 from storage.version_names import PolicyVersion
 from storage.versions import checkpoints
@@ -48,7 +48,7 @@ class Workspace:
 
     def trim_cache(self, *in_use: str) -> None:
         """Delete from the cache of a remote root what exceeds its size; keep the versions `in_use`."""
-        keep_size(self.store, self.config.storage, in_use)
+        trim_to_limit(self.store, self.config.storage, in_use)
 
     @property
     def scratch(self) -> Path:

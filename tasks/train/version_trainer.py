@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from configs import Config
 from storage import layout
-from storage.objects.cache import keep_size, scratch_of
+from storage.objects.cache import scratch_of, trim_to_limit
 from storage.objects.store import Store
 from storage.records import Score, Trajectory
 from storage.version_names import PolicyVersion, ScoresVersion, TrajectoriesVersion
@@ -70,7 +70,7 @@ class VersionTrainer:
         with Draft(self._store, order.version, "checkpoint", nonce) as draft:
             self._write(draft, order.policy)
         if self._mesh and self._mesh.host > 0 and self._mesh.is_first_of_host:  # of host 0, the flow does it
-            keep_size(self._store, self._config.storage, (self._first, order.policy, order.version))
+            trim_to_limit(self._store, self._config.storage, (self._first, order.policy, order.version))
         trainer.holds = order.version
         return Made(draft.nonce, draft.files, metrics)
 

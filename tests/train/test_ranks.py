@@ -9,19 +9,14 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
-from datetime import timedelta
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore, HashStore, TCPStore
-from torch.distributed import DistStoreError
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from configs import load, to_yaml
+from configs import to_yaml
 from configs.schema import Parallel
 from storage.errors import StorageError
 from storage.maintenance.verify import verify
@@ -29,10 +24,7 @@ from storage.versions import checkpoints, manifests
 from storage.versions.manifests import Manifest
 from tasks.train.mesh import Mesh
 from tasks.train.orders import DistanceOrder
-from tasks.train.ranks.__main__ import Restarts
 from tasks.train.ranks.agreement import agree
-from tasks.train.ranks.group import gpu_of, interface_to, meet
-from tasks.train.ranks.host import first_to_end
 from tasks.train.ranks.launcher import Ranks, RanksLostError
 from tasks.train.trainer import Trainer
 from tasks.train.version_trainer import VersionTrainer
@@ -122,11 +114,17 @@ PROCESSES = ("supervisor", "torchrun", "rank 0", "rank 1")
 KILLS = scaled(1, 30)
 
 
-def strike(processes: list[psutil.Process], victim: str, after_s: float) -> threading.Thread:
-    """Kill or stop a process of the ranks after a while, in a thread."""
-    targets = dict(zip(PROCESSES, processes, strict=True))
+def strike(processes: list[psutil.Process], victim: str, after_s: float, kills: Counter[str]) -> threading.Thread:
+    """Kill or stop a process of the ranks after a while, in a thread, and count it."""
+    target = dict(zip(PROCESSES, processes, strict=True))[victim.removesuffix(" stops")]
     number = signal.SIGSTOP if victim.endswith("stops") else signal.SIGKILL
-    thread = threading.Timer(after_s, targets[victim.removesuffix(" stops")].send_signal, [number])
+
+    def blow() -> None:
+        with suppress(psutil.NoSuchProcess):  # an earlier blow came late, and has ended it
+            target.send_signal(number)
+            kills[victim] += 1
+
+    thread = threading.Timer(after_s, blow)
     thread.start()
     return thread
 
@@ -140,12 +138,11 @@ def test_killed_ranks_start_again(tmp_path: Path) -> None:
         for iteration in range(1, KILLS + 1):
             before, victim = processes_of(ranks), VICTIMS[(iteration - 1) % len(VICTIMS)]
             moment = scaled(0.0, dice.uniform(0, 0.4))
-            blow = strike(before, victim, moment) if len(before) == len(PROCESSES) else None
+            blow = strike(before, victim, moment, kills) if len(before) == len(PROCESSES) else None
             disturbed.train(ranks, iteration)
             if blow is None:
                 continue  # the last blow came after its update, and this one began with a new start
             blow.join()
-            kills[victim] += 1
         restarts, last = ranks._restarts, processes_of(ranks)
     assert psutil.wait_procs([*before, *last], timeout=20)[1] == []
     assert disturbed.committed() == [*range(KILLS + 2)]
@@ -193,83 +190,6 @@ def test_ranks_that_do_not_fit_together_are_named(tmp_path: Path) -> None:
     """Knobs, store, code and number of ranks are compared at the start, and all ranks raise the same error."""
     TrainingRun(tmp_path / "run", 0)
     run_ranks(2, check_disagreements, tmp_path / "run", log=tmp_path / "log")
-
-
-def test_each_rank_takes_a_gpu_of_its_host() -> None:
-    """The first ones, one each; too few are an error. (No GPU is touched here.)"""
-    assert [gpu_of(place, 8) for place in range(4)] == [0, 1, 2, 3]
-    with pytest.raises(ValueError, match=r"has 2 visible GPUs, too few .*number 2 has none.*fewer ranks"):
-        gpu_of(2, 2)
-
-
-def test_a_name_that_does_not_resolve_yet_is_no_error_of_the_configuration() -> None:
-    """In Kubernetes the flow's host gets its name when it starts; until then, other hosts wait for it."""
-    with pytest.raises(
-        dist.DistError, match=r"MASTER_ADDR=no-such-host.invalid does not resolve on .* trainer.address"
-    ):
-        interface_to("no-such-host.invalid", hosts=2)
-
-
-def test_a_name_that_leads_to_loopback_is_refused_for_several_hosts() -> None:
-    """Many systems give the host's own name a loopback address, at which no other host can reach its ranks."""
-    assert interface_to("localhost", hosts=1) == interface_to("127.0.0.1", hosts=2) == "lo"
-    with pytest.raises(ValueError, match=r"MASTER_ADDR=localhost is the loopback address .* Give the IP address"):
-        interface_to("localhost", hosts=2)
-
-
-def test_all_hear_of_a_rank_without_a_gpu() -> None:
-    """Also those of other hosts; and where one never comes, the reason is not lost."""
-    store = HashStore()
-    store.set_timeout(timedelta(seconds=20))
-    with ThreadPoolExecutor(2) as pool:
-        ranks = [pool.submit(meet, store, rank, 2, problem) for rank, problem in enumerate(("no GPU", ""))]
-    assert [f"{rank.exception()}" for rank in ranks] == ["rank 0 cannot start: no GPU"] * 2
-    store = HashStore()
-    store.set_timeout(timedelta(seconds=0.1))
-    with pytest.raises(ValueError, match="rank 0 cannot start: no GPU"):
-        meet(store, 0, 2, "no GPU")
-
-
-@pytest.mark.parametrize("kind", ["file", "TCP"])
-def test_a_rank_can_take_the_place_of_a_lost_one_until_all_have_come(tmp_path: Path, kind: str) -> None:
-    """After that, a rank that comes belongs to the next start, and must not wait for ranks that no longer work."""
-    server = TCPStore("127.0.0.1", 0, is_master=True) if kind == "TCP" else None
-
-    def come(rank: int, timeout_s: float) -> None:
-        store = TCPStore("127.0.0.1", server.port) if server else FileStore(f"{tmp_path}/meeting", 99)
-        store.set_timeout(timedelta(seconds=timeout_s))
-        meet(store, rank, 3)
-
-    for _ in range(2):
-        with pytest.raises(DistStoreError, match=r"not all ranks have come: missing are 0, 2"):
-            come(1, 0.2)
-    with ThreadPoolExecutor(3) as pool:
-        assert len([*pool.map(come, range(3), [20] * 3)]) == 3
-    with pytest.raises(DistStoreError, match="ranks of the last start have not ended yet"):
-        come(1, 20)
-
-
-def test_waiting_for_the_flow_uses_up_no_restart() -> None:
-    """Unless it takes too long: at the start, and after a loss, which the flow may notice later."""
-    knobs = load("smoke", ["trainer.max_restarts=2", "trainer.timeout_s=60", "trainer.startup_timeout_s=30"]).trainer
-    restarts = Restarts(knobs, since=0)
-    assert restarts.allow(False, 20)
-    assert restarts.used == 0
-    assert restarts.allow(True, 100)
-    assert restarts.allow(False, 189)
-    assert restarts.used == 1
-    assert restarts.allow(False, 191)
-    assert restarts.used == 2
-    assert not restarts.allow(True, 192)
-
-
-def test_a_start_that_hangs_ends(tmp_path: Path) -> None:
-    """Groups of NCCL connect without a time limit, perhaps with Python's lock held; the log says where they hung."""
-    hanging = "import ctypes\nfrom tasks.train.ranks.rank import _ending_after\n"
-    hanging += "with _ending_after(0.5, 'connecting'):\n    ctypes.PyDLL(None).sleep(60)"  # keeps Python's lock
-    ended = subprocess.run([sys.executable, "-c", hanging], cwd=ROOT, capture_output=True, timeout=30, check=False)
-    assert ended.returncode == 1
-    assert b"Timeout (0:00:00.500000)!" in ended.stderr
 
 
 def check_caches(folder: Path, root: str) -> None:
@@ -351,16 +271,6 @@ def test_an_error_of_a_rank_reaches_the_flow(tmp_path: Path) -> None:
         assert ranks._host is None
     logs = {path.name for path in (run.folder / "logs/attempt-1").iterdir()}
     assert logs >= {"rank-00000.log", "rank-00001.log", "torchrun.log"}
-
-
-def test_a_killed_rank_is_lost_before_those_that_notice_it() -> None:
-    """torchrun may see both ends at once; then it calls the wrong one the root cause."""
-    codes = {0: 1, 1: -9, 2: 1}
-    failures = {rank: ProcessFailure(rank, 100 + rank, code, "<N/A>") for rank, code in codes.items()}
-    report = f"{ChildFailedError('tasks.train.ranks.rank', failures)}"
-    assert report.index("rank      : 1") < report.index("Root Cause") < report.index("rank      : 0")
-    assert first_to_end(report) == (1, -9)
-    assert first_to_end("no report") is None
 
 
 def test_a_lost_rank_is_named(tmp_path: Path, bucket: str) -> None:

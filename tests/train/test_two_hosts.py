@@ -153,7 +153,7 @@ def test_two_hosts_and_a_cut_cable(hosts: Hosts, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(scaled(True, False), reason="takes two minutes; that ranks start again is tested elsewhere, too")
 def test_each_loss_costs_both_hosts_one_restart(hosts: Hosts, tmp_path: Path) -> None:
-    """Wherever a rank is killed or stopped: also if one host starts again long before the other has noticed."""
+    """A rank of either host may be killed or stopped."""
     blows = [(0, signal.SIGSTOP), (1, signal.SIGKILL), (0, signal.SIGKILL), (1, signal.SIGSTOP)]
     two = TwoHosts(hosts, tmp_path, 10, f"trainer.max_restarts={len(blows)}")
     started = two.other(), two.flow(10)

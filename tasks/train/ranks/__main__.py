@@ -21,7 +21,7 @@ from storage.commands.output import print_error
 from tasks.train.ranks.host import HostRanks, was_killed
 
 _PAUSE_S = 10.0
-"""Wait before a new start: mostly the flow has ended its old ranks by then."""
+"""Time before a new start, in which the flow usually ends its old ranks."""
 
 
 def main() -> int:
@@ -81,8 +81,8 @@ class Restarts:
     def allow(self, had_met: bool, now: float) -> bool:
         """Return whether they may start again after an end.
 
-        Each loss uses up one of `trainer.max_restarts`, but waiting for the flow only if it takes too long: the flow
-        may notice a loss `trainer.timeout_s` later.
+        Each loss uses up one of `trainer.max_restarts`. Waiting for the flow uses up one only if it lasts too long;
+        after a loss that is longer, because the flow may need `trainer.timeout_s` to notice it.
 
         Args:
             had_met: the ranks of all hosts were together.

@@ -35,7 +35,7 @@ def open_store(hosts: int, timeout_s: float, meeting: Path | None = None) -> Sto
     interface = interface_to(address, hosts)
     for library in ("GLOO", "NCCL"):  # otherwise they listen where the host's own name leads, which may be nowhere
         os.environ.setdefault(f"{library}_SOCKET_IFNAME", interface)
-    rank, size = place()
+    rank, size = rank_and_size()
     timeout, port = timedelta(seconds=timeout_s), int(os.environ["MASTER_PORT"])
     store: Store
     if meeting:
@@ -46,8 +46,8 @@ def open_store(hosts: int, timeout_s: float, meeting: Path | None = None) -> Sto
     return store
 
 
-def place() -> tuple[int, int]:
-    """Return this rank's number, and the number of ranks."""
+def rank_and_size() -> tuple[int, int]:
+    """Return the number of this rank and the number of ranks, from RANK and WORLD_SIZE."""
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
@@ -64,13 +64,13 @@ def meet(store: Store, rank: int, size: int, problem: str = "") -> Store:
         ValueError: a rank has a problem.
         torch.distributed.DistError: not all have come in time; or all have, but this rank belongs to the next start.
     """
-    if store.check(["complete"]):  # one host was quicker than the end of the first rank, which keeps the store
+    if store.check(["complete"]):  # this host starts again before the first rank, which keeps the store, has ended
         raise DistStoreError("the ranks of the last start have not ended yet")
     store.set(f"started/{rank}", problem)
     started = [f"started/{each}" for each in range(size)]
     try:
         store.wait(started)
-    except RuntimeError as error:  # FileStore has no type of its own
+    except RuntimeError as error:  # not always a DistError: FileStore raises no other type
         if problem:
             raise ValueError(f"rank {rank} cannot start: {problem}") from error
         raise DistStoreError(f"not all ranks have come: {_leave(store, rank, started)}") from error
@@ -101,7 +101,7 @@ def process_group(device: str, store: Store, timeout_s: float) -> Iterator[None]
         timeout_s: longest wait for another rank.
     """
     os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")  # else it connects within a later message, without a time limit
-    backend, (rank, size) = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", place()
+    backend, (rank, size) = "cpu:gloo,cuda:nccl" if device == "cuda" else "gloo", rank_and_size()
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s))
     yield
     dist.destroy_process_group()  # not after an error: others may be in the middle of an exchange, and NCCL would wait

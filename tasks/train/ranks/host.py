@@ -29,7 +29,7 @@ LOOK_S = 2.0
 """Time between two looks for processes that a signal has stopped."""
 _POLL_S = 0.2
 _PORT_S = 10.0
-"""Longest wait for a port: the first rank of an earlier start may not have ended quite yet."""
+"""Longest wait for a port that the first rank of the last start may still use while it ends."""
 _REPORT_LINES = 2000
 """Enough for torchrun's report of all ranks of a host."""
 _FAILURE = re.compile(r"^ +rank +: (\d+).*\n +exitcode +: (-?\d+)", re.MULTILINE)
@@ -104,13 +104,15 @@ class HostRanks:
         return self._torchrun.succeeded
 
     def wait_until(self, has_come: Callable[[], bool]) -> bool:
-        """Ask for something until it has come; nobody but this host may notice that one of its processes is stopped.
+        """Call `has_come` until it returns True, but give up if a process of this host is stopped for too long.
+
+        Only this host can be sure to notice that: no rank may be waiting for the stopped one.
 
         Args:
-            has_come: it waits `LOOK_S`, or less.
+            has_come: a function that waits `LOOK_S`, or less.
 
         Returns:
-            False if a rank, torchrun or its supervisor was stopped for `trainer.timeout_s` meanwhile.
+            False if a signal has stopped a rank, torchrun or its supervisor for `trainer.timeout_s`.
         """
         moved = time.monotonic()
         while not has_come():

@@ -93,9 +93,9 @@ def _work(config: Config, arguments: argparse.Namespace, connection: Connection 
     knobs, store = config.trainer, None
     try:
         from tasks.train.policy import device_of
-        from tasks.train.ranks.group import meet, open_store, place, process_group, take_gpu
+        from tasks.train.ranks.group import meet, open_store, process_group, rank_and_size, take_gpu
 
-        (rank, size), problem = place(), ""
+        (rank, size), problem = rank_and_size(), ""
         with _ending_after(knobs.startup_timeout_s, "using the device"):
             device = device_of(config.ppo).type
             if device == "cuda":
@@ -124,7 +124,7 @@ def _end_soon(status: int) -> None:
 @contextmanager
 def _ending_after(seconds: float, what: str) -> Iterator[None]:
     """End this process if the block lasts longer, whatever it does: the log then says where each thread was."""
-    logger.info("%s (this process ends if that lasts %g s, by trainer.startup_timeout_s)", what, seconds)
+    logger.info("%s; limit: %g s, from trainer.startup_timeout_s", what, seconds)
     faulthandler.dump_traceback_later(seconds, exit=True)  # needs no lock of Python, which a library may hold
     try:
         yield
