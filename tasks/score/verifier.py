@@ -10,11 +10,14 @@ worker dies, its answers are graded again one by one. Only the answer that cause
 
 The limit is processor time, which the kernel measures: a machine that stalls or has other work changes no verdict.
 If a worker dies for another reason, or makes no progress for minutes, that proves nothing: its answer is graded again.
+If an idle worker dies, pebble breaks the whole pool, and can lose a chunk that it was given in that moment. So a thread
+looks at the pool, replaces a broken one, and sends its chunks again.
 The cache keeps only verdicts that math-verify returned. After a timeout, a dead worker or too little memory, the next
 request for this pair is graded again.
 """
 
 import asyncio
+import atexit
 import hashlib
 import logging
 import math
@@ -44,6 +47,8 @@ _USEFUL_MB = 256
 _USUAL_MB = 1024
 """Memory of an idle worker, with everything that a flow imports."""
 _TRIES = 3
+_LOOK_S = 0.2
+"""Seconds between two looks at the pool."""
 _FAILURES = (TimeoutError, ProcessExpired, MemoryError)
 
 
@@ -69,6 +74,13 @@ class _Request:
     future: "Future[Verdict]"
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Chunk:
+    requests: Sequence[_Request]
+    retries: int
+    pool: ProcessPool
+
+
 class Verifier:
     """The verifier, with `workers` worker processes. Threads and event loops may share it.
 
@@ -82,8 +94,10 @@ class Verifier:
         self._workers, self._timeout_s, self._memory_mb = workers, timeout_s, memory_mb
         self._patience_s = 60 + 10 * timeout_s  # wall-clock limit, only against a worker that waits for ever
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = threading.Event()
         self._pool = self._make_pool()
+        self._chunks: set[_Chunk] = set()
+        """Chunks that the pool has; a broken pool's chunks until they are sent to the next."""
         self._cache_size = cache_size
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
         self._in_flight: dict[bytes, Future[Verdict]] = {}
@@ -92,8 +106,11 @@ class Verifier:
         try:
             self._check_room()
         except BaseException:
-            self.close()
+            _end(self._pool)
             raise
+        self._watch = threading.Thread(target=self._mend_pools, name="verifier", daemon=True)
+        self._watch.start()
+        atexit.register(self._closed.set)  # pebble ends the workers of a verifier that nobody closed
 
     def __enter__(self) -> Self:
         return self
@@ -103,13 +120,15 @@ class Verifier:
 
     def close(self) -> None:
         """End the processes; callers that still wait for a verdict get a RuntimeError."""
-        self._closed = True
+        with self._lock:
+            self._closed.set()
+        atexit.unregister(self._closed.set)
+        self._watch.join()
         _end(self._pool)
         with self._lock:
             waiting, self._in_flight = list(self._in_flight.values()), {}
         for future in waiting:  # the pool does not complete all of them
-            if not future.done():
-                future.set_exception(RuntimeError("the verifier was closed"))
+            future.set_exception(RuntimeError("the verifier was closed"))
 
     def _make_pool(self) -> ProcessPool:
         # Workers are spawned: a fork of this process, with its threads and models, would be unsafe.
@@ -147,12 +166,29 @@ class Verifier:
         if left < self._memory_mb:
             logger.warning("answers have %d MB, less than score.memory_mb=%d: %s", left, self._memory_mb, limit)
 
-    def _active_pool(self) -> ProcessPool:
-        """Return the pool; replace it if it is broken, as it is after idle workers were killed from outside."""
+    def _mend_pools(self) -> None:
+        """Replace the pool whenever it is broken, until the verifier is closed."""
+        while not self._closed.wait(_LOOK_S):
+            if not self._pool.active:
+                self._mend_pool()
+
+    def _mend_pool(self) -> None:
+        broken, why = self._pool, f"its workers died {_TRIES} times"
+        _end(broken)
+        try:
+            pool = self._make_pool()
+        except Exception as error:  # noqa: BLE001 - passed to the callers that wait for the verdicts
+            pool, why = broken, f"its workers cannot be started again: {error!r}"
+            logger.error("Verifier: %s", why)
         with self._lock:
-            if not self._pool.active and not self._closed:
-                self._pool = self._make_pool()
-            return self._pool
+            self._pool = pool
+            lost = [chunk for chunk in self._chunks if chunk.pool is broken]
+            self._chunks.difference_update(lost)
+        for chunk in lost:
+            if chunk.retries and pool is not broken:
+                self._send(chunk.requests, chunk.retries - 1)
+            else:
+                self._give_up(chunk.requests, why)
 
     def grade(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> list[Verdict]:
         """Return the verdicts on (answer, solutions) pairs, in order; an answer may match any of its solutions."""
@@ -167,6 +203,8 @@ class Verifier:
         """Return a future for each pair. Send new pairs in chunks, sorted so that equal solutions are parsed once."""
         futures, new = [], []
         with self._lock:
+            if self._closed.is_set():
+                raise RuntimeError("the verifier was closed")
             for answer, solutions in pairs:
                 request = _request(answer, solutions)
                 known = self._known(request.key)
@@ -190,42 +228,46 @@ class Verifier:
         return future
 
     def _send(self, requests: Sequence[_Request], retries: int = _TRIES - 1) -> None:
+        with self._lock:
+            chunk = _Chunk(requests, retries, self._pool)
+            self._chunks.add(chunk)
         pairs = [(request.answer, request.solutions) for request in requests]
         try:
-            result = self._active_pool().schedule(worker.grade_all, args=[pairs], timeout=self._patience_s)
-        except RuntimeError as error:  # the verifier is closed
-            self._give_up(requests, error)
+            result = chunk.pool.schedule(worker.grade_all, args=[pairs], timeout=self._patience_s)
+        except (
+            RuntimeError
+        ):  # the pool is broken, or the verifier is closed: the chunk waits for `_mend_pool` or `close`
             return
-        result.add_done_callback(partial(self._receive, requests, retries))
+        result.add_done_callback(partial(self._receive, chunk))
 
-    def _receive(self, requests: Sequence[_Request], retries: int, result: "ProcessFuture[Any]") -> None:
-        try:
-            outcomes = result.result()
-        except BrokenProcessPool as error:
-            if retries and not self._closed:
-                self._send(requests, retries - 1)
-            else:
-                self._give_up(requests, error)
+    def _receive(self, chunk: _Chunk, result: "ProcessFuture[Any]") -> None:
+        failure = result.exception()
+        if isinstance(failure, BrokenProcessPool):  # the chunk waits for `_mend_pool`
             return
-        except _FAILURES as failure:
-            if len(requests) > 1:
-                for request in requests:
-                    self._send([request])
-            elif retries and not _is_proof(failure):
-                self._send(requests, retries - 1)
-            else:
-                self._settle(requests[0], self._failure(failure), keep=False)
-            return
-        except Exception as error:  # noqa: BLE001 - passed to the callers that wait for the verdicts
-            self._give_up(requests, error)
-            return
-        for request, outcome in zip(requests, outcomes, strict=True):
-            self._settle(request, outcome, keep=True)
+        with self._lock:
+            if chunk not in self._chunks:  # it was sent again
+                return
+            self._chunks.remove(chunk)
+        requests, retries = chunk.requests, chunk.retries
+        if failure is None:
+            for request, outcome in zip(requests, result.result(), strict=True):
+                self._settle(request, outcome, keep=True)
+        elif not isinstance(failure, _FAILURES):
+            self._give_up(requests, repr(failure))
+        elif len(requests) > 1:
+            for request in requests:
+                self._send([request])
+        elif retries and not _is_proof(failure):
+            self._send(requests, retries - 1)
+        else:
+            self._settle(requests[0], self._failure(failure), keep=False)
 
-    def _give_up(self, requests: Sequence[_Request], error: Exception) -> None:
+    def _give_up(self, requests: Sequence[_Request], why: str) -> None:
         for request in requests:
-            if self._in_flight.pop(request.key, None):
-                request.future.set_exception(RuntimeError(f"the verifier was closed or broke: {error!r}"))
+            with self._lock:
+                waiting = self._in_flight.pop(request.key, None)
+            if waiting:
+                waiting.set_exception(RuntimeError(f"the verifier broke: {why}"))
 
     def _failure(self, failure: BaseException) -> worker.Graded:
         if _is_out_of_time(failure):
@@ -240,7 +282,8 @@ class Verifier:
         name, extracted, index, reason = outcome
         verdict = Verdict(name, float(name == "correct"), extracted, request.solutions[index], reason)
         with self._lock:
-            self._in_flight.pop(request.key, None)
+            if self._in_flight.pop(request.key, None) is None:  # the verifier was closed
+                return
             if keep:
                 self._verdicts[request.key] = verdict
                 if len(self._verdicts) > self._cache_size:

@@ -1,6 +1,7 @@
 """The verifier: right verdicts, and no answer can hang it, kill it or leave processes behind."""
 
 import asyncio
+import contextlib
 import itertools
 import json
 import os
@@ -8,18 +9,21 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Any
+from random import Random
+from unittest.mock import Mock
 
 import psutil
 import pytest
+from pebble import ProcessFuture
 
 from tasks.score.verifier import Verdict, Verifier
 from tests.support.paths import ROOT
+from tests.support.soak import scaled
 
 ENDLESS = "$9^{9^{9^{9}}}$"
 
@@ -31,7 +35,12 @@ def verifier() -> Iterator[Verifier]:
 
 
 def workers_of(pid: int) -> set[int]:
-    return {child.pid for child in psutil.Process(pid).children() if "spawn_main" in " ".join(child.cmdline())}
+    found = set()
+    for child in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            if "spawn_main" in " ".join(child.cmdline()):
+                found.add(child.pid)
+    return found
 
 
 def alive(pid: int) -> bool:
@@ -205,23 +214,52 @@ def test_a_death_from_outside_costs_nothing() -> None:
         assert {verdict.name for verdict in verdicts} == {"correct"}
 
 
-class BrokenPool:
-    """A pool that fails for every answer."""
-
-    def schedule(self, *_: Any, **__: Any) -> "Future[Any]":
-        broken: Future[Any] = Future()
-        broken.set_exception(BrokenProcessPool("All workers expired"))
-        return broken
+@pytest.mark.slow
+def test_an_answer_that_a_breaking_pool_loses_is_graded(others: set[int]) -> None:
+    """An answer that is given to the pool after its failure was told to all others is sent to the next pool."""
+    with Verifier(workers=2) as verifier:
+        verifier.grade([("1", ["1"])])
+        pool = verifier._pool
+        pool.schedule = lambda *_, **__: ProcessFuture()  # type: ignore[method-assign]
+        waiting = verifier._submit([("2", ["2"])])
+        for worker in workers_of(os.getpid()) - others:
+            os.kill(worker, signal.SIGKILL)
+        assert waiting[0].result().name == "correct"
+        assert not pool.active
+        assert len(workers_of(os.getpid()) - others) == 2  # none of the broken pool is left
 
 
 @pytest.mark.slow
-def test_a_pool_that_breaks_costs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers of a broken pool go to the next pool; without a working pool the caller gets an error."""
+def test_workers_killed_at_random_moments_cost_nothing(others: set[int]) -> None:
+    """Every answer is graded, whatever its pool was doing when a worker was killed, and no thread or worker is left."""
+    random = Random(1)
+    with Verifier(workers=2) as verifier:
+        threads = threading.active_count()
+        for kill in range(scaled(sample=20, all_of_it=2000)):
+            for worker in list(workers_of(os.getpid()) - others)[:1]:
+                os.kill(worker, signal.SIGKILL)
+            time.sleep(random.random() * 0.12)  # a dead worker is noticed within 0.1 s
+            waiting = verifier._submit([(f"{kill}.{number}", [f"{kill}.{number}"]) for number in range(40)])
+            assert {future.result(timeout=300).name for future in waiting} == {"correct"}
+        assert threading.active_count() <= threads + 3  # those of a pool that is just being replaced
+    assert not workers_of(os.getpid()) - others
+
+
+@pytest.mark.slow
+def test_a_verifier_that_cannot_be_mended_tells_its_callers(monkeypatch: pytest.MonkeyPatch, others: set[int]) -> None:
+    """Without a working pool the caller gets an error; when workers can start again, answers are graded."""
     with Verifier(workers=1) as verifier:
-        whole, broken = verifier._active_pool, iter([BrokenPool()] * 5)
-        monkeypatch.setattr(verifier, "_active_pool", lambda: next(broken, None) or whole())
-        with pytest.raises(RuntimeError, match="broke: BrokenProcessPool"):
+        whole = verifier._make_pool
+        monkeypatch.setattr(verifier, "_make_pool", Mock(side_effect=OSError("no process left")))
+        for worker in workers_of(os.getpid()) - others:
+            os.kill(worker, signal.SIGKILL)
+        while verifier._pool.active:
+            time.sleep(0.05)
+        with pytest.raises(RuntimeError, match="broke: its workers cannot be started again: .*no process left"):
             verifier.grade([("1", ["1"])])
+        monkeypatch.setattr(verifier, "_make_pool", whole)
+        while not verifier._pool.active:
+            time.sleep(0.05)
         assert verifier.grade([("1", ["1"])])[0].name == "correct"
 
 
