@@ -10,8 +10,8 @@ worker dies, its answers are graded again one by one. Only the answer that cause
 
 The limit is processor time, which the kernel measures: a machine that stalls or has other work changes no verdict.
 If a worker dies for another reason, or makes no progress for minutes, that proves nothing: its answer is graded again.
-If an idle worker dies, pebble breaks the whole pool, and can lose a chunk that it was given in that moment. So a thread
-looks at the pool, replaces a broken one, and sends its chunks again.
+If an idle worker dies, pebble breaks the whole pool, and can lose a chunk that it receives at that moment. So a thread
+checks the pool, replaces it if it is broken, and sends its chunks to the new one.
 The cache keeps only verdicts that math-verify returned. After a timeout, a dead worker or too little memory, the next
 request for this pair is graded again.
 """
@@ -25,7 +25,7 @@ import multiprocessing
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
@@ -47,8 +47,8 @@ _USEFUL_MB = 256
 _USUAL_MB = 1024
 """Memory of an idle worker, with everything that a flow imports."""
 _TRIES = 3
-_LOOK_S = 0.2
-"""Seconds between two looks at the pool."""
+_CHECK_S = 0.2
+"""Seconds between two checks of the pool."""
 _FAILURES = (TimeoutError, ProcessExpired, MemoryError)
 
 
@@ -76,6 +76,8 @@ class _Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Chunk:
+    """Requests that a worker of `pool` grades; `retries` is the number of times that they may be sent again."""
+
     requests: Sequence[_Request]
     retries: int
     pool: ProcessPool
@@ -97,7 +99,7 @@ class Verifier:
         self._closed = threading.Event()
         self._pool = self._make_pool()
         self._chunks: set[_Chunk] = set()
-        """Chunks that the pool has; a broken pool's chunks until they are sent to the next."""
+        """Chunks without a result. Those of a broken pool are sent to the next one."""
         self._cache_size = cache_size
         self._verdicts: OrderedDict[bytes, Verdict] = OrderedDict()
         self._in_flight: dict[bytes, Future[Verdict]] = {}
@@ -108,9 +110,10 @@ class Verifier:
         except BaseException:
             _end(self._pool)
             raise
-        self._watch = threading.Thread(target=self._mend_pools, name="verifier", daemon=True)
+        self._watch = threading.Thread(target=self._watch_pool, name="verifier", daemon=True)
         self._watch.start()
-        atexit.register(self._closed.set)  # pebble ends the workers of a verifier that nobody closed
+        # At exit, pebble ends the workers of a verifier that nobody closed. They must not be replaced.
+        atexit.register(self._closed.set)
 
     def __enter__(self) -> Self:
         return self
@@ -154,9 +157,12 @@ class Verifier:
             return
         useful = min(self._memory_mb, _USEFUL_MB)
         limit = f"the hard limit of address space is {hard >> 20} MB (`ulimit -Hv` shows it in kB)"
+        room = self._pool.schedule(worker.room)
+        while self._pool.active and not room.done():
+            wait([room], timeout=_CHECK_S)
         try:
-            idle, left = self._pool.schedule(worker.room).result()
-        except (BrokenProcessPool, ProcessExpired) as error:
+            idle, left = room.result(timeout=0)
+        except (BrokenProcessPool, ProcessExpired, TimeoutError) as error:  # TimeoutError: the broken pool lost it
             raise ValueError(f"no worker can start: {limit}; {_USUAL_MB + useful} MB are mostly enough") from error
         if left < useful:
             raise ValueError(
@@ -166,13 +172,13 @@ class Verifier:
         if left < self._memory_mb:
             logger.warning("answers have %d MB, less than score.memory_mb=%d: %s", left, self._memory_mb, limit)
 
-    def _mend_pools(self) -> None:
+    def _watch_pool(self) -> None:
         """Replace the pool whenever it is broken, until the verifier is closed."""
-        while not self._closed.wait(_LOOK_S):
+        while not self._closed.wait(_CHECK_S):
             if not self._pool.active:
-                self._mend_pool()
+                self._replace_pool()
 
-    def _mend_pool(self) -> None:
+    def _replace_pool(self) -> None:
         broken, why = self._pool, f"its workers died {_TRIES} times"
         _end(broken)
         try:
@@ -234,15 +240,13 @@ class Verifier:
         pairs = [(request.answer, request.solutions) for request in requests]
         try:
             result = chunk.pool.schedule(worker.grade_all, args=[pairs], timeout=self._patience_s)
-        except (
-            RuntimeError
-        ):  # the pool is broken, or the verifier is closed: the chunk waits for `_mend_pool` or `close`
+        except RuntimeError:  # the pool is broken, or closed: `_replace_pool` or `close` handles the chunk
             return
         result.add_done_callback(partial(self._receive, chunk))
 
     def _receive(self, chunk: _Chunk, result: "ProcessFuture[Any]") -> None:
         failure = result.exception()
-        if isinstance(failure, BrokenProcessPool):  # the chunk waits for `_mend_pool`
+        if isinstance(failure, BrokenProcessPool):  # `_replace_pool` handles the chunk
             return
         with self._lock:
             if chunk not in self._chunks:  # it was sent again
