@@ -230,6 +230,7 @@ def test_an_answer_that_a_breaking_pool_loses_is_graded(others: set[int]) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(scaled(600, 7200))
 def test_workers_killed_at_random_moments_cost_nothing(others: set[int]) -> None:
     """Every answer is graded, whatever the pool was doing when a worker was killed; no thread or worker is left."""
     random = Random(1)
