@@ -117,9 +117,9 @@ lock: setup ## Write both lock files again from pyproject.toml (ARGS=--upgrade: 
 	compile=($(BIN)/uv pip compile pyproject.toml --quiet --group dev --custom-compile-command "make lock" \
 	    --python-version 3.11 --python-platform x86_64-manylinux_2_28 $(ARGS))
 	$(call pip_torch,download -qq --dest "$$wheels",$$(grep -o 'torch==[^"]*+cpu' pyproject.toml))
-	"$${compile[@]}" --extra cpu --find-links "$$wheels" --output-file requirements-cpu.lock \
+	"$${compile[@]}" --extra cpu --extra ray --find-links "$$wheels" --output-file requirements-cpu.lock \
 	    --no-emit-package torchvision --no-emit-package torchaudio --no-emit-package torchcodec --no-emit-package triton
-	"$${compile[@]}" --extra gpu --output-file requirements-gpu.lock
+	"$${compile[@]}" --extra gpu --extra ray --output-file requirements-gpu.lock
 
 up: setup ## Start a Prefect server (PORT=4200), a work pool and a worker, and deploy prefect.yaml
 	@$(BIN)/python -m flows.launch.local_server up --port $(PORT)

@@ -53,6 +53,8 @@ def _exclusions_version(version: str) -> str:
 _OTHER_PARALLEL = re.compile(r"tensor|context|sequence|pipeline|^[tcsp]p(_size)?$", re.IGNORECASE)
 """Names of kinds of parallelism that do not exist here, as other programs write them."""
 
+_HOST_AND_PORT = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}"
+
 HELD_OUT = "held-out"
 """The name of `problems.held_out` among the evaluation sets."""
 
@@ -629,7 +631,7 @@ class Trainer(Knobs):
     hosts: PositiveInt = 1
     """Number of hosts with equally many ranks. The flow starts those of its own host, which has the first ranks; the
     others are started beside it (`tasks/train/README.md`)."""
-    address: Annotated[str, Field(pattern=r"^([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}$")] | None = None
+    address: Annotated[str, Field(pattern=rf"^{_HOST_AND_PORT}$")] | None = None
     """Name or IP address of the flow's host in the network of the hosts, with a free port: `10.0.0.1:29500`. Empty, for
     one host: the loopback address and any free port."""
     timeout_s: Annotated[float, Field(ge=5, le=86_400)] = 600.0
@@ -640,6 +642,24 @@ class Trainer(Knobs):
     does before it opens its trainer, such as making policy version 0."""
     max_restarts: NonNegativeInt = 0
     """Number of times in a flow run that all ranks start again, from the last checkpoint, after one was lost."""
+
+
+class Cluster(Knobs):
+    """Rollout workers on the nodes of a Ray cluster. No knob here changes a number."""
+
+    address: Annotated[str, Field(pattern=rf"^(auto|{_HOST_AND_PORT})$")] | None = None
+    """Ray cluster that plays the episodes: `auto` for the one that this host belongs to, or `host:port` of its head.
+    Empty: this machine alone, without Ray."""
+    rollout_workers: PositiveInt | None = None
+    """Largest number of nodes that play episodes, with one worker each. Empty: all nodes with room for one, also those
+    that join later."""
+    gpus_per_worker: NonNegativeInt | None = None
+    """GPUs that a node must have free for a worker. Empty: as many as its `inference.replicas` servers need, or none
+    with the CPU build of vLLM."""
+    start_timeout_s: PositiveFloat = 600.0
+    """Longest wait for the first rollout worker, and for another one after all were lost."""
+    silence_s: Annotated[float, Field(ge=5)] = 60.0
+    """A worker that has not answered for so many seconds is lost: others play its episodes."""
 
 
 class Optimizer(Knobs):
@@ -752,6 +772,7 @@ class Config(Knobs):
     reward: Reward = Reward()
     ppo: PPO = PPO()
     trainer: Trainer = Trainer()
+    cluster: Cluster = Cluster()
     optimizer: Optimizer = Optimizer()
     evaluation: Evaluation = Evaluation()
     retrain: Retrain = Retrain()
@@ -805,6 +826,7 @@ class Config(Knobs):
             )
         self._groups_possible()
         self._ranks_possible()
+        self._cluster_possible()
         self._staleness_possible()
         self._gate_possible()
         return self
@@ -860,6 +882,18 @@ class Config(Knobs):
                 f"{mesh} has {parallel.ranks} ranks, but a minibatch has only {episodes} episodes: use fewer ranks, "
                 "lower ppo.ppo_n_minibatches, or raise rollout.problems_per_iteration"
             )
+
+    def _cluster_possible(self) -> None:
+        if self.cluster.address is None:
+            others = [name for name in Cluster.model_fields if name != "address"]
+            refuse_idle(self.cluster, *others, why="without cluster.address")
+        elif self.inference.urls:
+            raise ValueError(
+                "cluster.address starts vLLM servers on the cluster's nodes, but inference.urls names others: "
+                "leave one of the two out"
+            )
+        elif self.storage.root.startswith("memory://"):
+            raise ValueError("storage.root=memory://… is in this process only: a cluster needs s3://bucket/prefix")
 
     def _staleness_possible(self) -> None:
         rollout, oldest = self.rollout, self.rollout.max_head_offpolicyness

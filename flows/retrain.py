@@ -29,7 +29,7 @@ from tasks.rollout.task import Rollouts
 from tasks.run.configuration import resolve
 from tasks.run.opening import open_leased, open_run
 from tasks.run.progress import iterations, newest_policy
-from tasks.run.resources import open_engine, open_trainer, open_verifier
+from tasks.run.resources import open_trainer, open_verifier, open_workers
 from tasks.run.workspace import Workspace
 from tasks.score.task import score
 from tasks.score.verifier import Verifier
@@ -38,7 +38,7 @@ from tasks.train.task import train
 from tasks.warm_start.task import first_policy
 
 if TYPE_CHECKING:
-    from tasks.inference.engine import Engine
+    from tasks.rollout.workers import Workers
 
 
 @flow(name="retrain")
@@ -60,14 +60,14 @@ def retrain(config: str = "retrain", overrides: list[str] | None = None) -> str:
             champion = crown_first(workspace, night)
             with (
                 open_verifier(workspace) as verifier,
-                open_engine(workspace) as engine,
+                open_workers(workspace, verifier) as workers,
                 open_trainer(workspace) as trainer,
             ):
-                challenger = record.challenger or learn(workspace, policy, verifier, engine, trainer)
+                challenger = record.challenger or learn(workspace, policy, verifier, workers, trainer)
                 end_training(retraining, record, challenger)
                 distance = measure_distance(workspace, trainer, champion, challenger)
                 evaluations = {
-                    version: evaluate_sets(workspace, engine, verifier, version, night.sets)
+                    version: evaluate_sets(workspace, workers, verifier, version, night.sets)
                     for version in (champion, challenger)
                 }
             decision = decide(workspace, champion, challenger, evaluations, distance)
@@ -76,11 +76,11 @@ def retrain(config: str = "retrain", overrides: list[str] | None = None) -> str:
 
 
 def learn(
-    workspace: Workspace, policy: PolicyVersion, verifier: Verifier, engine: "Engine", trainer: OrderedTrainer
+    workspace: Workspace, policy: PolicyVersion, verifier: Verifier, workers: "Workers", trainer: OrderedTrainer
 ) -> PolicyVersion:
     """Run the main job's loop until the night's budget ends; return the last policy version."""
     train_set, _ = import_problems(workspace)
-    with Rollouts(workspace, engine, verifier, train_set) as rollouts:
+    with Rollouts(workspace, workers, train_set) as rollouts:
         for iteration in iterations(workspace):
             trajectories = rollouts.take(iteration, policy)
             scores = score(workspace, verifier, iteration, trajectories)

@@ -24,11 +24,13 @@ _FETCHED_AT_ONCE = 4
 class ShardWriter:
     """A writer that collects rows and adds a Parquet shard to the draft each time it has `rows_per_shard` rows.
 
-    It keeps the rows of one shard in memory. Leaving the context writes the remaining rows.
+    It keeps the rows of one shard in memory. Leaving the context writes the remaining rows. Writers of one draft in
+    several processes need names of their own: another `prefix` each.
     """
 
-    def __init__(self, draft: Draft, schema: pa.Schema, rows_per_shard: int) -> None:
+    def __init__(self, draft: Draft, schema: pa.Schema, rows_per_shard: int, prefix: str = "part") -> None:
         self._draft, self._schema, self._rows_per_shard = draft, schema, rows_per_shard
+        self._names = (f"{prefix}-{number:05d}.parquet" for number in itertools.count())
         self._rows: list[Any] = []
         self._notes: list[Any] = []
         self._taken = {file.name for file in draft.files}
@@ -55,12 +57,11 @@ class ShardWriter:
         """Write the collected rows as a shard."""
         if not self._rows:
             return
-        name = next(name for name in map("part-{:05d}.parquet".format, itertools.count()) if name not in self._taken)
+        name = next(name for name in self._names if name not in self._taken)
         path = self._draft.scratch / name
         write_parquet(to_table(self._rows, self._schema), path)
         self._draft.add_shard(path, name, len(self._rows), self._notes)
         path.unlink()
-        self._taken.add(name)
         self._rows, self._notes = [], []
 
 

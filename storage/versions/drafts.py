@@ -19,6 +19,7 @@ import tempfile
 import uuid
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
@@ -42,6 +43,14 @@ class Provenance(BaseModel):
     config: dict[str, Any]
     prefect_run_id: str | None = None
     fence: Fence | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A finished shard and the notes that its writer stores with it (`storage.versions.journal`)."""
+
+    file: File
+    notes: list[Any]
 
 
 def new_nonce() -> str:
@@ -97,6 +106,10 @@ class Draft:
     def add_shard(self, path: Path, name: str, rows: int, notes: list[Any]) -> File:
         """`add` a shard of a data set. A draft with a journal also stores `notes` (`storage.versions.journal`)."""
         return self.add(path, name, rows)
+
+    def accept_shards(self, shards: Sequence[Shard]) -> None:
+        """`accept` the shards that other processes have written. A draft with a journal also stores their notes."""
+        self.accept(shard.file for shard in shards)
 
     def discard(self) -> None:
         """Forbid later attempts to take over what was added. Does nothing here: only a journal allows it."""

@@ -6,7 +6,7 @@ next number taken and stops. So no two writers mix their shards, and no episode 
 """
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from storage.logs.fence import Fence
 from storage.logs.log import Log
 from storage.objects.seal import field_errors, newer
 from storage.objects.store import Store
-from storage.versions.drafts import Draft
+from storage.versions.drafts import Draft, Shard
 from storage.versions.fetch import fetch_file
 from storage.versions.manifests import File, Kind
 
@@ -27,14 +27,6 @@ logger = logging.getLogger(__name__)
 
 class _NewerError(StorageError):
     """A newer program wrote an entry of the journal: its content is not lost, so the rollout must not repeat it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """A finished shard and the notes that its writer stored with it."""
-
-    file: File
-    notes: list[Any]
 
 
 class JournaledDraft(Draft):
@@ -47,6 +39,7 @@ class JournaledDraft(Draft):
     1  {"attempt": "9e41…", "file": {"name": "part-00000.parquet", …}, "notes": […]}
     2  {"attempt": "9e41…", "file": {"name": "part-00001.parquet", …}, "notes": […]}
     3  {"attempt": "77c2…", "adopted": ["<version>/9e41…/part-00000.parquet", "<version>/9e41…/part-00001.parquet"]}
+    4  {"attempt": "77c2…", "shards": [{"file": {…}, "notes": […]}, …]}    several, which other processes have written
 
     Args:
         store: the store of the version.
@@ -66,6 +59,12 @@ class JournaledDraft(Draft):
         file = super().add_shard(path, name, rows, notes)
         self._enter({"file": file.model_dump(), "notes": notes})
         return file
+
+    def accept_shards(self, shards: Sequence[Shard]) -> None:
+        """Take over shards that other processes have added, with one entry for all of them."""
+        super().accept_shards(shards)
+        listed = [{"file": shard.file.model_dump(), "notes": shard.notes} for shard in shards]
+        self._enter({"shards": listed})
 
     def discard(self) -> None:
         """Forbid later attempts to take over these shards, because their rows must be made again."""
@@ -120,22 +119,30 @@ def shards(store: Store, version: str, length: int | None = None) -> dict[str, S
         except StorageError as error:  # the lost entry may have rejected earlier shards, so none of them is used
             logger.warning("%s; what was entered before it is made again", error)
             content = []
-        if isinstance(content, Shard):
-            finished[content.file.path] = content
+        if isinstance(content, dict):
+            finished |= content
         else:
             finished = {path: finished[path] for path in content if path in finished}
     return finished
 
 
-def _content(entry: dict[str, Any], where: str) -> Shard | list[str]:
-    """Return the shard of an entry, or the paths of the shards that its writer took over."""
-    adopted, notes = entry.get("adopted"), entry.get("notes")
+def _content(entry: dict[str, Any], where: str) -> dict[str, Shard] | list[str]:
+    """Return the shards of an entry by path, or the paths of the shards that its writer took over."""
+    adopted, listed = entry.get("adopted"), entry.get("shards", [entry])
     if isinstance(adopted, list) and all(isinstance(path, str) for path in adopted):
         return adopted
-    if adopted is not None or not isinstance(notes, list):
+    if adopted is not None or not isinstance(listed, list):
+        raise DamagedError(f"{where} lists no shards: it is damaged")
+    entered = [_shard(item, where) for item in listed]
+    return {shard.file.path: shard for shard in entered}
+
+
+def _shard(item: Any, where: str) -> Shard:
+    notes = item.get("notes") if isinstance(item, dict) else None
+    if not isinstance(notes, list):
         raise DamagedError(f"{where} lists no shards: it is damaged")
     try:
-        return Shard(File.model_validate(entry.get("file")), notes)
+        return Shard(File.model_validate(item.get("file")), notes)
     except ValidationError as error:
         if unknown := newer(error):
             raise _NewerError(f"{where} has {unknown}, which this code does not know: upgrade") from None

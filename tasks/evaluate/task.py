@@ -24,24 +24,24 @@ from tasks.score.scoring import NEEDED, score_rows, scorer_fingerprint
 from tasks.score.verifier import Verifier
 
 if TYPE_CHECKING:
-    from tasks.inference.engine import Engine
+    from tasks.rollout.workers import Workers
 
 
 def evaluate(
     workspace: Workspace,
-    engine: "Engine",
+    workers: "Workers",
     verifier: Verifier,
     policy: PolicyVersion,
     problem_set: ProblemsVersion,
     name: str = HELD_OUT,
 ) -> ScoresVersion:
     """Evaluate checkpoint `policy` greedily on the set called `name`; return the version of its scores."""
-    return play_set(workspace, engine, verifier, policy, greedy(workspace.config, name, problem_set))
+    return play_set(workspace, workers, verifier, policy, greedy(workspace.config, name, problem_set))
 
 
 def evaluate_sets(
     workspace: Workspace,
-    engine: "Engine",
+    workers: "Workers",
     verifier: Verifier,
     policy: PolicyVersion,
     sets: dict[str, ProblemsVersion],
@@ -50,7 +50,7 @@ def evaluate_sets(
 
     Args:
         workspace: holds configuration and store.
-        engine: serves the policy.
+        workers: serve the policy and play.
         verifier: grades the answers.
         policy: version of a checkpoint of any run.
         sets: versions of the sets by name.
@@ -61,13 +61,13 @@ def evaluate_sets(
     config, scores = workspace.config, dict[str, list[ScoresVersion]]()
     for name, problem_set in sets.items():
         protocols = (greedy(config, name, problem_set), sampled(config, name, problem_set))
-        scores[name] = [play_set(workspace, engine, verifier, policy, protocol) for protocol in protocols if protocol]
+        scores[name] = [play_set(workspace, workers, verifier, policy, protocol) for protocol in protocols if protocol]
     return scores
 
 
 @task(name="evaluate", task_run_name="evaluate-{protocol.set_name}-{protocol.mode}", cache_policy=NO_CACHE)
 def play_set(
-    workspace: Workspace, engine: "Engine", verifier: Verifier, policy: PolicyVersion, protocol: Protocol
+    workspace: Workspace, workers: "Workers", verifier: Verifier, policy: PolicyVersion, protocol: Protocol
 ) -> ScoresVersion:
     """Play and grade one evaluation, unless both are committed; return the version of its scores.
 
@@ -76,34 +76,30 @@ def play_set(
     version = protocol.evaluation(policy)
     scores = layout.evaluation_scores(version, scorer_fingerprint(workspace.config.score))
     if not manifests.committed(workspace.store, version):
-        _play(workspace, engine, verifier, policy, protocol)
+        _play(workspace, workers, policy, protocol)
     if not manifests.committed(workspace.store, scores):
         _score(workspace, verifier, version, scores, protocol)
     return scores
 
 
-def _play(
-    workspace: Workspace, engine: "Engine", verifier: Verifier, policy: PolicyVersion, protocol: Protocol
-) -> None:
-    from tasks.rollout.play import load_chat, play
+def _play(workspace: Workspace, workers: "Workers", policy: PolicyVersion, protocol: Protocol) -> None:
+    from tasks.rollout.play import play
 
     config = _with_strict_limits(workspace.config)
-    checkpoint = workspace.open_served(policy)
-    load_chat(checkpoint)  # an unusable tokenizer raises here, before servers start
-    engine.serve(checkpoint)
-    run, number = policy.run, f"{checkpoint.number:06d}"
+    workers.serve(policy)
+    run, number = policy.run, f"{policy.number:06d}"
     plan = RolloutPlan(
         name=f"{run}/evaluation/{number}/{protocol.set_name}/{protocol.mode}",
         config=config,
-        iteration=checkpoint.number,
-        policy=checkpoint,
+        iteration=policy.number,
+        policy=policy,
         problem_set=protocol.problem_set,
         gconfig=GenerationConfig(temperature=protocol.temperature, max_new_tokens=config.sampling.max_new_tokens),
         group_size=protocol.samples,
     )
     with _draft(workspace, protocol.evaluation(policy)) as draft:
         problems = read_problems(workspace, protocol.problem_set)
-        metrics = play(plan, problems, engine, verifier, draft, get_run_logger().info)
+        metrics = play(plan, problems, workers, draft, get_run_logger().info)
         draft.commit(_provenance(workspace), [policy, protocol.problem_set], metrics)
 
 

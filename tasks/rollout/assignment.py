@@ -99,6 +99,21 @@ class Assignment:
         self._skip_closed()
         return data_set
 
+    def commit(self, data_set: int) -> None:
+        """Note that a data set is committed: nothing in it can be lost."""
+        self._committed.add(data_set)
+
+    def lose(self, number: int) -> None:
+        """Take back the beginning of a group that runs: it may begin again."""
+        del self._due[number]
+
+    def reopen(self, data_set: int, *, rejected: bool) -> None:
+        """Take back the finish of a group that `data_set` should have stored: its place is free again."""
+        counts = self._rejected if rejected else self._accepted
+        counts[data_set] -= 1
+        self._first = min(self._first, data_set)
+        self._skip_closed()
+
     def take(self, data_set: int) -> None:
         """Note that training asks for a data set, closed or not."""
         waiting = self.is_closed(data_set) and self.is_closed(data_set + 1)

@@ -5,14 +5,14 @@ import itertools
 import json
 import math
 import random
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from configs.schema import Config
 from storage.records import Problem, Trajectory
-from storage.versions.checkpoints import Checkpoint
+from storage.version_names import PolicyVersion
 from tasks.agents.interface import EpisodeSpec
 from tasks.inference.api import GenerationConfig
 from tasks.rollout.turns import LONGEST_TOGETHER
@@ -26,6 +26,18 @@ class Group:
     problem: Problem
     prompts: list[EpisodeSpec]
     number: int = 0  # its place among all groups that the run draws, in a stream
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A group that begins, before its episodes are made."""
+
+    plan: "RolloutPlan"
+    problem: Problem
+    number: int
+
+    def group(self) -> Group:
+        return self.plan.group(self.problem, self.number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +58,7 @@ class RolloutPlan:
     name: str
     config: Config
     iteration: int
-    policy: Checkpoint
+    policy: PolicyVersion
     problem_set: str
     gconfig: GenerationConfig
     group_size: int
@@ -56,11 +68,6 @@ class RolloutPlan:
     def together(self) -> int:
         """Number of a group's episodes that begin at the same time: all if their turns are short and share requests."""
         return self.group_size if self.gconfig.max_new_tokens <= LONGEST_TOGETHER else 1
-
-    async def groups(self, problems: Sequence[Problem]) -> AsyncIterator[Group]:
-        """Yield one group for each problem."""
-        for problem in problems:
-            yield self.group(problem)
 
     def group(self, problem: Problem, number: int = 0) -> Group:
         """Return the episodes of a problem."""
@@ -92,7 +99,7 @@ class RolloutPlan:
             prompt=problem.prompt,
             solutions=problem.solutions,
             problem_set=self.problem_set,
-            policy=self.policy.version,
+            policy=self.policy,
             policy_version=self.policy.number,
             sampling=json.dumps(sampling | {"max_new_tokens": self.gconfig.max_new_tokens}),
             agent=agent.type,

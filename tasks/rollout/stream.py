@@ -13,26 +13,26 @@ out. The ids of trajectories name the draw.
 import asyncio
 import functools
 import gc
-import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from storage import layout
 from storage.objects.store import Store
-from storage.records import Problem, Trajectory
-from storage.version_names import TrajectoriesVersion
-from storage.versions.checkpoints import Checkpoint
+from storage.records import Problem
+from storage.version_names import PolicyVersion, TrajectoriesVersion
 from storage.versions.drafts import Provenance
+from storage.versions.journal import JournaledDraft
 from tasks.inference.api import EngineClosedError
-from tasks.inference.engine import Engine
 from tasks.rollout.assignment import Assignment
-from tasks.rollout.plan import Group, RolloutPlan
-from tasks.rollout.play import open_collector, refuse_closed, run_loop
-from tasks.rollout.selection import is_rejected, select_episodes
-from tasks.rollout.stream_data import OpenDataSet, read_played
-from tasks.score.verifier import Verifier
+from tasks.rollout.data_set import OpenDataSet, Outcome
+from tasks.rollout.groups import Change
+from tasks.rollout.plan import RolloutPlan, Start
+from tasks.rollout.play import run_loop
+from tasks.rollout.stream_data import read_played
+from tasks.rollout.workers import Workers
 
 _DRAWS = 16
 """Draws in memory: running groups come from a few."""
@@ -41,14 +41,14 @@ _DRAWS = 16
 class Stream:
     """The rollouts of a run, from the data set that `plan.policy` is trained on to the last one.
 
-    `play` plays in its thread until it is done. The other methods are called by the thread that trains.
+    `play` plays in its thread until it is done; the workers call the methods of `tasks.rollout.groups.Groups`. The
+    thread that trains calls `wait`, `advance` and `stop`.
 
     Args:
-        plan: what all groups share; `policy` is the newest checkpoint, which the engine serves.
+        plan: what all groups share; `policy` is the newest checkpoint, which the workers serve.
         end: the data sets before this one are played.
         draw: returns the problems of a draw.
-        engine: answers the requests.
-        verifier: for the environments.
+        workers: play the groups.
         store: the store of the run.
         provenance: who writes the data sets.
         progress: called with lines of text.
@@ -59,22 +59,23 @@ class Stream:
         plan: RolloutPlan,
         end: int,
         draw: Callable[[int], Sequence[Problem]],
-        engine: Engine,
-        verifier: Verifier,
+        workers: Workers,
         store: Store,
         provenance: Provenance,
         progress: Callable[[str], None],
     ) -> None:
-        self._plan, self._engine, self._verifier = plan, engine, verifier
+        self.changed = Change()
+        self._plan, self._workers = plan, workers
         self._store, self._provenance, self._progress = store, provenance, progress
         self._draw = functools.lru_cache(_DRAWS)(draw)
         settings, run = plan.config.rollout, plan.config.run
-        self._policy, first = plan.policy, plan.policy.number
+        first = plan.policy.number
+        self._to_commit = end - first
         self._size = settings.problems_per_iteration
         self._places = min(self._size, len(self._draw(first)))
         reach = range(first, min(end, first + settings.max_head_offpolicyness + 1))
         played = read_played(store, run.name, reach, self._size, self._number_of, self._open)
-        self._unplayed, self._begun = played.unplayed, played.next
+        self._unplayed, self._begun = deque(played.unplayed), played.next
         self._data_set_of: dict[int, int | None] = {**dict.fromkeys(played.unplayed), **played.data_set_of}
         self._open_data_sets, self._committed = played.opened, played.committed
         self._assignment = Assignment(
@@ -88,9 +89,8 @@ class Stream:
             played.committed,
         )
         self._last_commit = time.monotonic()
-        self._changed = threading.Condition()  # guards everything above that changes, and what follows
+        self._news = threading.Condition()  # guards everything above that changes, and what follows
         self._task: asyncio.Task[None] | None = None
-        self._wake = asyncio.Event()
         self._stopping = self._keeping = self._ended = False
         self._error: BaseException | None = None
 
@@ -103,9 +103,10 @@ class Stream:
         """
         gc.freeze()  # collections skip half a million objects of torch and Prefect: halves the client's CPU time
         try:
+            self.settle()  # an earlier flow run may have been killed just before it committed a data set
             run_loop(self._play())
             for data_set in self._open_data_sets.values() if self._keeping else ():
-                data_set.keep()
+                data_set.flush()
         except BaseException as error:
             self._error = error
             raise
@@ -113,10 +114,10 @@ class Stream:
             gc.unfreeze()
             for data_set in self._open_data_sets.values():
                 data_set.close()
-            with self._changed:
+            with self._news:
                 self._ended = True
-                self._changed.notify_all()
-        return self._assignment.complete
+                self._news.notify_all()
+        return self.complete
 
     def wait(self, iteration: int) -> TrajectoriesVersion:
         """Wait until a data set is committed; return its version.
@@ -124,115 +125,142 @@ class Stream:
         Raises:
             Exception: the error that ended the stream.
         """
-        with self._changed:
+        with self._news:
             self._assignment.take(iteration)
-            self._wake_up()
-            self._changed.wait_for(lambda: iteration in self._committed or self._ended)
+            self.changed.note()
+            self._news.wait_for(lambda: iteration in self._committed or self._ended)
         if iteration in self._committed:
             return layout.trajectories(self._plan.config.run.name, iteration)
         raise self._error or RuntimeError(f"the stream ended without data set {iteration}")
 
-    def advance(self, policy: Checkpoint) -> None:
-        """Begin groups with a newer policy from now on; the engine must serve it already."""
-        with self._changed:
-            self._policy = policy
+    def advance(self, policy: PolicyVersion) -> None:
+        """Forget the data sets that a newer policy is trained on already; the workers begin groups with it."""
+        with self._news:
             trained = [n for n, index in self._data_set_of.items() if index is not None and index < policy.number]
             for number in trained:
                 del self._data_set_of[number]
-        self._wake_up()
+        self.changed.note()
 
     def stop(self, *, keep: bool) -> None:
         """Cancel what runs. With `keep`, store the finished groups that are still in memory, for the next flow run."""
-        with self._changed:
+        with self._news:
             self._stopping, self._keeping = True, keep
             if self._task:
                 self._task.get_loop().call_soon_threadsafe(self._task.cancel)
 
+    @property
+    def complete(self) -> bool:
+        """See `Groups.complete`."""
+        with self._news:
+            return len(self._committed) == self._to_commit
+
+    def next(self, policy: PolicyVersion) -> Start | None:
+        """See `Groups.next`."""
+        with self._news:
+            if not self._assignment.may_begin(policy.number):
+                return None
+            number, problem = self._take()
+            self._assignment.begin(number, policy.number)
+            self._data_set_of[number] = None
+        draw = number // self._size
+        name = f"{self._plan.config.run.name}/{draw:06d}"
+        return Start(replace(self._plan, name=name, iteration=draw, policy=policy), problem, number)
+
+    def finish(self, outcome: Outcome, *, pending: bool = False) -> OpenDataSet:
+        """See `Groups.finish`."""
+        with self._news:
+            index = self._assignment.finish(outcome.number, rejected=outcome.rejected)
+            self._data_set_of[outcome.number] = index
+        if index not in self._open_data_sets:
+            self._open_data_sets[index] = self._open(index)
+        self._open_data_sets[index].enter(outcome, pending=pending)
+        return self._open_data_sets[index]
+
+    def settle(self) -> None:
+        """See `Groups.settle`."""
+        for index, data_set in list(self._open_data_sets.items()):
+            if self._assignment.is_closed(index) and not data_set.pending:
+                self._commit(index)
+        self.changed.note()
+
+    def unstored(self) -> list[OpenDataSet]:
+        """See `Groups.unstored`; a stream that is stopped, but keeps what has finished, stores all of it."""
+        with self._news:
+            opened = [(index, data_set) for index, data_set in self._open_data_sets.items() if data_set.pending]
+            ending = self._stopping and self._keeping
+            return [data_set for index, data_set in opened if ending or self._assignment.is_closed(index)]
+
+    def lose(self, number: int) -> None:
+        """See `Groups.lose`."""
+        with self._news:
+            index = self._data_set_of[number]
+            if index is None:
+                self._assignment.lose(number)
+            else:
+                outcome = self._open_data_sets[index].lose(number)
+                self._assignment.reopen(index, rejected=outcome.rejected)
+            self._data_set_of[number] = None
+            self._unplayed.append(number)
+        self.changed.note()
+
     async def _play(self) -> None:
-        with self._changed:
+        with self._news:
             if self._stopping:
                 return
             self._task = asyncio.current_task()
         try:
-            async with open_collector(self._plan, self._engine, self._verifier) as collector:
-                await collector.collect(self._groups(), self._plan.together, self._store_group)
+            await self._workers.play(self._plan, self)
         except (asyncio.CancelledError, EngineClosedError):
             if not self._stopping:
                 raise
         finally:
-            with self._changed:
+            with self._news:
                 self._task = None  # no more calls to its loop, which closes now
 
-    async def _groups(self) -> AsyncIterator[Group]:
-        """Yield groups as soon as each may begin."""
-        for number, problem in self._problems():
-            while True:
-                self._wake.clear()
-                if self._assignment.complete:
-                    return
-                if policy := self._begin(number):
-                    break
-                await self._wake.wait()
-            draw = number // self._size
-            name = f"{self._plan.config.run.name}/{draw:06d}"
-            yield replace(self._plan, name=name, iteration=draw, policy=policy).group(problem, number)
-
-    def _problems(self) -> Iterator[tuple[int, Problem]]:
-        """Yield the groups that are still to be played: their numbers and problems."""
-        for number in itertools.chain(self._unplayed, itertools.count(self._begun)):
+    def _take(self) -> tuple[int, Problem]:
+        """Take the next group that is still to be played: its number and its problem."""
+        while True:
+            if self._unplayed:
+                number = self._unplayed.popleft()
+            else:
+                number, self._begun = self._begun, self._begun + 1
             draw, place = divmod(number, self._size)
             problems = self._draw(draw)
             if place < len(problems):
-                yield number, problems[place]
-
-    def _begin(self, number: int) -> Checkpoint | None:
-        """Begin a group; return the policy that it begins with, or None if it must wait."""
-        with self._changed:
-            if not self._assignment.may_begin(self._policy.number):
-                return None
-            self._assignment.begin(number, self._policy.number)
-            self._begun = max(self._begun, number + 1)
-            self._data_set_of[number] = None
-            return self._policy
-
-    def _store_group(self, group: Group, trajectories: list[Trajectory]) -> None:
-        """Store a finished group, and commit every data set that is closed by it. Runs in a thread."""
-        refuse_closed(self._engine)
-        selected = select_episodes(trajectories, self._plan.config.rollout)
-        rejected = is_rejected(trajectories, selected)
-        with self._changed:
-            index = self._assignment.finish(group.number, rejected=rejected)
-            self._data_set_of[group.number] = index
-        if index not in self._open_data_sets:
-            self._open_data_sets[index] = self._open(index)
-        self._open_data_sets[index].add(selected, group.number, rejected=rejected)
-        for closed in [i for i in self._open_data_sets if self._assignment.is_closed(i)]:
-            self._commit(closed)
-        self._wake_up()
+                return number, problems[place]
 
     def _open(self, index: int) -> OpenDataSet:
-        version = layout.trajectories(self._plan.config.run.name, index)
-        return OpenDataSet(self._store, version, self._provenance, self._plan, self._places, self._progress)
+        version, rows = layout.trajectories(self._plan.config.run.name, index), self._plan.config.rollout.rows_per_shard
+
+        def progress(text: str) -> None:
+            self._progress(f"iteration {index}: {text}")
+
+        draft = JournaledDraft(self._store, version, "trajectories", self._provenance.fence)
+        data_set = OpenDataSet(draft, index, rows, progress, numbered=True)
+        data_set.tally.expect(self._places, self._plan.group_size)
+        return data_set
 
     def _commit(self, index: int) -> None:
-        data_set = self._open_data_sets.pop(index)
-        try:
-            with self._changed:
-                begun = self._begun
-                later = [n for n, other in self._data_set_of.items() if other is None or other > index]
-            data_set.commit(begun, sorted(later), since=self._last_commit)
-        finally:
-            data_set.close()
-        with self._changed:
+        data_set = self._open_data_sets[index]
+        with self._news:
+            begun = self._begun
+            later = [n for n, other in self._data_set_of.items() if other is None or other > index]
+        data_set.flush()
+        data_set.tally.start(self._last_commit)
+        data_set.check(self._plan.config.rollout.max_failed_share)
+        metrics = data_set.tally.metrics(groups_rejected=data_set.rejected)
+        metrics["groups"] = data_set.groups
+        metrics["stream"] = {"groups": data_set.numbers, "begun": begun, "later": sorted(later)}
+        run = self._plan.config.run.name
+        policies = [layout.checkpoint(run, number) for number in sorted(data_set.tally.policies, reverse=True)]
+        data_set.draft.commit(self._provenance, [*policies, self._plan.problem_set], metrics)
+        data_set.close()
+        with self._news:
+            del self._open_data_sets[index]
             self._last_commit = time.monotonic()
             self._committed.add(index)
-            self._changed.notify_all()
-
-    def _wake_up(self) -> None:
-        """Let `_groups` look again whether a group may begin; may be called from any thread."""
-        with self._changed:
-            if self._task:
-                self._task.get_loop().call_soon_threadsafe(self._wake.set)
+            self._assignment.commit(index)
+            self._news.notify_all()
 
     def _number_of(self, draw: int, problem_id: str) -> int | None:
         ids = [problem.problem_id for problem in self._draw(draw)]

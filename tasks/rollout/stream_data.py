@@ -1,100 +1,15 @@
-"""The data sets that a stream fills, and what earlier flow runs have played of them."""
+"""What earlier flow runs have played of the data sets that a stream fills."""
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from storage import layout
 from storage.logs.log import Log
 from storage.objects.store import Store
-from storage.records import TRAJECTORY_SCHEMA, Trajectory
 from storage.version_names import TrajectoriesVersion
 from storage.versions import manifests
-from storage.versions.datasets import ShardWriter, adopted
-from storage.versions.drafts import Provenance
-from storage.versions.journal import JournaledDraft
-from tasks.rollout.plan import RolloutPlan
-from tasks.rollout.tally import Tally
-
-
-class OpenDataSet:
-    """A data set that a stream fills: a draft with a journal, so that a killed stream keeps its finished shards.
-
-    Args:
-        store: the store of the run.
-        version: the data set.
-        provenance: who writes it, with the lease of the run.
-        plan: what all groups share.
-        places: groups to come, rejected ones not counted.
-        progress: called with lines of text.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        version: TrajectoriesVersion,
-        provenance: Provenance,
-        plan: RolloutPlan,
-        places: int,
-        progress: Callable[[str], None],
-    ) -> None:
-        self.version, self._provenance, self._plan = version, provenance, plan
-        self._draft = JournaledDraft(store, version, "trajectories", provenance.fence)
-        self.notes: list[dict[str, Any]] = list(self._draft.notes)
-        """One for each group: its number, problem, and whether it was rejected."""
-        self._tally = Tally(lambda text: progress(f"iteration {version.number}: {text}"))
-        self._tally.expect(places, plan.group_size)
-        self._tally.resume(adopted(self._draft))
-        self._writer = ShardWriter(self._draft, TRAJECTORY_SCHEMA, plan.config.rollout.rows_per_shard)
-
-    @property
-    def groups(self) -> list[int]:
-        """The numbers of its groups; a spare problem that an older program played has none."""
-        return sorted(note["group"] for note in self.notes if note["group"] is not None)
-
-    def add(self, trajectories: Sequence[Trajectory], number: int, *, rejected: bool) -> None:
-        """Store a group that finished."""
-        rows = [replace(trajectory, iteration=self.version.number) for trajectory in trajectories]
-        for row in rows:
-            self._tally.add(row)
-        note = {"problem_id": rows[0].problem_id, "rejected": rejected, "group": number}
-        self._writer.write_group(rows, note)
-        self.notes.append(note)
-        self._tally.report()
-
-    def commit(self, begun: int, later: Sequence[int], since: float) -> None:
-        """Commit the data set.
-
-        Args:
-            begun: all groups with smaller numbers have begun.
-            later: those among them that are in no data set up to this one.
-            since: the time of the monotonic clock from which the speed is measured.
-
-        Raises:
-            ValueError: more than `rollout.max_failed_share` of the episodes failed.
-        """
-        self._writer.flush()
-        self._tally.start(since)
-        self._tally.report(last=True)
-        try:
-            self._tally.check(self._plan.config.rollout.max_failed_share)
-        except ValueError:
-            self._draft.discard()  # the next attempt plays all episodes again
-            raise
-        metrics = self._tally.metrics(groups_rejected=sum(note["rejected"] for note in self.notes))
-        metrics["groups"] = len(self.notes)
-        metrics["stream"] = {"groups": self.groups, "begun": begun, "later": list(later)}
-        run = self.version.run
-        policies = [layout.checkpoint(run, number) for number in sorted(self._tally.policies, reverse=True)]
-        self._draft.commit(self._provenance, [*policies, self._plan.problem_set], metrics)
-
-    def keep(self) -> None:
-        """Store what is still in memory, so that the next flow run continues with it."""
-        self._writer.flush()
-
-    def close(self) -> None:
-        """Delete the local files."""
-        self._draft.__exit__()
+from tasks.rollout.data_set import OpenDataSet
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +37,7 @@ class Played:
     @property
     def accepted(self) -> dict[int, int]:
         """The number of groups that are not rejected, in each data set that is not committed."""
-        return {index: len(data_set.notes) - self.rejected[index] for index, data_set in self.opened.items()}
+        return {index: data_set.groups - self.rejected[index] for index, data_set in self.opened.items()}
 
 
 def read_played(
@@ -157,10 +72,10 @@ def read_played(
             groups = noted["groups"] if noted else range(index * size, (index + 1) * size)
         elif Log(store, layout.journal(version)).length():
             data_set = opened[index] = opening(index)
-            rejected[index] = sum(note["rejected"] for note in data_set.notes)
-            for note in data_set.notes:
+            rejected[index] = data_set.rejected
+            for note in data_set.adopted:
                 note.setdefault("group", number_of(index, note["problem_id"]))
-            groups = data_set.groups
+            groups = data_set.numbers
         data_set_of |= dict.fromkeys(groups, index)
     following = max([begun, *(number + 1 for number in data_set_of)])
     unplayed = sorted({*later, *range(begun, following)} - data_set_of.keys())

@@ -11,22 +11,46 @@ from storage.visible import visible
 _PROGRESS_S = 5.0
 _LONGEST_REASON = 400  # characters of one reason in a message that lists several
 
+Counts = Counter[tuple[str, Any]]
+"""Sums over trajectories by what is counted: `("status", "completed")`, `("tokens", None)` …; they can be added up."""
+
+
+def counts_of(trajectories: Iterable[Trajectory]) -> Counts:
+    """Count the trajectories of a group.
+
+    `("version", v)` counts trajectories with tokens of policy version v, `("policy", v)` those that also began with it.
+    """
+    counts = Counts()
+    for trajectory in trajectories:
+        counts["status", trajectory.status] += 1
+        if trajectory.status == "failed":
+            counts["reason", trajectory.reason] += 1
+        versions = set(trajectory.versions) - {-1}
+        counts.update(("version", version) for version in versions)
+        counts.update(("policy", version) for version in {trajectory.policy_version, *versions})
+        counts["tokens", None] += len(trajectory.token_ids)
+        counts["sequences", None] += len(trajectory.sequence_starts)
+        counts["generated", None] += sum(turn.end - turn.start for turn in trajectory.turns)
+        counts["solved", None] += any(turn.reward > 0 for turn in trajectory.turns)
+        for index, turn in enumerate(trajectory.turns):
+            counts["turn", index] += 1
+            counts["success", index] += turn.reward > 0
+    return counts
+
 
 class Tally:
-    """The counts behind progress and metrics."""
+    """The counts of a data set while it is played."""
 
     def __init__(self, progress: Callable[[str], None]) -> None:
         self._progress = progress
         self._expected = self._groups = self._resumed = self._resumed_tokens = 0
         self._started = self._reported = time.monotonic()
-        self._statuses: Counter[str] = Counter()
-        self._reasons: Counter[str] = Counter()
-        self._successes: Counter[int] = Counter()
-        self._turns: Counter[int] = Counter()
-        self._versions: set[int] = set()
-        self.policies: set[int] = set()
+        self._counts = Counts()
+
+    @property
+    def policies(self) -> set[int]:
         """Policy versions that sampled a token, or with which an episode began."""
-        self._generated = self._tokens = self._solved = self._sequences = 0
+        return set(self._of("policy"))
 
     def expect(self, groups: int, size: int) -> None:
         """Add `groups` of `size` episodes to the total."""
@@ -36,8 +60,8 @@ class Tally:
     def resume(self, trajectories: Iterable[Trajectory]) -> None:
         """Count episodes that a killed attempt played; they do not count for the speed of this attempt."""
         for trajectory in trajectories:
-            self.add(trajectory)
-        self._resumed, self._resumed_tokens = self._statuses.total(), self._generated
+            self.add(counts_of([trajectory]))
+        self._resumed, self._resumed_tokens = self._done, self._sum("generated")
         if self._resumed:
             self._progress(f"{self._resumed} episodes were already stored: going on from there")
         self._started = self._reported = time.monotonic()
@@ -46,19 +70,12 @@ class Tally:
         """Measure the speed from a time of the monotonic clock, instead of the beginning of this attempt."""
         self._started = at
 
-    def add(self, trajectory: Trajectory) -> None:
-        self._statuses[trajectory.status] += 1
-        if trajectory.status == "failed":
-            self._reasons[trajectory.reason] += 1
-        self._tokens += len(trajectory.token_ids)
-        self._sequences += len(trajectory.sequence_starts)
-        self._versions |= set(trajectory.versions) - {-1}
-        self.policies |= {trajectory.policy_version, *self._versions}
-        self._generated += sum(turn.end - turn.start for turn in trajectory.turns)
-        self._solved += any(turn.reward > 0 for turn in trajectory.turns)
-        for index, turn in enumerate(trajectory.turns):
-            self._turns[index] += 1
-            self._successes[index] += turn.reward > 0
+    def add(self, counts: Counts) -> None:
+        self._counts.update(counts)
+
+    def remove(self, counts: Counts) -> None:
+        """Take back what `add` added."""
+        self._counts.subtract(counts)
 
     def report(self, *, last: bool = False) -> None:
         """Report progress, every few seconds and at the end."""
@@ -66,39 +83,50 @@ class Tally:
         if now - self._reported < _PROGRESS_S and not last:
             return
         self._reported = now
-        done = self._statuses.total()
-        rate, solved = self._rate(now), self._solved / max(1, done)
+        done = self._done
+        rate, solved = self._rate(now), self._sum("solved") / max(1, done)
         self._progress(f"{done}/{self._expected} episodes, {rate:.0f} tokens/s, {solved:.1%} solved")
 
     def check(self, max_failed_share: float) -> None:
-        done, failed = self._statuses.total(), self._statuses["failed"]
+        done, failed = self._done, self._of("status")["failed"]
         if done and failed / done > max_failed_share:
             listing = "; ".join(
-                f"{count} x {visible(reason, _LONGEST_REASON)}" for reason, count in self._reasons.most_common(3)
+                f"{count} x {visible(reason, _LONGEST_REASON)}" for reason, count in self._of("reason").most_common(3)
             )
             raise ValueError(
                 f"{failed} of {done} episodes failed, more than rollout.max_failed_share={max_failed_share:g}: "
                 f"{listing}"
             )
 
+    @property
+    def _done(self) -> int:
+        return self._of("status").total()
+
+    def _of(self, kind: str) -> Counter[Any]:
+        """Return the counts of a kind by their second key."""
+        return Counter({key: count for (name, key), count in self._counts.items() if name == kind and count})
+
+    def _sum(self, kind: str) -> int:
+        return self._counts[kind, None]
+
     def _rate(self, now: float) -> float:
-        return (self._generated - self._resumed_tokens) / (now - self._started)
+        return (self._sum("generated") - self._resumed_tokens) / (now - self._started)
 
     def metrics(self, groups_rejected: int) -> dict[str, Any]:
         """Return the metrics for the manifest; `seconds` and the speed belong to the last attempt."""
-        now = time.monotonic()
+        now, turns, successes = time.monotonic(), self._of("turn"), self._of("success")
         return {
-            "episodes": self._statuses.total(),
+            "episodes": self._done,
             "episodes_resumed": self._resumed,
-            "status": dict(self._statuses),
+            "status": dict(self._of("status")),
             "groups": self._groups,
             "groups_rejected": groups_rejected,
-            "sequences": self._sequences,
-            "policy_versions": sorted(self._versions),
-            "tokens": self._tokens,
-            "generated_tokens": self._generated,
+            "sequences": self._sum("sequences"),
+            "policy_versions": sorted(self._of("version")),
+            "tokens": self._sum("tokens"),
+            "generated_tokens": self._sum("generated"),
             "tokens_per_second": self._rate(now),
-            "solved": self._solved / max(1, self._statuses.total()),
-            "success": [self._successes[turn] / self._turns[turn] for turn in sorted(self._turns)],
+            "solved": self._sum("solved") / max(1, self._done),
+            "success": [successes[turn] / turns[turn] for turn in sorted(turns)],
             "seconds": now - self._started,
         }

@@ -23,11 +23,10 @@ from tasks.problems.exclusions import Excluded, left_of, read_exclusions
 from tasks.problems.task import read_problems
 from tasks.rollout.plan import RolloutPlan, draw, drawable, spares
 from tasks.run.workspace import Workspace
-from tasks.score.verifier import Verifier
 
 if TYPE_CHECKING:
-    from tasks.inference.engine import Engine
     from tasks.rollout.stream import Stream
+    from tasks.rollout.workers import Workers
 
 _FAREWELL_S = 5.0
 """Longest wait for the end of a stream if the flow failed; otherwise its finished groups are stored first."""
@@ -36,8 +35,7 @@ _FAREWELL_S = 5.0
 @task(name="rollout", task_run_name="rollout-{iteration}", cache_policy=NO_CACHE)
 def rollout(
     workspace: Workspace,
-    engine: "Engine",
-    verifier: Verifier,
+    workers: "Workers",
     iteration: int,
     policy: PolicyVersion,
     problem_set: ProblemsVersion,
@@ -49,28 +47,21 @@ def rollout(
     if manifests.committed(store, version):
         return version
     drawn, spare = _draw(workspace, problem_set, iteration)
-    plan = _serve(workspace, engine, iteration, policy, problem_set)
+    workers.serve(policy)
+    plan = _plan(workspace, iteration, policy, problem_set)
     with JournaledDraft(store, version, "trajectories", workspace.lease) as draft:
-        metrics = play(plan, drawn, engine, verifier, draft, get_run_logger().info, spare)
+        metrics = play(plan, drawn, workers, draft, get_run_logger().info, spare)
         draft.commit(workspace.provenance(), [policy, problem_set], metrics)
     return version
 
 
-def _serve(
-    workspace: Workspace, engine: "Engine", iteration: int, policy: PolicyVersion, problem_set: ProblemsVersion
-) -> RolloutPlan:
-    """Serve a checkpoint, and return the plan of an iteration that it plays."""
-    from tasks.rollout.play import load_chat
-
-    config = workspace.config
-    checkpoint, sampling = workspace.open_served(policy), config.sampling
-    load_chat(checkpoint)  # reports an unusable tokenizer before servers start
-    engine.serve(checkpoint)
+def _plan(workspace: Workspace, iteration: int, policy: PolicyVersion, problem_set: ProblemsVersion) -> RolloutPlan:
+    config, sampling = workspace.config, workspace.config.sampling
     return RolloutPlan(
         name=f"{workspace.name}/{iteration:06d}",
         config=config,
         iteration=iteration,
-        policy=checkpoint,
+        policy=policy,
         problem_set=problem_set,
         gconfig=GenerationConfig(1, sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_new_tokens),
         group_size=config.rollout.generation_size or config.rollout.group_size,
@@ -142,10 +133,8 @@ class Rollouts:
     otherwise each iteration is played when it is taken.
     """
 
-    def __init__(
-        self, workspace: Workspace, engine: "Engine", verifier: Verifier, problem_set: ProblemsVersion
-    ) -> None:
-        self._workspace, self._engine, self._verifier, self._problem_set = workspace, engine, verifier, problem_set
+    def __init__(self, workspace: Workspace, workers: "Workers", problem_set: ProblemsVersion) -> None:
+        self._workspace, self._workers, self._problem_set = workspace, workers, problem_set
         self._stream: Stream | None = None
         self._playing: PrefectFuture[bool | State[bool]] | None = None
 
@@ -162,7 +151,7 @@ class Rollouts:
         workspace = self._workspace
         if not workspace.config.run.overlap:
             playing = lagging_policy(workspace, iteration) or policy
-            return rollout(workspace, self._engine, self._verifier, iteration, playing, self._problem_set)
+            return rollout(workspace, self._workers, iteration, playing, self._problem_set)
         if self._stream is None:
             self._stream = self._begin(iteration, policy)
             self._playing = _play_stream.submit(self._stream)
@@ -171,21 +160,19 @@ class Rollouts:
     def swap(self, policy: PolicyVersion) -> None:
         """Serve a new checkpoint to the stream; its requests go on."""
         if self._stream:
-            checkpoint = self._workspace.open_served(policy)
-            self._engine.serve(checkpoint)
-            self._stream.advance(checkpoint)
+            self._workers.serve(policy)
+            self._stream.advance(policy)
 
     def _begin(self, iteration: int, policy: PolicyVersion) -> "Stream":
         from tasks.rollout.stream import Stream
 
         workspace, problem_set = self._workspace, self._problem_set
-        plan = _serve(workspace, self._engine, policy.number, policy, problem_set)
+        self._workers.serve(policy)
         return Stream(
-            plan,
+            _plan(workspace, policy.number, policy, problem_set),
             max(workspace.config.run.iterations, iteration + 1),
             lambda draw: _draw(workspace, problem_set, draw)[0],
-            self._engine,
-            self._verifier,
+            self._workers,
             workspace.store,
             workspace.provenance(),
             get_run_logger().info,

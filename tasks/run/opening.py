@@ -26,6 +26,7 @@ MAY_CHANGE = (
     "storage.",
     "inference.",
     "trainer.",
+    "cluster.",
     "ppo.parallel",
     "retrain.",
     "audit.",

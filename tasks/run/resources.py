@@ -1,4 +1,4 @@
-"""The resources that the stages share for the duration of a flow: engine, verifier and trainer.
+"""The resources that the stages share for the duration of a flow: verifier, workers and trainer.
 
 Each is a context manager. Heavy libraries are imported when one is opened.
 """
@@ -7,12 +7,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from prefect import get_run_logger
+
 from tasks.run.workspace import Workspace
 from tasks.score.verifier import Verifier
 from tasks.train.orders import OrderedTrainer
 
 if TYPE_CHECKING:
     from tasks.inference.engine import Engine
+    from tasks.rollout.workers import Workers
 
 
 @contextmanager
@@ -23,6 +26,33 @@ def open_engine(workspace: Workspace) -> Iterator["Engine"]:
     config = workspace.config
     with Engine(config.inference, config.rollout, workspace.cache / "logs" / workspace.name) as engine:
         yield engine
+
+
+@contextmanager
+def open_workers(workspace: Workspace, verifier: Verifier) -> Iterator["Workers"]:
+    """Open the workers that play episodes: by default one, in this process."""
+    from tasks.rollout.workers import LocalWorkers
+
+    if workspace.config.cluster.address:
+        with open_cluster(workspace) as cluster:
+            yield cluster
+        return
+    with open_engine(workspace) as engine:
+        yield LocalWorkers(engine, verifier, workspace.open_served)
+
+
+@contextmanager
+def open_cluster(workspace: Workspace) -> Iterator["Workers"]:
+    """Open rollout workers on the nodes of a Ray cluster."""
+    from tasks.cluster.connection import connected
+
+    config, progress = workspace.config, get_run_logger().info
+    assert config.cluster.address
+    with connected(config.cluster.address):
+        from tasks.cluster.rollout_workers import RolloutWorkers
+
+        with RolloutWorkers(config, progress) as workers:
+            yield workers.handout
 
 
 @contextmanager

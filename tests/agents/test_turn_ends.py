@@ -24,9 +24,10 @@ from tasks.inference.api import GenerationConfig
 from tasks.inference.engine import Engine
 from tasks.rollout.collector import Collector
 from tasks.rollout.plan import RolloutPlan
-from tasks.rollout.play import load_chat
+from tasks.rollout.workers import load_chat
 from tasks.score.verifier import Verifier
 from tasks.warm_start.tokenizer import CHAT_TEMPLATE, END_OF_TEXT, IM_END
+from tests.support.rollout_helpers import all_groups
 
 ROOM = GenerationConfig(max_new_tokens=40)
 GREEDY = dataclasses.replace(ROOM, temperature=0.0)
@@ -72,7 +73,7 @@ def play(
 ) -> list[Trajectory]:
     """Play four problems with at most two turns."""
     chat, played = load_chat(policy), list[Trajectory]()
-    plan = RolloutPlan("foreign/000000", load("smoke"), 0, policy, "problems/x", gconfig, group_size=1)
+    plan = RolloutPlan("foreign/000000", load("smoke"), 0, policy.version, "problems/x", gconfig, group_size=1)
     arguments = {} if ":" in agent else {"num_turns": 2}
     player = AGENTS.make(agent, AgentContext(chat, gconfig, 128), arguments)
 
@@ -80,7 +81,7 @@ def play(
         async with engine.connect() as connection:
             context = EnvironmentContext(verifier)
             collector = Collector(connection, player, lambda: MathVerifyEnvironment(context), chat, Rollout())
-            await collector.collect(plan.groups(PROBLEMS), plan.group_size, lambda _, rows: played.extend(rows))
+            await collector.collect(all_groups(plan, PROBLEMS), plan.group_size, lambda _, rows: played.extend(rows))
 
     engine.serve(policy)
     asyncio.run(collect())

@@ -20,6 +20,7 @@ from tasks.inference.engine import Engine
 from tasks.rollout.plan import RolloutPlan, spares
 from tasks.rollout.play import play
 from tasks.rollout.selection import select_episodes, success_rate
+from tasks.rollout.workers import LocalWorkers
 from tasks.score.verifier import Verifier
 from tasks.train.samples import build_samples
 from tests.support.rollout_helpers import GCONFIG
@@ -88,10 +89,11 @@ def play_all(
     """Return the metrics and rows of a rollout of 2 problems, with the others as spares."""
     config = load("smoke", [f"rollout={json.dumps({'group_size': 3, **settings})}"])
     everything = [Problem(f"{i}+1", f"What is {i} + 1?", [str(i + 1)]) for i in range(problems)]
-    plan = RolloutPlan("r/000000", config, 0, policy, "problems/x", GCONFIG, 3, selecting=True)
-    engine.serve(policy)
+    plan = RolloutPlan("r/000000", config, 0, policy.version, "problems/x", GCONFIG, 3, selecting=True)
+    workers = LocalWorkers(engine, verifier, lambda _: policy)
+    workers.serve(policy.version)
     with Draft(store, "runs/r/trajectories/000000", "trajectories") as draft:
-        metrics = play(plan, everything[:2], engine, verifier, draft, lambda _: None, everything[2:])
+        metrics = play(plan, everything[:2], workers, draft, lambda _: None, everything[2:])
         draft.commit(Provenance(config={}), [], metrics)
     return metrics, list(datasets.trajectories(store, "runs/r/trajectories/000000", Path(store.root)))
 

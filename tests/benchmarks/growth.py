@@ -93,12 +93,12 @@ def _rollout(workspace: "Workspace", policy: PolicyVersion) -> Iterator[float]:
 
     from tasks.problems.task import import_problems
     from tasks.rollout.task import rollout
-    from tasks.run.resources import open_engine, open_verifier
+    from tasks.run.resources import open_verifier, open_workers
 
-    with disable_run_logger(), open_engine(workspace) as engine, open_verifier(workspace) as verifier:
+    with disable_run_logger(), open_verifier(workspace) as verifier, open_workers(workspace, verifier) as workers:
         problems, _ = import_problems.fn(workspace)
         for iteration in range(2):
-            yield _timed(lambda: rollout.fn(workspace, engine, verifier, iteration, policy, problems))  # noqa: B023
+            yield _timed(lambda: rollout.fn(workspace, workers, iteration, policy, problems))  # noqa: B023
 
 
 def _score(workspace: "Workspace", _: PolicyVersion) -> Iterator[float]:

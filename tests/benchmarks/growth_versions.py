@@ -94,7 +94,7 @@ def main(versions: int, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
         "tasks.run.opening.start_run": start_run.fn,
         "tasks.run.progress.create_progress_artifact": lambda **_: UUID(int=0),
         "tasks.run.progress.update_progress_artifact": lambda **_: None,
-        "tasks.rollout.play.load_chat": lambda _: None,
+        "tasks.rollout.workers.load_chat": lambda _: None,
         "tasks.rollout.play.play": stage.play,
         "tasks.rollout.task.rollout": rollout.fn,
         "tasks.rollout.task._play_stream": stage,
@@ -175,6 +175,7 @@ def _begin_twice(config: Config, model: Path, stage: Stage) -> tuple[Cost, Cost]
     """Begin a flow run's first iteration and the next one, up to their first episodes; delete what they wrote."""
     from tasks.problems.task import import_problems
     from tasks.rollout.task import Rollouts
+    from tasks.rollout.workers import LocalWorkers
     from tasks.run.opening import open_run
     from tasks.run.progress import iterations, newest_policy
 
@@ -183,7 +184,8 @@ def _begin_twice(config: Config, model: Path, stage: Stage) -> tuple[Cost, Cost]
         train_set, _ = import_problems.fn(workspace)
         policy = newest_policy(workspace)
         assert policy
-        rollouts = Rollouts(workspace, WaitingEngine(0), None, train_set)  # type: ignore[arg-type]
+        workers = LocalWorkers(WaitingEngine(0), None, workspace.open_served)  # type: ignore[arg-type]
+        rollouts = Rollouts(workspace, workers, train_set)
         progress = iterations(workspace)
         rollouts.take(number := next(progress), policy)
         first = _between(started, stage.begun)

@@ -157,7 +157,7 @@ def main(turn_s: float, overrides: list[str]) -> None:
     from tests.support.waiting_engine import WaitingEngine, log_normal, opens
 
     engine = WaitingEngine(log_normal(turn_s, SIGMA), length=TOKENS) if turn_s else None
-    with patch("flows.math_mt_ppo.open_engine", opens(engine)) if engine else nullcontext():
+    with patch("tasks.run.resources.open_engine", opens(engine)) if engine else nullcontext():
         print(json.dumps(math_mt_ppo("demo", overrides)))
 
 

@@ -14,9 +14,8 @@ from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row, spread
 
 if TYPE_CHECKING:
-    from tasks.inference.engine import Engine
     from tasks.rollout.plan import RolloutPlan
-    from tasks.score.verifier import Verifier
+    from tasks.rollout.workers import Workers
 
 GOAL = 0.85
 WARM_UP = 2
@@ -36,14 +35,16 @@ class _Measured:
 def measure(lab: Lab) -> list[Row]:
     """Alternate between an iteration of the stage and the same bare requests, each time with new problems and seeds."""
     from tasks.inference.engine import Engine
+    from tasks.rollout.workers import LocalWorkers
     from tasks.score.verifier import Verifier
 
     config = lab.config().model_copy(update={"agent": Agent(type="math-single-step")})
     pairs = []
     with Engine(config.inference, config.rollout, lab.scratch) as engine, Verifier() as verifier:
-        engine.serve(lab.policy)
+        workers = LocalWorkers(engine, verifier, lambda _: lab.policy)
+        workers.serve(lab.policy.version)
         for number in range(WARM_UP + PAIRS):
-            stage, requests = _stage(lab, _plan(lab, config, number), engine, verifier)
+            stage, requests = _stage(lab, _plan(lab, config, number), workers)
             pairs.append((stage, asyncio.run(_bare(config.inference.urls[0], requests))))
         graded = verifier.sent / len(pairs)
     return [_row(pairs[WARM_UP:], graded)]
@@ -69,11 +70,11 @@ def _plan(lab: Lab, config: Config, iteration: int) -> "RolloutPlan":
     sampling = config.sampling
     gconfig = GenerationConfig(1, sampling.temperature, sampling.top_p, sampling.top_k, sampling.max_new_tokens)
     return RolloutPlan(
-        f"rollout/{iteration:06d}", config, iteration, lab.policy, "", gconfig, config.rollout.group_size
+        f"rollout/{iteration:06d}", config, iteration, lab.policy.version, "", gconfig, config.rollout.group_size
     )
 
 
-def _stage(lab: Lab, plan: "RolloutPlan", engine: "Engine", verifier: "Verifier") -> tuple[_Measured, list[Request]]:
+def _stage(lab: Lab, plan: "RolloutPlan", workers: "Workers") -> tuple[_Measured, list[Request]]:
     """Play the plan's iteration; return its measurement and the requests that it sent to the server."""
     from tasks.inference.client import Client
     from tasks.problems import load_problems
@@ -90,7 +91,7 @@ def _stage(lab: Lab, plan: "RolloutPlan", engine: "Engine", verifier: "Verifier"
     drawn = draw(problems, config.rollout.problems_per_iteration, plan.iteration, config.run.seed)
     with Draft(lab.store, f"runs/{plan.name}", "trajectories") as draft, patch.object(Client, "_post", recorded):
         start = time.perf_counter()
-        metrics = play(plan, drawn, engine, verifier, draft, lambda _: None)
+        metrics = play(plan, drawn, workers, draft, lambda _: None)
         seconds = time.perf_counter() - start
     return _Measured(seconds, metrics["episodes"], metrics["generated_tokens"]), requests
 

@@ -141,12 +141,12 @@ def test_another_flow_may_evaluate_a_policy_of_a_run_in_progress(
         with temporary_settings(own):  # a new thread does not inherit the settings
             evaluate("smoke", [*overrides, "run.iterations=1"], policy)
 
-    def overtaken(plan: Any, problems: Any, engine: Any, verifier: Any, draft: Draft, *rest: Any) -> Any:
+    def overtaken(plan: Any, problems: Any, workers: Any, draft: Draft, *rest: Any) -> Any:
         if draft.kind == "evaluation" and not others:
-            others.append(threading.Thread(target=evaluate_meanwhile, args=[str(plan.policy.version)]))
+            others.append(threading.Thread(target=evaluate_meanwhile, args=[str(plan.policy)]))
             others[0].start()
             others[0].join()
-        return original(plan, problems, engine, verifier, draft, *rest)
+        return original(plan, problems, workers, draft, *rest)
 
     monkeypatch.setattr(play, "play", overtaken)
     math_mt_ppo("smoke", [*overrides, "run.iterations=1"])

@@ -199,7 +199,7 @@ def test_a_stream_plays_later_iterations_while_this_one_trains(
         newest = max(n for n in range(6) if manifests.committed(store, layout.checkpoint("smoke", n)))
         seen.append((version, newest))
 
-    monkeypatch.setattr("flows.math_mt_ppo.open_engine", opens(WaitingEngine(0.05, on_request)))
+    monkeypatch.setattr("tasks.run.resources.open_engine", opens(WaitingEngine(0.05, on_request)))
     numbers = run_flow("smoke", [*overrides, *OVERLAP, "run.iterations=4", "evaluation.every=4"])
     assert [metrics["staleness/max"] for metrics in numbers["training"]] == [0, 1, 2, 2]
     assert [metrics["trajectories/too_old"] for metrics in numbers["training"]] == [0, 0, 0, 0]
@@ -351,7 +351,7 @@ def test_a_policy_without_a_chat_template_is_refused_before_servers_start(
 
     engine = WaitingEngine(0)
     monkeypatch.setattr(engine, "serve", lambda *_, **__: pytest.fail("a server was started"))
-    monkeypatch.setattr("flows.math_mt_ppo.open_engine", opens(engine))
+    monkeypatch.setattr("tasks.run.resources.open_engine", opens(engine))
     folder = tmp_path / "base-model"
     shutil.copytree(policy_folder, folder)
     (folder / "chat_template.jinja").unlink(missing_ok=True)

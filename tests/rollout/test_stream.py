@@ -5,7 +5,7 @@ import gc
 import random
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ from tasks.agents.chat import Chat
 from tasks.inference.api import Completion, GenerationConfig, InferenceError
 from tasks.rollout.plan import RolloutPlan, draw
 from tasks.rollout.stream import Stream
+from tasks.rollout.workers import LocalWorkers
 from tasks.score.verifier import Verifier
 from tasks.seeds import derive
 from tests.support.rollout_helpers import GCONFIG
@@ -41,7 +42,7 @@ def chat(policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AutoTokenizer
 
     chat = Chat(AutoTokenizer.from_pretrained(policy_folder))
-    monkeypatch.setattr("tasks.rollout.play.load_chat", lambda _: chat)
+    monkeypatch.setattr("tasks.rollout.workers.load_chat", lambda _: chat)
 
 
 def policy(number: int) -> Checkpoint:
@@ -63,16 +64,17 @@ def settings(staleness: int, *more: str) -> Config:
 @contextmanager
 def streaming(
     store: Store, verifier: Verifier, config: Config, first: int, engine: WaitingEngine, *, keep: bool = True
-) -> Iterator[Stream]:
+) -> Iterator[tuple[Stream, Callable[[int], None]]]:
     """Play a stream in a thread until the block ends."""
-    plan = RolloutPlan(f"{RUN}/0", config, first, policy(first), "problems/x", GCONFIG, SAMPLES, selecting=True)
-    engine.serve(policy(first))
+    version = policy(first).version
+    plan = RolloutPlan(f"{RUN}/0", config, first, version, "problems/x", GCONFIG, SAMPLES, selecting=True)
+    workers = LocalWorkers(engine, verifier, lambda version: policy(version.number))  # type: ignore[arg-type]
+    workers.serve(version)
     stream = Stream(
         plan,
         ITERATIONS,
         lambda number: draw(PROBLEMS, GROUPS, number, seed=1),
-        engine,  # type: ignore[arg-type]  # it has the interface
-        verifier,
+        workers,
         store,
         Provenance(config={}),
         lambda _: None,
@@ -84,8 +86,13 @@ def streaming(
 
     player = threading.Thread(target=play)
     player.start()
+
+    def advance(number: int) -> None:
+        workers.serve(policy(number).version)
+        stream.advance(policy(number).version)
+
     try:
-        yield stream
+        yield stream, advance
     finally:
         stream.stop(keep=keep)
         player.join()
@@ -120,12 +127,14 @@ def test_every_group_is_in_one_data_set(store: Store, verifier: Verifier, stalen
     prepare(store)
     iteration, engine = 0, WaitingEngine(heavy_tail)
     for _ in range(flow_runs):
-        with streaming(store, verifier, settings(staleness), iteration, engine, keep=iteration % 2 == 0) as stream:
+        with streaming(store, verifier, settings(staleness), iteration, engine, keep=iteration % 2 == 0) as (
+            stream,
+            advance,
+        ):
             for _ in range(ITERATIONS // flow_runs):
                 assert stream.wait(iteration) == layout.trajectories(RUN, iteration)
                 iteration += 1
-                engine.serve(policy(iteration))
-                stream.advance(policy(iteration))
+                advance(iteration)
     everything = [rows_of(store, index) for index in range(ITERATIONS)]
     for index, rows in enumerate(everything):
         assert len(rows) == GROUPS * SAMPLES
@@ -156,12 +165,12 @@ def test_long_groups_do_not_hold_up_the_others(store: Store, verifier: Verifier)
 
     config = settings(2)
     first = draw(PROBLEMS, GROUPS, 0, seed=1)[0]
-    plan = RolloutPlan(f"{RUN}/000000", config, 0, policy(0), "problems/x", GCONFIG, SAMPLES)
+    plan = RolloutPlan(f"{RUN}/000000", config, 0, policy(0).version, "problems/x", GCONFIG, SAMPLES)
     stuck = min(derive(prompt.seed, 0) for prompt in plan.group(first).prompts)
-    with streaming(store, verifier, config, 0, Stuck(0.0)) as stream:
+    with streaming(store, verifier, config, 0, Stuck(0.0)) as (stream, advance):
         for iteration in range(2):
             stream.wait(iteration)
-            stream.advance(policy(iteration + 1))
+            advance(iteration + 1)
         assert not manifests.committed(store, layout.trajectories(RUN, 2))
         release.set()
         stream.wait(2)
@@ -173,7 +182,7 @@ def test_rejected_groups_are_replaced_by_the_next_of_the_stream(store: Store, ve
     """No answer is right, so every group is rejected: a data set is closed after about (1 + rounds) x its groups."""
     prepare(store)
     config = settings(1, "rollout.success_rate_lb=1.0", "rollout.max_resampling_rounds=1")
-    with streaming(store, verifier, config, 0, WaitingEngine(0.0)) as stream:
+    with streaming(store, verifier, config, 0, WaitingEngine(0.0)) as (stream, _):
         stream.wait(0)
     metrics = manifests.read(store, layout.trajectories(RUN, 0)).metrics
     assert 2 * GROUPS <= metrics["groups"] == metrics["groups_rejected"] <= 4 * GROUPS  # some ran when it had enough
@@ -188,7 +197,7 @@ def test_an_error_of_the_engine_reaches_the_trainer(store: Store, verifier: Veri
         raise InferenceError("another version")
 
     with (
-        streaming(store, verifier, settings(1), 0, WaitingEngine(0.0, refuse)) as stream,
+        streaming(store, verifier, settings(1), 0, WaitingEngine(0.0, refuse)) as (stream, _),
         pytest.raises(InferenceError, match="another version"),
     ):
         stream.wait(0)
@@ -202,10 +211,13 @@ def test_calls_while_the_stream_ends(store: Store, verifier: Verifier, monkeypat
     def refuse(_: int) -> None:
         raise InferenceError("another version")
 
-    with streaming(store, verifier, settings(1), 0, WaitingEngine(0.0, refuse)) as stream, monkeypatch.context() as at:
+    with (
+        streaming(store, verifier, settings(1), 0, WaitingEngine(0.0, refuse)) as (stream, _),
+        monkeypatch.context() as at,
+    ):
 
         def call() -> None:
-            for method in (partial(stream.advance, policy(1)), partial(stream.stop, keep=True)):
+            for method in (partial(stream.advance, policy(1).version), partial(stream.stop, keep=True)):
                 try:
                     method()
                 except RuntimeError as error:
@@ -224,7 +236,7 @@ def test_what_a_program_before_the_stream_played_is_kept(store: Store, verifier:
     before = layout.trajectories(RUN, 0)
     ids = [problem.problem_id for problem in draw(PROBLEMS, GROUPS, 0, seed=1)]
     old_program(store, before, ids if committed else ids[:2], committed=committed)
-    with streaming(store, verifier, settings(1), 0, WaitingEngine(0.0)) as stream:
+    with streaming(store, verifier, settings(1), 0, WaitingEngine(0.0)) as (stream, _):
         stream.wait(0)
         stream.wait(1)
     played = [{row.problem_id for row in rows_of(store, index)} for index in range(2)]

@@ -1,24 +1,21 @@
 """A scripted engine and the other parts of an episode, for tests of agents and the collector."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 
 from configs import Config, load
 from configs.schema import Rollout
 from storage.records import Problem, Trajectory
 from storage.version_names import PolicyVersion
-from storage.versions.checkpoints import Canary, Checkpoint
-from storage.versions.manifests import Manifest
 from tasks.agents.chat import Chat
 from tasks.agents.interface import Agent, AgentContext
 from tasks.environments.interface import Environment, EnvironmentContext
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import Completion, GenerationConfig
 from tasks.rollout.collector import Collector
-from tasks.rollout.plan import RolloutPlan
+from tasks.rollout.plan import Group, RolloutPlan
 from tasks.score.verifier import Verifier
 
 PROBLEM = Problem("1+2", "What is 1 + 2?", ["3"])
@@ -52,9 +49,14 @@ class ScriptedEngine:
 
 
 def make_plan(group_size: int = 4, config: Config | None = None) -> RolloutPlan:
-    manifest = Manifest.model_construct(files=[])
-    policy = Checkpoint(PolicyVersion("runs/r/checkpoints/000003"), 3, Path(), None, Canary([], []), manifest)
+    policy = PolicyVersion("runs/r/checkpoints/000003")
     return RolloutPlan("r/000003", config or load("smoke"), 3, policy, "problems/x", GCONFIG, group_size)
+
+
+async def all_groups(plan: RolloutPlan, problems: Iterable[Problem]) -> AsyncIterator[Group]:
+    """Yield one group for each problem."""
+    for problem in problems:
+        yield plan.group(problem)
 
 
 def play(
@@ -74,7 +76,7 @@ def play(
         return environment(EnvironmentContext(verifier))
 
     collector = Collector(engine, agent, make_environment, engine.chat, settings or Rollout())
-    groups = make_plan(group_size).groups(problems or [PROBLEM])
+    groups = all_groups(make_plan(group_size), problems or [PROBLEM])
     asyncio.run(collector.collect(groups, together or group_size, lambda _, ended: played.extend(ended)))
     return sorted(played, key=lambda trajectory: trajectory.trajectory_id)
 

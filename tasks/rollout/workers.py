@@ -1,0 +1,134 @@
+"""Who plays the groups of a rollout: the workers. By default that is this process, with its engine and its verifier."""
+
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Protocol
+
+from storage.records import Trajectory
+from storage.version_names import PolicyVersion
+from storage.versions.checkpoints import Checkpoint
+from tasks.agents import AGENTS
+from tasks.agents.chat import Chat
+from tasks.agents.interface import Agent, AgentContext
+from tasks.agents.trial import open_chat
+from tasks.environments import ENVIRONMENTS
+from tasks.environments.interface import Environment, EnvironmentContext
+from tasks.inference.api import EngineClosedError
+from tasks.inference.engine import Engine
+from tasks.rollout.collector import Collector
+from tasks.rollout.data_set import Outcome
+from tasks.rollout.groups import Groups, SharedGroups, as_they_begin
+from tasks.rollout.plan import Group, RolloutPlan
+from tasks.rollout.selection import select_episodes
+from tasks.score.verifier import Verifier
+
+
+class Workers(Protocol):
+    """Those who play a rollout's groups."""
+
+    def serve(self, policy: PolicyVersion) -> None:
+        """Make the engines serve a policy: at once, or as soon as each worker can.
+
+        Raises:
+            InferenceError: an engine does not start, or does not serve exactly this policy.
+            ValueError: the policy's tokenizer cannot be used.
+        """
+        ...
+
+    async def play(self, plan: RolloutPlan, groups: SharedGroups) -> None:
+        """Play and store groups until nothing is left to do."""
+        ...
+
+
+class LocalWorkers:
+    """One worker, which plays in this process.
+
+    Args:
+        engine: answers the requests.
+        verifier: for the environments.
+        open_policy: fetches and verifies a checkpoint for servers.
+    """
+
+    def __init__(self, engine: Engine, verifier: Verifier, open_policy: Callable[[PolicyVersion], Checkpoint]) -> None:
+        self._engine, self._verifier, self._open_policy = engine, verifier, open_policy
+        self._policy: Checkpoint | None = None
+
+    def serve(self, policy: PolicyVersion) -> None:
+        """See `Workers.serve`."""
+        checkpoint = self._open_policy(policy)
+        load_chat(checkpoint)  # reports an unusable tokenizer before servers start
+        self._engine.serve(checkpoint)
+        self._policy = checkpoint
+
+    async def play(self, plan: RolloutPlan, groups: Groups) -> None:
+        """See `Workers.play`."""
+        collected = partial(self._store, plan, groups)
+        with groups.changed.listening():
+            async with self.open_collector(plan) as collector:
+                await collector.collect(as_they_begin(groups, self._served), plan.together, collected)
+
+    @asynccontextmanager
+    async def open_collector(self, plan: RolloutPlan) -> AsyncIterator[Collector]:
+        """Open a collector that plays with the agent and the environment of a plan, connected to the engine."""
+        assert self._policy, "serve a policy first"
+        chat = load_chat(self._policy)
+        async with self._engine.connect() as connection:
+            yield Collector(
+                generator=connection,
+                agent=_make_agent(plan, chat),
+                make_environment=lambda: _make_environment(plan, self._verifier),
+                chat=chat,
+                settings=plan.config.rollout,
+            )
+
+    def _served(self) -> PolicyVersion:
+        assert self._policy
+        return self._policy.version
+
+    def _store(self, plan: RolloutPlan, groups: Groups, group: Group, trajectories: list[Trajectory]) -> None:
+        if self._engine.closed:  # episodes may have failed only because verifier or engine are gone
+            raise EngineClosedError("the engine was closed while a rollout was playing")
+        rows = select_episodes(trajectories, plan.config.rollout) if plan.selecting else trajectories
+        outcome = Outcome.of(group, trajectories, rows)
+        groups.finish(outcome).write(rows, outcome)
+        groups.settle()
+
+
+def _make_agent(plan: RolloutPlan, chat: Chat) -> Agent:
+    settings = plan.config.agent
+    context = AgentContext(chat, plan.gconfig, plan.config.inference.max_model_len)
+    return AGENTS.make(settings.type, context, settings.args)
+
+
+def _make_environment(plan: RolloutPlan, verifier: Verifier) -> Environment:
+    settings = plan.config.environment
+    return ENVIRONMENTS.make(settings.type, EnvironmentContext(verifier), settings.args)
+
+
+def load_chat(policy: Checkpoint) -> Chat:
+    """Return the chat of the checkpoint's tokenizer; it is cached, because a run never changes its tokenizer."""
+    fingerprint = tuple(file.sha256 for file in policy.manifest.files if "token" in file.name or "chat" in file.name)
+    return _load_chat(fingerprint, _vocabulary(policy.model / "config.json"), _Unhashed(policy.model))
+
+
+def _vocabulary(config: Path) -> int | None:
+    """Return the `vocab_size` of the model's configuration; the import refuses models of several parts."""
+    size = json.loads(config.read_bytes()).get("vocab_size")
+    return int(size) if size else None
+
+
+@dataclass(frozen=True)
+class _Unhashed:
+    folder: Path = field(hash=False, compare=False)
+
+
+@lru_cache(maxsize=2)
+def _load_chat(fingerprint: tuple[str, ...], vocabulary: int | None, model: _Unhashed) -> Chat:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model.folder, trust_remote_code=False, local_files_only=True)
+    return open_chat(tokenizer, vocabulary)

@@ -1,0 +1,294 @@
+"""Groups are handed out to workers in other processes: none is lost or stored twice, whichever workers are lost."""
+
+import itertools
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from configs import Config, load
+from storage import layout
+from storage.objects.store import Store
+from storage.records import Problem, Trajectory
+from storage.versions import datasets, manifests
+from storage.versions.checkpoints import Canary, Checkpoint
+from storage.versions.drafts import Draft, Provenance
+from storage.versions.journal import JournaledDraft
+from storage.versions.manifests import Manifest
+from tasks.agents.chat import Chat
+from tasks.rollout.handout import Handout
+from tasks.rollout.plan import RolloutPlan, draw
+from tasks.rollout.play import play
+from tasks.rollout.stream import Stream
+from tasks.score.verifier import Verifier
+from tests.support.remote_workers import ThreadWorker
+from tests.support.rollout_helpers import GCONFIG
+from tests.support.waiting_engine import WaitingEngine
+
+RUN, SAMPLES = "r", 2
+PROBLEMS = [Problem(f"{i}+1", f"What is {i} + 1?", [str(i + 1)]) for i in range(40)]
+
+
+@pytest.fixture(autouse=True)
+def chat(policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import AutoTokenizer
+
+    chat = Chat(AutoTokenizer.from_pretrained(policy_folder))
+    monkeypatch.setattr("tasks.rollout.workers.load_chat", lambda _: chat)
+
+
+def policy(number: int) -> Checkpoint:
+    manifest = Manifest.model_construct(files=[])
+    return Checkpoint(layout.checkpoint(RUN, number), number, Path(), None, Canary([], []), manifest)
+
+
+def settings(*more: str) -> Config:
+    sizes = "rollout={group_size: 2, rows_per_shard: 6, concurrency: 4, problems_per_iteration: 6}"
+    return load("smoke", [f"run.name={RUN}", sizes, *more])
+
+
+class Team:
+    """A hand-out and its workers."""
+
+    def __init__(self, store: Store, verifier: Verifier, handout: Handout, seconds: Callable[[int], float]) -> None:
+        self.store, self.verifier, self.handout, self.seconds = store, verifier, handout, seconds
+        self.workers: list[ThreadWorker] = []
+        self.log: list[str] = []
+
+    def join(self, seconds: Callable[[int], float] | None = None) -> ThreadWorker:
+        engine = WaitingEngine(seconds or self.seconds)
+        name = f"worker {len(self.workers)}"
+        worker = ThreadWorker(name, engine, self.verifier, self.store, PROBLEMS, lambda version: policy(version.number))
+        self.workers.append(worker)
+        self.handout.add(worker)
+        return worker
+
+
+@contextmanager
+def team(
+    store: Store, verifier: Verifier, count: int, seconds: Callable[[int], float], silence_s: float = 30
+) -> Iterator[Team]:
+    log: list[str] = []
+    with ExitStack() as stack, Handout(silence_s, 5, log.append) as handout:
+        made = Team(store, verifier, handout, seconds)
+        made.log = log
+        for _ in range(count):
+            stack.callback(made.join().close)
+        yield made
+        for worker in made.workers[count:]:
+            worker.close()
+
+
+def heavy_tail(seed: int) -> float:
+    return min(0.2, random.Random(seed).lognormvariate(-5.5, 1.0))
+
+
+def prepare(store: Store, policies: int = 1) -> None:
+    with Draft(store, "problems/x", "problems") as draft:
+        draft.commit(Provenance(config={}), [])
+    for number in range(policies):
+        with Draft(store, layout.checkpoint(RUN, number), "checkpoint") as draft:
+            draft.commit(Provenance(config={}), [])
+
+
+def play_batch(made: Team, config: Config, spare: int = 0) -> list[Trajectory]:
+    """Play all problems but the spare ones, and return what is committed."""
+    version = layout.trajectories(RUN, 0)
+    plan = RolloutPlan(f"{RUN}/000000", config, 0, policy(0).version, "problems/x", GCONFIG, SAMPLES, selecting=True)
+    made.handout.serve(plan.policy)
+    used = len(PROBLEMS) - spare
+    with JournaledDraft(made.store, version, "trajectories") as draft:
+        metrics = play(plan, PROBLEMS[:used], made.handout, draft, made.log.append, PROBLEMS[used:])
+        draft.commit(Provenance(config={}), [plan.policy, "problems/x"], metrics)
+    return rows_of(made.store, 0)
+
+
+def rows_of(store: Store, iteration: int) -> list[Trajectory]:
+    return list(datasets.trajectories(store, layout.trajectories(RUN, iteration), Path(store.root)))
+
+
+def check_whole(rows: list[Trajectory], problems: int = len(PROBLEMS)) -> None:
+    ids = [row.trajectory_id for row in rows]
+    assert len(set(ids)) == len(ids) == problems * SAMPLES
+    assert Counter(row.problem_id for row in rows) == dict.fromkeys(
+        (p.problem_id for p in PROBLEMS[:problems]), SAMPLES
+    )
+
+
+def test_groups_are_played_by_all_workers(store: Store, verifier: Verifier) -> None:
+    """Three workers play each group once; the metrics and the journal are those of one process."""
+    prepare(store)
+    with team(store, verifier, 3, heavy_tail) as made:
+        check_whole(play_batch(made, settings()))
+    manifest = manifests.read(store, layout.trajectories(RUN, 0))
+    assert manifest.metrics["episodes"] == len(PROBLEMS) * SAMPLES
+    assert manifest.metrics["status"] == {"completed": len(PROBLEMS) * SAMPLES}
+    writers = {file.name.split("-")[1] for file in manifest.files}
+    assert len(writers) == 3
+
+
+def test_a_slow_worker_gets_fewer_groups(store: Store, verifier: Verifier) -> None:
+    """Groups are not dealt in advance: whoever is free gets the next one."""
+    prepare(store)
+    with team(store, verifier, 1, lambda _: 0.01) as made:
+        made.join(lambda _: 1.0)
+        began = time.monotonic()
+        check_whole(play_batch(made, settings()))
+        assert time.monotonic() - began < 10  # the slow one alone would need 20 s and more
+        slow, fast = (made.workers[i].worker for i in (1, 0))
+        assert slow._given
+        assert fast._given
+        assert slow._given.got < fast._given.got / 3
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["killed", "silent"])
+def test_what_a_lost_worker_had_is_played_by_others(store: Store, verifier: Verifier, silent: bool) -> None:
+    """Two of three workers are lost at random moments, and one joins: each group is stored once."""
+    prepare(store)
+    with team(store, verifier, 3, heavy_tail, silence_s=3 if silent else 30) as made:
+
+        def lose() -> None:
+            for worker in made.workers[:2]:
+                time.sleep(random.uniform(0.02, 0.3))
+                if silent:
+                    worker.silent = True
+                else:
+                    worker.kill()
+            made.join()
+
+        loser = threading.Thread(target=lose)
+        loser.start()
+        rows = play_batch(made, settings())
+        loser.join()
+    check_whole(rows)
+    metrics = manifests.read(store, layout.trajectories(RUN, 0)).metrics
+    assert metrics["episodes"] == len(rows)
+
+
+def test_rejected_groups_are_replaced(store: Store, verifier: Verifier) -> None:
+    """The rounds of replacement go on over workers, one of which is lost."""
+    prepare(store)
+    config = settings("rollout.success_rate_lb=1.0", "rollout.max_resampling_rounds=2")
+    with team(store, verifier, 2, heavy_tail) as made:
+        threading.Timer(0.1, made.workers[0].kill).start()
+        rows = play_batch(made, config, spare=20)
+    assert {row.status for row in rows} == {"rejected"}
+    check_whole(rows)
+
+
+def test_an_error_of_the_agent_ends_the_rollout(store: Store, verifier: Verifier) -> None:
+    """An error that would come again on every host is raised at once, with the worker's traceback."""
+    prepare(store)
+    with team(store, verifier, 2, heavy_tail) as made, pytest.raises(ValueError, match="no_such_argument") as raised:
+        play_batch(made, settings("agent.args.no_such_argument=1"))
+    assert "in a rollout worker" in "".join(raised.value.__notes__)
+
+
+@pytest.mark.parametrize("stays", [0, 1])
+def test_workers_with_a_broken_host(store: Store, verifier: Verifier, stays: int) -> None:
+    """A full disk on one host costs only its worker. If no worker is left, the first error is the cause."""
+    prepare(store)
+    with team(store, verifier, 2, heavy_tail) as made:
+        for worker in made.workers[stays:]:
+
+            def fail(*_: object) -> None:
+                raise OSError(28, "No space left on device")
+
+            worker.worker._local.serve = fail  # type: ignore[assignment]
+        if stays:
+            check_whole(play_batch(made, settings()))
+        else:
+            with pytest.raises(Exception, match="no rollout worker for 5 s") as raised:
+                play_batch(made, settings())
+            assert "No space left" in str(raised.value.__cause__)
+
+
+@pytest.mark.parametrize("loss", [False, True])
+def test_a_stream_over_workers(store: Store, verifier: Verifier, loss: bool) -> None:
+    """The bound on staleness holds, each group is in one data set, and swaps reach all workers while they play."""
+    iterations, staleness = 6, 2
+    prepare(store, iterations)
+    config = settings(f"rollout.max_head_offpolicyness={staleness}", f"run.iterations={iterations}", "run.overlap=true")
+    size = config.rollout.problems_per_iteration
+    with team(store, verifier, 3, heavy_tail) as made:
+        made.handout.serve(policy(0).version)
+        plan = RolloutPlan(f"{RUN}/0", config, 0, policy(0).version, "problems/x", GCONFIG, SAMPLES, selecting=True)
+        stream = Stream(
+            plan,
+            iterations,
+            lambda number: draw(PROBLEMS, size, number, seed=1),
+            made.handout,
+            store,
+            Provenance(config={}),
+            made.log.append,
+        )
+        player = threading.Thread(target=stream.play)
+        player.start()
+        for iteration in range(iterations):
+            stream.wait(iteration)
+            made.handout.serve(policy(iteration + 1).version)
+            stream.advance(policy(iteration + 1).version)
+            if loss and iteration in (1, 3):
+                made.workers[iteration].kill()
+                made.join()
+        stream.stop(keep=True)
+        player.join()
+    everything = [rows_of(store, index) for index in range(iterations)]
+    for index, rows in enumerate(everything):
+        assert len(rows) == size * SAMPLES
+        versions = {version for row in rows for version in row.versions} - {-1}
+        assert index - staleness <= min(versions) <= max(versions) <= index
+    ids = [row.trajectory_id for rows in everything for row in rows]
+    assert len(set(ids)) == len(ids)
+    committed = [manifests.read(store, layout.trajectories(RUN, index)) for index in range(iterations)]
+    numbers = [manifest.metrics["stream"]["groups"] for manifest in committed]
+    assert sorted(itertools.chain(*numbers)) == list(range(size * iterations))
+
+
+def test_a_stopped_stream_keeps_what_workers_have_finished(store: Store, verifier: Verifier) -> None:
+    """The next flow run finds in the journal what was finished, although no shard was full."""
+    prepare(store, 2)
+    bound = "rollout.max_head_offpolicyness=1"
+    config = settings(bound, "run.iterations=2", "run.overlap=true", "rollout.rows_per_shard=999")
+
+    def open_stream(made: Team) -> Stream:
+        plan = RolloutPlan(f"{RUN}/0", config, 0, policy(0).version, "problems/x", GCONFIG, SAMPLES, selecting=True)
+        made.handout.serve(plan.policy)
+
+        def drawn(number: int) -> list[Problem]:
+            return PROBLEMS[6 * number : 6 * number + 6]
+
+        return Stream(plan, 2, drawn, made.handout, store, Provenance(config={}), made.log.append)
+
+    release = threading.Event()
+    calls = iter(range(10**6))
+
+    def seconds(_: int) -> float:
+        return 30.0 if next(calls) == 3 and not release.is_set() else 0.01
+
+    with team(store, verifier, 2, seconds) as made:
+        stream = open_stream(made)
+        player = threading.Thread(target=stream.play)
+        player.start()
+        time.sleep(2)
+        stream.stop(keep=True)
+        player.join()
+    assert manifests.committed(store, layout.trajectories(RUN, 0))
+    with JournaledDraft(store, layout.trajectories(RUN, 1), "trajectories") as before:
+        assert len(before.notes) > 0
+    release.set()
+    with team(store, verifier, 2, seconds) as made:
+        stream = open_stream(made)
+        player = threading.Thread(target=stream.play)
+        player.start()
+        stream.wait(1)
+        stream.stop(keep=False)
+        player.join()
+    resumed = manifests.read(store, layout.trajectories(RUN, 1)).metrics["episodes_resumed"]
+    assert resumed == len(before.notes) * SAMPLES
+    check_whole([*rows_of(store, 0), *rows_of(store, 1)], 12)
