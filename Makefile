@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Threads that spin while they wait would slow vLLM and trainer ten times on shared cores; see flows/launch/threads.py.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: help setup demo smoke retrain-demo audit read test test-fast soak check format bench bench-peers pictures \
+.PHONY: help setup demo smoke retrain-demo cluster-demo audit read test test-fast soak check format bench bench-peers pictures \
     experiment-staleness experiment-control lock up down clean
 
 help: ## List the targets
@@ -67,6 +67,9 @@ smoke: setup ## The same pipeline, as small as it gets: does it run at all?
 
 retrain-demo: setup ## Three nights of retraining and a roll-back on the tiny model, in minutes
 	@$(BIN)/python -m flows.launch.retrain_demo $(ARGS)
+
+cluster-demo: setup ## The demo on a simulated Ray cluster of three nodes, for 20 iterations
+	@$(BIN)/python -m flows.launch.cluster_demo $(ARGS)
 
 # Tests often wait: three files at a time on two cores.
 SIDE_BY_SIDE := -n 3 --dist loadfile --no-loadscope-reorder

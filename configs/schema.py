@@ -626,8 +626,9 @@ class PPO(Knobs):
 class Trainer(Knobs):
     """Start, time limits and restarts of the trainer's ranks. No knob here changes a number."""
 
-    launcher: Literal["in-process", "torchrun"] = "in-process"
-    """in-process: one trainer in the flow's process. torchrun: `ppo.parallel` ranks, which live through the flow."""
+    launcher: Literal["in-process", "torchrun", "ray"] = "in-process"
+    """in-process: one trainer in the flow's process. torchrun: `ppo.parallel` ranks, which live through the flow. ray:
+    these ranks on `hosts` nodes of the cluster (`cluster.address`)."""
     hosts: PositiveInt = 1
     """Number of hosts with equally many ranks. The flow starts those of its own host, which has the first ranks; the
     others are started beside it (`tasks/train/README.md`)."""
@@ -653,6 +654,9 @@ class Cluster(Knobs):
     rollout_workers: PositiveInt | None = None
     """Largest number of nodes that play episodes, with one worker each. Empty: all nodes with room for one, also those
     that join later."""
+    judges: NonNegativeInt | None = None
+    """Largest number of nodes that play nothing, but help to grade. Empty: all others. Nodes that play grade, too, each
+    with `score.workers` processes."""
     gpus_per_worker: NonNegativeInt | None = None
     """GPUs that a node must have free for a worker. Empty: as many as its `inference.replicas` servers need, or none
     with the CPU build of vLLM."""
@@ -866,7 +870,11 @@ class Config(Knobs):
             )
         if trainer.launcher == "in-process" and trainer.hosts > 1:
             raise ValueError(f"trainer.hosts={trainer.hosts} needs trainer.launcher=torchrun")
-        if trainer.hosts > 1 and trainer.address is None:
+        if trainer.launcher == "ray" and self.cluster.address is None:
+            raise ValueError("trainer.launcher=ray needs a cluster: set cluster.address=auto or so")
+        if trainer.launcher == "ray" and trainer.address:
+            raise ValueError("trainer.address has no effect with trainer.launcher=ray: the ranks find a free port")
+        if trainer.launcher == "torchrun" and trainer.hosts > 1 and trainer.address is None:
             raise ValueError(
                 f"trainer.hosts={trainer.hosts} needs the address at which the other hosts reach this one: "
                 "set trainer.address=10.0.0.1:29500 or so"

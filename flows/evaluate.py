@@ -15,7 +15,7 @@ from tasks.problems.task import import_sets
 from tasks.run.configuration import resolve
 from tasks.run.opening import open_unleased
 from tasks.run.report import report_evaluations
-from tasks.run.resources import open_verifier, open_workers
+from tasks.run.resources import open_workers
 
 
 @flow(name="evaluate")
@@ -39,10 +39,8 @@ def evaluate(
             raise ValueError(
                 f"{policy!r} and {against!r} are the same policy, {policies[0]}: name two different ones to compare"
             )
-        with open_verifier(workspace) as verifier, open_workers(workspace, verifier) as workers:
-            evaluations = {
-                version: evaluate_sets(workspace, workers, verifier, version, problem_sets) for version in policies
-            }
+        with open_workers(workspace) as workers:
+            evaluations = {version: evaluate_sets(workspace, workers, version, problem_sets) for version in policies}
         return report_evaluations(workspace, evaluations)
 
 

@@ -20,7 +20,7 @@ from tasks.run.configuration import resolve
 from tasks.run.opening import open_run
 from tasks.run.progress import iterations, newest_policy
 from tasks.run.report import report
-from tasks.run.resources import open_trainer, open_verifier, open_workers
+from tasks.run.resources import open_trainer, open_workers
 from tasks.score.task import score
 from tasks.train.task import train
 from tasks.warm_start.task import first_policy
@@ -37,20 +37,16 @@ def math_mt_ppo(config: str = "demo", overrides: list[str] | None = None) -> str
     with open_run(resolve(config, overrides)) as workspace:  # only one flow run at a time writes this run
         train_set, held_out_set = import_problems(workspace)
         policy = newest_policy(workspace) or first_policy(workspace)
-        with (
-            open_verifier(workspace) as verifier,
-            open_workers(workspace, verifier) as workers,
-            open_trainer(workspace) as trainer,
-        ):
+        with open_trainer(workspace) as trainer, open_workers(workspace) as workers:
             with Rollouts(workspace, workers, train_set) as rollouts:  # its end stops what still plays
                 for iteration in iterations(workspace):  # only those that are not yet committed
                     if iteration % workspace.config.evaluation.every == 0:
-                        evaluate(workspace, workers, verifier, policy, held_out_set)
+                        evaluate(workspace, workers, policy, held_out_set)
                     trajectories = rollouts.take(iteration, policy)  # with run.overlap, later ones play meanwhile
-                    scores = score(workspace, verifier, iteration, trajectories)
+                    scores = score(workspace, workers, iteration, trajectories)
                     policy = train(workspace, trainer, iteration, policy, trajectories, scores)
                     rollouts.swap(policy)
-            evaluate(workspace, workers, verifier, policy, held_out_set)
+            evaluate(workspace, workers, policy, held_out_set)
         return report(workspace, held_out_set)
 
 

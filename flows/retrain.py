@@ -29,10 +29,9 @@ from tasks.rollout.task import Rollouts
 from tasks.run.configuration import resolve
 from tasks.run.opening import open_leased, open_run
 from tasks.run.progress import iterations, newest_policy
-from tasks.run.resources import open_trainer, open_verifier, open_workers
+from tasks.run.resources import open_trainer, open_workers
 from tasks.run.workspace import Workspace
 from tasks.score.task import score
-from tasks.score.verifier import Verifier
 from tasks.train.orders import OrderedTrainer
 from tasks.train.task import train
 from tasks.warm_start.task import first_policy
@@ -58,16 +57,12 @@ def retrain(config: str = "retrain", overrides: list[str] | None = None) -> str:
         with open_run(continued(night, retraining.config)) as workspace:
             policy = newest_policy(workspace) or first_policy(workspace)
             champion = crown_first(workspace, night)
-            with (
-                open_verifier(workspace) as verifier,
-                open_workers(workspace, verifier) as workers,
-                open_trainer(workspace) as trainer,
-            ):
-                challenger = record.challenger or learn(workspace, policy, verifier, workers, trainer)
+            with open_trainer(workspace) as trainer, open_workers(workspace) as workers:
+                challenger = record.challenger or learn(workspace, policy, workers, trainer)
                 end_training(retraining, record, challenger)
                 distance = measure_distance(workspace, trainer, champion, challenger)
                 evaluations = {
-                    version: evaluate_sets(workspace, workers, verifier, version, night.sets)
+                    version: evaluate_sets(workspace, workers, version, night.sets)
                     for version in (champion, challenger)
                 }
             decision = decide(workspace, champion, challenger, evaluations, distance)
@@ -75,15 +70,13 @@ def retrain(config: str = "retrain", overrides: list[str] | None = None) -> str:
         return report_night(retraining, end_night(retraining, night, decision, outcome))
 
 
-def learn(
-    workspace: Workspace, policy: PolicyVersion, verifier: Verifier, workers: "Workers", trainer: OrderedTrainer
-) -> PolicyVersion:
+def learn(workspace: Workspace, policy: PolicyVersion, workers: "Workers", trainer: OrderedTrainer) -> PolicyVersion:
     """Run the main job's loop until the night's budget ends; return the last policy version."""
     train_set, _ = import_problems(workspace)
     with Rollouts(workspace, workers, train_set) as rollouts:
         for iteration in iterations(workspace):
             trajectories = rollouts.take(iteration, policy)
-            scores = score(workspace, verifier, iteration, trajectories)
+            scores = score(workspace, workers, iteration, trajectories)
             policy = train(workspace, trainer, iteration, policy, trajectories, scores)
             rollouts.swap(policy)
     return policy

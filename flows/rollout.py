@@ -11,7 +11,7 @@ from tasks.problems.task import import_problems
 from tasks.rollout.task import Rollouts
 from tasks.run.configuration import resolve
 from tasks.run.opening import open_run
-from tasks.run.resources import open_verifier, open_workers
+from tasks.run.resources import open_workers
 from tasks.warm_start.task import first_policy
 
 
@@ -22,8 +22,7 @@ def rollout(config: str = "demo", overrides: list[str] | None = None, iteration:
         train_set, _ = import_problems(workspace)
         policy = layout.checkpoint(workspace.name, iteration) if iteration else first_policy(workspace)
         with (
-            open_verifier(workspace) as verifier,
-            open_workers(workspace, verifier) as workers,
+            open_workers(workspace) as workers,
             Rollouts(workspace, workers, train_set) as rollouts,
         ):
             return rollouts.take(iteration, policy)

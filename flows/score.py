@@ -10,14 +10,14 @@ from flows.launch.cli import main
 from storage import layout
 from tasks.run.configuration import resolve
 from tasks.run.opening import open_run
-from tasks.run.resources import open_verifier
+from tasks.run.resources import open_workers
 
 
 @flow(name="score")
 def score(config: str = "demo", overrides: list[str] | None = None, iteration: int = 0) -> str:
     """Grade one iteration's trajectories."""
-    with open_run(resolve(config, overrides)) as workspace, open_verifier(workspace) as verifier:
-        return tasks.score.task.score(workspace, verifier, iteration, layout.trajectories(workspace.name, iteration))
+    with open_run(resolve(config, overrides)) as workspace, open_workers(workspace, playing=False) as workers:
+        return tasks.score.task.score(workspace, workers, iteration, layout.trajectories(workspace.name, iteration))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ PAGES = [
     for page in sorted(ROOT.rglob("*.md"))
     if page.relative_to(ROOT).parts[0] in ("flows", "tasks", "storage", "configs", "tests") or page.parent == ROOT
 ]
-_COMMAND = re.compile(r"(make|python|prefect|source|export|PYTHONPATH=\S+|apt-get) .*")
+_COMMAND = re.compile(r"(make|python|prefect|source|export|ray|RAY_AUTH_MODE=\S+|PYTHONPATH=\S+|apt-get) .*")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)(?:#[^)]*)?\)")
 
 PROGRAMS = {"storage": storage.__main__.main, "tasks.provenance": tasks.provenance.__main__.main}
@@ -96,6 +96,13 @@ NOT_RUN = {
     "make lock": "it needs a package index",
     "make demo": "ten minutes; the tests run the same flow with the configuration smoke",
     "make retrain-demo": "fifteen minutes; the tests run nights of seconds",
+    "make cluster-demo": "many minutes, with three vLLM servers; the tests run the same flow on such a cluster",
+    "ray get-auth-token --generate": "it writes into the home folder; the tests give the token in the environment",
+    "RAY_AUTH_MODE=token ray start --head --port=6379": "it needs a host of its own; tests start nodes otherwise",
+    "RAY_AUTH_MODE=token ray start --address=10.0.0.1:6379": "it needs a host of its own",
+    "python -m flows.math_mt_ppo gsm8k-7b storage.root=s3://bucket/prefix cluster.address=auto trainer.launcher=ray": (
+        "needs GPUs"
+    ),
     "make experiment-control": "25 minutes",
     "make experiment-staleness": "40 minutes",
     "make audit ARGS=demo": "the Makefile's line is python -m flows.audit_trajectories demo",

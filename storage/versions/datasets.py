@@ -24,8 +24,8 @@ _FETCHED_AT_ONCE = 4
 class ShardWriter:
     """A writer that collects rows and adds a Parquet shard to the draft each time it has `rows_per_shard` rows.
 
-    It keeps the rows of one shard in memory. Leaving the context writes the remaining rows. Writers of one draft in
-    several processes need names of their own: another `prefix` each.
+    It keeps the rows of one shard in memory. Leaving the context writes the remaining rows. Writers of one
+    version in several processes need names of their own: another `prefix` each.
     """
 
     def __init__(self, draft: Draft, schema: pa.Schema, rows_per_shard: int, prefix: str = "part") -> None:
@@ -132,6 +132,12 @@ def adopted(draft: Draft) -> Iterator[Trajectory]:
     for file in draft.adopted:
         path = fetch_file(draft.store, file, draft.scratch)
         yield from (to_trajectory(row) for row in read_parquet(path))
+
+
+def drafted(draft: Draft) -> Iterator[dict[str, Any]]:
+    """Read the rows of all shards that a draft has so far."""
+    for file in draft.files:
+        yield from read_parquet(fetch_file(draft.store, file, draft.scratch))
 
 
 def write_rows(draft: Draft, schema: pa.Schema, items: Iterable[Any], rows_per_shard: int) -> None:

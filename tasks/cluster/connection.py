@@ -2,12 +2,16 @@
 
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from tasks.cluster.placement import Node
+from tasks.train.ranks.host import split_address
 
+_CONNECT_S = 10.0
 _MODE = "RAY_AUTH_MODE"
 _REMEDY = (
     "Anybody who reaches a cluster without a token can run programs on it. Make one with `ray get-auth-token "
@@ -30,11 +34,20 @@ def connected(address: str) -> Iterator[None]:
         import ray
     except ImportError as error:
         raise ImportError("cluster.address needs Ray: install the extra, math-mt-ppo[ray]") from error
+    if ray.is_initialized():  # by the workers, which are opened first
+        yield
+        return
     require_token()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     handler = signal.getsignal(signal.SIGTERM)
     try:
+        _check_reached(address)
         ray.init(address, log_to_driver=False, configure_logging=False)
+    except ConnectionError as error:
+        raise ConnectionError(
+            f"no Ray cluster answers at {address}: {error}. Start one with `ray start --head`, or give the address of "
+            "its head in cluster.address"
+        ) from error
     except ray.exceptions.AuthenticationError as error:
         raise ConnectionError(f"the Ray cluster at {address} refuses this host's token: {error}. {_REMEDY}") from error
     finally:
@@ -46,6 +59,20 @@ def connected(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
+def _check_reached(address: str) -> None:
+    """Raise ConnectionError if nobody listens at the address of a cluster: Ray itself tries for many minutes."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    place = canonicalize_bootstrap_address(address)
+    if place is None:
+        raise ConnectionError("this host belongs to no cluster")
+    host, port = split_address(place)
+    try:
+        socket.create_connection((host, port), _CONNECT_S).close()
+    except OSError as error:
+        raise ConnectionError(error.strerror or str(error)) from error
+
+
 def require_token() -> None:
     """Raise ValueError unless this process asks others for a token, and has one."""
     import ray._raylet as raylet  # Ray has no public way to ask
@@ -54,6 +81,12 @@ def require_token() -> None:
         raise ValueError(f"Ray on {os.uname().nodename} asks for no token. {_REMEDY}")
     if not raylet.AuthenticationTokenLoader.instance().has_token():  # type: ignore[attr-defined]
         raise ValueError(f"Ray has no token on {os.uname().nodename}. {_REMEDY}")
+
+
+def environment() -> dict[str, dict[str, str]]:
+    """Return Ray's `runtime_env` with which a node finds this package and the user's agents: where this host does."""
+    places = [str(Path(__file__).parents[2]), os.getcwd(), os.environ.get("PYTHONPATH", "")]
+    return {"env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, places)))}}
 
 
 def nodes() -> list[Node]:

@@ -1,6 +1,6 @@
 """Task: play an evaluation set with a policy, grade the answers, and commit both."""
 
-from dataclasses import asdict
+import time
 from typing import TYPE_CHECKING
 
 from prefect import get_run_logger, task
@@ -9,7 +9,6 @@ from prefect.cache_policies import NO_CACHE
 from configs import Config
 from configs.schema import HELD_OUT
 from storage import layout
-from storage.records import Score
 from storage.version_names import EvaluationVersion, PolicyVersion, ProblemsVersion, ScoresVersion
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, Provenance
@@ -20,8 +19,7 @@ from tasks.inference.api import GenerationConfig
 from tasks.problems.task import read_problems
 from tasks.rollout.plan import RolloutPlan
 from tasks.run.workspace import Workspace
-from tasks.score.scoring import NEEDED, score_rows, scorer_fingerprint
-from tasks.score.verifier import Verifier
+from tasks.score.scoring import metrics_of, scorer_fingerprint
 
 if TYPE_CHECKING:
     from tasks.rollout.workers import Workers
@@ -30,19 +28,17 @@ if TYPE_CHECKING:
 def evaluate(
     workspace: Workspace,
     workers: "Workers",
-    verifier: Verifier,
     policy: PolicyVersion,
     problem_set: ProblemsVersion,
     name: str = HELD_OUT,
 ) -> ScoresVersion:
     """Evaluate checkpoint `policy` greedily on the set called `name`; return the version of its scores."""
-    return play_set(workspace, workers, verifier, policy, greedy(workspace.config, name, problem_set))
+    return play_set(workspace, workers, policy, greedy(workspace.config, name, problem_set))
 
 
 def evaluate_sets(
     workspace: Workspace,
     workers: "Workers",
-    verifier: Verifier,
     policy: PolicyVersion,
     sets: dict[str, ProblemsVersion],
 ) -> dict[str, list[ScoresVersion]]:
@@ -50,8 +46,7 @@ def evaluate_sets(
 
     Args:
         workspace: holds configuration and store.
-        workers: serve the policy and play.
-        verifier: grades the answers.
+        workers: serve the policy, play and grade.
         policy: version of a checkpoint of any run.
         sets: versions of the sets by name.
 
@@ -61,14 +56,12 @@ def evaluate_sets(
     config, scores = workspace.config, dict[str, list[ScoresVersion]]()
     for name, problem_set in sets.items():
         protocols = (greedy(config, name, problem_set), sampled(config, name, problem_set))
-        scores[name] = [play_set(workspace, workers, verifier, policy, protocol) for protocol in protocols if protocol]
+        scores[name] = [play_set(workspace, workers, policy, protocol) for protocol in protocols if protocol]
     return scores
 
 
 @task(name="evaluate", task_run_name="evaluate-{protocol.set_name}-{protocol.mode}", cache_policy=NO_CACHE)
-def play_set(
-    workspace: Workspace, workers: "Workers", verifier: Verifier, policy: PolicyVersion, protocol: Protocol
-) -> ScoresVersion:
+def play_set(workspace: Workspace, workers: "Workers", policy: PolicyVersion, protocol: Protocol) -> ScoresVersion:
     """Play and grade one evaluation, unless both are committed; return the version of its scores.
 
     The name of the scores begins with the name of the evaluation, which holds the trajectories.
@@ -78,7 +71,7 @@ def play_set(
     if not manifests.committed(workspace.store, version):
         _play(workspace, workers, policy, protocol)
     if not manifests.committed(workspace.store, scores):
-        _score(workspace, verifier, version, scores, protocol)
+        _score(workspace, workers, version, scores, protocol)
     return scores
 
 
@@ -114,15 +107,16 @@ def _draft(workspace: Workspace, version: EvaluationVersion) -> Draft:
 
 
 def _score(
-    workspace: Workspace, verifier: Verifier, version: EvaluationVersion, scores: ScoresVersion, protocol: Protocol
+    workspace: Workspace, workers: "Workers", version: EvaluationVersion, scores: ScoresVersion, protocol: Protocol
 ) -> None:
     """Grade an evaluation's trajectories and commit the scores, with the summary in the manifest."""
-    store, cache, collected = workspace.store, workspace.cache, list[Score]()
+    store, cache = workspace.store, workspace.cache
     config = _with_strict_limits(workspace.config)
-    rows = datasets.rows(store, version, cache, NEEDED)
     with Draft(store, scores, "scores") as draft:
-        metrics = score_rows(rows, verifier, config.score, draft, config.rollout.rows_per_shard, collected.append)
-        outcomes = join(datasets.rows(store, version, cache, COLUMNS), map(asdict, collected))
+        started = time.monotonic()
+        grades = workers.score(version, draft, config.rollout.rows_per_shard)
+        metrics = metrics_of(grades, config.score, time.monotonic() - started)
+        outcomes = join(datasets.rows(store, version, cache, COLUMNS), datasets.drafted(draft))
         numbers = summarise(outcomes) if protocol.mode == "greedy" else summarise_sampled(outcomes)
         played = {"set": protocol.set_name, "problem_set": protocol.problem_set}
         draft.commit(_provenance(workspace), [version], metrics | played | numbers)

@@ -13,7 +13,7 @@ from tasks.rollout.tally import Counts, Tally, counts_of
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class FinishedGroup:
     """The result of a finished group, without its trajectories."""
 
     number: int
@@ -54,7 +54,7 @@ class OpenDataSet:
         self.tally.resume(adopted(draft))
         self.adopted: list[dict[str, Any]] = list(draft.notes)
         """The notes of the groups in shards that the draft took over."""
-        self.entered: dict[int, Outcome] = {}
+        self.entered: dict[int, FinishedGroup] = {}
         """The groups that finished since, by number."""
         self.pending: set[int] = set()
         """Those among them whose trajectories a worker of another process has not stored yet."""
@@ -75,36 +75,36 @@ class OpenDataSet:
     def rejected(self) -> int:
         """The number of rejected groups."""
         before = sum(bool(note["rejected"]) for note in self.adopted)
-        return before + sum(outcome.rejected for outcome in self.entered.values())
+        return before + sum(finished.rejected for finished in self.entered.values())
 
-    def enter(self, outcome: Outcome, *, pending: bool = False) -> None:
+    def enter(self, finished: FinishedGroup, *, pending: bool = False) -> None:
         """Count a finished group, whose trajectories are stored next, or by a worker later (`pending`)."""
-        self.entered[outcome.number] = outcome
+        self.entered[finished.number] = finished
         if pending:
-            self.pending.add(outcome.number)
-        self.tally.add(outcome.counts)
+            self.pending.add(finished.number)
+        self.tally.add(finished.counts)
         self.tally.report()
 
-    def write(self, rows: Iterable[Trajectory], outcome: Outcome) -> None:
+    def write(self, rows: Iterable[Trajectory], finished: FinishedGroup) -> None:
         """Store the trajectories of a group that was entered."""
-        self._writer.write_group([replace(row, iteration=self.iteration) for row in rows], self.note(outcome))
+        self._writer.write_group([replace(row, iteration=self.iteration) for row in rows], self.note(finished))
 
     def accept(self, shards: Sequence[Shard], numbers: Iterable[int]) -> None:
         """Take over shards that a worker has stored, with all trajectories of the groups with these numbers."""
         self.draft.accept_shards(shards)
         self.pending.difference_update(numbers)
 
-    def lose(self, number: int) -> Outcome:
+    def lose(self, number: int) -> FinishedGroup:
         """Take back a group that is pending: the worker with its trajectories is gone."""
         self.pending.remove(number)
-        outcome = self.entered.pop(number)
-        self.tally.remove(outcome.counts)
-        return outcome
+        finished = self.entered.pop(number)
+        self.tally.remove(finished.counts)
+        return finished
 
-    def note(self, outcome: Outcome) -> dict[str, Any]:
+    def note(self, finished: FinishedGroup) -> dict[str, Any]:
         """Return what the journal keeps of a group."""
-        note = {"problem_id": outcome.problem_id, "rejected": outcome.rejected}
-        return note | {"group": outcome.number} if self._numbered else note
+        note = {"problem_id": finished.problem_id, "rejected": finished.rejected}
+        return note | {"group": finished.number} if self._numbered else note
 
     def flush(self) -> None:
         """Store what is still in memory."""

@@ -8,14 +8,14 @@ from typing import Protocol
 
 from storage.records import Trajectory
 from storage.version_names import PolicyVersion
-from tasks.rollout.data_set import OpenDataSet, Outcome
+from tasks.rollout.data_set import FinishedGroup, OpenDataSet
 from tasks.rollout.plan import Group, Start
 
 
 class Sink(Protocol):
     """A place for trajectories."""
 
-    def write(self, rows: Iterable[Trajectory], outcome: Outcome) -> None:
+    def write(self, rows: Iterable[Trajectory], finished: FinishedGroup) -> None:
         """Store the trajectories of a finished group."""
         ...
 
@@ -35,7 +35,7 @@ class Groups(Protocol):
         """Begin a group with a policy and return it; None if none may begin now."""
         ...
 
-    def finish(self, outcome: Outcome) -> Sink:
+    def finish(self, finished: FinishedGroup) -> Sink:
         """Count a finished group; return the place for its trajectories."""
         ...
 
@@ -50,7 +50,7 @@ class SharedGroups(Groups, Protocol):
     One thread at a time may call `finish`, `settle`, `unstored` and `lose`.
     """
 
-    def finish(self, outcome: Outcome, *, pending: bool = False) -> OpenDataSet:
+    def finish(self, finished: FinishedGroup, *, pending: bool = False) -> OpenDataSet:
         """Count a finished group; return the data set that stores it, at once or, if it is `pending`, later."""
         ...
 

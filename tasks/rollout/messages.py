@@ -1,17 +1,19 @@
 """What the flow and a worker in another process tell each other.
 
 The flow gives orders; the worker answers with reports. Both hold names, numbers and counts: trajectories and weights go
-through the store.
+through the store. Several rollouts may be played at the same time, such as a stream and an evaluation; the flow numbers
+them.
 """
 
 import traceback
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from storage.errors import StorageError
 from storage.version_names import PolicyVersion
 from storage.versions.manifests import File, Kind
 from tasks.inference.api import InferenceError
-from tasks.rollout.data_set import Outcome
+from tasks.rollout.data_set import FinishedGroup
 from tasks.rollout.plan import RolloutPlan
 
 
@@ -28,55 +30,61 @@ class GroupOrder:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A draft in which a worker stores trajectories: the flow's, which alone commits it."""
+    """A version for which a worker stores trajectories. It is committed by the flow, which names the files of workers.
+
+    Each worker writes into folders of its own, as another attempt to make the version would. So what a lost worker has
+    left is no part of the version, and `gc` deletes it.
+    """
 
     version: str
     kind: Kind
-    nonce: str
     iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreOrder:
+    """Store a finished group of a rollout."""
+
+    rollout: int
+    number: int
+    place: Place
 
 
 @dataclass(slots=True)
 class Orders:
-    """What a worker is to do; empty fields change nothing.
+    """What a worker is to do, in the order of the fields.
 
-    Example: Orders(policy=PolicyVersion("runs/demo/checkpoints/000003"), store=[(17, Place(…))], flush=[Place(…)])
+    Example: Orders(policy=PolicyVersion("runs/demo/checkpoints/000003"), store=[StoreOrder(1, 17, Place(…))])
     """
 
-    end: bool = False
-    """Play nothing more of the last rollout."""
-    plan: RolloutPlan | None = None
-    """Play groups of this rollout from now on, instead of the one before."""
-    play: int = 0
-    """The number of the rollout with that plan, which reports repeat."""
     policy: PolicyVersion | None = None
-    """Serve this policy, as soon as possible."""
-    groups: list[GroupOrder] = field(default_factory=list)
-    """Play these groups."""
-    store: list[tuple[int, Place]] = field(default_factory=list)
-    """Store the finished group with this number there."""
+    """Serve this policy, as soon as possible; None: no change."""
+    begin: dict[int, RolloutPlan] = field(default_factory=dict)
+    """Be ready to play groups of these rollouts."""
+    groups: dict[int, list[GroupOrder]] = field(default_factory=lambda: defaultdict(list))
+    """Play these groups, by rollout."""
+    store: list[StoreOrder] = field(default_factory=list)
     flush: list[Place] = field(default_factory=list)
     """Write a shard of what should be stored there, though it is not full."""
+    end: list[int] = field(default_factory=list)
+    """Forget these rollouts; what still runs of them is cancelled."""
 
     def add(self, later: "Orders") -> None:
-        """Add later orders; the end of a rollout, or another one, cancels what was ordered for the one before."""
-        if later.end or later.plan:
-            self.groups, self.store, self.flush = [], [], []
-            self.end, self.plan, self.play = later.end or self.end, later.plan, later.play
+        """Add later orders."""
         self.policy = later.policy or self.policy
-        self.groups += later.groups
+        self.begin |= later.begin
+        for rollout, groups in later.groups.items():
+            self.groups[rollout] += groups
         self.store += later.store
         self.flush += later.flush
-
-    def __bool__(self) -> bool:
-        return bool(self.end or self.plan or self.policy or self.groups or self.store or self.flush)
+        self.end += later.end
 
 
 @dataclass(frozen=True, slots=True)
 class StoredShard:
-    """A shard that a worker has uploaded, with all trajectories of the groups with these numbers."""
+    """A shard that a worker has uploaded, with all trajectories of the groups of a rollout with these numbers."""
 
-    version: str
+    rollout: int
     file: File
     numbers: list[int]
 
@@ -104,18 +112,31 @@ class Failure:
         """True if others may go on: a full disk, a GPU that is gone, a server that does not start."""
         return self.kind in ("InferenceError", "StorageError", "OSError")
 
+    def as_own(self) -> Exception:
+        """Return the error as if it had been raised in the flow's process."""
+        kinds = {"ValueError": ValueError, "StorageError": StorageError, "InferenceError": InferenceError}
+        error = kinds.get(self.kind, RuntimeError)(self.text)
+        error.add_note(f"in another process:\n{self.traceback}")
+        return error
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How many groups of a rollout a worker could begin now, besides the `got` ones that it has got so far."""
+
+    groups: int
+    got: int
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
     """What a worker has done since its last report.
 
-    Example: Report(policy=PolicyVersion("runs/demo/checkpoints/000003"), room=2, finished=[Outcome(17, …)])
+    Example: Report(PolicyVersion("runs/demo/checkpoints/000003"), {1: Room(2, got=18)}, [(1, FinishedGroup(17, …))])
     """
 
     policy: PolicyVersion | None = None  # what it serves; None: nothing yet
-    room: int = 0  # groups that it could begin now, besides those that it has got
-    play: int = 0  # the number of the rollout in which groups have finished
-    got: int = 0  # groups of that rollout that it has got so far
-    finished: list[Outcome] = field(default_factory=list)
+    rooms: dict[int, Room] = field(default_factory=dict)  # by rollout
+    finished: list[tuple[int, FinishedGroup]] = field(default_factory=list)  # with their rollouts
     stored: list[StoredShard] = field(default_factory=list)
-    failure: Failure | None = None  # it ended because of this
+    failure: Failure | None = None  # it ends because of this

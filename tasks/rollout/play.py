@@ -12,7 +12,7 @@ from storage import interrupts
 from storage.records import Problem
 from storage.version_names import PolicyVersion
 from storage.versions.drafts import Draft
-from tasks.rollout.data_set import OpenDataSet, Outcome
+from tasks.rollout.data_set import FinishedGroup, OpenDataSet
 from tasks.rollout.groups import Change
 from tasks.rollout.plan import RolloutPlan, Start
 from tasks.rollout.workers import Workers
@@ -84,11 +84,11 @@ class _Batch:
             self._running.add(number)
             return Start(self._plan, problem, number)
 
-    def finish(self, outcome: Outcome, *, pending: bool = False) -> OpenDataSet:
+    def finish(self, finished: FinishedGroup, *, pending: bool = False) -> OpenDataSet:
         with self._lock:
-            self._data_set.enter(outcome, pending=pending)
-            self._rejected[outcome.problem_id] = outcome.rejected
-            self._running.remove(outcome.number)
+            self._data_set.enter(finished, pending=pending)
+            self._rejected[finished.problem_id] = finished.rejected
+            self._running.remove(finished.number)
             if self._all_played and self._rounds:
                 self._rounds -= 1
                 self._begin_round(self._replacements())

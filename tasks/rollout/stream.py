@@ -27,7 +27,7 @@ from storage.versions.drafts import Provenance
 from storage.versions.journal import JournaledDraft
 from tasks.inference.api import EngineClosedError
 from tasks.rollout.assignment import Assignment
-from tasks.rollout.data_set import OpenDataSet, Outcome
+from tasks.rollout.data_set import FinishedGroup, OpenDataSet
 from tasks.rollout.groups import Change
 from tasks.rollout.plan import RolloutPlan, Start
 from tasks.rollout.play import run_loop
@@ -166,14 +166,14 @@ class Stream:
         name = f"{self._plan.config.run.name}/{draw:06d}"
         return Start(replace(self._plan, name=name, iteration=draw, policy=policy), problem, number)
 
-    def finish(self, outcome: Outcome, *, pending: bool = False) -> OpenDataSet:
+    def finish(self, finished: FinishedGroup, *, pending: bool = False) -> OpenDataSet:
         """See `Groups.finish`."""
         with self._news:
-            index = self._assignment.finish(outcome.number, rejected=outcome.rejected)
-            self._data_set_of[outcome.number] = index
+            index = self._assignment.finish(finished.number, rejected=finished.rejected)
+            self._data_set_of[finished.number] = index
         if index not in self._open_data_sets:
             self._open_data_sets[index] = self._open(index)
-        self._open_data_sets[index].enter(outcome, pending=pending)
+        self._open_data_sets[index].enter(finished, pending=pending)
         return self._open_data_sets[index]
 
     def settle(self) -> None:
@@ -197,8 +197,8 @@ class Stream:
             if index is None:
                 self._assignment.lose(number)
             else:
-                outcome = self._open_data_sets[index].lose(number)
-                self._assignment.reopen(index, rejected=outcome.rejected)
+                finished = self._open_data_sets[index].lose(number)
+                self._assignment.reopen(index, rejected=finished.rejected)
             self._data_set_of[number] = None
             self._unplayed.append(number)
         self.changed.note()

@@ -1,16 +1,16 @@
 """A worker in a process of its own, perhaps on another host: it plays the groups that the flow gives it.
 
-It stores trajectories in drafts of the flow, and never commits. `give` and `report` are its whole interface, so any
+It stores trajectories, and never commits. `give` and `report` are its whole interface, so any
 way to call two methods of another process connects it (`tasks.cluster` uses Ray).
 """
 
 import asyncio
 import contextlib
 import functools
+import gc
 import logging
 import shutil
 import threading
-import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,9 +26,9 @@ from storage.versions.datasets import ShardWriter
 from storage.versions.drafts import Draft
 from storage.versions.manifests import File
 from tasks.inference.api import EngineClosedError
-from tasks.rollout.data_set import Outcome
+from tasks.rollout.data_set import FinishedGroup
 from tasks.rollout.groups import Change
-from tasks.rollout.messages import Failure, GroupOrder, Orders, Place, Report, StoredShard
+from tasks.rollout.messages import Failure, GroupOrder, Orders, Place, Report, Room, StoredShard, StoreOrder
 from tasks.rollout.plan import RolloutPlan, Start
 from tasks.rollout.play import run_loop
 from tasks.rollout.workers import LocalWorkers
@@ -41,9 +41,9 @@ Problems = Callable[[str], Mapping[str, Problem]]
 
 
 class Worker:
-    """Plays groups with `local`, and uploads shards to `store`.
+    """Plays groups with `local`, and uploads shards to `store`; a context manager that ends its threads.
 
-    Each thread of its own does one thing: serve policies, play a plan's groups, store finished ones.
+    One thread serves policies, one stores finished groups, and each rollout is played in one of its own.
 
     Args:
         local: plays in this process.
@@ -56,19 +56,18 @@ class Worker:
         self._local, self._store, self._cache = local, store, cache
         self._problems = functools.lru_cache(2)(problems)
         self._news = threading.Condition()  # guards what follows
-        self._given: _Given | None = None
-        self._finished: list[Outcome] = []
+        self._rollouts: dict[int, _Rollout] = {}
+        self._finished: list[tuple[int, FinishedGroup]] = []
         self._stored: list[StoredShard] = []
         self._failure: Failure | None = None
         self._policy: PolicyVersion | None = None
         self._asked: PolicyVersion | None = None
-        self._reported: tuple[PolicyVersion | None, int] = None, 0
+        self._reported: tuple[PolicyVersion | None, dict[int, Room]] = None, {}
         self._closed = False
-        self._writing: dict[Place, _Writer] = {}
+        self._writing: dict[Place, _Writer] = {}  # used by the thread that stores
         self._storing = ThreadPoolExecutor(1, "store")
-        self._serving = threading.Thread(target=self._guarded, args=[self._serve], name="serve", daemon=True)
-        self._serving.start()
-        self._playing: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self._start_thread(self._serve)
 
     def __enter__(self) -> Self:
         return self
@@ -77,52 +76,68 @@ class Worker:
         self.close()
 
     def close(self) -> None:
-        """End its threads; what is not stored is lost."""
+        """End the threads; what is not stored is lost."""
         with self._news:
             self._closed = True
+            rollouts = list(self._rollouts.values())
             self._news.notify_all()
-        self._end_play()
-        self._serving.join()
+        for rollout in rollouts:
+            rollout.end()
+        for thread in self._threads:
+            thread.join()
         self._storing.shutdown(cancel_futures=True)
         for writer in self._writing.values():
             writer.close()
 
     def give(self, orders: Orders) -> None:
-        """Carry out orders, without waiting; orders that are given one after the other are begun in this order."""
-        if orders.policy:
-            with self._news:
-                self._asked = orders.policy
-                self._news.notify_all()
-        if orders.end or orders.plan:
-            self._end_play()
-        if orders.plan:
-            self._begin_play(orders.plan, orders.play)
-        if orders.groups:
-            assert self._given
-            self._given.add(orders.groups)
-        for number, place in orders.store:
-            assert self._given
-            self._storing.submit(self._guarded, self._write, self._given, number, place)
+        """Carry out orders, without waiting."""
+        with self._news:
+            self._asked = orders.policy or self._asked
+            for number, plan in orders.begin.items():
+                rollout = _Rollout(number, plan, self._problems, self.note)
+                self._rollouts[number] = rollout
+                self._start_thread(self._play, rollout)
+            self._news.notify_all()
+        for number, groups in orders.groups.items():
+            self._rollouts[number].add(groups)
+        for order in orders.store:
+            self._storing.submit(self._guarded, self._write, self._rollouts[order.rollout], order)
         for place in orders.flush:
             self._storing.submit(self._guarded, self._flush, place)
+        for number in orders.end:
+            with self._news:
+                ended = self._rollouts.pop(number)
+            ended.end()
 
     def report(self) -> Report:
         """Return what has happened since the last report; wait for something, but not longer than `BEAT_S`."""
         with self._news:
-            self._news.wait_for(lambda: self._has_news or (self._policy, self._room) != self._reported, BEAT_S)
-            self._reported = self._policy, self._room
-            play, got = (self._given.play, self._given.got) if self._given else (0, 0)
-            report = Report(*self._reported, play, got, self._finished, self._stored, self._failure)
+            self._news.wait_for(lambda: self._has_news, BEAT_S)
+            self._reported = self._policy, self._rooms()
+            report = Report(*self._reported, self._finished, self._stored, self._failure)
             self._finished, self._stored = [], []
         return report
 
-    @property
-    def _has_news(self) -> bool:
-        return bool(self._finished or self._stored or self._failure or self._closed)
+    def note(self, finished: tuple[int, FinishedGroup] | None = None, stored: StoredShard | None = None) -> None:
+        """Report something; without arguments only that there may be more room."""
+        with self._news:
+            self._finished += [finished] if finished else []
+            self._stored += [stored] if stored else []
+            self._news.notify_all()
 
     @property
-    def _room(self) -> int:
-        return self._given.room if self._given and self._policy else 0
+    def _has_news(self) -> bool:
+        said = self._finished or self._stored or self._failure or self._closed
+        return bool(said) or (self._policy, self._rooms()) != self._reported
+
+    def _rooms(self) -> dict[int, Room]:
+        return {number: rollout.room for number, rollout in self._rollouts.items()}
+
+    def _start_thread(self, action: Callable[..., None], *arguments: Any) -> None:
+        self._threads = [thread for thread in self._threads if thread.is_alive()]
+        thread = threading.Thread(target=self._guarded, args=[action, *arguments], name=action.__name__, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _guarded(self, action: Callable[..., None], *arguments: Any) -> None:
         """Do something in a thread; report its error."""
@@ -147,115 +162,79 @@ class Worker:
             with self._news:
                 self._policy = asked
                 self._news.notify_all()
-                given = self._given
-            if given:
-                given.changed.note()
 
-    def _begin_play(self, plan: RolloutPlan, play: int) -> None:
-        given = _Given(plan, play, lambda: self._problems(plan.problem_set), self)
+    def _play(self, rollout: "_Rollout") -> None:
+        """Play groups of a rollout, from the first policy that is served on; the body of a thread."""
         with self._news:
-            self._given, self._finished = given, []
-            self._news.notify_all()
-        self._playing = threading.Thread(target=self._guarded, args=[self._play, given], name="play", daemon=True)
-        self._playing.start()
-
-    def _play(self, given: "_Given") -> None:
-        """Play the groups of a plan, from the first policy that is served on; the body of a thread."""
-        with self._news:
-            self._news.wait_for(lambda: self._policy or self._closed or given.complete)
-            if self._closed or given.complete:
+            self._news.wait_for(lambda: self._policy or self._closed or rollout.complete)
+            if self._policy is None or rollout.complete:
                 return
-        run_loop(self._play_until_end(given))
+        gc.freeze()  # collections skip the objects of libraries
+        run_loop(rollout.play(self._local))
 
-    async def _play_until_end(self, given: "_Given") -> None:
-        given.task = asyncio.current_task()
-        try:
-            await self._local.play(given.plan, given)
-        except (asyncio.CancelledError, EngineClosedError):
-            if not given.complete:
-                raise
-        finally:
-            given.task = None
-
-    def _end_play(self) -> None:
-        if self._playing and self._given:
-            self._given.end()
-            with self._news:
-                self._news.notify_all()
-            self._playing.join()
-
-    def note_finished(self, outcome: Outcome | None) -> None:
-        """Report a finished group; None: only that there is more room."""
-        with self._news:
-            if outcome:
-                self._finished.append(outcome)
-            self._news.notify_all()
-
-    def _write(self, given: "_Given", number: int, place: Place) -> None:
-        rows, _ = given.take(number)
+    def _write(self, rollout: "_Rollout", order: StoreOrder) -> None:
+        rows, place = rollout.take(order.number), order.place
         if place not in self._writing:
-            rows_per_shard = given.plan.config.rollout.rows_per_shard
-            self._writing[place] = _Writer(self, self._store, place, self._cache, rows_per_shard)
-        self._writing[place].write(rows, number)
+            draft = _WorkersDraft(self._store, place, self._cache, order.rollout, self.note)
+            self._writing[place] = _Writer(draft, place.iteration, rollout.plan.config.rollout.rows_per_shard)
+        self._writing[place].write(rows, order.number)
 
     def _flush(self, place: Place) -> None:
         if writer := self._writing.pop(place, None):
             writer.flush()
             writer.close()
 
-    def note_stored(self, shard: StoredShard) -> None:
-        """Report a shard."""
-        with self._news:
-            self._stored.append(shard)
-            self._news.notify_all()
 
+class _Rollout:
+    """The groups that the flow gave to a worker for one rollout, as `tasks.rollout.groups.Groups`."""
 
-class _Given:
-    """The groups that the flow gave to a worker for one plan, as `tasks.rollout.groups.Groups`."""
-
-    def __init__(
-        self, plan: RolloutPlan, play: int, problems: Callable[[], Mapping[str, Problem]], worker: Worker
-    ) -> None:
-        self.plan, self.play, self.changed = plan, play, Change()
-        self.got = 0
-        """Groups given so far."""
-        self._problems, self._worker = problems, worker
+    def __init__(self, number: int, plan: RolloutPlan, problems: Problems, note: Callable[..., None]) -> None:
+        self.plan, self.changed = plan, Change()
+        self._number, self._problems, self._note = number, problems, note
         self._lock = threading.Lock()
         self._waiting: deque[GroupOrder] = deque()
-        self._running = 0
+        self._got = self._running = 0
         self._ended = self._hungry = False
-        self.task: asyncio.Task[None] | None = None
-        """The task that plays."""
-        self._rows: dict[int, tuple[list[Trajectory], Outcome]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._rows: dict[int, list[Trajectory]] = {}
         self._at_once = max(1, plan.config.rollout.concurrency // plan.group_size)
 
     @property
-    def room(self) -> int:
-        """The number of groups that could begin now. The last episodes of a group leave room for others."""
+    def room(self) -> Room:
+        """The room for more groups. The last episodes of a group leave room for others."""
         with self._lock:
-            if self._ended:
-                return 0
             starving = self._hungry and not self._waiting
-            return max(self._at_once - self._running - len(self._waiting), int(starving))
+            free = max(self._at_once - self._running - len(self._waiting), int(starving))
+            return Room(0 if self._ended else free, self._got)
 
     def add(self, orders: Sequence[GroupOrder]) -> None:
         with self._lock:
             self._waiting.extend(orders)
-            self.got += len(orders)
+            self._got += len(orders)
             self._hungry = False
         self.changed.note()
 
+    async def play(self, local: LocalWorkers) -> None:
+        with self._lock:
+            self._task = asyncio.current_task()
+        try:
+            await local.play(self.plan, self)
+        except (asyncio.CancelledError, EngineClosedError):
+            if not self._ended:
+                raise
+        finally:
+            with self._lock:
+                self._task = None
+
     def end(self) -> None:
-        """Play no more groups; cancel those that run, which the flow has given up."""
+        """Play no more groups, and cancel those that run: the flow does not want them."""
         with self._lock:
             self._ended = True
-            task = self.task if self._running else None
-        if task:
-            with contextlib.suppress(RuntimeError):  # it has just ended, and its loop is closed
-                task.get_loop().call_soon_threadsafe(task.cancel)
+            if self._task and self._running:
+                self._task.get_loop().call_soon_threadsafe(self._task.cancel)
         self.changed.note()
 
-    def take(self, number: int) -> tuple[list[Trajectory], Outcome]:
+    def take(self, number: int) -> list[Trajectory]:
         """Return the trajectories of a finished group, once."""
         with self._lock:
             return self._rows.pop(number)
@@ -266,40 +245,38 @@ class _Given:
 
     def next(self, policy: PolicyVersion) -> Start | None:  # a newer one may be served by now
         with self._lock:
-            if not self._waiting:
-                self._hungry = True
-                order = None
-            else:
+            if self._waiting:
                 order = self._waiting.popleft()
                 self._running += 1
+            else:
+                order, self._hungry = None, True
         if order is None:
-            self._worker.note_finished(None)
+            self._note()
             return None
         plan = replace(self.plan, name=order.name, iteration=order.iteration, policy=order.policy)
-        return Start(plan, self._problems()[order.problem_id], order.number)
+        return Start(plan, self._problems(plan.problem_set)[order.problem_id], order.number)
 
-    def finish(self, outcome: Outcome) -> "_Given":  # it is counted in `write`
+    def finish(self, finished: FinishedGroup) -> "_Rollout":  # it is reported in `write`
         return self
 
-    def write(self, rows: Iterable[Trajectory], outcome: Outcome) -> None:
+    def write(self, rows: Iterable[Trajectory], finished: FinishedGroup) -> None:
         """Keep the trajectories until the flow says where to store them."""
         with self._lock:
-            self._rows[outcome.number] = list(rows), outcome
+            self._rows[finished.number] = list(rows)
             self._running -= 1
-        self._worker.note_finished(outcome)
+        self._note((self._number, finished))
 
     def settle(self) -> None:
         """Do nothing: the flow commits."""
 
 
 class _Writer:
-    """Writes trajectories into shards of the flow's draft."""
+    """Writes trajectories into shards of a draft."""
 
-    def __init__(self, worker: Worker, store: Store, place: Place, cache: Path, rows_per_shard: int) -> None:
-        self._draft = _WorkersDraft(worker, store, place, cache)
-        prefix = f"part-{uuid.uuid4().hex[:8]}"  # other writers, also of this worker, write into the same draft
-        self._writer = ShardWriter(self._draft, TRAJECTORY_SCHEMA, rows_per_shard, prefix)
-        self._iteration = place.iteration
+    def __init__(self, draft: Draft, iteration: int, rows_per_shard: int) -> None:
+        self._draft, self._iteration = draft, iteration
+        # The names differ from those of other writers, whose files will be in the same manifest.
+        self._writer = ShardWriter(draft, TRAJECTORY_SCHEMA, rows_per_shard, prefix=f"part-{draft.nonce}")
 
     def write(self, rows: Iterable[Trajectory], number: int) -> None:
         self._writer.write_group([replace(row, iteration=self._iteration) for row in rows], number)
@@ -312,11 +289,11 @@ class _Writer:
 
 
 class _WorkersDraft(Draft):
-    """The flow's draft in a worker, which reports each shard and keeps a copy in this host's cache."""
+    """A worker's draft, which reports each shard and keeps a copy in this host's cache; the flow commits its files."""
 
-    def __init__(self, worker: Worker, store: Store, place: Place, cache: Path) -> None:
-        super().__init__(store, place.version, place.kind, place.nonce)
-        self._worker, self._cache = worker, cache
+    def __init__(self, store: Store, place: Place, cache: Path, rollout: int, note: Callable[..., None]) -> None:
+        super().__init__(store, place.version, place.kind)
+        self._cache, self._rollout, self._note = cache, rollout, note
 
     def add_shard(self, path: Path, name: str, rows: int, notes: list[Any]) -> File:
         file = super().add_shard(path, name, rows, notes)
@@ -325,5 +302,5 @@ class _WorkersDraft(Draft):
                 copy = self._cache / file.path
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, copy)
-        self._worker.note_stored(StoredShard(self.version, file, notes))
+        self._note(stored=StoredShard(self._rollout, file, notes))
         return file

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Protocol
 
 from storage.records import Trajectory
-from storage.version_names import PolicyVersion
+from storage.version_names import PolicyVersion, TrajectoriesVersion
+from storage.versions import datasets
 from storage.versions.checkpoints import Checkpoint
+from storage.versions.drafts import Draft
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat
 from tasks.agents.interface import Agent, AgentContext
@@ -20,10 +22,11 @@ from tasks.environments.interface import Environment, EnvironmentContext
 from tasks.inference.api import EngineClosedError
 from tasks.inference.engine import Engine
 from tasks.rollout.collector import Collector
-from tasks.rollout.data_set import Outcome
+from tasks.rollout.data_set import FinishedGroup
 from tasks.rollout.groups import Groups, SharedGroups, as_they_begin
 from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.selection import select_episodes
+from tasks.score.scoring import NEEDED, Grades, score_rows
 from tasks.score.verifier import Verifier
 
 
@@ -43,24 +46,36 @@ class Workers(Protocol):
         """Play and store groups until nothing is left to do."""
         ...
 
+    def score(self, trajectories: TrajectoriesVersion, draft: Draft, rows_per_shard: int) -> Grades:
+        """Grade stored trajectories, and add the scores to a draft."""
+        ...
+
 
 class LocalWorkers:
     """One worker, which plays in this process.
 
     Args:
-        engine: answers the requests.
-        verifier: for the environments.
+        engine: answers the requests; None if nothing will be played.
+        verifier: for the environments, and for scores.
         open_policy: fetches and verifies a checkpoint for servers.
+        cache: keeps objects of a remote root.
     """
 
-    def __init__(self, engine: Engine, verifier: Verifier, open_policy: Callable[[PolicyVersion], Checkpoint]) -> None:
-        self._engine, self._verifier, self._open_policy = engine, verifier, open_policy
+    def __init__(
+        self,
+        engine: Engine | None,
+        verifier: Verifier,
+        open_policy: Callable[[PolicyVersion], Checkpoint],
+        cache: Path = Path("/nonexistent"),
+    ) -> None:
+        self._engine, self._verifier, self._open_policy, self._cache = engine, verifier, open_policy, cache
         self._policy: Checkpoint | None = None
 
     def serve(self, policy: PolicyVersion) -> None:
         """See `Workers.serve`."""
         checkpoint = self._open_policy(policy)
         load_chat(checkpoint)  # reports an unusable tokenizer before servers start
+        assert self._engine
         self._engine.serve(checkpoint)
         self._policy = checkpoint
 
@@ -71,9 +86,15 @@ class LocalWorkers:
             async with self.open_collector(plan) as collector:
                 await collector.collect(as_they_begin(groups, self._served), plan.together, collected)
 
+    def score(self, trajectories: TrajectoriesVersion, draft: Draft, rows_per_shard: int) -> Grades:
+        """See `Workers.score`."""
+        rows = datasets.rows(draft.store, trajectories, self._cache, NEEDED)
+        return score_rows(rows, self._verifier, draft, rows_per_shard)
+
     @asynccontextmanager
     async def open_collector(self, plan: RolloutPlan) -> AsyncIterator[Collector]:
         """Open a collector that plays with the agent and the environment of a plan, connected to the engine."""
+        assert self._engine
         assert self._policy, "serve a policy first"
         chat = load_chat(self._policy)
         async with self._engine.connect() as connection:
@@ -90,11 +111,11 @@ class LocalWorkers:
         return self._policy.version
 
     def _store(self, plan: RolloutPlan, groups: Groups, group: Group, trajectories: list[Trajectory]) -> None:
-        if self._engine.closed:  # episodes may have failed only because verifier or engine are gone
+        if self._engine and self._engine.closed:  # episodes may have failed only because verifier or engine are gone
             raise EngineClosedError("the engine was closed while a rollout was playing")
         rows = select_episodes(trajectories, plan.config.rollout) if plan.selecting else trajectories
-        outcome = Outcome.of(group, trajectories, rows)
-        groups.finish(outcome).write(rows, outcome)
+        finished = FinishedGroup.of(group, trajectories, rows)
+        groups.finish(finished).write(rows, finished)
         groups.settle()
 
 

@@ -1,10 +1,10 @@
-"""The resources that the stages share for the duration of a flow: verifier, workers and trainer.
+"""The resources that the stages share for the duration of a flow: workers and trainer.
 
 Each is a context manager. Heavy libraries are imported when one is opened.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from prefect import get_run_logger
@@ -29,29 +29,29 @@ def open_engine(workspace: Workspace) -> Iterator["Engine"]:
 
 
 @contextmanager
-def open_workers(workspace: Workspace, verifier: Verifier) -> Iterator["Workers"]:
-    """Open the workers that play episodes: by default one, in this process."""
+def open_workers(workspace: Workspace, *, playing: bool = True) -> Iterator["Workers"]:
+    """Open the workers that play and grade episodes, or only grade them: by default one, in this process."""
     from tasks.rollout.workers import LocalWorkers
 
     if workspace.config.cluster.address:
-        with open_cluster(workspace) as cluster:
+        with open_cluster(workspace, playing=playing) as cluster:
             yield cluster
         return
-    with open_engine(workspace) as engine:
-        yield LocalWorkers(engine, verifier, workspace.open_served)
+    with open_verifier(workspace) as verifier, open_engine(workspace) if playing else nullcontext() as engine:
+        yield LocalWorkers(engine, verifier, workspace.open_served, workspace.cache)
 
 
 @contextmanager
-def open_cluster(workspace: Workspace) -> Iterator["Workers"]:
-    """Open rollout workers on the nodes of a Ray cluster."""
+def open_cluster(workspace: Workspace, *, playing: bool) -> Iterator["Workers"]:
+    """Open workers on the nodes of a Ray cluster."""
     from tasks.cluster.connection import connected
 
     config, progress = workspace.config, get_run_logger().info
     assert config.cluster.address
     with connected(config.cluster.address):
-        from tasks.cluster.rollout_workers import RolloutWorkers
+        from tasks.cluster.node_workers import NodeWorkers
 
-        with RolloutWorkers(config, progress) as workers:
+        with NodeWorkers(config, progress, playing=playing) as workers:
             yield workers.handout
 
 
@@ -68,9 +68,19 @@ def open_trainer(workspace: Workspace) -> Iterator[OrderedTrainer]:
     """Open the trainer. Its policy stays in memory between iterations.
 
     With `run.overlap` it has a process of its own: in one process, the stream's requests would slow training down. With
-    `trainer.launcher=torchrun` it has a process for each rank.
+    `trainer.launcher=torchrun` or `ray` it has a process for each rank.
     """
     config = workspace.config
+    if config.trainer.launcher == "ray":
+        from tasks.cluster.connection import connected
+
+        assert config.cluster.address
+        with connected(config.cluster.address):
+            from tasks.cluster.trainer import RayTrainer
+
+            with RayTrainer(config, get_run_logger().info) as on_nodes:
+                yield on_nodes
+        return
     if config.trainer.launcher == "torchrun":
         from tasks.train.ranks.launcher import Ranks
 

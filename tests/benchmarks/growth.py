@@ -93,9 +93,9 @@ def _rollout(workspace: "Workspace", policy: PolicyVersion) -> Iterator[float]:
 
     from tasks.problems.task import import_problems
     from tasks.rollout.task import rollout
-    from tasks.run.resources import open_verifier, open_workers
+    from tasks.run.resources import open_workers
 
-    with disable_run_logger(), open_verifier(workspace) as verifier, open_workers(workspace, verifier) as workers:
+    with disable_run_logger(), open_workers(workspace) as workers:
         problems, _ = import_problems.fn(workspace)
         for iteration in range(2):
             yield _timed(lambda: rollout.fn(workspace, workers, iteration, policy, problems))  # noqa: B023
@@ -104,13 +104,13 @@ def _rollout(workspace: "Workspace", policy: PolicyVersion) -> Iterator[float]:
 def _score(workspace: "Workspace", _: PolicyVersion) -> Iterator[float]:
     from prefect.logging import disable_run_logger
 
-    from tasks.run.resources import open_verifier
+    from tasks.run.resources import open_workers
     from tasks.score.task import score
 
-    with disable_run_logger(), open_verifier(workspace) as verifier:
+    with disable_run_logger(), open_workers(workspace) as workers:
         for iteration in range(2):
             played = layout.trajectories(workspace.name, iteration)
-            yield _timed(lambda: score.fn(workspace, verifier, iteration, played))  # noqa: B023
+            yield _timed(lambda: score.fn(workspace, workers, iteration, played))  # noqa: B023
 
 
 def _train(workspace: "Workspace", policy: PolicyVersion) -> Iterator[float]:

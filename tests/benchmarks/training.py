@@ -106,15 +106,15 @@ def _play(lab: Lab, config: Config) -> tuple[list[Trajectory], list[Score]]:
     from storage.versions import datasets
     from tasks.problems.task import import_problems
     from tasks.rollout.task import rollout
-    from tasks.run.resources import open_verifier, open_workers
+    from tasks.run.resources import open_workers
     from tasks.run.workspace import Workspace
     from tasks.score.task import score
 
     workspace = Workspace(config)
-    with disable_run_logger(), open_verifier(workspace) as verifier, open_workers(workspace, verifier) as workers:
+    with disable_run_logger(), open_workers(workspace) as workers:
         problems, _ = import_problems.fn(workspace)
         trajectories = rollout.fn(workspace, workers, 0, lab.policy.version, problems)
-        scores = score.fn(workspace, verifier, 0, trajectories)
+        scores = score.fn(workspace, workers, 0, trajectories)
     rows = datasets.rows(lab.store, scores, workspace.cache)
     return list(datasets.trajectories(lab.store, trajectories, workspace.cache)), [Score(**row) for row in rows]
 

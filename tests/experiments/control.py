@@ -8,6 +8,7 @@ verdicts occur in both arms, such as calming a policy after the large last steps
 and control.png.
 """
 
+import copy
 import importlib
 import random
 from collections.abc import Iterator, Sequence
@@ -45,9 +46,15 @@ def coin_flips() -> Iterator[None]:
     """Make the main flow play and score with coin flips inside of the block. Evaluations use true verdicts."""
     flow: Any = importlib.import_module("flows.math_mt_ppo")
     rollouts, score, coins = flow.Rollouts, flow.score, CoinFlips(seed=1)
+
+    def flipping(workers: Any) -> Any:
+        other = copy.copy(workers)
+        other._verifier = coins
+        return other
+
     with (
-        patch.object(flow, "Rollouts", lambda workspace, engine, _, *rest: rollouts(workspace, engine, coins, *rest)),
-        patch.object(flow, "score", lambda workspace, _, *rest: score(workspace, coins, *rest)),
+        patch.object(flow, "Rollouts", lambda workspace, workers, *rest: rollouts(workspace, flipping(workers), *rest)),
+        patch.object(flow, "score", lambda workspace, workers, *rest: score(workspace, flipping(workers), *rest)),
     ):
         yield
 

@@ -71,11 +71,14 @@ def test_a_stream_of_rejected_groups_comes_to_an_end() -> None:
     room=st.integers(1, 40),
     rejection=st.sampled_from([0.0, 0.3, 0.9]),
     rounds=st.integers(1, 4),
+    losses=st.integers(0, 20),
 )
 def test_any_order_of_events(
-    seed: int, size: int, staleness: int, end: int, room: int, rejection: float, rounds: int
+    seed: int, size: int, staleness: int, end: int, room: int, rejection: float, rounds: int, losses: int
 ) -> None:
-    """Groups begin, finish in any order and are rejected; versions follow when their data set is closed.
+    """Groups begin, finish in any order, are rejected or lost; versions follow when their data set is committed.
+
+    A group is lost while it runs, or after it has finished, but before its data set is committed. It begins again.
 
     No accepted group is in a data set more than `staleness` versions after the version that it began with. Each is in
     exactly one. No data set has more than `size`. All data sets are closed in the end, whatever the order.
@@ -83,23 +86,44 @@ def test_any_order_of_events(
     dice = random.Random(seed)
     plan = Assignment(0, end, size, staleness, size * rounds)
     version, begun, running, accepted = 0, 0, dict[int, int](), Counter[int]()
-    while not plan.complete:
+    stored, committed, lost = dict[int, tuple[int, bool]](), set[int](), list[int]()
+    while not plan.complete or len(committed) < end:
         events = ["begin"] * (len(running) < room and plan.may_begin(version)) + ["finish"] * bool(running)
-        events += ["train"] * (plan.is_closed(version) and version < end - 1)
+        events += ["train"] * (version in committed and version < end - 1)
+        closed = [data_set for data_set in range(end) if plan.is_closed(data_set) and data_set not in committed]
+        events += ["commit"] * bool(closed)
+        pending = [number for number, (data_set, _) in stored.items() if data_set not in committed]
+        events += ["lose"] * bool(losses and (running or pending))
         assert events, "the stream is stuck"
         event = dice.choice(events)
         if event == "begin":
-            plan.begin(begun, version)
-            running[begun], begun = version, begun + 1
+            number, begun = (lost.pop(), begun) if lost else (begun, begun + 1)
+            plan.begin(number, version)
+            running[number] = version
         elif event == "train":
             version += 1
             plan.take(version)
+        elif event == "commit":
+            committed.add(data_set := dice.choice(closed))
+            plan.commit(data_set)
+        elif event == "lose":
+            losses -= 1
+            number = dice.choice([*running, *pending])
+            lost.append(number)
+            if number in running:
+                plan.lose(number)
+                del running[number]
+            else:
+                data_set, rejected = stored.pop(number)
+                plan.reopen(data_set, rejected=rejected)
+                accepted[data_set] -= not rejected
         else:
             number = dice.choice(list(running))
             rejected = dice.random() < rejection
             was_closed = [plan.is_closed(i) for i in range(end)]
             data_set = plan.finish(number, rejected=rejected)
             assert not was_closed[data_set]
+            stored[number] = data_set, rejected
             if not rejected:
                 accepted[data_set] += 1
                 assert version <= data_set <= running[number] + staleness

@@ -7,6 +7,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,7 @@ from tasks.rollout.handout import Handout
 from tasks.rollout.plan import RolloutPlan, draw
 from tasks.rollout.play import play
 from tasks.rollout.stream import Stream
+from tasks.rollout.workers import LocalWorkers
 from tasks.score.verifier import Verifier
 from tests.support.remote_workers import ThreadWorker
 from tests.support.rollout_helpers import GCONFIG
@@ -140,10 +143,8 @@ def test_a_slow_worker_gets_fewer_groups(store: Store, verifier: Verifier) -> No
         began = time.monotonic()
         check_whole(play_batch(made, settings()))
         assert time.monotonic() - began < 10  # the slow one alone would need 20 s and more
-        slow, fast = (made.workers[i].worker for i in (1, 0))
-        assert slow._given
-        assert fast._given
-        assert slow._given.got < fast._given.got / 3
+        fast, slow = made.workers
+        assert slow.got < fast.got / 3
 
 
 @pytest.mark.parametrize("silent", [False, True], ids=["killed", "silent"])
@@ -186,7 +187,7 @@ def test_an_error_of_the_agent_ends_the_rollout(store: Store, verifier: Verifier
     prepare(store)
     with team(store, verifier, 2, heavy_tail) as made, pytest.raises(ValueError, match="no_such_argument") as raised:
         play_batch(made, settings("agent.args.no_such_argument=1"))
-    assert "in a rollout worker" in "".join(raised.value.__notes__)
+    assert "in another process" in "".join(raised.value.__notes__)
 
 
 @pytest.mark.parametrize("stays", [0, 1])
@@ -292,3 +293,62 @@ def test_a_stopped_stream_keeps_what_workers_have_finished(store: Store, verifie
     resumed = manifests.read(store, layout.trajectories(RUN, 1)).metrics["episodes_resumed"]
     assert resumed == len(before.notes) * SAMPLES
     check_whole([*rows_of(store, 0), *rows_of(store, 1)], 12)
+
+
+def test_an_evaluation_while_a_stream_plays(store: Store, verifier: Verifier) -> None:
+    """Both get groups, and a lost worker costs neither of them anything."""
+    prepare(store, 2)
+    config = settings("rollout.max_head_offpolicyness=1", "run.iterations=2", "run.overlap=true")
+    with team(store, verifier, 2, heavy_tail) as made:
+        made.handout.serve(policy(0).version)
+        plan = RolloutPlan(f"{RUN}/0", config, 0, policy(0).version, "problems/x", GCONFIG, SAMPLES, selecting=True)
+        drawn = partial(draw, PROBLEMS, config.rollout.problems_per_iteration, seed=1)
+        stream = Stream(plan, 2, drawn, made.handout, store, Provenance(config={}), made.log.append)
+        player = threading.Thread(target=stream.play)
+        player.start()
+        threading.Timer(0.2, made.workers[0].kill).start()
+        with Draft(store, layout.trajectories(RUN, 9), "trajectories") as draft:
+            evaluation = replace(plan, name=f"{RUN}/evaluation", selecting=False)
+            metrics = play(evaluation, PROBLEMS, made.handout, draft, made.log.append)
+            draft.commit(Provenance(config={}), [plan.policy, "problems/x"], metrics)
+        stream.wait(0)
+        stream.wait(1)
+        stream.stop(keep=True)
+        player.join()
+    check_whole(rows_of(store, 9))
+    assert [len(rows_of(store, index)) for index in range(2)] == [12, 12]
+
+
+def test_shards_are_scored_by_all_workers(store: Store, verifier: Verifier) -> None:
+    """Each turn gets one score, as from one process, though a worker is lost and another one has a full disk."""
+    prepare(store)
+    with team(store, verifier, 4, heavy_tail) as made:
+        rows = play_batch(made, settings())
+        trajectories = layout.trajectories(RUN, 0)
+        made.workers[0].full = True
+        threading.Timer(0.05, made.workers[1].kill).start()
+        with Draft(store, layout.scores(RUN, 0, "5c0e"), "scores") as draft:
+            grades = made.handout.score(trajectories, draft, 1000)
+            scored = list(datasets.drafted(draft))
+        with Draft(store, layout.scores(RUN, 0, "5c0f"), "scores") as draft:
+            local = LocalWorkers(None, verifier, lambda version: policy(version.number))
+            alone = local.score(trajectories, draft, 1000)
+            expected = list(datasets.drafted(draft))
+    assert grades.verdicts == alone.verdicts
+    assert grades.verdicts.total() == sum(len(row.turns) for row in rows)
+    assert sorted(map(str, scored)) == sorted(map(str, expected))
+    assert sum(worker.scored > 0 for worker in made.workers) >= 3
+
+
+def test_an_answer_that_no_worker_can_grade_ends_the_stage(store: Store, verifier: Verifier) -> None:
+    """If every disk is full, the first error is raised."""
+    prepare(store)
+    with team(store, verifier, 2, heavy_tail) as made:
+        play_batch(made, settings())
+        for worker in made.workers:
+            worker.full = True
+        with (
+            Draft(store, layout.scores(RUN, 0, "5c0e"), "scores") as draft,
+            pytest.raises(RuntimeError, match="No space left"),
+        ):
+            made.handout.score(layout.trajectories(RUN, 0), draft, 1000)

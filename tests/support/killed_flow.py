@@ -101,7 +101,7 @@ def _refuse_work_that_is_done() -> None:
         return call(*arguments, **keywords)
 
     _wrap("tasks.rollout.play:play", fill)
-    _wrap("tasks.score.scoring:score_rows", fill)
+    _wrap("tasks.rollout.workers:score_rows", fill)
     trains: list[Any] = []
 
     def open_run(call: Callable[..., Any], config: Any) -> Any:

@@ -1,6 +1,7 @@
 """Workers that the flow takes for processes on other hosts; they run in threads of the test's process."""
 
 import asyncio
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,9 +10,10 @@ from storage.records import Problem
 from storage.version_names import PolicyVersion
 from storage.versions.checkpoints import Checkpoint
 from tasks.rollout.handout import WorkerLostError
-from tasks.rollout.messages import Orders, Report
+from tasks.rollout.messages import Failure, Orders, Report
 from tasks.rollout.worker import Worker
 from tasks.rollout.workers import LocalWorkers
+from tasks.score.scoring import ScoredShard, ShardOrder, score_shard
 from tasks.score.verifier import Verifier
 from tests.support.waiting_engine import WaitingEngine
 
@@ -37,15 +39,19 @@ class ThreadWorker:
         problems: list[Problem],
         open_policy: Callable[[PolicyVersion], Checkpoint],
     ) -> None:
-        self.name = name
+        self.name, self.plays, self.scored, self.got = name, True, 0, 0
+        self._store, self._verifier = store, verifier
         local = LocalWorkers(engine, verifier, open_policy)  # type: ignore[arg-type] # it has the interface
         by_id = {problem.problem_id: problem for problem in problems}
         self.worker = Worker(local, store, Path("/nowhere"), lambda _: by_id)
         self.killed = False
         self.silent = False
+        self.full = False
+        """Its disk is."""
 
     async def give(self, orders: Orders) -> None:
         self._check()
+        self.got += sum(map(len, orders.groups.values()))
         await asyncio.to_thread(self.worker.give, orders)
 
     async def report(self) -> Report:
@@ -55,6 +61,18 @@ class ThreadWorker:
         if self.silent:
             await asyncio.Event().wait()
         return report
+
+    async def score(self, order: ShardOrder) -> ScoredShard | Failure:
+        self._check()
+        self.scored += 1
+        try:
+            if self.full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            scored = await asyncio.to_thread(score_shard, self._store, Path("/nowhere"), self._verifier, order)
+        except Exception as error:  # noqa: BLE001 # as in a process of its own
+            return Failure.of(error)
+        self._check()
+        return scored
 
     def end(self) -> None:
         """Do nothing: `close` joins the threads."""

@@ -1,0 +1,183 @@
+"""The flow's workers on the nodes of a Ray cluster: one on each node with room, also if it joins later."""
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import ray
+from ray.exceptions import ActorDiedError, RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from configs import Config
+from tasks.cluster.connection import environment, nodes
+from tasks.cluster.node_process import for_nodes
+from tasks.cluster.node_worker import NodeWorker
+from tasks.cluster.placement import Needs, Node, Placement, check, place, table
+from tasks.inference.devices import cpu_build, devices_of_a_server
+from tasks.rollout.handout import Handout, RemoteWorker, WorkerFailedError, WorkerLostError
+from tasks.rollout.messages import Failure, Orders, Report
+from tasks.rollout.scoring_job import AT_ONCE
+from tasks.score.scoring import ScoredShard, ShardOrder
+
+_LOOK_S = 2.0
+"""Time between two looks for nodes that have joined."""
+_CLOSE_S = 15.0
+"""Longest wait for workers that end by themselves."""
+_PAUSE_S = 5.0
+"""Time before another worker starts on a node whose last one never answered; it doubles with each."""
+_THREADS = 3 + AT_ONCE
+"""Calls that an actor answers at the same time: orders, a report, its end, and shards to grade."""
+
+
+class RayWorker:
+    """A worker on a node, as `tasks.rollout.handout.RemoteWorker`."""
+
+    def __init__(self, config: Config, node: Node, gpus: int, *, plays: bool) -> None:
+        self.node, self.plays, self.name = node, plays, f"the {'rollout worker' if plays else 'judge'} on {node.name}"
+        self._actor: Any = (
+            ray.remote(NodeWorker)
+            .options(
+                num_cpus=1,
+                num_gpus=gpus if plays else 0,
+                max_concurrency=_THREADS,
+                max_restarts=0,
+                max_task_retries=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+                runtime_env=environment(),
+            )
+            .remote(for_nodes(config), node.id[:12], plays=plays)
+        )
+
+    async def give(self, orders: Orders) -> None:
+        with _lost_if_dead():
+            await self._actor.give.remote(orders)
+
+    async def report(self) -> Report:
+        with _lost_if_dead():
+            report: Report = await self._actor.report.remote()
+        return report
+
+    async def score(self, order: ShardOrder) -> ScoredShard | Failure:
+        with _lost_if_dead():
+            scored: ScoredShard | Failure = await self._actor.score.remote(order)
+        return scored
+
+    def close(self) -> Any:
+        """Let it end by itself; return what Ray waits for."""
+        return self._actor.close.remote()
+
+    def end(self) -> None:
+        ray.kill(self._actor)
+
+
+class NodeWorkers:
+    """Starts workers on nodes and hands them over to a `Handout`; a context manager that ends them.
+
+    A node whose worker was killed gets another one. A node whose worker ended with an error of the node
+    (`Failure.of_its_host`) gets no other one in this flow run.
+    """
+
+    def __init__(self, config: Config, progress: Callable[[str], None], *, playing: bool) -> None:
+        self._config, self._progress = config, progress
+        self._needs = needs_of(config, playing=playing)
+        knobs = config.cluster
+        self.handout = Handout(knobs.silence_s, knobs.start_timeout_s, progress, self._note_loss)
+        self._lock = threading.Lock()
+        self._workers: dict[str, RayWorker] = {}  # by node
+        self._failures: dict[str, list[float]] = {}
+        """When workers of each node have ended before their first answer."""
+        self._broken: dict[str, BaseException] = {}
+        self._ended = threading.Event()
+        around = contextvars.copy_context().run  # with the context in which Prefect knows where logs go
+        self._watch = threading.Thread(target=around, args=[self._look_for_nodes], name="nodes", daemon=True)
+
+    def __enter__(self) -> Self:
+        present = nodes()
+        placement = place(present, self._needs)
+        check(present, self._needs, placement)
+        self._progress(f"the cluster has {len(present)} nodes:\n{table(present, placement, self._needs)}")
+        self.handout.__enter__()
+        self._start(placement)
+        self._watch.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self._ended.set()
+        self._watch.join()
+        try:
+            if kind is None or issubclass(kind, Exception):
+                closing = [worker.close() for worker in self._workers.values()]
+                ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
+        finally:
+            self.handout.__exit__(kind, value, tb)
+
+    def _start(self, placement: Placement) -> None:
+        for plays, chosen in ((True, placement.players), (False, placement.judges)):
+            for node in chosen:
+                worker = RayWorker(self._config, node, self._needs.gpus, plays=plays)
+                with self._lock:
+                    self._workers[node.id] = worker
+                self.handout.add(worker)
+
+    def _note_loss(self, remote: RemoteWorker, error: BaseException, answered: bool) -> None:
+        assert isinstance(remote, RayWorker)
+        with self._lock:
+            self._workers.pop(remote.node.id, None)
+            if answered:
+                self._failures.pop(remote.node.id, None)
+            else:
+                self._failures.setdefault(remote.node.id, []).append(time.monotonic())
+            if isinstance(error, WorkerFailedError):
+                self._broken[remote.node.id] = error
+
+    def _look_for_nodes(self) -> None:
+        """Start workers on nodes that have joined, or have lost theirs; the body of a thread."""
+        while not self._ended.wait(_LOOK_S):
+            try:
+                present = nodes()
+            except Exception as error:  # noqa: BLE001 # the head is gone: the workers are lost, too, and the flow ends
+                self.handout.fail(error)
+                return
+            with self._lock:
+                roles = [worker.plays for worker in self._workers.values()]
+                free = [node for node in present if self._may_start(node)]
+                broken = not self._workers and self._broken.keys() >= {node.id for node in present}
+                cause = next(iter(self._broken.values()), None)
+            if broken and cause:
+                self.handout.fail(cause.failure.as_own() if isinstance(cause, WorkerFailedError) else cause)
+            placement = place(free, self._needs, roles.count(True), roles.count(False))
+            if placement.players or placement.judges:
+                self._progress(f"workers start on more nodes:\n{table(free, placement, self._needs)}")
+                self._start(placement)
+
+    def _may_start(self, node: Node) -> bool:
+        if node.id in self._workers or node.id in self._broken:
+            return False
+        failures = self._failures.get(node.id, [])
+        return not failures or time.monotonic() > failures[-1] + _PAUSE_S * 2 ** (len(failures) - 1)
+
+
+@contextmanager
+def _lost_if_dead() -> Iterator[None]:
+    try:
+        yield
+    except ActorDiedError as error:
+        last = str(error).strip().splitlines()[-1]
+        raise WorkerLostError(
+            f"it did not start: {last}" if error.actor_init_failed else "its process or its node has ended"
+        ) from error
+    except RayActorError as error:
+        raise WorkerLostError(f"its node is not reached: {str(error).splitlines()[0]}") from error
+
+
+def needs_of(config: Config, *, playing: bool) -> Needs:
+    """Return what the workers of a run need, if they play or only grade."""
+    gpus = config.cluster.gpus_per_worker
+    if gpus is None:
+        settings = config.inference
+        gpus = 0 if cpu_build() else settings.replicas * devices_of_a_server(settings.extra_args)
+    return Needs(gpus, config.cluster.rollout_workers if playing else 0, config.cluster.judges)

@@ -1,0 +1,231 @@
+"""A run on a Ray cluster makes the versions that one machine makes, whatever is killed."""
+
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flows.math_mt_ppo import math_mt_ppo
+from storage import layout
+from storage.logs import catalog
+from storage.maintenance.verify import verify
+from storage.objects.store import Store
+from storage.versions import datasets, manifests
+from tests.support import ray_cluster
+from tests.support import s3_server as s3
+from tests.support.ray_cluster import RayCluster
+from tests.support.waiting_engine import WaitingEngine, opens
+
+KILLS = 4
+OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=2"]
+
+
+@pytest.fixture(scope="module")
+def cluster(s3_server: s3.Endpoint) -> Iterator[tuple[RayCluster, str]]:
+    """Yield a cluster of three nodes, and the name of a bucket for which they have credentials."""
+    with pytest.MonkeyPatch.context() as environment:
+        bucket = s3.make_bucket(s3_server, environment)
+        with RayCluster() as made:
+            yield made, bucket
+
+
+@pytest.fixture
+def settings(
+    cluster: tuple[RayCluster, str], prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
+    """Return overrides for a run on the cluster, in S3, with engines that only wait."""
+    monkeypatch.setattr("tasks.cluster.node_workers.NodeWorker", _waiting_node())
+    address, bucket = cluster[0].address, cluster[1]
+    store = [f"storage.root=s3://{bucket}/{tmp_path.name}", f"storage.cache={tmp_path}/cache"]
+    return [*store, f"cluster.address={address}", "cluster.silence_s=10", "score.workers=1"]
+
+
+def _waiting_node() -> type:
+    from tests.support.waiting_node import WaitingNode
+
+    return WaitingNode
+
+
+def store_of(settings: list[str]) -> Store:
+    return Store(settings[0].partition("=")[2])
+
+
+def kinds(store: Store) -> dict[str, str]:
+    """Return the kinds of all versions; names of scores and evaluations end with the hash of a protocol."""
+    return {entry.version: entry.kind for entry in catalog.read_all(store) if entry.kind != "alias"}
+
+
+def check_whole(store: Store, iterations: int) -> None:
+    """Check that nothing is lost, doubled or damaged."""
+    found = verify(store, list(kinds(store)), deep=True)
+    assert found.findings == []
+    for iteration in range(iterations):
+        rows = list(datasets.trajectories(store, layout.trajectories("smoke", iteration), Path("/tmp/cache-of-tests")))
+        ids = [row.trajectory_id for row in rows]
+        assert len(set(ids)) == len(ids) == 16
+
+
+def no_actor_is_left(seconds: float, *names: str) -> bool:
+    deadline = time.monotonic() + seconds
+    names = ("ray::WaitingNode", *names)
+    while (left := [each for name in names for each in ray_cluster.actors(name)]) and time.monotonic() < deadline:
+        psutil.wait_procs(left, timeout=0.5)
+    return not left
+
+
+@pytest.mark.parametrize("more", [[], OVERLAP], ids=["barrier", "stream"])
+def test_versions_are_those_of_one_machine(
+    settings: list[str], more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command makes the same versions, from shards of all nodes, and leaves no process behind."""
+    size = ["run.iterations=3", "rollout.rows_per_shard=4", *more]
+    math_mt_ppo("smoke", [*settings, *size])
+    store = store_of(settings)
+    assert no_actor_is_left(20)
+    check_whole(store, 3)
+    writers = {
+        file.name.split("-")[1]
+        for iteration in range(3)
+        for file in manifests.read(store, layout.trajectories("smoke", iteration)).files
+    }
+    assert len(writers) >= 3
+    monkeypatch.setattr("tasks.run.resources.open_engine", opens(WaitingEngine(0.01)))
+    alone = [f"storage.root={tmp_path}/alone", f"storage.cache={tmp_path}/cache-alone", "score.workers=1"]
+    math_mt_ppo("smoke", [*alone, *size])
+    assert kinds(store) == kinds(Store(f"{tmp_path}/alone"))
+
+
+RANKS = ["trainer={launcher: ray, hosts: 2, max_restarts: 2}", "ppo.parallel.shard=2"]
+
+
+@pytest.mark.parametrize("killed", ["nothing", "ray::NodeRanks", "tasks.train.ranks.rank"])
+def test_ranks_on_two_nodes(settings: list[str], killed: str) -> None:
+    """The ranks of two nodes train; if one is killed, or the process that started it, all of them start again."""
+    store, made = store_of(settings), layout.checkpoint("smoke", 1)
+
+    def kill() -> None:
+        while not manifests.committed(store, made):
+            time.sleep(0.1)
+        random.choice(ray_cluster.actors(killed)).kill()
+
+    killer = threading.Thread(target=kill)
+    if killed != "nothing":
+        killer.start()
+    math_mt_ppo("smoke", [*settings, *RANKS, "run.iterations=3", "cluster.rollout_workers=1"])
+    check_whole(store, 3)
+    states = [file.name for file in manifests.read(store, made).files if file.name.startswith("state/")]
+    assert len(states) >= 2  # of two ranks
+    assert no_actor_is_left(20, "ray::NodeRanks", "tasks.train.ranks.rank")
+
+
+def test_killed_workers_cost_only_their_groups(settings: list[str], cluster: tuple[RayCluster, str]) -> None:
+    """Actors are killed at random moments; their nodes get new ones, and every data set is whole."""
+    store, ended = store_of(settings), threading.Event()
+    killed = list[int]()
+
+    def kill() -> None:
+        while not manifests.committed(store, layout.trajectories("smoke", 0)):
+            time.sleep(0.1)
+        while len(killed) < KILLS and not ended.wait(random.uniform(1, 6)):
+            if alive := ray_cluster.actors():
+                victim = random.choice(alive)
+                victim.kill()
+                killed.append(victim.pid)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        math_mt_ppo("smoke", [*settings, *OVERLAP, "run.iterations=12"])
+    finally:
+        ended.set()
+        killer.join()
+    assert killed
+    check_whole(store, 12)
+    assert no_actor_is_left(20)
+
+
+@contextmanager
+def flow_in_a_process(
+    settings: list[str], environment: dict[str, str], folder: Path
+) -> Iterator["subprocess.Popen[bytes]"]:
+    """Start the flow; at the end of the block it must have ended well, or by a signal."""
+    log = folder / "flow.log"
+    command = [sys.executable, "-m", "tests.support.waiting_node", "smoke", *settings]
+    with log.open("wb") as output:
+        flow = subprocess.Popen(command, env=os.environ | environment, stdout=output, stderr=output)
+    try:
+        yield flow
+        assert flow.wait(150) <= 0, log.read_text()[-4000:]
+    finally:
+        flow.kill()
+        flow.wait()
+
+
+def wait_for(store: Store, version: str, flow: "subprocess.Popen[bytes]") -> None:
+    while not manifests.committed(store, version):
+        assert flow.poll() is None
+        time.sleep(0.1)
+
+
+def test_a_node_that_dies_and_one_that_joins(
+    settings: list[str], cluster: tuple[RayCluster, str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    """A node loses power while it plays, and another one joins: the run goes on with those that are there."""
+    store, made = store_of(settings), cluster[0]
+    with flow_in_a_process([*settings, *OVERLAP, "run.iterations=12"], environment, tmp_path) as flow:
+        wait_for(store, layout.trajectories("smoke", 0), flow)
+        made.kill(made.workers[0])
+        made.add()
+        begun = time.monotonic()
+        while len(ray_cluster.actors()) < 3:
+            assert flow.poll() is None
+            assert time.monotonic() < begun + 60
+            time.sleep(0.1)
+    check_whole(store, 12)
+    assert no_actor_is_left(20)
+
+
+def test_a_killed_flow_leaves_nothing_and_is_continued(
+    settings: list[str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    """The workers of a killed flow end with it; the same command continues the run."""
+    store, more = store_of(settings), [*settings, *OVERLAP, "run.iterations=6"]
+    with flow_in_a_process(more, environment, tmp_path) as flow:
+        wait_for(store, layout.trajectories("smoke", 1), flow)
+        flow.kill()
+    assert no_actor_is_left(30)
+    math_mt_ppo("smoke", more)
+    check_whole(store, 6)
+
+
+def test_two_runs_on_one_cluster(settings: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
+    """Two flows share the nodes; each makes its own run."""
+    store = store_of(settings)
+    with flow_in_a_process([*settings, "run.name=other"], environment, tmp_path):
+        math_mt_ppo("smoke", settings)
+    check_whole(store, 2)
+    made = Counter(version.split("/")[1] for version in kinds(store) if version.startswith("runs/"))
+    assert made["other"] == made["smoke"] > 0
+
+
+def test_what_cannot_work_is_refused_at_once(settings: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster without room, one without a token, and none at all: the messages say what is missing."""
+    with pytest.raises(ValueError, match=r"a worker needs 1 core and 8 GPU\(s\) on one node, the cluster has"):
+        math_mt_ppo("smoke", [*settings, "cluster.gpus_per_worker=8"])
+    ranks = ["trainer={launcher: ray, hosts: 4}", "ppo.parallel.shard=8"]
+    with pytest.raises(ValueError, match=r"the trainer needs 4 node\(s\) with 2 core\(s\)"):
+        math_mt_ppo("smoke", [*settings, *ranks])
+    with pytest.raises(ConnectionError, match="no Ray cluster answers at 127.0.0.1:1"):
+        math_mt_ppo("smoke", [*settings, "cluster.address=127.0.0.1:1"])
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    with pytest.raises(ValueError, match="set it to token"):
+        math_mt_ppo("smoke", settings)

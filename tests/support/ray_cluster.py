@@ -1,0 +1,60 @@
+"""A Ray cluster of several nodes on this machine, which asks for a token."""
+
+import os
+import secrets
+import tempfile
+from types import TracebackType
+from typing import Any, Self
+
+import psutil
+
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
+_QUICK = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 5}
+
+
+class RayCluster:
+    """A head and some more nodes, each with two cores; a context manager that ends all of them.
+
+    Args:
+        nodes: the number of nodes, with the head.
+    """
+
+    def __init__(self, nodes: int = 3) -> None:
+        os.environ |= TOKEN  # before Ray's libraries are imported
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        from ray.cluster_utils import Cluster
+
+        self._folder = tempfile.TemporaryDirectory(prefix="ray-")
+        head = {"num_cpus": 2, "include_dashboard": False, "_system_config": _QUICK, "temp_dir": self._folder.name}
+        self._cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+        for _ in range(nodes - 1):
+            self.add()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self._cluster.shutdown()
+        self._folder.cleanup()
+
+    @property
+    def address(self) -> str:
+        return str(self._cluster.address)
+
+    @property
+    def workers(self) -> list[Any]:
+        """The nodes besides the head."""
+        return list(self._cluster.worker_nodes)
+
+    def add(self, **resources: float) -> Any:
+        """Add a node."""
+        return self._cluster.add_node(**({"num_cpus": 2} | resources))
+
+    def kill(self, node: Any) -> None:
+        """End all processes of a node at once, as if its host had lost power."""
+        self._cluster.remove_node(node, allow_graceful=False)
+
+
+def actors(name: str = "ray::WaitingNode") -> list[psutil.Process]:
+    """Return the processes of actors on this machine."""
+    return [process for process in psutil.process_iter(["cmdline"]) if name in " ".join(process.info["cmdline"] or [])]
