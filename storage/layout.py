@@ -12,6 +12,9 @@ runs/<run>/history/<iterations>             the results of each problem in so ma
 runs/<run>/curriculum                       how often the run draws each problem, computed from earlier runs
 runs/<run>/decision                         retraining: champion or challenger, and why
 
+runs/<run>/report                           pictures and summary of the run; no version, replaced by the next one
+runs/<run>/logs/<time>                      what the nodes of a cluster logged before a failure; no version
+
 Within a version:
 manifest.json                               the commit record
 <nonce>/…                                   data objects of the attempt with that nonce
@@ -105,6 +108,11 @@ def curriculum(name: str) -> CurriculumVersion:
 
 def decision(name: str) -> DecisionVersion:
     return DecisionVersion(f"runs/{name}/decision")
+
+
+def logs(name: str, time: str) -> str:
+    """Return the folder of a run for the logs of nodes."""
+    return f"runs/{name}/logs/{time}"
 
 
 def manifest(version: str) -> str:

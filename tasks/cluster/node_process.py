@@ -16,6 +16,8 @@ from tasks.cluster.connection import require_token
 
 logger = logging.getLogger(__name__)
 _LOOK_S = 1.0
+_LOG_BYTES = 1_000_000
+"""Bytes of a log file that are kept, from its end."""
 
 
 class NodeProcess:
@@ -36,6 +38,14 @@ class NodeProcess:
         self._logs = self._cache / "logs" / self._config.run.name / name
         self._heard = time.monotonic()
         threading.Thread(target=self._end_without_flow, name="end", daemon=True).start()
+
+    def store_logs(self, folder: str) -> None:
+        """Upload the ends of all logs of the run on this node."""
+        store, root = Store.of(self._config.storage), self._cache / "logs" / self._config.run.name
+        for path in sorted(root.rglob("*.log")):
+            with path.open("rb") as file:
+                file.seek(max(0, path.stat().st_size - _LOG_BYTES))
+                store.write(f"{folder}/{os.uname().nodename}/{path.relative_to(root).as_posix()}", file.read())
 
     def _hear(self) -> None:
         """Note that the flow is alive."""

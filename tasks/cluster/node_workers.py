@@ -13,7 +13,9 @@ from ray.exceptions import ActorDiedError, RayActorError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from configs import Config
+from storage.objects.store import Store
 from tasks.cluster.connection import environment, nodes
+from tasks.cluster.logs import keep_logs
 from tasks.cluster.node_process import for_nodes
 from tasks.cluster.node_worker import NodeWorker
 from tasks.cluster.placement import Needs, Node, Placement, check, place, table
@@ -38,7 +40,7 @@ class RayWorker:
 
     def __init__(self, config: Config, node: Node, gpus: int, *, plays: bool) -> None:
         self.node, self.plays, self.name = node, plays, f"the {'rollout worker' if plays else 'judge'} on {node.name}"
-        self._actor: Any = (
+        self.process: Any = (
             ray.remote(NodeWorker)
             .options(
                 num_cpus=1,
@@ -54,24 +56,24 @@ class RayWorker:
 
     async def give(self, orders: Orders) -> None:
         with _lost_if_dead():
-            await self._actor.give.remote(orders)
+            await self.process.give.remote(orders)
 
     async def report(self) -> Report:
         with _lost_if_dead():
-            report: Report = await self._actor.report.remote()
+            report: Report = await self.process.report.remote()
         return report
 
     async def score(self, order: ShardOrder) -> ScoredShard | Failure:
         with _lost_if_dead():
-            scored: ScoredShard | Failure = await self._actor.score.remote(order)
+            scored: ScoredShard | Failure = await self.process.score.remote(order)
         return scored
 
     def close(self) -> Any:
         """Let it end by itself; return what Ray waits for."""
-        return self._actor.close.remote()
+        return self.process.close.remote()
 
     def end(self) -> None:
-        ray.kill(self._actor)
+        ray.kill(self.process)
 
 
 class NodeWorkers:
@@ -109,6 +111,11 @@ class NodeWorkers:
         self._ended.set()
         self._watch.join()
         try:
+            if isinstance(value, Exception):
+                causes = [self.handout.first_loss or value, value]
+                processes = [worker.process for worker in self._workers.values()]
+                store = Store.of(self._config.storage)
+                keep_logs(store, self._config.run.name, processes, causes, self._progress)
             if kind is None or issubclass(kind, Exception):
                 closing = [worker.close() for worker in self._workers.values()]
                 ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)

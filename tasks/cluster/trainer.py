@@ -12,7 +12,9 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from configs import Config
+from storage.objects.store import Store
 from tasks.cluster.connection import environment, nodes
+from tasks.cluster.logs import keep_logs
 from tasks.cluster.node_process import for_nodes
 from tasks.cluster.node_ranks import LOST, NodeRanks
 from tasks.cluster.placement import Gang, PlacementError, check_gang
@@ -70,6 +72,8 @@ class RayTrainer:
             self._watching.notify_all()
         self._watch.join()
         try:
+            if self._hosts and isinstance(value, Exception):
+                keep_logs(Store.of(self._config.storage), self._config.run.name, self._hosts, [value], self._progress)
             if self._hosts and (kind is None or issubclass(kind, Exception)):
                 closing = [host.close.remote() for host in self._hosts]
                 ray.wait(closing, num_returns=len(closing), timeout=_END_S)

@@ -202,7 +202,8 @@ class Handout:
         self._idle = asyncio.Event()
         self._idle.set()
         self._scoring: ScoringJob | None = None
-        self._first_loss: BaseException | None = None
+        self.first_loss: BaseException | None = None
+        """The error of the first worker that was lost."""
         self._fatal: BaseException | None = None
         self._alone_since = time.monotonic()
 
@@ -348,7 +349,7 @@ class Handout:
         if not self._fatal and not self._workers and time.monotonic() > self._alone_since + self._start_s:
             waited = f"no rollout worker for {self._start_s:g} s (cluster.start_timeout_s)"
             self._fatal = InferenceError(waited)
-            self._fatal.__cause__ = self._first_loss
+            self._fatal.__cause__ = self.first_loss
         if self._fatal:
             raise self._fatal
 
@@ -415,7 +416,7 @@ class Handout:
             task.cancel()
         worker.remote.end()
         self._alone_since = time.monotonic()
-        self._first_loss = self._first_loss or error
+        self.first_loss = self.first_loss or error
         playing = sum(rollout.lose(worker) for rollout in self._rollouts)
         self._progress(f"{worker.remote.name} is lost: {error}. Others play its {playing} groups")
         for rollout in self._rollouts:

@@ -23,9 +23,10 @@ from storage.versions import datasets, manifests
 from tests.support import ray_cluster
 from tests.support import s3_server as s3
 from tests.support.ray_cluster import RayCluster
+from tests.support.soak import scaled
 from tests.support.waiting_engine import WaitingEngine, opens
 
-KILLS = 4
+KILLS = scaled(4, 30)
 OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=2"]
 
 
@@ -82,7 +83,7 @@ def no_actor_is_left(seconds: float, *names: str) -> bool:
     return not left
 
 
-@pytest.mark.parametrize("more", [[], OVERLAP], ids=["barrier", "stream"])
+@pytest.mark.parametrize("more", scaled([OVERLAP], [OVERLAP, []]), ids=" ".join)
 def test_versions_are_those_of_one_machine(
     settings: list[str], more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +108,7 @@ def test_versions_are_those_of_one_machine(
 RANKS = ["trainer={launcher: ray, hosts: 2, max_restarts: 2}", "ppo.parallel.shard=2"]
 
 
-@pytest.mark.parametrize("killed", ["nothing", "ray::NodeRanks", "tasks.train.ranks.rank"])
+@pytest.mark.parametrize("killed", scaled(["ray::NodeRanks"], ["ray::NodeRanks", "tasks.train.ranks.rank", "nothing"]))
 def test_ranks_on_two_nodes(settings: list[str], killed: str) -> None:
     """The ranks of two nodes train; if one is killed, or the process that started it, all of them start again."""
     store, made = store_of(settings), layout.checkpoint("smoke", 1)
@@ -127,6 +128,7 @@ def test_ranks_on_two_nodes(settings: list[str], killed: str) -> None:
     assert no_actor_is_left(20, "ray::NodeRanks", "tasks.train.ranks.rank")
 
 
+@pytest.mark.timeout(scaled(600, 7200))
 def test_killed_workers_cost_only_their_groups(settings: list[str], cluster: tuple[RayCluster, str]) -> None:
     """Actors are killed at random moments; their nodes get new ones, and every data set is whole."""
     store, ended = store_of(settings), threading.Event()
@@ -144,12 +146,12 @@ def test_killed_workers_cost_only_their_groups(settings: list[str], cluster: tup
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        math_mt_ppo("smoke", [*settings, *OVERLAP, "run.iterations=12"])
+        math_mt_ppo("smoke", [*settings, *OVERLAP, f"run.iterations={scaled(10, 80)}"])
     finally:
         ended.set()
         killer.join()
     assert killed
-    check_whole(store, 12)
+    check_whole(store, scaled(10, 80))
     assert no_actor_is_left(20)
 
 
@@ -215,6 +217,20 @@ def test_two_runs_on_one_cluster(settings: list[str], tmp_path: Path, environmen
     check_whole(store, 2)
     made = Counter(version.split("/")[1] for version in kinds(store) if version.startswith("runs/"))
     assert made["other"] == made["smoke"] > 0
+
+
+def test_the_first_cause_and_the_logs_of_nodes_are_kept(settings: list[str]) -> None:
+    """An agent that ends the rollout ends the flow with its error; the store has the logs of the nodes."""
+    agent = "agent={type: 'tests.support.waiting_node:StopsTheLoop'}"
+    with pytest.raises(RuntimeError, match="an agent stopped the event loop"):
+        math_mt_ppo("smoke", [*settings, agent])
+    store = store_of(settings)
+    kept = {item.path: store.read(item.path).decode() for item in store.walk("runs/smoke/logs")}
+    (cause,) = (text for path, text in kept.items() if path.endswith("cause.txt"))
+    assert "an agent stopped the event loop" in cause
+    assert any("the worker ends" in text for path, text in kept.items() if path.endswith("process.log"))
+    assert verify(store, list(kinds(store)), deep=True).findings == []
+    assert no_actor_is_left(20)
 
 
 def test_what_cannot_work_is_refused_at_once(settings: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

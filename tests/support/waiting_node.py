@@ -3,15 +3,26 @@
 python -m tests.support.waiting_node CONFIG key=value …     the main flow with such workers
 """
 
+import asyncio
 import os
 from contextlib import nullcontext
 from typing import Any
 
+from storage.records import Trajectory
+from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.cluster.node_worker import NodeWorker
 from tests.support.waiting_engine import WaitingEngine, log_normal
 
 SECONDS = "WAITING_NODE_SECONDS"
 """Environment variable: the median duration of a completion."""
+
+
+class StopsTheLoop(MathMultiTurnAgent):
+    """An agent that ends the rollout of its process."""
+
+    async def collect_trajectory(self, *_: Any) -> list[Trajectory]:
+        asyncio.get_running_loop().stop()
+        return []
 
 
 class WaitingNode(NodeWorker):

@@ -1,0 +1,35 @@
+"""The logs of all nodes after a failure, in one folder of the store, with the first cause first."""
+
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import ray
+
+from storage import layout
+from storage.objects.store import Store
+
+_WAIT_S = 15.0
+"""Longest wait for nodes that upload their logs."""
+
+
+def keep_logs(
+    store: Store, run: str, processes: Sequence[Any], causes: Sequence[BaseException], progress: Callable[[str], None]
+) -> None:
+    """Let the processes upload what their nodes have logged, and write down the causes, the first one first.
+
+    Args:
+        store: the store of the run.
+        run: its name.
+        processes: actors of `tasks.cluster.node_process.NodeProcess`; some may be gone.
+        causes: the errors that led to the end.
+        progress: called with a line of text that says where the logs are.
+    """
+    folder = layout.logs(run, datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%f"))
+    texts = dict.fromkeys("".join(traceback.format_exception(cause)) for cause in causes)
+    store.write(f"{folder}/cause.txt", "\n".join(texts).encode())
+    uploads = [process.store_logs.remote(folder) for process in processes]
+    if uploads:
+        ray.wait(uploads, num_returns=len(uploads), timeout=_WAIT_S)
+    progress(f"the causes of the failure, and the logs of all nodes that answered: {store.uri(folder)}")
