@@ -8,7 +8,7 @@ from typing import Any
 
 from configs import Config
 from tasks.cluster.node_process import NodeProcess
-from tasks.rollout.messages import Failure
+from tasks.rollout.remote.messages import Failure
 from tasks.train.orders import DistanceOrder, Made, UpdateOrder
 from tasks.train.ranks.host import HostRanks
 from tasks.train.ranks.launcher import Ranks, RanksLostError

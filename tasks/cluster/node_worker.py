@@ -11,8 +11,8 @@ from storage.versions import checkpoints, datasets
 from storage.versions.checkpoints import Checkpoint
 from tasks.cluster.node_process import NodeProcess
 from tasks.inference.engine import Engine
-from tasks.rollout.messages import Failure, Orders, Report
-from tasks.rollout.worker import Worker
+from tasks.rollout.remote.messages import Failure, Orders, Report
+from tasks.rollout.remote.worker import Worker
 from tasks.rollout.workers import LocalWorkers
 from tasks.score.scoring import ScoredShard, ShardOrder, score_shard
 from tasks.score.verifier import Verifier

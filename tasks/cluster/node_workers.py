@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import ray
-from ray.exceptions import ActorDiedError, RayActorError
+from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from configs import Config
@@ -20,9 +20,10 @@ from tasks.cluster.node_process import for_nodes
 from tasks.cluster.node_worker import NodeWorker
 from tasks.cluster.placement import Needs, Node, Placement, check, place, table
 from tasks.inference.devices import cpu_build, devices_of_a_server
-from tasks.rollout.handout import Handout, RemoteWorker, WorkerFailedError, WorkerLostError
-from tasks.rollout.messages import Failure, Orders, Report
-from tasks.rollout.scoring_job import AT_ONCE
+from tasks.rollout.remote.handout import Handout, WorkerFailedError, WorkerLostError
+from tasks.rollout.remote.messages import Failure, Orders, Report
+from tasks.rollout.remote.scoring_job import AT_ONCE
+from tasks.rollout.remote.shared_rollout import RemoteWorker
 from tasks.score.scoring import ScoredShard, ShardOrder
 
 _LOOK_S = 2.0
@@ -30,13 +31,15 @@ _LOOK_S = 2.0
 _CLOSE_S = 15.0
 """Longest wait for workers that end by themselves."""
 _PAUSE_S = 5.0
-"""Time before another worker starts on a node whose last one never answered; it doubles with each."""
+"""Time before another worker starts on a node whose last one was lost before it finished an episode; it doubles."""
+_MOST_FAILURES = 5
+"""After so many such losses in a row a node counts as broken."""
 _THREADS = 3 + AT_ONCE
 """Calls that an actor answers at the same time: orders, a report, its end, and shards to grade."""
 
 
 class RayWorker:
-    """A worker on a node, as `tasks.rollout.handout.RemoteWorker`."""
+    """A worker on a node, as `tasks.rollout.remote.handout.RemoteWorker`."""
 
     def __init__(self, config: Config, node: Node, gpus: int, *, plays: bool) -> None:
         self.node, self.plays, self.name = node, plays, f"the {'rollout worker' if plays else 'judge'} on {node.name}"
@@ -79,8 +82,8 @@ class RayWorker:
 class NodeWorkers:
     """Starts workers on nodes and hands them over to a `Handout`; a context manager that ends them.
 
-    A node whose worker was killed gets another one. A node whose worker ended with an error of the node
-    (`Failure.of_its_host`) gets no other one in this flow run.
+    A node whose worker was lost gets another one. A node whose worker ended with an error of the node
+    (`Failure.of_its_host`), or which loses one after the other, gets no other one in this flow run.
     """
 
     def __init__(self, config: Config, progress: Callable[[str], None], *, playing: bool) -> None:
@@ -91,7 +94,7 @@ class NodeWorkers:
         self._lock = threading.Lock()
         self._workers: dict[str, RayWorker] = {}  # by node
         self._failures: dict[str, list[float]] = {}
-        """When workers of each node have ended before their first answer."""
+        """When workers of each node were lost before they finished an episode, since the last one that did."""
         self._broken: dict[str, BaseException] = {}
         self._ended = threading.Event()
         around = contextvars.copy_context().run  # with the context in which Prefect knows where logs go
@@ -130,15 +133,16 @@ class NodeWorkers:
                     self._workers[node.id] = worker
                 self.handout.add(worker)
 
-    def _note_loss(self, remote: RemoteWorker, error: BaseException, answered: bool) -> None:
+    def _note_loss(self, remote: RemoteWorker, error: BaseException, useful: bool) -> None:
         assert isinstance(remote, RayWorker)
         with self._lock:
             self._workers.pop(remote.node.id, None)
-            if answered:
+            if useful:
                 self._failures.pop(remote.node.id, None)
-            else:
-                self._failures.setdefault(remote.node.id, []).append(time.monotonic())
-            if isinstance(error, WorkerFailedError):
+            failures = self._failures.setdefault(remote.node.id, [])
+            if not useful:
+                failures.append(time.monotonic())
+            if isinstance(error, WorkerFailedError) or len(failures) >= _MOST_FAILURES:
                 self._broken[remote.node.id] = error
 
     def _look_for_nodes(self) -> None:
@@ -152,7 +156,8 @@ class NodeWorkers:
             with self._lock:
                 roles = [worker.plays for worker in self._workers.values()]
                 free = [node for node in present if self._may_start(node)]
-                broken = not self._workers and self._broken.keys() >= {node.id for node in present}
+                others = {node.id for node in present} - self._workers.keys()
+                broken = True not in roles and self._broken.keys() >= others
                 cause = next(iter(self._broken.values()), None)
             if broken and cause:
                 self.handout.fail(cause.failure.as_own() if isinstance(cause, WorkerFailedError) else cause)
@@ -179,6 +184,8 @@ def _lost_if_dead() -> Iterator[None]:
         ) from error
     except RayActorError as error:
         raise WorkerLostError(f"its node is not reached: {str(error).splitlines()[0]}") from error
+    except RayTaskError as error:
+        raise WorkerFailedError(Failure.of(error)) from error
 
 
 def needs_of(config: Config, *, playing: bool) -> Needs:

@@ -18,7 +18,7 @@ from tasks.cluster.logs import keep_logs
 from tasks.cluster.node_process import for_nodes
 from tasks.cluster.node_ranks import LOST, NodeRanks
 from tasks.cluster.placement import Gang, PlacementError, check_gang
-from tasks.rollout.messages import Failure
+from tasks.rollout.remote.messages import Failure
 from tasks.train.orders import DistanceOrder, Made, Progress, UpdateOrder
 from tasks.train.ranks.launcher import RanksLostError
 
@@ -55,6 +55,8 @@ class RayTrainer:
         self._restarts = 0
         self._hosts: list[Any] = []
         self._lost = ""
+        self._ready = False
+        """Whether the ranks of all hosts have met."""
         self._watching = threading.Condition()
         self._ended = False
         around = contextvars.copy_context().run
@@ -115,12 +117,13 @@ class RayTrainer:
             raise RanksLostError(f"no room for the ranks within trainer.startup_timeout_s={knobs.startup_timeout_s:g}")
         hosts = [self._start_process(index) for index in range(knobs.hosts)]
         with self._watching:
-            self._hosts, self._lost = hosts, ""
+            self._hosts, self._lost, self._ready = hosts, "", False
         address = self._get(hosts[0].free_address.remote(_ip_of(self._room))) if knobs.hosts > 1 else None
         waiting = [host.start.remote(address) for host in hosts]
         for place in waiting:
             if failure := self._get(place):
                 raise _error(failure)
+        self._ready = True
         self._progress(f"{self._config.ppo.parallel.ranks} ranks are ready on {knobs.hosts} node(s)")
 
     def _start_process(self, index: int) -> Any:
@@ -160,14 +163,16 @@ class RayTrainer:
                 if self._ended:
                     return
                 hosts = self._hosts
+            knobs = self._config
+            patience = knobs.cluster.silence_s if self._ready else knobs.trainer.startup_timeout_s
             for index, host in enumerate(hosts):
                 lost = ""
                 try:
-                    lines, lost = ray.get(host.check.remote(), timeout=self._config.cluster.silence_s)
+                    lines, lost = ray.get(host.check.remote(), timeout=patience)
                     for line in lines:
                         self._progress(line)
                 except GetTimeoutError:
-                    lost = f"host {index} of the trainer did not answer for {self._config.cluster.silence_s:g} s"
+                    lost = f"host {index} of the trainer did not answer for {patience:g} s"
                 except RayActorError:
                     lost = f"host {index} of the trainer is lost: its process or its node has ended"
                 with self._watching:

@@ -53,10 +53,13 @@ def pass_tokens(config: Config) -> int:
 def _trainer(config: Config, memory: Memory) -> Row:
     parallel, hosts, own = config.ppo.parallel, config.trainer.hosts, _ranks_of_a_host(config)
     otherwise = "; the CPU if it has none" if config.ppo.device == "auto" else ""
+    where = "the flow's host" if hosts == 1 else f"{hosts} hosts with {own} each; the flow's host is the first"
+    if config.trainer.launcher == "ray":
+        where = f"{_count(hosts, 'node')} of the cluster, with {own} each"
     return {
         "what": "trainer",
         "processes": f"{_count(parallel.ranks, 'rank')}: replicate {parallel.replicate} x shard {parallel.shard}",
-        "where": "the flow's host" if hosts == 1 else f"{hosts} hosts with {own} each; the flow's host is the first",
+        "where": where,
         "devices": "the CPU" if config.ppo.device == "cpu" else f"the first {_count(own, 'GPU')}{otherwise}",
         "memory of each": size(memory.total),
     }
@@ -64,18 +67,24 @@ def _trainer(config: Config, memory: Memory) -> Row:
 
 def _servers(config: Config) -> Row:
     settings, of_each = config.inference, _devices_of_a_server(config)
+    host = "each rollout worker's node" if config.cluster.address else "the flow's host"
     devices = f"the last {_count(settings.replicas * of_each, 'GPU')}, {of_each} for each; the CPU if it has none"
     return {
         "what": "vLLM",
         "processes": _count(len(settings.urls) or settings.replicas, "server"),
-        "where": ", ".join(settings.urls) or "the flow's host",
+        "where": ", ".join(settings.urls) or host,
         "devices": "as started" if settings.urls else devices,
         "memory of each": "as started" if settings.urls else f"{settings.gpu_memory_utilization:.0%} of a GPU",
     }
 
 
 def _gpus(config: Config) -> str:
-    """Say how many GPUs the flow's host needs."""
+    """Say how many GPUs the flow's host needs, or a node of a cluster."""
+    if config.cluster.address:
+        trained = "a node with ranks" if config.trainer.launcher == "ray" else "the flow's host"
+        played = config.inference.replicas * _devices_of_a_server(config)
+        trainer = _count(_ranks_of_a_host(config), "GPU")
+        return f"On GPUs, {trained} needs {trainer} for the trainer, and each rollout worker {_count(played, 'GPU')}."
     own, replicas = _ranks_of_a_host(config), 0 if config.inference.urls else config.inference.replicas
     servers = replicas * _devices_of_a_server(config)
     needed = _count(own + servers, "GPU")

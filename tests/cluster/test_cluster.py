@@ -2,6 +2,7 @@
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
@@ -166,7 +167,7 @@ def flow_in_a_process(
         flow = subprocess.Popen(command, env=os.environ | environment, stdout=output, stderr=output)
     try:
         yield flow
-        assert flow.wait(150) <= 0, log.read_text()[-4000:]
+        assert flow.wait(150) in (0, -signal.SIGKILL, 130), log.read_text()[-4000:]
     finally:
         flow.kill()
         flow.wait()
@@ -196,14 +197,16 @@ def test_a_node_that_dies_and_one_that_joins(
     assert no_actor_is_left(20)
 
 
-def test_a_killed_flow_leaves_nothing_and_is_continued(
-    settings: list[str], environment: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_flow_that_ends_leaves_nothing_and_is_continued(
+    settings: list[str], environment: dict[str, str], tmp_path: Path, number: signal.Signals
 ) -> None:
-    """The workers of a killed flow end with it; the same command continues the run."""
+    """The workers of a killed or interrupted flow end with it; the same command continues the run."""
     store, more = store_of(settings), [*settings, *OVERLAP, "run.iterations=6"]
     with flow_in_a_process(more, environment, tmp_path) as flow:
         wait_for(store, layout.trajectories("smoke", 1), flow)
-        flow.kill()
+        flow.send_signal(number)
+        flow.wait(20)
     assert no_actor_is_left(30)
     math_mt_ppo("smoke", more)
     check_whole(store, 6)

@@ -23,9 +23,9 @@ from storage.versions.drafts import Draft, Provenance
 from storage.versions.journal import JournaledDraft
 from storage.versions.manifests import Manifest
 from tasks.agents.chat import Chat
-from tasks.rollout.handout import Handout
 from tasks.rollout.plan import RolloutPlan, draw
 from tasks.rollout.play import play
+from tasks.rollout.remote.handout import Handout
 from tasks.rollout.stream import Stream
 from tasks.rollout.workers import LocalWorkers
 from tasks.score.verifier import Verifier
@@ -204,7 +204,7 @@ def test_workers_with_a_broken_host(store: Store, verifier: Verifier, stays: int
         if stays:
             check_whole(play_batch(made, settings()))
         else:
-            with pytest.raises(Exception, match="no rollout worker for 5 s") as raised:
+            with pytest.raises(Exception, match="there was no worker for 5 s") as raised:
                 play_batch(made, settings())
             assert "No space left" in str(raised.value.__cause__)
 

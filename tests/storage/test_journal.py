@@ -8,11 +8,12 @@ import pytest
 from storage import layout
 from storage.errors import TakenOverError
 from storage.logs.log import Log
+from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.records import TRAJECTORY_SCHEMA, Trajectory
 from storage.versions import datasets
 from storage.versions.datasets import ShardWriter
-from storage.versions.drafts import Provenance
+from storage.versions.drafts import Draft, Provenance, Shard
 from storage.versions.journal import JournaledDraft
 from tests.support.train_helpers import make_trajectory
 
@@ -45,6 +46,26 @@ def test_finished_shards_are_taken_over(any_store: Store, tmp_path: Path) -> Non
     assert [file.name for file in manifest.files] == [f"part-{number:05d}.parquet" for number in range(3)]
     rows = [row.trajectory_id for row in datasets.trajectories(any_store, VERSION, tmp_path)]
     assert rows == [row.trajectory_id for number in range(5) for row in group(number)]
+
+
+def test_shards_of_other_processes_are_taken_over(any_store: Store, tmp_path: Path) -> None:
+    """Two processes write shards in folders of their own; one entry names them all, and the next attempt has them."""
+    shards = list[Shard]()
+    for number in range(2):
+        with Draft(any_store, VERSION, "trajectories") as other:
+            with ShardWriter(other, TRAJECTORY_SCHEMA, 4, prefix=f"part-{number}") as writer:
+                writer.write_group(group(number))
+            shards += [Shard(file, [{"problem_id": number}]) for file in other.files]
+    with JournaledDraft(any_store, VERSION, "trajectories") as killed:
+        before = Log(any_store, layout.journal(VERSION)).length()
+        killed.accept_shards(shards)
+        assert Log(any_store, layout.journal(VERSION)).length() == before + 1
+    with JournaledDraft(any_store, VERSION, "trajectories") as draft:
+        assert [note["problem_id"] for note in draft.notes] == [0, 1]
+        draft.commit(Provenance(config={}), [])
+    rows = [row.trajectory_id for row in datasets.trajectories(any_store, VERSION, tmp_path)]
+    assert rows == [row.trajectory_id for number in range(2) for row in group(number)]
+    assert verify(any_store, [VERSION], deep=True).findings == []
 
 
 def test_the_earlier_writer_stops(any_store: Store) -> None:
@@ -105,7 +126,10 @@ def test_shards_up_to_a_damaged_entry_are_made_again(store: Store) -> None:
 
 @pytest.mark.parametrize(
     "entry",
-    [{}, {"adopted": 3}, {"adopted": [["a"]]}, {"file": None, "notes": []}, {"notes": []}, {"file": WHOLE, "notes": 3}],
+    [
+        *({}, {"adopted": 3}, {"adopted": [["a"]]}, {"file": None, "notes": []}, {"notes": []}),
+        *({"file": WHOLE, "notes": 3}, {"shards": 3}, {"shards": [3]}, {"shards": [{"notes": []}]}),
+    ],
 )
 def test_an_entry_with_wrong_fields_counts_as_damaged(entry: dict[str, Any], store: Store) -> None:
     """If the digest of an entry is right but its fields are wrong, the shards before it are made again."""

@@ -9,9 +9,9 @@ from storage.objects.store import Store
 from storage.records import Problem
 from storage.version_names import PolicyVersion
 from storage.versions.checkpoints import Checkpoint
-from tasks.rollout.handout import WorkerLostError
-from tasks.rollout.messages import Failure, Orders, Report
-from tasks.rollout.worker import Worker
+from tasks.rollout.remote.handout import WorkerLostError
+from tasks.rollout.remote.messages import Failure, Orders, Report
+from tasks.rollout.remote.worker import Worker
 from tasks.rollout.workers import LocalWorkers
 from tasks.score.scoring import ScoredShard, ShardOrder, score_shard
 from tasks.score.verifier import Verifier

@@ -35,7 +35,11 @@ if __name__ == "__main__":
     from unittest.mock import patch
 
     from flows.math_mt_ppo import math_mt_ppo
+    from storage import interrupts
     from tests.support import waiting_node  # nodes cannot import __main__
 
-    with patch("tasks.cluster.node_workers.NodeWorker", waiting_node.WaitingNode):
-        math_mt_ppo(sys.argv[1], sys.argv[2:])
+    def main() -> None:
+        with patch("tasks.cluster.node_workers.NodeWorker", waiting_node.WaitingNode):
+            math_mt_ppo(sys.argv[1], sys.argv[2:])
+
+    interrupts.run(main)

@@ -28,9 +28,9 @@ from storage.versions.manifests import File
 from tasks.inference.api import EngineClosedError
 from tasks.rollout.data_set import FinishedGroup
 from tasks.rollout.groups import Change
-from tasks.rollout.messages import Failure, GroupOrder, Orders, Place, Report, Room, StoredShard, StoreOrder
 from tasks.rollout.plan import RolloutPlan, Start
 from tasks.rollout.play import run_loop
+from tasks.rollout.remote.messages import Failure, GroupOrder, Orders, Place, Report, Room, StoredShard, StoreOrder
 from tasks.rollout.workers import LocalWorkers
 
 BEAT_S = 1.0

@@ -3,7 +3,7 @@
 A worker gets a group when it has room for it, and may begin it (`SharedGroups.next`). When it reports the group as
 finished, the flow says which data set stores it. When it reports a shard, the flow enters that into the journal of the
 data set; only then its groups are safe. A data set with all its groups is flushed by each worker that still holds some,
-then it is committed (`tasks.rollout.books`).
+then it is committed (`tasks.rollout.remote.books`).
 
 A worker that is lost (`RemoteWorker.report` raises, or does not answer) loses the groups that it played and those that
 it had not stored: they are handed out again. Whatever it still uploads is named by no journal and no manifest.
@@ -15,21 +15,19 @@ import contextvars
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from storage.version_names import PolicyVersion, TrajectoriesVersion
 from storage.versions.drafts import Draft
 from storage.versions.manifests import read
 from tasks.inference.api import EngineClosedError, InferenceError
-from tasks.rollout.books import Books, News
 from tasks.rollout.groups import SharedGroups
-from tasks.rollout.messages import Failure, GroupOrder, Orders, Report
 from tasks.rollout.plan import RolloutPlan
-from tasks.rollout.scoring_job import AT_ONCE, ScoringJob
+from tasks.rollout.remote.messages import Failure, Orders, Report
+from tasks.rollout.remote.scoring_job import AT_ONCE, ScoringJob
+from tasks.rollout.remote.shared_rollout import Attended, RemoteWorker, SharedRollout
 from tasks.score.scoring import NO_GRADES, Grades, ScoredShard, ShardOrder
 
 _KEEP_S = 30.0
@@ -39,24 +37,6 @@ _LOOK_S = 1.0
 _TELL_S = 30.0
 """Time between two tables of the workers in the log."""
 Result = TypeVar("Result")
-
-
-class RemoteWorker(Protocol):
-    """A `tasks.rollout.worker.Worker` in another process. Its methods raise any error if that process is lost."""
-
-    name: str
-    plays: bool
-    """False for a worker that only grades."""
-
-    async def give(self, orders: Orders) -> None: ...
-
-    async def report(self) -> Report: ...
-
-    async def score(self, order: ShardOrder) -> ScoredShard | Failure: ...
-
-    def end(self) -> None:
-        """End its process, without waiting; it may be lost already."""
-        ...
 
 
 class WorkerLostError(RuntimeError):
@@ -71,103 +51,6 @@ class WorkerFailedError(RuntimeError):
         self.failure = failure
 
 
-@dataclass(slots=True, eq=False)
-class _Attended:
-    """What the flow knows of a worker."""
-
-    remote: RemoteWorker
-    orders: Orders | None = None
-    """Those that it has not got yet."""
-    has_orders: asyncio.Event = field(default_factory=asyncio.Event)
-    policy: PolicyVersion | None = None
-    wrote: set[str] = field(default_factory=set)
-    """Paths of shards in its cache that are not scored yet."""
-    grading: set[asyncio.Task[None]] = field(default_factory=set)
-    grades: bool = True
-    """False after an error of its host while it graded."""
-    answered: bool = False
-    episodes: int = 0
-    tokens: int = 0
-    heard: float = field(default_factory=time.monotonic)
-
-    def order(self, orders: Orders) -> None:
-        """Send orders as soon as possible, after earlier ones."""
-        if self.orders:
-            self.orders.add(orders)
-        else:
-            self.orders = orders
-        self.has_orders.set()
-
-
-@dataclass(slots=True)
-class _Share:
-    """A worker's part in a rollout."""
-
-    room: int = 0
-    sent: int = 0
-    playing: set[int] = field(default_factory=set)
-    """Numbers of the groups that it got and has not finished."""
-
-
-class _Rollout:
-    """A rollout that is played; only the hand-out's thread uses it, and the clerk its books."""
-
-    def __init__(self, number: int, plan: RolloutPlan, groups: SharedGroups) -> None:
-        self.number, self.plan, self.groups = number, plan, groups
-        self.shares: dict[_Attended, _Share] = {}
-        self.clerk = ThreadPoolExecutor(1, "clerk")
-        self.books: Books[_Attended] = Books(number, groups)
-        self.news: list[News[_Attended]] = []
-        """What is not booked yet, in order."""
-        self.booking: asyncio.Task[None] | None = None
-        self.stopping = False
-
-    def add(self, worker: _Attended) -> None:
-        if worker.remote.plays:
-            self.shares[worker] = _Share()
-            worker.order(Orders(begin={self.number: self.plan}))
-
-    def take(self, worker: _Attended, report: Report) -> None:
-        """Note what a worker has reported of this rollout."""
-        share = self.shares.get(worker)
-        if share is None or self.number not in report.rooms:
-            return
-        room = report.rooms[self.number]
-        share.room = room.groups - (share.sent - room.got)
-        finished = [group for number, group in report.finished if number == self.number]
-        stored = [shard for shard in report.stored if shard.rollout == self.number]
-        share.playing.difference_update(group.number for group in finished)
-        if finished or stored:
-            self.news.append(News(worker, finished, stored))
-
-    def lose(self, worker: _Attended) -> int:
-        """Note that a worker is lost; return how many groups it played."""
-        share = self.shares.pop(worker, _Share())
-        self.news.append(News(worker, lost=share.playing))
-        return len(share.playing)
-
-    def hand_out(self) -> None:
-        """Give groups to the workers that have room, one to each in turn, first to those that play least."""
-        free = [(worker, share) for worker, share in self.shares.items() if share.room > 0]
-        free.sort(key=lambda each: len(each[1].playing))
-        while free:
-            free = [(worker, share) for worker, share in free if self._give_group(worker, share)]
-
-    def _give_group(self, worker: _Attended, share: _Share) -> bool:
-        """Give a worker a group, if one may begin with its policy; return whether it has room for more."""
-        start = self.groups.next(worker.policy) if worker.policy else None
-        if start is None:
-            return False
-        plan, orders = start.plan, Orders()
-        order = GroupOrder(start.number, start.problem.problem_id, plan.name, plan.iteration, plan.policy)
-        orders.groups[self.number].append(order)
-        worker.order(orders)
-        share.playing.add(start.number)
-        share.sent += 1
-        share.room -= 1
-        return share.room > 0
-
-
 class Handout:
     """Plays with workers in other processes (`tasks.rollout.workers.Workers`); a context manager that ends them.
 
@@ -178,7 +61,7 @@ class Handout:
         silence_s: a worker that has not reported for so long is lost.
         start_s: longest wait without any worker.
         progress: called with lines of text.
-        on_loss: called with a worker that is lost, the error, and whether it had answered at all.
+        on_loss: called with a worker that is lost, the error, and whether it had finished any episode.
     """
 
     def __init__(
@@ -194,9 +77,9 @@ class Handout:
         # With the caller's context, in which Prefect knows where logs go.
         around = contextvars.copy_context().run
         self._thread = threading.Thread(target=around, args=[self._loop.run_forever], name="handout", daemon=True)
-        self._workers: dict[_Attended, asyncio.Task[None]] = {}
+        self._workers: dict[Attended, asyncio.Task[None]] = {}
         self._policy: PolicyVersion | None = None
-        self._rollouts: list[_Rollout] = []
+        self._rollouts: list[SharedRollout] = []
         """Those that are played, such as a stream and an evaluation."""
         self._count = 0
         self._idle = asyncio.Event()
@@ -232,7 +115,7 @@ class Handout:
     async def play(self, plan: RolloutPlan, groups: SharedGroups) -> None:
         """See `Workers.play`."""
         self._count += 1
-        rollout = _Rollout(self._count, plan, groups)
+        rollout = SharedRollout(self._count, plan, groups)
         playing = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._play(rollout), self._loop))
         try:
             await asyncio.shield(playing)
@@ -254,7 +137,7 @@ class Handout:
         job = self._scoring = ScoringJob(orders)
         try:
             while not job.complete:
-                self._check()
+                self._check(list(self._workers))
                 self._let_grade(job)
                 job.changed.clear()
                 await _within(job.changed.wait(), _LOOK_S)
@@ -278,7 +161,7 @@ class Handout:
                     worker.grading.add(task)
                     task.add_done_callback(worker.grading.discard)
 
-    async def _grade(self, worker: _Attended, job: ScoringJob) -> None:
+    async def _grade(self, worker: Attended, job: ScoringJob) -> None:
         able = await job.grade(worker.wrote, worker.remote.score)
         if job.failure and not job.failure.of_its_host:
             self._fail(job.failure.as_own())
@@ -293,18 +176,17 @@ class Handout:
         await asyncio.gather(*self._workers.values(), return_exceptions=True)
 
     def _add(self, remote: RemoteWorker) -> None:
-        worker = _Attended(remote)
+        worker = Attended(remote)
         if remote.plays:
             worker.order(Orders(policy=self._policy))
-        for rollout in self._rollouts:
-            rollout.add(worker)
+            for rollout in self._rollouts:
+                rollout.add(worker)
         self._workers[worker] = self._loop.create_task(self._attend(worker))
 
     def _serve(self, policy: PolicyVersion) -> None:
         self._policy = policy
-        for worker in self._workers:
-            if worker.remote.plays:
-                worker.order(Orders(policy=policy))
+        for worker in self._players:
+            worker.order(Orders(policy=policy))
 
     def _fail(self, error: BaseException) -> None:
         self._fatal = self._fatal or error
@@ -313,21 +195,21 @@ class Handout:
         if self._scoring:
             self._scoring.changed.set()
 
-    def _stop(self, rollout: _Rollout) -> None:
+    def _stop(self, rollout: SharedRollout) -> None:
         rollout.stopping = True
         rollout.groups.changed.note()
 
-    async def _play(self, rollout: _Rollout) -> None:
+    async def _play(self, rollout: SharedRollout) -> None:
         groups = rollout.groups
         self._rollouts.append(rollout)
         self._idle.clear()
-        for worker in self._workers:
+        for worker in self._players:
             rollout.add(worker)
         with groups.changed.listening():
             telling = self._loop.create_task(self._tell(rollout))
             try:
                 while not groups.complete and not rollout.stopping:
-                    self._check()
+                    self._check(self._players)
                     rollout.hand_out()
                     await _within(groups.changed.wait(), _LOOK_S)
                 if rollout.stopping:
@@ -344,16 +226,19 @@ class Handout:
                 for worker in rollout.shares:
                     worker.order(Orders(end=[rollout.number]))
 
-    def _check(self) -> None:
-        """Raise what ends the rollout."""
-        if not self._fatal and not self._workers and time.monotonic() > self._alone_since + self._start_s:
-            waited = f"no rollout worker for {self._start_s:g} s (cluster.start_timeout_s)"
-            self._fatal = InferenceError(waited)
+    @property
+    def _players(self) -> list[Attended]:
+        return [worker for worker in self._workers if worker.remote.plays]
+
+    def _check(self, able: Sequence[Attended]) -> None:
+        """Raise what ends the work of those that are `able` to do it, or that there was none for too long."""
+        if not self._fatal and not able and time.monotonic() > self._alone_since + self._start_s:
+            self._fatal = InferenceError(f"there was no worker for {self._start_s:g} s (cluster.start_timeout_s)")
             self._fatal.__cause__ = self.first_loss
         if self._fatal:
             raise self._fatal
 
-    async def _keep(self, rollout: _Rollout) -> None:
+    async def _keep(self, rollout: SharedRollout) -> None:
         """Wait until finished groups are stored, if the rollout wants that (`SharedGroups.unstored`)."""
         deadline = time.monotonic() + _KEEP_S
         while time.monotonic() < deadline and not self._fatal:
@@ -363,7 +248,7 @@ class Handout:
             self._book(rollout)
             await _within(rollout.groups.changed.wait(), _LOOK_S)
 
-    async def _attend(self, worker: _Attended) -> None:
+    async def _attend(self, worker: Attended) -> None:
         """Exchange orders and reports with a worker until it is lost."""
         try:
             async with asyncio.TaskGroup() as both:
@@ -372,7 +257,7 @@ class Handout:
         except BaseExceptionGroup as errors:
             self._lose(worker, errors.exceptions[0])
 
-    async def _deliver(self, worker: _Attended) -> None:
+    async def _deliver(self, worker: Attended) -> None:
         while True:
             await worker.has_orders.wait()
             worker.has_orders.clear()
@@ -381,7 +266,7 @@ class Handout:
             async with self._patiently(worker):
                 await worker.remote.give(orders)
 
-    async def _listen(self, worker: _Attended) -> None:
+    async def _listen(self, worker: Attended) -> None:
         while True:
             async with self._patiently(worker):
                 report = await worker.remote.report()
@@ -390,7 +275,7 @@ class Handout:
                 raise WorkerFailedError(report.failure)
 
     @asynccontextmanager
-    async def _patiently(self, worker: _Attended) -> AsyncIterator[None]:
+    async def _patiently(self, worker: Attended) -> AsyncIterator[None]:
         """Wait for a worker, but not longer than `silence_s`; for its first answer, not longer than `start_s`."""
         seconds = self._silence_s if worker.answered else self._start_s
         try:
@@ -399,7 +284,7 @@ class Handout:
         except TimeoutError:
             raise WorkerLostError(f"no answer for {seconds:g} s") from None
 
-    def _take(self, worker: _Attended, report: Report) -> None:
+    def _take(self, worker: Attended, report: Report) -> None:
         worker.heard, worker.policy, worker.answered = time.monotonic(), report.policy, True
         worker.wrote.update(shard.file.path for shard in report.stored)
         for _, group in report.finished:
@@ -410,7 +295,7 @@ class Handout:
             self._book(rollout)
             rollout.groups.changed.note()
 
-    def _lose(self, worker: _Attended, error: BaseException) -> None:
+    def _lose(self, worker: Attended, error: BaseException) -> None:
         del self._workers[worker]
         for task in worker.grading:
             task.cancel()
@@ -423,14 +308,14 @@ class Handout:
             self._book(rollout)
         if isinstance(error, WorkerFailedError) and not error.failure.of_its_host:
             self._fail(error.failure.as_own())
-        self._on_loss(worker.remote, error, worker.answered)
+        self._on_loss(worker.remote, error, worker.episodes > 0)
 
-    def _book(self, rollout: _Rollout) -> None:
+    def _book(self, rollout: SharedRollout) -> None:
         """Let the clerk book what is new, unless it is at it already."""
         if not rollout.booking and (rollout.news or rollout.stopping):
             rollout.booking = self._loop.create_task(self._book_all(rollout))
 
-    async def _book_all(self, rollout: _Rollout) -> None:
+    async def _book_all(self, rollout: SharedRollout) -> None:
         try:
             while True:
                 news, rollout.news = rollout.news, []
@@ -445,7 +330,7 @@ class Handout:
             rollout.booking = None
             rollout.groups.changed.note()
 
-    async def _tell(self, rollout: _Rollout) -> None:
+    async def _tell(self, rollout: SharedRollout) -> None:
         """Tell from time to time what each worker does."""
         while True:
             await asyncio.sleep(_TELL_S)
@@ -458,7 +343,7 @@ class Handout:
                 )
 
 
-async def _by_clerk(rollout: _Rollout, action: Callable[..., Result], *arguments: Any) -> Result:
+async def _by_clerk(rollout: SharedRollout, action: Callable[..., Result], *arguments: Any) -> Result:
     """Do something in the clerk's thread, the only one that calls the groups' methods for finished ones."""
     loop = asyncio.get_running_loop()
     return await loop.run_in_executor(rollout.clerk, contextvars.copy_context().run, action, *arguments)

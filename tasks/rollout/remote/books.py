@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 from storage.versions.drafts import Shard
 from tasks.rollout.data_set import FinishedGroup, OpenDataSet
 from tasks.rollout.groups import SharedGroups
-from tasks.rollout.messages import Orders, Place, StoredShard, StoreOrder
+from tasks.rollout.remote.messages import Orders, Place, StoredShard, StoreOrder
 
 Holder = TypeVar("Holder", bound=Hashable)
 """A worker."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
-from tasks.rollout.messages import Failure
+from tasks.rollout.remote.messages import Failure
 from tasks.score.scoring import ScoredShard, ShardOrder
 
 AT_ONCE = 2
