@@ -106,8 +106,12 @@ class NodeWorkers:
         check(present, self._needs, placement)
         self._progress(f"the cluster has {len(present)} nodes:\n{table(present, placement, self._needs)}")
         self.handout.__enter__()
-        self._start(placement)
-        self._watch.start()
+        try:
+            self._start(placement)
+            self._watch.start()
+        except BaseException:
+            self.handout.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:

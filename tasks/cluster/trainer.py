@@ -63,9 +63,10 @@ class RayTrainer:
         self._watch = threading.Thread(target=around, args=[self._look], name="trainer", daemon=True)
 
     def __enter__(self) -> Self:
-        self._watch.start()
         if not self._room.wait(int(self._config.cluster.start_timeout_s)):
+            remove_placement_group(self._room)
             raise PlacementError("another job has taken the room of the trainer's ranks: start the flow again later")
+        self._watch.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:

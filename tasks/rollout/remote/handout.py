@@ -12,6 +12,7 @@ it had not stored: they are handed out again. Whatever it still uploads is named
 import asyncio
 import contextlib
 import contextvars
+import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -81,7 +82,7 @@ class Handout:
         self._policy: PolicyVersion | None = None
         self._rollouts: list[SharedRollout] = []
         """Those that are played, such as a stream and an evaluation."""
-        self._count = 0
+        self._numbers = itertools.count(1)
         self._idle = asyncio.Event()
         self._idle.set()
         self._scoring: ScoringJob | None = None
@@ -112,10 +113,14 @@ class Handout:
         """See `Workers.serve`: each worker serves it as soon as it can."""
         self._loop.call_soon_threadsafe(self._serve, policy)
 
+    @property
+    def serving(self) -> int:
+        """The number of workers that serve the policy of the last `serve`."""
+        return sum(worker.policy == self._policy for worker in list(self._workers) if worker.remote.plays)
+
     async def play(self, plan: RolloutPlan, groups: SharedGroups) -> None:
         """See `Workers.play`."""
-        self._count += 1
-        rollout = SharedRollout(self._count, plan, groups)
+        rollout = SharedRollout(next(self._numbers), plan, groups)
         playing = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._play(rollout), self._loop))
         try:
             await asyncio.shield(playing)

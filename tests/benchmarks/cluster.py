@@ -1,0 +1,80 @@
+"""Episodes per second over 1 to 16 rollout workers on simulated nodes, with engines that only wait."""
+
+import os
+import time
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+from configs import Config
+from configs.schema import Agent
+from storage.versions.drafts import Draft
+from tests.benchmarks.fixtures import Lab
+from tests.benchmarks.result import Row
+
+if TYPE_CHECKING:
+    from storage.version_names import ProblemsVersion
+
+WORKERS = (1, 2, 4, 8, 16)
+TURN_S = 2.0
+GROUPS = 12
+"""Groups that each worker plays, 2 of them at a time."""
+GOAL = 0.9
+
+
+def measure(lab: Lab) -> list[Row]:
+    """Play as many groups for each worker with few and with many workers; the time should be the same."""
+    from flows.launch.simulated_cluster import simulated_cluster
+    from tests.support.waiting_node import SECONDS
+
+    with patch.dict(os.environ, {SECONDS: str(TURN_S)}), simulated_cluster(max(WORKERS)) as address:
+        rates = {count: _rate(lab, address, count) for count in WORKERS}
+    alone = rates[1]
+    detail = ", ".join(f"{count}: {rate:.1f}/s" for count, rate in rates.items())
+    worst = min(rate / (count * alone) for count, rate in rates.items())
+    what = f"single-turn episodes of {TURN_S:g} s (median), groups of 16, {GROUPS} for each worker, two at a time; "
+    return [Row("workers: episodes/s in proportion", f"{worst:.2f}", f"{GOAL} or more", worst >= GOAL, what + detail)]
+
+
+def _rate(lab: Lab, address: str, count: int) -> float:
+    """Return the episodes per second of `count` workers, from the first group to the last."""
+    from prefect.logging import disable_run_logger
+
+    from tasks.cluster.connection import connected
+    from tasks.problems.task import import_problems
+    from tasks.run.workspace import Workspace
+
+    limits = f"cluster={{address: '{address}', rollout_workers: {count}, judges: 0}}"
+    config = lab.config("inference.urls=[]", limits, "rollout.concurrency=32", "score.workers=1")
+    config = config.model_copy(update={"agent": Agent(type="math-single-step")})
+    with disable_run_logger():
+        problem_set, _ = import_problems.fn(Workspace(config))
+    with connected(address):
+        return _play(lab, config, problem_set, count)
+
+
+def _play(lab: Lab, config: Config, problem_set: "ProblemsVersion", count: int) -> float:
+    from tasks.cluster.node_workers import NodeWorkers
+    from tasks.inference.api import GenerationConfig
+    from tasks.problems import load_problems
+    from tasks.rollout.plan import RolloutPlan, draw
+    from tasks.rollout.play import play
+    from tests.support.waiting_node import WaitingNode
+
+    gconfig, policy = GenerationConfig(max_new_tokens=12), lab.policy.version
+    problems = load_problems(config.problems.train, config.problems.max_bad_share).problems
+    with (
+        patch("tasks.cluster.node_workers.NodeWorker", WaitingNode),
+        NodeWorkers(config, lambda _: None, playing=True) as workers,
+    ):
+        workers.handout.serve(policy)
+        while workers.handout.serving < count:
+            time.sleep(0.1)
+        name = f"cluster-{count}/000000"
+        plan = RolloutPlan(name, config, 0, policy, problem_set, gconfig, 16)
+        with Draft(lab.store, f"runs/{name}", "trajectories") as draft:
+            start = time.perf_counter()
+            metrics = play(plan, draw(problems, GROUPS * count, 0, 1), workers.handout, draft, lambda _: None)
+            seconds = time.perf_counter() - start
+    episodes: int = metrics["episodes"]
+    assert episodes == GROUPS * count * 16
+    return episodes / seconds
