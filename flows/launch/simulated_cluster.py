@@ -57,7 +57,9 @@ def main(nodes: int, folder: Path) -> None:
     """Run the nodes until a signal comes."""
     from ray.cluster_utils import Cluster
 
-    settings = {"num_cpus": _CORES, "include_dashboard": False, "temp_dir": str(folder)}
+    place = folder / "ray"  # where Ray itself, which follows TMPDIR, notes the address
+    place.mkdir()
+    settings = {"num_cpus": _CORES, "include_dashboard": False, "temp_dir": str(place)}
     cluster = Cluster(initialize_head=True, head_node_args=settings)
     for _ in range(nodes - 1):
         cluster.add_node(num_cpus=_CORES)

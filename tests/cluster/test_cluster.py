@@ -248,3 +248,29 @@ def test_what_cannot_work_is_refused_at_once(settings: list[str], monkeypatch: p
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with pytest.raises(ValueError, match="set it to token"):
         math_mt_ppo("smoke", settings)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_the_simulated_cluster_ends_with_its_process(killed: bool) -> None:
+    """`make cluster-demo` starts nodes that ask for its token, and leaves none behind, not even if it is killed."""
+    code = """if True:
+        from flows.launch.simulated_cluster import simulated_cluster
+        from tasks.cluster.connection import connected, nodes
+        with simulated_cluster(2) as address:
+            with connected(address):
+                print(len(nodes()), flush=True)
+            input()
+    """
+    before = set(ray_cluster.actors("ray::RuntimeEnvAgent"))
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        assert process.stdout.readline() == "2\n"
+        own = set(ray_cluster.actors("ray::RuntimeEnvAgent")) - before
+        if killed:
+            process.kill()
+        else:
+            process.stdin.write("\n")
+    assert len(own) == 2
+    assert psutil.wait_procs(own, timeout=30)[1] == []

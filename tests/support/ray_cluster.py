@@ -56,5 +56,6 @@ class RayCluster:
 
 
 def actors(name: str = "ray::WaitingNode") -> list[psutil.Process]:
-    """Return the processes of actors on this machine."""
-    return [process for process in psutil.process_iter(["cmdline"]) if name in " ".join(process.info["cmdline"] or [])]
+    """Return the processes of actors of a class on this machine, or those that run the module `name`."""
+    lines = {process: " ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])}
+    return [process for process, line in lines.items() if line.startswith(name) or f" -m {name} " in f"{line} "]

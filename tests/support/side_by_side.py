@@ -1,4 +1,4 @@
-"""Spread the test files over processes so that only two of them start vLLM and Prefect's server.
+"""Spread the test files over processes so that two of them start vLLM, and each starts Prefect's server at most once.
 
 Starting these servers takes as much processor time as the tests of a whole file.
 """
@@ -23,6 +23,7 @@ GROUPS = {
     "tests/inference/test_engine.py": "second",
     "tests/problems/test_exclusions.py": "second",
     "tests/retrain/test_schedule.py": "second",
+    "tests/cluster/test_cluster.py": "ranks",
     "tests/train/test_ranks.py": "ranks",
     "tests/train/test_two_hosts.py": "ranks",
 }
