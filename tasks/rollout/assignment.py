@@ -73,10 +73,13 @@ class Assignment:
 
     def may_begin(self, version: int) -> bool:
         """Return whether a group may begin with a policy version: whether it is needed, and a place remains in time."""
+        return self.needed(version) > 0 and self._suffices(self._due_of(version), more=1)
+
+    def needed(self, version: int) -> int:
+        """Return how many more groups training needs that begin with a policy version."""
         if self.complete:
-            return False
-        needed = self.running < self._free_until(min(version + self._ahead, self._end - 1))
-        return needed and self._suffices(self._due_of(version), more=1)
+            return 0
+        return max(0, self._free_until(min(version + self._ahead, self._end - 1)) - self.running)
 
     def begin(self, number: int, version: int) -> None:
         """Begin a group with a policy version; `may_begin` must be true."""

@@ -50,6 +50,10 @@ class SharedGroups(Groups, Protocol):
     One thread at a time may call `finish`, `settle`, `unstored` and `lose`.
     """
 
+    def available(self, policy: PolicyVersion) -> int:
+        """Return about how many groups may begin now with a policy."""
+        ...
+
     def finish(self, finished: FinishedGroup, *, pending: bool = False) -> OpenDataSet:
         """Count a finished group; return the data set that stores it, at once or, if it is `pending`, later."""
         ...

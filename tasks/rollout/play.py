@@ -84,6 +84,10 @@ class _Batch:
             self._running.add(number)
             return Start(self._plan, problem, number)
 
+    def available(self, policy: PolicyVersion) -> int:
+        with self._lock:
+            return len(self._waiting) if policy == self._plan.policy else 0
+
     def finish(self, finished: FinishedGroup, *, pending: bool = False) -> OpenDataSet:
         with self._lock:
             self._data_set.enter(finished, pending=pending)

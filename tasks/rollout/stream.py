@@ -166,6 +166,11 @@ class Stream:
         name = f"{self._plan.config.run.name}/{draw:06d}"
         return Start(replace(self._plan, name=name, iteration=draw, policy=policy), problem, number)
 
+    def available(self, policy: PolicyVersion) -> int:
+        """See `SharedGroups.available`."""
+        with self._news:
+            return self._assignment.needed(policy.number)
+
     def finish(self, finished: FinishedGroup, *, pending: bool = False) -> OpenDataSet:
         """See `Groups.finish`."""
         with self._news:

@@ -135,6 +135,23 @@ def test_groups_are_played_by_all_workers(store: Store, verifier: Verifier) -> N
     assert len(writers) == 3
 
 
+def test_nobody_gets_all_groups_because_others_still_load_weights(store: Store, verifier: Verifier) -> None:
+    """The groups of an iteration are shared fairly, though one of three workers serves the new policy first."""
+    prepare(store)
+    with team(store, verifier, 3, lambda _: 0.2) as made:
+        play_batch(made, settings("rollout.concurrency=999"), spare=30)
+        for delay, worker in zip((0.0, 0.3, 0.6), made.workers, strict=True):
+            worker.delay_s = delay
+        before = [worker.got for worker in made.workers]
+        made.handout.serve(policy(1).version)
+        plan = RolloutPlan(f"{RUN}/1", settings(), 1, policy(1).version, "problems/x", GCONFIG, SAMPLES)
+        with Draft(store, layout.trajectories(RUN, 1), "trajectories") as draft:
+            play(plan, PROBLEMS, made.handout, draft, made.log.append)
+        got = [worker.got - earlier for worker, earlier in zip(made.workers, before, strict=True)]
+    assert sum(got) == len(PROBLEMS)
+    assert max(got) <= 20
+
+
 def test_a_slow_worker_gets_fewer_groups(store: Store, verifier: Verifier) -> None:
     """Groups are not dealt in advance: whoever is free gets the next one."""
     prepare(store)

@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,11 +42,18 @@ class ThreadWorker:
     ) -> None:
         self.name, self.plays, self.scored, self.got = name, True, 0, 0
         self._store, self._verifier = store, verifier
-        local = LocalWorkers(engine, verifier, open_policy)  # type: ignore[arg-type] # it has the interface
+
+        def open_slowly(version: PolicyVersion) -> Checkpoint:
+            time.sleep(self.delay_s)
+            return open_policy(version)
+
+        local = LocalWorkers(engine, verifier, open_slowly)  # type: ignore[arg-type] # it has the interface
         by_id = {problem.problem_id: problem for problem in problems}
         self.worker = Worker(local, store, Path("/nowhere"), lambda _: by_id)
         self.killed = False
         self.silent = False
+        self.delay_s = 0.0
+        """How long it takes to open a policy."""
         self.full = False
         """Its disk is."""
 

@@ -191,6 +191,7 @@ class Handout:
     def _serve(self, policy: PolicyVersion) -> None:
         self._policy = policy
         for worker in self._players:
+            worker.asked = time.monotonic()
             worker.order(Orders(policy=policy))
 
     def _fail(self, error: BaseException) -> None:
@@ -215,7 +216,7 @@ class Handout:
             try:
                 while not groups.complete and not rollout.stopping:
                     self._check(self._players)
-                    rollout.hand_out()
+                    rollout.hand_out(self._policy)
                     await _within(groups.changed.wait(), _LOOK_S)
                 if rollout.stopping:
                     await self._keep(rollout)

@@ -1,6 +1,7 @@
 """A rollout that many workers play, and what the flow knows of each of them."""
 
 import asyncio
+import math
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -41,6 +42,8 @@ class Attended:
     """Those that it has not got yet."""
     has_orders: asyncio.Event = field(default_factory=asyncio.Event)
     policy: PolicyVersion | None = None
+    asked: float = 0.0
+    """When it was last asked to serve another policy, on the monotonic clock."""
     wrote: set[str] = field(default_factory=set)
     """Paths of shards in its cache that are not scored yet."""
     grading: set[asyncio.Task[None]] = field(default_factory=set)
@@ -64,10 +67,16 @@ class Attended:
 class Share:
     """A worker's part in a rollout."""
 
+    reported: bool = False
+    """Whether it has said how much room it has."""
     room: int = 0
     sent: int = 0
     playing: set[int] = field(default_factory=set)
     """Numbers of the groups that it got and has not finished."""
+
+
+SWAP_S = 30.0
+"""Groups wait so long for a worker that is loading new weights."""
 
 
 class SharedRollout:
@@ -92,7 +101,7 @@ class SharedRollout:
         share = self.shares.get(worker)
         if share is None or self.number not in report.rooms:
             return
-        room = report.rooms[self.number]
+        share.reported, room = True, report.rooms[self.number]
         share.room = room.groups - (share.sent - room.got)
         finished = [group for number, group in report.finished if number == self.number]
         stored = [shard for shard in report.stored if shard.rollout == self.number]
@@ -106,15 +115,30 @@ class SharedRollout:
         self.news.append(News(worker, lost=share.playing))
         return len(share.playing)
 
-    def hand_out(self) -> None:
-        """Give groups to the workers that have room, one to each in turn, first to those that play least."""
-        free = [(worker, share) for worker, share in self.shares.items() if share.room > 0]
-        free.sort(key=lambda each: len(each[1].playing))
-        while free:
-            free = [(worker, share) for worker, share in free if self._give_group(worker, share)]
+    def hand_out(self, newest: PolicyVersion | None) -> None:
+        """Give groups to the workers that have room, one to each in turn, first to those that play least.
 
-    def _give_group(self, worker: Attended, share: Share) -> bool:
-        """Give a worker a group, if one may begin with its policy; return whether it has room for more."""
+        Nobody gets more than a fair part, so that the first one that serves a new policy does not get all groups.
+        """
+        recently = time.monotonic() - SWAP_S
+        free = [
+            (worker, share)
+            for worker, share in self.shares.items()
+            if (share.room > 0 or not share.reported)
+            and worker.policy
+            and (worker.policy == newest or worker.asked > recently)
+        ]
+        free.sort(key=lambda each: len(each[1].playing))
+        available = max((self.groups.available(worker.policy) for worker, _ in free if worker.policy), default=0)
+        playing = sum(len(share.playing) for _, share in free)
+        most = math.ceil((available + playing) / max(1, len(free)))
+        while free:
+            free = [(worker, share) for worker, share in free if self._give_group(worker, share, most)]
+
+    def _give_group(self, worker: Attended, share: Share, most: int) -> bool:
+        """Give a worker a group, if it plays fewer than `most` and one may begin; return whether it may get more."""
+        if share.room <= 0 or len(share.playing) >= most:
+            return False
         start = self.groups.next(worker.policy) if worker.policy else None
         if start is None:
             return False
