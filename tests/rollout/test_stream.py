@@ -63,7 +63,14 @@ def settings(staleness: int, *more: str) -> Config:
 
 @contextmanager
 def streaming(
-    store: Store, verifier: Verifier, config: Config, first: int, engine: WaitingEngine, *, keep: bool = True
+    store: Store,
+    verifier: Verifier,
+    config: Config,
+    first: int,
+    engine: WaitingEngine,
+    *,
+    keep: bool = True,
+    end: int = ITERATIONS,
 ) -> Iterator[tuple[Stream, Callable[[int], None]]]:
     """Play a stream in a thread until the block ends."""
     version = policy(first).version
@@ -72,7 +79,7 @@ def streaming(
     workers.serve(version)
     stream = Stream(
         plan,
-        ITERATIONS,
+        end,
         lambda number: draw(PROBLEMS, GROUPS, number, seed=1),
         workers,
         store,
@@ -243,6 +250,16 @@ def test_what_a_program_before_the_stream_played_is_kept(store: Store, verifier:
     following = [problem.problem_id for problem in draw(PROBLEMS, GROUPS, 1, seed=1)]
     assert played[0] >= set(ids if committed else ids[:2])
     assert sorted([*played[0], *played[1]]) == sorted([*ids, *following])  # whichever of the others finished first
+
+
+def test_a_data_set_that_lacks_only_its_manifest_is_committed(store: Store, verifier: Verifier) -> None:
+    """A flow run was killed after the last shard of the last data set: the next one has nothing to play."""
+    prepare(store)
+    ids = [problem.problem_id for problem in draw(PROBLEMS, GROUPS, 0, seed=1)]
+    old_program(store, layout.trajectories(RUN, 0), ids, committed=False)
+    with streaming(store, verifier, settings(1), 0, WaitingEngine(0.0), end=1) as (stream, _):
+        assert stream.wait(0) == layout.trajectories(RUN, 0)
+    assert {row.problem_id for row in rows_of(store, 0)} == set(ids)
 
 
 def old_program(store: Store, version: str, problem_ids: list[str], *, committed: bool) -> None:
