@@ -17,7 +17,7 @@ PAGES = [
     for page in sorted(ROOT.rglob("*.md"))
     if page.relative_to(ROOT).parts[0] in ("flows", "tasks", "storage", "configs", "tests") or page.parent == ROOT
 ]
-_COMMAND = re.compile(r"(make|python|prefect|source|export|ray|RAY_AUTH_MODE=\S+|PYTHONPATH=\S+|apt-get) .*")
+_COMMAND = re.compile(r"(make|python|prefect|source|export|ray|kubectl|RAY_AUTH_MODE=\S+|PYTHONPATH=\S+|apt-get) .*")
 _LINK = re.compile(r"\[[^\]]*\]\(([^)#]+)(?:#[^)]*)?\)")
 
 PROGRAMS = {"storage": storage.__main__.main, "tasks.provenance": tasks.provenance.__main__.main}
@@ -100,6 +100,8 @@ NOT_RUN = {
     "ray get-auth-token --generate": "it writes into the home folder; the tests give the token in the environment",
     "RAY_AUTH_MODE=token ray start --head --port=6379": "it needs a host of its own; tests start nodes otherwise",
     "RAY_AUTH_MODE=token ray start --address=10.0.0.1:6379": "it needs a host of its own",
+    "RAY_AUTH_MODE=token ray up tasks/cluster/ray-up.yaml": "it needs hosts; cluster/test_manifests.py checks the file",
+    "kubectl apply -f tasks/cluster/kuberay.yaml": "it needs Kubernetes; cluster/test_manifests.py checks the file",
     "python -m flows.math_mt_ppo gsm8k-7b storage.root=s3://bucket/prefix cluster.address=auto trainer.launcher=ray": (
         "needs GPUs"
     ),

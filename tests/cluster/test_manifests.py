@@ -1,0 +1,81 @@
+"""The manifests for clusters of one's own are valid, and ask for a token."""
+
+import tomllib
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from tests.support.paths import ROOT
+
+pytest.importorskip("ray", reason="ray is not installed (the extra `ray`)")
+
+KUBERNETES = "1.31"
+
+
+def manifest(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load((ROOT / "tasks/cluster" / name).read_text())
+    return content
+
+
+@pytest.fixture
+def kuberay() -> dict[str, Any]:
+    return manifest("kuberay.yaml")
+
+
+def test_ray_reads_the_ray_cluster(kuberay: dict[str, Any]) -> None:
+    """Ray's own reader finds the pods' cores and GPUs; the version is the one of the lock, and a token is asked for."""
+    from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr
+
+    read = _derive_autoscaling_config_from_ray_cr(kuberay)["available_node_types"]
+    shapes = {name: (node["resources"].get("CPU"), node["resources"].get("GPU", 0)) for name, node in read.items()}
+    assert shapes == {"headgroup": (8, 0), "gpus": (64, 8)}
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["ray"] == [f"ray=={kuberay['spec']['rayVersion']}"]
+    assert kuberay["spec"]["authOptions"] == {"mode": "token"}
+
+
+def test_pods_fit_the_schema_of_kubernetes(kuberay: dict[str, Any]) -> None:
+    for pod in pods(kuberay):
+        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda spec: spec["containers"][0].pop("name"),
+        lambda spec: spec["containers"][0].update(imagee="x"),
+        lambda spec: spec["containers"][0]["resources"].update(limits=8),
+    ],
+    ids=["no name", "an unknown field", "a number for a table"],
+)
+def test_the_schema_finds_mistakes(kuberay: dict[str, Any], damage: Callable[[dict[str, Any]], object]) -> None:
+    """The check above can fail."""
+    pod = deepcopy(pods(kuberay)[1])
+    damage(pod["spec"])
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(pod, KUBERNETES, strict=True)
+
+
+def pods(cluster: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the pods that the operator would make, one of each group."""
+    groups = [cluster["spec"]["headGroupSpec"], *cluster["spec"]["workerGroupSpecs"]]
+    meta = {"metadata": {"name": "pod", "namespace": cluster["metadata"]["namespace"]}}
+    return [{"apiVersion": "v1", "kind": "Pod", **meta, **group["template"]} for group in groups]
+
+
+def test_ray_up_reads_its_file() -> None:
+    """Ray's schema holds, each host gets the token, and no Ray is started without it."""
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    config = manifest("ray-up.yaml")
+    prepared = prepare_config(config)
+    validate_config(prepared)
+    assert prepared["max_workers"] == len(config["provider"]["worker_ips"])
+    assert "~/.ray/auth_token" in config["file_mounts"]
+    starts = [line for who in ("head", "worker") for line in config[f"{who}_start_ray_commands"] if "ray start" in line]
+    assert len(starts) == 2
+    assert all("RAY_AUTH_MODE=token" in line for line in starts)
