@@ -67,7 +67,7 @@ def _play(lab: Lab, config: Config, problem_set: "ProblemsVersion", count: int) 
         NodeWorkers(config, lambda _: None, playing=True) as workers,
     ):
         workers.handout.serve(policy)
-        while workers.handout.serving < count:
+        while workers.handout.serving(policy) < count:
             time.sleep(0.1)
         name = f"cluster-{count}/000000"
         plan = RolloutPlan(name, config, 0, policy, problem_set, gconfig, 16)

@@ -113,10 +113,9 @@ class Handout:
         """See `Workers.serve`: each worker serves it as soon as it can."""
         self._loop.call_soon_threadsafe(self._serve, policy)
 
-    @property
-    def serving(self) -> int:
-        """The number of workers that serve the policy of the last `serve`."""
-        return sum(worker.policy == self._policy for worker in list(self._workers) if worker.remote.plays)
+    def serving(self, policy: PolicyVersion) -> int:
+        """Return the number of workers that serve a policy."""
+        return sum(worker.policy == policy for worker in list(self._workers))
 
     async def play(self, plan: RolloutPlan, groups: SharedGroups) -> None:
         """See `Workers.play`."""
