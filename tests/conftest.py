@@ -25,6 +25,7 @@ os.environ["PREFECT_SERVER_ALLOW_EPHEMERAL_MODE"] = "false"  # a killed test wou
 os.environ["OMP_WAIT_POLICY"] = "passive"
 os.environ["PREFECT_LOGGING_LEVEL"] = "WARNING"  # Prefect's handler outlives the stream that pytest captures
 os.environ["PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW"] = "ignore"  # most tests call functions outside of a flow
+os.environ["RAY_AUTH_MODE"] = "token"  # Ray reads it when it is first imported, whichever test does that
 os.environ["DO_NOT_TRACK"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.pop("PREFECT_API_URL", None)

@@ -11,8 +11,6 @@ import yaml
 
 from tests.support.paths import ROOT
 
-pytest.importorskip("ray", reason="ray is not installed (the extra `ray`)")
-
 KUBERNETES = "1.31"
 
 
