@@ -92,6 +92,9 @@ class Storage(Knobs):
     """S3: an operation is retried for so many seconds before the run fails."""
     serving_copy: bool = False
     """Add to every checkpoint a bfloat16 copy of its weights: servers with `inference.dtype=bfloat16` fetch half."""
+    whole_copy_every: PositiveInt = 1
+    """Store only every so many-th copy whole, and of the others what changed: a few per cent, which is all that hosts
+    with the copy before it fetch. For remote roots, with `serving_copy`."""
 
 
 class ArithmeticSource(Knobs):
@@ -823,17 +826,28 @@ class Config(Knobs):
             raise ValueError(
                 "inference.swap=restart needs servers that the pipeline starts, but inference.urls is set: use reload"
             )
-        if self.storage.serving_copy and self.inference.dtype != "bfloat16":
-            raise ValueError(
-                f"storage.serving_copy adds weights in bfloat16, which inference.dtype={self.inference.dtype} does not "
-                "serve: set inference.dtype=bfloat16, or leave the copy out"
-            )
+        self._copies_possible()
         self._groups_possible()
         self._ranks_possible()
         self._cluster_possible()
         self._staleness_possible()
         self._gate_possible()
         return self
+
+    def _copies_possible(self) -> None:
+        storage = self.storage
+        if storage.serving_copy and self.inference.dtype != "bfloat16":
+            raise ValueError(
+                f"storage.serving_copy adds weights in bfloat16, which inference.dtype={self.inference.dtype} does not "
+                "serve: set inference.dtype=bfloat16, or leave the copy out"
+            )
+        if storage.whole_copy_every > 1 and not storage.serving_copy:
+            refuse_idle(storage, "whole_copy_every", why="without storage.serving_copy")
+        if storage.whole_copy_every > 1 and "://" not in storage.root:
+            raise ValueError(
+                f"storage.whole_copy_every={storage.whole_copy_every} saves downloads, but storage.root={storage.root} "
+                "is a folder: leave it out"
+            )
 
     def _gate_possible(self) -> None:
         sets, gate = [HELD_OUT, *self.evaluation.sets], self.retrain.gate

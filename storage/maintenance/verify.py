@@ -18,6 +18,7 @@ from storage.versions import checkpoints, contents, manifests, model_files
 from storage.versions.fetch import fetch_file, strays
 from storage.versions.lineage import Node, climb_down
 from storage.versions.manifests import File, Manifest
+from storage.versions.serving_copies import DELTA, SERVING, ServingCopy, restore
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -133,6 +134,7 @@ class _VersionCheck:
         self._check_strays(manifest)
         if self._deep and manifest.kind == "checkpoint" and len(self._report.findings) == before:
             self._check_weights(manifest)
+            self._check_deltas(manifest)
 
     def _check_strays(self, manifest: Manifest) -> None:
         try:
@@ -160,7 +162,9 @@ class _VersionCheck:
             return contents.parquet(path, kind, file.rows) or (rows.problems(path) if rows else [])
         if kind == "checkpoint" and file.name.endswith(".safetensors"):
             return contents.safetensors(path) or (_not_finite(path) if self._deep else [])
-        if kind == "checkpoint" and file.name.startswith(("model/", f"{checkpoints.SERVING}/")):
+        if kind == "checkpoint" and file.name.startswith(f"{DELTA}/") and file.name.endswith(".arrow"):
+            return contents.delta(path)
+        if kind == "checkpoint" and file.name.startswith(("model/", f"{SERVING}/", f"{DELTA}/")):
             return model_files.problems(path)
         return contents.canary(path) if kind == "checkpoint" and file.name == "canary.json" else []
 
@@ -178,6 +182,16 @@ class _VersionCheck:
         else:
             if not difference <= tolerance:  # also NaN
                 self._add(where, f"its logprobs of the canary differ by {difference:.3g}, more than {tolerance:g}")
+
+    def _check_deltas(self, manifest: Manifest) -> None:
+        """Make the copy for servers from deltas, if gc has left what that needs."""
+        copy = ServingCopy(self._store, manifest, self._folder)
+        for name in sorted(copy.weights):
+            if delta := copy.delta(name):
+                try:
+                    restore(copy, name)
+                except DamagedError as error:
+                    self._add(delta.path, str(error))
 
     def _add(self, key: str, problem: str) -> None:
         self._report.findings.append(Finding(self._version, key, problem))

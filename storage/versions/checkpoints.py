@@ -2,6 +2,7 @@
 
 model/          a transformers folder: config.json, model.safetensors, tokenizer files
 serving/        with `storage.serving_copy`: the same folder with weights in bfloat16 (absent from version 0)
+delta/          with `storage.whole_copy_every`: what changed in that copy (`storage.versions.serving_copies`)
 state/          optimizer and RNG, safetensors and JSON (absent from version 0)
 canary.json     token ids and the trainer's logprobs of them, which prove what a server serves
 """
@@ -19,9 +20,7 @@ from storage.versions import aliases, model_files
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.fetch import Fetching, fetch, fetch_all, fetch_folder
 from storage.versions.manifests import Manifest, read
-
-SERVING = "serving"
-"""The folder of a checkpoint's copy for servers."""
+from storage.versions.serving_copies import ServingCopy, fetch_copy
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +119,11 @@ def open_checkpoint(
     names = {file.name for file in manifest.files}
     if not {"canary.json", "model/config.json"} <= names:
         raise DamagedError(f"{store.uri(version)} has no model/config.json or no canary.json: it is incomplete")
-    area = SERVING if serving and f"{SERVING}/config.json" in names else "model"
-    model = fetch_folder(store, manifest, area, cache, fetching=fetching)
-    model_files.check(model, (name.removeprefix(f"{area}/") for name in names if name.startswith(f"{area}/")))
+    copy = ServingCopy(store, manifest, cache)
+    served = fetch_copy(copy) if serving else None
+    model = served or fetch_folder(store, manifest, "model", cache, fetching=fetching)
+    loaded = copy.names if served else {name.removeprefix("model/") for name in names if name.startswith("model/")}
+    model_files.check(model, loaded)
     has_state = state and any(name.startswith("state/") for name in names)
     return Checkpoint(
         version=PolicyVersion(version),

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from storage.errors import DamagedError
 from storage.records import (
     CASE_SCHEMA,
     CURRICULUM_SCHEMA,
@@ -22,6 +23,7 @@ from storage.records import (
 )
 from storage.versions.checkpoints import Canary
 from storage.versions.datasets import read_parquet
+from storage.versions.deltas import result_of
 
 SCHEMAS = {
     "problems": PROBLEM_SCHEMA,
@@ -135,6 +137,15 @@ def safetensors(path: Path) -> list[str]:
             return []
     except (SafetensorError, OSError) as error:
         return [f"cannot be read as safetensors: {error}"]
+
+
+def delta(path: Path) -> list[str]:
+    """Return problems of what a file of deltas says about itself."""
+    try:
+        result_of(path)
+    except (DamagedError, OSError) as error:
+        return [f"cannot be read as a delta: {error}"]
+    return []
 
 
 def canary(path: Path) -> list[str]:

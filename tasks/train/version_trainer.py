@@ -17,11 +17,12 @@ from storage.objects.store import Store
 from storage.records import Score, Trajectory
 from storage.version_names import PolicyVersion, ScoresVersion, TrajectoriesVersion
 from storage.versions import checkpoints, datasets
-from storage.versions.checkpoints import SERVING, Checkpoint
+from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft
 from storage.versions.fetch import WEIGHTS, fetch_all, fetch_folder
 from storage.versions.manifests import File, read
 from storage.versions.model_files import INDEX
+from storage.versions.serving_copies import ServingCopy, add_copy
 from tasks.problems.exclusions import read_exclusions, set_aside
 from tasks.train.orders import DistanceOrder, Made, Progress, UpdateOrder
 
@@ -124,10 +125,18 @@ class VersionTrainer:
                 self._copy_tokenizer(policy, model)
                 checkpoints.add_canary(draft, canary)
             if self._config.storage.serving_copy:
-                _add_serving_copy(draft, model, Path(folder) / SERVING)
+                self._add_copy(draft, policy, model, Path(folder) / "serving")
             draft.add_folder(model, "model")
             draft.add_folder(state, "state")
             draft.hand_over(self._cache)
+
+    def _add_copy(self, draft: Draft, policy: PolicyVersion, model: Path, copy: Path) -> None:
+        """Write this rank's files of the copy for servers."""
+        from tasks.train.serving_copy import write_serving_copy
+
+        write_serving_copy(model, copy)
+        parent = ServingCopy(self._store, read(self._store, policy), self._cache)
+        add_copy(draft, copy, parent, self._config.storage.whole_copy_every)
 
     def _copy_tokenizer(self, policy: PolicyVersion, model: Path) -> None:
         """Copy from a checkpoint the files that the trainer does not write: tokenizer and chat template."""
@@ -143,13 +152,6 @@ class VersionTrainer:
     def _scratch(self) -> Path:
         run = self._config.run.name
         return scratch_of(self._cache, run) if self._mesh is None else host_scratch(self._config, self._mesh.host)
-
-
-def _add_serving_copy(draft: Draft, model: Path, copy: Path) -> None:
-    from tasks.train.serving_copy import write_serving_copy
-
-    write_serving_copy(model, copy)
-    draft.add_folder(copy, SERVING)
 
 
 def host_scratch(config: Config, host: int) -> Path:

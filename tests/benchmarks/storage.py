@@ -9,8 +9,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,12 +47,19 @@ def measure(lab: Lab) -> list[Row]:
     """Make all storage measurements. If no server can be started, return one row with the reason."""
     if reason := available():
         return [Row("storage on S3", "not measured", detail=reason)]
+    with bucket(lab) as endpoint:
+        return [*_checkpoint(lab), *_data_set(lab), *_requests(lab, endpoint)]
+
+
+@contextmanager
+def bucket(lab: Lab) -> Iterator[str]:
+    """Start a server with the bucket `bench`; yield its endpoint."""
     with Rgw(lab.scratch / "s3") as server:
         os.environ |= {"AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
         os.environ |= {"AWS_ENDPOINT_URL": server.endpoint, "AWS_DEFAULT_REGION": "us-east-1"}
         s3fs.S3FileSystem.clear_instance_cache()
         _plain().call_s3("create_bucket", Bucket="bench")
-        return [*_checkpoint(lab), *_data_set(lab), *_requests(lab, server.endpoint)]
+        yield server.endpoint
 
 
 def _plain() -> s3fs.S3FileSystem:

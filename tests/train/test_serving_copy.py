@@ -1,6 +1,7 @@
 """A checkpoint's copy for servers is what a server in bfloat16 makes of the weights; without one, the model serves."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -68,4 +69,33 @@ def test_servers_read_it_and_trainers_do_not(tmp_path: Path) -> None:
     assert Workspace(run.config()).open_served(run.policy(1)).model.name == "model"
     parts = [file.name for file in manifests.read(run.store, run.policy(2)).files if "serving/model-" in file.name]
     assert parts == [f"serving/model-0000{part}-of-00002.safetensors" for part in (1, 2)]
+    assert verify(run.store, [run.policy(number) for number in range(4)], deep=True).findings == []
+
+
+@pytest.mark.slow
+def test_deltas_of_trainers_make_the_same_copies(tmp_path: Path, bucket: str) -> None:
+    """One process and two ranks write them, another mesh begins with whole files, and servers get the right numbers."""
+    run = TrainingRun(tmp_path, 3, root=f"s3://{bucket}/root")
+    deltas = *SERVED, "storage.whole_copy_every=10"
+    run.train(VersionTrainer(run.config(*deltas), Trainer.of(run.config())), 0)
+    two = "trainer.launcher=torchrun", "ppo.parallel.shard=2"
+    with Ranks(run.config(*deltas, *two), tmp_path / "logs") as ranks:
+        for iteration in (1, 2):
+            run.train(ranks, iteration)
+    stored = {n: {file.name for file in manifests.read(run.store, run.policy(n)).files} for n in range(1, 4)}
+    whole = {
+        n for n, names in stored.items() if any(re.fullmatch("serving/model.*safetensors", name) for name in names)
+    }
+    assert whole == {1, 2}
+    assert {name for name in stored[3] if name.endswith(".arrow")} == {
+        f"delta/model-0000{part}-of-00002.safetensors.arrow" for part in (1, 2)
+    }
+    for number in range(1, 4):
+        served = open_checkpoint(run.store, run.policy(number), tmp_path / "node", serving=True).model
+        assert served.name == "serving"
+        model = open_checkpoint(run.store, run.policy(number), tmp_path / "node").model
+        wanted, found = (
+            AutoModelForCausalLM.from_pretrained(each, dtype=torch.bfloat16).state_dict() for each in (model, served)
+        )
+        assert all(torch.equal(value, wanted[name]) for name, value in found.items())
     assert verify(run.store, [run.policy(number) for number in range(4)], deep=True).findings == []

@@ -1,0 +1,211 @@
+"""A checkpoint's copy for servers: its model folder with weights in bfloat16, whole or as what changed.
+
+serving/        the copy, if it is stored whole: what `model/` has, with weights in bfloat16
+delta/          `<file>.arrow` makes a file of weights from that of the parent's copy (`storage.versions.deltas`);
+                the other files of the copy are here, too, if it is not stored whole
+
+Who has the parent's copy in its cache fetches the delta, and the hash of the result proves it. Others fetch the last
+whole copy and the deltas since. If these are larger than `model/`, or gc has deleted what they need, they use `model/`,
+which is always whole and from which servers make the same numbers. So no version needs another one.
+"""
+
+import logging
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from storage.errors import DamagedError
+from storage.objects.cache import touch
+from storage.objects.store import Store
+from storage.version_names import PolicyVersion, version_of
+from storage.versions.deltas import apply_deltas, result_of, write_delta
+from storage.versions.drafts import Draft
+from storage.versions.fetch import fetch_file, strays_in
+from storage.versions.manifests import File, Manifest, read
+
+SERVING, DELTA = "serving", "delta"
+_WEIGHTS, _ARROW = ".safetensors", ".arrow"
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServingCopy:
+    """The copy of one version, as far as its manifest says, and as a folder of the local cache."""
+
+    store: Store
+    manifest: Manifest
+    cache: Path
+
+    @cached_property
+    def files(self) -> dict[str, File]:
+        """The files of the version by name."""
+        return {file.name: file for file in self.manifest.files}
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is stored."""
+        return f"{SERVING}/config.json" in self.files and all(map(self.whole, self.weights))
+
+    @cached_property
+    def folder(self) -> Path:
+        """The local folder of the whole copy: in the cache, or in a local store."""
+        place = f"{self.manifest.version}/{self.manifest.nonce}/{SERVING}"
+        return Path(self.store.path(place)) if self.store.is_local and self.is_whole else self.cache / place
+
+    @cached_property
+    def weights(self) -> set[str]:
+        """The names of the files of weights in the copy; empty if there is no copy."""
+        return {name for name in (*self._names(SERVING, ""), *self._names(DELTA, _ARROW)) if name.endswith(_WEIGHTS)}
+
+    @property
+    def others(self) -> dict[str, File]:
+        """The other files of the copy, by name."""
+        area = SERVING if f"{SERVING}/config.json" in self.files else DELTA
+        return {
+            name: self.files[f"{area}/{name}"]
+            for name in self._names(area, "")
+            if not name.endswith((_WEIGHTS, _ARROW))
+        }
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all its files."""
+        return self.weights | self.others.keys()
+
+    def whole(self, name: str) -> File | None:
+        """Return the object that is a file of weights."""
+        return self.files.get(f"{SERVING}/{name}")
+
+    def delta(self, name: str) -> File | None:
+        """Return the object that makes a file of weights from the parent's."""
+        return self.files.get(f"{DELTA}/{name}{_ARROW}")
+
+    def parent(self) -> "ServingCopy | None":
+        """Return the copy of the policy from which this one was trained."""
+        parents = (version_of(parent) for parent in self.manifest.parent_names)
+        policy = next((parent for parent in parents if isinstance(parent, PolicyVersion)), None)
+        return ServingCopy(self.store, read(self.store, policy), self.cache) if policy else None
+
+    def _names(self, area: str, ending: str) -> Iterator[str]:
+        for name in self.files:
+            if name.startswith(f"{area}/") and name.endswith(ending):
+                yield name.removeprefix(f"{area}/").removesuffix(ending)
+
+
+def add_copy(draft: Draft, folder: Path, parent: ServingCopy, whole_every: int) -> None:
+    """Add a copy to the draft of a policy: what changed since the parent's, and every so many-th time the whole.
+
+    Several ranks add the files that each has written. Weights that are not stored whole are moved into the cache, where
+    the next delta and a server on this host need them.
+    """
+    whole = PolicyVersion(draft.version).number % whole_every == 0 or not parent.weights
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = path.relative_to(folder).as_posix()
+        if not name.endswith(_WEIGHTS):
+            draft.add(path, f"{SERVING if whole else DELTA}/{name}")
+        elif not _add_delta(draft, path, name, parent, whole_every) or whole:
+            draft.add(path, f"{SERVING}/{name}")
+        else:
+            kept = parent.cache / draft.version / draft.nonce / SERVING / name
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(path, kept)
+
+
+def _add_delta(draft: Draft, path: Path, name: str, parent: ServingCopy, whole_every: int) -> bool:
+    """Add what changed in a file of weights; return False if the parent's is not to be had, or no delta is wanted."""
+    base = fetch_weights(parent, name) if whole_every > 1 and name in parent.weights else None
+    if base is None:
+        return False
+    delta = path.with_name(path.name + _ARROW)
+    write_delta(base, path, delta)
+    draft.add(delta, f"{DELTA}/{name}{_ARROW}")
+    return True
+
+
+def fetch_copy(copy: ServingCopy) -> Path | None:
+    """Return a local folder with the whole copy, checked; None if there is none, or if `model/` is less to fetch.
+
+    Raises:
+        DamagedError: an object is missing or damaged, or the folder has a file that does not belong to the copy.
+    """
+    for name in sorted(copy.weights):
+        if (path := fetch_weights(copy, name)) is None:
+            return None
+        _place(path, copy.folder / name)
+    for name, file in copy.others.items():
+        _place(fetch_file(copy.store, file, copy.cache), copy.folder / name)
+    if extra := strays_in(copy.folder, copy.names):
+        raise DamagedError(f"{copy.folder} holds {extra[0]}, and libraries would load that, too: delete it")
+    return copy.folder if copy.weights else None
+
+
+def _place(source: Path, target: Path) -> None:
+    if source != target:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+
+
+def fetch_weights(copy: ServingCopy, name: str) -> Path | None:
+    """Return a local file of a copy's weights, checked; None if that of `model/` is less to fetch, or all there is.
+
+    Raises:
+        DamagedError: the file is stored whole, but is missing or damaged.
+    """
+    whole = copy.whole(name)
+    if whole and not _is_near(copy, name):
+        return fetch_file(copy.store, whole, copy.cache)
+    try:
+        return restore(copy, name)
+    except DamagedError as error:
+        logger.warning("%s: %s is fetched whole, because %s", copy.manifest.version, name, error)
+    return fetch_file(copy.store, whole, copy.cache) if whole else None
+
+
+def _is_near(copy: ServingCopy, name: str) -> bool:
+    """Return whether a file is one delta away from what the cache has."""
+    if not copy.delta(name) or (copy.folder / name).is_file():
+        return False
+    parent = copy.parent()
+    return parent is not None and (parent.folder / name).is_file()
+
+
+def restore(copy: ServingCopy, name: str) -> Path | None:
+    """Return a local file of weights that is made from deltas, or was; None if they need more bytes than `model/`.
+
+    Raises:
+        DamagedError: what it is made from is missing or damaged; a damaged file of the cache is deleted.
+    """
+    target, delta = copy.folder / name, copy.delta(name)
+    if delta and result_of(fetch_file(copy.store, delta, copy.cache)).is_in(target):
+        touch(target)
+        return target
+    steps = _steps(copy, name)
+    if steps is None:
+        return None
+    base, deltas = steps
+    path = fetch_file(copy.store, base, copy.cache) if isinstance(base, File) else base
+    try:
+        apply_deltas(path, [fetch_file(copy.store, each, copy.cache) for each in deltas], target)
+    except DamagedError:
+        if isinstance(base, Path):
+            base.unlink(missing_ok=True)
+        raise
+    return target
+
+
+def _steps(copy: ServingCopy, name: str) -> tuple[Path | File, list[File]] | None:
+    """Return the nearest file from which deltas lead to a file of weights, and these, the first one first."""
+    deltas: list[File] = []
+    model = copy.files.get(f"model/{name}")
+    while (delta := copy.delta(name)) and (parent := copy.parent()):
+        deltas.insert(0, delta)
+        if model and sum(each.bytes for each in deltas) > model.bytes:
+            break
+        if (near := parent.folder / name).is_file():
+            return near, deltas
+        if whole := parent.whole(name):
+            return whole, deltas
+        copy = parent
+    return None
