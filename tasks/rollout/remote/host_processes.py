@@ -27,8 +27,8 @@ _CLOSE_S = 8.0
 class HostProcesses:
     """Starts the processes and hands them over to a `Handout`; a context manager that ends them.
 
-    A process that is lost is started again, unless it ended with an error, or is lost again and again (`Losses`). All of
-    them end when the flow's process does, however it ends, and with them the processes that they have started.
+    A process that is lost is started again, unless it ended with an error, or is lost again and again (`Losses`). All
+    of them end when the flow's process does, however it ends, and with them the processes that they have started.
 
     Args:
         config: the run's configuration.

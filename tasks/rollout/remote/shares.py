@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from configs import Config
 from tasks.inference.engine import devices_of_servers
@@ -28,7 +29,7 @@ def deal_shares(config: Config) -> list[Share]:
     settings, count = config.inference, config.rollout.processes
     servers, devices = len(settings.urls) or settings.replicas, devices_of_servers(settings)
     ends = [servers * number // count for number in range(count + 1)]
-    return [Share(_part(config, start, end), devices[start:end]) for start, end in zip(ends, ends[1:], strict=False)]
+    return [Share(_part(config, start, end), devices[start:end]) for start, end in pairwise(ends)]
 
 
 def _part(config: Config, start: int, end: int) -> Config:
