@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from configs import Config, load
+from configs import Config, ConfigError, load
 from flows.math_mt_ppo import math_mt_ppo
 from storage import layout
 from storage.logs import catalog
@@ -21,6 +21,9 @@ from storage.objects.store import Store
 from storage.versions import datasets, manifests
 from tasks.inference import devices
 from tasks.inference.api import InferenceError
+from tasks.rollout.remote.handout import WorkerFailedError, WorkerLostError
+from tasks.rollout.remote.losses import Losses
+from tasks.rollout.remote.messages import Failure
 from tasks.rollout.remote.shares import deal_shares
 from tests.support.soak import scaled
 from tests.support.waiting_engine import WaitingEngine, opens
@@ -46,6 +49,43 @@ def test_servers_episodes_and_verifiers_are_dealt_out() -> None:
     assert [part.inference.replicas for part in parts] == [1, 1, 1, 1]
     assert [part.rollout.concurrency for part in parts] == [1, 1, 1, 1]
     assert [part.score.workers for part in parts] == [1, 1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["inference.urls=['http://a:1']"], r"only 1 vLLM server\(s\), and each process needs its own"),
+        (["cluster.address=auto"], "with cluster.address each node has one process"),
+        (["storage.root=memory://x"], "in this process only: rollout.processes=2 needs a folder"),
+    ],
+)
+def test_what_cannot_work_is_refused(more: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load("smoke", [*TWO, *more])
+
+
+def test_a_place_rests_after_a_loss_and_may_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that was useful is replaced after a rest, others after longer and longer pauses, until none is."""
+    now = [0.0]
+    monkeypatch.setattr("tasks.rollout.remote.losses.time.monotonic", lambda: now[0])
+    losses, pauses = Losses(rest_s=1.0), list[float]()
+    assert losses.may_start("a")
+    for useful in (True, False, True, False, False, False, False):
+        losses.note("a", WorkerLostError("killed"), useful=useful)
+        began = now[0]
+        while not losses.may_start("a"):
+            now[0] += 0.5
+        pauses.append(now[0] - began)
+        assert losses.cause is None
+    assert pauses == [1, 5, 1, 5, 10, 20, 40]
+    losses.note("a", WorkerLostError("killed"), useful=False)
+    now[0] += 1e6
+    assert not losses.may_start("a")
+    assert isinstance(losses.cause, WorkerLostError)
+    losses = Losses()
+    losses.note("b", WorkerFailedError(Failure.of(InferenceError("no GPU"))), useful=True)
+    assert not losses.may_start("b")
+    assert isinstance(losses.cause, InferenceError)
 
 
 def test_gpus_are_dealt_out(monkeypatch: pytest.MonkeyPatch) -> None:
