@@ -327,6 +327,10 @@ class Rollout(Knobs):
     """Play with the policy so many versions behind the newest: intended staleness, for experiments."""
     concurrency: PositiveInt = 512
     """Number of episodes that run at the same time. Whole groups begin if `sampling.max_new_tokens` is 64 or less."""
+    processes: PositiveInt = 1
+    """Number of processes of this host that play, each with its share of the servers (`inference.replicas` or
+    `inference.urls`), of `concurrency` and of `score.workers`. 1: the flow's own process. It is full at about 100,000
+    tokens/s, or 500 short episodes/s."""
     episode_deadline_s: PositiveFloat = 600
     """An episode that takes longer is stored as failed. Time in which another episode blocked all others does not
     count."""
@@ -830,6 +834,7 @@ class Config(Knobs):
         self._groups_possible()
         self._ranks_possible()
         self._cluster_possible()
+        self._processes_possible()
         self._staleness_possible()
         self._gate_possible()
         return self
@@ -916,6 +921,25 @@ class Config(Knobs):
             )
         elif self.storage.root.startswith("memory://"):
             raise ValueError("storage.root=memory://… is in this process only: a cluster needs s3://bucket/prefix")
+
+    def _processes_possible(self) -> None:
+        count, servers = self.rollout.processes, len(self.inference.urls) or self.inference.replicas
+        if count == 1:
+            return
+        if count > servers:
+            raise ValueError(
+                f"rollout.processes={count}, but there are only {servers} vLLM server(s), and each process needs its "
+                "own: lower it, or raise inference.replicas"
+            )
+        if self.cluster.address:
+            raise ValueError(
+                f"rollout.processes={count} is for this host alone: with cluster.address each node has one process"
+            )
+        if self.storage.root.startswith("memory://"):
+            raise ValueError(
+                f"storage.root=memory://… is in this process only: rollout.processes={count} needs a folder or "
+                "s3://bucket/prefix"
+            )
 
     def _staleness_possible(self) -> None:
         rollout, oldest = self.rollout, self.rollout.max_head_offpolicyness

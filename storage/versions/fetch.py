@@ -1,8 +1,11 @@
 """Fetches data objects of a version as local files, and always checks their size and hash."""
 
+import fcntl
 import re
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from storage import layout
@@ -20,6 +23,7 @@ _IGNORED = re.compile(r"\..+\.[0-9a-f]{8}\.(part|tmp)|\.nfs[0-9a-f]+")
 """Names of files that no library loads: leftovers of killed downloads and uploads, and files that NFS keeps because
 they were deleted while a process had them open."""
 _NAMED = 3  # number of files that a message names
+_TURNS = 32  # number of files that lock the downloads into a folder: each is for many objects
 
 
 def fetch(store: Store, manifest: Manifest, name: str, folder: Path) -> Path:
@@ -54,6 +58,22 @@ def fetch_all(store: Store, files: Iterable[File], folder: Path) -> None:
     """Fetch files one after the other as `fetch` does."""
     for file in files:
         fetch_file(store, file, folder)
+
+
+def fetch_in_turn(store: Store, files: Iterable[File], folder: Path) -> None:
+    """Fetch files as `fetch_all` does, in processes that share the folder: one downloads a file while others wait."""
+    for file in files:
+        with nullcontext() if store.is_local else _turn(folder, file):
+            fetch_file(store, file, folder)
+
+
+@contextmanager
+def _turn(folder: Path, file: File) -> Iterator[None]:
+    """Wait until no other process is in such a block for the same file; it ends with the process at the latest."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f".turn-{zlib.crc32(file.path.encode()) % _TURNS}").open("ab") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def fetch_folder(

@@ -1,27 +1,16 @@
 """The process on a node that plays and grades episodes."""
 
-import logging
-from contextlib import ExitStack
 from typing import Any
 
-from storage.objects.cache import trim_to_limit
-from storage.records import Problem
-from storage.version_names import PolicyVersion
-from storage.versions import checkpoints, datasets
-from storage.versions.checkpoints import Checkpoint
 from tasks.cluster.node_process import NodeProcess
 from tasks.inference.engine import Engine
+from tasks.rollout.remote.host_worker import HostWorker
 from tasks.rollout.remote.messages import Failure, Orders, Report
-from tasks.rollout.remote.worker import Worker
-from tasks.rollout.workers import LocalWorkers
-from tasks.score.scoring import ScoredShard, ShardOrder, score_shard
-from tasks.score.verifier import Verifier
-
-logger = logging.getLogger(__name__)
+from tasks.score.scoring import ScoredShard, ShardOrder
 
 
 class NodeWorker(NodeProcess):
-    """A worker with engine, verifier, store and cache of its node; an error while it starts is in its first report.
+    """A `HostWorker` on a node.
 
     Args:
         values: see `NodeProcess`.
@@ -31,53 +20,25 @@ class NodeWorker(NodeProcess):
 
     def __init__(self, values: dict[str, Any], name: str, *, plays: bool) -> None:
         super().__init__(values, name)
-        self._stack = ExitStack()
-        self._failure: Failure | None = None
-        try:
-            self._open(plays=plays)
-        except Exception as error:  # noqa: BLE001 # the flow raises it, or goes on with others
-            self._failure = Failure.of(error)
+        self._worker = HostWorker(self._config, self._open_store, self._open_engine if plays else None)
 
     def give(self, orders: Orders) -> None:
         """See `Worker.give`."""
         self._hear()
-        if not self._failure:
-            self._worker.give(orders)
+        self._worker.give(orders)
 
     def report(self) -> Report:
         """See `Worker.report`."""
         self._hear()
-        return Report(failure=self._failure) if self._failure else self._worker.report()
+        return self._worker.report()
 
     def score(self, order: ShardOrder) -> ScoredShard | Failure:
-        """Grade a shard of trajectories, which this node may have in its cache."""
-        try:
-            return score_shard(self._store, self._cache, self._verifier, order)
-        except Exception as error:  # the flow raises it, or asks another worker
-            logger.exception("a shard was not scored")
-            return Failure.of(error)
+        """See `HostWorker.score`."""
+        return self._worker.score(order)
 
     def close(self) -> None:
-        """End everything; what is not stored is lost."""
-        self._stack.close()
-
-    def _open(self, *, plays: bool) -> None:
-        score = self._config.score
-        self._store = self._open_store()
-        self._verifier = self._stack.enter_context(Verifier(score.workers, score.timeout_s, score.memory_mb))
-        engine = self._stack.enter_context(self._open_engine()) if plays else None
-        local = LocalWorkers(engine, self._verifier, self._open_policy, self._cache)
-        self._worker = self._stack.enter_context(Worker(local, self._store, self._cache, self._problems))
+        """See `HostWorker.close`."""
+        self._worker.close()
 
     def _open_engine(self) -> Engine:
         return Engine(self._config.inference, self._config.rollout, self._logs)
-
-    def _open_policy(self, policy: PolicyVersion) -> Checkpoint:
-        storage, halved = self._config.storage, self._config.inference.dtype == "bfloat16"
-        checkpoint = checkpoints.open_checkpoint(self._store, policy, self._cache, serving=halved)
-        trim_to_limit(self._store, storage, [policy])
-        return checkpoint
-
-    def _problems(self, version: str) -> dict[str, Problem]:
-        problems = (Problem(**row) for row in datasets.rows(self._store, version, self._cache))
-        return {problem.problem_id: problem for problem in problems}

@@ -2,7 +2,6 @@
 
 import contextvars
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
@@ -21,6 +20,7 @@ from tasks.cluster.node_worker import NodeWorker
 from tasks.cluster.placement import Needs, Node, Placement, check, place, table
 from tasks.inference.devices import cpu_build, devices_of_a_server
 from tasks.rollout.remote.handout import Handout, WorkerFailedError, WorkerLostError
+from tasks.rollout.remote.losses import Losses
 from tasks.rollout.remote.messages import Failure, Orders, Report
 from tasks.rollout.remote.scoring_job import AT_ONCE
 from tasks.rollout.remote.shared_rollout import RemoteWorker
@@ -30,10 +30,6 @@ _LOOK_S = 2.0
 """Time between two looks for nodes that have joined."""
 _CLOSE_S = 15.0
 """Longest wait for workers that end by themselves."""
-_PAUSE_S = 5.0
-"""Time before another worker starts on a node whose last one was lost before it finished an episode; it doubles."""
-_MOST_FAILURES = 5
-"""After so many such losses in a row a node counts as broken."""
 _THREADS = 3 + AT_ONCE
 """Calls that an actor answers at the same time: orders, a report, its end, and shards to grade."""
 
@@ -82,8 +78,7 @@ class RayWorker:
 class NodeWorkers:
     """Starts workers on nodes and hands them over to a `Handout`; a context manager that ends them.
 
-    A node whose worker was lost gets another one. A node whose worker ended with an error of the node
-    (`Failure.of_its_host`), or which loses one after the other, gets no other one in this flow run.
+    A node whose worker was lost gets another one, unless `Losses` counts the node as broken.
     """
 
     def __init__(self, config: Config, progress: Callable[[str], None], *, playing: bool) -> None:
@@ -93,9 +88,7 @@ class NodeWorkers:
         self.handout = Handout(knobs.silence_s, knobs.start_timeout_s, progress, self._note_loss)
         self._lock = threading.Lock()
         self._workers: dict[str, RayWorker] = {}  # by node
-        self._failures: dict[str, list[float]] = {}
-        """When workers of each node were lost before they finished an episode, since the last one that did."""
-        self._broken: dict[str, BaseException] = {}
+        self._losses = Losses()
         self._ended = threading.Event()
         around = contextvars.copy_context().run  # with the context in which Prefect knows where logs go
         self._watch = threading.Thread(target=around, args=[self._look_for_nodes], name="nodes", daemon=True)
@@ -141,13 +134,7 @@ class NodeWorkers:
         assert isinstance(remote, RayWorker)
         with self._lock:
             self._workers.pop(remote.node.id, None)
-            if useful:
-                self._failures.pop(remote.node.id, None)
-            failures = self._failures.setdefault(remote.node.id, [])
-            if not useful:
-                failures.append(time.monotonic())
-            if isinstance(error, WorkerFailedError) or len(failures) >= _MOST_FAILURES:
-                self._broken[remote.node.id] = error
+            self._losses.note(remote.node.id, error, useful=useful)
 
     def _look_for_nodes(self) -> None:
         """Start workers on nodes that have joined, or have lost theirs; the body of a thread."""
@@ -159,22 +146,16 @@ class NodeWorkers:
                 return
             with self._lock:
                 roles = [worker.plays for worker in self._workers.values()]
-                free = [node for node in present if self._may_start(node)]
-                others = {node.id for node in present} - self._workers.keys()
-                broken = True not in roles and self._broken.keys() >= others
-                cause = next(iter(self._broken.values()), None)
+                others = [node for node in present if node.id not in self._workers]
+                free = [node for node in others if self._losses.may_start(node.id)]
+                broken = True not in roles and self._losses.broken.keys() >= {node.id for node in others}
+                cause = self._losses.cause
             if broken and cause:
-                self.handout.fail(cause.failure.as_own() if isinstance(cause, WorkerFailedError) else cause)
+                self.handout.fail(cause)
             placement = place(free, self._needs, roles.count(True), roles.count(False))
             if placement.players or placement.judges:
                 self._progress(f"workers start on more nodes:\n{table(free, placement, self._needs)}")
                 self._start(placement)
-
-    def _may_start(self, node: Node) -> bool:
-        if node.id in self._workers or node.id in self._broken:
-            return False
-        failures = self._failures.get(node.id, [])
-        return not failures or time.monotonic() > failures[-1] + _PAUSE_S * 2 ** (len(failures) - 1)
 
 
 @contextmanager

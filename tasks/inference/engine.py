@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,14 +42,17 @@ class Engine:
         settings: `inference` of the configuration.
         rollout: `rollout` of the configuration, for its request limits.
         logs: folder for the servers' logs.
+        devices: the GPUs of each server that it starts; None: they are dealt out of all that this process can use.
 
     Raises:
         InferenceError: this machine has fewer GPUs than the servers need.
     """
 
-    def __init__(self, settings: Inference, rollout: Rollout, logs: Path) -> None:
+    def __init__(
+        self, settings: Inference, rollout: Rollout, logs: Path, devices: Sequence[Sequence[str]] | None = None
+    ) -> None:
         self.settings, self.rollout, self._logs = settings, rollout, logs
-        self._devices = [] if settings.urls else _deal_devices(settings)  # for each server that it starts
+        self._devices = devices_of_servers(settings) if devices is None else devices
         self._replicas: list[_Replica] = []
         self._policy: Checkpoint | None = None
         self._history: list[int] = []
@@ -222,7 +225,14 @@ def _lacking_sockets(wanted: int) -> int:
     return possible
 
 
-def _deal_devices(settings: Inference) -> list[list[str]]:
+def devices_of_servers(settings: Inference) -> list[list[str]]:
+    """Deal this machine's GPUs out to the servers that the pipeline starts; none if URLs are given.
+
+    Raises:
+        InferenceError: there are fewer than the servers need.
+    """
+    if settings.urls:
+        return []
     return deal(visible_devices(), settings.replicas, devices_of_a_server(settings.extra_args))
 
 

@@ -6,6 +6,6 @@ and `task` commits them. `play` has the groups of one data set. `stream` has tho
 iterations: `assignment` decides which groups may begin and in which data set a finished one belongs.
 
 Who plays are the `workers`: by default this process. A `handout` gives groups to a `worker` in each of many other
-processes, by `messages`, keeps its `books` of what they hold, and lets them grade (`scoring_job`); `tasks.cluster`
-starts them.
+processes, by `messages`, keeps its `books` of what they hold, and lets them grade (`scoring_job`); `host_processes`
+starts them on this host, `tasks.cluster` on others.
 """

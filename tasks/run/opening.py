@@ -33,6 +33,7 @@ MAY_CHANGE = (
     "problems.exclusions",
     "score.workers",
     "rollout.concurrency",
+    "rollout.processes",
     "rollout.request_",
 )
 """Knobs that may change while a run lasts: they say where and how long it works, not what it computes. Another mesh

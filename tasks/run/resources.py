@@ -37,6 +37,12 @@ def open_workers(workspace: Workspace, *, playing: bool = True) -> Iterator["Wor
         with open_cluster(workspace, playing=playing) as cluster:
             yield cluster
         return
+    if playing and workspace.config.rollout.processes > 1:
+        from tasks.rollout.remote.host_processes import HostProcesses
+
+        with HostProcesses(workspace.config, get_run_logger().info) as processes:
+            yield processes.handout
+        return
     with open_verifier(workspace) as verifier, open_engine(workspace) if playing else nullcontext() as engine:
         yield LocalWorkers(engine, verifier, workspace.open_served, workspace.cache)
 

@@ -4,15 +4,12 @@ Python runs one thread of a process at a time. Measured on two cores, the stream
 longer in one process; in two processes, 1 % shorter and 5 % longer, which is noise.
 """
 
-import logging
 import multiprocessing
 import signal
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -21,6 +18,7 @@ from configs import Config
 from storage import interrupts
 from storage.records import Score, Trajectory
 from storage.versions.checkpoints import Canary
+from tasks.child_process import forward_logs, log_again, sendable
 from tasks.limits import end_with_parent
 
 _GRACE_S = 10.0
@@ -103,8 +101,7 @@ class TrainerProcess:
                 with self._naming_the_end(method):
                     kind, value = self._receive()
                 if kind == "log":
-                    name, level, text = value
-                    logging.getLogger(name).log(level, "%s", text)
+                    log_again(value)
                 elif kind == "progress":
                     if progress:
                         progress(value)
@@ -144,7 +141,7 @@ def _serve(connection: Connection, config: Config) -> None:
         with lock:
             connection.send(answer)
 
-    _forward_logs(send)
+    forward_logs(lambda log: send(("log", log)))
     from tasks.train.trainer import Trainer
 
     trainer = Trainer.of(config)
@@ -158,32 +155,5 @@ def _serve(connection: Connection, config: Config) -> None:
         try:
             answer: _Answer = "result", getattr(trainer, method)(*arguments)
         except Exception as error:  # noqa: BLE001 # the other side raises it
-            answer = "error", _sendable(error)
+            answer = "error", sendable(error, "the trainer's process")
         send(answer)
-
-
-def _sendable(error: Exception) -> Exception:
-    """Return the error with its traceback as a note, or a RuntimeError with its text if the error cannot be sent."""
-    try:
-        ForkingPickler.loads(ForkingPickler.dumps(error))  # as the connection does
-    except Exception:  # noqa: BLE001 # errors of libraries may raise anything
-        error = RuntimeError("".join(traceback.format_exception_only(error)).strip())
-    error.add_note(f"in the trainer's process:\n{traceback.format_exc()}")
-    return error
-
-
-def _forward_logs(send: _Send) -> None:
-    """Send what is logged to the flow's process, and nowhere else: importing Prefect has added handlers here, too."""
-    for logger in logging.Logger.manager.loggerDict.values():
-        if isinstance(logger, logging.Logger):
-            logger.handlers, logger.propagate = [], True
-    logging.getLogger().handlers = [_Forwarder(send)]
-
-
-class _Forwarder(logging.Handler):
-    def __init__(self, send: _Send) -> None:
-        super().__init__()
-        self._send = send
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._send(("log", (record.name, record.levelno, self.format(record))))

@@ -104,6 +104,8 @@ def test_a_mapping_replaces_its_section() -> None:
         ("agent.args.num_turns=three", "num_turns='three'"),
         ("agent.args={num_turns: '2'}", "num_turns='2': is a text; without quotes it is 2"),
         ("agent.args.num_turns=0", "num_turns=0"),
+        ("rollout.processes=2", r"rollout.processes=2, but there are only 1 vLLM server\(s\)"),
+        ("rollout.processes=0", "greater than 0"),
         ("environment.args.tolerance=1", "takes no such argument"),
         ("agent.type=no_such_package:Agent", "no_such_package"),
         ("ppo.advantage={type: grup}", "did you mean 'group'"),

@@ -19,6 +19,7 @@ from storage.records import SCHEMA_VERSION, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Sco
 from storage.versions import checkpoints, datasets, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
+from storage.versions.fetch import fetch_in_turn
 from tests.support.chain_helpers import file_of, key, rewrite
 from tests.support.train_helpers import make_trajectory
 
@@ -99,6 +100,28 @@ def test_create_has_one_winner_between_threads(any_store: Store) -> None:
     for thread in threads:
         thread.join()
     assert len(wins) == 1
+
+
+def test_a_file_is_downloaded_once_by_those_who_share_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait for it, and check their copy; one that was damaged meanwhile is downloaded again."""
+    store, got, original = Store(f"memory://{tmp_path.name}"), list[str](), Store.get
+    files = commit_scores(store, "runs/r/scores/000000/x", count=6).files
+
+    def get(self: Store, key: str, path: Path) -> str:
+        got.append(key)
+        time.sleep(0.05)
+        return original(self, key, path)
+
+    monkeypatch.setattr(Store, "get", get)
+    threads = [threading.Thread(target=fetch_in_turn, args=(store, files, tmp_path / "cache")) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(got) == sorted(file.path for file in files)
+    (tmp_path / "cache" / files[0].path).write_bytes(b"damaged")
+    fetch_in_turn(store, files, tmp_path / "cache")
+    assert got[len(files) :] == [files[0].path]
 
 
 def test_create_recognises_its_own_object(any_store: Store) -> None:

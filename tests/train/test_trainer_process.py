@@ -13,8 +13,9 @@ import psutil
 import pytest
 
 from configs import load
+from tasks.child_process import sendable
 from tasks.train.trainer import Trainer
-from tasks.train.trainer_process import TrainerProcess, _sendable
+from tasks.train.trainer_process import TrainerProcess
 from tests.support.paths import ROOT
 from tests.support.train_helpers import random_rows, save_tiny
 
@@ -83,7 +84,7 @@ def test_errors_that_cannot_be_sent_keep_their_text() -> None:
     try:
         raise UnlikeItsArgumentsError("here", "there")
     except UnlikeItsArgumentsError as error:
-        sent = _sendable(error)
+        sent = sendable(error, "the trainer's process")
     assert isinstance(sent, RuntimeError)
     assert str(sent).endswith("UnlikeItsArgumentsError: here and there")
     assert "test_trainer_process.py" in sent.__notes__[0]

@@ -1,0 +1,95 @@
+"""A worker with all that it needs in its process: engine, verifier, store and cache."""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+
+from configs import Config
+from storage.objects.cache import trim_to_limit
+from storage.objects.store import Store
+from storage.records import Problem
+from storage.version_names import PolicyVersion
+from storage.versions import checkpoints, datasets
+from storage.versions.checkpoints import Checkpoint
+from storage.versions.fetch import Fetching, fetch_all
+from tasks.inference.engine import Engine
+from tasks.rollout.remote.messages import Failure, Orders, Report
+from tasks.rollout.remote.worker import Worker
+from tasks.rollout.workers import LocalWorkers
+from tasks.score.scoring import ScoredShard, ShardOrder, score_shard
+from tasks.score.verifier import Verifier
+
+logger = logging.getLogger(__name__)
+
+
+class HostWorker:
+    """A worker with engine, verifier, store and cache of its own; an error while it starts is in its first report.
+
+    Args:
+        config: the run's configuration.
+        open_store: opens the store of the run.
+        open_engine: opens the engine; None for a worker that only grades.
+        fetching: fetches the files of checkpoints.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        open_store: Callable[[], Store],
+        open_engine: Callable[[], AbstractContextManager[Engine]] | None,
+        fetching: Fetching = fetch_all,
+    ) -> None:
+        self._config, self._cache, self._fetching = config, Path(config.storage.cache), fetching
+        self._stack, self._engines = ExitStack(), ExitStack()
+        self._failure: Failure | None = None
+        try:
+            self._open(open_store, open_engine)
+        except Exception as error:  # noqa: BLE001 # the flow raises it, or goes on with others
+            self._failure = Failure.of(error)
+
+    def give(self, orders: Orders) -> None:
+        """See `Worker.give`."""
+        if not self._failure:
+            self._worker.give(orders)
+
+    def report(self) -> Report:
+        """See `Worker.report`."""
+        return Report(failure=self._failure) if self._failure else self._worker.report()
+
+    def score(self, order: ShardOrder) -> ScoredShard | Failure:
+        """Grade a shard of trajectories, which the cache may have."""
+        if self._failure:
+            return self._failure
+        try:
+            return score_shard(self._store, self._cache, self._verifier, order)
+        except Exception as error:  # the flow raises it, or asks another worker
+            logger.exception("a shard was not scored")
+            return Failure.of(error)
+
+    def close(self) -> None:
+        """End everything; what is not stored is lost."""
+        self._engines.close()  # first, because a thread may wait for the start of a server
+        self._stack.close()
+
+    def _open(
+        self, open_store: Callable[[], Store], open_engine: Callable[[], AbstractContextManager[Engine]] | None
+    ) -> None:
+        score = self._config.score
+        self._store = open_store()
+        self._verifier = self._stack.enter_context(Verifier(score.workers, score.timeout_s, score.memory_mb))
+        engine = self._engines.enter_context(open_engine()) if open_engine else None
+        local = LocalWorkers(engine, self._verifier, self._open_policy, self._cache)
+        self._worker = self._stack.enter_context(Worker(local, self._store, self._cache, self._problems))
+
+    def _open_policy(self, policy: PolicyVersion) -> Checkpoint:
+        storage, halved = self._config.storage, self._config.inference.dtype == "bfloat16"
+        checkpoint = checkpoints.open_checkpoint(
+            self._store, policy, self._cache, serving=halved, fetching=self._fetching
+        )
+        trim_to_limit(self._store, storage, [policy])
+        return checkpoint
+
+    def _problems(self, version: str) -> dict[str, Problem]:
+        problems = (Problem(**row) for row in datasets.rows(self._store, version, self._cache))
+        return {problem.problem_id: problem for problem in problems}
