@@ -17,18 +17,17 @@ import pytest
 
 from flows.math_mt_ppo import math_mt_ppo
 from storage import layout
-from storage.logs import catalog
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
-from storage.versions import datasets, manifests
+from storage.versions import manifests
 from tests.support import ray_cluster
 from tests.support import s3_server as s3
+from tests.support.cluster_runs import OVERLAP, check_whole, kinds, no_actor_is_left, store_of
 from tests.support.ray_cluster import RayCluster
 from tests.support.soak import scaled
 from tests.support.waiting_engine import WaitingEngine, opens
 
 KILLS = scaled(4, 30)
-OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=2"]
 
 
 @pytest.fixture(scope="module")
@@ -55,33 +54,6 @@ def _waiting_node() -> type:
     from tests.support.waiting_node import WaitingNode
 
     return WaitingNode
-
-
-def store_of(settings: list[str]) -> Store:
-    return Store(settings[0].partition("=")[2])
-
-
-def kinds(store: Store) -> dict[str, str]:
-    """Return the kinds of all versions; names of scores and evaluations end with the hash of a protocol."""
-    return {entry.version: entry.kind for entry in catalog.read_all(store) if entry.kind != "alias"}
-
-
-def check_whole(store: Store, iterations: int) -> None:
-    """Check that nothing is lost, doubled or damaged."""
-    found = verify(store, list(kinds(store)), deep=True)
-    assert found.findings == []
-    for iteration in range(iterations):
-        rows = list(datasets.trajectories(store, layout.trajectories("smoke", iteration), Path("/tmp/cache-of-tests")))
-        ids = [row.trajectory_id for row in rows]
-        assert len(set(ids)) == len(ids) == 16
-
-
-def no_actor_is_left(seconds: float, *names: str) -> bool:
-    deadline = time.monotonic() + seconds
-    names = ("ray::WaitingNode", *names)
-    while (left := [each for name in names for each in ray_cluster.actors(name)]) and time.monotonic() < deadline:
-        psutil.wait_procs(left, timeout=0.5)
-    return not left
 
 
 @pytest.mark.parametrize("more", scaled([OVERLAP], [OVERLAP, []]), ids=" ".join)
