@@ -21,39 +21,12 @@ from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.versions import manifests
 from tests.support import ray_cluster
-from tests.support import s3_server as s3
 from tests.support.cluster_runs import OVERLAP, check_whole, kinds, no_actor_is_left, store_of
 from tests.support.ray_cluster import RayCluster
 from tests.support.soak import scaled
 from tests.support.waiting_engine import WaitingEngine, opens
 
 KILLS = scaled(4, 30)
-
-
-@pytest.fixture(scope="module")
-def cluster(s3_server: s3.Endpoint) -> Iterator[tuple[RayCluster, str]]:
-    """Yield a cluster of three nodes, and the name of a bucket for which they have credentials."""
-    with pytest.MonkeyPatch.context() as environment:
-        bucket = s3.make_bucket(s3_server, environment)
-        with RayCluster() as made:
-            yield made, bucket
-
-
-@pytest.fixture
-def settings(
-    cluster: tuple[RayCluster, str], prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> list[str]:
-    """Return overrides for a run on the cluster, in S3, with engines that only wait."""
-    monkeypatch.setattr("tasks.cluster.node_workers.NodeWorker", _waiting_node())
-    address, bucket = cluster[0].address, cluster[1]
-    store = [f"storage.root=s3://{bucket}/{tmp_path.name}", f"storage.cache={tmp_path}/cache"]
-    return [*store, f"cluster.address={address}", "cluster.silence_s=10", "score.workers=1"]
-
-
-def _waiting_node() -> type:
-    from tests.support.waiting_node import WaitingNode
-
-    return WaitingNode
 
 
 @pytest.mark.parametrize("more", scaled([OVERLAP], [OVERLAP, []]), ids=" ".join)

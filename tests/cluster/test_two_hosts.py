@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.slow, need_namespaces]
 QUICK = {"RAY_health_check_period_ms": "500", "RAY_health_check_timeout_ms": "3000"}
 """Environment of Ray's head, which otherwise needs a minute to count a silent node as dead."""
 SILENCE_S = 6
-ITERATIONS = 20
+ITERATIONS = 10
 
 
 class TwoHosts:
@@ -94,7 +94,9 @@ def named(store: Store) -> str:
     return "\n".join(store.read(path).decode() for path in found)
 
 
-@pytest.mark.parametrize("comes_back", scaled([True], [True, False]), ids=lambda comes: "a while" if comes else "for good")
+@pytest.mark.parametrize(
+    "comes_back", scaled([True], [True, False]), ids=lambda comes: "a while" if comes else "for good"
+)
 def test_a_host_that_is_cut_off_commits_nothing(two: TwoHosts, comes_back: bool) -> None:
     """The run goes on without it, and with it again; what it uploads meanwhile is in no journal and no manifest."""
     flow = two.flow()

@@ -3,8 +3,13 @@
 import os
 import secrets
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from unittest.mock import patch
 
 import psutil
 
@@ -25,10 +30,13 @@ class RayCluster:
         from ray.cluster_utils import Cluster
 
         self._folder = tempfile.TemporaryDirectory(prefix="ray-")
-        head = {"num_cpus": 2, "include_dashboard": False, "_system_config": _QUICK, "temp_dir": self._folder.name}
-        self._cluster: Any = Cluster(initialize_head=True, head_node_args=head)
-        for _ in range(nodes - 1):
-            self.add()
+        place = Path(self._folder.name) / "ray"  # where Ray, which follows RAY_TMPDIR, notes the address
+        place.mkdir()
+        head = {"num_cpus": 2, "include_dashboard": False, "_system_config": _QUICK, "temp_dir": str(place)}
+        with patch.dict(os.environ, {"RAY_TMPDIR": self._folder.name}):
+            self._cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+        with ThreadPoolExecutor(nodes) as starting:
+            list(starting.map(lambda _: self.add(), range(nodes - 1)))
 
     def __enter__(self) -> Self:
         return self
@@ -46,9 +54,20 @@ class RayCluster:
         """The nodes besides the head."""
         return list(self._cluster.worker_nodes)
 
-    def add(self, **resources: float) -> Any:
-        """Add a node."""
-        return self._cluster.add_node(**({"num_cpus": 2} | resources))
+    def add(self, environment: dict[str, str] | None = None) -> Any:
+        """Add a node, whose processes have more variables in their environment."""
+        return self._cluster.add_node(num_cpus=2, env_vars=environment)
+
+    @contextmanager
+    def with_nodes(self, *environments: dict[str, str]) -> Iterator[None]:
+        """Have one more node for each of some environments."""
+        with ThreadPoolExecutor(len(environments)) as starting:
+            added = list(starting.map(self.add, environments))
+        try:
+            yield
+        finally:
+            for node in added:
+                self.kill(node)
 
     def kill(self, node: Any) -> None:
         """End all processes of a node at once, as if its host had lost power."""
