@@ -2,13 +2,21 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.support.waiting_node import CACHE
+from flows.math_mt_ppo import math_mt_ppo
+from storage import layout
+from storage.objects.store import Store
+from storage.versions import datasets
+from tests.support.cluster_runs import OVERLAP, check_whole, no_actor_is_left, store_of, told
+from tests.support.ray_cluster import RayCluster
+from tests.support.soak import scaled
+from tests.support.waiting_node import CACHE, SECONDS
 
 FAKE_TIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
 SLOW_S = 2.0
