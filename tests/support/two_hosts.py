@@ -4,7 +4,6 @@ import asyncio
 import ctypes
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -26,11 +25,15 @@ _CLONE_NEWNET = 0x40000000  # linux/sched.h
 _WAIT_S = 120.0
 
 
+_NAMESPACES = ("--net", "--uts", "--mount", "--pid")
+_NEW = ("unshare", *_NAMESPACES, "--fork", "--kill-child", "--mount-proc")
+
+
 def _missing() -> str | None:
     """Return None if namespaces can be made here, otherwise the reason."""
-    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("unshare"):
-        return "needs root and the commands ip and unshare, to make network namespaces"
-    made = subprocess.run(["unshare", "--net", "--uts", "--mount", "true"], capture_output=True, check=False)
+    if os.geteuid() != 0 or not all(map(shutil.which, ("ip", "unshare", "nsenter", "setpriv"))):
+        return "needs root and the commands ip, unshare, nsenter and setpriv, to make network namespaces"
+    made = subprocess.run([*_NEW, "true"], capture_output=True, check=False)
     return "network namespaces are not permitted here" if made.returncode else None
 
 
@@ -38,7 +41,7 @@ need_namespaces = pytest.mark.skipif(bool(_missing()), reason=_missing() or "")
 
 
 class Hosts:
-    """Two hosts, at `ADDRESSES`; a context manager that ends their processes.
+    """Two hosts, at `ADDRESSES`; a context manager that ends them. The kernel ends them with this process.
 
     Both see all files of this machine. `own` is another folder on each, and its home.
 
@@ -47,30 +50,38 @@ class Hosts:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.names = [f"mtppo{os.getpid()}{end}" for end in "ab"]
         self._folder = folder
         self._made = tempfile.TemporaryDirectory(prefix="hosts-")
         self.own = Path(self._made.name) / "own"
+        self._first: list[subprocess.Popen[bytes]] = []
+        """The command that holds each host's namespaces; its child is the first process in them."""
 
     def __enter__(self) -> Self:
-        a, b = self.names
         self.own.mkdir()
-        for host, name in enumerate(self.names):
+        for host in range(len(ADDRESSES)):
             self.folder(host).mkdir()
-            self._ip("netns", "add", name)
+            self._first.append(self._boot(host))
+        a, b = map(self._init, self._first)
         self._ip("link", "add", "v0", "netns", a, "type", "veth", "peer", "name", "v0", "netns", b)
-        for address, name in zip(ADDRESSES, self.names, strict=True):
-            self._ip("-n", name, "addr", "add", f"{address}/24", "dev", "v0")
-            for device in ("lo", "v0"):
-                self._ip("-n", name, "link", "set", device, "up")
-            self._ip("-n", name, "route", "add", "default", "dev", "v0")
+        for host, address in enumerate(ADDRESSES):
+            self.type(host, f"ip addr add {address}/24 dev v0; ip link set lo up; ip link set v0 up")
+            self.type(host, "ip route add default dev v0")
         return self
 
     def __exit__(self, *_: object) -> None:
-        for host, name in enumerate(self.names):
+        for host in range(len(self._first)):
             self.kill(host)
-            self._ip("netns", "del", name)
         self._made.cleanup()
+
+    def _boot(self, host: int) -> subprocess.Popen[bytes]:
+        """Start the first process of a host, which waits for those that lose their parent."""
+        mounts = f'mount --bind /dev/null /etc/resolv.conf; mount --bind "{self.folder(host)}" "{self.own}"'
+        script = f"hostname host-{host}; {mounts}; echo up; sleep infinity & wait"
+        command = ["setpriv", "--pdeathsig", "KILL", *_NEW, "bash", "-ec", script]
+        first = subprocess.Popen(command, stdout=subprocess.PIPE)
+        assert first.stdout
+        assert first.stdout.readline() == b"up\n"
+        return first
 
     def folder(self, host: int) -> Path:
         """Return the folder that a host sees as `own`."""
@@ -78,15 +89,11 @@ class Hosts:
 
     def start(self, host: int, *command: str, **environment: str) -> subprocess.Popen[bytes]:
         """Start a command on a host whose name resolves nowhere; its output goes to the host's log."""
-        inside = ["ip", "netns", "exec", self.names[host], "unshare", "--uts", "--mount", "sh", "-ec"]
-        mounts = f'mount --bind /dev/null /etc/resolv.conf; mount --bind "{self.folder(host)}" "{self.own}"'
-        script = f'hostname host-{host}; {mounts}; exec "$@"'
+        inside = ["nsenter", "--target", self._init(self._first[host]), *_NAMESPACES, f"--wd={ROOT}", "--"]
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         own = {"HOME": str(self.own), "PATH": path, "PYTHONPATH": str(ROOT)}
         with (self._folder / f"host-{host}.log").open("ab") as log:
-            return subprocess.Popen(
-                [*inside, script, "sh", *command], stdout=log, stderr=log, cwd=ROOT, env=os.environ | own | environment
-            )
+            return subprocess.Popen([*inside, *command], stdout=log, stderr=log, env=os.environ | own | environment)
 
     def type(self, host: int, line: str, **environment: str) -> None:
         """Run a command line, as its page has it, to its end."""
@@ -94,18 +101,14 @@ class Hosts:
 
     def kill(self, host: int) -> None:
         """End all processes of a host, as if it had lost power."""
-        listed = ["ip", "netns", "pids", self.names[host]]
-        while pids := subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split():
-            for pid in pids:
-                with suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
-            time.sleep(0.05)
+        self._first[host].kill()
+        self._first[host].communicate()
 
     def cable(self, state: str) -> None:
         """Cut or connect the cable: `down`, `up`."""
-        self._ip("-n", self.names[0], "link", "set", "v0", state)
+        self.type(0, f"ip link set v0 {state}")
         if state == "up":
-            self._ip("-n", self.names[0], "route", "replace", "default", "dev", "v0")
+            self.type(0, "ip route replace default dev v0")
 
     def log(self, host: int) -> str:
         return (self._folder / f"host-{host}.log").read_text()
@@ -119,7 +122,7 @@ class Hosts:
     @contextmanager
     def reaching(self, *ports: int) -> Iterator[None]:
         """Let both hosts reach servers of this machine at the same ports of their own loopback, whatever the cable."""
-        listeners = [(port, self._listener(name, port)) for name in self.names for port in ports]
+        listeners = [(port, self._listener(first, port)) for first in self._first for port in ports]
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="two-hosts", daemon=True)
         thread.start()
@@ -133,12 +136,12 @@ class Hosts:
             for _, listener in listeners:
                 listener.close()
 
-    def _listener(self, name: str, port: int) -> socket.socket:
+    def _listener(self, first: subprocess.Popen[bytes], port: int) -> socket.socket:
         """Return a socket that listens in a namespace: a socket stays where its thread was when it was made."""
         made = list[socket.socket]()
 
         def listen() -> None:
-            with Path(f"/run/netns/{name}").open() as namespace:
+            with Path(f"/proc/{self._init(first)}/ns/net").open() as namespace:
                 if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), _CLONE_NEWNET):
                     raise OSError(ctypes.get_errno(), "setns")
             made.append(socket.create_server(("127.0.0.1", port)))
@@ -147,6 +150,10 @@ class Hosts:
         thread.start()
         thread.join()
         return made[0]
+
+    def _init(self, first: subprocess.Popen[bytes]) -> str:
+        """Return the id, on this machine, of the first process in a host's namespaces."""
+        return str(psutil.Process(first.pid).children()[0].pid)
 
     def _ip(self, *arguments: str) -> None:
         subprocess.run(["ip", *arguments], check=True)
