@@ -3,8 +3,7 @@
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -35,8 +34,8 @@ class RayCluster:
         head = {"num_cpus": 2, "include_dashboard": False, "_system_config": _QUICK, "temp_dir": str(place)}
         with patch.dict(os.environ, {"RAY_TMPDIR": self._folder.name}):
             self._cluster: Any = Cluster(initialize_head=True, head_node_args=head)
-        with ThreadPoolExecutor(nodes) as starting:
-            list(starting.map(lambda _: self.add(), range(nodes - 1)))
+        for _ in range(nodes - 1):
+            self.add()
 
     def __enter__(self) -> Self:
         return self
@@ -54,15 +53,14 @@ class RayCluster:
         """The nodes besides the head."""
         return list(self._cluster.worker_nodes)
 
-    def add(self, environment: dict[str, str] | None = None) -> Any:
+    def add(self, environment: Mapping[str, str] | None = None) -> Any:
         """Add a node, whose processes have more variables in their environment."""
-        return self._cluster.add_node(num_cpus=2, env_vars=environment)
+        return self._cluster.add_node(num_cpus=2, env_vars=dict(environment or {}))
 
     @contextmanager
-    def with_nodes(self, *environments: dict[str, str]) -> Iterator[None]:
+    def with_nodes(self, *environments: Mapping[str, str]) -> Iterator[None]:
         """Have one more node for each of some environments."""
-        with ThreadPoolExecutor(len(environments)) as starting:
-            added = list(starting.map(self.add, environments))
+        added = [self.add(environment) for environment in environments]
         try:
             yield
         finally:
