@@ -22,11 +22,8 @@ from storage.objects.store import Store
 from storage.versions import manifests
 from tests.support import ray_cluster
 from tests.support.cluster_runs import OVERLAP, check_whole, kinds, no_actor_is_left, store_of
-from tests.support.ray_cluster import RayCluster
 from tests.support.soak import scaled
 from tests.support.waiting_engine import WaitingEngine, opens
-
-KILLS = scaled(4, 30)
 
 
 @pytest.mark.parametrize("more", scaled([OVERLAP], [OVERLAP, []]), ids=" ".join)
@@ -74,33 +71,6 @@ def test_ranks_on_two_nodes(settings: list[str], killed: str) -> None:
     assert no_actor_is_left(20, "ray::NodeRanks", "tasks.train.ranks.rank")
 
 
-@pytest.mark.timeout(scaled(600, 7200))
-def test_killed_workers_cost_only_their_groups(settings: list[str], cluster: tuple[RayCluster, str]) -> None:
-    """Actors are killed at random moments; their nodes get new ones, and every data set is whole."""
-    store, ended = store_of(settings), threading.Event()
-    killed = list[int]()
-
-    def kill() -> None:
-        while not manifests.committed(store, layout.trajectories("smoke", 0)):
-            time.sleep(0.1)
-        while len(killed) < KILLS and not ended.wait(random.uniform(1, 6)):
-            if alive := ray_cluster.actors():
-                victim = random.choice(alive)
-                victim.kill()
-                killed.append(victim.pid)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        math_mt_ppo("smoke", [*settings, *OVERLAP, f"run.iterations={scaled(10, 80)}"])
-    finally:
-        ended.set()
-        killer.join()
-    assert killed
-    check_whole(store, scaled(10, 80))
-    assert no_actor_is_left(20)
-
-
 @contextmanager
 def flow_in_a_process(
     settings: list[str], environment: dict[str, str], folder: Path
@@ -124,33 +94,14 @@ def wait_for(store: Store, version: str, flow: "subprocess.Popen[bytes]") -> Non
         time.sleep(0.1)
 
 
-def test_a_node_that_dies_and_one_that_joins(
-    settings: list[str], cluster: tuple[RayCluster, str], environment: dict[str, str], tmp_path: Path
+def test_an_interrupted_flow_leaves_nothing_and_is_continued(
+    settings: list[str], environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """A node loses power while it plays, and another one joins: the run goes on with those that are there."""
-    store, made = store_of(settings), cluster[0]
-    with flow_in_a_process([*settings, *OVERLAP, "run.iterations=12"], environment, tmp_path) as flow:
-        wait_for(store, layout.trajectories("smoke", 0), flow)
-        made.kill(made.workers[0])
-        made.add()
-        begun = time.monotonic()
-        while len(ray_cluster.actors()) < 3:
-            assert flow.poll() is None
-            assert time.monotonic() < begun + 60
-            time.sleep(0.1)
-    check_whole(store, 12)
-    assert no_actor_is_left(20)
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_flow_that_ends_leaves_nothing_and_is_continued(
-    settings: list[str], environment: dict[str, str], tmp_path: Path, number: signal.Signals
-) -> None:
-    """The workers of a killed or interrupted flow end with it; the same command continues the run."""
+    """The workers of an interrupted flow end with it; the same command continues the run."""
     store, more = store_of(settings), [*settings, *OVERLAP, "run.iterations=6"]
     with flow_in_a_process(more, environment, tmp_path) as flow:
         wait_for(store, layout.trajectories("smoke", 1), flow)
-        flow.send_signal(number)
+        flow.send_signal(signal.SIGINT)
         flow.wait(20)
     assert no_actor_is_left(30)
     math_mt_ppo("smoke", more)
