@@ -23,8 +23,8 @@ from tests.support.cluster_runs import OVERLAP, check_whole, no_actor_is_left, s
 from tests.support.ray_cluster import RayCluster
 from tests.support.soak import SOAK, scaled
 
-SEED = int(os.environ.get("KILLS_SEED", "1"))
-KILLS = scaled(3, 30)
+SEED, KILLS = int(os.environ.get("SEED", 1)), int(os.environ.get("KILLS", scaled(3, 30)))
+"""Environment variables repeat what has failed, or make it longer."""
 PACE = 2
 """Iterations between two kills."""
 PATIENCE_S = 240
@@ -179,3 +179,21 @@ def test_kills_of_vllm_on_nodes(
     check_whole(store_of(settings), made)
     assert no_actor_is_left(30, "ray::NodeWorker")
     assert settled(cluster[0])
+
+
+@pytest.mark.skipif(not SOAK, reason="two clusters of its own, and Ray waits a minute for a lost head")
+def test_the_head_is_lost(settings: list[str], environment: dict[str, str], tmp_path: Path) -> None:
+    """The flow ends, and with it all workers; the same command goes on, on another cluster."""
+    settings = [*settings, *OVERLAP, "run.iterations=1000"]
+    for newest in (2, 4):
+        with RayCluster(2) as own:
+            address = f"cluster.address={own.address}"
+            with Flow("tests.support.waiting_node", [*settings, address], {}, tmp_path / "log") as flow:
+                flow.wait_for(newest)
+                (head,) = running("gcs_server")
+                head.kill()
+                began = time.monotonic()
+                assert flow.process.wait(PATIENCE_S) != 0
+                print(f"the flow ended {time.monotonic() - began:.0f} s after the head: {flow.tail()[-300:]}")
+            assert no_actor_is_left(40)
+    check_whole(store_of(settings), 4)

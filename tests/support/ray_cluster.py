@@ -33,7 +33,7 @@ class RayCluster:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         from ray.cluster_utils import Cluster
 
-        os.environ[MARK] = secrets.token_hex(8)
+        os.environ.setdefault(MARK, secrets.token_hex(8))
         self._folder = tempfile.TemporaryDirectory(prefix="ray-")
         self.scratch = Path(self._folder.name) / "tmp"
         self.scratch.mkdir()
