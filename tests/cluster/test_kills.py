@@ -27,7 +27,7 @@ SEED, KILLS = int(os.environ.get("SEED", 1)), int(os.environ.get("KILLS", scaled
 """Environment variables repeat what has failed, or make it longer."""
 PACE = 2
 """Iterations between two kills."""
-PATIENCE_S = 240
+PATIENCE_S = 300
 RANKS = ["trainer={launcher: ray, hosts: 2, max_restarts: 99}", "ppo.parallel.shard=2"]
 VLLM = ["inference={max_model_len: 128, enforce_eager: true, extra_args: [--kv-cache-memory-bytes, '67108864']}"]
 SUPERVISOR, SERVER = "tasks/inference/supervisor.py", "vllm.entrypoints"

@@ -68,7 +68,7 @@ class TwoHosts:
         return hold
 
     def wait(self, version: str) -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 300
         while not manifests.committed(self.store, version):
             assert time.monotonic() < deadline, self.hosts.log(0)
             time.sleep(0.1)
@@ -112,12 +112,12 @@ def test_a_host_that_is_cut_off_commits_nothing(two: TwoHosts, comes_back: bool)
     hold.unlink()
     for key in late:
         while not two.store.exists(key):
-            assert time.monotonic() < cut + 60
+            assert time.monotonic() < cut + 300
             time.sleep(0.05)
     if comes_back:
         two.hosts.cable("up")
         two.hosts.wait_for("workers start on more nodes")
-    assert flow.wait(150) == 0, two.hosts.log(0)[-4000:]
+    assert flow.wait(300) == 0, two.hosts.log(0)[-4000:]
     print(f"the run ended {time.monotonic() - cut:.1f} s after the cut")
     check_whole(two.store, ITERATIONS)
     assert late

@@ -22,7 +22,7 @@ from tests.support.paths import ROOT
 
 ADDRESSES = ("10.0.0.1", "10.0.0.2")
 _CLONE_NEWNET = 0x40000000  # linux/sched.h
-_WAIT_S = 120.0
+_WAIT_S = 300.0
 
 
 _NAMESPACES = ("--net", "--uts", "--mount", "--pid")
