@@ -64,6 +64,13 @@ RUN_BY = {
     "python -m flows.retrain retrain --give-up": "retrain/test_retrain.py::test_a_hopeless_night_is_given_up",
     "python -m storage --root s3://bucket/x lineage smoke/latest": "storage/test_commands.py::test_lineage_both_ways",
     "python -m storage --root s3://bucket/x doctor": "storage/test_doctor.py::test_a_healthy_place",
+    "ray get-auth-token --generate": "cluster/test_two_hosts.py::test_a_host_that_is_cut_off_commits_nothing",
+    "RAY_AUTH_MODE=token ray start --head --port=6379": (
+        "cluster/test_two_hosts.py::test_a_host_that_is_cut_off_commits_nothing"
+    ),
+    "RAY_AUTH_MODE=token ray start --address=10.0.0.1:6379": (
+        "cluster/test_two_hosts.py::test_a_host_that_is_cut_off_commits_nothing"
+    ),
     "make up": "flows/test_flows.py::test_the_deployment_runs_the_job",
     "make down": "flows/test_flows.py::test_the_deployment_runs_the_job",
     "prefect deployment run math-mt-ppo/math-mt-ppo --watch": "flows/test_flows.py::test_the_deployment_runs_the_job",
@@ -97,9 +104,6 @@ NOT_RUN = {
     "make demo": "ten minutes; the tests run the same flow with the configuration smoke",
     "make retrain-demo": "fifteen minutes; the tests run nights of seconds",
     "make cluster-demo": "many minutes, with three vLLM servers; the tests run the same flow on such a cluster",
-    "ray get-auth-token --generate": "it writes into the home folder; the tests give the token in the environment",
-    "RAY_AUTH_MODE=token ray start --head --port=6379": "it needs a host of its own; tests start nodes otherwise",
-    "RAY_AUTH_MODE=token ray start --address=10.0.0.1:6379": "it needs a host of its own",
     "RAY_AUTH_MODE=token ray up tasks/cluster/ray-up.yaml": "it needs hosts; cluster/test_manifests.py checks the file",
     "kubectl apply -f tasks/cluster/kuberay.yaml": "it needs Kubernetes; cluster/test_manifests.py checks the file",
     "python -m flows.math_mt_ppo gsm8k-7b storage.root=s3://bucket/prefix cluster.address=auto trainer.launcher=ray": (

@@ -15,7 +15,6 @@ import functools
 import json
 import shutil
 import subprocess
-import tempfile
 import uuid
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +31,7 @@ from storage.logs import catalog
 from storage.logs.fence import Fence
 from storage.objects.seal import seal
 from storage.objects.store import Store, sha256
+from storage.objects.temporary import TemporaryFolder
 from storage.versions.manifests import MANIFEST_VERSION, File, Kind, Manifest, as_parent, read
 
 
@@ -74,14 +74,14 @@ class Draft:
         """Files among `files` that are shards taken over from earlier attempts (`storage.versions.journal`)."""
         self.notes: list[Any] = []
         """The notes of the adopted shards, in order."""
-        self._scratch = tempfile.TemporaryDirectory(prefix="draft-")
-        self.scratch = Path(self._scratch.name)
+        self._scratch = TemporaryFolder()
+        self.scratch = self._scratch.path
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._scratch.cleanup()
+        self._scratch.remove()
 
     @property
     def files(self) -> list[File]:

@@ -17,71 +17,13 @@ import pytest
 
 from flows.math_mt_ppo import math_mt_ppo
 from storage import layout
-from storage.logs import catalog
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
-from storage.versions import datasets, manifests
+from storage.versions import manifests
 from tests.support import ray_cluster
-from tests.support import s3_server as s3
-from tests.support.ray_cluster import RayCluster
+from tests.support.cluster_runs import OVERLAP, check_whole, kinds, no_actor_is_left, store_of
 from tests.support.soak import scaled
 from tests.support.waiting_engine import WaitingEngine, opens
-
-KILLS = scaled(4, 30)
-OVERLAP = ["run.overlap=true", "rollout.max_head_offpolicyness=2"]
-
-
-@pytest.fixture(scope="module")
-def cluster(s3_server: s3.Endpoint) -> Iterator[tuple[RayCluster, str]]:
-    """Yield a cluster of three nodes, and the name of a bucket for which they have credentials."""
-    with pytest.MonkeyPatch.context() as environment:
-        bucket = s3.make_bucket(s3_server, environment)
-        with RayCluster() as made:
-            yield made, bucket
-
-
-@pytest.fixture
-def settings(
-    cluster: tuple[RayCluster, str], prefect_api: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> list[str]:
-    """Return overrides for a run on the cluster, in S3, with engines that only wait."""
-    monkeypatch.setattr("tasks.cluster.node_workers.NodeWorker", _waiting_node())
-    address, bucket = cluster[0].address, cluster[1]
-    store = [f"storage.root=s3://{bucket}/{tmp_path.name}", f"storage.cache={tmp_path}/cache"]
-    return [*store, f"cluster.address={address}", "cluster.silence_s=10", "score.workers=1"]
-
-
-def _waiting_node() -> type:
-    from tests.support.waiting_node import WaitingNode
-
-    return WaitingNode
-
-
-def store_of(settings: list[str]) -> Store:
-    return Store(settings[0].partition("=")[2])
-
-
-def kinds(store: Store) -> dict[str, str]:
-    """Return the kinds of all versions; names of scores and evaluations end with the hash of a protocol."""
-    return {entry.version: entry.kind for entry in catalog.read_all(store) if entry.kind != "alias"}
-
-
-def check_whole(store: Store, iterations: int) -> None:
-    """Check that nothing is lost, doubled or damaged."""
-    found = verify(store, list(kinds(store)), deep=True)
-    assert found.findings == []
-    for iteration in range(iterations):
-        rows = list(datasets.trajectories(store, layout.trajectories("smoke", iteration), Path("/tmp/cache-of-tests")))
-        ids = [row.trajectory_id for row in rows]
-        assert len(set(ids)) == len(ids) == 16
-
-
-def no_actor_is_left(seconds: float, *names: str) -> bool:
-    deadline = time.monotonic() + seconds
-    names = ("ray::WaitingNode", *names)
-    while (left := [each for name in names for each in ray_cluster.actors(name)]) and time.monotonic() < deadline:
-        psutil.wait_procs(left, timeout=0.5)
-    return not left
 
 
 @pytest.mark.parametrize("more", scaled([OVERLAP], [OVERLAP, []]), ids=" ".join)
@@ -129,33 +71,6 @@ def test_ranks_on_two_nodes(settings: list[str], killed: str) -> None:
     assert no_actor_is_left(20, "ray::NodeRanks", "tasks.train.ranks.rank")
 
 
-@pytest.mark.timeout(scaled(600, 7200))
-def test_killed_workers_cost_only_their_groups(settings: list[str], cluster: tuple[RayCluster, str]) -> None:
-    """Actors are killed at random moments; their nodes get new ones, and every data set is whole."""
-    store, ended = store_of(settings), threading.Event()
-    killed = list[int]()
-
-    def kill() -> None:
-        while not manifests.committed(store, layout.trajectories("smoke", 0)):
-            time.sleep(0.1)
-        while len(killed) < KILLS and not ended.wait(random.uniform(1, 6)):
-            if alive := ray_cluster.actors():
-                victim = random.choice(alive)
-                victim.kill()
-                killed.append(victim.pid)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        math_mt_ppo("smoke", [*settings, *OVERLAP, f"run.iterations={scaled(10, 80)}"])
-    finally:
-        ended.set()
-        killer.join()
-    assert killed
-    check_whole(store, scaled(10, 80))
-    assert no_actor_is_left(20)
-
-
 @contextmanager
 def flow_in_a_process(
     settings: list[str], environment: dict[str, str], folder: Path
@@ -179,33 +94,14 @@ def wait_for(store: Store, version: str, flow: "subprocess.Popen[bytes]") -> Non
         time.sleep(0.1)
 
 
-def test_a_node_that_dies_and_one_that_joins(
-    settings: list[str], cluster: tuple[RayCluster, str], environment: dict[str, str], tmp_path: Path
+def test_an_interrupted_flow_leaves_nothing_and_is_continued(
+    settings: list[str], environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """A node loses power while it plays, and another one joins: the run goes on with those that are there."""
-    store, made = store_of(settings), cluster[0]
-    with flow_in_a_process([*settings, *OVERLAP, "run.iterations=12"], environment, tmp_path) as flow:
-        wait_for(store, layout.trajectories("smoke", 0), flow)
-        made.kill(made.workers[0])
-        made.add()
-        begun = time.monotonic()
-        while len(ray_cluster.actors()) < 3:
-            assert flow.poll() is None
-            assert time.monotonic() < begun + 60
-            time.sleep(0.1)
-    check_whole(store, 12)
-    assert no_actor_is_left(20)
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_a_flow_that_ends_leaves_nothing_and_is_continued(
-    settings: list[str], environment: dict[str, str], tmp_path: Path, number: signal.Signals
-) -> None:
-    """The workers of a killed or interrupted flow end with it; the same command continues the run."""
+    """The workers of an interrupted flow end with it; the same command continues the run."""
     store, more = store_of(settings), [*settings, *OVERLAP, "run.iterations=6"]
     with flow_in_a_process(more, environment, tmp_path) as flow:
         wait_for(store, layout.trajectories("smoke", 1), flow)
-        flow.send_signal(number)
+        flow.send_signal(signal.SIGINT)
         flow.wait(20)
     assert no_actor_is_left(30)
     math_mt_ppo("smoke", more)

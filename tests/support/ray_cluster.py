@@ -3,12 +3,18 @@
 import os
 import secrets
 import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from unittest.mock import patch
 
 import psutil
 
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
+MARK = "RAY_CLUSTER_OF_TESTS"
+"""Environment variable of the processes of a test's cluster: others may run on the same machine."""
 _QUICK = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 5}
 
 
@@ -17,6 +23,9 @@ class RayCluster:
 
     Args:
         nodes: the number of nodes, with the head.
+
+    Attributes:
+        scratch: the TMPDIR of all nodes.
     """
 
     def __init__(self, nodes: int = 3) -> None:
@@ -24,9 +33,21 @@ class RayCluster:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         from ray.cluster_utils import Cluster
 
+        os.environ.setdefault(MARK, secrets.token_hex(8))
         self._folder = tempfile.TemporaryDirectory(prefix="ray-")
-        head = {"num_cpus": 2, "include_dashboard": False, "_system_config": _QUICK, "temp_dir": self._folder.name}
-        self._cluster: Any = Cluster(initialize_head=True, head_node_args=head)
+        self.scratch = Path(self._folder.name) / "tmp"
+        self.scratch.mkdir()
+        place = Path(self._folder.name) / "ray"  # where Ray, which follows RAY_TMPDIR, notes the address
+        place.mkdir()
+        head: dict[str, Any] = {
+            "num_cpus": 2,
+            "include_dashboard": False,
+            "_system_config": _QUICK,
+            "temp_dir": str(place),
+        }
+        head["env_vars"] = {"TMPDIR": str(self.scratch)}
+        with patch.dict(os.environ, {"RAY_TMPDIR": self._folder.name}):
+            self._cluster: Any = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(nodes - 1):
             self.add()
 
@@ -46,9 +67,19 @@ class RayCluster:
         """The nodes besides the head."""
         return list(self._cluster.worker_nodes)
 
-    def add(self, **resources: float) -> Any:
-        """Add a node."""
-        return self._cluster.add_node(**({"num_cpus": 2} | resources))
+    def add(self, environment: Mapping[str, str] | None = None) -> Any:
+        """Add a node, whose processes have more variables in their environment."""
+        return self._cluster.add_node(num_cpus=2, env_vars={"TMPDIR": str(self.scratch), **(environment or {})})
+
+    @contextmanager
+    def with_nodes(self, *environments: Mapping[str, str]) -> Iterator[None]:
+        """Have one more node for each of some environments."""
+        added = [self.add(environment) for environment in environments]
+        try:
+            yield
+        finally:
+            for node in added:
+                self.kill(node)
 
     def kill(self, node: Any) -> None:
         """End all processes of a node at once, as if its host had lost power."""
@@ -56,6 +87,15 @@ class RayCluster:
 
 
 def actors(name: str = "ray::WaitingNode") -> list[psutil.Process]:
-    """Return the processes of actors of a class on this machine, or those that run the module `name`."""
+    """Return the processes of actors of a class on this test's cluster, or those that run the module `name`."""
     lines = {process: " ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])}
-    return [process for process, line in lines.items() if line.startswith(name) or f" -m {name} " in f"{line} "]
+    found = [process for process, line in lines.items() if line.startswith(name) or f" -m {name} " in f"{line} "]
+    return [process for process in found if is_marked(process)]
+
+
+def is_marked(process: psutil.Process) -> bool:
+    """Return whether a process is one of this test's cluster, or of a flow that this test has started."""
+    try:
+        return process.environ().get(MARK) == os.environ.get(MARK)
+    except psutil.Error:
+        return False

@@ -23,7 +23,10 @@ GROUPS = {
     "tests/inference/test_engine.py": "second",
     "tests/problems/test_exclusions.py": "second",
     "tests/retrain/test_schedule.py": "second",
+    "tests/cluster/test_bad_nodes.py": "ranks",
     "tests/cluster/test_cluster.py": "ranks",
+    "tests/cluster/test_kills.py": "ranks",
+    "tests/cluster/test_two_hosts.py": "ranks",
     "tests/train/test_ranks.py": "ranks",
     "tests/train/test_two_hosts.py": "ranks",
 }

@@ -5,16 +5,23 @@ python -m tests.support.waiting_node CONFIG key=value …     the main flow with
 
 import asyncio
 import os
+import time
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
+from storage.objects.store import Store
 from storage.records import Trajectory
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.cluster.node_worker import NodeWorker
 from tests.support.waiting_engine import WaitingEngine, log_normal
 
 SECONDS = "WAITING_NODE_SECONDS"
-"""Environment variable: the median duration of a completion."""
+"""Environment variable of a node: the median duration of a completion."""
+CACHE = "WAITING_NODE_CACHE"
+"""Environment variable of a node: its `storage.cache`, as if its file system were another one."""
+HOLD = "WAITING_NODE_HOLD"
+"""Environment variable of a node: a file, as long as which exists uploads do not begin. They note themselves in it."""
 
 
 class StopsTheLoop(MathMultiTurnAgent):
@@ -26,8 +33,29 @@ class StopsTheLoop(MathMultiTurnAgent):
 
 
 class WaitingNode(NodeWorker):
+    def __init__(self, values: dict[str, Any], name: str, *, plays: bool) -> None:
+        cache = os.environ.get(CACHE, values["storage"]["cache"])
+        super().__init__(values | {"storage": values["storage"] | {"cache": cache}}, name, plays=plays)
+
     def _open_engine(self) -> Any:
         return nullcontext(WaitingEngine(log_normal(float(os.environ.get(SECONDS, "0.05")), 0.5)))
+
+    def _open_store(self) -> Store:
+        super()._open_store()
+        return HeldStore.of(self._config.storage)
+
+
+class HeldStore(Store):
+    """A store whose uploads may be held back."""
+
+    def put(self, key: str, source: Path) -> None:
+        hold = Path(os.environ.get(HOLD, "/nonexistent"))
+        if hold.exists():
+            with hold.open("a") as note:
+                note.write(f"{key}\n")
+        while hold.exists():
+            time.sleep(0.02)
+        super().put(key, source)
 
 
 if __name__ == "__main__":

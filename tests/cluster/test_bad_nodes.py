@@ -1,0 +1,99 @@
+"""Nodes that are slow, whose disk is full, or whose clock is wrong: the run is that of the good ones."""
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from flows.math_mt_ppo import math_mt_ppo
+from storage import layout
+from storage.objects.store import Store
+from storage.versions import datasets
+from tests.support.cluster_runs import OVERLAP, check_whole, no_actor_is_left, store_of, told
+from tests.support.ray_cluster import RayCluster
+from tests.support.soak import scaled
+from tests.support.waiting_node import CACHE, SECONDS
+
+FAKE_TIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
+SLOW_S = 2.0
+SIZES = ["rollout={problems_per_iteration: 12, group_size: 4, rows_per_shard: 4, concurrency: 8}"]
+
+
+def clock(seconds: int) -> dict[str, str]:
+    """Return the environment of a node whose clock is wrong by some seconds."""
+    fake = {"FAKETIME": f"{seconds:+d}", "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
+    return {"LD_PRELOAD": str(FAKE_TIME), "RAY_LD_PRELOAD_ON_WORKERS": "1", **fake}
+
+
+@contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[dict[str, str]]:
+    """Yield the environment of a node with a file system of this size for its cache."""
+    folder.mkdir()
+    if os.geteuid() != 0 or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder]).returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        yield {CACHE: str(folder)}
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def slow_groups(store: Store, iterations: int, folder: Path) -> int:
+    """Return the number of groups that the slow node played."""
+    rows = [
+        row
+        for iteration in range(iterations)
+        for row in datasets.trajectories(store, layout.trajectories("smoke", iteration), folder)
+    ]
+    return len({(row.iteration, row.problem_id) for row in rows if row.turns[0].latency_s > SLOW_S / 2})
+
+
+@pytest.mark.parametrize("more", scaled([OVERLAP], [OVERLAP, []]), ids=" ".join)
+def test_bad_nodes_cost_only_themselves(
+    cluster: tuple[RayCluster, str], settings: list[str], tmp_path: Path, more: list[str]
+) -> None:
+    """A slow node plays few groups; those with a full disk or a wrong clock are dropped, and the log says why."""
+    others = [{SECONDS: str(SLOW_S)}, *([clock(3600)] if FAKE_TIME else [])]
+    with small_disk(tmp_path / "full", "64k") as full, cluster[0].with_nodes(full, *others), told() as lines:
+        math_mt_ppo("smoke", [*settings, *SIZES, *more])
+    check_whole(store_of(settings), 2, episodes=48)
+    assert no_actor_is_left(20)
+    assert 1 <= slow_groups(store_of(settings), 2, tmp_path / "cache") <= 5
+    lost = [line for line in lines if "is lost" in line]
+    assert len(lost) == len(others)
+    assert sum("No space left" in line for line in lost) == 1
+    assert sum("RequestTimeTooSkewed" in line for line in lost) == len(lost) - 1
+
+
+@pytest.mark.skipif(scaled(True, False), reason="a minute; a disk that is full from the start is tested above")
+def test_a_disk_that_fills(cluster: tuple[RayCluster, str], settings: list[str], tmp_path: Path) -> None:
+    """The node plays until its disk is full; what it has stored counts, and others play the rest."""
+    with small_disk(tmp_path / "small", "4m") as small, cluster[0].with_nodes(small), told() as lines:
+        math_mt_ppo("smoke", [*settings, *SIZES, *OVERLAP, "run.iterations=12"])
+    check_whole(store_of(settings), 12, episodes=48)
+    (lost,) = (line for line in lines if "is lost" in line)
+    assert "No space left" in lost
+    assert no_actor_is_left(20)
+
+
+@pytest.mark.skipif(FAKE_TIME is None, reason="needs libfaketime: apt-get install libfaketime")
+@pytest.mark.skipif(scaled(True, False), reason="a minute; a clock that S3 refuses is tested above")
+@pytest.mark.parametrize("seconds", [3600, -3600])
+def test_a_clock_that_is_an_hour_off(
+    cluster: tuple[RayCluster, str], settings: list[str], tmp_path: Path, seconds: int
+) -> None:
+    """In a shared folder, nothing compares clocks: all nodes play, and gc deletes nothing that is needed."""
+    folder = [f"storage.root={tmp_path}/shared", *settings[1:]]
+    with cluster[0].with_nodes(clock(seconds)), told() as lines:
+        math_mt_ppo("smoke", [*folder, *SIZES, *OVERLAP, "run.iterations=4"])
+    assert [line for line in lines if "is lost" in line] == []
+    started = {
+        round((row.started_at - time.time()) / 3600)
+        for row in datasets.trajectories(store_of(folder), layout.trajectories("smoke", 3), tmp_path)
+    }
+    assert started == {0, round(seconds / 3600)}
+    check_whole(store_of(folder), 4, episodes=48)
+    assert no_actor_is_left(20)

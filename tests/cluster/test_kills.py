@@ -1,0 +1,199 @@
+"""SIGKILL at random moments, of whatever a run on a cluster consists of: nothing is lost, doubled or left."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+import pytest
+
+from storage import layout
+from storage.versions import manifests
+from tests.support import ray_cluster
+from tests.support.cluster_runs import OVERLAP, check_whole, no_actor_is_left, store_of
+from tests.support.ray_cluster import RayCluster
+from tests.support.soak import SOAK, scaled
+
+SEED, KILLS = int(os.environ.get("SEED", 1)), int(os.environ.get("KILLS", scaled(3, 30)))
+"""Environment variables repeat what has failed, or make it longer."""
+PACE = 2
+"""Iterations between two kills."""
+PATIENCE_S = 300
+RANKS = ["trainer={launcher: ray, hosts: 2, max_restarts: 99}", "ppo.parallel.shard=2"]
+VLLM = ["inference={max_model_len: 128, enforce_eager: true, extra_args: [--kv-cache-memory-bytes, '67108864']}"]
+SUPERVISOR, SERVER = "tasks/inference/supervisor.py", "vllm.entrypoints"
+
+
+class Flow:
+    """The flow `smoke` in a process that may be killed and started again; a context manager that ends it."""
+
+    def __init__(self, module: str, settings: list[str], environment: dict[str, str], log: Path) -> None:
+        self._command = [sys.executable, "-m", module, "smoke", *settings]
+        self._environment, self._log, self._store = os.environ | environment, log, store_of(settings)
+        self.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def start(self) -> None:
+        with self._log.open("ab") as output:
+            self.process = subprocess.Popen(self._command, env=self._environment, stdout=output, stderr=output)
+
+    def wait_for(self, policy: int) -> None:
+        """Wait for a policy version."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not manifests.committed(self._store, layout.checkpoint("smoke", policy)):
+            assert self.process.poll() in (None, 0), self.tail()
+            assert time.monotonic() < deadline, self.tail()
+            time.sleep(0.05)
+
+    def newest(self) -> int:
+        """Return the number of the newest policy version."""
+        return next(n for n in count(0) if not manifests.committed(self._store, layout.checkpoint("smoke", n))) - 1
+
+    def tail(self) -> str:
+        return self._log.read_text()[-6000:]
+
+
+class Killer:
+    """Kills what it is told to; a victim is chosen by chance."""
+
+    def __init__(self, cluster: RayCluster, flow: Flow, chance: random.Random) -> None:
+        self._cluster, self._flow, self._chance = cluster, flow, chance
+
+    def node(self) -> None:
+        """End a node, all its processes at once, and let another one join."""
+        self._cluster.kill(self._chance.choice(self._cluster.workers))
+        self._cluster.add()
+
+    def flow(self) -> None:
+        """End the flow, and start it again."""
+        self._flow.process.kill()
+        self._flow.process.wait()
+        self._flow.start()
+
+    def process(self, name: str) -> Callable[[], None]:
+        """Return a function that kills an actor of a class, or a process whose command line has this text."""
+
+        def kill() -> None:
+            deadline = time.monotonic() + PATIENCE_S
+            while not (found := ray_cluster.actors(name) or running(name)):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            self._chance.choice(found).kill()
+
+        return kill
+
+
+def running(text: str) -> list[psutil.Process]:
+    """Return the processes of this test's cluster whose command line has a text."""
+    lines = {process: " ".join(process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])}
+    return [process for process, line in lines.items() if text in line and ray_cluster.is_marked(process)]
+
+
+def kill_all(flow: Flow, victims: dict[str, Callable[[], None]], chance: random.Random) -> int:
+    """Kill victims in turn at random moments; return the number of iterations by when the last one had an effect."""
+    took = defaultdict[str, list[float]](list)
+    order = [name for _ in range(-(-KILLS // len(victims))) for name in chance.sample(sorted(victims), len(victims))]
+    for name in order[:KILLS]:
+        flow.wait_for(flow.newest() + PACE)
+        time.sleep(chance.uniform(0, 3))
+        before = flow.newest()
+        victims[name]()
+        killed = time.monotonic()
+        flow.wait_for(before + 2)
+        took[name].append(time.monotonic() - killed)
+    print(f"\nseed {SEED}: seconds from a kill to two more policies")
+    for name, seconds in took.items():
+        print(f"  {name}: {len(seconds)} kills, " + ", ".join(f"{each:.1f}" for each in sorted(seconds)))
+    return flow.newest()
+
+
+def settled(cluster: RayCluster) -> bool:
+    """Return whether soon neither a process of the run nor a temporary file is left."""
+    deadline = time.monotonic() + 30
+    while (left := running(SERVER) + running(SUPERVISOR) + list(cluster.scratch.iterdir())) and (
+        time.monotonic() < deadline
+    ):
+        time.sleep(0.2)
+    print("left:", left)
+    return not left
+
+
+@pytest.mark.timeout(scaled(900, 7200))
+@pytest.mark.parametrize("more", scaled([[]], [[], RANKS]), ids=lambda more: "ranks" if more else "workers")
+def test_kills_at_random_moments(
+    cluster: tuple[RayCluster, str],
+    settings: list[str],
+    environment: dict[str, str],
+    tmp_path: Path,
+    more: list[str],
+) -> None:
+    """Actors, nodes, ranks and the flow are killed; the run goes on each time, and is whole at its end."""
+    chance = random.Random(SEED)
+    settings = [*settings, *OVERLAP, *more, "run.iterations=1000"]
+    with Flow("tests.support.waiting_node", settings, {"TMPDIR": str(cluster[0].scratch)}, tmp_path / "log") as flow:
+        killer = Killer(cluster[0], flow, chance)
+        victims = {"worker": killer.process("ray::WaitingNode"), "node": killer.node, "flow": killer.flow}
+        if more:
+            victims |= {"ranks of a node": killer.process("ray::NodeRanks")}
+            victims |= {"rank": killer.process("tasks.train.ranks.rank")}
+        made = kill_all(flow, victims, chance)
+        while len(ray_cluster.actors()) < 3:  # the node that has joined plays, too
+            flow.wait_for(flow.newest() + 1)
+        flow.process.send_signal(signal.SIGINT)
+        assert flow.process.wait(60) == 130, flow.tail()
+    check_whole(store_of(settings), made)
+    assert no_actor_is_left(30, "ray::NodeRanks", "tasks.train.ranks.rank")
+    assert settled(cluster[0])
+
+
+@pytest.mark.skipif(not SOAK, reason="many minutes, with three vLLM servers")
+@pytest.mark.timeout(7200)
+def test_kills_of_vllm_on_nodes(
+    cluster: tuple[RayCluster, str], settings: list[str], environment: dict[str, str], tmp_path: Path
+) -> None:
+    """vLLM, its supervisor, its worker's actor and its node are killed: no server, socket or folder stays behind."""
+    chance = random.Random(SEED)
+    settings = [*settings, *OVERLAP, *VLLM, "run.iterations=1000", "cluster.silence_s=60"]
+    with Flow("flows.math_mt_ppo", settings, {"TMPDIR": str(cluster[0].scratch)}, tmp_path / "log") as flow:
+        killer = Killer(cluster[0], flow, chance)
+        names = {"vLLM": SERVER, "supervisor": SUPERVISOR, "worker": "ray::NodeWorker"}
+        victims = {name: killer.process(text) for name, text in names.items()}
+        made = kill_all(flow, victims | {"node": killer.node, "flow": killer.flow}, chance)
+        flow.process.send_signal(signal.SIGINT)
+        assert flow.process.wait(60) == 130, flow.tail()
+    check_whole(store_of(settings), made)
+    assert no_actor_is_left(30, "ray::NodeWorker")
+    assert settled(cluster[0])
+
+
+@pytest.mark.skipif(not SOAK, reason="two clusters of its own, and Ray waits a minute for a lost head")
+def test_the_head_is_lost(settings: list[str], environment: dict[str, str], tmp_path: Path) -> None:
+    """The flow ends, and with it all workers; the same command goes on, on another cluster."""
+    settings = [*settings, *OVERLAP, "run.iterations=1000"]
+    for newest in (2, 4):
+        with RayCluster(2) as own:
+            address = f"cluster.address={own.address}"
+            with Flow("tests.support.waiting_node", [*settings, address], {}, tmp_path / "log") as flow:
+                flow.wait_for(newest)
+                (head,) = running("gcs_server")
+                head.kill()
+                began = time.monotonic()
+                assert flow.process.wait(PATIENCE_S) != 0
+                print(f"the flow ended {time.monotonic() - began:.0f} s after the head: {flow.tail()[-300:]}")
+            assert no_actor_is_left(40)
+    check_whole(store_of(settings), 4)
