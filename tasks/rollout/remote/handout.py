@@ -63,6 +63,7 @@ class Handout:
         start_s: longest wait without any worker.
         progress: called with lines of text.
         on_loss: called with a worker that is lost, the error, and whether it had finished any episode.
+        loop: runs in the thread, and is closed at the end; None: a new one.
     """
 
     def __init__(
@@ -71,10 +72,11 @@ class Handout:
         start_s: float,
         progress: Callable[[str], None],
         on_loss: Callable[[RemoteWorker, BaseException, bool], None] = lambda *_: None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._silence_s, self._start_s = silence_s, start_s
         self._progress, self._on_loss = progress, on_loss
-        self._loop = asyncio.new_event_loop()
+        self._loop = loop or asyncio.new_event_loop()
         # With the caller's context, in which Prefect knows where logs go.
         around = contextvars.copy_context().run
         self._thread = threading.Thread(target=around, args=[self._loop.run_forever], name="handout", daemon=True)
