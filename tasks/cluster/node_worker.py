@@ -44,10 +44,10 @@ class NodeWorker(NodeProcess):
         if not self._failure:
             self._worker.give(orders)
 
-    def report(self) -> Report:
+    def report(self, patience_s: float) -> Report:
         """See `Worker.report`."""
         self._hear()
-        return Report(failure=self._failure) if self._failure else self._worker.report()
+        return Report(failure=self._failure) if self._failure else self._worker.report(patience_s)
 
     def score(self, order: ShardOrder) -> ScoredShard | Failure:
         """Grade a shard of trajectories, which this node may have in its cache."""

@@ -127,6 +127,10 @@ class Room:
     groups: int
     got: int
 
+    def is_more_than(self, reported: "Room | None") -> bool:
+        """Return whether it is more than the flow expects that heard of the room before and has given groups since."""
+        return reported is None or self.groups + self.got > reported.groups + reported.got
+
 
 @dataclass(frozen=True, slots=True)
 class Report:
