@@ -99,6 +99,8 @@ class Cluster:
     calls: Counter[str] = field(default_factory=Counter)
     message_bytes: int = 0
     lost: int = 0
+    wasted: int = 0
+    """Episodes that lost workers were playing."""
     joined: int = 0
 
     def __post_init__(self) -> None:
@@ -120,6 +122,7 @@ class Cluster:
     def leave(self, worker: SimulatedWorker, busy: int) -> None:
         """Note that a worker is lost, with so many episodes."""
         self.lost += 1
+        self.wasted += busy
         self.slots.change(self.world.now, -busy, -self.scenario.slots if worker.policy else 0)
         self.world.after(self.scenario.rejoin_s, self.join)
 

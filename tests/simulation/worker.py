@@ -13,7 +13,7 @@ from tasks.rollout.data_set import FinishedGroup
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.remote.handout import WorkerLostError
 from tasks.rollout.remote.messages import Failure, GroupOrder, Orders, Place, Report, Room, StoredShard
-from tasks.rollout.remote.worker import BEAT_S
+from tasks.rollout.remote.worker import BEAT_S, IDLE_S, KEPT_S
 from tasks.score.scoring import ScoredShard, ShardOrder
 
 if TYPE_CHECKING:
@@ -38,22 +38,23 @@ class SimulatedWorker:
         self._reported: tuple[PolicyVersion | None, dict[int, Room]] = None, {}
         self._writers: dict[Place, _Writer] = {}
         self._asking: asyncio.Future[Report] | None = None
+        self._patient_until = 0.0
 
     async def give(self, orders: Orders) -> None:
         answer = self._cluster.send(orders)
         self._cluster.arrive(self._carry_out, orders, answer)
         await answer
 
-    async def report(self) -> Report:
+    async def report(self, patience_s: float) -> Report:
         answer = self._cluster.send(None)
-        self._cluster.arrive(self._ask, answer)
+        self._cluster.arrive(self._ask, answer, patience_s)
         return self._cluster.received(await answer)
 
     async def score(self, order: ShardOrder) -> ScoredShard | Failure:
         raise NotImplementedError("it only plays")
 
     def end(self) -> None:
-        self.lose()
+        self.lost = True
 
     def lose(self) -> None:
         """Lose everything, as a killed process does; the flow hears of it later."""
@@ -111,27 +112,35 @@ class SimulatedWorker:
         """See `Worker.note`."""
         self._finished += [finished] if finished else []
         self._stored += [stored] if stored else []
-        if self._asking and self._has_news:
+        patient = self._cluster.world.now < self._patient_until
+        if self._asking and (self._is_urgent or (self._finished and not patient)):
             self._tell()
 
     @property
-    def _has_news(self) -> bool:
-        said = self._finished or self._stored
-        return bool(said) or (self.policy, self._rooms()) != self._reported
+    def _is_urgent(self) -> bool:
+        """See `Worker._is_urgent`."""
+        policy, rooms = self._reported
+        more = any(room.is_more_than(rooms.get(number)) for number, room in self._rooms().items())
+        return bool(self._stored) or self.policy != policy or more
 
     def _rooms(self) -> dict[int, Room]:
         return {number: rollout.room for number, rollout in self._rollouts.items()}
 
-    def _ask(self, answer: "asyncio.Future[Report]") -> None:
+    def _ask(self, answer: "asyncio.Future[Report]", patience_s: float) -> None:
         """See `Worker.report`."""
         if self.lost:
             self._cluster.answer(answer, GONE)
             return
-        self._asking = answer
-        if self._has_news:
+        self._asking, self._patient_until = answer, self._cluster.world.now + patience_s
+        if self._is_urgent:
             self._tell()
         else:
-            self._cluster.world.after(BEAT_S, self._beat, answer)
+            self._cluster.world.after(patience_s, self._end_patience, answer)
+            self._cluster.world.after(max(BEAT_S, patience_s), self._beat, answer)
+
+    def _end_patience(self, answer: "asyncio.Future[Report]") -> None:
+        if self._asking is answer and self._finished:
+            self._tell()
 
     def _beat(self, answer: "asyncio.Future[Report]") -> None:
         if self._asking is answer:
@@ -143,6 +152,9 @@ class SimulatedWorker:
         self._reported = self.policy, self._rooms()
         self._cluster.answer(answer, Report(*self._reported, self._finished, self._stored))
         self._finished, self._stored = [], []
+        if any(rollout.idle for rollout in self._rollouts.values()):
+            for writer in self._writers.values():
+                writer.flush_older(KEPT_S)
 
 
 class _Rollout:
@@ -156,6 +168,7 @@ class _Rollout:
         self._beginning: GroupOrder | None = None
         self._unbegun = self._got = 0
         self._hungry = self.ended = False
+        self._hungry_since = 0.0
         self._free = plan.config.rollout.concurrency
         self._at_once = max(1, self._free // plan.group_size)
         self.fill()
@@ -169,6 +182,10 @@ class _Rollout:
         starving = self._hungry and not self._waiting
         free = max(self._at_once - len(self._left) - len(self._waiting), int(starving))
         return Room(0 if self.ended else free, self._got)
+
+    @property
+    def idle(self) -> bool:
+        return self._hungry and not self._waiting and self._cluster.world.now - self._hungry_since > IDLE_S
 
     def add(self, orders: Sequence[GroupOrder]) -> None:
         self._cluster.note_begun(orders)
@@ -188,7 +205,7 @@ class _Rollout:
                 self._beginning, self._unbegun = self._waiting.popleft(), self._plan.group_size
                 self._left[self._beginning.number] = self._unbegun
             else:
-                self._hungry = True
+                self._hungry, self._hungry_since = True, self._cluster.world.now
 
     def end(self) -> None:
         self._cluster.busy(-self.busy)
@@ -210,8 +227,10 @@ class _Rollout:
         if not self._left[order.number]:
             del self._left[order.number]
             finished = self._number, self._cluster.finished(order)
+        was_hungry = self._hungry
         self.fill()
-        self._worker.note(finished)
+        if finished or self._hungry != was_hungry:
+            self._worker.note(finished)
 
 
 class _Writer:
@@ -222,10 +241,18 @@ class _Writer:
         self._nonce, self._shards, self._numbers = new_nonce(), 0, list[int]()
         self._until = 0.0
         """When the uploads so far are done."""
+        self._oldest = 0.0
+        """When the first group that is in no shard yet was written here."""
 
     def write(self, number: int) -> None:
+        if not self._numbers:
+            self._oldest = self._cluster.world.now
         self._numbers.append(number)
         if self._rows >= self._cluster.scenario.rows_per_shard:
+            self.flush()
+
+    def flush_older(self, seconds: float) -> None:
+        if self._cluster.world.now - self._oldest > seconds:
             self.flush()
 
     def flush(self) -> None:
