@@ -51,6 +51,15 @@ class Outcome:
     real_s: float
     peak_bytes: int
     lines: list[str]
+    """What the flow logged."""
+
+    @property
+    def journal_bytes(self) -> int:
+        return self.backend.bytes_below(self.store.path(layout.journal(VERSION)))
+
+    @property
+    def manifest_bytes(self) -> int:
+        return self.backend.bytes_below(self.store.path(layout.manifest(VERSION)))
 
 
 class _Workers:

@@ -72,6 +72,10 @@ class SimulatedBackend:
     def uri(self, path: str) -> str:
         return f"simulated://{path}"
 
+    def bytes_below(self, prefix: str) -> int:
+        """Return the bytes of all objects whose path begins so, without a request."""
+        return sum(len(data) for path, data in self._objects.items() if path.startswith(prefix))
+
     def upload_by_worker(self, path: str) -> float:
         """Count the requests with which a worker uploads a shard (it looks afterwards); return their seconds."""
         before = self.seconds

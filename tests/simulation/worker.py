@@ -136,7 +136,7 @@ class SimulatedWorker:
             self._tell()
         else:
             self._cluster.world.after(patience_s, self._end_patience, answer)
-            self._cluster.world.after(max(BEAT_S, patience_s), self._beat, answer)
+            self._cluster.world.after(BEAT_S + 3 * patience_s, self._beat, answer)
 
     def _end_patience(self, answer: "asyncio.Future[Report]") -> None:
         if self._asking is answer and self._finished:

@@ -290,7 +290,7 @@ class Handout:
 
     @property
     def _patience_s(self) -> float:
-        return min(_PACE_S * len(self._workers), self._silence_s / 4)
+        return min(_PACE_S * len(self._workers), self._silence_s / 8)
 
     @asynccontextmanager
     async def _patiently(self, worker: Attended) -> AsyncIterator[None]:

@@ -35,7 +35,7 @@ from tasks.rollout.remote.messages import Failure, GroupOrder, Orders, Place, Re
 from tasks.rollout.workers import LocalWorkers
 
 BEAT_S = 1.0
-"""A report comes at least this often, or as often as the flow's patience says."""
+"""A report comes at least this often, and later by three times the flow's patience."""
 IDLE_S, KEPT_S = 5.0, 30.0
 """A worker that has got no group for `IDLE_S` stores what it has finished `KEPT_S` ago, although the shard is not full.
 
@@ -116,14 +116,14 @@ class Worker:
             ended.end()
 
     def report(self, patience_s: float) -> Report:
-        """Return what has happened since the last report; wait for something, but not longer than `BEAT_S`.
+        """Return what has happened since the last report; wait for something, but not for ever (`BEAT_S`).
 
         Args:
             patience_s: a group that has finished need not be reported sooner if nothing else happens.
         """
         with self._news:
             self._news.wait_for(lambda: self._is_urgent, patience_s)
-            self._news.wait_for(lambda: self._finished or self._is_urgent, max(0.0, BEAT_S - patience_s))
+            self._news.wait_for(lambda: self._finished or self._is_urgent, BEAT_S + 2 * patience_s)
             self._reported = self._policy, self._rooms()
             report = Report(*self._reported, self._finished, self._stored, self._failure)
             self._finished, self._stored = [], []
