@@ -27,10 +27,10 @@ class NodeWorker(NodeProcess):
         self._hear()
         self._worker.give(orders)
 
-    def report(self) -> Report:
+    def report(self, patience_s: float) -> Report:
         """See `Worker.report`."""
         self._hear()
-        return self._worker.report()
+        return self._worker.report(patience_s)
 
     def score(self, order: ShardOrder) -> ScoredShard | Failure:
         """See `HostWorker.score`."""

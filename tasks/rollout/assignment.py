@@ -52,6 +52,7 @@ class Assignment:
         self._accepted, self._rejected = Counter(accepted or {}), Counter(rejected or {})
         self._committed = set(closed or ())
         self._due: dict[int, int] = {}  # by running group
+        self._running = Counter[int]()  # groups by the data set in which they are due
         self._ahead = 1  # data sets after the one in training for which groups may begin
         self._plenty = 0  # how often in a row the next data set was waiting, too, when training took one
         self._skip_closed()
@@ -85,14 +86,15 @@ class Assignment:
         """Begin a group with a policy version; `may_begin` must be true."""
         assert self.may_begin(version)
         assert number not in self._due
-        self._due[number] = self._due_of(version)
+        due = self._due[number] = self._due_of(version)
+        self._running[due] += 1
 
     def finish(self, number: int, *, rejected: bool) -> int:
         """Return the data set that stores a finished group.
 
         A rejected group takes no place; it is stored in the first data set that is not closed.
         """
-        due = self._due.pop(number)
+        due = self._end_of(number)
         if rejected:
             data_set = self._first
             self._rejected[data_set] += 1
@@ -108,7 +110,7 @@ class Assignment:
 
     def lose(self, number: int) -> None:
         """Take back the beginning of a group that runs: it may begin again."""
-        del self._due[number]
+        self._end_of(number)
 
     def reopen(self, data_set: int, *, rejected: bool) -> None:
         """Take back the finish of a group that `data_set` should have stored: its place is free again."""
@@ -126,6 +128,14 @@ class Assignment:
         elif self._plenty > self._ahead:
             self._ahead, self._plenty = max(self._ahead - 1, 1), 0
 
+    def _end_of(self, number: int) -> int:
+        """Take a group off the running ones; return the data set in which it was due."""
+        due = self._due.pop(number)
+        self._running[due] -= 1
+        if not self._running[due]:
+            del self._running[due]
+        return due
+
     def _due_of(self, version: int) -> int:
         return min(version + self._staleness, self._end - 1)
 
@@ -137,7 +147,7 @@ class Assignment:
 
     def _needed(self, data_set: int) -> int:
         """Return how many running groups are due in `data_set` or earlier."""
-        return sum(due <= data_set for due in self._due.values())
+        return sum(count for due, count in self._running.items() if due <= data_set)
 
     def _has_place(self, data_set: int, due: int) -> bool:
         """Return whether a finished group may take a place in `data_set` although it is due only in `due`."""
@@ -164,5 +174,5 @@ class Assignment:
         The places of a spent data set do not count.
         """
         lost = self._free(self._first) if self._is_spent else 0
-        dues = range(first_due, max([first_due, *self._due.values()]) + 1)
+        dues = range(first_due, max([first_due, *self._running]) + 1)
         return all(self._needed(j) + more <= self._free_until(j) - lost for j in dues)

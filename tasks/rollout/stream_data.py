@@ -74,7 +74,8 @@ def read_played(
             data_set = opened[index] = opening(index)
             rejected[index] = data_set.rejected
             for note in data_set.adopted:
-                note.setdefault("group", number_of(index, note["problem_id"]))
+                if "group" not in note:
+                    note["group"] = number_of(index, note["problem_id"])
             groups = data_set.numbers
         data_set_of |= dict.fromkeys(groups, index)
     following = max([begun, *(number + 1 for number in data_set_of)])

@@ -62,9 +62,9 @@ class ThreadWorker:
         self.got += sum(map(len, orders.groups.values()))
         await asyncio.to_thread(self.worker.give, orders)
 
-    async def report(self) -> Report:
+    async def report(self, patience_s: float) -> Report:
         self._check()
-        report = await asyncio.to_thread(self.worker.report)
+        report = await asyncio.to_thread(self.worker.report, patience_s)
         self._check()
         if self.silent:
             await asyncio.Event().wait()

@@ -37,6 +37,13 @@ _LOOK_S = 1.0
 """Time between two looks for what nothing notes, such as a worker that never came."""
 _TELL_S = 30.0
 """Time between two tables of the workers in the log."""
+_TOLD_APART = 16
+"""More workers than these are summed up in one line."""
+_PACE_S = 0.003
+"""What can wait, such as the report of a finished group, may wait so long for each worker that there is.
+
+So the flow exchanges few messages with each of many workers, and is not busy with messages alone.
+"""
 Result = TypeVar("Result")
 
 
@@ -63,6 +70,7 @@ class Handout:
         start_s: longest wait without any worker.
         progress: called with lines of text.
         on_loss: called with a worker that is lost, the error, and whether it had finished any episode.
+        loop: runs in the thread, and is closed at the end; None: a new one.
     """
 
     def __init__(
@@ -71,10 +79,11 @@ class Handout:
         start_s: float,
         progress: Callable[[str], None],
         on_loss: Callable[[RemoteWorker, BaseException, bool], None] = lambda *_: None,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self._silence_s, self._start_s = silence_s, start_s
         self._progress, self._on_loss = progress, on_loss
-        self._loop = asyncio.new_event_loop()
+        self._loop = loop or asyncio.new_event_loop()
         # With the caller's context, in which Prefect knows where logs go.
         around = contextvars.copy_context().run
         self._thread = threading.Thread(target=around, args=[self._loop.run_forever], name="handout", daemon=True)
@@ -141,7 +150,7 @@ class Handout:
         job = self._scoring = ScoringJob(orders)
         try:
             while not job.complete:
-                self._check(list(self._workers))
+                self._check(able=bool(self._workers))
                 self._let_grade(job)
                 job.changed.clear()
                 await _within(job.changed.wait(), _LOOK_S)
@@ -214,7 +223,7 @@ class Handout:
             telling = self._loop.create_task(self._tell(rollout))
             try:
                 while not groups.complete and not rollout.stopping:
-                    self._check(self._players)
+                    self._check(able=any(worker.remote.plays for worker in self._workers))
                     rollout.hand_out(self._policy)
                     await _within(groups.changed.wait(), _LOOK_S)
                 if rollout.stopping:
@@ -235,8 +244,8 @@ class Handout:
     def _players(self) -> list[Attended]:
         return [worker for worker in self._workers if worker.remote.plays]
 
-    def _check(self, able: Sequence[Attended]) -> None:
-        """Raise what ends the work of those that are `able` to do it, or that there was none for too long."""
+    def _check(self, *, able: bool) -> None:
+        """Raise what ends a rollout or a score stage, or that nobody was able to do it for too long."""
         if not self._fatal and not able and time.monotonic() > self._alone_since + self._start_s:
             self._fatal = InferenceError(f"there was no worker for {self._start_s:g} s (cluster.start_timeout_s)")
             self._fatal.__cause__ = self.first_loss
@@ -267,17 +276,21 @@ class Handout:
             await worker.has_orders.wait()
             worker.has_orders.clear()
             orders, worker.orders = worker.orders, None
-            assert orders
-            async with self._patiently(worker):
-                await worker.remote.give(orders)
+            if orders:  # otherwise they went with more urgent ones
+                async with self._patiently(worker):
+                    await worker.remote.give(orders)
 
     async def _listen(self, worker: Attended) -> None:
         while True:
             async with self._patiently(worker):
-                report = await worker.remote.report()
+                report = await worker.remote.report(self._patience_s)
             self._take(worker, report)
             if report.failure:
                 raise WorkerFailedError(report.failure)
+
+    @property
+    def _patience_s(self) -> float:
+        return min(_PACE_S * len(self._workers), self._silence_s / 8)
 
     @asynccontextmanager
     async def _patiently(self, worker: Attended) -> AsyncIterator[None]:
@@ -296,9 +309,9 @@ class Handout:
             worker.episodes += sum(count for (kind, _), count in group.counts.items() if kind == "status")
             worker.tokens += group.counts["generated", None]
         for rollout in self._rollouts:
-            rollout.take(worker, report)
+            if rollout.take(worker, report):
+                rollout.groups.changed.note()
             self._book(rollout)
-            rollout.groups.changed.note()
 
     def _lose(self, worker: Attended, error: BaseException) -> None:
         del self._workers[worker]
@@ -326,7 +339,7 @@ class Handout:
                 news, rollout.news = rollout.news, []
                 orders = await _by_clerk(rollout, rollout.books.book, news)
                 for worker, own in orders.items():
-                    worker.order(own)
+                    worker.order(own, 0 if own.flush else self._patience_s)
                 if not rollout.news:
                     break
         except Exception as error:  # noqa: BLE001 # the rollout ends with it
@@ -336,16 +349,11 @@ class Handout:
             rollout.groups.changed.note()
 
     async def _tell(self, rollout: SharedRollout) -> None:
-        """Tell from time to time what each worker does."""
+        """Tell from time to time what each worker does, or all together if they are many."""
         while True:
             await asyncio.sleep(_TELL_S)
-            now = time.monotonic()
-            for worker, share in rollout.shares.items():
-                number = worker.policy.number if worker.policy else "none yet"
-                self._progress(
-                    f"{worker.remote.name}: {worker.episodes} episodes, {worker.tokens} tokens, "
-                    f"{len(share.playing)} groups playing, policy {number}, heard {now - worker.heard:.0f} s ago"
-                )
+            for line in rollout.lines() if len(rollout.shares) <= _TOLD_APART else [rollout.summary()]:
+                self._progress(line)
 
 
 async def _by_clerk(rollout: SharedRollout, action: Callable[..., Result], *arguments: Any) -> Result:

@@ -75,8 +75,8 @@ class HostProcess:
         own = {number: self._own_part(plan) for number, plan in orders.begin.items()}
         await self._call("give", replace(orders, begin=own))
 
-    async def report(self) -> Report:
-        report: Report = await self._call("report")
+    async def report(self, patience_s: float) -> Report:
+        report: Report = await self._call("report", patience_s)
         return report
 
     async def score(self, order: ShardOrder) -> ScoredShard | Failure:

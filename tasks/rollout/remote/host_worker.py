@@ -53,9 +53,9 @@ class HostWorker:
         if not self._failure:
             self._worker.give(orders)
 
-    def report(self) -> Report:
+    def report(self, patience_s: float) -> Report:
         """See `Worker.report`."""
-        return Report(failure=self._failure) if self._failure else self._worker.report()
+        return Report(failure=self._failure) if self._failure else self._worker.report(patience_s)
 
     def score(self, order: ShardOrder) -> ScoredShard | Failure:
         """Grade a shard of trajectories, which the cache may have."""

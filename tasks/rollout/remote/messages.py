@@ -3,6 +3,8 @@
 The flow gives orders; the worker answers with reports. Both hold names, numbers and counts: trajectories and weights go
 through the store. Several rollouts may be played at the same time, such as a stream and an evaluation; the flow numbers
 them.
+
+The classes have no slots: Python 3.11 takes twice as long to pickle frozen ones that have some.
 """
 
 import traceback
@@ -17,7 +19,7 @@ from tasks.rollout.data_set import FinishedGroup
 from tasks.rollout.plan import RolloutPlan
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class GroupOrder:
     """Play a group with its number, and with the name and the iteration that its plan has (`RolloutPlan`)."""
 
@@ -28,7 +30,7 @@ class GroupOrder:
     policy: PolicyVersion
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Place:
     """A version for which a worker stores trajectories. It is committed by the flow, which names the files of workers.
 
@@ -41,7 +43,7 @@ class Place:
     iteration: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoreOrder:
     """Store a finished group of a rollout."""
 
@@ -80,7 +82,7 @@ class Orders:
         self.end += later.end
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredShard:
     """A shard that a worker has uploaded, with all trajectories of the groups of a rollout with these numbers."""
 
@@ -89,7 +91,7 @@ class StoredShard:
     numbers: list[int]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Failure:
     """An error of a worker.
 
@@ -120,15 +122,19 @@ class Failure:
         return error
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Room:
     """How many groups of a rollout a worker could begin now, besides the `got` ones that it has got so far."""
 
     groups: int
     got: int
 
+    def is_more_than(self, reported: "Room | None") -> bool:
+        """Return whether it is more than the flow expects that heard of the room before and has given groups since."""
+        return reported is None or self.groups + self.got > reported.groups + reported.got
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Report:
     """What a worker has done since its last report.
 

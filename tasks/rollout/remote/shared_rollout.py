@@ -1,8 +1,10 @@
 """A rollout that many workers play, and what the flow knows of each of them."""
 
 import asyncio
+import heapq
 import math
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -24,7 +26,7 @@ class RemoteWorker(Protocol):
 
     async def give(self, orders: Orders) -> None: ...
 
-    async def report(self) -> Report: ...
+    async def report(self, patience_s: float) -> Report: ...
 
     async def score(self, order: ShardOrder) -> ScoredShard | Failure: ...
 
@@ -54,13 +56,16 @@ class Attended:
     tokens: int = 0
     heard: float = field(default_factory=time.monotonic)
 
-    def order(self, orders: Orders) -> None:
-        """Send orders as soon as possible, after earlier ones."""
+    def order(self, orders: Orders, within_s: float = 0.0) -> None:
+        """Send orders after earlier ones: as soon as possible, or together with later ones, but within some seconds."""
         if self.orders:
             self.orders.add(orders)
         else:
             self.orders = orders
-        self.has_orders.set()
+        if within_s:
+            asyncio.get_running_loop().call_later(within_s, self.has_orders.set)
+        else:
+            self.has_orders.set()
 
 
 @dataclass(slots=True)
@@ -85,6 +90,8 @@ class SharedRollout:
     def __init__(self, number: int, plan: RolloutPlan, groups: SharedGroups) -> None:
         self.number, self.plan, self.groups = number, plan, groups
         self.shares: dict[Attended, Share] = {}
+        self._free: dict[Attended, Share] = {}
+        """Those that have room, or have not said how much."""
         self.clerk = ThreadPoolExecutor(1, "clerk")
         self.books: Books[Attended] = Books(number, groups)
         self.news: list[News[Attended]] = []
@@ -93,14 +100,14 @@ class SharedRollout:
         self.stopping = False
 
     def add(self, worker: Attended) -> None:
-        self.shares[worker] = Share()
+        self.shares[worker] = self._free[worker] = Share()
         worker.order(Orders(begin={self.number: self.plan}))
 
-    def take(self, worker: Attended, report: Report) -> None:
-        """Note what a worker has reported of this rollout."""
+    def take(self, worker: Attended, report: Report) -> bool:
+        """Note what a worker has reported of this rollout; return whether it has room."""
         share = self.shares.get(worker)
         if share is None or self.number not in report.rooms:
-            return
+            return False
         share.reported, room = True, report.rooms[self.number]
         share.room = room.groups - (share.sent - room.got)
         finished = [group for number, group in report.finished if number == self.number]
@@ -108,37 +115,70 @@ class SharedRollout:
         share.playing.difference_update(group.number for group in finished)
         if finished or stored:
             self.news.append(News(worker, finished, stored))
+        if share.room > 0:
+            self._free[worker] = share
+        else:
+            self._free.pop(worker, None)
+        return share.room > 0
 
     def lose(self, worker: Attended) -> int:
         """Note that a worker is lost; return how many groups it played."""
         share = self.shares.pop(worker, Share())
+        self._free.pop(worker, None)
         self.news.append(News(worker, lost=share.playing))
         return len(share.playing)
 
     def hand_out(self, newest: PolicyVersion | None) -> None:
-        """Give groups to the workers that have room, one to each in turn, first to those that play least.
+        """Give groups to the workers that have room, one after another to the one that plays least.
 
         Nobody gets more than a fair part, so that the first one that serves a new policy does not get all groups.
         """
+        policies = {worker.policy for worker in self._free if worker.policy}
+        available = {policy: count for policy in policies if (count := self.groups.available(policy))}
+        if not available:
+            return
         recently = time.monotonic() - SWAP_S
         free = [
-            (worker, share)
-            for worker, share in self.shares.items()
-            if (share.room > 0 or not share.reported)
-            and worker.policy
-            and (worker.policy == newest or worker.asked > recently)
+            (len(share.playing), number, worker, share)
+            for number, (worker, share) in enumerate(self._free.items())
+            if worker.policy and (worker.policy == newest or worker.asked > recently)
         ]
-        free.sort(key=lambda each: len(each[1].playing))
-        available = max((self.groups.available(worker.policy) for worker, _ in free if worker.policy), default=0)
-        playing = sum(len(share.playing) for _, share in free)
-        most = math.ceil((available + playing) / max(1, len(free)))
-        while free:
-            free = [(worker, share) for worker, share in free if self._give_group(worker, share, most)]
+        most = math.ceil((max(available.values()) + sum(playing for playing, *_ in free)) / max(1, len(free)))
+        queue = [each for each in free if each[3].room > 0]
+        heapq.heapify(queue)
+        while queue and available and queue[0][0] < most:
+            playing, number, worker, share = queue[0]
+            policy = worker.policy
+            if policy in available and not self._give_group(worker, share):
+                del available[policy]  # none may begin, though they seemed to be available
+            if policy in available and share.room > 0:
+                heapq.heapreplace(queue, (playing + 1, number, worker, share))
+            else:
+                heapq.heappop(queue)
 
-    def _give_group(self, worker: Attended, share: Share, most: int) -> bool:
-        """Give a worker a group, if it plays fewer than `most` and one may begin; return whether it may get more."""
-        if share.room <= 0 or len(share.playing) >= most:
-            return False
+    def lines(self) -> list[str]:
+        """Say what each worker does."""
+        now = time.monotonic()
+        return [
+            f"{worker.remote.name}: {worker.episodes} episodes, {worker.tokens} tokens, {len(share.playing)} groups "
+            f"playing, policy {worker.policy.number if worker.policy else 'none yet'}, heard {now - worker.heard:.0f} s ago"
+            for worker, share in self.shares.items()
+        ]
+
+    def summary(self) -> str:
+        """Say what all workers do together."""
+        policies = Counter(worker.policy.number if worker.policy else None for worker in self.shares)
+        serving = ", ".join(f"{count} serve policy {number}" for number, count in policies.items() if number is not None)
+        quiet = min(self.shares, key=lambda worker: worker.heard)
+        return (
+            f"{len(self.shares)} workers: {sum(worker.episodes for worker in self.shares)} episodes, "
+            f"{sum(worker.tokens for worker in self.shares)} tokens, "
+            f"{sum(len(share.playing) for share in self.shares.values())} groups playing, {serving or 'none serves yet'}; "
+            f"not heard for the longest time: {quiet.remote.name}, {time.monotonic() - quiet.heard:.0f} s"
+        )
+
+    def _give_group(self, worker: Attended, share: Share) -> bool:
+        """Give a worker a group; return False if none may begin with its policy."""
         start = self.groups.next(worker.policy) if worker.policy else None
         if start is None:
             return False
@@ -149,4 +189,6 @@ class SharedRollout:
         share.playing.add(start.number)
         share.sent += 1
         share.room -= 1
-        return share.room > 0
+        if share.room <= 0:
+            del self._free[worker]
+        return True

@@ -11,6 +11,7 @@ import gc
 import logging
 import shutil
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,12 @@ from tasks.rollout.remote.messages import Failure, GroupOrder, Orders, Place, Re
 from tasks.rollout.workers import LocalWorkers
 
 BEAT_S = 1.0
-"""A report comes at least this often."""
+"""A report comes at least this often, and later by three times the flow's patience."""
+IDLE_S, KEPT_S = 5.0, 30.0
+"""A worker that has got no group for `IDLE_S` stores what it has finished `KEPT_S` ago, although the shard is not full.
+
+At the end of an iteration the last groups take long, and in so long a time some worker of many is always lost.
+"""
 logger = logging.getLogger(__name__)
 Problems = Callable[[str], Mapping[str, Problem]]
 """Version of a problem set -> its problems by id."""
@@ -109,13 +115,21 @@ class Worker:
                 ended = self._rollouts.pop(number)
             ended.end()
 
-    def report(self) -> Report:
-        """Return what has happened since the last report; wait for something, but not longer than `BEAT_S`."""
+    def report(self, patience_s: float) -> Report:
+        """Return what has happened since the last report; wait for something, but not for ever (`BEAT_S`).
+
+        Args:
+            patience_s: a group that has finished need not be reported sooner if nothing else happens.
+        """
         with self._news:
-            self._news.wait_for(lambda: self._has_news, BEAT_S)
+            self._news.wait_for(lambda: self._is_urgent, patience_s)
+            self._news.wait_for(lambda: self._finished or self._is_urgent, BEAT_S + 2 * patience_s)
             self._reported = self._policy, self._rooms()
             report = Report(*self._reported, self._finished, self._stored, self._failure)
             self._finished, self._stored = [], []
+            idle = any(rollout.idle for rollout in self._rollouts.values())
+        if idle:
+            self._storing.submit(self._guarded, self._store_old)
         return report
 
     def note(self, finished: tuple[int, FinishedGroup] | None = None, stored: StoredShard | None = None) -> None:
@@ -126,9 +140,11 @@ class Worker:
             self._news.notify_all()
 
     @property
-    def _has_news(self) -> bool:
-        said = self._finished or self._stored or self._failure or self._closed
-        return bool(said) or (self._policy, self._rooms()) != self._reported
+    def _is_urgent(self) -> bool:
+        """Whether the flow would give other orders if it knew."""
+        policy, rooms = self._reported
+        more = any(room.is_more_than(rooms.get(number)) for number, room in self._rooms().items())
+        return bool(self._stored or self._failure or self._closed) or self._policy != policy or more
 
     def _rooms(self) -> dict[int, Room]:
         return {number: rollout.room for number, rollout in self._rollouts.items()}
@@ -179,6 +195,10 @@ class Worker:
             self._writing[place] = _Writer(draft, place.iteration, rollout.plan.config.rollout.rows_per_shard)
         self._writing[place].write(rows, order.number)
 
+    def _store_old(self) -> None:
+        for writer in self._writing.values():
+            writer.flush_older(KEPT_S)
+
     def _flush(self, place: Place) -> None:
         if writer := self._writing.pop(place, None):
             writer.flush()
@@ -195,6 +215,7 @@ class _Rollout:
         self._waiting: deque[GroupOrder] = deque()
         self._got = self._running = 0
         self._ended = self._hungry = False
+        self._hungry_since = 0.0
         self._task: asyncio.Task[None] | None = None
         self._rows: dict[int, list[Trajectory]] = {}
         self._at_once = max(1, plan.config.rollout.concurrency // plan.group_size)
@@ -206,6 +227,12 @@ class _Rollout:
             starving = self._hungry and not self._waiting
             free = max(self._at_once - self._running - len(self._waiting), int(starving))
             return Room(0 if self._ended else free, self._got)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it could have begun another group for `IDLE_S`."""
+        with self._lock:
+            return self._hungry and not self._waiting and time.monotonic() - self._hungry_since > IDLE_S
 
     def add(self, orders: Sequence[GroupOrder]) -> None:
         with self._lock:
@@ -249,7 +276,7 @@ class _Rollout:
                 order = self._waiting.popleft()
                 self._running += 1
             else:
-                order, self._hungry = None, True
+                order, self._hungry, self._hungry_since = None, True, time.monotonic()
         if order is None:
             self._note()
             return None
@@ -277,9 +304,18 @@ class _Writer:
         self._draft, self._iteration = draft, iteration
         # The names differ from those of other writers, whose files will be in the same manifest.
         self._writer = ShardWriter(draft, TRAJECTORY_SCHEMA, rows_per_shard, prefix=f"part-{draft.nonce}")
+        self._oldest = 0.0
+        """When the first group that is in no shard yet was written here."""
 
     def write(self, rows: Iterable[Trajectory], number: int) -> None:
+        if not self._writer.collected:
+            self._oldest = time.monotonic()
         self._writer.write_group([replace(row, iteration=self._iteration) for row in rows], number)
+
+    def flush_older(self, seconds: float) -> None:
+        """Write a shard if a group has waited for it so long."""
+        if self._writer.collected and time.monotonic() - self._oldest > seconds:
+            self._writer.flush()
 
     def flush(self) -> None:
         self._writer.flush()

@@ -1,0 +1,127 @@
+"""Plays a scenario: an iteration with the real hand-out, books, journal and commit, in virtual time."""
+
+import asyncio
+import contextlib
+import resource
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+from configs import load
+from storage import layout
+from storage.logs.leases import Lease
+from storage.objects.store import Store
+from storage.records import Problem
+from storage.version_names import PolicyVersion
+from storage.versions.drafts import Draft, Provenance
+from storage.versions.journal import JournaledDraft
+from storage.versions.manifests import Manifest
+from tasks.inference.api import GenerationConfig
+from tasks.rollout import tally
+from tasks.rollout.groups import SharedGroups
+from tasks.rollout.plan import RolloutPlan
+from tasks.rollout.play import play
+from tasks.rollout.remote import handout, shared_rollout
+from tests.simulation.clock import VirtualLoop, World
+from tests.simulation.cluster import Cluster, Scenario
+from tests.simulation.store import SimulatedBackend, simulated_store
+
+RUN = "r"
+POLICY = layout.checkpoint(RUN, 0)
+VERSION = layout.trajectories(RUN, 0)
+NEVER_S = 1e6  # the lease gives no signs of life: it has no virtual time
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a simulation measured; times are virtual unless they are called real."""
+
+    manifest: Manifest
+    store: Store
+    backend: SimulatedBackend
+    cluster: Cluster
+    loop: VirtualLoop
+    played_s: float
+    """Time until every group was stored."""
+    commit_s: float
+    """Time of the commit itself."""
+    real_s: float
+    peak_bytes: int
+    lines: list[str]
+    """What the flow logged."""
+
+    @property
+    def journal_bytes(self) -> int:
+        return self.backend.bytes_below(self.store.path(layout.journal(VERSION)))
+
+    @property
+    def manifest_bytes(self) -> int:
+        return self.backend.bytes_below(self.store.path(layout.manifest(VERSION)))
+
+
+class _Workers:
+    """Lets time pass while a rollout is played (`tasks.rollout.workers.Workers`)."""
+
+    def __init__(self, handout: handout.Handout, loop: VirtualLoop) -> None:
+        self._handout, self._loop = handout, loop
+
+    async def play(self, plan: RolloutPlan, groups: SharedGroups) -> None:
+        playing = asyncio.ensure_future(self._handout.play(plan, groups))
+        await asyncio.sleep(0)  # the hand-out has it
+        self._loop.call_soon_threadsafe(self._loop.release)
+        await playing
+
+
+def simulate(scenario: Scenario) -> Outcome:
+    """Play and commit an iteration."""
+    world, lines = World(), list[str]()
+    loop = VirtualLoop(world, lambda: backend.seconds, cpu=scenario.cpu)
+    store, backend = simulated_store(scenario.latency_s, loop.time)
+    cluster = Cluster(scenario, world, backend, loop)
+    began = time.monotonic()
+    with _virtual(loop), Lease(store, RUN, NEVER_S) as lease:
+        provenance = Provenance(config={}, fence=lease)
+        for version, kind in ("problems/x", "problems"), (POLICY, "checkpoint"):
+            with Draft(store, version, kind) as draft:
+                draft.commit(provenance, [])
+        with (
+            handout.Handout(30, 600, lines.append, loop=loop) as given,
+            JournaledDraft(store, VERSION, "trajectories", lease) as draft,
+        ):
+            cluster.handout = given
+            for _ in range(scenario.workers):
+                cluster.join()
+            given.serve(POLICY)
+            backend.requests.clear()
+            plan = make_plan(scenario)
+            metrics = play(plan, problems(scenario), _Workers(given, loop), draft, lines.append)  # type: ignore[arg-type]
+            played_s, seconds, cpu = loop.time(), backend.seconds, time.thread_time()
+            manifest = draft.commit(provenance, [POLICY, "problems/x"], metrics)
+            commit_s = backend.seconds - seconds + (time.thread_time() - cpu) * scenario.cpu
+    real_s, peak = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return Outcome(manifest, store, backend, cluster, loop, played_s, commit_s, real_s, peak, lines)
+
+
+@contextlib.contextmanager
+def _virtual(loop: VirtualLoop) -> Iterator[None]:
+    """Let the modules that look at the clock see the virtual one."""
+    with contextlib.ExitStack() as stack:
+        for module in handout, shared_rollout, tally:
+            stack.enter_context(patch.object(module, "time", SimpleNamespace(monotonic=loop.time)))
+        yield
+
+
+def make_plan(scenario: Scenario) -> RolloutPlan:
+    sizes = (
+        f"rollout={{group_size: {scenario.group_size}, rows_per_shard: {scenario.rows_per_shard}, "
+        f"concurrency: {scenario.slots}, problems_per_iteration: {scenario.episodes // scenario.group_size}}}"
+    )
+    config, gconfig = load("smoke", [f"run.name={RUN}", sizes]), GenerationConfig(max_new_tokens=1024)
+    return RolloutPlan(f"{RUN}/000000", config, 0, POLICY, "problems/x", gconfig, scenario.group_size, selecting=True)
+
+
+def problems(scenario: Scenario) -> list[Problem]:
+    return [Problem(f"problem {i}", f"What is {i} + 1?", [str(i + 1)]) for i in range(scenario.episodes // scenario.group_size)]
