@@ -119,7 +119,7 @@ def open_checkpoint(
     names = {file.name for file in manifest.files}
     if not {"canary.json", "model/config.json"} <= names:
         raise DamagedError(f"{store.uri(version)} has no model/config.json or no canary.json: it is incomplete")
-    copy = ServingCopy(store, manifest, cache)
+    copy = ServingCopy(store, manifest, cache, fetching)
     served = fetch_copy(copy) if serving else None
     model = served or fetch_folder(store, manifest, "model", cache, fetching=fetching)
     loaded = copy.names if served else {name.removeprefix("model/") for name in names if name.startswith("model/")}

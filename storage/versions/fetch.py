@@ -42,16 +42,19 @@ def fetch(store: Store, manifest: Manifest, name: str, folder: Path) -> Path:
 
 def fetch_file(store: Store, file: File, folder: Path) -> Path:
     """Fetch `file` as `fetch` does."""
+    path = local_path(store, file, folder)
     if store.is_local:
-        path = Path(store.path(file.path))
         check(store, file, path)
-        return path
-    path = folder / check_key(file.path)
-    if _is_whole(file, path):  # a copy in the cache may have been damaged since
+    elif _is_whole(file, path):  # a copy in the cache may have been damaged since
         cache.touch(path)
     else:
         _download(store, file, path)
     return path
+
+
+def local_path(store: Store, file: File, folder: Path) -> Path:
+    """Return where the local copy of a file is, or will be."""
+    return Path(store.path(file.path)) if store.is_local else folder / check_key(file.path)
 
 
 def fetch_all(store: Store, files: Iterable[File], folder: Path) -> None:
@@ -63,15 +66,18 @@ def fetch_all(store: Store, files: Iterable[File], folder: Path) -> None:
 def fetch_in_turn(store: Store, files: Iterable[File], folder: Path) -> None:
     """Fetch files as `fetch_all` does, in processes that share the folder: one downloads a file while others wait."""
     for file in files:
-        with nullcontext() if store.is_local else _turn(folder, file):
+        with nullcontext() if store.is_local else turn(folder, file.path):
             fetch_file(store, file, folder)
 
 
 @contextmanager
-def _turn(folder: Path, file: File) -> Iterator[None]:
-    """Wait until no other process is in such a block for the same file; it ends with the process at the latest."""
+def turn(folder: Path, name: str, of: str = "object") -> Iterator[None]:
+    """Wait until no other process is in such a block for the same name; it ends with the process at the latest.
+
+    Blocks inside of one another must be `of` different things.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f".turn-{zlib.crc32(file.path.encode()) % _TURNS}").open("ab") as lock:
+    with (folder / f".turn-{of}-{zlib.crc32(name.encode()) % _TURNS}").open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

@@ -11,8 +11,9 @@ which is always whole and from which servers make the same numbers. So no versio
 
 import logging
 import shutil
+import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from storage.objects.store import Store
 from storage.version_names import PolicyVersion, version_of
 from storage.versions.deltas import apply_deltas, result_of, write_delta
 from storage.versions.drafts import Draft
-from storage.versions.fetch import fetch_file, strays_in
+from storage.versions.fetch import Fetching, fetch_all, local_path, strays_in, turn
 from storage.versions.manifests import File, Manifest, read
 
 SERVING, DELTA = "serving", "delta"
@@ -37,6 +38,8 @@ class ServingCopy:
     store: Store
     manifest: Manifest
     cache: Path
+    fetching: Fetching = fetch_all
+    """Fetches files; processes that share the cache may take turns."""
 
     @cached_property
     def files(self) -> dict[str, File]:
@@ -86,7 +89,12 @@ class ServingCopy:
         """Return the copy of the policy from which this one was trained."""
         parents = (version_of(parent) for parent in self.manifest.parent_names)
         policy = next((parent for parent in parents if isinstance(parent, PolicyVersion)), None)
-        return ServingCopy(self.store, read(self.store, policy), self.cache) if policy else None
+        return replace(self, manifest=read(self.store, policy)) if policy else None
+
+    def fetch(self, file: File) -> Path:
+        """Return a local copy of an object, checked."""
+        self.fetching(self.store, [file], self.cache)
+        return local_path(self.store, file, self.cache)
 
     def _names(self, area: str, ending: str) -> Iterator[str]:
         for name in self.files:
@@ -135,16 +143,19 @@ def fetch_copy(copy: ServingCopy) -> Path | None:
             return None
         _place(path, copy.folder / name)
     for name, file in copy.others.items():
-        _place(fetch_file(copy.store, file, copy.cache), copy.folder / name)
+        _place(copy.fetch(file), copy.folder / name)
     if extra := strays_in(copy.folder, copy.names):
         raise DamagedError(f"{copy.folder} holds {extra[0]}, and libraries would load that, too: delete it")
     return copy.folder if copy.weights else None
 
 
 def _place(source: Path, target: Path) -> None:
+    """Copy a file; other processes see all of it or nothing."""
     if source != target:
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
+        partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.part")
+        shutil.copyfile(source, partial)
+        partial.replace(target)
 
 
 def fetch_weights(copy: ServingCopy, name: str) -> Path | None:
@@ -155,12 +166,12 @@ def fetch_weights(copy: ServingCopy, name: str) -> Path | None:
     """
     whole = copy.whole(name)
     if whole and not _is_near(copy, name):
-        return fetch_file(copy.store, whole, copy.cache)
+        return copy.fetch(whole)
     try:
         return restore(copy, name)
     except DamagedError as error:
         logger.warning("%s: %s is fetched whole, because %s", copy.manifest.version, name, error)
-    return fetch_file(copy.store, whole, copy.cache) if whole else None
+    return copy.fetch(whole) if whole else None
 
 
 def _is_near(copy: ServingCopy, name: str) -> bool:
@@ -178,16 +189,21 @@ def restore(copy: ServingCopy, name: str) -> Path | None:
         DamagedError: what it is made from is missing or damaged; a damaged file of the cache is deleted.
     """
     target, delta = copy.folder / name, copy.delta(name)
-    if delta and result_of(fetch_file(copy.store, delta, copy.cache)).is_in(target):
-        touch(target)
-        return target
+    with turn(copy.cache, str(target), of="copy"):  # other processes of this host find it ready
+        if delta and result_of(copy.fetch(delta)).is_in(target):
+            touch(target)
+            return target
+        return _made(copy, name, target)
+
+
+def _made(copy: ServingCopy, name: str, target: Path) -> Path | None:
     steps = _steps(copy, name)
     if steps is None:
         return None
     base, deltas = steps
-    path = fetch_file(copy.store, base, copy.cache) if isinstance(base, File) else base
+    path = copy.fetch(base) if isinstance(base, File) else base
     try:
-        apply_deltas(path, [fetch_file(copy.store, each, copy.cache) for each in deltas], target)
+        apply_deltas(path, [copy.fetch(each) for each in deltas], target)
     except DamagedError:
         if isinstance(base, Path):
             base.unlink(missing_ok=True)

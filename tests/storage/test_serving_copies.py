@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from storage.versions import checkpoints, manifests, serving_copies
 from storage.versions.checkpoints import Canary
 from storage.versions.deltas import write_delta
 from storage.versions.drafts import Draft, Provenance
+from storage.versions.fetch import fetch_in_turn
 from storage.versions.model_files import INDEX
 from storage.versions.serving_copies import ServingCopy, add_copy
 
@@ -248,3 +250,19 @@ def test_files_of_several_ranks(tmp_path: Path, fetched: Callable[[], dict[str, 
         chain.add()
     assert [chain.serve(number) for number in (1, 2, 3)] == ["serving"] * 3
     assert fetched().keys() == {"1 serving", "2 delta", "3 delta"}
+
+
+def test_processes_with_one_cache_fetch_each_object_once(chain: Chain, fetched: Callable[[], dict[str, int]]) -> None:
+    """They open a version at the same time; threads do here, because locks of open files hold between them, too."""
+
+    def opened(_: int) -> str:
+        node = chain.folder / "node"
+        return checkpoints.open_checkpoint(
+            chain.store, chain.version(7), node, serving=True, fetching=fetch_in_turn
+        ).model.name
+
+    with ThreadPoolExecutor(4) as processes:
+        assert list(processes.map(opened, range(4))) == ["serving"] * 4
+    once = fetched()
+    chain.serve(7, "another node")
+    assert fetched() == once
