@@ -131,7 +131,7 @@ def test_versions_are_those_of_one_process(
     settings: list[str], more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same command makes the same versions; the same two processes play all iterations and evaluations."""
-    size = ["rollout={rows_per_shard: 4, concurrency: 8}", *more]
+    size = ["rollout.rows_per_shard=4", "rollout.concurrency=8", *more]
     math_mt_ppo("smoke", [*settings, *size])
     store = Store(f"{tmp_path}/var")
     check_whole(store, 2)
