@@ -115,6 +115,7 @@ NOT_RUN = {
     "make read ARGS=demo": "the Makefile's line is python -m tasks.audit read demo",
     "make setup GPU=1": "needs a GPU",
     "python -m flows.math_mt_ppo gsm8k-1.5b": "needs a GPU",
+    "python -m flows.math_mt_ppo gsm8k-1.5b inference.replicas=7 rollout.processes=2": "needs GPUs",
     "python -m flows.math_mt_ppo my.yaml": "the file is the reader's own",
     "source .venv/bin/activate": "changes the shell that it is typed in",
 }

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import psutil
 
-from configs import Config
+from configs import Config, load
 from storage.versions.drafts import Draft
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row
@@ -72,7 +72,7 @@ def _measure(lab: Lab, count: int, tokens: int, groups: int) -> _Measured:
     with waiting_servers(folder, SERVERS, 0.5, tokens) as urls:
         sizes = f"rollout={{processes: {count}, concurrency: {CONCURRENCY}, group_size: {GROUP}}}"
         lengths = [f"sampling.max_new_tokens={tokens}", "inference.max_model_len=2048"]
-        config = lab.config(f"inference.urls={urls}", sizes, *lengths, TURNS, "score.workers=1")
+        config = load("demo", [*lab.settings, f"inference.urls={urls}", sizes, *lengths, TURNS, "score.workers=1"])
         with disable_run_logger():
             problem_set, _ = import_problems.fn(Workspace(config))
         with _workers(lab, config) as (workers, players):

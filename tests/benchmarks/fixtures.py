@@ -32,7 +32,7 @@ class Lab:
         self.scratch = scratch
         self.store = Store(f"{scratch}/store")
         self._stack = ExitStack()
-        self._settings = [
+        self.settings = [  # without a server
             "run.name=benchmarks",
             f"storage.root={self.store.root}",
             f"storage.cache={scratch}/cache",
@@ -55,7 +55,7 @@ class Lab:
         from tasks.warm_start.task import first_policy
 
         with disable_run_logger():
-            workspace = Workspace(load("demo", self._settings))
+            workspace = Workspace(load("demo", self.settings))
             start_run.fn(workspace)
             return open_checkpoint(self.store, first_policy.fn(workspace), workspace.cache)
 
@@ -64,11 +64,11 @@ class Lab:
         """Overrides that move the demo's configuration to the scratch folder and to one running server, by its URL."""
         from tasks.inference.server import Server
 
-        server = Server(load("demo", self._settings).inference, self.scratch / "vllm.log")
+        server = Server(load("demo", self.settings).inference, self.scratch / "vllm.log")
         self._stack.callback(server.close)
         server.start(self.policy.model)
         server.wait_until_healthy()
-        return [*self._settings, f"inference.urls=[{server.url}]"]
+        return [*self.settings, f"inference.urls=[{server.url}]"]
 
     def config(self, *overrides: str) -> Config:
         """Return the demo's configuration in this lab."""

@@ -25,7 +25,7 @@ from tasks.rollout.remote.handout import WorkerFailedError, WorkerLostError
 from tasks.rollout.remote.losses import Losses
 from tasks.rollout.remote.messages import Failure
 from tasks.rollout.remote.shares import deal_shares
-from tests.support.soak import scaled
+from tests.support.soak import SOAK, scaled
 from tests.support.waiting_engine import WaitingEngine, opens
 from tests.support.waiting_process import PIDS, open_waiting
 
@@ -131,7 +131,7 @@ def test_versions_are_those_of_one_process(
     settings: list[str], more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same command makes the same versions; the same two processes play all iterations and evaluations."""
-    size = ["rollout={rows_per_shard: 4, concurrency: 8}", *more]
+    size = ["rollout.rows_per_shard=4", "rollout.concurrency=8", *more]
     math_mt_ppo("smoke", [*settings, *size])
     store = Store(f"{tmp_path}/var")
     check_whole(store, 2)
@@ -142,6 +142,19 @@ def test_versions_are_those_of_one_process(
     alone = [f"storage.root={tmp_path}/alone", f"storage.cache={tmp_path}/cache-alone", "score.workers=1"]
     math_mt_ppo("smoke", [*alone, *size])
     assert kinds(store) == kinds(Store(f"{tmp_path}/alone"))
+
+
+@pytest.mark.skipif(not SOAK, reason="two vLLM servers start, over a minute: make soak")
+@pytest.mark.usefixtures("prefect_api")
+def test_each_process_has_its_own_server(tmp_path: Path) -> None:
+    """Two real servers play: the canary proves each of them at every swap, and both have played."""
+    math_mt_ppo("smoke", [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", *TWO])
+    store = Store(f"{tmp_path}/var")
+    check_whole(store, 2)
+    files = manifests.read(store, layout.trajectories("smoke", 1)).files
+    assert len({file.name.split("-")[1] for file in files}) == 2  # writers
+    logs = sorted((tmp_path / "cache" / "logs").rglob("vllm-*.log"))
+    assert [log.parent.name for log in logs] == ["process-0", "process-1"]
 
 
 def test_a_killed_process_costs_only_its_groups(settings: list[str], tmp_path: Path) -> None:
