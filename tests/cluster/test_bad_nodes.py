@@ -26,7 +26,7 @@ SIZES = ["rollout={problems_per_iteration: 12, group_size: 4, rows_per_shard: 4,
 def clock(seconds: int) -> dict[str, str]:
     """Return the environment of a node whose clock is wrong by some seconds."""
     fake = {"FAKETIME": f"{seconds:+d}", "FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}
-    return {"LD_PRELOAD": str(FAKE_TIME), "RAY_LD_PRELOAD_ON_WORKERS": "1", **fake}
+    return {"RAY_JEMALLOC_LIB_PATH": str(FAKE_TIME), "RAY_LD_PRELOAD_ON_WORKERS": "1", **fake}  # becomes LD_PRELOAD
 
 
 @contextmanager
