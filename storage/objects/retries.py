@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import time
+from email.utils import parsedate_to_datetime
 from typing import Any
 
 import aiohttp
@@ -91,6 +93,14 @@ def error_code(error: BaseException) -> str:
     """Return S3's code of the error; empty if the server did not answer."""
     cause = error if isinstance(error, ClientError) else error.__cause__
     return str(cause.response["Error"].get("Code", "")) if isinstance(cause, ClientError) else ""
+
+
+def clock_error_s(error: BaseException) -> float:
+    """Return by how many seconds this host's clock is ahead of the server's, as its answer says; 0 if it says none."""
+    cause = error if isinstance(error, ClientError) else error.__cause__
+    answer = cause.response.get("ResponseMetadata", {}) if isinstance(cause, ClientError) else {}
+    date = answer.get("HTTPHeaders", {}).get("date")
+    return time.time() - parsedate_to_datetime(date).timestamp() if date else 0.0
 
 
 def _log_failure(state: RetryCallState) -> None:

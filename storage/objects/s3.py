@@ -17,7 +17,7 @@ from tenacity import Retrying, retry_if_exception
 
 from storage.errors import StorageError, UnavailableError
 from storage.objects.interface import ObjectInfo, Upload
-from storage.objects.retries import PatientFileSystem, error_code, is_transient, patience
+from storage.objects.retries import PatientFileSystem, clock_error_s, error_code, is_transient, patience
 
 T = TypeVar("T")
 
@@ -25,6 +25,8 @@ PART_BYTES = 16 * 2**20
 PARTS_AT_ONCE = 4
 """Parts sent at the same time. An upload takes `PARTS_AT_ONCE * PART_BYTES` of memory, a download twice as much."""
 MAX_PARTS = 10_000  # S3's limit for one upload
+_MOST_CLOCK_ERROR_S = 600.0
+"""S3 refuses requests that were signed more than 15 minutes ago, or that much in the future."""
 _CONFLICT = ("PreconditionFailed", "412")
 _CREDENTIALS = (
     "Credentials come from the ordinary AWS chain: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile; "
@@ -208,7 +210,7 @@ class S3Backend:
         try:
             return retrying(attempt, *arguments)
         except PermissionError as error:
-            raise UnavailableError(f"{self.uri(path)}: {error}. {_CREDENTIALS}") from error
+            raise UnavailableError(f"{self.uri(path)}: {error}. {_remedy(error)}") from error
         except FileNotFoundError as error:
             if error_code(error) == "NoSuchBucket":
                 raise _no_bucket(path.partition("/")[0]) from error
@@ -222,6 +224,17 @@ class S3Backend:
             if isinstance(error, BotoCoreError):  # no credentials, expired credentials, or no region
                 raise UnavailableError(f"{self.uri(path)}: {error}. {_CREDENTIALS}") from error
             raise
+
+
+def _remedy(refusal: PermissionError) -> str:
+    """Say what to do about a refusal; the answer to a HEAD request has no text that would say why."""
+    ahead_s = clock_error_s(refusal)
+    if abs(ahead_s) < _MOST_CLOCK_ERROR_S:
+        return _CREDENTIALS
+    return (
+        f"The clock of this host is {abs(ahead_s) / 60:.0f} minutes {'ahead of' if ahead_s > 0 else 'behind'} the "
+        "server's; S3 refuses what is signed with a wrong time. Set it, and keep it right with NTP"
+    )
 
 
 def _no_bucket(name: str) -> UnavailableError:

@@ -146,7 +146,7 @@ def test_what_cannot_work_is_refused_at_once(settings: list[str], monkeypatch: p
         math_mt_ppo("smoke", settings)
 
 
-@pytest.mark.parametrize("killed", [False, True])
+@pytest.mark.parametrize("killed", scaled([True], [True, False]))
 def test_the_simulated_cluster_ends_with_its_process(killed: bool) -> None:
     """`make cluster-demo` starts nodes that ask for its token, and leaves none behind, not even if it is killed."""
     code = """if True:

@@ -27,7 +27,7 @@ SEED, KILLS = int(os.environ.get("SEED", 1)), int(os.environ.get("KILLS", scaled
 """Environment variables repeat what has failed, or make it longer."""
 PACE = 2
 """Iterations between two kills."""
-PATIENCE_S = 300
+PATIENCE_S = 600
 RANKS = ["trainer={launcher: ray, hosts: 2, max_restarts: 99}", "ppo.parallel.shard=2"]
 VLLM = ["inference={max_model_len: 128, enforce_eager: true, extra_args: [--kv-cache-memory-bytes, '67108864']}"]
 SUPERVISOR, SERVER = "tasks/inference/supervisor.py", "vllm.entrypoints"
@@ -168,7 +168,7 @@ def test_kills_of_vllm_on_nodes(
 ) -> None:
     """vLLM, its supervisor, its worker's actor and its node are killed: no server, socket or folder stays behind."""
     chance = random.Random(SEED)
-    settings = [*settings, *OVERLAP, *VLLM, "run.iterations=1000", "cluster.silence_s=60"]
+    settings = [*settings, *OVERLAP, *VLLM, "run.iterations=1000", "cluster.silence_s=60", "cluster.rollout_workers=2"]
     with Flow("flows.math_mt_ppo", settings, {"TMPDIR": str(cluster[0].scratch)}, tmp_path / "log") as flow:
         killer = Killer(cluster[0], flow, chance)
         names = {"vLLM": SERVER, "supervisor": SUPERVISOR, "worker": "ray::NodeWorker"}

@@ -1,5 +1,6 @@
 """Groups are handed out to workers in other processes: none is lost or stored twice, whichever workers are lost."""
 
+import gc
 import itertools
 import random
 import threading
@@ -336,7 +337,7 @@ def test_an_evaluation_while_a_stream_plays(store: Store, verifier: Verifier) ->
     assert [len(rows_of(store, index)) for index in range(2)] == [12, 12]
 
 
-def test_shards_are_scored_by_all_workers(store: Store, verifier: Verifier) -> None:
+def test_shards_are_scored_by_all_workers(store: Store, verifier: Verifier, caplog: pytest.LogCaptureFixture) -> None:
     """Each turn gets one score, as from one process, though a worker is lost and another one has a full disk."""
     prepare(store)
     with team(store, verifier, 4, heavy_tail) as made:
@@ -355,17 +356,20 @@ def test_shards_are_scored_by_all_workers(store: Store, verifier: Verifier) -> N
     assert grades.verdicts.total() == sum(len(row.turns) for row in rows)
     assert sorted(map(str, scored)) == sorted(map(str, expected))
     assert sum(worker.scored > 0 for worker in made.workers) >= 3
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
-def test_an_answer_that_no_worker_can_grade_ends_the_stage(store: Store, verifier: Verifier) -> None:
-    """If every disk is full, the first error is raised."""
+@pytest.mark.parametrize("cause", ["No space left", "cannot be sent"])
+def test_an_answer_that_no_worker_can_grade_ends_the_stage(store: Store, verifier: Verifier, cause: str) -> None:
+    """If every disk is full, or an error leaves a worker's process, the first error is raised."""
     prepare(store)
     with team(store, verifier, 2, heavy_tail) as made:
         play_batch(made, settings())
         for worker in made.workers:
-            worker.full = True
+            worker.full, worker.raises = "space" in cause, "sent" in cause
         with (
             Draft(store, layout.scores(RUN, 0, "5c0e"), "scores") as draft,
-            pytest.raises(RuntimeError, match="No space left"),
+            pytest.raises(RuntimeError, match=cause),
         ):
             made.handout.score(layout.trajectories(RUN, 0), draft, 1000)

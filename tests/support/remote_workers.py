@@ -10,7 +10,7 @@ from storage.objects.store import Store
 from storage.records import Problem
 from storage.version_names import PolicyVersion
 from storage.versions.checkpoints import Checkpoint
-from tasks.rollout.remote.handout import WorkerLostError
+from tasks.rollout.remote.handout import WorkerFailedError, WorkerLostError
 from tasks.rollout.remote.messages import Failure, Orders, Report
 from tasks.rollout.remote.worker import Worker
 from tasks.rollout.workers import LocalWorkers
@@ -56,6 +56,8 @@ class ThreadWorker:
         """How long it takes to open a policy."""
         self.full = False
         """Its disk is."""
+        self.raises = False
+        """An error leaves its process while it grades."""
 
     async def give(self, orders: Orders) -> None:
         self._check()
@@ -73,6 +75,8 @@ class ThreadWorker:
     async def score(self, order: ShardOrder) -> ScoredShard | Failure:
         self._check()
         self.scored += 1
+        if self.raises:
+            raise WorkerFailedError(Failure("RuntimeError", "the result cannot be sent", ""))
         try:
             if self.full:
                 raise OSError(errno.ENOSPC, "No space left on device")

@@ -175,7 +175,16 @@ class Handout:
                     task.add_done_callback(worker.grading.discard)
 
     async def _grade(self, worker: Attended, job: ScoringJob) -> None:
-        able = await job.grade(worker.wrote, worker.remote.score)
+        async def score(order: ShardOrder) -> ScoredShard | Failure:
+            try:
+                return await worker.remote.score(order)
+            except WorkerFailedError as error:
+                return error.failure
+
+        try:
+            able = await job.grade(worker.wrote, score)
+        except WorkerLostError:
+            return  # `_listen` notices it, too
         if job.failure and not job.failure.of_its_host:
             self._fail(job.failure.as_own())
         worker.grades = worker.grades and able
