@@ -168,7 +168,9 @@ class SharedRollout:
     def summary(self) -> str:
         """Say what all workers do together."""
         policies = Counter(worker.policy.number if worker.policy else None for worker in self.shares)
-        serving = ", ".join(f"{count} serve policy {number}" for number, count in policies.items() if number is not None)
+        serving = ", ".join(
+            f"{count} serve policy {number}" for number, count in policies.items() if number is not None
+        )
         quiet = min(self.shares, key=lambda worker: worker.heard)
         return (
             f"{len(self.shares)} workers: {sum(worker.episodes for worker in self.shares)} episodes, "
