@@ -23,7 +23,7 @@ from tasks.rollout import tally
 from tasks.rollout.groups import SharedGroups
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.play import play
-from tasks.rollout.remote import handout, shared_rollout
+from tasks.rollout.remote import handout, log_lines, shared_rollout
 from tests.simulation.clock import VirtualLoop, World
 from tests.simulation.cluster import Cluster, Scenario
 from tests.simulation.store import SimulatedBackend, simulated_store
@@ -112,7 +112,7 @@ def simulate(scenario: Scenario) -> Outcome:
 def _virtual(loop: VirtualLoop) -> Iterator[None]:
     """Let the modules that look at the clock see the virtual one."""
     with contextlib.ExitStack() as stack:
-        for module in handout, shared_rollout, tally:
+        for module in handout, log_lines, shared_rollout, tally:
             stack.enter_context(patch.object(module, "time", SimpleNamespace(monotonic=loop.time)))
         yield
 
