@@ -27,6 +27,7 @@ from tasks.agents.chat import Chat
 from tasks.rollout.plan import RolloutPlan, draw
 from tasks.rollout.play import play
 from tasks.rollout.remote.handout import Handout
+from tasks.rollout.remote.messages import Room
 from tasks.rollout.stream import Stream
 from tasks.rollout.workers import LocalWorkers
 from tasks.score.verifier import Verifier
@@ -187,6 +188,28 @@ def test_what_a_lost_worker_had_is_played_by_others(store: Store, verifier: Veri
     check_whole(rows)
     metrics = manifests.read(store, layout.trajectories(RUN, 0)).metrics
     assert metrics["episodes"] == len(rows)
+
+
+def test_a_worker_without_more_groups_stores_what_it_has(
+    store: Store, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the last group is played, finished ones are stored: otherwise a lost worker costs all of them."""
+    monkeypatch.setattr("tasks.rollout.remote.worker.IDLE_S", 0.3)
+    monkeypatch.setattr("tasks.rollout.remote.worker.KEPT_S", 0.3)
+    prepare(store)
+    calls = iter(range(10**6))
+    with team(store, verifier, 1, lambda _: 5.0 if next(calls) == 4 else 0.01) as made:
+        check_whole(play_batch(made, settings("rollout.rows_per_shard=999")))
+    rows = [file.rows for file in manifests.read(store, layout.trajectories(RUN, 0)).files]
+    assert len(rows) == 2
+    assert rows[0] > rows[1]
+
+
+def test_room_is_news_only_if_there_is_more() -> None:
+    """A worker that got what it had asked for does not report it."""
+    assert not Room(0, got=18).is_more_than(Room(2, got=16))
+    assert Room(1, got=18).is_more_than(Room(2, got=16))
+    assert Room(0, got=0).is_more_than(None)
 
 
 def test_rejected_groups_are_replaced(store: Store, verifier: Verifier) -> None:

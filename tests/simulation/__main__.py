@@ -39,10 +39,10 @@ def main() -> int:
 
 def rows(outcome: Outcome) -> list[tuple[str, str]]:
     """Return what a simulation measured, in words."""
-    cluster, backend, loop = outcome.cluster, outcome.backend, outcome.loop
+    cluster, loop, requests = outcome.cluster, outcome.loop, outcome.requests
     assert cluster.all_begun
     handed_out_s, utilisation = cluster.all_begun
-    calls, requests = cluster.calls.total(), backend.requests
+    calls = cluster.calls.total()
     return [
         ("episodes", f"{outcome.manifest.rows:,} in {len(outcome.manifest.files):,} shards"),
         ("workers lost", f"{cluster.lost}, with {cluster.wasted:,} episodes playing"),
@@ -51,7 +51,7 @@ def rows(outcome: Outcome) -> list[tuple[str, str]]:
         ("last episode to commit", f"{outcome.played_s - cluster.last_finished_s + outcome.commit_s:.1f} s"),
         ("calls of workers", f"{calls:,}, {calls / outcome.played_s:.0f}/s: {_listed(cluster.calls)}"),
         ("requests to the store", f"{requests.total():,}: {_listed(requests)}"),
-        ("most requests to a prefix in a second", _listed(backend.busiest)),
+        ("most requests to a prefix in a second", _listed(outcome.backend.busiest)),
         ("the flow's processor", f"{loop.busy_s:.0f} s, {loop.busy_s / outcome.played_s:.1%} of a core, "
                                  f"the clerk {loop.jobs_s:.0f} s of it"),
         ("journal and manifest", f"{outcome.journal_bytes:,} and {outcome.manifest_bytes:,} bytes"),

@@ -172,11 +172,9 @@ class Cluster:
 
     def answer(self, future: "asyncio.Future[Any]", value: Any) -> None:
         """Send the flow a worker's answer, or that it is lost."""
-        lost = isinstance(value, BaseException)
         sent = pickle.dumps(value) if self.scenario.cpu and isinstance(value, Report) else value
-        settle = future.set_exception if lost else future.set_result
-        delay = self.scenario.notice_s if lost else self.scenario.network_s
-        self.world.after(delay, lambda: None if future.done() else settle(sent))
+        delay = self.scenario.notice_s if isinstance(value, BaseException) else self.scenario.network_s
+        self.world.after(delay, _settle, future, sent)
 
     def received(self, sent: Any) -> Report:
         """Read a report, in the flow's time."""
@@ -186,3 +184,12 @@ class Cluster:
         self.message_bytes += len(sent)
         report: Report = pickle.loads(sent)
         return report
+
+
+def _settle(future: "asyncio.Future[Any]", value: Any) -> None:
+    if future.done():  # the flow no longer waits
+        return
+    if isinstance(value, BaseException):
+        future.set_exception(value)
+    else:
+        future.set_result(value)

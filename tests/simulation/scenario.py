@@ -4,10 +4,10 @@ import asyncio
 import contextlib
 import resource
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import patch
 
 from configs import load
@@ -15,7 +15,6 @@ from storage import layout
 from storage.logs.leases import Lease
 from storage.objects.store import Store
 from storage.records import Problem
-from storage.version_names import PolicyVersion
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.journal import JournaledDraft
 from storage.versions.manifests import Manifest
@@ -24,7 +23,7 @@ from tasks.rollout import tally
 from tasks.rollout.groups import SharedGroups
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.play import play
-from tasks.rollout.remote import handout, shared_rollout
+from tasks.rollout.remote import handout, log_lines, shared_rollout
 from tests.simulation.clock import VirtualLoop, World
 from tests.simulation.cluster import Cluster, Scenario
 from tests.simulation.store import SimulatedBackend, simulated_store
@@ -42,6 +41,8 @@ class Outcome:
     manifest: Manifest
     store: Store
     backend: SimulatedBackend
+    requests: Counter[str]
+    """Requests to the store from the first group to the commit, by kind; those of workers are among them."""
     cluster: Cluster
     loop: VirtualLoop
     played_s: float
@@ -84,9 +85,10 @@ def simulate(scenario: Scenario) -> Outcome:
     began = time.monotonic()
     with _virtual(loop), Lease(store, RUN, NEVER_S) as lease:
         provenance = Provenance(config={}, fence=lease)
-        for version, kind in ("problems/x", "problems"), (POLICY, "checkpoint"):
-            with Draft(store, version, kind) as draft:
-                draft.commit(provenance, [])
+        with Draft(store, "problems/x", "problems") as draft:
+            draft.commit(provenance, [])
+        with Draft(store, POLICY, "checkpoint") as draft:
+            draft.commit(provenance, [])
         with (
             handout.Handout(30, 600, lines.append, loop=loop) as given,
             JournaledDraft(store, VERSION, "trajectories", lease) as draft,
@@ -100,16 +102,17 @@ def simulate(scenario: Scenario) -> Outcome:
             metrics = play(plan, problems(scenario), _Workers(given, loop), draft, lines.append)  # type: ignore[arg-type]
             played_s, seconds, cpu = loop.time(), backend.seconds, time.thread_time()
             manifest = draft.commit(provenance, [POLICY, "problems/x"], metrics)
+            requests = backend.requests.copy()
             commit_s = backend.seconds - seconds + (time.thread_time() - cpu) * scenario.cpu
     real_s, peak = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return Outcome(manifest, store, backend, cluster, loop, played_s, commit_s, real_s, peak, lines)
+    return Outcome(manifest, store, backend, requests, cluster, loop, played_s, commit_s, real_s, peak, lines)
 
 
 @contextlib.contextmanager
 def _virtual(loop: VirtualLoop) -> Iterator[None]:
     """Let the modules that look at the clock see the virtual one."""
     with contextlib.ExitStack() as stack:
-        for module in handout, shared_rollout, tally:
+        for module in handout, log_lines, shared_rollout, tally:
             stack.enter_context(patch.object(module, "time", SimpleNamespace(monotonic=loop.time)))
         yield
 
@@ -124,4 +127,7 @@ def make_plan(scenario: Scenario) -> RolloutPlan:
 
 
 def problems(scenario: Scenario) -> list[Problem]:
-    return [Problem(f"problem {i}", f"What is {i} + 1?", [str(i + 1)]) for i in range(scenario.episodes // scenario.group_size)]
+    return [
+        Problem(f"problem {i}", f"What is {i} + 1?", [str(i + 1)])
+        for i in range(scenario.episodes // scenario.group_size)
+    ]

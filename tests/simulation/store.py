@@ -61,7 +61,9 @@ class SimulatedBackend:
 
     def walk(self, prefix: str) -> Iterator[ObjectInfo]:
         self._request("list", prefix)
-        return (ObjectInfo(path, len(data), 0.0) for path, data in sorted(self._objects.items()) if path.startswith(prefix))
+        return (
+            ObjectInfo(path, len(data), 0.0) for path, data in sorted(self._objects.items()) if path.startswith(prefix)
+        )
 
     def uploads(self, prefix: str) -> list[Upload]:
         return []

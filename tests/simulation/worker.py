@@ -11,6 +11,7 @@ from storage.versions.drafts import new_nonce
 from storage.versions.manifests import File
 from tasks.rollout.data_set import FinishedGroup
 from tasks.rollout.plan import RolloutPlan
+from tasks.rollout.remote.appetite import Appetite
 from tasks.rollout.remote.handout import WorkerLostError
 from tasks.rollout.remote.messages import Failure, GroupOrder, Orders, Place, Report, Room, StoredShard
 from tasks.rollout.remote.worker import BEAT_S, IDLE_S, KEPT_S
@@ -132,6 +133,8 @@ class SimulatedWorker:
             self._cluster.answer(answer, GONE)
             return
         self._asking, self._patient_until = answer, self._cluster.world.now + patience_s
+        for rollout in self._rollouts.values():
+            rollout.appetite.patience_s = patience_s
         if self._is_urgent:
             self._tell()
         else:
@@ -168,9 +171,9 @@ class _Rollout:
         self._beginning: GroupOrder | None = None
         self._unbegun = self._got = 0
         self._hungry = self.ended = False
-        self._hungry_since = 0.0
         self._free = plan.config.rollout.concurrency
         self._at_once = max(1, self._free // plan.group_size)
+        self.appetite = Appetite(self._at_once)
         self.fill()
 
     @property
@@ -180,12 +183,12 @@ class _Rollout:
     @property
     def room(self) -> Room:
         starving = self._hungry and not self._waiting
-        free = max(self._at_once - len(self._left) - len(self._waiting), int(starving))
+        free = max(self._at_once - len(self._left) - len(self._waiting), self.appetite.groups * starving)
         return Room(0 if self.ended else free, self._got)
 
     @property
     def idle(self) -> bool:
-        return self._hungry and not self._waiting and self._cluster.world.now - self._hungry_since > IDLE_S
+        return self._hungry and not self._waiting and self._cluster.world.now - self.appetite.since > IDLE_S
 
     def add(self, orders: Sequence[GroupOrder]) -> None:
         self._cluster.note_begun(orders)
@@ -205,7 +208,8 @@ class _Rollout:
                 self._beginning, self._unbegun = self._waiting.popleft(), self._plan.group_size
                 self._left[self._beginning.number] = self._unbegun
             else:
-                self._hungry, self._hungry_since = True, self._cluster.world.now
+                self._hungry = True
+                self.appetite.note_empty(self._cluster.world.now)
 
     def end(self) -> None:
         self._cluster.busy(-self.busy)

@@ -26,6 +26,7 @@ from storage.versions.manifests import read
 from tasks.inference.api import EngineClosedError, InferenceError
 from tasks.rollout.groups import SharedGroups
 from tasks.rollout.plan import RolloutPlan
+from tasks.rollout.remote.log_lines import log_lines
 from tasks.rollout.remote.messages import Failure, Orders, Report
 from tasks.rollout.remote.scoring_job import AT_ONCE, ScoringJob
 from tasks.rollout.remote.shared_rollout import Attended, RemoteWorker, SharedRollout
@@ -36,9 +37,7 @@ _KEEP_S = 30.0
 _LOOK_S = 1.0
 """Time between two looks for what nothing notes, such as a worker that never came."""
 _TELL_S = 30.0
-"""Time between two tables of the workers in the log."""
-_TOLD_APART = 16
-"""More workers than these are summed up in one line."""
+"""Time between two looks at the workers in the log."""
 _PACE_S = 0.003
 """What can wait, such as the report of a finished group, may wait so long for each worker that there is.
 
@@ -361,7 +360,7 @@ class Handout:
         """Tell from time to time what each worker does, or all together if they are many."""
         while True:
             await asyncio.sleep(_TELL_S)
-            for line in rollout.lines() if len(rollout.shares) <= _TOLD_APART else [rollout.summary()]:
+            for line in log_lines(rollout):
                 self._progress(line)
 
 

@@ -4,7 +4,6 @@ import asyncio
 import heapq
 import math
 import time
-from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -155,27 +154,6 @@ class SharedRollout:
                 heapq.heapreplace(queue, (playing + 1, number, worker, share))
             else:
                 heapq.heappop(queue)
-
-    def lines(self) -> list[str]:
-        """Say what each worker does."""
-        now = time.monotonic()
-        return [
-            f"{worker.remote.name}: {worker.episodes} episodes, {worker.tokens} tokens, {len(share.playing)} groups "
-            f"playing, policy {worker.policy.number if worker.policy else 'none yet'}, heard {now - worker.heard:.0f} s ago"
-            for worker, share in self.shares.items()
-        ]
-
-    def summary(self) -> str:
-        """Say what all workers do together."""
-        policies = Counter(worker.policy.number if worker.policy else None for worker in self.shares)
-        serving = ", ".join(f"{count} serve policy {number}" for number, count in policies.items() if number is not None)
-        quiet = min(self.shares, key=lambda worker: worker.heard)
-        return (
-            f"{len(self.shares)} workers: {sum(worker.episodes for worker in self.shares)} episodes, "
-            f"{sum(worker.tokens for worker in self.shares)} tokens, "
-            f"{sum(len(share.playing) for share in self.shares.values())} groups playing, {serving or 'none serves yet'}; "
-            f"not heard for the longest time: {quiet.remote.name}, {time.monotonic() - quiet.heard:.0f} s"
-        )
 
     def _give_group(self, worker: Attended, share: Share) -> bool:
         """Give a worker a group; return False if none may begin with its policy."""

@@ -31,6 +31,7 @@ from tasks.rollout.data_set import FinishedGroup
 from tasks.rollout.groups import Change
 from tasks.rollout.plan import RolloutPlan, Start
 from tasks.rollout.play import run_loop
+from tasks.rollout.remote.appetite import Appetite
 from tasks.rollout.remote.messages import Failure, GroupOrder, Orders, Place, Report, Room, StoredShard, StoreOrder
 from tasks.rollout.workers import LocalWorkers
 
@@ -119,9 +120,12 @@ class Worker:
         """Return what has happened since the last report; wait for something, but not for ever (`BEAT_S`).
 
         Args:
-            patience_s: a group that has finished need not be reported sooner if nothing else happens.
+            patience_s: a group that has finished need not be reported sooner if nothing else happens, and groups are
+                asked for about once in such a time.
         """
         with self._news:
+            for rollout in self._rollouts.values():
+                rollout.appetite.patience_s = patience_s
             self._news.wait_for(lambda: self._is_urgent, patience_s)
             self._news.wait_for(lambda: self._finished or self._is_urgent, BEAT_S + 2 * patience_s)
             self._reported = self._policy, self._rooms()
@@ -215,24 +219,24 @@ class _Rollout:
         self._waiting: deque[GroupOrder] = deque()
         self._got = self._running = 0
         self._ended = self._hungry = False
-        self._hungry_since = 0.0
         self._task: asyncio.Task[None] | None = None
         self._rows: dict[int, list[Trajectory]] = {}
         self._at_once = max(1, plan.config.rollout.concurrency // plan.group_size)
+        self.appetite = Appetite(self._at_once)
 
     @property
     def room(self) -> Room:
         """The room for more groups. The last episodes of a group leave room for others."""
         with self._lock:
             starving = self._hungry and not self._waiting
-            free = max(self._at_once - self._running - len(self._waiting), int(starving))
+            free = max(self._at_once - self._running - len(self._waiting), self.appetite.groups * starving)
             return Room(0 if self._ended else free, self._got)
 
     @property
     def idle(self) -> bool:
         """Whether it could have begun another group for `IDLE_S`."""
         with self._lock:
-            return self._hungry and not self._waiting and time.monotonic() - self._hungry_since > IDLE_S
+            return self._hungry and not self._waiting and time.monotonic() - self.appetite.since > IDLE_S
 
     def add(self, orders: Sequence[GroupOrder]) -> None:
         with self._lock:
@@ -276,7 +280,8 @@ class _Rollout:
                 order = self._waiting.popleft()
                 self._running += 1
             else:
-                order, self._hungry, self._hungry_since = None, True, time.monotonic()
+                order, self._hungry = None, True
+                self.appetite.note_empty(time.monotonic())
         if order is None:
             self._note()
             return None
