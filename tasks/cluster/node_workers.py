@@ -2,7 +2,7 @@
 
 import contextvars
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -78,7 +78,8 @@ class RayWorker:
 class NodeWorkers:
     """Starts workers on nodes and hands them over to a `Handout`; a context manager that ends them.
 
-    A node whose worker was lost gets another one, unless `Losses` counts the node as broken.
+    A node whose worker was lost gets another one, unless `Losses` counts the node as broken. Then another node plays
+    that only graded before, if `cluster.rollout_workers` left it out.
     """
 
     def __init__(self, config: Config, progress: Callable[[str], None], *, playing: bool) -> None:
@@ -148,14 +149,26 @@ class NodeWorkers:
                 roles = [worker.plays for worker in self._workers.values()]
                 others = [node for node in present if node.id not in self._workers]
                 free = [node for node in others if self._losses.may_start(node.id)]
+                spare = self._spare_judges(others)
                 broken = True not in roles and self._losses.broken.keys() >= {node.id for node in others}
                 cause = self._losses.cause
-            if broken and cause:
+            if broken and cause and not spare:
                 self.handout.fail(cause)
+            for judge in spare:
+                self._progress(f"{judge.name} makes room for a rollout worker")
+                judge.end()
             placement = place(free, self._needs, roles.count(True), roles.count(False))
             if placement.players or placement.judges:
                 self._progress(f"workers start on more nodes:\n{table(free, placement, self._needs)}")
                 self._start(placement)
+
+    def _spare_judges(self, others: Sequence[Node]) -> list[RayWorker]:
+        """Return judges on whose nodes workers should play, because too few nodes are left for that."""
+        wanted, gpus = self._needs.workers or 0, self._needs.gpus
+        able = [node for node in others if node.id not in self._losses.broken and node.gpus >= gpus]
+        lacking = wanted - sum(worker.plays for worker in self._workers.values()) - len(able)
+        judges = [worker for worker in self._workers.values() if not worker.plays and worker.node.gpus >= gpus]
+        return judges[: max(0, lacking)]
 
 
 @contextmanager

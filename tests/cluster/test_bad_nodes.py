@@ -16,7 +16,7 @@ from storage.versions import datasets
 from tests.support.cluster_runs import OVERLAP, check_whole, no_actor_is_left, store_of, told
 from tests.support.ray_cluster import RayCluster
 from tests.support.soak import scaled
-from tests.support.waiting_node import CACHE, SECONDS
+from tests.support.waiting_node import CACHE, NO_ENGINE, SECONDS
 from tests.support.wrong_clock import LIBRARY, need_library, wrong_clock
 
 SLOW_S = 2.0
@@ -65,6 +65,18 @@ def test_bad_nodes_cost_only_themselves(
     assert len(lost) == len(others)
     assert sum("No space left" in line for line in lost) == 1
     assert sum("clock of this host is 60 minutes ahead" in line for line in lost) == len(lost) - 1
+
+
+def test_a_judge_plays_if_no_other_node_can(
+    cluster: tuple[RayCluster, str], settings: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / NO_ENGINE).touch()
+    with told() as lines:
+        math_mt_ppo("smoke", [*settings, "cluster.rollout_workers=1"])
+    check_whole(store_of(settings), 2)
+    assert sum("makes room for a rollout worker" in line for line in lines) == 1
+    assert no_actor_is_left(20)
 
 
 @pytest.mark.skipif(scaled(True, False), reason="a minute; a disk that is full from the start is tested above")

@@ -4,6 +4,7 @@ python -m tests.support.waiting_node CONFIG key=value …     the main flow with
 """
 
 import asyncio
+import errno
 import os
 import time
 from contextlib import nullcontext
@@ -22,6 +23,8 @@ CACHE = "WAITING_NODE_CACHE"
 """Environment variable of a node: its `storage.cache`, as if its file system were another one."""
 HOLD = "WAITING_NODE_HOLD"
 """Environment variable of a node: a file, as long as which exists uploads do not begin. They note themselves in it."""
+NO_ENGINE = "no-engine"
+"""Name of a file in a node's cache: if it is there, the node opens no engine, and deletes it."""
 
 
 class StopsTheLoop(MathMultiTurnAgent):
@@ -38,6 +41,9 @@ class WaitingNode(NodeWorker):
         super().__init__(values | {"storage": values["storage"] | {"cache": cache}}, name, plays=plays)
 
     def _open_engine(self) -> Any:
+        if (order := self._cache / NO_ENGINE).exists():
+            order.unlink()
+            raise OSError(errno.ENOSPC, "No space left on device")
         return nullcontext(WaitingEngine(log_normal(float(os.environ.get(SECONDS, "0.05")), 0.5)))
 
     def _open_store(self) -> Store:
