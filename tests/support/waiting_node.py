@@ -23,6 +23,9 @@ CACHE = "WAITING_NODE_CACHE"
 HOLD = "WAITING_NODE_HOLD"
 """Environment variable of a node: a file, as long as which exists uploads do not begin. They note themselves in it."""
 
+CLOCK = "WAITING_NODE_CLOCK"
+"""Environment variable of a node: by how many seconds its clock is ahead."""
+
 
 class StopsTheLoop(MathMultiTurnAgent):
     """An agent that ends the rollout of its process."""
@@ -34,6 +37,8 @@ class StopsTheLoop(MathMultiTurnAgent):
 
 class WaitingNode(NodeWorker):
     def __init__(self, values: dict[str, Any], name: str, *, plays: bool) -> None:
+        ahead_s, true = float(os.environ.get(CLOCK, "0")), time.time
+        time.time = lambda: true() + ahead_s
         cache = os.environ.get(CACHE, values["storage"]["cache"])
         super().__init__(values | {"storage": values["storage"] | {"cache": cache}}, name, plays=plays)
 
