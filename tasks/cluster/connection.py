@@ -86,7 +86,9 @@ def require_token() -> None:
 def environment() -> dict[str, dict[str, str]]:
     """Return Ray's `runtime_env` with which a node finds this package and the user's agents: where this host does."""
     places = [str(Path(__file__).parents[2]), os.getcwd(), os.environ.get("PYTHONPATH", "")]
-    return {"env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, places)))}}
+    # Otherwise Ray also kills the supervisors of a process that it ends, and nobody removes vLLM's folder.
+    own = {"RAY_kill_child_processes_on_worker_exit": "0"}
+    return {"env_vars": {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, places))), **own}}
 
 
 def nodes() -> list[Node]:

@@ -140,8 +140,9 @@ class Verifier:
         pool = ProcessPool(self._workers, initializer=worker.prepare, initargs=limits, context=context)
         try:
             with interrupts.starting_processes():
-                assert pool.active  # this starts the workers, and threads that replace them
-        except BaseException:  # an interrupt
+                if not pool.active:  # this starts the workers, and threads that replace them
+                    raise OSError("the verifier's processes end while they start")
+        except BaseException:  # also an interrupt
             _end(pool)
             raise
         return pool

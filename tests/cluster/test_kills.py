@@ -20,6 +20,7 @@ from storage import layout
 from storage.versions import manifests
 from tests.support import ray_cluster
 from tests.support.cluster_runs import OVERLAP, check_whole, no_actor_is_left, store_of
+from tests.support.paths import ROOT
 from tests.support.ray_cluster import RayCluster
 from tests.support.soak import SOAK, scaled
 
@@ -31,6 +32,26 @@ PATIENCE_S = 600
 RANKS = ["trainer={launcher: ray, hosts: 2, max_restarts: 99}", "ppo.parallel.shard=2"]
 VLLM = ["inference={max_model_len: 128, enforce_eager: true, extra_args: [--kv-cache-memory-bytes, '67108864']}"]
 SUPERVISOR, SERVER = "tasks/inference/supervisor.py", "vllm.entrypoints"
+
+
+DRIVER = """
+import os, sys, time
+from pathlib import Path
+from tasks.cluster.connection import connected, environment
+
+class Starts:
+    def start(self, log):
+        from tasks.inference.supervised import Supervised
+        self.made = Supervised(Path(log))
+        self.made.start([sys.executable, "-c", "import time; time.sleep(600)"], os.environ)
+        return self.made.pid, self.made.folder
+
+with connected(sys.argv[1]):
+    import ray
+    actor = ray.remote(Starts).options(runtime_env=environment()).remote()
+    print(*ray.get(actor.start.remote(sys.argv[2])), flush=True)
+    time.sleep(600)
+"""
 
 
 class Flow:
@@ -161,7 +182,23 @@ def test_kills_at_random_moments(
     assert settled(cluster[0])
 
 
-@pytest.mark.skipif(not SOAK, reason="many minutes, with three vLLM servers")
+def test_what_a_process_on_a_node_has_started_ends_with_the_flow(
+    cluster: tuple[RayCluster, str], tmp_path: Path
+) -> None:
+    """Ray ends the processes of a killed flow; supervisors then end what these have started, and remove its folder."""
+    command = [sys.executable, "-c", DRIVER, cluster[0].address, str(tmp_path / "log")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as driver:
+        assert driver.stdout
+        pid, folder = driver.stdout.readline().split()
+        supervisor = psutil.Process(int(pid))
+        while not (started := supervisor.children()):
+            time.sleep(0.05)
+        driver.kill()
+    assert psutil.wait_procs([supervisor, *started], timeout=60)[1] == []
+    assert not Path(folder).exists()
+
+
+@pytest.mark.skipif(not SOAK, reason="many minutes, with two vLLM servers")
 @pytest.mark.timeout(7200)
 def test_kills_of_vllm_on_nodes(
     cluster: tuple[RayCluster, str], settings: list[str], environment: dict[str, str], tmp_path: Path

@@ -26,6 +26,9 @@ HOLD = "WAITING_NODE_HOLD"
 NO_ENGINE = "no-engine"
 """Name of a file in a node's cache: if it is there, the node opens no engine, and deletes it."""
 
+CLOCK = "WAITING_NODE_CLOCK"
+"""Environment variable of a node: by how many seconds its clock is ahead."""
+
 
 class StopsTheLoop(MathMultiTurnAgent):
     """An agent that ends the rollout of its process."""
@@ -37,6 +40,8 @@ class StopsTheLoop(MathMultiTurnAgent):
 
 class WaitingNode(NodeWorker):
     def __init__(self, values: dict[str, Any], name: str, *, plays: bool) -> None:
+        ahead_s, true = float(os.environ.get(CLOCK, "0")), time.time
+        time.time = lambda: true() + ahead_s
         cache = os.environ.get(CACHE, values["storage"]["cache"])
         super().__init__(values | {"storage": values["storage"] | {"cache": cache}}, name, plays=plays)
 
