@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import resource
 import time
 from collections import Counter
@@ -112,6 +113,8 @@ def simulate(scenario: Scenario) -> Outcome:
 def _virtual(loop: VirtualLoop) -> Iterator[None]:
     """Let the modules that look at the clock see the virtual one."""
     with contextlib.ExitStack() as stack:
+        gc.disable()  # collections would go through the events of all simulated workers
+        stack.callback(gc.enable)
         for module in handout, log_lines, shared_rollout, tally:
             stack.enter_context(patch.object(module, "time", SimpleNamespace(monotonic=loop.time)))
         yield
