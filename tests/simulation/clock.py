@@ -5,6 +5,7 @@ import heapq
 import itertools
 import math
 import selectors
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -50,7 +51,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def __init__(self, world: World, requests_s: Callable[[], float], *, cpu: bool) -> None:
         self._world, self._requests_s, self._cpu = world, requests_s, cpu
         self._now = self._outside_s = self.busy_s = self.jobs_s = 0.0
-        self._held = True
+        self._held = threading.Event()
+        self._held.set()
         super().__init__(_Selector(self._pass_time))
 
     def time(self) -> float:
@@ -58,11 +60,15 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def release(self) -> None:
         """Let time pass."""
-        self._held = False
+        self._held.clear()
 
     def hold(self) -> None:
         """Let time stand still, until `release`."""
-        self._held = True
+        self._held.set()
+
+    def wait_for_hold(self) -> None:
+        """Wait until time stands still; for another thread."""
+        self._held.wait()
 
     def spend(self, seconds: float) -> None:
         """Let the flow's processor be busy with something that is not done here."""
@@ -88,7 +94,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     def _pass_time(self, timeout: float | None) -> float | None:
         """Let time pass, at most `timeout` seconds, until the flow has something to do; return how long to wait now."""
-        if self._held:
+        if self._held.is_set():
             return None if timeout is None or timeout > 0 else 0
         began = time.thread_time()
         limit = math.inf if timeout is None else self._now + timeout

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import resource
 import time
 from collections import Counter
@@ -15,6 +16,7 @@ from storage import layout
 from storage.logs.leases import Lease
 from storage.objects.store import Store
 from storage.records import Problem
+from storage.version_names import PolicyVersion
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.journal import JournaledDraft
 from storage.versions.manifests import Manifest
@@ -64,16 +66,24 @@ class Outcome:
 
 
 class _Workers:
-    """Lets time pass while a rollout is played (`tasks.rollout.workers.Workers`)."""
+    """Lets workers join, and time pass, while a rollout is played (`tasks.rollout.workers.Workers`)."""
 
-    def __init__(self, handout: handout.Handout, loop: VirtualLoop) -> None:
-        self._handout, self._loop = handout, loop
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster, self._loop = cluster, cluster.loop
 
     async def play(self, plan: RolloutPlan, groups: SharedGroups) -> None:
-        playing = asyncio.ensure_future(self._handout.play(plan, groups))
+        playing = asyncio.ensure_future(self._cluster.handout.play(plan, groups))
         await asyncio.sleep(0)  # the hand-out has it
-        self._loop.call_soon_threadsafe(self._loop.release)
+        self._loop.call_soon_threadsafe(self._begin, plan.policy)
         await playing
+        self._loop.wait_for_hold()
+
+    def _begin(self, policy: PolicyVersion) -> None:
+        """Begin in the loop's own thread, so that what happens first does not depend on threads."""
+        for _ in range(self._cluster.scenario.workers):
+            self._cluster.join()
+        self._cluster.handout.serve(policy)
+        self._loop.release()
 
 
 def simulate(scenario: Scenario) -> Outcome:
@@ -94,12 +104,9 @@ def simulate(scenario: Scenario) -> Outcome:
             JournaledDraft(store, VERSION, "trajectories", lease) as draft,
         ):
             cluster.handout = given
-            for _ in range(scenario.workers):
-                cluster.join()
-            given.serve(POLICY)
             backend.requests.clear()
             plan = make_plan(scenario)
-            metrics = play(plan, problems(scenario), _Workers(given, loop), draft, lines.append)  # type: ignore[arg-type]
+            metrics = play(plan, problems(scenario), _Workers(cluster), draft, lines.append)  # type: ignore[arg-type]
             played_s, seconds, cpu = loop.time(), backend.seconds, time.thread_time()
             manifest = draft.commit(provenance, [POLICY, "problems/x"], metrics)
             requests = backend.requests.copy()
@@ -112,6 +119,8 @@ def simulate(scenario: Scenario) -> Outcome:
 def _virtual(loop: VirtualLoop) -> Iterator[None]:
     """Let the modules that look at the clock see the virtual one."""
     with contextlib.ExitStack() as stack:
+        gc.disable()  # collections would go through the events of all simulated workers
+        stack.callback(gc.enable)
         for module in handout, log_lines, shared_rollout, tally:
             stack.enter_context(patch.object(module, "time", SimpleNamespace(monotonic=loop.time)))
         yield

@@ -1,10 +1,13 @@
 """An iteration that 50 simulated workers play, some of which are lost, in virtual time."""
 
+import asyncio
 import math
 
 import pytest
 
 from storage.versions import journal, manifests
+from tests.simulation.__main__ import main
+from tests.simulation.clock import VirtualLoop, World
 from tests.simulation.cluster import Scenario
 from tests.simulation.scenario import VERSION, Outcome, simulate
 from tests.support.soak import scaled
@@ -82,3 +85,32 @@ def test_the_same_seed_gives_the_same_iteration() -> None:
     assert first.cluster.lost > 0
     assert (first.played_s, first.cluster.calls) == (again.played_s, again.cluster.calls)
     assert first.requests == again.requests
+
+
+def test_the_command_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """It prints a table; time passes while the flow computes, so messages are pickled, too."""
+    options = "--workers 4 --episodes 800 --slots 32 --median-s 5 --cpu --call-cpu-s 0.0006"
+    monkeypatch.setattr("sys.argv", ["simulation", *options.split()])
+    assert main() == 0
+    assert "800 in" in capsys.readouterr().out
+
+
+def test_the_clock_jumps_but_waits_while_the_flow_computes() -> None:
+    """Time passes at once if nothing is to do, and not at all for what computes, unless processor time counts."""
+    world = World()
+    loop = VirtualLoop(world, lambda: 0.0, cpu=False)
+    happened: list[float] = []
+
+    async def wait() -> float:
+        world.after(40.0, lambda: happened.append(world.now))
+        await asyncio.sleep(100.0)
+        return loop.time()
+
+    loop.release()
+    try:
+        assert loop.run_until_complete(wait()) == pytest.approx(100.0)
+        loop.spend(5.0)
+        assert loop.time() == pytest.approx(100.0)
+    finally:
+        loop.close()
+    assert happened == [40.0]
