@@ -26,6 +26,7 @@ from storage.versions.manifests import Manifest
 from tasks.agents.chat import Chat
 from tasks.rollout.plan import RolloutPlan, draw
 from tasks.rollout.play import play
+from tasks.rollout.remote.appetite import Appetite
 from tasks.rollout.remote.handout import Handout
 from tasks.rollout.remote.messages import Room
 from tasks.rollout.stream import Stream
@@ -210,6 +211,16 @@ def test_room_is_news_only_if_there_is_more() -> None:
     assert not Room(0, got=18).is_more_than(Room(2, got=16))
     assert Room(1, got=18).is_more_than(Room(2, got=16))
     assert Room(0, got=0).is_more_than(None)
+
+
+def test_a_worker_with_short_groups_asks_for_several() -> None:
+    """It asks about once within the flow's patience, and for one group again if groups last longer."""
+    appetite, now, asked = Appetite(most=16, patience_s=3.0), 0.0, []
+    for seconds_a_group in (0.4,) * 6 + (20.0,) * 4:
+        appetite.note_empty(now)
+        asked.append(appetite.groups)
+        now += appetite.groups * seconds_a_group
+    assert asked == [1, 2, 4, 8, 8, 8, 8, 4, 2, 1]
 
 
 def test_rejected_groups_are_replaced(store: Store, verifier: Verifier) -> None:
