@@ -5,4 +5,7 @@ all workers, gives each groups as it becomes free (`shared_rollout`), enters int
 stored, and lets them grade (`scoring_job`). Both sides know only `messages`. A `host_worker` is a worker with engine,
 verifier, store and cache. `host_processes` starts them on this host, each with its share (`shares`) of the servers, as
 a `host_process`; `tasks.cluster` starts them on nodes. After `losses` another one may start in the same place.
+
+One thread attends to a thousand workers because both sides are patient: a worker reports what can wait together with
+what cannot, and asks for several short groups at once (`appetite`). `tests.simulation` tells how far this reaches.
 """
