@@ -143,15 +143,17 @@ def kill_all(flow: Flow, victims: dict[str, Callable[[], None]], chance: random.
     return flow.newest()
 
 
-def settled(cluster: RayCluster) -> bool:
-    """Return whether soon neither a process of the run nor a temporary file is left."""
+def supervised() -> list[psutil.Process]:
+    """Return supervisors and vLLM servers; the session's Prefect server has a supervisor, too."""
+    return running(SERVER) + running(SUPERVISOR)
+
+
+def check_settled(cluster: RayCluster, before: list[psutil.Process]) -> None:
+    """Check that soon no process of the run is left that was not there before, and no temporary file."""
     deadline = time.monotonic() + 30
-    while (left := running(SERVER) + running(SUPERVISOR) + list(cluster.scratch.iterdir())) and (
-        time.monotonic() < deadline
-    ):
+    while left := [each for each in supervised() if each not in before] + list(cluster.scratch.iterdir()):
+        assert time.monotonic() < deadline, left
         time.sleep(0.2)
-    print("left:", left)
-    return not left
 
 
 @pytest.mark.timeout(scaled(900, 7200))
@@ -164,7 +166,7 @@ def test_kills_at_random_moments(
     more: list[str],
 ) -> None:
     """Actors, nodes, ranks and the flow are killed; the run goes on each time, and is whole at its end."""
-    chance = random.Random(SEED)
+    chance, before = random.Random(SEED), supervised()
     settings = [*settings, *OVERLAP, *more, "run.iterations=1000"]
     with Flow("tests.support.waiting_node", settings, {"TMPDIR": str(cluster[0].scratch)}, tmp_path / "log") as flow:
         killer = Killer(cluster[0], flow, chance)
@@ -179,7 +181,7 @@ def test_kills_at_random_moments(
         assert flow.process.wait(60) == 130, flow.tail()
     check_whole(store_of(settings), made)
     assert no_actor_is_left(30, "ray::NodeRanks", "tasks.train.ranks.rank")
-    assert settled(cluster[0])
+    check_settled(cluster[0], before)
 
 
 def test_what_a_process_on_a_node_has_started_ends_with_the_flow(
@@ -204,7 +206,7 @@ def test_kills_of_vllm_on_nodes(
     cluster: tuple[RayCluster, str], settings: list[str], environment: dict[str, str], tmp_path: Path
 ) -> None:
     """vLLM, its supervisor, its worker's actor and its node are killed: no server, socket or folder stays behind."""
-    chance = random.Random(SEED)
+    chance, before = random.Random(SEED), supervised()
     settings = [*settings, *OVERLAP, *VLLM, "run.iterations=1000", "cluster.silence_s=60", "cluster.rollout_workers=2"]
     with Flow("flows.math_mt_ppo", settings, {"TMPDIR": str(cluster[0].scratch)}, tmp_path / "log") as flow:
         killer = Killer(cluster[0], flow, chance)
@@ -215,7 +217,7 @@ def test_kills_of_vllm_on_nodes(
         assert flow.process.wait(60) == 130, flow.tail()
     check_whole(store_of(settings), made)
     assert no_actor_is_left(30, "ray::NodeWorker")
-    assert settled(cluster[0])
+    check_settled(cluster[0], before)
 
 
 @pytest.mark.skipif(not SOAK, reason="two clusters of its own, and Ray waits a minute for a lost head")
