@@ -61,7 +61,7 @@ def test_ranks_on_two_nodes(settings: list[str], killed: str) -> None:
             time.sleep(0.1)
         random.choice(ray_cluster.actors(killed)).kill()
 
-    killer = threading.Thread(target=kill)
+    killer = threading.Thread(target=kill, daemon=True)
     if killed != "nothing":
         killer.start()
     math_mt_ppo("smoke", [*settings, *RANKS, "run.iterations=3", "cluster.rollout_workers=1"])

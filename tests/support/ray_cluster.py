@@ -69,9 +69,7 @@ class RayCluster:
 
     def add(self, environment: Mapping[str, str] | None = None) -> Any:
         """Add a node, whose processes have more variables in their environment."""
-        own = {"TMPDIR": str(self.scratch), **(environment or {})}
-        with patch.dict(os.environ, own):  # Ray reads some of its own variables in this process
-            return self._cluster.add_node(num_cpus=2, env_vars=own)
+        return self._cluster.add_node(num_cpus=2, env_vars={"TMPDIR": str(self.scratch), **(environment or {})})
 
     @contextmanager
     def with_nodes(self, *environments: Mapping[str, str]) -> Iterator[None]:

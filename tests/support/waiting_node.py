@@ -16,6 +16,7 @@ from storage.records import Trajectory
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.cluster.node_worker import NodeWorker
 from tests.support.waiting_engine import WaitingEngine, log_normal
+from tests.support.wrong_clock import set_clock_ahead
 
 SECONDS = "WAITING_NODE_SECONDS"
 """Environment variable of a node: the median duration of a completion."""
@@ -40,8 +41,7 @@ class StopsTheLoop(MathMultiTurnAgent):
 
 class WaitingNode(NodeWorker):
     def __init__(self, values: dict[str, Any], name: str, *, plays: bool) -> None:
-        ahead_s, true = float(os.environ.get(CLOCK, "0")), time.time
-        time.time = lambda: true() + ahead_s
+        set_clock_ahead(float(os.environ.get(CLOCK, "0")))
         cache = os.environ.get(CACHE, values["storage"]["cache"])
         super().__init__(values | {"storage": values["storage"] | {"cache": cache}}, name, plays=plays)
 

@@ -1,18 +1,18 @@
-"""Processes whose clock is wrong."""
+"""A clock that is wrong, in this process."""
 
-from pathlib import Path
+import time
+from datetime import datetime, timedelta
 
-import pytest
-
-LIBRARY = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
-need_library = pytest.mark.skipif(LIBRARY is None, reason="needs libfaketime: apt-get install libfaketime")
+import botocore.auth
 
 
-def wrong_clock(seconds: int, preload: str = "LD_PRELOAD") -> dict[str, str]:
-    """Return variables for a process whose clock is wrong by some seconds; its monotonic clock is not.
+def set_clock_ahead(seconds: float) -> None:
+    """Set this process's idea of the time, and that with which it signs requests to S3; not the monotonic clock."""
+    true, signed = time.time, botocore.auth.get_current_datetime
 
-    Args:
-        seconds: positive if it is ahead.
-        preload: the variable that names the library.
-    """
-    return {preload: str(LIBRARY), "FAKETIME": f"{seconds:+d}", "DONT_FAKE_MONOTONIC": "1"}
+    def shifted(remove_tzinfo: bool = True) -> datetime:
+        moment: datetime = signed(remove_tzinfo) + timedelta(seconds=seconds)
+        return moment
+
+    time.time = lambda: true() + seconds
+    botocore.auth.get_current_datetime = shifted
