@@ -157,13 +157,13 @@ def test_the_simulated_cluster_ends_with_its_process(killed: bool) -> None:
                 print(len(nodes()), flush=True)
             input()
     """
-    before = set(ray_cluster.actors("ray::RuntimeEnvAgent"))
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin
         assert process.stdout
         assert process.stdout.readline() == "2\n"
-        own = set(ray_cluster.actors("ray::RuntimeEnvAgent")) - before
+        started = psutil.Process(process.pid).children(recursive=True)
+        own = {each for each in started if each.cmdline()[:1] == ["ray::RuntimeEnvAgent"]}
         if killed:
             process.kill()
         else:
