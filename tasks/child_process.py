@@ -1,4 +1,4 @@
-"""What this program's own child processes tell the process that started them: errors, and what they log."""
+"""Errors and log records that child processes of this program send to the process that started them."""
 
 import logging
 import traceback

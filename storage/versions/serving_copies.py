@@ -183,20 +183,24 @@ def _is_near(copy: ServingCopy, name: str) -> bool:
 
 
 def restore(copy: ServingCopy, name: str) -> Path | None:
-    """Return a local file of weights that is made from deltas, or was; None if they need more bytes than `model/`.
+    """Return a local file of weights that is made from deltas, or was.
+
+    None if there are no deltas that lead to it, or if they need more bytes than `model/`.
 
     Raises:
         DamagedError: what it is made from is missing or damaged; a damaged file of the cache is deleted.
     """
     target, delta = copy.folder / name, copy.delta(name)
+    if delta is None:
+        return None
     with turn(copy.cache, str(target), of="copy"):  # other processes of this host find it ready
-        if delta and result_of(copy.fetch(delta)).is_in(target):
-            touch(target)
-            return target
-        return _made(copy, name, target)
+        if not result_of(copy.fetch(delta)).is_in(target):
+            return _make(copy, name, target)
+        touch(target)
+        return target
 
 
-def _made(copy: ServingCopy, name: str, target: Path) -> Path | None:
+def _make(copy: ServingCopy, name: str, target: Path) -> Path | None:
     steps = _steps(copy, name)
     if steps is None:
         return None

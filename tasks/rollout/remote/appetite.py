@@ -1,4 +1,4 @@
-"""How many groups a worker asks for when it has none left to begin."""
+"""The number of groups that a worker asks for when it has none left to begin."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Appetite:
-    """So many groups that the worker asks for more about as seldom as the flow wishes, and never more than `most`.
+    """As many groups as make the worker ask for more about as seldom as the flow wishes, but at most `most`.
 
     Example: with a patience of 3 s and short episodes, one group lasts 0.4 s. The worker asks for 1, 2, 4, 8 groups;
     8 last 3.2 s. With a patience of 0.01 s, which a flow with few workers has, it always asks for 1.

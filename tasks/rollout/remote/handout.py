@@ -39,7 +39,7 @@ _LOOK_S = 1.0
 _TELL_S = 30.0
 """Time between two looks at the workers in the log."""
 _PACE_S = 0.003
-"""What can wait, such as the report of a finished group, may wait so long for each worker that there is.
+"""Time, for each worker that there is, by which a message may be late that is not urgent, such as a finished group.
 
 So the flow exchanges few messages with each of many workers, and is not busy with messages alone.
 """

@@ -1,4 +1,4 @@
-"""What the log says from time to time about the workers of a rollout."""
+"""The lines that the log gets from time to time about the workers of a rollout."""
 
 import time
 from collections import Counter

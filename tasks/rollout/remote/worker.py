@@ -36,7 +36,7 @@ from tasks.rollout.remote.messages import Failure, GroupOrder, Orders, Place, Re
 from tasks.rollout.workers import LocalWorkers
 
 BEAT_S = 1.0
-"""A report comes at least this often, and later by three times the flow's patience."""
+"""Longest time between two reports if the flow is not patient; three times its patience comes on top."""
 IDLE_S, KEPT_S = 5.0, 30.0
 """A worker that has got no group for `IDLE_S` stores what it has finished `KEPT_S` ago, although the shard is not full.
 
