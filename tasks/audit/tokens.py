@@ -16,6 +16,7 @@ from storage.logs import catalog
 from storage.objects.store import Store
 from storage.versions import manifests, model_files
 from storage.versions.fetch import WEIGHTS, fetch_folder
+from tasks.agents.tokenizer import load_tokenizer
 from tasks.audit.checks.registry import AuditEvidence, SkippedError
 
 if TYPE_CHECKING:
@@ -157,11 +158,9 @@ class _UnhashedFolder:
 @lru_cache(maxsize=4)
 def _load(hashes: tuple[str, ...], place: _UnhashedFolder) -> Decoder:
     """Load a tokenizer. It is cached, because successive runs mostly share one tokenizer."""
-    from transformers import AutoTokenizer
-
     model_files.check(place.folder)
     try:
-        return Decoder(AutoTokenizer.from_pretrained(place.folder, trust_remote_code=False, local_files_only=True))
+        return Decoder(load_tokenizer(place.folder))
     except Exception as error:  # the tokenizers library raises no narrower error if it cannot parse a file
         raise DamagedError(f"the tokenizer in {place.folder} cannot be loaded: {error}") from error
 

@@ -16,6 +16,7 @@ from storage.versions.drafts import Draft
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat
 from tasks.agents.interface import Agent, AgentContext
+from tasks.agents.tokenizer import load_tokenizer
 from tasks.agents.trial import open_chat
 from tasks.environments import ENVIRONMENTS
 from tasks.environments.interface import Environment, EnvironmentContext
@@ -149,7 +150,4 @@ class _Unhashed:
 
 @lru_cache(maxsize=2)
 def _load_chat(fingerprint: tuple[str, ...], vocabulary: int | None, model: _Unhashed) -> Chat:
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model.folder, trust_remote_code=False, local_files_only=True)
-    return open_chat(tokenizer, vocabulary)
+    return open_chat(load_tokenizer(model.folder), vocabulary)

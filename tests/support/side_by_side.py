@@ -23,6 +23,7 @@ GROUPS = {
     "tests/inference/test_engine.py": "second",
     "tests/problems/test_exclusions.py": "second",
     "tests/retrain/test_schedule.py": "second",
+    "tests/rollout/test_processes.py": "second",
     "tests/cluster/test_bad_nodes.py": "ranks",
     "tests/cluster/test_cluster.py": "ranks",
     "tests/cluster/test_kills.py": "ranks",

@@ -1,0 +1,39 @@
+"""Tokenizers are those that transformers' AutoTokenizer finds, and a plain one is loaded without torch."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from tasks.agents.tokenizer import load_tokenizer
+
+TEXT = "What is 12 + 30? It is \\boxed{42}."
+LOADING = """
+import sys
+from pathlib import Path
+from tasks.agents.tokenizer import load_tokenizer
+from tasks.agents.trial import open_chat
+open_chat(load_tokenizer(Path(sys.argv[1])))
+print("torch" in sys.modules)
+"""
+
+
+def test_a_plain_tokenizer_is_loaded_without_torch(policy_folder: Path) -> None:
+    """Each process that plays would need seconds for torch, and hundreds of megabytes."""
+    command = [sys.executable, "-c", LOADING, str(policy_folder)]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "False\n"
+    loaded, found = load_tokenizer(policy_folder), AutoTokenizer.from_pretrained(policy_folder)
+    assert type(loaded) is type(found)
+    assert loaded.encode(TEXT) == found.encode(TEXT)
+    assert loaded.init_kwargs == found.init_kwargs
+    assert loaded.get_vocab() == found.get_vocab()
+
+
+def test_a_tokenizer_with_a_class_of_its_own_keeps_it(policy_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(policy_folder, tmp_path, dirs_exist_ok=True)
+    stated = tmp_path / "tokenizer_config.json"
+    stated.write_text(json.dumps(json.loads(stated.read_bytes()) | {"tokenizer_class": "Qwen2Tokenizer"}))
+    assert type(load_tokenizer(tmp_path)).__name__ == "Qwen2Tokenizer"
