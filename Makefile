@@ -87,7 +87,7 @@ test-fast: setup ## Run the tests that start no server and few processes, for us
 	@$(BIN)/python -m pytest -m "not slow" $(SIDE_BY_SIDE) $(ARGS)
 
 soak: setup ## The long forms of tests: hundreds of kills and interrupts, all victims and screens: over an hour
-	@SOAK=1 $(BIN)/python -m pytest -s $$(grep -rl "scaled(" tests --include="test_*.py") $(ARGS)
+	@SOAK=1 $(BIN)/python -m pytest -s $$(grep -rlE "scaled\(|not SOAK" tests --include="test_*.py") $(ARGS)
 
 check: setup ## Lint, format check and types, over everything
 	@$(BIN)/ruff check .

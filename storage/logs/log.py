@@ -30,9 +30,8 @@ class Log:
 
     def read(self, number: int) -> dict[str, Any]:
         """Return an entry. Raises FileNotFoundError if it does not exist, DamagedError if it is damaged."""
-        key = self.key(number)
-        where = self._store.uri(key)
-        return check_entry(self._prefix, unseal(self._store.read(key), where), where)
+        where = self.uri(number)
+        return check_entry(self._prefix, unseal(self._store.read(self.key(number)), where), where)
 
     def last(self) -> tuple[int, dict[str, Any]] | None:
         """Return number and values of the newest entry; None if the log is empty."""
@@ -61,6 +60,9 @@ class Log:
 
     def key(self, number: int) -> str:
         return f"{self._prefix}/{number:08d}.json"
+
+    def uri(self, number: int) -> str:
+        return self._store.uri(self.key(number))
 
 
 def first_free(has: Callable[[int], bool], known: int = 0) -> int:

@@ -7,6 +7,7 @@ next number taken and stops. So no two writers mix their shards, and no episode 
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from storage.versions.fetch import fetch_file
 from storage.versions.manifests import File, Kind
 
 logger = logging.getLogger(__name__)
+_READERS = 16
 
 
 class _NewerError(StorageError):
@@ -72,13 +74,14 @@ class JournaledDraft(Draft):
 
     def _claim(self) -> None:
         """Take over all readable shards with one entry at the journal's end that lists them; retry if it grew."""
-        checked: dict[str, Shard | None] = {}
+        whole: dict[str, bool] = {}
         while True:
             self._next = self._log.length()
             finished = shards(self.store, self.version, self._next)
-            for path in finished.keys() - checked.keys():
-                checked[path] = finished[path] if self._is_whole(finished[path]) else None
-            adopted = [shard for path in finished if (shard := checked[path])]
+            new = [path for path in finished if path not in whole]
+            with ThreadPoolExecutor(_READERS) as readers:
+                whole |= zip(new, readers.map(self._is_whole, [finished[path] for path in new]), strict=True)
+            adopted = [finished[path] for path in finished if whole[path]]
             if self._put({"adopted": [shard.file.path for shard in adopted]}):
                 break
         self.adopted = [shard.file for shard in adopted]
@@ -111,19 +114,30 @@ class JournaledDraft(Draft):
 def shards(store: Store, version: str, length: int | None = None) -> dict[str, Shard]:
     """Return the finished shards of an uncommitted version by path: those of its last writer and those it took over."""
     log, finished = Log(store, layout.journal(version)), dict[str, Shard]()
-    for number in range(log.length() if length is None else length):
-        try:
-            content = _content(log.read(number), store.uri(log.key(number)))
-        except (UnavailableError, _NewerError):
-            raise
-        except StorageError as error:  # the lost entry may have rejected earlier shards, so none of them is used
-            logger.warning("%s; what was entered before it is made again", error)
-            content = []
+    with ThreadPoolExecutor(_READERS) as readers:
+        contents = list(
+            readers.map(lambda number: _read(log, number), range(log.length() if length is None else length))
+        )
+    for content in contents:
         if isinstance(content, dict):
             finished |= content
         else:
             finished = {path: finished[path] for path in content if path in finished}
     return finished
+
+
+def _read(log: Log, number: int) -> dict[str, Shard] | list[str]:
+    """Return the content of an entry; that of a damaged one is that its writer took over nothing.
+
+    The entry may have rejected earlier shards, so none of them is used.
+    """
+    try:
+        return _content(log.read(number), log.uri(number))
+    except (UnavailableError, _NewerError):
+        raise
+    except StorageError as error:
+        logger.warning("%s; what was entered before it is made again", error)
+        return []
 
 
 def _content(entry: dict[str, Any], where: str) -> dict[str, Shard] | list[str]:

@@ -24,7 +24,9 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     if stated.get("tokenizer_class") in _PLAIN:
         from transformers import PreTrainedTokenizerFast
 
-        plain: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        plain: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(
+            folder, trust_remote_code=False, local_files_only=True
+        )
         return plain
     from transformers import AutoTokenizer
 

@@ -34,7 +34,7 @@ def connected(address: str) -> Iterator[None]:
         import ray
     except ImportError as error:
         raise ImportError("cluster.address needs Ray: install the extra, math-mt-ppo[ray]") from error
-    if ray.is_initialized():  # by the workers, which are opened first
+    if ray.is_initialized():  # by the trainer, which is opened first
         yield
         return
     require_token()

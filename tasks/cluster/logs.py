@@ -1,4 +1,4 @@
-"""The logs of all nodes after a failure, in one folder of the store, with the first cause first."""
+"""The logs of all nodes after a failure, in a folder of the store, with the first cause first."""
 
 import traceback
 from collections.abc import Callable, Sequence
@@ -8,6 +8,7 @@ from typing import Any
 import ray
 
 from storage import layout
+from storage.errors import StorageError
 from storage.objects.store import Store
 
 _WAIT_S = 15.0
@@ -19,6 +20,8 @@ def keep_logs(
 ) -> None:
     """Let the processes upload what their nodes have logged, and write down the causes, the first one first.
 
+    If the store cannot be written, which may be the cause, a line of text says so.
+
     Args:
         store: the store of the run.
         run: its name.
@@ -28,7 +31,11 @@ def keep_logs(
     """
     folder = layout.logs(run, datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%f"))
     texts = dict.fromkeys("".join(traceback.format_exception(cause)) for cause in causes)
-    store.write(f"{folder}/cause.txt", "\n".join(texts).encode())
+    try:
+        store.with_patience(_WAIT_S).write(f"{folder}/cause.txt", "\n".join(texts).encode())
+    except (StorageError, OSError) as error:
+        progress(f"the logs of the nodes stay there, in logs/{run} of their storage.cache: {error}")
+        return
     uploads = [process.store_logs.remote(folder) for process in processes]
     if uploads:
         ray.wait(uploads, num_returns=len(uploads), timeout=_WAIT_S)

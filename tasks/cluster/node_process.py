@@ -36,7 +36,9 @@ class NodeProcess:
         self._config = Config.model_validate(values)
         self._cache = Path(self._config.storage.cache)
         self._logs = self._cache / "logs" / self._config.run.name / name
-        self._heard = time.monotonic()
+        # Until it has started, it cannot hear the flow.
+        starting = max(self._config.cluster.start_timeout_s, self._config.trainer.startup_timeout_s)
+        self._heard = time.monotonic() + starting
         threading.Thread(target=self._end_without_flow, name="end", daemon=True).start()
 
     def store_logs(self, folder: str) -> None:

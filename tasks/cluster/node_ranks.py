@@ -1,5 +1,8 @@
 """The process on a node that starts the trainer's ranks of this node; that of the first node gives them orders."""
 
+import logging
+import os
+import shutil
 import socket
 import threading
 from collections import deque
@@ -31,6 +34,7 @@ class NodeRanks(NodeProcess):
         self._ranks: Ranks | None = None
         self._host: HostRanks | None = None
         self._using = threading.Lock()
+        logging.getLogger("tasks").addHandler(_Teller(self._lines))
 
     def free_address(self, ip: str) -> str:
         """Return this node's address with a port that is free now, for `trainer.address`."""
@@ -47,26 +51,25 @@ class NodeRanks(NodeProcess):
         """
         self._hear()
         try:
+            shutil.rmtree(self._logs, ignore_errors=True)  # of an earlier flow run
             self._open_store()
             config = _for_ranks(self._config, address)
             if self._index == 0:
-                self._ranks = self._stack.enter_context(Ranks(config, self._logs))
+                self._ranks = self._stack.enter_context(Ranks(config, self._logs / "ranks"))
             else:
-                self._host = HostRanks(config, self._logs / "attempt-1", self._index)
-                self._stack.callback(self._host.close)
-                self._host.start()
+                host = HostRanks(config, self._logs / "ranks", self._index)
+                self._stack.callback(host.close)
+                host.start()
+                self._host = host  # only now, because `check` takes a host that has not started for a lost one
         except Exception as error:  # noqa: BLE001 # the flow raises it
             return _failure_of(error)
         return None
 
-    def check(self) -> tuple[list[str], str]:
-        """Return the lines of progress since the last check, and why this host's ranks have ended, if they have."""
+    def check(self) -> tuple[list[str], Failure | None]:
+        """Return progress and warnings since the last check, and why this host's ranks have ended, if they have."""
         self._hear()
         lines = [self._lines.popleft() for _ in range(len(self._lines))]
-        if self._host is None or self._host.alive:
-            return lines, ""
-        first = next(iter(self._host.errors()), None)
-        return lines, first["text"] if first else f"torchrun's last lines:\n{self._host.log_tail(15)}"
+        return lines, None if self._host is None or self._host.alive else self._failure(self._host)
 
     def update(self, order: UpdateOrder) -> Made | Failure:
         """See `OrderedTrainer.update`; `check` returns the progress."""
@@ -82,6 +85,18 @@ class NodeRanks(NodeProcess):
         """Let all ranks end, so that none is taken for lost."""
         self._stack.close()
 
+    def _failure(self, host: HostRanks) -> Failure:
+        """Return the error of a rank that failed by itself; if there is none, ranks were lost."""
+        errors = host.errors()
+        for error in errors:
+            if not error["lost"]:
+                kind = error["type"] if error["type"] in ("ValueError", "StorageError") else "RuntimeError"
+                where = f"the logs are in {self._logs} on {os.uname().nodename}"
+                text = f"rank {error['rank']} failed: {error['text']}"
+                return Failure(kind, text, f"{error['traceback']}\n{where}")
+        text = errors[0]["text"] if errors else f"torchrun's last lines:\n{host.log_tail(15)}"
+        return Failure(LOST, text, "")
+
     def _carry_out(self, method: str, *arguments: Any) -> Any:
         assert self._ranks
         try:
@@ -89,6 +104,17 @@ class NodeRanks(NodeProcess):
                 return getattr(self._ranks, method)(*arguments)
         except Exception as error:  # noqa: BLE001 # the flow raises it
             return _failure_of(error)
+
+
+class _Teller(logging.Handler):
+    """Adds warnings to the lines of progress: the log of this process is on its node only."""
+
+    def __init__(self, lines: deque[str]) -> None:
+        super().__init__(logging.WARNING)
+        self._lines = lines
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._lines.append(record.getMessage())
 
 
 def _for_ranks(config: Config, address: str | None) -> Config:

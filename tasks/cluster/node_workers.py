@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import ray
-from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from configs import Config
@@ -22,7 +22,7 @@ from tasks.inference.devices import cpu_build, devices_of_a_server
 from tasks.rollout.remote.handout import Handout, WorkerFailedError, WorkerLostError
 from tasks.rollout.remote.losses import Losses
 from tasks.rollout.remote.messages import Failure, Orders, Report
-from tasks.rollout.remote.scoring_job import AT_ONCE
+from tasks.rollout.remote.scoring_job import CALLS
 from tasks.rollout.remote.shared_rollout import RemoteWorker
 from tasks.score.scoring import ScoredShard, ShardOrder
 
@@ -30,12 +30,10 @@ _LOOK_S = 2.0
 """Time between two looks for nodes that have joined."""
 _CLOSE_S = 15.0
 """Longest wait for workers that end by themselves."""
-_THREADS = 3 + AT_ONCE
-"""Calls that an actor answers at the same time: orders, a report, its end, and shards to grade."""
 
 
 class RayWorker:
-    """A worker on a node, as `tasks.rollout.remote.handout.RemoteWorker`."""
+    """A worker on a node, as `tasks.rollout.remote.shared_rollout.RemoteWorker`."""
 
     def __init__(self, config: Config, node: Node, gpus: int, *, plays: bool) -> None:
         self.node, self.plays, self.name = node, plays, f"the {'rollout worker' if plays else 'judge'} on {node.name}"
@@ -44,7 +42,7 @@ class RayWorker:
             .options(
                 num_cpus=1,
                 num_gpus=gpus if plays else 0,
-                max_concurrency=_THREADS,
+                max_concurrency=CALLS,
                 max_restarts=0,
                 max_task_retries=0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
@@ -85,8 +83,8 @@ class NodeWorkers:
     def __init__(self, config: Config, progress: Callable[[str], None], *, playing: bool) -> None:
         self._config, self._progress = config, progress
         self._needs = needs_of(config, playing=playing)
-        knobs = config.cluster
-        self.handout = Handout(knobs.silence_s, knobs.start_timeout_s, progress, self._note_loss)
+        knobs, limit = config.cluster, "cluster.start_timeout_s"
+        self.handout = Handout(knobs.silence_s, knobs.start_timeout_s, progress, self._note_loss, start_limit=limit)
         self._lock = threading.Lock()
         self._workers: dict[str, RayWorker] = {}  # by node
         self._losses = Losses()
@@ -111,14 +109,16 @@ class NodeWorkers:
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self._ended.set()
         self._watch.join()
+        with self._lock:
+            workers = list(self._workers.values())
         try:
             if isinstance(value, Exception):
                 causes = [self.handout.first_loss or value, value]
-                processes = [worker.process for worker in self._workers.values()]
+                processes = [worker.process for worker in workers]
                 store = Store.of(self._config.storage)
                 keep_logs(store, self._config.run.name, processes, causes, self._progress)
             if kind is None or issubclass(kind, Exception):
-                closing = [worker.close() for worker in self._workers.values()]
+                closing = [worker.close() for worker in workers]
                 ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
         finally:
             self.handout.__exit__(kind, value, tb)
@@ -139,28 +139,40 @@ class NodeWorkers:
 
     def _look_for_nodes(self) -> None:
         """Start workers on nodes that have joined, or have lost theirs; the body of a thread."""
-        while not self._ended.wait(_LOOK_S):
-            try:
-                present = nodes()
-            except Exception as error:  # noqa: BLE001 # the head is gone: the workers are lost, too, and the flow ends
-                self.handout.fail(error)
-                return
-            with self._lock:
-                roles = [worker.plays for worker in self._workers.values()]
-                others = [node for node in present if node.id not in self._workers]
-                free = [node for node in others if self._losses.may_start(node.id)]
-                spare = self._spare_judges(others)
-                broken = True not in roles and self._losses.broken.keys() >= {node.id for node in others}
-                cause = self._losses.cause
-            if broken and cause and not spare:
-                self.handout.fail(cause)
+        try:
+            while not self._ended.wait(_LOOK_S):
+                self._start_missing(nodes())
+        except Exception as error:  # noqa: BLE001 # the head is gone: the workers are lost, too, and the flow ends
+            self.handout.fail(error)
+
+    def _start_missing(self, present: Sequence[Node]) -> None:
+        with self._lock:
+            others = [node for node in present if node.id not in self._workers]
+            free = [node for node in others if self._losses.may_start(node.id)]
+            spare, cause = self._spare_judges(others), self._cause(others)
             for judge in spare:
-                self._progress(f"{judge.name} makes room for a rollout worker")
-                judge.end()
-            placement = place(free, self._needs, roles.count(True), roles.count(False))
-            if placement.players or placement.judges:
-                self._progress(f"workers start on more nodes:\n{table(free, placement, self._needs)}")
-                self._start(placement)
+                del self._workers[judge.node.id]
+            roles = [worker.plays for worker in self._workers.values()]
+        if cause and not spare:
+            self.handout.fail(cause)
+        for judge in spare:
+            self._progress(f"{judge.name} makes room for a rollout worker")
+            self.handout.dismiss_judge(judge)
+        placement = place(free, self._needs, roles.count(True), roles.count(False))
+        if placement.players or placement.judges:
+            self._progress(f"workers start on more nodes:\n{table(free, placement, self._needs)}")
+            self._start(placement)
+
+    def _cause(self, others: Sequence[Node]) -> BaseException | None:
+        """Return why nobody plays and no node without a worker will, if it is so.
+
+        A node that was lost, and is not broken, may come back; the hand-out waits for it.
+        """
+        plays = any(worker.plays for worker in self._workers.values())
+        able = {node.id for node in others if node.cpus >= 1 and node.gpus >= self._needs.gpus}
+        return (
+            self._losses.cause if not plays and self._losses.all_broken and able <= self._losses.broken.keys() else None
+        )
 
     def _spare_judges(self, others: Sequence[Node]) -> list[RayWorker]:
         """Return judges on whose nodes workers should play, because too few nodes are left for that."""
@@ -180,10 +192,10 @@ def _lost_if_dead() -> Iterator[None]:
         raise WorkerLostError(
             f"it did not start: {last}" if error.actor_init_failed else "its process or its node has ended"
         ) from error
-    except RayActorError as error:
-        raise WorkerLostError(f"its node is not reached: {str(error).splitlines()[0]}") from error
     except RayTaskError as error:
         raise WorkerFailedError(Failure.of(error)) from error
+    except RayError as error:
+        raise WorkerLostError(f"it is not reached: {str(error).splitlines()[0]}") from error
 
 
 def needs_of(config: Config, *, playing: bool) -> Needs:

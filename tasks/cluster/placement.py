@@ -84,11 +84,13 @@ def check(nodes: Sequence[Node], needs: Needs, placement: Placement) -> None:
     """Raise PlacementError if nobody plays, or nobody grades where nothing is played."""
     if placement.players or (needs.workers == 0 and placement.judges):
         return
-    wanted = f"1 core and {needs.gpus} GPU(s)" if needs.gpus and needs.workers != 0 else "1 core"
+    on_gpus = needs.gpus and needs.workers != 0
+    wanted = f"1 core and {needs.gpus} GPU(s)" if on_gpus else "1 core"
     having = "; ".join(map(_free, nodes)) or "no node"
+    lower = ", or lower inference.replicas or the parallel sizes in inference.extra_args (cluster.gpus_per_worker)"
     raise PlacementError(
-        f"a worker needs {wanted} on one node, the cluster has {having}. Wait for other jobs, add nodes, or lower "
-        "inference.replicas or the parallel sizes in inference.extra_args (cluster.gpus_per_worker)"
+        f"a worker needs {wanted} on one node, the cluster has {having}. Ranks of the trainer have got theirs already "
+        f"(trainer.launcher=ray). Wait for other jobs, add nodes{lower if on_gpus else ''}"
     )
 
 

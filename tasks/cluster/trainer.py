@@ -2,12 +2,13 @@
 
 import contextvars
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -25,6 +26,7 @@ from tasks.train.ranks.launcher import RanksLostError
 _CHECK_S = 2.0
 """Time between two checks of all hosts; it also tells them that the flow is alive."""
 _END_S = 10.0
+_POLL_S = 0.5
 _THREADS = 4
 Result = TypeVar("Result")
 
@@ -54,7 +56,8 @@ class RayTrainer:
         self._room: PlacementGroup = placement_group([wanted] * gang.hosts, strategy=strategy)
         self._restarts = 0
         self._hosts: list[Any] = []
-        self._lost = ""
+        self._failure: Failure | None = None
+        """Why the ranks of a host have ended."""
         self._ready = False
         """Whether the ranks of all hosts have met."""
         self._watching = threading.Condition()
@@ -105,7 +108,10 @@ class RayTrainer:
                     self._start()
                 return action()
             except RanksLostError as error:
+                cause = self._first_cause()
                 self._kill()
+                if cause and cause.kind != LOST:
+                    raise _error(cause) from error
                 if self._restarts >= self._config.trainer.max_restarts:
                     raise
                 self._restarts += 1
@@ -118,10 +124,10 @@ class RayTrainer:
             raise RanksLostError(f"no room for the ranks within trainer.startup_timeout_s={knobs.startup_timeout_s:g}")
         hosts = [self._start_process(index) for index in range(knobs.hosts)]
         with self._watching:
-            self._hosts, self._lost, self._ready = hosts, "", False
+            self._hosts, self._failure, self._ready = hosts, None, False
         address = self._get(hosts[0].free_address.remote(_ip_of(self._room))) if knobs.hosts > 1 else None
         waiting = [host.start.remote(address) for host in hosts]
-        for place in waiting:
+        for place in reversed(waiting):  # the first host waits for all others
             if failure := self._get(place):
                 raise _error(failure)
         self._ready = True
@@ -151,40 +157,78 @@ class RayTrainer:
                 return ray.get(reference, timeout=_CHECK_S)
             except GetTimeoutError:
                 with self._watching:
-                    if self._lost:
-                        raise RanksLostError(self._lost) from None
-            except RayActorError as error:
+                    if self._failure:
+                        raise _error(self._failure) from None
+            except RayTaskError:
+                raise
+            except RayError as error:
                 raise RanksLostError(f"a node of the trainer is lost: {str(error).splitlines()[0]}") from error
 
+    def _first_cause(self) -> Failure | None:
+        """Return why the ranks of a host have ended; a rank that failed by itself has made all others lose it."""
+        deadline = time.monotonic() + _END_S
+        for host in self._hosts[1:]:
+            failure = _await_failure(host, deadline)
+            if failure and failure.kind != LOST:
+                return failure
+        return self._failure
+
     def _look(self) -> None:
-        """Check all hosts from time to time; the body of a thread."""
+        """Check all hosts from time to time, whether or not others answer; the body of a thread."""
+        hosts: list[Any] = []
+        asked: dict[int, tuple[Any, float]] = {}
+        """Of each host: what it has not answered yet, and since when."""
         while True:
             with self._watching:
                 self._watching.wait(_CHECK_S)
                 if self._ended:
                     return
-                hosts = self._hosts
-            knobs = self._config
-            patience = knobs.cluster.silence_s if self._ready else knobs.trainer.startup_timeout_s
+                if hosts is not self._hosts:
+                    hosts, asked = self._hosts, {}
             for index, host in enumerate(hosts):
-                lost = ""
-                try:
-                    lines, lost = ray.get(host.check.remote(), timeout=patience)
-                    for line in lines:
-                        self._progress(line)
-                except GetTimeoutError:
-                    lost = f"host {index} of the trainer did not answer for {patience:g} s"
-                except RayActorError:
-                    lost = f"host {index} of the trainer is lost: its process or its node has ended"
+                if index not in asked:
+                    asked[index] = (host.check.remote(), time.monotonic())
+                failure = self._answer(index, asked)
                 with self._watching:
-                    if lost and hosts is self._hosts:
-                        self._lost = self._lost or lost
+                    if failure and hosts is self._hosts:
+                        self._failure = self._failure or failure
+
+    def _answer(self, index: int, asked: dict[int, tuple[Any, float]]) -> Failure | None:
+        """Take the answer of a host, if it is there; return why its ranks have ended, if they have."""
+        answer, since = asked[index]
+        knobs = self._config
+        patience = knobs.cluster.silence_s if self._ready else knobs.trainer.startup_timeout_s
+        try:
+            lines, failure = ray.get(answer, timeout=0)
+        except GetTimeoutError:
+            late = time.monotonic() > since + patience
+            text = f"host {index} of the trainer did not answer for {patience:g} s"
+            return Failure(LOST, text, "") if late else None
+        except RayError:
+            return Failure(LOST, f"host {index} of the trainer is lost: its process or its node has ended", "")
+        del asked[index]
+        for line in lines:
+            self._progress(line)
+        return cast(Failure | None, failure)
 
     def _kill(self) -> None:
         with self._watching:
             hosts, self._hosts = self._hosts, []
         for host in hosts:
             ray.kill(host)
+
+
+def _await_failure(host: Any, deadline: float) -> Failure | None:
+    """Return why the ranks of a host have ended, or will have soon; None if it does not say so in time."""
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            _, failure = ray.get(host.check.remote(), timeout=left)
+        except RayError:  # it is lost, too
+            return None
+        if failure:
+            return cast(Failure, failure)
+        time.sleep(_POLL_S)
+    return None
 
 
 def gang_of(config: Config) -> Gang:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -138,8 +139,9 @@ def _serve(connection: Connection, config: Config) -> None:
     lock = threading.Lock()
 
     def send(answer: _Answer) -> None:
+        data = ForkingPickler.dumps(answer)  # it may log, and so call this function
         with lock:
-            connection.send(answer)
+            connection.send_bytes(data)
 
     forward_logs(lambda log: send(("log", log)))
     from tasks.train.trainer import Trainer

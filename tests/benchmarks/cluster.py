@@ -1,15 +1,20 @@
-"""Episodes per second over 1 to 16 rollout workers on simulated nodes, with engines that only wait."""
+"""Episodes per second over 1 to 16 rollout workers on simulated nodes, and what Ray costs on one machine."""
 
 import os
 import time
+from itertools import pairwise
+from statistics import median
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from configs import Config
 from configs.schema import Agent
+from storage import layout
+from storage.objects.store import Store
+from storage.versions import manifests
 from storage.versions.drafts import Draft
 from tests.benchmarks.fixtures import Lab
-from tests.benchmarks.result import Row
+from tests.benchmarks.result import Row, spread
 
 if TYPE_CHECKING:
     from storage.version_names import ProblemsVersion
@@ -19,9 +24,44 @@ TURN_S = 2.0
 GROUPS = 12
 """Groups that each worker plays, 2 of them at a time."""
 GOAL = 0.9
+PAIRS, ITERATIONS, FIRST = 3, 16, 2
+"""Pairs of runs with and without Ray; iterations of a run, and the number of those at its start that do not count."""
+MOST = 1.02
 
 
 def measure(lab: Lab) -> list[Row]:
+    return [_scaling(lab), _overhead(lab)]
+
+
+def _overhead(lab: Lab) -> Row:
+    """Compare the iterations of the demo, on the same vLLM server, with and without a cluster of one node."""
+    from flows.launch.simulated_cluster import simulated_cluster
+
+    ratios, seconds = [], []
+    with simulated_cluster(1) as address:
+        for pair in range(PAIRS):
+            alone = _iteration_s(lab, f"alone-{pair}", "cluster.address=null")
+            seconds.append((alone, _iteration_s(lab, f"ray-{pair}", f"cluster.address={address}")))
+            ratios.append(seconds[-1][1] / alone)
+    detail = "median seconds of an iteration, alone and on Ray: " + ", ".join(f"{a:.2f} {b:.2f}" for a, b in seconds)
+    what = "the demo on a cluster of one node / without Ray"
+    return Row(what, spread(ratios, "{:.3f}".format), f"{MOST} or less", median(ratios) <= MOST, detail)
+
+
+def _iteration_s(lab: Lab, name: str, cluster: str) -> float:
+    """Run the demo in a process of its own; return the median seconds between two policies."""
+    store = Store(f"{lab.scratch}/{name}")
+    overrides = [f"storage.root={store.root}", f"storage.cache={store.root}/cache", f"run.iterations={ITERATIONS}"]
+    overrides += [f"evaluation.every={ITERATIONS}", "policy.warm_start=null"]
+    overrides += [f"policy.path={lab.store.uri(lab.policy.version)}", f"run.name={name}", cluster]
+    lab.run_module("overlap", "0", *lab.overrides, *overrides)
+    made = [
+        manifests.read(store, layout.checkpoint(name, number)).created_at for number in range(FIRST, ITERATIONS + 1)
+    ]
+    return median((later - earlier).total_seconds() for earlier, later in pairwise(made))
+
+
+def _scaling(lab: Lab) -> Row:
     """Play as many groups for each worker with few and with many workers; the time should be the same."""
     from flows.launch.simulated_cluster import simulated_cluster
     from tests.support.waiting_node import SECONDS
@@ -32,7 +72,7 @@ def measure(lab: Lab) -> list[Row]:
     detail = ", ".join(f"{count}: {rate:.1f}/s" for count, rate in rates.items())
     worst = min(rate / (count * alone) for count, rate in rates.items())
     what = f"single-turn episodes of {TURN_S:g} s (median), groups of 16, {GROUPS} for each worker, two at a time; "
-    return [Row("workers: episodes/s in proportion", f"{worst:.2f}", f"{GOAL} or more", worst >= GOAL, what + detail)]
+    return Row("workers: episodes/s in proportion", f"{worst:.2f}", f"{GOAL} or more", worst >= GOAL, what + detail)
 
 
 def _rate(lab: Lab, address: str, count: int) -> float:

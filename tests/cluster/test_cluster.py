@@ -1,15 +1,11 @@
 """A run on a Ray cluster makes the versions that one machine makes, whatever is killed."""
 
-import os
 import random
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -21,8 +17,9 @@ from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.versions import manifests
 from tests.support import ray_cluster
+from tests.support.cluster_flow import Flow
 from tests.support.cluster_runs import OVERLAP, check_whole, kinds, no_actor_is_left, store_of
-from tests.support.soak import scaled
+from tests.support.soak import SOAK, scaled
 from tests.support.waiting_engine import WaitingEngine, opens
 
 
@@ -71,48 +68,27 @@ def test_ranks_on_two_nodes(settings: list[str], killed: str) -> None:
     assert no_actor_is_left(20, "ray::NodeRanks", "tasks.train.ranks.rank")
 
 
-@contextmanager
-def flow_in_a_process(
-    settings: list[str], environment: dict[str, str], folder: Path
-) -> Iterator["subprocess.Popen[bytes]"]:
-    """Start the flow; at the end of the block it must have ended well, or by a signal."""
-    log = folder / "flow.log"
-    command = [sys.executable, "-m", "tests.support.waiting_node", "smoke", *settings]
-    with log.open("wb") as output:
-        flow = subprocess.Popen(command, env=os.environ | environment, stdout=output, stderr=output)
-    try:
-        yield flow
-        assert flow.wait(150) in (0, -signal.SIGKILL, 130), log.read_text()[-4000:]
-    finally:
-        flow.kill()
-        flow.wait()
-
-
-def wait_for(store: Store, version: str, flow: "subprocess.Popen[bytes]") -> None:
-    while not manifests.committed(store, version):
-        assert flow.poll() is None
-        time.sleep(0.1)
-
-
-def test_an_interrupted_flow_leaves_nothing_and_is_continued(
-    settings: list[str], environment: dict[str, str], tmp_path: Path
-) -> None:
+@pytest.mark.skipif(not SOAK, reason="a minute; test_kills interrupts a flow, too, and continues a killed one")
+@pytest.mark.usefixtures("environment")
+def test_an_interrupted_flow_leaves_nothing_and_is_continued(settings: list[str], tmp_path: Path) -> None:
     """The workers of an interrupted flow end with it; the same command continues the run."""
-    store, more = store_of(settings), [*settings, *OVERLAP, "run.iterations=6"]
-    with flow_in_a_process(more, environment, tmp_path) as flow:
-        wait_for(store, layout.trajectories("smoke", 1), flow)
-        flow.send_signal(signal.SIGINT)
-        flow.wait(20)
+    more = [*settings, *OVERLAP, "run.iterations=6"]
+    with Flow(more, tmp_path / "log") as flow:
+        flow.wait_for(1)
+        flow.interrupt()
     assert no_actor_is_left(30)
     math_mt_ppo("smoke", more)
-    check_whole(store, 6)
+    check_whole(flow.store, 6)
 
 
-def test_two_runs_on_one_cluster(settings: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
+@pytest.mark.skipif(not SOAK, reason="a minute with two flows")
+@pytest.mark.usefixtures("environment")
+def test_two_runs_on_one_cluster(settings: list[str], tmp_path: Path) -> None:
     """Two flows share the nodes; each makes its own run."""
     store = store_of(settings)
-    with flow_in_a_process([*settings, "run.name=other"], environment, tmp_path):
+    with Flow([*settings, "run.name=other"], tmp_path / "log") as other:
         math_mt_ppo("smoke", settings)
+        other.finish()
     check_whole(store, 2)
     made = Counter(version.split("/")[1] for version in kinds(store) if version.startswith("runs/"))
     assert made["other"] == made["smoke"] > 0

@@ -2,33 +2,27 @@
 
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import psutil
 import pytest
 
-from storage import layout
-from storage.versions import manifests
 from tests.support import ray_cluster
-from tests.support.cluster_runs import OVERLAP, check_whole, no_actor_is_left, store_of
+from tests.support.cluster_flow import PATIENCE_S, Flow
+from tests.support.cluster_runs import OVERLAP, check_whole, no_actor_is_left
 from tests.support.paths import ROOT
 from tests.support.ray_cluster import RayCluster
 from tests.support.soak import SOAK, scaled
 
-SEED, KILLS = int(os.environ.get("SEED", 1)), int(os.environ.get("KILLS", scaled(3, 30)))
+SEED, KILLS = int(os.environ.get("SEED", 1)), int(os.environ.get("KILLS", scaled(2, 30)))
 """Environment variables repeat what has failed, or make it longer."""
 PACE = 2
 """Iterations between two kills."""
-PATIENCE_S = 600
 RANKS = ["trainer={launcher: ray, hosts: 2, max_restarts: 99}", "ppo.parallel.shard=2"]
 VLLM = ["inference={max_model_len: 128, enforce_eager: true, extra_args: [--kv-cache-memory-bytes, '67108864']}"]
 SUPERVISOR, SERVER = "tasks/inference/supervisor.py", "vllm.entrypoints"
@@ -52,41 +46,6 @@ with connected(sys.argv[1]):
     print(*ray.get(actor.start.remote(sys.argv[2])), flush=True)
     time.sleep(600)
 """
-
-
-class Flow:
-    """The flow `smoke` in a process that may be killed and started again; a context manager that ends it."""
-
-    def __init__(self, module: str, settings: list[str], environment: dict[str, str], log: Path) -> None:
-        self._command = [sys.executable, "-m", module, "smoke", *settings]
-        self._environment, self._log, self._store = os.environ | environment, log, store_of(settings)
-        self.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def start(self) -> None:
-        with self._log.open("ab") as output:
-            self.process = subprocess.Popen(self._command, env=self._environment, stdout=output, stderr=output)
-
-    def wait_for(self, policy: int) -> None:
-        """Wait for a policy version."""
-        deadline = time.monotonic() + PATIENCE_S
-        while not manifests.committed(self._store, layout.checkpoint("smoke", policy)):
-            assert self.process.poll() in (None, 0), self.tail()
-            assert time.monotonic() < deadline, self.tail()
-            time.sleep(0.05)
-
-    def newest(self) -> int:
-        """Return the number of the newest policy version."""
-        return next(n for n in count(0) if not manifests.committed(self._store, layout.checkpoint("smoke", n))) - 1
-
-    def tail(self) -> str:
-        return self._log.read_text()[-6000:]
 
 
 class Killer:
@@ -143,43 +102,46 @@ def kill_all(flow: Flow, victims: dict[str, Callable[[], None]], chance: random.
     return flow.newest()
 
 
-def supervised() -> list[psutil.Process]:
-    """Return supervisors and vLLM servers; the session's Prefect server has a supervisor, too."""
-    return running(SERVER) + running(SUPERVISOR)
+def remains(cluster: RayCluster) -> list[psutil.Process | Path]:
+    """Return supervisors, such as that of the session's Prefect server, vLLM servers, and temporary files of nodes."""
+    return [*running(SERVER), *running(SUPERVISOR), *cluster.scratch.iterdir()]
 
 
-def check_settled(cluster: RayCluster, before: list[psutil.Process]) -> None:
+def check_settled(cluster: RayCluster, before: list[psutil.Process | Path]) -> None:
     """Check that soon no process of the run is left that was not there before, and no temporary file."""
+    command = [sys.executable, "-c", "from storage.objects.temporary import TemporaryFolder as T; T().remove()"]
+    subprocess.run(command, env=os.environ | {"TMPDIR": str(cluster.scratch)}, check=True)  # drafts of killed processes
     deadline = time.monotonic() + 30
-    while left := [each for each in supervised() if each not in before] + list(cluster.scratch.iterdir()):
+    while left := [each for each in remains(cluster) if each not in before]:
         assert time.monotonic() < deadline, left
         time.sleep(0.2)
 
 
+@pytest.mark.usefixtures("environment")
 @pytest.mark.timeout(scaled(900, 7200))
 @pytest.mark.parametrize("more", scaled([[]], [[], RANKS]), ids=lambda more: "ranks" if more else "workers")
 def test_kills_at_random_moments(
     cluster: tuple[RayCluster, str],
     settings: list[str],
-    environment: dict[str, str],
     tmp_path: Path,
     more: list[str],
 ) -> None:
     """Actors, nodes, ranks and the flow are killed; the run goes on each time, and is whole at its end."""
-    chance, before = random.Random(SEED), supervised()
+    chance, before = random.Random(SEED), remains(cluster[0])
     settings = [*settings, *OVERLAP, *more, "run.iterations=1000"]
-    with Flow("tests.support.waiting_node", settings, {"TMPDIR": str(cluster[0].scratch)}, tmp_path / "log") as flow:
+    with Flow(settings, tmp_path / "log", environment={"TMPDIR": str(cluster[0].scratch)}) as flow:
         killer = Killer(cluster[0], flow, chance)
-        victims = {"worker": killer.process("ray::WaitingNode"), "node": killer.node, "flow": killer.flow}
+        victims: dict[str, Callable[[], None]] = {"node": killer.node, "flow": killer.flow}
+        if SOAK:
+            victims |= {"worker": killer.process("ray::WaitingNode")}
         if more:
             victims |= {"ranks of a node": killer.process("ray::NodeRanks")}
             victims |= {"rank": killer.process("tasks.train.ranks.rank")}
         made = kill_all(flow, victims, chance)
         while len(ray_cluster.actors()) < 3:  # the node that has joined plays, too
             flow.wait_for(flow.newest() + 1)
-        flow.process.send_signal(signal.SIGINT)
-        assert flow.process.wait(60) == 130, flow.tail()
-    check_whole(store_of(settings), made)
+        flow.interrupt()
+    check_whole(flow.store, made)
     assert no_actor_is_left(30, "ray::NodeRanks", "tasks.train.ranks.rank")
     check_settled(cluster[0], before)
 
@@ -201,33 +163,32 @@ def test_what_a_process_on_a_node_has_started_ends_with_the_flow(
 
 
 @pytest.mark.skipif(not SOAK, reason="many minutes, with two vLLM servers")
+@pytest.mark.usefixtures("environment")
 @pytest.mark.timeout(7200)
-def test_kills_of_vllm_on_nodes(
-    cluster: tuple[RayCluster, str], settings: list[str], environment: dict[str, str], tmp_path: Path
-) -> None:
+def test_kills_of_vllm_on_nodes(cluster: tuple[RayCluster, str], settings: list[str], tmp_path: Path) -> None:
     """vLLM, its supervisor, its worker's actor and its node are killed: no server, socket or folder stays behind."""
-    chance, before = random.Random(SEED), supervised()
+    chance, before = random.Random(SEED), remains(cluster[0])
     settings = [*settings, *OVERLAP, *VLLM, "run.iterations=1000", "cluster.silence_s=60", "cluster.rollout_workers=2"]
-    with Flow("flows.math_mt_ppo", settings, {"TMPDIR": str(cluster[0].scratch)}, tmp_path / "log") as flow:
+    with Flow(settings, tmp_path / "log", "flows.math_mt_ppo", {"TMPDIR": str(cluster[0].scratch)}) as flow:
         killer = Killer(cluster[0], flow, chance)
         names = {"vLLM": SERVER, "supervisor": SUPERVISOR, "worker": "ray::NodeWorker"}
         victims = {name: killer.process(text) for name, text in names.items()}
         made = kill_all(flow, victims | {"node": killer.node, "flow": killer.flow}, chance)
-        flow.process.send_signal(signal.SIGINT)
-        assert flow.process.wait(60) == 130, flow.tail()
-    check_whole(store_of(settings), made)
+        flow.interrupt()
+    check_whole(flow.store, made)
     assert no_actor_is_left(30, "ray::NodeWorker")
     check_settled(cluster[0], before)
 
 
 @pytest.mark.skipif(not SOAK, reason="two clusters of its own, and Ray waits a minute for a lost head")
-def test_the_head_is_lost(settings: list[str], environment: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("environment")
+def test_the_head_is_lost(settings: list[str], tmp_path: Path) -> None:
     """The flow ends, and with it all workers; the same command goes on, on another cluster."""
     settings = [*settings, *OVERLAP, "run.iterations=1000"]
     for newest in (2, 4):
         with RayCluster(2) as own:
             address = f"cluster.address={own.address}"
-            with Flow("tests.support.waiting_node", [*settings, address], {}, tmp_path / "log") as flow:
+            with Flow([*settings, address], tmp_path / "log") as flow:
                 flow.wait_for(newest)
                 (head,) = running("gcs_server")
                 head.kill()
@@ -235,4 +196,4 @@ def test_the_head_is_lost(settings: list[str], environment: dict[str, str], tmp_
                 assert flow.process.wait(PATIENCE_S) != 0
                 print(f"the flow ended {time.monotonic() - began:.0f} s after the head: {flow.tail()[-300:]}")
             assert no_actor_is_left(40)
-    check_whole(store_of(settings), 4)
+    check_whole(flow.store, 4)

@@ -29,6 +29,7 @@ from tasks.rollout.play import play
 from tasks.rollout.remote.appetite import Appetite
 from tasks.rollout.remote.handout import Handout
 from tasks.rollout.remote.messages import Room
+from tasks.rollout.remote.worker import Worker
 from tasks.rollout.stream import Stream
 from tasks.rollout.workers import LocalWorkers
 from tasks.score.verifier import Verifier
@@ -328,7 +329,10 @@ def test_a_stopped_stream_keeps_what_workers_have_finished(store: Store, verifie
         stream = open_stream(made)
         player = threading.Thread(target=stream.play)
         player.start()
-        time.sleep(2)
+        deadline = time.monotonic() + 120
+        while not (second := stream._open_data_sets.get(1)) or not second.pending:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
         stream.stop(keep=True)
         player.join()
     assert manifests.committed(store, layout.trajectories(RUN, 0))
@@ -392,6 +396,49 @@ def test_shards_are_scored_by_all_workers(store: Store, verifier: Verifier, capl
     assert sum(worker.scored > 0 for worker in made.workers) >= 3
     gc.collect()
     assert "never retrieved" not in caplog.text
+
+
+def test_another_worker_may_come_for_one_that_graded(store: Store, verifier: Verifier) -> None:
+    """A loss is not the end of the score stage, though the only other worker was unable to grade in an earlier one."""
+    prepare(store)
+    with team(store, verifier, 2, heavy_tail) as made:
+        play_batch(made, settings())
+        unable, able = made.workers
+        unable.full = True
+        for version in ("5c0e", "5c0f"):
+            with Draft(store, layout.scores(RUN, 0, version), "scores") as draft:
+                made.handout.score(layout.trajectories(RUN, 0), draft, 1000)
+            if not able.killed:
+                asked = unable.scored
+                able.kill()
+                threading.Timer(1.5, made.join).start()
+    assert unable.scored == asked
+    assert made.workers[2].scored
+
+
+def test_a_dismissed_judge_is_not_lost(store: Store, verifier: Verifier) -> None:
+    """A judge may have to make room for a worker that plays."""
+    prepare(store)
+    with team(store, verifier, 2, heavy_tail) as made:
+        made.handout.dismiss_judge(made.workers[0])
+        check_whole(play_batch(made, settings()))
+    assert made.workers[0].got == 0
+    assert [line for line in made.log if "lost" in line] == []
+    assert made.handout.first_loss is None
+
+
+def test_a_worker_closes_its_files_after_each_rollout(
+    store: Store, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that nobody had to flush, because all their groups were stored before."""
+    prepare(store)
+    monkeypatch.setattr(Worker, "_flush", lambda worker, place: worker._writing[place].flush())
+    with team(store, verifier, 2, heavy_tail) as made:
+        play_batch(made, settings())
+        deadline = time.monotonic() + 30
+        while any(worker.worker._writing for worker in made.workers):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
 
 
 @pytest.mark.parametrize("cause", ["No space left", "cannot be sent"])

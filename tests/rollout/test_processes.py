@@ -82,6 +82,9 @@ def test_a_place_rests_after_a_loss_and_may_break(monkeypatch: pytest.MonkeyPatc
     now[0] += 1e6
     assert not losses.may_start("a")
     assert isinstance(losses.cause, WorkerLostError)
+    assert losses.all_broken
+    losses.note("b", WorkerLostError("killed"), useful=True)
+    assert not losses.all_broken
     losses = Losses()
     losses.note("b", WorkerFailedError(Failure.of(InferenceError("no GPU"))), useful=True)
     assert not losses.may_start("b")
@@ -181,7 +184,8 @@ def test_an_error_of_an_agent_ends_the_flow_with_it(settings: list[str]) -> None
     assert "in another process" in caught.value.__notes__[0]
 
 
-@pytest.mark.parametrize("number", scaled([signal.SIGKILL], [signal.SIGKILL, signal.SIGINT]))
+@pytest.mark.skipif(not SOAK, reason="two minutes")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.usefixtures("environment")
 def test_a_flow_that_ends_leaves_nothing_and_is_continued(
     settings: list[str], tmp_path: Path, number: signal.Signals

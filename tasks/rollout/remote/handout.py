@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import contextvars
 import itertools
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -32,8 +33,11 @@ from tasks.rollout.remote.scoring_job import AT_ONCE, ScoringJob
 from tasks.rollout.remote.shared_rollout import Attended, RemoteWorker, SharedRollout
 from tasks.score.scoring import NO_GRADES, Grades, ScoredShard, ShardOrder
 
+_ANOTHER_S = 60.0
+"""Time after the loss of a worker in which another one may come in its place, perhaps one that can grade."""
 _KEEP_S = 30.0
 """Longest wait for the storing of finished groups when a stream ends early."""
+_KEEP_LOOK_S = 0.2
 _LOOK_S = 1.0
 """Time between two looks for what nothing notes, such as a worker that never came."""
 _TELL_S = 30.0
@@ -68,8 +72,9 @@ class Handout:
         silence_s: a worker that has not reported for so long is lost.
         start_s: longest wait without any worker.
         progress: called with lines of text.
-        on_loss: called with a worker that is lost, the error, and whether it had finished any episode.
+        on_loss: called with a worker that is lost, the error, and whether it had finished an episode or graded a shard.
         loop: runs in the thread, and is closed at the end; None: a new one.
+        start_limit: the setting that has `start_s`, which the message names.
     """
 
     def __init__(
@@ -79,8 +84,9 @@ class Handout:
         progress: Callable[[str], None],
         on_loss: Callable[[RemoteWorker, BaseException, bool], None] = lambda *_: None,
         loop: asyncio.AbstractEventLoop | None = None,
+        start_limit: str = "",
     ) -> None:
-        self._silence_s, self._start_s = silence_s, start_s
+        self._silence_s, self._start_s, self._start_limit = silence_s, start_s, start_limit
         self._progress, self._on_loss = progress, on_loss
         self._loop = loop or asyncio.new_event_loop()
         # With the caller's context, in which Prefect knows where logs go.
@@ -95,23 +101,31 @@ class Handout:
         self._idle.set()
         self._scoring: ScoringJob | None = None
         self.first_loss: BaseException | None = None
-        """The error of the first worker that was lost."""
+        """The error of the first worker that was lost since others have finished a group."""
         self._fatal: BaseException | None = None
         self._alone_since = time.monotonic()
+        self._lost_at = -math.inf
+        """When a worker was lost the last time."""
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
-        asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        try:
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
     def add(self, remote: RemoteWorker) -> None:
         """Attend to one more worker; it gets groups from the next hand-out on."""
         self._loop.call_soon_threadsafe(self._add, remote)
+
+    def dismiss_judge(self, remote: RemoteWorker) -> None:
+        """End a worker that only grades; others grade its shards."""
+        self._loop.call_soon_threadsafe(self._dismiss, remote)
 
     def fail(self, error: BaseException) -> None:
         """End this rollout, or the next one, with an error."""
@@ -162,10 +176,10 @@ class Handout:
         return job.scored
 
     def _let_grade(self, job: ScoringJob) -> None:
-        able = [worker for worker in self._workers if worker.grades]
-        if self._workers and not able:
-            assert job.failure
-            raise job.failure.as_own()
+        able = [worker for worker in self._workers if not worker.unable]
+        unable = [worker.unable for worker in self._workers if worker.unable]
+        if unable and not able and time.monotonic() > self._lost_at + _ANOTHER_S:
+            raise unable[0].as_own()
         for _ in range(AT_ONCE):  # one more for each in turn, so that few shards go to many workers
             for worker in able if job.waiting else ():
                 if len(worker.grading) < AT_ONCE:
@@ -176,17 +190,19 @@ class Handout:
     async def _grade(self, worker: Attended, job: ScoringJob) -> None:
         async def score(order: ShardOrder) -> ScoredShard | Failure:
             try:
-                return await worker.remote.score(order)
+                result = await worker.remote.score(order)
             except WorkerFailedError as error:
                 return error.failure
+            worker.graded += isinstance(result, ScoredShard)
+            return result
 
         try:
-            able = await job.grade(worker.wrote, score)
+            failure = await job.grade(worker.wrote, score)
         except WorkerLostError:
             return  # `_listen` notices it, too
-        if job.failure and not job.failure.of_its_host:
-            self._fail(job.failure.as_own())
-        worker.grades = worker.grades and able
+        if failure and not failure.of_its_host:
+            self._fail(failure.as_own())
+        worker.unable = worker.unable or failure
 
     async def _end(self) -> None:
         self._fail(EngineClosedError("the workers were ended while a rollout was playing"))
@@ -245,7 +261,7 @@ class Handout:
                 self._rollouts.remove(rollout)
                 if not self._rollouts:
                     self._idle.set()
-                for worker in rollout.shares:
+                for worker in rollout.parts:
                     worker.order(Orders(end=[rollout.number]))
 
     @property
@@ -255,7 +271,8 @@ class Handout:
     def _check(self, *, able: bool) -> None:
         """Raise what ends a rollout or a score stage, or that nobody was able to do it for too long."""
         if not self._fatal and not able and time.monotonic() > self._alone_since + self._start_s:
-            self._fatal = InferenceError(f"there was no worker for {self._start_s:g} s (cluster.start_timeout_s)")
+            setting = f" ({self._start_limit})" if self._start_limit else ""
+            self._fatal = InferenceError(f"there was no worker for {self._start_s:g} s{setting}")
             self._fatal.__cause__ = self.first_loss
         if self._fatal:
             raise self._fatal
@@ -268,7 +285,7 @@ class Handout:
             if not unstored and not rollout.booking and not rollout.news:
                 return
             self._book(rollout)
-            await _within(rollout.groups.changed.wait(), _LOOK_S)
+            await asyncio.sleep(_KEEP_LOOK_S)
 
     async def _attend(self, worker: Attended) -> None:
         """Exchange orders and reports with a worker until it is lost."""
@@ -312,6 +329,8 @@ class Handout:
 
     def _take(self, worker: Attended, report: Report) -> None:
         worker.heard, worker.policy, worker.answered = time.monotonic(), report.policy, True
+        if report.finished:
+            self.first_loss = None  # the others do without it
         worker.wrote.update(shard.file.path for shard in report.stored)
         for _, group in report.finished:
             worker.episodes += sum(count for (kind, _), count in group.counts.items() if kind == "status")
@@ -321,12 +340,18 @@ class Handout:
                 rollout.groups.changed.note()
             self._book(rollout)
 
+    def _dismiss(self, remote: RemoteWorker) -> None:
+        for worker in [worker for worker in self._workers if worker.remote is remote]:
+            self._workers.pop(worker).cancel()
+            for task in worker.grading:
+                task.cancel()
+            remote.end()
+
     def _lose(self, worker: Attended, error: BaseException) -> None:
         del self._workers[worker]
         for task in worker.grading:
             task.cancel()
-        worker.remote.end()
-        self._alone_since = time.monotonic()
+        self._alone_since = self._lost_at = time.monotonic()
         self.first_loss = self.first_loss or error
         playing = sum(rollout.lose(worker) for rollout in self._rollouts)
         self._progress(f"{worker.remote.name} is lost: {error}. Others play its {playing} groups")
@@ -334,7 +359,8 @@ class Handout:
             self._book(rollout)
         if isinstance(error, WorkerFailedError) and not error.failure.of_its_host:
             self._fail(error.failure.as_own())
-        self._on_loss(worker.remote, error, worker.episodes > 0)
+        self._on_loss(worker.remote, error, worker.episodes + worker.graded > 0)
+        worker.remote.end()
 
     def _book(self, rollout: SharedRollout) -> None:
         """Let the clerk book what is new, unless it is at it already."""

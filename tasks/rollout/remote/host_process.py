@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,10 @@ from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.remote.handout import WorkerFailedError, WorkerLostError
 from tasks.rollout.remote.host_worker import HostWorker
 from tasks.rollout.remote.messages import Failure, Orders, Report
-from tasks.rollout.remote.scoring_job import AT_ONCE
+from tasks.rollout.remote.scoring_job import CALLS
 from tasks.rollout.remote.shares import Share
 from tasks.score.scoring import ScoredShard, ShardOrder
 
-_THREADS = 3 + AT_ONCE
-"""Calls that the process answers at the same time: orders, a report, and shards to grade."""
 OpenEngine = Callable[[Share, Path], AbstractContextManager[Engine]]
 """Opens the engine of a process with a share; the path is that of the folder for logs."""
 
@@ -146,8 +145,9 @@ def _serve(connection: Connection, share: Share, name: str, open_engine: OpenEng
     logs = Path(config.storage.cache) / "logs" / config.run.name / name
 
     def send(number: int | None, result: Any, failure: Failure | None = None) -> None:
+        data = ForkingPickler.dumps((number, result, failure))  # it may log, and so call this function
         with sending:
-            connection.send((number, result, failure))
+            connection.send_bytes(data)
 
     def answer(number: int, method: str, arguments: tuple[Any, ...]) -> None:
         try:
@@ -157,7 +157,7 @@ def _serve(connection: Connection, share: Share, name: str, open_engine: OpenEng
 
     forward_logs(lambda log: send(None, log))
     worker = HostWorker(config, lambda: Store.of(config.storage), lambda: open_engine(share, logs), fetch_in_turn)
-    with ThreadPoolExecutor(_THREADS, "answers") as answering:
+    with ThreadPoolExecutor(CALLS, "answers") as answering:
         while call := connection.recv():
             answering.submit(answer, *call)
         worker.close()

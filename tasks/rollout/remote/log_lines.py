@@ -12,11 +12,11 @@ _TOLD_APART = 16
 
 def log_lines(rollout: SharedRollout) -> list[str]:
     """Say what each worker does, or what all do together if they are many."""
-    if not rollout.shares:
+    if not rollout.parts:
         return []
-    if len(rollout.shares) > _TOLD_APART:
+    if len(rollout.parts) > _TOLD_APART:
         return [_summary(rollout)]
-    return [_line(worker, len(share.playing)) for worker, share in rollout.shares.items()]
+    return [_line(worker, len(part.playing)) for worker, part in rollout.parts.items()]
 
 
 def _line(worker: Attended, playing: int) -> str:
@@ -25,8 +25,8 @@ def _line(worker: Attended, playing: int) -> str:
 
 
 def _summary(rollout: SharedRollout) -> str:
-    workers = rollout.shares.keys()
-    playing = sum(len(share.playing) for share in rollout.shares.values())
+    workers = rollout.parts.keys()
+    playing = sum(len(part.playing) for part in rollout.parts.values())
     policies = Counter(worker.policy.number if worker.policy else "none yet" for worker in workers)
     serving = ", ".join(f"policy {policy} on {count}" for policy, count in policies.items())
     quiet = min(workers, key=lambda worker: worker.heard)

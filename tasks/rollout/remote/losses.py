@@ -28,8 +28,13 @@ class Losses:
         """Workers of each place that were lost before they finished an episode, since the last one that did."""
         self.broken: dict[str, BaseException] = {}
 
+    @property
+    def all_broken(self) -> bool:
+        """Whether all places that have lost a worker are broken."""
+        return self.broken.keys() >= self._last.keys()
+
     def note(self, place: str, error: BaseException, *, useful: bool) -> None:
-        """Note that the worker of a place was lost, and whether it had finished an episode."""
+        """Note that the worker of a place was lost, and whether it had finished an episode or graded a shard."""
         self._last[place] = time.monotonic()
         self._failures[place] = 0 if useful else self._failures[place] + 1
         if isinstance(error, WorkerFailedError) or self._failures[place] >= _MOST_FAILURES:

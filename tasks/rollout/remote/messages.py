@@ -95,7 +95,8 @@ class StoredShard:
 class Failure:
     """An error of a worker.
 
-    `kind` is the first of InferenceError, StorageError, OSError, ValueError, RuntimeError that fits.
+    `kind` is the first of InferenceError, StorageError, OSError, ValueError, RuntimeError that fits; of the trainer's
+    ranks also RanksLostError.
     """
 
     kind: str
@@ -115,7 +116,7 @@ class Failure:
         return self.kind in ("InferenceError", "StorageError", "OSError")
 
     def as_own(self) -> Exception:
-        """Return the error as if it had been raised in the flow's process."""
+        """Return an error that the flow can raise; one without a kind that it knows is a RuntimeError."""
         kinds = {"ValueError": ValueError, "StorageError": StorageError, "InferenceError": InferenceError}
         error = kinds.get(self.kind, RuntimeError)(self.text)
         error.add_note(f"in another process:\n{self.traceback}")

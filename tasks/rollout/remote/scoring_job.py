@@ -8,6 +8,8 @@ from tasks.score.scoring import ScoredShard, ShardOrder
 
 AT_ONCE = 2
 """Shards that a worker grades at the same time: it reads and uploads one while its verifier grades the other."""
+CALLS = 3 + AT_ONCE
+"""Calls that a worker's process answers at the same time: orders, a report, its end, and shards to grade."""
 
 
 class ScoringJob:
@@ -20,8 +22,6 @@ class ScoringJob:
         self.changed = asyncio.Event()
         """Set when a shard is done or waits again."""
         self.scored: list[ScoredShard] = []
-        self.failure: Failure | None = None
-        """The first error of a worker that others did not share."""
         self._waiting = {order.shard.path: order for order in orders}
         self._count = len(orders)
 
@@ -35,8 +35,8 @@ class ScoringJob:
 
     async def grade(
         self, wrote: Collection[str], score: Callable[[ShardOrder], Awaitable[ScoredShard | Failure]]
-    ) -> bool:
-        """Grade shards until none waits, first those that the worker wrote itself; return False if the worker cannot.
+    ) -> Failure | None:
+        """Grade shards until none waits, first those that the worker wrote itself; return why the worker cannot.
 
         Args:
             wrote: paths of the shards in the worker's cache.
@@ -54,6 +54,5 @@ class ScoringJob:
                     self._waiting[path] = order
                 self.changed.set()
             if isinstance(result, Failure):
-                self.failure = self.failure or result
-                return False
-        return True
+                return result
+        return None

@@ -48,8 +48,10 @@ class Attended:
     wrote: set[str] = field(default_factory=set)
     """Paths of shards in its cache that are not scored yet."""
     grading: set[asyncio.Task[None]] = field(default_factory=set)
-    grades: bool = True
-    """False after an error of its host while it graded."""
+    unable: Failure | None = None
+    """The error of its host because of which it cannot grade."""
+    graded: int = 0
+    """Shards."""
     answered: bool = False
     episodes: int = 0
     tokens: int = 0
@@ -68,11 +70,9 @@ class Attended:
 
 
 @dataclass(slots=True)
-class Share:
+class Part:
     """A worker's part in a rollout."""
 
-    reported: bool = False
-    """Whether it has said how much room it has."""
     room: int = 0
     sent: int = 0
     playing: set[int] = field(default_factory=set)
@@ -88,8 +88,8 @@ class SharedRollout:
 
     def __init__(self, number: int, plan: RolloutPlan, groups: SharedGroups) -> None:
         self.number, self.plan, self.groups = number, plan, groups
-        self.shares: dict[Attended, Share] = {}
-        self._free: dict[Attended, Share] = {}
+        self.parts: dict[Attended, Part] = {}
+        self._free: dict[Attended, Part] = {}
         """Those that have room, or have not said how much."""
         self.clerk = ThreadPoolExecutor(1, "clerk")
         self.books: Books[Attended] = Books(number, groups)
@@ -99,38 +99,38 @@ class SharedRollout:
         self.stopping = False
 
     def add(self, worker: Attended) -> None:
-        self.shares[worker] = self._free[worker] = Share()
+        self.parts[worker] = self._free[worker] = Part()
         worker.order(Orders(begin={self.number: self.plan}))
 
     def take(self, worker: Attended, report: Report) -> bool:
         """Note what a worker has reported of this rollout; return whether it has room."""
-        share = self.shares.get(worker)
-        if share is None or self.number not in report.rooms:
+        part = self.parts.get(worker)
+        if part is None or self.number not in report.rooms:
             return False
-        share.reported, room = True, report.rooms[self.number]
-        share.room = room.groups - (share.sent - room.got)
+        room = report.rooms[self.number]
+        part.room = room.groups - (part.sent - room.got)
         finished = [group for number, group in report.finished if number == self.number]
         stored = [shard for shard in report.stored if shard.rollout == self.number]
-        share.playing.difference_update(group.number for group in finished)
+        part.playing.difference_update(group.number for group in finished)
         if finished or stored:
             self.news.append(News(worker, finished, stored))
-        if share.room > 0:
-            self._free[worker] = share
+        if part.room > 0:
+            self._free[worker] = part
         else:
             self._free.pop(worker, None)
-        return share.room > 0
+        return part.room > 0
 
     def lose(self, worker: Attended) -> int:
         """Note that a worker is lost; return how many groups it played."""
-        share = self.shares.pop(worker, Share())
+        part = self.parts.pop(worker, Part())
         self._free.pop(worker, None)
-        self.news.append(News(worker, lost=share.playing))
-        return len(share.playing)
+        self.news.append(News(worker, lost=part.playing))
+        return len(part.playing)
 
     def hand_out(self, newest: PolicyVersion | None) -> None:
         """Give groups to the workers that have room, one after another to the one that plays least.
 
-        Nobody gets more than a fair part, so that the first one that serves a new policy does not get all groups.
+        Nobody gets more than a fair share, so that the first one that serves a new policy does not get all groups.
         """
         policies = {worker.policy for worker in self._free if worker.policy}
         available = {policy: count for policy in policies if (count := self.groups.available(policy))}
@@ -138,24 +138,24 @@ class SharedRollout:
             return
         recently = time.monotonic() - SWAP_S
         free = [
-            (len(share.playing), number, worker, share)
-            for number, (worker, share) in enumerate(self._free.items())
+            (len(part.playing), number, worker, part)
+            for number, (worker, part) in enumerate(self._free.items())
             if worker.policy and (worker.policy == newest or worker.asked > recently)
         ]
         most = math.ceil((max(available.values()) + sum(playing for playing, *_ in free)) / max(1, len(free)))
         queue = [each for each in free if each[3].room > 0]
         heapq.heapify(queue)
         while queue and available and queue[0][0] < most:
-            playing, number, worker, share = queue[0]
+            playing, number, worker, part = queue[0]
             policy = worker.policy
-            if policy in available and not self._give_group(worker, share):
+            if policy in available and not self._give_group(worker, part):
                 del available[policy]  # none may begin, though they seemed to be available
-            if policy in available and share.room > 0:
-                heapq.heapreplace(queue, (playing + 1, number, worker, share))
+            if policy in available and part.room > 0:
+                heapq.heapreplace(queue, (playing + 1, number, worker, part))
             else:
                 heapq.heappop(queue)
 
-    def _give_group(self, worker: Attended, share: Share) -> bool:
+    def _give_group(self, worker: Attended, part: Part) -> bool:
         """Give a worker a group; return False if none may begin with its policy."""
         start = self.groups.next(worker.policy) if worker.policy else None
         if start is None:
@@ -164,9 +164,9 @@ class SharedRollout:
         order = GroupOrder(start.number, start.problem.problem_id, plan.name, plan.iteration, plan.policy)
         orders.groups[self.number].append(order)
         worker.order(orders)
-        share.playing.add(start.number)
-        share.sent += 1
-        share.room -= 1
-        if share.room <= 0:
+        part.playing.add(start.number)
+        part.sent += 1
+        part.room -= 1
+        if part.room <= 0:
             del self._free[worker]
         return True

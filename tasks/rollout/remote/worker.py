@@ -115,6 +115,7 @@ class Worker:
             with self._news:
                 ended = self._rollouts.pop(number)
             ended.end()
+            self._storing.submit(self._guarded, self._close_writers, number)
 
     def report(self, patience_s: float) -> Report:
         """Return what has happened since the last report; wait for something, but not for ever (`BEAT_S`).
@@ -190,18 +191,27 @@ class Worker:
             if self._policy is None or rollout.complete:
                 return
         gc.freeze()  # collections skip the objects of libraries
-        run_loop(rollout.play(self._local))
+        try:
+            run_loop(rollout.play(self._local))
+        finally:
+            gc.unfreeze()
 
     def _write(self, rollout: "_Rollout", order: StoreOrder) -> None:
         rows, place = rollout.take(order.number), order.place
         if place not in self._writing:
             draft = _WorkersDraft(self._store, place, self._cache, order.rollout, self.note)
-            self._writing[place] = _Writer(draft, place.iteration, rollout.plan.config.rollout.rows_per_shard)
+            rows_per_shard = rollout.plan.config.rollout.rows_per_shard
+            self._writing[place] = _Writer(draft, order.rollout, place.iteration, rows_per_shard)
         self._writing[place].write(rows, order.number)
 
     def _store_old(self) -> None:
         for writer in self._writing.values():
             writer.flush_older(KEPT_S)
+
+    def _close_writers(self, rollout: int) -> None:
+        """Close the writers that were not told to flush at the end, because all that they had was stored."""
+        for place in [place for place, writer in self._writing.items() if writer.rollout == rollout]:
+            self._writing.pop(place).close()
 
     def _flush(self, place: Place) -> None:
         if writer := self._writing.pop(place, None):
@@ -303,9 +313,10 @@ class _Rollout:
 
 
 class _Writer:
-    """Writes trajectories into shards of a draft."""
+    """Writes trajectories of the rollout with a number into shards of a draft."""
 
-    def __init__(self, draft: Draft, iteration: int, rows_per_shard: int) -> None:
+    def __init__(self, draft: Draft, rollout: int, iteration: int, rows_per_shard: int) -> None:
+        self.rollout = rollout
         self._draft, self._iteration = draft, iteration
         # The names differ from those of other writers, whose files will be in the same manifest.
         self._writer = ShardWriter(draft, TRAJECTORY_SCHEMA, rows_per_shard, prefix=f"part-{draft.nonce}")
