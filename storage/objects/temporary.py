@@ -11,18 +11,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_PREFIX = "math-mt-ppo-draft-"
+_PREFIX = "math-mt-ppo_"
 
 
 class TemporaryFolder:
-    """A folder for files of this process. If it is killed, the next process that makes one here removes it.
+    """A folder for files of this process. If it is killed, the next process that makes one in this place removes it.
 
     The process holds a lock on its folder, which the kernel releases at its end.
+
+    Args:
+        parent: the place; default: TMPDIR.
     """
 
-    def __init__(self) -> None:
-        _remove_abandoned(tempfile.gettempdir())
-        self._made, lock = _make()
+    def __init__(self, parent: str | None = None) -> None:
+        parent = parent or tempfile.gettempdir()
+        _remove_abandoned(parent)
+        self._made, lock = _make(parent)
         self.path = Path(self._made.name)
         self._unlock = weakref.finalize(self, os.close, lock)
 
@@ -32,10 +36,10 @@ class TemporaryFolder:
         self._unlock()
 
 
-def _make() -> tuple["tempfile.TemporaryDirectory[str]", int]:
+def _make(parent: str) -> tuple["tempfile.TemporaryDirectory[str]", int]:
     """Make and lock a folder; another process may remove it before it is locked."""
     while True:
-        made = tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True)
+        made = tempfile.TemporaryDirectory(prefix=_PREFIX, dir=parent, ignore_cleanup_errors=True)
         with contextlib.suppress(FileNotFoundError):
             lock = os.open(made.name, os.O_RDONLY)
             with contextlib.suppress(OSError):  # a file system without locks: nobody else can lock it, either

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from storage.objects.temporary import TemporaryFolder
 from tasks.inference import supervisor
 
 _LONGEST_PARENT = 40
@@ -30,8 +31,8 @@ class Supervised:
 
     def __init__(self, log: Path) -> None:
         self.log = log
-        self._made = tempfile.TemporaryDirectory(prefix="math-mt-ppo-", dir=_parent())
-        self.folder = Path(self._made.name)
+        self._made = TemporaryFolder(_parent())
+        self.folder = self._made.path
         self._process: subprocess.Popen[bytes] | None = None
         self._using = threading.RLock()  # one thread may close it while another restarts it
         self._closed = False
@@ -109,7 +110,7 @@ class Supervised:
         with self._using:
             self._closed = True
             self.stop()
-            self._made.cleanup()
+            self._made.remove()
 
     def log_tail(self, lines: int = 15) -> str:
         """Return the last lines of the log."""

@@ -24,7 +24,7 @@ BENCHMARKS = {
     "training": "the training pass against a bare forward-backward loop, and the cost of critic and KL reference",
     "ranks": "a trainer of several ranks: overhead, speed, checkpoints, memory, with 30 million parameters",
     "gpu": "the training pass of 1.5 and 7 billion parameters on a GPU: tokens/s, MFU and peak memory",
-    "cluster": "episodes/s over 1 to 16 rollout workers on simulated nodes, and what Ray costs on one machine",
+    "cluster": "simulated nodes: episodes/s of 1 to 16, the score stage on 2, and what Ray costs on one machine",
     "collectors": "episodes/s and processor time of 1, 2 and 4 processes that play, with servers that only wait",
     "overlap": "the stream (run.overlap) against iterations one after the other, and against the longer stage",
     "storage": "the store on a real S3 server against plain s3fs and pyarrow, and its number of requests",

@@ -1,7 +1,9 @@
-"""Episodes per second over 1 to 16 rollout workers on simulated nodes, and what Ray costs on one machine."""
+"""Simulated nodes: episodes per second of 1 to 16, the score stage on two, and what Ray costs on one machine."""
 
 import os
+import random
 import time
+from dataclasses import replace
 from itertools import pairwise
 from statistics import median
 from typing import TYPE_CHECKING
@@ -11,8 +13,12 @@ from configs import Config
 from configs.schema import Agent
 from storage import layout
 from storage.objects.store import Store
+from storage.records import TRAJECTORY_SCHEMA
+from storage.version_names import TrajectoriesVersion
 from storage.versions import manifests
-from storage.versions.drafts import Draft
+from storage.versions.datasets import ShardWriter
+from storage.versions.drafts import Draft, Provenance
+from tests.benchmarks import scoring
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row, spread
 
@@ -27,10 +33,62 @@ GOAL = 0.9
 PAIRS, ITERATIONS, FIRST = 3, 16, 2
 """Pairs of runs with and without Ray; iterations of a run, and the number of those at its start that do not count."""
 MOST = 1.02
+SHARDS, BATCHES, MOST_OF_ONE = 16, 6, 0.55
 
 
 def measure(lab: Lab) -> list[Row]:
-    return [_scaling(lab), _overhead(lab)]
+    return [_scaling(lab), _scoring(lab), _overhead(lab)]
+
+
+def _scoring(lab: Lab) -> Row:
+    """Grade the same data set on one node and on two, each with one process of the verifier."""
+    from flows.launch.simulated_cluster import simulated_cluster
+
+    graded = _answers(lab)
+    with simulated_cluster(2) as address:
+        one, two = (_score_s(lab, address, nodes, graded) for nodes in (1, 2))
+    what = f"{BATCHES * scoring.PROBLEMS * scoring.GROUP} LaTeX answers in {SHARDS} shards: {one:.1f} s and {two:.1f} s"
+    return Row(
+        "score stage: two nodes / one", f"{two / one:.2f}", f"{MOST_OF_ONE} or less", two / one <= MOST_OF_ONE, what
+    )
+
+
+def _answers(lab: Lab) -> TrajectoriesVersion:
+    """Commit a data set of different answers, each in an episode of its own."""
+    from tests.support.train_helpers import make_trajectory
+
+    rng, used, version = random.Random(1), set[str](), layout.trajectories("graded", 0)
+    batches = [
+        scoring.make_batch(rng, used, lambda drawn: drawn.choice(scoring.LATEX), scoring.make_working)
+        for _ in range(BATCHES)
+    ]
+    pairs = [pair for batch in batches for pair in batch]
+    with Draft(lab.store, version, "trajectories") as draft:
+        with ShardWriter(draft, TRAJECTORY_SCHEMA, -(-len(pairs) // SHARDS)) as writer:
+            for number, (answer, solutions) in enumerate(pairs):
+                row = make_trajectory(f"graded/{number}", [[1]])
+                turn = replace(row.turns[0], text=answer)
+                writer.write(replace(row, turns=[turn], solutions=solutions))
+        draft.commit(Provenance(config={}), [])
+    return version
+
+
+def _score_s(lab: Lab, address: str, nodes: int, graded: TrajectoriesVersion) -> float:
+    """Return the seconds of the score stage on as many nodes, which only grade."""
+    from tasks.cluster.connection import connected
+
+    limits = f"cluster={{address: '{address}', judges: {nodes}}}"
+    config = lab.config("inference.urls=[]", limits, "score.workers=1")
+    with connected(address):
+        from tasks.cluster.node_workers import NodeWorkers
+
+        with NodeWorkers(config, lambda _: None, playing=False) as workers:
+            while workers.handout.ready < nodes:
+                time.sleep(0.1)
+            with Draft(lab.store, layout.scores("graded", 0, f"n{nodes}"), "scores") as draft:
+                start = time.perf_counter()
+                workers.handout.score(graded, draft, 1000)
+                return time.perf_counter() - start
 
 
 def _overhead(lab: Lab) -> Row:

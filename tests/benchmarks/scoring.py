@@ -71,7 +71,7 @@ def measure(_: Lab) -> list[Row]:
         return [
             _row(verifier, "numbers", MANY, lambda _: "1111", lambda _: "", goal=GOAL),
             _row(verifier, "LaTeX", FEW, lambda rng: rng.choice(LATEX), lambda _: ""),
-            _row(verifier, "LaTeX after distinct working", FEW, lambda rng: rng.choice(LATEX), _working),
+            _row(verifier, "LaTeX after distinct working", FEW, lambda rng: rng.choice(LATEX), make_working),
         ]
 
 
@@ -84,7 +84,7 @@ def _row(
     goal: float | None = None,
 ) -> Row:
     rng, used = random.Random(kind), set[str]()
-    batches = [_batch(rng, used, form, working) for _ in range(WARM_UP + count)]
+    batches = [make_batch(rng, used, form, working) for _ in range(WARM_UP + count)]
     runs = [_measure(verifier, pairs) for pairs in batches][WARM_UP:]
     ratios = [run.theirs / run.ours for run in runs]
     ours, again = (median(seconds) for seconds in zip(*[(run.ours, run.again) for run in runs], strict=True))
@@ -126,7 +126,7 @@ def _one_by_one(pairs: list[Pair]) -> list[bool]:
     ]
 
 
-def _batch(
+def make_batch(
     rng: random.Random,
     used: set[str],
     form: Callable[[random.Random], str],
@@ -153,7 +153,7 @@ def _fill(rng: random.Random, shape: str) -> str:
     return re.sub("1", lambda _: str(rng.randint(1, 9)), shape)
 
 
-def _working(rng: random.Random) -> str:
+def make_working(rng: random.Random) -> str:
     """Make about 150 words with a few formulas."""
     words = rng.choices([*WORDS, f"$x_{{1}} = {rng.randint(2, 99)} + y$"], k=150)
     return " ".join(words) + f", case {rng.getrandbits(48)}: "

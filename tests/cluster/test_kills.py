@@ -110,7 +110,9 @@ def remains(cluster: RayCluster) -> list[psutil.Process | Path]:
 def check_settled(cluster: RayCluster, before: list[psutil.Process | Path]) -> None:
     """Check that soon no process of the run is left that was not there before, and no temporary file."""
     command = [sys.executable, "-c", "from storage.objects.temporary import TemporaryFolder as T; T().remove()"]
-    subprocess.run(command, env=os.environ | {"TMPDIR": str(cluster.scratch)}, check=True)  # drafts of killed processes
+    subprocess.run(
+        command, env=os.environ | {"TMPDIR": str(cluster.scratch)}, check=True
+    )  # removes what killed processes have left
     deadline = time.monotonic() + 30
     while left := [each for each in remains(cluster) if each not in before]:
         assert time.monotonic() < deadline, left
@@ -190,7 +192,9 @@ def test_the_head_is_lost(settings: list[str], tmp_path: Path) -> None:
             address = f"cluster.address={own.address}"
             with Flow([*settings, address], tmp_path / "log") as flow:
                 flow.wait_for(newest)
-                (head,) = running("gcs_server")
+                (head,) = (
+                    each for each in running("gcs_server") if str(own.scratch.parent) in " ".join(each.cmdline())
+                )
                 head.kill()
                 began = time.monotonic()
                 assert flow.process.wait(PATIENCE_S) != 0

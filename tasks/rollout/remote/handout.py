@@ -139,6 +139,11 @@ class Handout:
         """Return the number of workers that serve a policy."""
         return sum(worker.policy == policy for worker in list(self._workers))
 
+    @property
+    def ready(self) -> int:
+        """The number of workers that have started."""
+        return sum(worker.answered for worker in list(self._workers))
+
     async def play(self, plan: RolloutPlan, groups: SharedGroups) -> None:
         """See `Workers.play`."""
         rollout = SharedRollout(next(self._numbers), plan, groups)
