@@ -60,7 +60,7 @@ def test_bad_nodes_cost_only_themselves(
         Flow(settings, tmp_path / "log") as flow,
     ):
         all_groups = of_slow = 0
-        while not 0 < of_slow < all_groups / 6 or len(flow.lines("is lost")) < 2:
+        while not 0 < of_slow < all_groups / 5 or len(flow.lines("is lost")) < 2:
             flow.wait_for(flow.newest() + 1)
             all_groups, of_slow = played(flow, tmp_path / "cache")
         flow.interrupt()
