@@ -87,10 +87,11 @@ def check(nodes: Sequence[Node], needs: Needs, placement: Placement) -> None:
     on_gpus = needs.gpus and needs.workers != 0
     wanted = f"1 core and {needs.gpus} GPU(s)" if on_gpus else "1 core"
     having = "; ".join(map(_free, nodes)) or "no node"
-    lower = ", or lower inference.replicas or the parallel sizes in inference.extra_args (cluster.gpus_per_worker)"
+    lower = "add nodes, or lower inference.replicas or the parallel sizes in inference.extra_args"
+    remedy = f"{lower} (cluster.gpus_per_worker)" if on_gpus else "or add nodes"
     raise PlacementError(
-        f"a worker needs {wanted} on one node, the cluster has {having}. Ranks of the trainer have got theirs already "
-        f"(trainer.launcher=ray). Wait for other jobs, add nodes{lower if on_gpus else ''}"
+        f"a worker needs {wanted} on one node, the cluster has {having}. With trainer.launcher=ray the "
+        f"trainer's ranks have taken their room already. Wait for other jobs, {remedy}"
     )
 
 
