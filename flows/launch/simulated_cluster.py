@@ -32,7 +32,8 @@ def simulated_cluster(nodes: int) -> Iterator[str]:
     Raises:
         RuntimeError: it did not start; the message has the end of its log.
     """
-    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
+    os.environ |= {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # Ray reads it once in the life of a process
     with tempfile.TemporaryDirectory(prefix="simulated-cluster-") as logs:
         cluster = Supervised(Path(logs) / "cluster.log")
         try:
