@@ -114,10 +114,9 @@ class JournaledDraft(Draft):
 def shards(store: Store, version: str, length: int | None = None) -> dict[str, Shard]:
     """Return the finished shards of an uncommitted version by path: those of its last writer and those it took over."""
     log, finished = Log(store, layout.journal(version)), dict[str, Shard]()
+    numbers = range(log.length() if length is None else length)
     with ThreadPoolExecutor(_READERS) as readers:
-        contents = list(
-            readers.map(lambda number: _read(log, number), range(log.length() if length is None else length))
-        )
+        contents = list(readers.map(lambda number: _read(log, number), numbers))
     for content in contents:
         if isinstance(content, dict):
             finished |= content

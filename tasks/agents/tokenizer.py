@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -20,17 +20,10 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     Raises:
         Exception: a file is missing or cannot be parsed; the library raises no narrower error.
     """
-    stated = json.loads((folder / "tokenizer_config.json").read_bytes())
-    if stated.get("tokenizer_class") in _PLAIN:
-        from transformers import PreTrainedTokenizerFast
+    import transformers  # it imports its parts when they are used
 
-        plain: PreTrainedTokenizerBase = PreTrainedTokenizerFast.from_pretrained(
-            folder, trust_remote_code=False, local_files_only=True
-        )
-        return plain
-    from transformers import AutoTokenizer
-
-    found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-        folder, trust_remote_code=False, local_files_only=True
-    )
-    return found
+    stated = folder / "tokenizer_config.json"
+    plain = stated.exists() and json.loads(stated.read_bytes()).get("tokenizer_class") in _PLAIN
+    kind: Any = transformers.PreTrainedTokenizerFast if plain else transformers.AutoTokenizer
+    tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    return tokenizer

@@ -134,7 +134,8 @@ class NodeWorkers:
     def _note_loss(self, remote: RemoteWorker, error: BaseException, useful: bool) -> None:
         assert isinstance(remote, RayWorker)
         with self._lock:
-            self._workers.pop(remote.node.id, None)
+            if self._workers.get(remote.node.id) is remote:  # not a judge that has made room for another worker
+                del self._workers[remote.node.id]
             self._losses.note(remote.node.id, error, useful=useful)
 
     def _look_for_nodes(self) -> None:
@@ -170,9 +171,9 @@ class NodeWorkers:
         """
         plays = any(worker.plays for worker in self._workers.values())
         able = {node.id for node in others if node.cpus >= 1 and node.gpus >= self._needs.gpus}
-        return (
-            self._losses.cause if not plays and self._losses.all_broken and able <= self._losses.broken.keys() else None
-        )
+        if plays or not self._losses.all_broken or not able <= self._losses.broken.keys():
+            return None
+        return self._losses.cause
 
     def _spare_judges(self, others: Sequence[Node]) -> list[RayWorker]:
         """Return judges on whose nodes workers should play, because too few nodes are left for that."""

@@ -177,7 +177,7 @@ class RayTrainer:
         """Check all hosts from time to time, whether or not others answer; the body of a thread."""
         hosts: list[Any] = []
         asked: dict[int, tuple[Any, float]] = {}
-        """Of each host: what it has not answered yet, and since when."""
+        """The check that each host has not answered yet, and when it was asked."""
         while True:
             with self._watching:
                 self._watching.wait(_CHECK_S)

@@ -109,10 +109,9 @@ def remains(cluster: RayCluster) -> list[psutil.Process | Path]:
 
 def check_settled(cluster: RayCluster, before: list[psutil.Process | Path]) -> None:
     """Check that soon no process of the run is left that was not there before, and no temporary file."""
+    # The next process removes the folders of killed ones.
     command = [sys.executable, "-c", "from storage.objects.temporary import TemporaryFolder as T; T().remove()"]
-    subprocess.run(
-        command, env=os.environ | {"TMPDIR": str(cluster.scratch)}, check=True
-    )  # removes what killed processes have left
+    subprocess.run(command, env=os.environ | {"TMPDIR": str(cluster.scratch)}, check=True)
     deadline = time.monotonic() + 30
     while left := [each for each in remains(cluster) if each not in before]:
         assert time.monotonic() < deadline, left

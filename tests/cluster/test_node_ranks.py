@@ -1,4 +1,4 @@
-"""What the processes of a trainer's ranks say of themselves, and what is kept of a failure."""
+"""The processes of a trainer's ranks report their state and the first cause; a store that is away hides no cause."""
 
 import logging
 from pathlib import Path
@@ -41,6 +41,8 @@ class Host:
 
 @pytest.fixture
 def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeRanks:
+    logger = logging.getLogger("tasks")
+    monkeypatch.setattr(logger, "handlers", list(logger.handlers))  # so that the node's own does not stay
     monkeypatch.setattr(NodeProcess, "_end_without_flow", lambda _: None)
     monkeypatch.setattr(NodeProcess, "_open_store", lambda _: None)
     monkeypatch.setattr("tasks.cluster.node_ranks.HostRanks", Host)
@@ -51,7 +53,7 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> NodeRanks:
 
 
 def test_ranks_that_start_are_not_taken_for_lost(node: NodeRanks) -> None:
-    """On a busy node the flow asks between the making of a host's folder and the start of its ranks."""
+    """The flow may ask after a host's folder was made and before its ranks start."""
     assert node.start("127.0.0.1:29500") is None
     assert [*Host.said, node.check()[1]] == [None] * 3
 

@@ -38,6 +38,7 @@ _ANOTHER_S = 60.0
 _KEEP_S = 30.0
 """Longest wait for the storing of finished groups when a stream ends early."""
 _KEEP_LOOK_S = 0.2
+"""Time between two looks whether they are stored."""
 _LOOK_S = 1.0
 """Time between two looks for what nothing notes, such as a worker that never came."""
 _TELL_S = 30.0
@@ -101,7 +102,7 @@ class Handout:
         self._idle.set()
         self._scoring: ScoringJob | None = None
         self.first_loss: BaseException | None = None
-        """The error of the first worker that was lost since others have finished a group."""
+        """The error of the first worker that was lost after the last group was finished; None if there is none."""
         self._fatal: BaseException | None = None
         self._alone_since = time.monotonic()
         self._lost_at = -math.inf
@@ -347,15 +348,17 @@ class Handout:
 
     def _dismiss(self, remote: RemoteWorker) -> None:
         for worker in [worker for worker in self._workers if worker.remote is remote]:
-            self._workers.pop(worker).cancel()
-            for task in worker.grading:
-                task.cancel()
+            self._forget(worker).cancel()
             remote.end()
 
-    def _lose(self, worker: Attended, error: BaseException) -> None:
-        del self._workers[worker]
+    def _forget(self, worker: Attended) -> asyncio.Task[None]:
+        """Give the shards that a worker grades to others; return the task that attends to it."""
         for task in worker.grading:
             task.cancel()
+        return self._workers.pop(worker)
+
+    def _lose(self, worker: Attended, error: BaseException) -> None:
+        self._forget(worker)
         self._alone_since = self._lost_at = time.monotonic()
         self.first_loss = self.first_loss or error
         playing = sum(rollout.lose(worker) for rollout in self._rollouts)

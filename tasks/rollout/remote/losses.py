@@ -30,7 +30,7 @@ class Losses:
 
     @property
     def all_broken(self) -> bool:
-        """Whether all places that have lost a worker are broken."""
+        """Return whether all places that have lost a worker are broken."""
         return self.broken.keys() >= self._last.keys()
 
     def note(self, place: str, error: BaseException, *, useful: bool) -> None:
