@@ -10,6 +10,7 @@ import logging
 import os
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from flows.launch.threads import share_cores
@@ -57,17 +58,18 @@ def main() -> None:
         rows: list[Row] = []
         try:
             for name in names:
-                rows += _run(name, lab)
+                rows.extend(_run(name, lab))
         finally:  # if one fails, show the results of those before it
             show(rows)
 
 
-def _run(name: str, lab: Lab) -> list[Row]:
+def _run(name: str, lab: Lab) -> Iterator[Row]:
     print(f"{name}: {BENCHMARKS[name]}", flush=True)
     start = time.monotonic()
-    rows: list[Row] = importlib.import_module(f"tests.benchmarks.{name}").measure(lab)
+    for row in importlib.import_module(f"tests.benchmarks.{name}").measure(lab):
+        print(f"  {row.benchmark}: {row.measured} (goal: {row.goal}); {row.detail}", flush=True)
+        yield row
     print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
-    return rows
 
 
 def show(rows: list[Row]) -> None:

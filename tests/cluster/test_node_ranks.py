@@ -2,16 +2,21 @@
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
+from ray.exceptions import RayActorError
 
 from configs import load
 from storage.errors import StorageError
 from storage.objects.store import Store
+from tasks.cluster import trainer
 from tasks.cluster.logs import keep_logs
 from tasks.cluster.node_process import NodeProcess, for_nodes
 from tasks.cluster.node_ranks import LOST, NodeRanks
+from tasks.rollout.remote.messages import Failure
 
 
 class Host:
@@ -74,6 +79,33 @@ def test_a_rank_that_failed_by_itself_is_the_cause(node: NodeRanks) -> None:
         failure = node.check()[1]
         assert failure
         assert (failure.kind, failure.text) == (kind, text)
+
+
+def test_the_first_cause_is_the_error_of_another_host_and_not_that_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first host only notices that it has lost the rank of another one, which has failed by itself."""
+
+    def get(answer: object, timeout: float) -> object:
+        assert timeout > 0
+        if isinstance(answer, Exception):
+            raise answer
+        return [], answer
+
+    class Answers:
+        def __init__(self, *answers: object) -> None:
+            left = iter(answers)
+            self.check = SimpleNamespace(remote=lambda: next(left))
+
+    monkeypatch.setattr(ray, "get", get)
+    monkeypatch.setattr(trainer, "_POLL_S", 0.0)
+    lost, own = Failure(LOST, "a connection was closed", ""), Failure("ValueError", "no such option", "in line 7")
+    made = trainer.RayTrainer.__new__(trainer.RayTrainer)
+    for others, first, cause in [
+        ([Answers(lost), Answers(None, own)], lost, own),  # it notices its own error a little later
+        ([Answers(lost), Answers(RayActorError())], lost, lost),
+        ([Answers(RayActorError())], None, None),
+    ]:
+        made._hosts, made._failure = [object(), *others], first
+        assert made._first_cause() == cause
 
 
 def test_warnings_of_a_node_reach_the_flow(node: NodeRanks) -> None:

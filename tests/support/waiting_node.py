@@ -20,6 +20,8 @@ from tests.support.wrong_clock import set_clock_ahead
 
 SECONDS = "WAITING_NODE_SECONDS"
 """Environment variable of a node: the median duration of a completion."""
+SPREAD = 0.5
+"""The sigma of its log-normal distribution."""
 CACHE = "WAITING_NODE_CACHE"
 """Environment variable of a node: its `storage.cache`, as if its file system were another one."""
 HOLD = "WAITING_NODE_HOLD"
@@ -49,7 +51,7 @@ class WaitingNode(NodeWorker):
         if (order := self._cache / NO_ENGINE).exists():
             order.unlink()
             raise OSError(errno.ENOSPC, "No space left on device")
-        return nullcontext(WaitingEngine(log_normal(float(os.environ.get(SECONDS, "0.05")), 0.5)))
+        return nullcontext(WaitingEngine(log_normal(float(os.environ.get(SECONDS, "0.05")), SPREAD)))
 
     def _open_store(self) -> Store:
         super()._open_store()
