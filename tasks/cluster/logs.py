@@ -13,6 +13,8 @@ from storage.objects.store import Store
 
 _WAIT_S = 15.0
 """Longest wait for nodes that upload their logs."""
+_FOLDER = "folder_of_logs"
+"""Attribute of an error: where logs are kept because of it."""
 
 
 def keep_logs(
@@ -20,23 +22,27 @@ def keep_logs(
 ) -> None:
     """Let the processes upload what their nodes have logged, and write down the causes, the first one first.
 
-    If the store cannot be written, which may be the cause, a line of text says so.
+    The same error may end workers and trainer: what is kept because of it lies in one folder, with the causes of the
+    first call. If the store cannot be written, which may be the cause, a line of text says so.
 
     Args:
         store: the store of the run.
         run: its name.
         processes: actors of `tasks.cluster.node_process.NodeProcess`; some may be gone.
-        causes: the errors that led to the end.
+        causes: the errors that led to the end; the last one ends the flow.
         progress: called with a line of text that says where the logs are.
     """
-    folder = layout.logs(run, datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%f"))
-    texts = dict.fromkeys("".join(traceback.format_exception(cause)) for cause in causes)
-    try:
-        store.with_patience(_WAIT_S).write(f"{folder}/cause.txt", "\n".join(texts).encode())
-    except (StorageError, OSError) as error:
-        progress(f"the logs of the nodes stay there, in logs/{run} of their storage.cache: {error}")
-        return
+    kept: str | None = getattr(causes[-1], _FOLDER, None)
+    folder = kept or layout.logs(run, datetime.now(UTC).strftime("%Y-%m-%dT%H-%M-%S.%f"))
+    if not kept:
+        texts = dict.fromkeys("".join(traceback.format_exception(cause)) for cause in causes)
+        try:
+            store.with_patience(_WAIT_S).write(f"{folder}/cause.txt", "\n".join(texts).encode())
+        except (StorageError, OSError) as error:
+            progress(f"the logs of the nodes stay there, in logs/{run} of their storage.cache: {error}")
+            return
+        setattr(causes[-1], _FOLDER, folder)
+        progress(f"the causes of the failure, and the logs of all nodes that answer: {store.uri(folder)}")
     uploads = [process.store_logs.remote(folder) for process in processes]
     if uploads:
         ray.wait(uploads, num_returns=len(uploads), timeout=_WAIT_S)
-    progress(f"the causes of the failure, and the logs of all nodes that answered: {store.uri(folder)}")

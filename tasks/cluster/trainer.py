@@ -109,11 +109,12 @@ class RayTrainer:
                 return action()
             except RanksLostError as error:
                 cause = self._first_cause()
-                self._kill()
+                # The last hosts are not killed before their logs are kept.
                 if cause and cause.kind != LOST:
                     raise _error(cause) from error
                 if self._restarts >= self._config.trainer.max_restarts:
                     raise
+                self._kill()
                 self._restarts += 1
                 progress(f"{error}\nAll ranks start again from the last checkpoint (restart {self._restarts})")
 
