@@ -109,7 +109,7 @@ class RayTrainer:
                 return action()
             except RanksLostError as error:
                 cause = self._first_cause()
-                # The last hosts are not killed before their logs are kept.
+                # Hosts of the last start are killed at the flow's end, after their logs are kept.
                 if cause and cause.kind != LOST:
                     raise _error(cause) from error
                 if self._restarts >= self._config.trainer.max_restarts:

@@ -67,7 +67,8 @@ def _run(name: str, lab: Lab) -> Iterator[Row]:
     print(f"{name}: {BENCHMARKS[name]}", flush=True)
     start = time.monotonic()
     for row in importlib.import_module(f"tests.benchmarks.{name}").measure(lab):
-        print(f"  {row.benchmark}: {row.measured} (goal: {row.goal}); {row.detail}", flush=True)
+        goal = f" (goal: {row.goal})" if row.goal else ""
+        print(f"  {row.benchmark}: {row.measured}{goal}; {row.detail}", flush=True)
         yield row
     print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
 

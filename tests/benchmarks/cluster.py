@@ -36,8 +36,8 @@ GOAL = 0.9
 PAIRS, ITERATIONS, FIRST = 3, 16, 2
 """Pairs of runs with and without Ray; iterations of a run, and the number of those at its start that do not count."""
 MOST = 1.02
-SHARDS, BATCHES, MOST_OF_ONE = 16, 6, 0.6
-"""Shards of the data set that is graded, batches of its answers, and the goal: the same cores also run flow and Ray."""
+SHARDS, BATCHES, MOST_OF_ONE = 16, 6, 0.55
+"""Shards of the data set that is graded, batches of its answers, and the goal; two nodes could at best need 0.5."""
 
 
 def measure(lab: Lab) -> Iterator[Row]:
@@ -130,7 +130,8 @@ def _scaling(lab: Lab) -> Row:
     from flows.launch.simulated_cluster import simulated_cluster
     from tests.support.waiting_node import SECONDS
 
-    os.environ[SECONDS] = str(TURN_S)  # read by the workers, which inherit it from their node
+    # Workers inherit it from their node. It is not patched, since that would also take back Ray's token at the end.
+    os.environ[SECONDS] = str(TURN_S)
     with simulated_cluster(max(WORKERS)) as address:
         shares = {count: _share_of_ideal(lab, address, count) for count in WORKERS}
     worst = min(shares.values()) / shares[1]
@@ -177,7 +178,8 @@ def _play(lab: Lab, config: Config, problem_set: "ProblemsVersion", count: int) 
         workers.handout.serve(policy)
         while workers.handout.serving(policy) < count:
             time.sleep(0.1)
-        for iteration, played in enumerate([drawn[: AT_ONCE * count], drawn]):  # first, they import what they need
+        # Only the second rollout counts: in the first one workers import what they need.
+        for iteration, played in enumerate([drawn[: AT_ONCE * count], drawn]):
             name = f"cluster-{count}/{iteration:06}"
             plan = RolloutPlan(name, config, iteration, policy, problem_set, gconfig, GROUP)
             with Draft(lab.store, f"runs/{name}", "trajectories") as draft:
