@@ -10,12 +10,12 @@ import os
 import secrets
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from storage.objects.temporary import TemporaryFolder
 from tasks.inference.supervised import Supervised
 
 _START_S = 120.0
@@ -34,14 +34,15 @@ def simulated_cluster(nodes: int) -> Iterator[str]:
     """
     os.environ |= {"RAY_AUTH_MODE": "token", "RAY_USAGE_STATS_ENABLED": "0"}
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # Ray reads it once in the life of a process
-    with tempfile.TemporaryDirectory(prefix="simulated-cluster-") as logs:
-        cluster = Supervised(Path(logs) / "cluster.log")
-        try:
-            folder = str(cluster.folder)
-            cluster.start([sys.executable, "-m", "flows.launch.simulated_cluster", str(nodes), folder], os.environ)
-            yield _address(cluster)
-        finally:
-            cluster.close()
+    logs = TemporaryFolder()
+    cluster = Supervised(logs.path / "cluster.log")
+    try:
+        folder = str(cluster.folder)
+        cluster.start([sys.executable, "-m", "flows.launch.simulated_cluster", str(nodes), folder], os.environ)
+        yield _address(cluster)
+    finally:
+        cluster.close()
+        logs.remove()
 
 
 def _address(cluster: Supervised) -> str:
