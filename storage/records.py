@@ -11,7 +11,9 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 3  # 2: sequence_starts, 3: unplayed_turns
+SCHEMA_VERSION = (
+    4  # 2: sequence_starts, 3: unplayed_turns, 4: calls, branches, reward parts and metadata; rewards of scores
+)
 
 Status = Literal["completed", "truncated", "rejected", "failed"]
 """completed: the agent ended the episode. truncated: the token limit cut its last turn, or the context had no room for
@@ -24,7 +26,12 @@ HIGHEST_LOGPROB = 1e-4
 """Largest logprob that rounding explains. Exact logprobs are at most 0, but GPU kernels compute logit - logsumexp in
 float32, where logits of some hundreds have a resolution of 3e-5. A larger value is not a logprob."""
 
-VerdictName = Literal["correct", "wrong", "unparsable", "timeout", "error"]
+VerdictName = Literal["correct", "wrong", "unparsable", "timeout", "error", "none"]
+"""none: the turn answers nothing, such as a call of a tool. It has no reward, and counts in no accuracy."""
+
+CallStatus = Literal["answered", "failed", "unanswered", "unparsable"]
+"""answered: the tool's output followed. failed: an error of the tool, or of the arguments, followed. unanswered: the
+agent sent no output. unparsable: the policy wrote something like a call that cannot be read."""
 
 Standing = Literal["unknown", "middle", "retired", "suspect"]
 """unknown: too few episodes. retired: nearly always solved. suspect: never solved, so its gold answers may be wrong.
@@ -57,7 +64,7 @@ class Turn:
     end: int
     text: str
     verdict: str  # the environment's, which the agent received; the score stage grades again
-    reward: float  # raw success according to the environment, 0 or 1
+    reward: float  # the environment's, raw: any finite number; 0 or 1 for verdicts on answers
     finish_reason: str  # stop | length
     feedback: str  # what the agent gave to the policy next; empty on the last turn
     latency_s: float
@@ -65,11 +72,29 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a tool in a completion, and what the tool answered.
+
+    Example: Call(turn=0, id="call-1", name="calculator", arguments='{"expression": "12 + 7"}', output="19",
+    status="answered")
+    """
+
+    turn: int  # the turn whose completion contains the call
+    id: str
+    name: str
+    arguments: str  # JSON as the policy wrote it; the whole text of a call that cannot be parsed
+    output: str  # empty without an answer
+    status: CallStatus
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
     """The turns of one episode as one token sequence: prompt, completion 1, feedback 1, completion 2 …
 
     T is the length of the sequence. Sampled ids are stored as the engine returned them. If the chat template rewrites
-    earlier turns (thinking models), a turn begins a new sequence; all sequences follow each other in the same columns.
+    earlier turns (thinking models), or an agent goes back to an earlier point of the conversation or begins another
+    one, a turn begins a new sequence; all sequences follow each other in the same columns. A completion that occurs in
+    several sequences is a turn of one of them.
 
     Example: Trajectory(trajectory_id="demo/3/12+7/0", run="demo", iteration=3, problem_id="12+7", sample=0, …,
     token_ids=[5, 9, 7], action_mask=[False, False, True], logprobs=[0.0, 0.0, -0.1], versions=[-1, -1, 3])
@@ -103,6 +128,12 @@ class Trajectory:
     latency_s: float
     sequence_starts: list[int] = field(default_factory=lambda: [0])  # where each sequence begins in token_ids
     unplayed_turns: int = -1  # truncated: turns for which the context had no room; -1: unknown
+    source: str = ""  # the problem's
+    metadata: str = "{}"  # the problem's, JSON
+    calls: list[Call] = field(default_factory=list)  # by turn
+    ungraded: list[int] = field(default_factory=list)  # turns that answer nothing, such as calls of tools
+    follows: list[int] = field(default_factory=list)  # K, the turn that each one follows, -1: none; []: the one before
+    reward_parts: list[dict[str, float]] = field(default_factory=list)  # K, the named parts of each reward; []: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +141,7 @@ class Score:
     """The stored verdict on one turn. Scores are stored apart from trajectories, so re-scoring never rewrites tokens.
 
     Example: Score(trajectory_id="demo/3/12+7/0", turn=0, verdict="correct", success=1.0, extracted="19",
-    solution="19", reason="")
+    solution="19", reason="", reward=1.0)
     """
 
     trajectory_id: str
@@ -120,6 +151,8 @@ class Score:
     extracted: str  # what the verifier read as the answer
     solution: str  # the gold solution that matched, or the first
     reason: str  # details of a timeout or an error
+    reward: float  # raw: any finite number; the success, unless the scorer knows better
+    parts: dict[str, float] = field(default_factory=dict)  # the named parts of the reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +239,10 @@ PROBLEM_SCHEMA = _schema(
     ("metadata", pa.string()),
 )
 
+_PARTS = pa.map_(pa.string(), pa.float32())
+_CALL = pa.struct(
+    [("turn", pa.int32()), *((name, pa.string()) for name in ("id", "name", "arguments", "output", "status"))]
+)
 _TURN = pa.struct(
     [
         ("start", pa.int32()),
@@ -250,6 +287,12 @@ TRAJECTORY_SCHEMA = _schema(
     ("latency_s", pa.float32()),
     ("sequence_starts", pa.list_(pa.int32())),
     ("unplayed_turns", pa.int32()),
+    ("source", pa.string()),
+    ("metadata", pa.string()),
+    ("calls", pa.list_(_CALL)),
+    ("ungraded", pa.list_(pa.int32())),
+    ("follows", pa.list_(pa.int32())),
+    ("reward_parts", pa.list_(_PARTS)),
 )
 
 SCORE_SCHEMA = _schema(
@@ -261,6 +304,8 @@ SCORE_SCHEMA = _schema(
     ("extracted", pa.string()),
     ("solution", pa.string()),
     ("reason", pa.string()),
+    ("reward", pa.float32()),
+    ("parts", _PARTS),
 )
 
 HISTORY_SCHEMA = _schema(
@@ -312,17 +357,22 @@ EXCLUSION_SCHEMA = _schema(
 )
 
 
-_TURN_NAMES = [field.name for field in dataclasses.fields(Turn)]
-_turn_values = attrgetter(*_TURN_NAMES)
+_STRUCTS = {"turns": Turn, "calls": Call}
+"""The columns whose values are lists of records."""
+_GETTERS = {
+    name: (names := [field.name for field in dataclasses.fields(record)], attrgetter(*names))
+    for name, record in _STRUCTS.items()
+}
 
 
 def to_table(rows: list[Any], schema: pa.Schema) -> pa.Table:
-    """Convert rows (dataclass instances) to an Arrow table; nested turns become structs."""
+    """Convert rows (dataclass instances) to an Arrow table; nested records become structs."""
     columns = {}
     for column in schema:
         values = [getattr(row, column.name) for row in rows]
-        if column.name == "turns":
-            values = [[dict(zip(_TURN_NAMES, _turn_values(turn), strict=True)) for turn in turns] for turns in values]
+        if column.name in _GETTERS and pa.types.is_list(column.type):
+            names, values_of = _GETTERS[column.name]
+            values = [[dict(zip(names, values_of(record), strict=True)) for record in records] for records in values]
         columns[column.name] = pa.array(values, column.type)
     return pa.table(columns, schema=schema)
 
@@ -330,6 +380,14 @@ def to_table(rows: list[Any], schema: pa.Schema) -> pa.Table:
 def to_trajectory(row: dict[str, Any]) -> Trajectory:
     """Convert a row of a Parquet file (`Table.to_pylist`) to a record.
 
-    In files of schema 1 each row is one sequence. Files before schema 3 do not have the number of unplayed turns.
+    In files of schema 1 each row is one sequence. Files before schema 3 do not have the number of unplayed turns, those
+    before schema 4 neither calls nor branches, reward parts or the problem's source and metadata.
     """
-    return Trajectory(**{**row, "turns": [Turn(**turn) for turn in row["turns"]]})
+    records = {name: [record(**each) for each in row.get(name, ())] for name, record in _STRUCTS.items()}
+    parts = [dict(parts) for parts in row.get("reward_parts", ())]
+    return Trajectory(**{**row, **records, "reward_parts": parts})
+
+
+def to_score(row: dict[str, Any]) -> Score:
+    """Convert a row of a Parquet file to a record; in files before schema 4 the reward is the success."""
+    return Score(**{"reward": row["success"], **row, "parts": dict(row.get("parts", ()))})

@@ -47,8 +47,16 @@ _KEYS = {
     "exclusions": ("trajectory_id", "data_set", "problem_key"),
 }
 """The columns that identify a row of a version: no two rows may have the same values in them."""
-_NEW_IN = {2: {"sequence_starts"}, 3: {"unplayed_turns"}}
-"""Columns that files of an older schema lack, by the schema version that added them."""
+_NEW_IN: dict[str, dict[int, set[str]]] = {
+    "trajectories": {
+        2: {"sequence_starts"},
+        3: {"unplayed_turns"},
+        4: {"source", "metadata", "calls", "ungraded", "follows", "reward_parts"},
+    },
+    "scores": {4: {"reward", "parts"}},
+}
+"""Columns that files of an older schema lack, by kind and by the schema version that added them."""
+_NEW_IN["evaluation"] = _NEW_IN["trajectories"]
 _PER_TOKEN = ("token_ids", "action_mask", "logprobs", "versions")
 _NAMED = 3  # number of rows that a message names
 
@@ -63,7 +71,7 @@ def parquet(path: Path, kind: str, rows: int | None) -> list[str]:
         return [f"cannot be read as Parquet: {error}"]
     if written > SCHEMA_VERSION:
         return [f"was written with schema_version {written}; this code knows {SCHEMA_VERSION}: upgrade"]
-    optional = {name for version, names in _NEW_IN.items() if written < version for name in names}
+    optional = {name for since, names in _NEW_IN.get(kind, {}).items() if written < since for name in names}
     problems = _schema_problems(schema, SCHEMAS[kind], optional)
     if row_count != rows:
         problems.append(f"has {row_count} rows, its manifest says {rows}")

@@ -9,7 +9,7 @@ episodes       one row for each trajectory, without tokens: row, data_set, run, 
                and of the best turn, null without scores
 turns          one row for each turn: row, data_set, run, iteration, trajectory_id, problem_id, sample, turn, "last",
                "start", "end", text, environment_verdict, reward, finish_reason, feedback, seed; from its score, null
-               without one: verdict, success, extracted, solution, verdict_reason
+               without one: verdict, success, extracted, solution, verdict_reason, scored_reward
 problems       one row for each distinct problem: problem_id, prompt, solutions
 cases          one row for each case of a check: check_name, unit, id, data_set (version), detail
 
@@ -122,14 +122,15 @@ _TABLES = (
         from trajectories
     ), judged as (
         select distinct on (data_set, trajectory_id, turn) data_set, trajectory_id, turn, verdict, success, extracted,
-               solution, reason
+               solution, reason, coalesce(reward, success) as scored_reward
         from scores order by row
     )
     select s.row, s.data_set, s.run, s.iteration, s.trajectory_id, s.problem_id, s.sample, s.turn::integer as turn,
            s.turn = s.turns - 1 as "last", s.t."start"::bigint as "start", s.t."end"::bigint as "end", s.t.text as text,
            s.t.verdict as environment_verdict, s.t.reward as reward, s.t.finish_reason as finish_reason,
            s.t.feedback as feedback, s.t.seed as seed, j.verdict as verdict, j.success as success,
-           j.extracted as extracted, j.solution as solution, j.reason as verdict_reason
+           j.extracted as extracted, j.solution as solution, j.reason as verdict_reason,
+           j.scored_reward as scored_reward
     from spoken s left join judged j using (data_set, trajectory_id, turn)""",
     """create table episodes as
     select t.row, t.data_set, t.run, t.iteration, t.trajectory_id, t.problem_id, t.sample, t.status, t.reason,

@@ -12,7 +12,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any, get_args
 
-from storage.records import HIGHEST_LOGPROB, Status, Trajectory, Turn
+from storage.records import HIGHEST_LOGPROB, Call, CallStatus, Status, Trajectory, Turn
 from storage.visible import described
 from tasks.inference.api import Completion, GenerationConfig, Observation
 from tasks.rollout.values import RefusedError, check_ids, check_kinds, check_seed, check_text, number, shown
@@ -22,7 +22,8 @@ MOST_COMPLETIONS = 256
 LONGEST_REASON = 2000
 
 _AGENTS_OWN = {"status", "reason", "token_ids", "action_mask", "logprobs", "versions", "turns", "turn_discount"} | {
-    "sequence_starts", "unplayed_turns", "sampling", "started_at", "latency_s"}  # fmt: skip
+    "sequence_starts", "unplayed_turns", "sampling", "started_at", "latency_s"} | {
+    "calls", "ungraded", "follows", "reward_parts"}  # fmt: skip
 _IDENTITY = [field.name for field in dataclasses.fields(Trajectory) if field.name not in _AGENTS_OWN]
 _identity = attrgetter(*_IDENTITY)
 
@@ -93,8 +94,12 @@ def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Sequenc
     if not 0 <= discount <= 1:
         raise RefusedError(f"turn_discount={discount}: give a number from 0 to 1")
     turns = [_checked_turn(f"turn {place}", turn) for place, turn in enumerate(trajectory.turns)]
+    _check_branches(trajectory)
+    parts = _checked_parts(trajectory)
     # The gold answers come from our record: the agent may still change the list that it returned.
-    return dataclasses.replace(trajectory, turns=turns, turn_discount=discount, solutions=record.solutions)
+    return dataclasses.replace(
+        trajectory, turns=turns, turn_discount=discount, solutions=record.solutions, reward_parts=parts
+    )
 
 
 def _check_columns(trajectory: Trajectory, vocabulary: int) -> None:
@@ -162,6 +167,38 @@ def _check_starts(trajectory: Trajectory) -> None:
             f"sequence_starts={shown(starts)}: it must begin with 0 and rise, and each sequence must begin with a "
             "prompt, not with a sampled token"
         )
+
+
+def _check_branches(trajectory: Trajectory) -> None:
+    """Check calls, ungraded turns and the turns that others follow, all of which name turns of this trajectory."""
+    count = len(trajectory.turns)
+    check_kinds("calls", trajectory.calls, {Call})
+    for call in trajectory.calls:
+        for name in ("id", "name", "arguments", "output"):
+            check_text(f"{name} of a call", getattr(call, name))
+        if call.status not in get_args(CallStatus):
+            raise RefusedError(f"status={shown(call.status)} of a call: give one of {', '.join(get_args(CallStatus))}")
+    named = {"turn of a call": [call.turn for call in trajectory.calls], "ungraded": trajectory.ungraded}
+    for name, turns in {**named, "follows": trajectory.follows}.items():
+        check_kinds(name, turns, {int})
+        least = -1 if name == "follows" else 0
+        if not all(least <= turn < count for turn in turns):
+            raise RefusedError(
+                f"{name}: {shown(str(turns))} names a turn that the trajectory, of {count}, does not have"
+            )
+    if trajectory.follows and len(trajectory.follows) != count:
+        raise RefusedError(f"follows has {len(trajectory.follows)} values for {count} turns: every turn needs one")
+
+
+def _checked_parts(trajectory: Trajectory) -> list[dict[str, float]]:
+    """Check the named parts of the turns' rewards and return them as Python's own numbers."""
+    parts = trajectory.reward_parts
+    check_kinds("reward_parts", parts, {dict})
+    if parts and len(parts) != len(trajectory.turns):
+        raise RefusedError(f"reward_parts has {len(parts)} values for {len(trajectory.turns)} turns: each needs one")
+    for name in {name for named in parts for name in named}:
+        check_text("the name of a reward's part", name)
+    return [{name: number(f"part {name!r} of a reward", value) for name, value in named.items()} for named in parts]
 
 
 def _checked_turn(where: str, turn: Turn) -> Turn:

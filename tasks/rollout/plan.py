@@ -109,6 +109,8 @@ class RolloutPlan:
             seed=seed,
             started_at=0.0,
             latency_s=0.0,
+            source=problem.source,
+            metadata=problem.metadata,
         )
 
 

@@ -129,4 +129,5 @@ def _score(trajectory_id: str, turn: int, verdict: Verdict) -> Score:
         extracted=verdict.extracted,
         solution=verdict.solution,
         reason=verdict.reason,
+        reward=verdict.success,
     )

@@ -14,7 +14,7 @@ from configs import Config
 from storage import layout
 from storage.objects.cache import scratch_of, trim_to_limit
 from storage.objects.store import Store
-from storage.records import Score, Trajectory
+from storage.records import Score, Trajectory, to_score
 from storage.version_names import PolicyVersion, ScoresVersion, TrajectoriesVersion
 from storage.versions import checkpoints, datasets
 from storage.versions.checkpoints import Checkpoint
@@ -101,7 +101,7 @@ class VersionTrainer:
     def _rows(self, trajectories: TrajectoriesVersion, scores: ScoresVersion) -> tuple[list[Trajectory], list[Score]]:
         with self._mesh.in_turns() if self._mesh else nullcontext():
             rows = list(datasets.trajectories(self._store, trajectories, self._cache))
-            return rows, [Score(**row) for row in datasets.rows(self._store, scores, self._cache)]
+            return rows, [to_score(row) for row in datasets.rows(self._store, scores, self._cache)]
 
     def _without_excluded(
         self, rows: list[Trajectory], version: TrajectoriesVersion, progress: Progress

@@ -71,7 +71,16 @@ def rows() -> list[Trajectory]:
 def scores(made: list[Trajectory]) -> list[Score]:
     verdicts: tuple[VerdictName, ...] = ("wrong", "correct", "unparsable")
     return [
-        Score(row.trajectory_id, turn, (name := verdicts[(number + turn) % 3]), float(name == "correct"), "3", "3", "")
+        Score(
+            row.trajectory_id,
+            turn,
+            (name := verdicts[(number + turn) % 3]),
+            (right := float(name == "correct")),
+            "3",
+            "3",
+            "",
+            right,
+        )
         for number, row in enumerate(made)
         for turn in range(2)
     ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from configs import Config
 from configs.schema import PPO
-from storage.records import Score, Trajectory
+from storage.records import Score, Trajectory, to_score
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row, spread
 
@@ -116,7 +116,7 @@ def _play(lab: Lab, config: Config) -> tuple[list[Trajectory], list[Score]]:
         trajectories = rollout.fn(workspace, workers, 0, lab.policy.version, problems)
         scores = score.fn(workspace, workers, 0, trajectories)
     rows = datasets.rows(lab.store, scores, workspace.cache)
-    return list(datasets.trajectories(lab.store, trajectories, workspace.cache)), [Score(**row) for row in rows]
+    return list(datasets.trajectories(lab.store, trajectories, workspace.cache)), [to_score(row) for row in rows]
 
 
 def _minibatches(

@@ -244,7 +244,7 @@ def test_outcomes_of_stored_versions(store: Store, tmp_path: Path) -> None:
     """Outcomes are read back from stored rows of several shards."""
     rows = [make_trajectory(f"t{n}", [[7] * (n + 1), [8]], problem=f"p{9 - n}") for n in range(3)]
     scores = [score for n in range(3) for score in make_scores(f"t{n}", 0.0, float(n == 1))]
-    scores[0] = Score("t0", 0, "error", 0.0, "", "", "no memory")
+    scores[0] = Score("t0", 0, "error", 0.0, "", "", "no memory", 0.0)
     trajectories, scored = layout.trajectories("r", 0), layout.scores("r", 0, "5c0e")
     commit(store, trajectories, "trajectories", TRAJECTORY_SCHEMA, rows)
     commit(store, scored, "scores", SCORE_SCHEMA, scores)

@@ -20,7 +20,7 @@ from storage.logs import holders
 from storage.logs.log import Log
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
-from storage.records import Score
+from storage.records import to_score
 from storage.versions import aliases, checkpoints, datasets, manifests
 from tests.support.killed_flow import MARK, OVERLAP, RANKS, RECEIVE_FROM_RANKS, Point, marked, start
 from tests.support.paths import ROOT
@@ -178,7 +178,7 @@ def train_undisturbed(witness: Witness, folder: Path) -> Path:
         scores = manifests.read(store, layout.checkpoint("smoke", iteration + 1)).parents[2].version
         trainer.update(
             list(datasets.trajectories(store, layout.trajectories("smoke", iteration), folder)),
-            [Score(**row) for row in datasets.rows(store, scores, folder)],
+            [to_score(row) for row in datasets.rows(store, scores, folder)],
             iteration,
         )
     trainer.save(folder / "model", folder / "state")

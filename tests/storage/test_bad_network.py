@@ -41,7 +41,7 @@ def open_impatient(bucket: str) -> Store:
 
 def commit(store: Store, number: int, writer: int) -> bool:
     """Write and commit a version; return whether this writer's attempt was the one committed."""
-    rows = [Score(f"{number}/{writer}/{turn}", turn, "correct", 1.0, "", "", "") for turn in range(3)]
+    rows = [Score(f"{number}/{writer}/{turn}", turn, "correct", 1.0, "", "", "", 1.0) for turn in range(3)]
     with Draft(store, f"runs/r/scores/{number:06d}/a", "scores") as draft:
         datasets.write_rows(draft, SCORE_SCHEMA, rows, 2)
         return draft.commit(Provenance(config={}), []).nonce == draft.nonce

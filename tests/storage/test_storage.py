@@ -15,7 +15,7 @@ from storage import layout
 from storage.errors import StorageError
 from storage.objects.cache import RECENT_S, touch, trim
 from storage.objects.store import Store
-from storage.records import SCHEMA_VERSION, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score, to_table
+from storage.records import SCHEMA_VERSION, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score, to_score, to_table
 from storage.versions import checkpoints, datasets, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
@@ -27,7 +27,7 @@ PROVENANCE = Provenance(config={"run": {"name": "test"}})
 
 
 def score(number: int) -> Score:
-    return Score(f"t/{number}", 0, "correct", 1.0, "19", "19", "")
+    return Score(f"t/{number}", 0, "correct", 1.0, "19", "19", "", 1.0)
 
 
 def commit_scores(store: Store, version: str, count: int = 5, rows_per_shard: int = 2) -> manifests.Manifest:
@@ -41,7 +41,7 @@ def test_rows_come_back_as_written(any_store: Store, tmp_path: Path) -> None:
     manifest = commit_scores(any_store, "runs/r/scores/000000/x")
     assert [file.rows for file in manifest.files] == [2, 2, 1]
     rows = list(datasets.rows(any_store, manifest.version, tmp_path / "cache"))
-    assert [Score(**row) for row in rows] == [score(i) for i in range(5)]
+    assert [to_score(row) for row in rows] == [score(i) for i in range(5)]
 
 
 def test_a_version_without_manifest_does_not_exist(any_store: Store, tmp_path: Path) -> None:

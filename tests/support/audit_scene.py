@@ -10,7 +10,16 @@ import numpy as np
 from configs import Config
 from storage import layout
 from storage.objects.store import Store
-from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem, Score, Trajectory, to_table, to_trajectory
+from storage.records import (
+    SCORE_SCHEMA,
+    TRAJECTORY_SCHEMA,
+    Problem,
+    Score,
+    Trajectory,
+    to_score,
+    to_table,
+    to_trajectory,
+)
 from storage.versions import manifests
 from storage.versions.checkpoints import Checkpoint
 from tasks.agents.episode import Episode
@@ -192,6 +201,7 @@ class Scene:
                 extracted=extracted(turn.text) if turn.verdict in ("correct", "wrong") else "",
                 solution=row.solutions[0],
                 reason="",
+                reward=turn.reward,
             )
             for number, turn in enumerate(row.turns)
         ]
@@ -281,5 +291,5 @@ def set_scene(cast: Cast, config: Config, problems: Sequence[int], policies: Seq
         episodes = helpers.play(language, np.array(problems), rng)
         rows, scores = helpers.tables(language, identity, episodes, rng, cast.weights[policy].behaviour)
         records = [to_trajectory(row) for row in rows.to_pylist()]
-        scene.sets.append(Set(iteration, policy, records, [Score(**score) for score in scores.to_pylist()]))
+        scene.sets.append(Set(iteration, policy, records, [to_score(score) for score in scores.to_pylist()]))
     return scene

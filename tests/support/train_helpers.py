@@ -79,7 +79,7 @@ def make_trajectory(
 
 def make_scores(name: str, *successes: float) -> list[Score]:
     return [
-        Score(name, turn, "correct" if success else "wrong", success, "", "", "")
+        Score(name, turn, "correct" if success else "wrong", success, "", "", "", success)
         for turn, success in enumerate(successes)
     ]
 
