@@ -20,9 +20,10 @@ class Registry(Generic[T]):
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self._classes: dict[str, type[T]] = {}
+        self._classes: dict[str, type[T] | str] = {}
 
-    def register(self, name: str, cls: type[T]) -> None:
+    def register(self, name: str, cls: type[T] | str) -> None:
+        """Register a class, or `package.module:Class`, which is imported when it is used."""
         if ":" in name or name in self._classes:
             raise ValueError(f"{self.kind} name {name!r} is taken or contains a colon: choose another")
         self._classes[name] = cls
@@ -40,7 +41,8 @@ class Registry(Generic[T]):
                 f"{self.kind}.type={name!r} is not registered{nearest(name, self._classes)}; "
                 f"choose one of {', '.join(sorted(self._classes))}, or give package.module:Class"
             )
-        return self._classes[name]
+        found = self._classes[name]
+        return self._import(found) if isinstance(found, str) else found
 
     def make(self, name: str, context: object, arguments: Mapping[str, Any]) -> T:
         """Return a new instance of `name`.

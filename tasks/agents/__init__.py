@@ -12,3 +12,6 @@ register_agent = AGENTS.register
 register_agent("math-multi-turn", MathMultiTurnAgent)
 register_agent("math-single-step", MathSingleStepAgent)
 register_agent("null", NullAgent)
+# These two import clients and servers, which takes seconds.
+register_agent("openai", "tasks.agents.openai_agent:OpenAIAgent")
+register_agent("command", "tasks.agents.command_agent:CommandAgent")

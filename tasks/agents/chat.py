@@ -6,9 +6,10 @@ messages: those of thinking models drop earlier thoughts, others move the system
 a new sequence begins with the whole conversation, as the template renders it now.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tasks.agents.template import Message, Template
 
@@ -36,6 +37,7 @@ class Chat:
         vocabulary: number of token ids that the policy knows; default: the tokenizer's number. Many models round it up.
 
     Attributes:
+        tokenizer: the tokenizer.
         stop_token_ids: tokens that end a turn: the tokenizer's end of text and the template's end of turn. In some
             models these are two tokens.
 
@@ -45,7 +47,7 @@ class Chat:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", vocabulary: int | None = None) -> None:
         self.vocabulary = vocabulary or len(tokenizer)
-        self._tokenizer, self._template = tokenizer, Template(tokenizer)
+        self.tokenizer, self._template = tokenizer, Template(tokenizer)
         self._tail, self._end = self._find_end()
         ends = {tokenizer.eos_token_id, self._end if self._template.keeps_plain() else None}
         self.stop_token_ids: tuple[int, ...] = tuple(sorted(ends - {None}))
@@ -61,7 +63,7 @@ class Chat:
         the policy sampled it), the user's turn and the assistant's header. Whitespace that the template would trim
         stays as it was sampled.
         """
-        following = self._template.extend(messages, self._completion_text(completion_ids), message)
+        following = self._template.extend(messages, self.completion_text(completion_ids), message)
         rest = self._template.rest(following)
         ids = None if rest is None else self._encode_cached(rest)
         if ids and self._end in completion_ids[-1:]:  # the template's end of turn was sampled
@@ -70,13 +72,56 @@ class Chat:
             return NextPrompt(self.prompt(following), True, following)
         return NextPrompt(list(ids), False, following)
 
+    @property
+    def opens_thoughts(self) -> bool:
+        """Whether the template itself writes the `<think>` with which an answer begins."""
+        return "<think>" in self._template.lead
+
+    def conversation(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:
+        """Return the ids of a conversation in which tools may be called, up to where the assistant's answer begins.
+
+        Args:
+            messages: as in OpenAI's chat completions; contents are texts.
+            tools: as in OpenAI's chat completions.
+
+        Raises:
+            ValueError: the template refuses the conversation, or does not show all of its messages and tools.
+        """
+        return self.encode(self._template.render_tools(messages, tools))
+
+    def continuation(
+        self,
+        messages: Sequence[dict[str, Any]],
+        completion_ids: list[int],
+        new: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+    ) -> list[int] | None:
+        """Return the ids that follow a completion of `messages` when `new` messages answer it.
+
+        None if the template rewrites what came before, or refuses a completion with calls as the text that it is.
+        """
+        rest = self._template.rest_with_tools(messages, self.completion_text(completion_ids), new, tools)
+        ids = None if rest is None else list(self._encode_cached(rest))
+        if ids and self._end in completion_ids[-1:]:
+            ids = self._after_end(ids)
+        return ids
+
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text` and add no special tokens; those in the text are recognised."""
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+        return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, token_ids: list[int]) -> str:
         """Return the text of a completion, without special tokens."""
-        return str(self._tokenizer.decode(token_ids, skip_special_tokens=True))
+        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
+
+    def completion_text(self, completion_ids: list[int]) -> str:
+        """Return the completion's text without the end of turn, which the template itself writes."""
+        if not completion_ids:
+            return ""
+        *others, last = completion_ids
+        if last == self._end:
+            return self._text(others).removesuffix(self._tail)
+        return self._text(others if last in self.stop_token_ids else completion_ids)
 
     @lru_cache(maxsize=256)  # noqa: B019  # one Chat lives as long as its stage
     def _prompt(self, messages: tuple[tuple[tuple[str, str], ...], ...]) -> list[int]:
@@ -87,15 +132,6 @@ class Chat:
     def _encode_cached(self, text: str) -> list[int]:
         """Return the ids from a cache: many episodes get the same feedback."""
         return self.encode(text)
-
-    def _completion_text(self, completion_ids: list[int]) -> str:
-        """Return the completion's text without the end of turn, which the template itself writes."""
-        if not completion_ids:
-            return ""
-        *others, last = completion_ids
-        if last == self._end:
-            return self._text(others).removesuffix(self._tail)
-        return self._text(others if last in self.stop_token_ids else completion_ids)
 
     def _after_end(self, rest: list[int]) -> list[int] | None:
         """Return `rest` after the end-of-turn token, which was sampled; None if more than whitespace precedes it."""
@@ -108,7 +144,7 @@ class Chat:
         The token is the first one after a completion that was added to the vocabulary as a whole: a token of ordinary
         text would end completions in the middle. Without it, only the tokenizer's end of text ends a turn.
         """
-        added = self._tokenizer.added_tokens_decoder
+        added = self.tokenizer.added_tokens_decoder
         ids = self.encode(self._template.between())
         for place, number in enumerate(ids):
             if number in added and added[number].content.strip():
@@ -117,5 +153,5 @@ class Chat:
 
     def _text(self, token_ids: list[int]) -> str:
         """Return the exact text of `token_ids`, special tokens included."""
-        decoded = self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        decoded = self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return str(decoded)

@@ -5,8 +5,9 @@ queue, as often as it needs. It never sees the engine.
 """
 
 import asyncio
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from storage.records import Problem, Trajectory
 from tasks.agents.chat import Chat
@@ -40,10 +41,13 @@ Prompt = EpisodeSpec
 class Agent(Protocol):
     """A player of episodes. Many episodes run at the same time in one thread; an agent keeps no state between them.
 
+    An agent may be an asynchronous context manager: it is entered before its first episode and left after the last.
+
     An error of an agent costs only the episode in which it occurs: the record has the status `failed` and the reason.
 
     - The agent puts `(qid, token_ids, gconfig)` on `obs_queue`: a list of ids that the policy knows, and a request for
-      at most 256 completions. It takes each answer from `act_queue`, where at most 256 may wait.
+      at most 256 completions. It takes each answer from `act_queue`, where at most 256 may wait. Observations of one
+      qid are answered in their order; those of different qids at the same time, and in any order.
     - It returns a list of trajectories made from `prompt.record`, with its identity unchanged. `Episode` makes valid
       ones: a turn is a completion, or its beginning, with the tokens, logprobs and versions that the engine gave. All
       other tokens have the logprob 0.0 and the version -1.
@@ -66,3 +70,8 @@ class Agent(Protocol):
     ) -> list[Trajectory]:
         """Play the episode `prompt` and return its trajectories; an empty list rejects it."""
         ...
+
+
+def entered(agent: Agent) -> AbstractAsyncContextManager[Any]:
+    """Return the context in which an agent plays: its own, if it is a context manager."""
+    return agent if isinstance(agent, AbstractAsyncContextManager) else nullcontext()

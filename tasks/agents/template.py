@@ -1,9 +1,11 @@
 """The text that a chat template writes after a completion, and a check whether it rewrites earlier messages."""
 
+import json
 import logging
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -48,6 +50,8 @@ class Template:
         self.lead = self._find_lead()
         self._toys: dict[tuple[str, ...], list[Message] | None] = {}
         """By roles: a toy conversation that represents all real ones; None if each real one must be rendered."""
+        self._shown_tools: set[tuple[tuple[str, ...], bool]] = set()
+        """The same for conversations with tools, by roles and numbers of calls, and by whether there are tools."""
         self._warned = False  # whether the warning about rewritten turns was logged
         twice = self.extend(self.extend([_QUESTION], _PLAIN, "?"), _PLAIN, "?")
         for conversation in (twice[:3], twice):
@@ -61,9 +65,50 @@ class Template:
             self._shown.add(roles)
         return self._render(messages)
 
-    def _render(self, messages: list[Message]) -> str:
+    def render_tools(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
+        """Return the text of a conversation with tools, up to the point where the assistant's answer begins.
+
+        Raises:
+            ValueError: the template refuses it, or does not show all messages, calls and tools.
+        """
+        text = self._render_tools(messages, tools)
+        shape = tuple(f"{message['role']}{'+' * len(message.get('tool_calls', ()))}" for message in messages)
+        if (shape, bool(tools)) not in self._shown_tools:
+            self._check_shown([_with_objects(message) for message in messages], list(tools))
+            self._shown_tools.add((shape, bool(tools)))
+        return text
+
+    def rest_with_tools(
+        self,
+        messages: Sequence[dict[str, Any]],
+        completion: str,
+        new: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]],
+    ) -> str | None:
+        """Return the text that the template writes after a completion, which `new` messages answer.
+
+        The completion is given to the template as the text that was sampled, calls of tools included. None if the
+        template rewrites the text before it, or refuses a conversation of this form.
+        """
+        answer = {"role": "assistant", "content": self.lead + completion}
         try:
-            text = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+            before = self._render_tools(messages, tools) + completion
+            after = self.render_tools([*messages, answer, *new], tools)
+        except ValueError:
+            return None
+        return after[len(before) :] if after.startswith(before) else None
+
+    def _render_tools(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
+        return self._render([_with_objects(message) for message in messages], list(tools))
+
+    def _render(self, messages: list[Any], tools: list[dict[str, Any]] | None = None) -> str:
+        try:
+            text = self._tokenizer.apply_chat_template(
+                messages,
+                tools=tools or None,  # type: ignore[arg-type]  # the library's type allows no nested schemas
+                tokenize=False,
+                add_generation_prompt=True,
+            )
         except MemoryError:
             raise
         except Exception as error:  # templates may raise anything
@@ -160,32 +205,55 @@ class Template:
         )
         return False
 
-    def _check_shown(self, messages: list[Message]) -> None:
-        """Check that the template shows every line of messages with these roles; it may drop thoughts.
+    def _check_shown(self, messages: list[Any], tools: Sequence[dict[str, Any]] = ()) -> None:
+        """Check that the template shows every line of messages of this form, every call and every tool.
 
-        Whitespace is ignored, and so is text between the lines: some templates write the results of tools as JSON.
+        It may drop thoughts. Whitespace is ignored, and so is text between the lines: some templates write the results
+        of tools as JSON.
 
         Raises:
-            ValueError: a message is missing; says which one, and what to do.
+            ValueError: something is missing; says what, and what to do.
         """
         toys = [
-            message | {"content": "\n".join(f"{message['role']} {place}.{line:02}" for line in range(_LINES))}
+            message if message.get("tool_calls") else message | {"content": _toy_content(message["role"], place)}
             for place, message in enumerate(messages, 1)
         ]
-        text = _without_whitespace(self._render(toys))
+        text = _without_whitespace(self._render(toys, list(tools)))
+        calls = [call for message in messages for call in message.get("tool_calls", ())]
+        for name in (tool["function"]["name"] for tool in (*tools, *calls)):
+            if _without_whitespace(name) not in text:
+                self._refuse(f"the tool {name!r}", messages)
         for place, toy in enumerate(toys, 1):
-            if any(_without_whitespace(line) not in text for line in toy["content"].splitlines()):
-                raise ValueError(
-                    f"the chat template of {self._name} does not show message {place} ({toy['role']}) of a "
-                    f"conversation of {_roles(messages)}: the policy would never see it. Use an instruction-tuned "
-                    f"model, or {REMEDY}"
-                )
+            lines = () if toy.get("tool_calls") else toy["content"].splitlines()
+            if any(_without_whitespace(line) not in text for line in lines):
+                self._refuse(f"message {place} ({toy['role']})", messages)
+
+    def _refuse(self, missing: str, messages: list[Any]) -> NoReturn:
+        raise ValueError(
+            f"the chat template of {self._name} does not show {missing} of a conversation of {_roles(messages)}: the "
+            f"policy would never see it. Use an instruction-tuned model, or {REMEDY}"
+        )
 
     def _find_lead(self) -> str:
         prompt = self.render([_QUESTION])
         after = self.render([_QUESTION, {"role": "assistant", "content": _PLAIN}, _QUESTION])
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(prompt, after, strict=False)))
         return prompt[shared:] if after.startswith(_PLAIN, shared) else ""
+
+
+def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message in which the arguments of calls are objects instead of JSON texts, as templates expect."""
+    if not message.get("tool_calls"):
+        return message
+    calls = [
+        call | {"function": call["function"] | {"arguments": json.loads(call["function"]["arguments"] or "{}")}}
+        for call in message["tool_calls"]
+    ]
+    return message | {"tool_calls": calls}
+
+
+def _toy_content(role: str, place: int) -> str:
+    return "\n".join(f"{role} {place}.{line:02}" for line in range(_LINES))
 
 
 def _with_last(toy: list[Message], message: str) -> list[Message]:

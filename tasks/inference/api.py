@@ -39,6 +39,8 @@ class GenerationConfig:
     top_k: int = 0
     max_new_tokens: int = 1024
     stop_token_ids: tuple[int, ...] = ()  # if sampled, it is returned like other tokens, as the last one
+    stop: tuple[str, ...] = ()  # texts that end a completion; their tokens are returned, too
+    seed: int | None = None  # the agent's own; episodes with the same number still differ
 
     def __post_init__(self) -> None:
         for name, least in (("n", 1), ("max_new_tokens", 1), ("top_k", -1)):
@@ -49,6 +51,10 @@ class GenerationConfig:
             raise ValueError(f"gconfig.top_p={self.top_p!r}: give a number above 0, at most 1")
         if not isinstance(self.stop_token_ids, tuple):
             raise ValueError(f"gconfig.stop_token_ids={self.stop_token_ids!r}: give a tuple of token ids")
+        if not (isinstance(self.stop, tuple) and all(isinstance(text, str) and text for text in self.stop)):
+            raise ValueError(f"gconfig.stop={self.stop!r}: give a tuple of texts that are not empty")
+        if self.seed is not None and type(self.seed) is not int:
+            raise ValueError(f"gconfig.seed={self.seed!r}: give a whole number, or None")
         check_temperature(self.temperature)
 
 

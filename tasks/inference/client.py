@@ -87,7 +87,7 @@ class Client:
             raise ContextLengthError(
                 f"prompt of {len(token_ids)} tokens leaves no room in inference.max_model_len={self._max_model_len}"
             )
-        parameters = {
+        parameters: dict[str, Any] = {
             "n": gconfig.n,
             "temperature": gconfig.temperature,
             "top_p": gconfig.top_p,
@@ -96,8 +96,10 @@ class Client:
             "stop_token_ids": gconfig.stop_token_ids,
             "seed": seed,
             "logprobs": 0,  # of the sampled token only
-            "detokenize": False,
+            "detokenize": bool(gconfig.stop),
         }
+        if gconfig.stop:
+            parameters["stop"] = gconfig.stop
         answer = await self._post("/inference/v1/generate", {"token_ids": token_ids, "sampling_params": parameters})
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
         if unfinished := {choice["finish_reason"] for choice in choices} - {"stop", "length"}:

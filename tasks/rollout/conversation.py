@@ -5,6 +5,7 @@ its trajectory with `tasks.agents.episode.Episode`, whose docstring shows an exa
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 MOST_UNREAD = 256
 """Most observations, or answers, that may wait in a queue."""
+MOST_AT_ONCE = 64
+"""Most observations of an episode that are answered at the same time."""
 FAREWELL_S = 2.0
 """Time for an agent's clean-up after its deadline; then the rollout goes on while the agent still cleans up."""
 
@@ -45,7 +48,8 @@ class Conversation:
         self.prompt, self._turns, self._vocabulary = prompt, turns, vocabulary
         self._observations: asyncio.Queue[Observation] = asyncio.Queue(MOST_UNREAD)
         self._actions: asyncio.Queue[BundledGenerationOutputs] = asyncio.Queue()
-        self._asking = False
+        self._room = asyncio.Semaphore(MOST_AT_ONCE)
+        self._asking = 0  # observations that wait for their answers
         self.exchanges: list[BundledGenerationOutputs] = []
         """All answers so far, as copies that the agent cannot change."""
 
@@ -65,7 +69,7 @@ class Conversation:
             try:
                 await asyncio.wait({server, player}, return_when=asyncio.FIRST_COMPLETED)
                 if not player.done():
-                    _raise_error_of(server)
+                    server.result()
                 return _agent_result(player)
             except asyncio.CancelledError:
                 if deadline.expired() and player.done():
@@ -74,8 +78,7 @@ class Conversation:
             except StalledError as error:  # a second one, raised while the first was handled
                 raise AgentError(reason_of(error)) from error
             finally:
-                if not self._asking:
-                    self._turns.leave()
+                self._turns.end(self._asking)
                 for task in await cancel({server, player}):
                     logger.warning(
                         "%s still runs after its cancellation: its clean-up is slow, or it catches "
@@ -84,16 +87,38 @@ class Conversation:
                     )
 
     async def _answer_observations(self) -> None:
-        """Answer observations until an error ends the task."""
-        while True:
-            observation = check_observation(await self._observations.get(), self._vocabulary)
-            if self._actions.qsize() >= MOST_UNREAD:
-                raise RefusedError(f"{MOST_UNREAD} answers wait in act_queue: the agent must take each of them")
-            self._asking = True
-            outputs = await self._turns.ask(observation, derive(self.prompt.seed, len(self.exchanges)))
-            self._asking = False
-            self.exchanges.append(_copy_outputs(outputs))
-            self._actions.put_nowait(outputs)
+        """Answer observations until an error ends the task: those of one qid in order, others at the same time."""
+        last: dict[str, asyncio.Task[None]] = {}
+        try:
+            async with asyncio.TaskGroup() as answering:
+                for number in itertools.count():
+                    await self._room.acquire()
+                    observation = check_observation(await self._observations.get(), self._vocabulary)
+                    if self._actions.qsize() >= MOST_UNREAD:
+                        raise RefusedError(f"{MOST_UNREAD} answers wait in act_queue: the agent must take each of them")
+                    qid = observation[0]
+                    last[qid] = answering.create_task(self._answer(observation, number, last.get(qid)))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+
+    async def _answer(self, observation: Observation, number: int, before: asyncio.Task[None] | None) -> None:
+        """Answer the observation with this number in the episode, after the one `before` it."""
+        _, _, gconfig = observation
+        own = () if gconfig.seed is None else ("seed", gconfig.seed)
+        if before:
+            await asyncio.wait([before])
+        self._asking += 1
+        try:
+            outputs = await self._turns.ask(observation, derive(self.prompt.seed, *(own or (number,))))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task and task.cancelling():
+                raise
+            raise RuntimeError("the engine cancelled a request") from None
+        self._asking -= 1
+        self.exchanges.append(_copy_outputs(outputs))
+        self._actions.put_nowait(outputs)
+        self._room.release()
 
     async def _run_agent(self, agent: Agent, make_environment: Callable[[], Environment]) -> list[Trajectory]:
         """Run the agent and check its trajectories.
@@ -146,12 +171,6 @@ def _copy_for_agent(prompt: EpisodeSpec) -> EpisodeSpec:
     """Copy the prompt, so that an agent cannot change the gold answers or the record used for admission."""
     problem = replace(prompt.problem, solutions=list(prompt.problem.solutions))
     return replace(prompt, problem=problem, record=replace(prompt.record, solutions=list(prompt.record.solutions)))
-
-
-def _raise_error_of(server: asyncio.Task[None]) -> None:
-    if server.cancelled():
-        raise RuntimeError("the engine cancelled a request")
-    server.result()
 
 
 def _copy_outputs(outputs: BundledGenerationOutputs) -> BundledGenerationOutputs:

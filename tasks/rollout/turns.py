@@ -66,6 +66,11 @@ class TurnBatcher:
                 self.leave()
             raise
 
+    def end(self, asking: int) -> None:
+        """Note that an episode has ended, of which `asking` observations wait for answers that it no longer takes."""
+        self._coming += asking
+        self.leave()
+
     def leave(self) -> None:
         """Stop waiting for one episode: it has asked, or has ended."""
         self._coming -= 1

@@ -15,7 +15,7 @@ from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat
-from tasks.agents.interface import Agent, AgentContext
+from tasks.agents.interface import Agent, AgentContext, entered
 from tasks.agents.tokenizer import load_tokenizer
 from tasks.agents.trial import open_chat
 from tasks.environments import ENVIRONMENTS
@@ -98,10 +98,11 @@ class LocalWorkers:
         assert self._engine
         assert self._policy, "serve a policy first"
         chat = load_chat(self._policy)
-        async with self._engine.connect() as connection:
+        agent = _make_agent(plan, chat)
+        async with self._engine.connect() as connection, entered(agent):
             yield Collector(
                 generator=connection,
-                agent=_make_agent(plan, chat),
+                agent=agent,
                 make_environment=lambda: _make_environment(plan, self._verifier),
                 chat=chat,
                 settings=plan.config.rollout,

@@ -198,5 +198,5 @@ def test_ids_never_collide(chat: Chat, verifier: Verifier) -> None:
 
 def test_a_padded_vocabulary_counts_the_models_tokens(chat: Chat) -> None:
     """The model may sample ids that its tokenizer does not know, so the model's vocabulary size counts."""
-    assert Chat(chat._tokenizer, 100_000).vocabulary == 100_000
-    assert chat.vocabulary == len(chat._tokenizer)
+    assert Chat(chat.tokenizer, 100_000).vocabulary == 100_000
+    assert chat.vocabulary == len(chat.tokenizer)

@@ -10,7 +10,7 @@ from configs.schema import Rollout
 from storage.records import Problem, Trajectory
 from storage.version_names import PolicyVersion
 from tasks.agents.chat import Chat
-from tasks.agents.interface import Agent, AgentContext
+from tasks.agents.interface import Agent, AgentContext, entered
 from tasks.environments.interface import Environment, EnvironmentContext
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import Completion, GenerationConfig
@@ -77,7 +77,12 @@ def play(
 
     collector = Collector(engine, agent, make_environment, engine.chat, settings or Rollout())
     groups = all_groups(make_plan(group_size), problems or [PROBLEM])
-    asyncio.run(collector.collect(groups, together or group_size, lambda _, ended: played.extend(ended)))
+
+    async def collect() -> None:
+        async with entered(agent):
+            await collector.collect(groups, together or group_size, lambda _, ended: played.extend(ended))
+
+    asyncio.run(collect())
     return sorted(played, key=lambda trajectory: trajectory.trajectory_id)
 
 

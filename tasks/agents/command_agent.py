@@ -1,0 +1,172 @@
+"""Agents that are programs: any command that asks the endpoint named in its environment."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from typing import Annotated
+
+import psutil
+from pydantic import Field
+
+from tasks.agents.endpoint.agent import AgentTask, Count, Discount, EndpointAgent
+from tasks.agents.endpoint.completions import Completions
+from tasks.agents.interface import AgentContext
+
+LONGEST_OUTPUT = 1_000_000
+"""Most characters that a command may print."""
+_ROUNDS = 20
+"""Most searches for processes that a command left; each kills those that it finds."""
+_PATIENCE_S = 1.0
+"""Longest wait for the end of a killed command."""
+_PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
+_TIED = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "  # PR_SET_PDEATHSIG, SIGKILL
+    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execvp(sys.argv[2], sys.argv[2:])"
+)
+"""Python code that becomes a command which the kernel kills when the rollout's process ends."""
+
+
+class CommandError(RuntimeError):
+    """A command failed; the message has its status and the end of what it said."""
+
+
+class CommandAgent(EndpointAgent):
+    """An agent that is a program.
+
+    It finds `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` in its environment, and the problem as one line of
+    JSON on its standard input: `{"prompt": …, "problem_id": …, "source": …, "metadata": {…}, "seed": …}`. What it
+    prints is its final answer; if it prints nothing, its newest completion is. It may instead post `{"action": "…"}` to
+    `$OPENAI_BASE_URL/environment/step` and read what the environment says. A status other than 0 fails the episode.
+
+    It runs in an empty folder of its own. When it ends, or its episode does, its process group is killed, and every
+    process with its key in the environment.
+
+    Args:
+        context: the pipeline gives it to every agent.
+        argv: program and arguments.
+        pass_environment: names of variables that the command needs; besides these it gets only PATH, HOME, LANG and the
+            like, and no secrets.
+        turn_discount, renderer, listen, max_requests: see `EndpointAgent`.
+    """
+
+    def __init__(
+        self,
+        context: AgentContext,
+        *,
+        argv: Annotated[list[str], Field(min_length=1)],
+        pass_environment: list[str] | None = None,
+        turn_discount: Discount = 1.0,
+        renderer: str = "auto",
+        listen: str = "127.0.0.1:0",
+        max_requests: Count = 256,
+    ) -> None:
+        super().__init__(context, turn_discount, renderer, listen, max_requests)
+        self._argv, self._names = argv, (*_PASSED, *(pass_environment or ()))
+
+    async def solve(self, task: AgentTask, completions: Completions) -> object:
+        """See `EndpointAgent.solve`."""
+        with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as folder:
+            try:
+                process = await self._start(task, folder)
+            except OSError as error:
+                raise CommandError(f"{self._argv[0]!r} cannot be started: {error}") from error
+            try:
+                said = await _converse(process, _line(task))
+            finally:
+                _kill(process)
+                await asyncio.shield(asyncio.to_thread(_kill_left, task.api_key))
+                await _drain(process)
+            return None if task.steps else said
+
+    async def _start(self, task: AgentTask, folder: str) -> asyncio.subprocess.Process:
+        given = {name: os.environ[name] for name in self._names if name in os.environ}
+        own = {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key, "OPENAI_MODEL": task.model}
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *self._argv),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            env=given | own,
+            cwd=folder,
+            start_new_session=True,
+        )
+
+
+async def _converse(process: asyncio.subprocess.Process, line: bytes) -> str | None:
+    """Give the command its problem; return what it prints, None if that is nothing."""
+    assert process.stdin
+    assert process.stdout
+    assert process.stderr
+    process.stdin.write(line)
+    process.stdin.close()
+    said, complained = await asyncio.gather(_read(process.stdout), _read(process.stderr))
+    if status := await process.wait():
+        raise CommandError(f"the command ended with status {status}: {complained.strip()[-500:] or 'it said nothing'}")
+    return said.strip() or None
+
+
+async def _drain(process: asyncio.subprocess.Process) -> None:
+    """Wait for the end of a killed command, and let go of its pipes."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_PATIENCE_S):
+            for stream in filter(None, (process.stdout, process.stderr)):
+                while await stream.read(65536):
+                    pass
+            await process.wait()
+
+
+async def _read(stream: asyncio.StreamReader) -> str:
+    """Read to the end.
+
+    Raises:
+        CommandError: the command says too much.
+    """
+    parts, size = [], 0
+    while part := await stream.read(65536):
+        parts.append(part)
+        size += len(part)
+        if size > LONGEST_OUTPUT:
+            raise CommandError(f"the command printed more than {LONGEST_OUTPUT:,} bytes")
+    return b"".join(parts).decode(errors="replace")
+
+
+def _line(task: AgentTask) -> bytes:
+    problem = task.problem
+    stated = {
+        "prompt": task.prompt,
+        "problem_id": problem.problem_id,
+        "source": problem.source,
+        "metadata": json.loads(problem.metadata),
+        "seed": task.seed,
+    }
+    return json.dumps(stated).encode() + b"\n"
+
+
+def _kill(process: asyncio.subprocess.Process) -> None:
+    """Kill the command's process group."""
+    with contextlib.suppress(ProcessLookupError):  # all of it has ended
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _kill_left(key: str) -> None:
+    """Kill the processes that a command has started in groups of their own: they have its key in the environment."""
+    for _ in range(_ROUNDS):
+        left = [process for process in psutil.process_iter() if _key_of(process) == key]
+        if not left:
+            return
+        for process in left:
+            try:
+                process.kill()
+            except psutil.NoSuchProcess:
+                continue
+
+
+def _key_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get("OPENAI_API_KEY")
+    except (psutil.Error, OSError):  # it has ended, is a zombie, or another user's
+        return None

@@ -1,0 +1,188 @@
+"""What agents that speak to the endpoint share: an episode from the first request to its trajectory."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
+
+from pydantic import Field
+
+from storage.records import Problem, Trajectory
+from storage.visible import described
+from tasks.agents.endpoint.completions import Completions, OverrunError, Policy
+from tasks.agents.endpoint.recording import record
+from tasks.agents.endpoint.requests import MODEL
+from tasks.agents.endpoint.server import EndpointServer
+from tasks.agents.interface import AgentContext, EpisodeSpec
+from tasks.agents.rendering.choice import open_renderer
+from tasks.environments.interface import Environment
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from tasks.inference.api import BundledGenerationOutputs, Observation
+
+
+Discount = Annotated[float, Field(ge=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class StepResult(NamedTuple):
+    """What the environment said to an answer."""
+
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: Mapping[str, Any]
+
+
+@dataclass(eq=False)
+class AgentTask:
+    """An episode, as the agent sees it.
+
+    Attributes:
+        prompt: the question, as the environment asks it.
+        problem: the problem, with its metadata, but without solutions.
+        seed: of the episode.
+        model: the name for requests.
+        base_url, api_key: of the endpoint, for clients other than the given one.
+    """
+
+    prompt: str
+    problem: Problem
+    seed: int
+    base_url: str
+    api_key: str
+    _environment: Environment
+    _completions: Completions
+    model: str = MODEL
+    steps: int = field(default=0, init=False)
+
+    async def step(self, action: str) -> StepResult:
+        """Give the environment an answer. Its verdict and reward are recorded with the newest completion.
+
+        Raises:
+            RuntimeError: the agent has asked for no completion yet.
+        """
+        if not self._completions.tree.nodes:
+            raise RuntimeError("the agent gave an answer before it asked for a completion")
+        result = StepResult(*await self._environment.step(action))
+        node = self._completions.tree.nodes[-1]
+        node.graded, node.verdict = True, str(result.info.get("verdict", ""))
+        node.reward += result.reward
+        for name, value in result.info.get("parts", {}).items():
+            node.parts[name] = node.parts.get(name, 0.0) + value
+        self.steps += 1
+        return result
+
+    async def conclude(self, returned: object) -> None:
+        """Take what the agent returned: its final answer as a text, a reward, or None.
+
+        After None, the newest completion is the answer, unless the environment was stepped.
+
+        Raises:
+            TypeError: it is something else.
+            RuntimeError: the agent has asked for no completion.
+        """
+        nodes = self._completions.tree.nodes
+        if not nodes:
+            raise RuntimeError("the agent ended without a completion: it must ask the endpoint")
+        if isinstance(returned, int | float) and not isinstance(returned, bool):
+            if not math.isfinite(returned):
+                raise ValueError(f"the agent returned the reward {returned}: give a finite number")
+            nodes[-1].graded, nodes[-1].reward = True, float(returned)
+        elif isinstance(returned, str):
+            await self.step(returned)
+        elif returned is not None:
+            raise TypeError(f"the agent returned {type(returned).__name__}: return a text, a reward or None")
+        elif not self.steps:
+            await self.step(nodes[-1].message["content"])
+
+
+class EndpointAgent(ABC):
+    """An agent that asks the endpoint; subclasses say how it runs.
+
+    Args:
+        context: the pipeline gives it to every agent.
+        turn_discount: return of turn k = reward k + turn_discount * return of turn k+1.
+        renderer: how conversations become tokens, see `tasks.agents.rendering.choice.open_renderer`.
+        listen: where the endpoint listens: `127.0.0.1:0` (a free port of this machine), `host:port`, `unix:/path`.
+        max_requests: most requests of an episode.
+    """
+
+    def __init__(
+        self,
+        context: AgentContext,
+        turn_discount: float,
+        renderer: str,
+        listen: str,
+        max_requests: int,
+    ) -> None:
+        self.turn_discount = turn_discount
+        self._policy = Policy(
+            open_renderer(context.chat, renderer), context.chat, context.gconfig, context.max_model_len, max_requests
+        )
+        self._server = EndpointServer(listen)
+
+    async def __aenter__(self) -> Self:
+        await self._server.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._server.__aexit__(kind, error, trace)
+
+    @abstractmethod
+    async def solve(self, task: AgentTask, completions: Completions) -> object:
+        """Run the agent; return its final answer as a text, a reward, or None."""
+
+    async def collect_trajectory(
+        self,
+        prompt: EpisodeSpec,
+        env: Environment,
+        obs_queue: "asyncio.Queue[Observation]",
+        act_queue: "asyncio.Queue[BundledGenerationOutputs]",
+    ) -> list[Trajectory]:
+        """See `Agent.collect_trajectory`."""
+        question, _ = await env.reset(seed=prompt.seed, options={"problem": prompt.problem})
+        completions = Completions(prompt.qid, self._policy, obs_queue, act_queue)
+        try:
+            await self._play(prompt, env, question, completions)
+        except BaseException as error:
+            if completions.overrun.is_set():
+                raise OverrunError(f"the agent sent more than {self._policy.max_requests} requests") from error
+            if not isinstance(error, Exception):
+                raise
+            if completions.out_of_context and completions.tree.nodes:
+                reason = f"no room in the context: {completions.refused[-1]}"
+                return [record(prompt, completions.tree.nodes, self.turn_discount, "truncated", reason)]
+            raise _with_refusals(error, completions) from error
+        return [record(prompt, completions.tree.nodes, self.turn_discount)]
+
+    async def _play(self, prompt: EpisodeSpec, env: Environment, question: str, completions: Completions) -> None:
+        problem = Problem(prompt.problem.problem_id, question, [], prompt.problem.source, prompt.problem.metadata)
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(completions.open())
+            task: AgentTask
+
+            async def step(action: str) -> dict[str, Any]:
+                return {**(result := await task.step(action))._asdict(), "info": dict(result.info)}
+
+            key = stack.enter_context(self._server.serve(completions, step))
+            task = AgentTask(question, problem, prompt.seed, self._server.base_url, key, env, completions)
+            await task.conclude(await self.solve(task, completions))
+
+
+class AgentFailedError(RuntimeError):
+    """An agent's error, with what the endpoint had refused before."""
+
+
+def _with_refusals(error: Exception, completions: Completions) -> Exception:
+    if not completions.refused:
+        return error
+    return AgentFailedError(f"{described(error)}; the endpoint had refused: {'; '.join(completions.refused)}")

@@ -1,0 +1,254 @@
+"""The answers to an episode's requests: rendered, asked of the engine with token ids, recorded in the tree."""
+
+import asyncio
+import hashlib
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from storage.records import Call
+from tasks.agents.chat import Chat
+from tasks.agents.endpoint.answers import Answered
+from tasks.agents.endpoint.errors import EndpointError, invalid
+from tasks.agents.endpoint.requests import ChatRequest
+from tasks.agents.endpoint.tree import Node, Tree
+from tasks.agents.rendering.interface import ChatMessage, ParsedAnswer, Renderer, RenderingError, ToolSpec
+from tasks.inference.api import BundledGenerationOutputs, GenerationConfig, Observation
+
+MOST_AT_ONCE = 64
+"""Most requests of an episode that wait for their answers."""
+_LONGEST_TOKEN = 200
+"""Characters of a token, generously: longer conversations do not fit, and need not be encoded to know it."""
+
+OUT_OF_CONTEXT = "context_length_exceeded"
+
+
+class OverrunError(RuntimeError):
+    """An agent sent more requests than an episode may."""
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What all episodes of a rollout share."""
+
+    renderer: Renderer
+    chat: Chat
+    gconfig: GenerationConfig
+    max_model_len: int
+    max_requests: int
+
+
+@dataclass(eq=False)
+class Completions:
+    """The completions of one episode.
+
+    Attributes:
+        tree: what was sampled so far.
+        refused: what was wrong with the requests that were refused, the first few.
+        out_of_context: whether the last of them was refused because the context has no room.
+    """
+
+    qid: str
+    policy: Policy
+    observations: "asyncio.Queue[Observation]"
+    actions: "asyncio.Queue[BundledGenerationOutputs]"
+    tree: Tree = field(default_factory=Tree)
+    refused: list[str] = field(default_factory=list)
+    out_of_context: bool = False
+    overrun: asyncio.Event = field(default_factory=asyncio.Event)
+    _waiting: dict[str, "asyncio.Future[BundledGenerationOutputs]"] = field(default_factory=dict)
+    _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator["Completions"]:
+        """Answer requests until the block ends; those that wait then get an error."""
+        delivering = asyncio.create_task(self._deliver())
+        try:
+            yield self
+        finally:
+            delivering.cancel()
+            for waiting in self._waiting.values():
+                if not waiting.done():
+                    waiting.set_exception(EndpointError(410, "episode_ended", "the episode has ended"))
+                    waiting.exception()  # its handler may be gone
+
+    async def complete(self, request: ChatRequest) -> Answered:
+        """Answer a request.
+
+        Raises:
+            EndpointError: it cannot be answered; says why, and what to do.
+        """
+        try:
+            answered = await self._complete(request)
+        except EndpointError as error:
+            self.refuse(error)
+            raise
+        self.out_of_context = False
+        return answered
+
+    def refuse(self, error: EndpointError) -> None:
+        """Note that a request was refused."""
+        self.out_of_context = error.code == OUT_OF_CONTEXT
+        if len(self.refused) < 3:
+            self.refused.append(f"{error.status} {error.code}: {error.message}")
+
+    async def _complete(self, request: ChatRequest) -> Answered:
+        number = next(self._numbers)
+        self._check_number(number)
+        tools = request.specs
+        parent, new = self.tree.find(request.messages, tools)
+        prompt_ids, continues = self._prompt(request.messages, parent, new, tools)
+        outputs = await self._ask(f"{self.qid}#{number}", prompt_ids, self._gconfig(request, prompt_ids))
+        if parent:
+            _note_answers(parent, new)
+        nodes = [self._node(request, parent, continues, outputs, choice) for choice in range(len(outputs.completions))]
+        for node in nodes:
+            self.tree.add(node, tools)
+        return Answered(request, nodes, f"chatcmpl-{_digest(self.qid, number)}")
+
+    def _check_number(self, number: int) -> None:
+        if number >= self.policy.max_requests:
+            self.overrun.set()
+            raise EndpointError(
+                429,
+                "too_many_requests",
+                f"an episode may send {self.policy.max_requests} requests (agent.args.max_requests)",
+            )
+        if len(self._waiting) >= MOST_AT_ONCE:
+            raise EndpointError(
+                429, "rate_limit_exceeded", f"{MOST_AT_ONCE} requests wait already: wait for one of their answers"
+            )
+
+    def _prompt(
+        self,
+        messages: Sequence[ChatMessage],
+        parent: Node | None,
+        new: Sequence[ChatMessage],
+        tools: Sequence[ToolSpec],
+    ) -> tuple[list[int], bool]:
+        """Return the ids of a prompt, and whether it goes on with the tokens of `parent`."""
+        self._check_length(sum(len(message["content"]) for message in messages) // _LONGEST_TOKEN)
+        renderer = self.policy.renderer
+        try:
+            if parent:
+                ids = renderer.continuation(parent.prompt_ids, parent.completion.token_ids, parent.messages, new, tools)
+                if ids is not None:
+                    return parent.token_ids + ids, True
+            prompt_ids = renderer.prompt(messages, tools)
+            return prompt_ids, bool(parent and prompt_ids[: len(parent.token_ids)] == parent.token_ids)
+        except RenderingError as error:
+            raise invalid(str(error), "messages", code="unsupported_conversation") from None
+
+    def _check_length(self, tokens: int) -> None:
+        limit = self.policy.max_model_len
+        if tokens >= limit:
+            raise invalid(
+                f"{tokens} tokens leave no room in the context of {limit} tokens (inference.max_model_len): shorten "
+                "the messages",
+                "messages",
+                code=OUT_OF_CONTEXT,
+            )
+
+    def _gconfig(self, request: ChatRequest, prompt_ids: list[int]) -> GenerationConfig:
+        self._check_length(len(prompt_ids))
+        base = self.policy.gconfig
+        most = min(base.max_new_tokens, request.most_tokens or base.max_new_tokens)
+        return replace(
+            base,
+            n=request.n or 1,
+            max_new_tokens=most,
+            stop=request.stop_texts,
+            seed=request.seed,
+            stop_token_ids=(*base.stop_token_ids, *self.policy.renderer.stop_token_ids),
+        )
+
+    async def _ask(self, qid: str, prompt_ids: list[int], gconfig: GenerationConfig) -> BundledGenerationOutputs:
+        self._waiting[qid] = asyncio.get_running_loop().create_future()
+        try:
+            await self.observations.put((qid, prompt_ids, gconfig))
+            return await self._waiting[qid]
+        finally:
+            del self._waiting[qid]
+
+    async def _deliver(self) -> None:
+        while True:
+            outputs = await self.actions.get()
+            waiting = self._waiting.get(outputs.qid)
+            if waiting and not waiting.done():
+                waiting.set_result(outputs)
+
+    def _node(
+        self,
+        request: ChatRequest,
+        parent: Node | None,
+        continues: bool,
+        outputs: BundledGenerationOutputs,
+        choice: int,
+    ) -> Node:
+        completion, number = outputs.completions[choice], len(self.tree.nodes) + choice
+        readable = [] if request.tool_choice == "none" else request.specs
+        answer = self.policy.renderer.answer(outputs.prompt_ids, completion.token_ids, readable)
+        calls = [
+            Call(
+                turn=-1,  # known when the trajectory is made
+                id=_digest(self.qid, outputs.qid, choice, place)[:9],
+                name=call.name,
+                arguments=call.arguments,
+                output="",
+                status="unanswered" if call.readable else "unparsable",
+            )
+            for place, call in enumerate(answer.calls)
+        ]
+        return Node(
+            number=number,
+            parent=parent,
+            continues=continues,
+            prompt_ids=outputs.prompt_ids,
+            completion=completion,
+            seed=outputs.seeds[choice],
+            latency_s=outputs.latency_s,
+            text=self.policy.chat.decode(completion.token_ids),
+            messages=request.messages,
+            message=_message(answer, calls, request.stop_texts, self.policy.chat.completion_text(completion.token_ids)),
+            calls=calls,
+        )
+
+
+def _message(answer: ParsedAnswer, calls: Sequence[Call], stop: Sequence[str], whole: str) -> dict[str, Any]:
+    """Return the assistant's message. Without a call that can be read, its content is the `whole` text."""
+    readable = [call for call in calls if call.status != "unparsable"]
+    content = whole if calls and not readable else answer.content
+    for text in stop:
+        content = content.partition(text)[0]
+    message: dict[str, Any] = {"role": "assistant", "content": content}
+    if answer.reasoning:
+        message["reasoning_content"] = answer.reasoning
+    if readable:
+        message["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in readable
+        ]
+    return message
+
+
+def _note_answers(node: Node, new: Sequence[ChatMessage]) -> None:
+    """Note what answered a completion, unless another branch has answered it before: feedback, outputs of calls."""
+    if node.feedback:
+        return
+    node.feedback = "\n".join(message["content"] for message in new)
+    outputs = {message.get("tool_call_id"): message["content"] for message in new if message["role"] == "tool"}
+    node.calls = [
+        replace(call, output=outputs[call.id], status=_status(outputs[call.id])) if call.id in outputs else call
+        for call in node.calls
+    ]
+
+
+def _status(output: str) -> Any:
+    """Return the status of a call with this output: our own tools, and those of most frameworks, say `error` first."""
+    return "failed" if output.lstrip().lower().startswith("error") else "answered"
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()

@@ -1,0 +1,74 @@
+"""The trajectory of an episode, made of its tree of completions.
+
+Each completion is one turn, and a turn of one sequence only. A completion that goes on with the tokens of another one
+stands behind it in the same sequence. Where two go on from the same one, the second begins a new sequence: it repeats
+the tokens up to the branch, which are no action tokens there.
+
+Example: the policy answers a question (tokens 5 6) with 7. The agent asks further (4), and is answered with 8. Then it
+asks the first question's answer something else (3), and is answered with 9:
+
+    token_ids        5  6  7  4  8    5  6  7  3  9
+    action_mask      F  F  T  F  T    F  F  F  F  T
+    sequence_starts  [0, 5]
+    turns            7, 8, 9         follows  [-1, 0, 0]
+
+Sequences are ordered by their last completions. So the return of a turn, which adds up what follows it in this order,
+contains what the environment said at the end of the episode.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from storage.records import Status, Trajectory
+from tasks.agents.endpoint.tree import Node
+from tasks.agents.episode import Episode
+from tasks.agents.interface import EpisodeSpec
+from tasks.inference.api import BundledGenerationOutputs
+
+
+def record(
+    prompt: EpisodeSpec,
+    nodes: Sequence[Node],
+    turn_discount: float,
+    status: Status | None = None,
+    reason: str = "",
+) -> Trajectory:
+    """Return the trajectory of 1 or more completions; status and reason as in `Episode.trajectory`."""
+    sequences = _sequences(nodes)
+    episode = Episode(prompt, sequences[0][0].prompt_ids)
+    for sequence in sequences:
+        first, *others = sequence
+        if sequence is not sequences[0]:
+            episode.start_sequence("", first.prompt_ids)
+        _add(episode, first)
+        for node in others:
+            episode.add_feedback("", node.prompt_ids[len(episode.prompt_ids) :])
+            _add(episode, node)
+    ordered = [node for sequence in sequences for node in sequence]
+    turns = [
+        replace(turn, feedback=node.feedback, verdict=node.verdict, reward=node.reward)
+        for turn, node in zip(episode.turns, ordered, strict=True)
+    ]
+    places = {node: place for place, node in enumerate(ordered)}
+    return replace(
+        episode.trajectory(turn_discount, status, reason),
+        turns=turns,
+        calls=[replace(call, turn=place) for node, place in places.items() for call in node.calls],
+        ungraded=[place for node, place in places.items() if not node.graded],
+        follows=[places[node.parent] if node.parent else -1 for node in ordered],
+        reward_parts=[node.parts for node in ordered] if any(node.parts for node in ordered) else [],
+    )
+
+
+def _sequences(nodes: Sequence[Node]) -> list[list[Node]]:
+    """Return the completions as sequences, each of which goes on with the tokens of the one before it."""
+    by_last: dict[Node, list[Node]] = {}
+    for node in sorted(nodes, key=lambda node: node.number):
+        before = by_last.pop(node.parent, None) if node.parent and node.continues else None
+        by_last[node] = [*(before or ()), node]
+    return sorted(by_last.values(), key=lambda sequence: sequence[-1].number)
+
+
+def _add(episode: Episode, node: Node) -> None:
+    outputs = BundledGenerationOutputs("", node.prompt_ids, [node.completion], [node.seed], node.latency_s)
+    episode.add_completion(outputs, node.text)

@@ -1,0 +1,171 @@
+"""The requests that the endpoint answers: OpenAI's chat completions, as far as a policy in training can.
+
+The run's `sampling` decides temperature, top_p and top_k, since PPO needs the distribution that was sampled from:
+what a request says about these is ignored. Parameters that would change the distribution in another way are refused.
+"""
+
+import json
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from tasks.agents.endpoint.errors import EndpointError, invalid
+from tasks.agents.rendering.interface import ChatMessage, ToolSpec
+
+MODEL = "policy"
+"""The name of the only model."""
+MOST_CHOICES = 64
+
+_ROLES = {"developer": "system", "function": "tool"}
+_REFUSED = (
+    *("frequency_penalty", "presence_penalty", "logit_bias", "functions", "function_call", "top_logprobs"),
+    *("prediction", "audio", "web_search_options"),
+)
+"""Parameters that would change what is sampled, or that a language model alone cannot give."""
+
+
+class Function(BaseModel):
+    name: Annotated[str, Field(min_length=1, max_length=64)]
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    type: Literal["function"]
+    function: Function
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class ChatRequest(BaseModel):
+    """The body of a request, in which messages have one form: see `ChatMessage`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    model: str
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop: str | Annotated[list[str], Field(max_length=16)] | None = None
+    seed: int | None = None
+    logprobs: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    response_format: dict[str, Any] | None = None
+    modalities: list[str] | None = None
+
+    @field_validator("messages")
+    @classmethod
+    def _one_form(cls, messages: list[dict[str, Any]]) -> list[ChatMessage]:
+        return [_message(place, message) for place, message in enumerate(messages)]
+
+    @property
+    def specs(self) -> list[ToolSpec]:
+        """The tools, without members that are not given."""
+        return [tool.model_dump(exclude_none=True, exclude={"function": {"strict"}}) for tool in self.tools or ()]
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        texts = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(text for text in texts if text)
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most tokens that the request allows; None if it does not say."""
+        return min(filter(None, (self.max_tokens, self.max_completion_tokens)), default=None)
+
+
+def parse_request(body: bytes) -> ChatRequest:
+    """Read a request.
+
+    Raises:
+        EndpointError: it is no JSON, or no request that can be answered; says what to do.
+    """
+    try:
+        stated = orjson.loads(body)
+    except ValueError as error:
+        raise invalid(f"the body is not JSON: {error}", code="invalid_json") from None
+    return check_request(stated)
+
+
+def check_request(stated: Any) -> ChatRequest:
+    """Check a request that was read from JSON; see `parse_request`."""
+    try:
+        request = ChatRequest.model_validate(stated)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise invalid(f"{place or 'the body'}: {first['msg']}", place or None) from None
+    if request.model != MODEL:
+        raise EndpointError(
+            404, "model_not_found", f"there is no model {request.model!r}: the policy is called {MODEL!r}", "model"
+        )
+    extra = request.model_extra or {}
+    for name in _REFUSED:
+        if extra.get(name):
+            raise invalid(
+                f"{name}={extra[name]!r:.80} is not supported: leave it out", name, code="unsupported_parameter"
+            )
+    if request.response_format and request.response_format.get("type") != "text":
+        raise invalid(
+            "response_format: only text is supported, since a constraint would change the distribution that the policy "
+            "is trained on. Ask for JSON in a message, or use tools",
+            "response_format",
+            code="unsupported_parameter",
+        )
+    if request.modalities not in (None, ["text"]):
+        raise invalid("modalities: only text is supported", "modalities", code="unsupported_parameter")
+    if request.messages[-1]["role"] == "assistant":
+        raise invalid("the last message is the assistant's: the policy can only answer another one", "messages")
+    return request
+
+
+def _message(place: int, message: dict[str, Any]) -> ChatMessage:
+    """Return a message in its one form.
+
+    Raises:
+        ValueError: it has an unknown role, or a content that is no text.
+    """
+    role = message.get("role")
+    role = _ROLES.get(str(role), role)
+    if role not in ("system", "user", "assistant", "tool"):
+        raise ValueError(f"message {place} has the role {role!r}: use system, user, assistant or tool")
+    form: ChatMessage = {"role": role, "content": _text(place, message.get("content"))}
+    for name in ("name", "tool_call_id", "reasoning_content"):
+        if isinstance(message.get(name), str):
+            form[name] = message[name]
+    if calls := message.get("tool_calls"):
+        form["tool_calls"] = [_call(place, call) for call in calls]
+    return form
+
+
+def _text(place: int, content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") in ("text", "refusal")]
+    if len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"message {place} has a content that is no text: images and other media are not supported")
+    return "".join(map(str, texts))
+
+
+def _call(place: int, call: Any) -> dict[str, Any]:
+    """Return a call in its one form; its arguments are JSON of an object, as templates need it."""
+    try:
+        name, arguments = call["function"]["name"], call["function"].get("arguments") or "{}"
+        stated = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"message {place} has a call that cannot be read: {error!r}") from None
+    if not isinstance(name, str) or not isinstance(stated, dict):
+        raise ValueError(f"message {place} has a call whose arguments are no JSON object")
+    function = {"name": name, "arguments": json.dumps(stated, ensure_ascii=False)}
+    return {"id": str(call.get("id") or ""), "type": "function", "function": function}

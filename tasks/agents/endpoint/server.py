@@ -1,0 +1,157 @@
+"""The HTTP server of a rollout's process: one for all of its episodes, each of which has a key of its own."""
+
+import logging
+import secrets
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from aiohttp import web
+
+from tasks.agents.endpoint.answers import Answered
+from tasks.agents.endpoint.completions import Completions
+from tasks.agents.endpoint.errors import EndpointError, invalid
+from tasks.agents.endpoint.requests import MODEL, parse_request
+
+logger = logging.getLogger(__name__)
+
+LARGEST_BODY = 4 * 2**20
+"""Bytes of the largest request."""
+_REMEMBERED = 10_000
+"""Keys of ended episodes that get an answer of their own."""
+
+Step = Callable[[str], Awaitable[dict[str, Any]]]
+"""Steps the environment of an episode with an answer; returns what it said, JSON-ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """An episode that the server answers."""
+
+    completions: Completions
+    step: Step
+
+
+class EndpointServer:
+    """The server; an asynchronous context manager.
+
+    Args:
+        listen: `127.0.0.1:0` (any free port of this machine), another host and port, or `unix:/path`.
+    """
+
+    def __init__(self, listen: str = "127.0.0.1:0") -> None:
+        self._listen = listen
+        self._episodes: dict[str, Served] = {}
+        self._ended: deque[str] = deque(maxlen=_REMEMBERED)
+        self._runner: web.AppRunner | None = None
+        self.base_url = ""
+        """The base URL for clients, once the server runs."""
+
+    async def __aenter__(self) -> Self:
+        app = web.Application(client_max_size=LARGEST_BODY, middlewares=[_in_form])
+        app.router.add_post("/v1/chat/completions", self._complete)
+        app.router.add_post("/v1/environment/step", self._step)
+        app.router.add_get("/v1/models", self._models)
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        await self._runner.setup()
+        try:
+            await self._open(self._runner)
+        except (OSError, ValueError) as error:
+            await self._runner.cleanup()
+            raise ValueError(f"agent.args.listen={self._listen!r} cannot be listened on: {error}") from error
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._runner
+        await self._runner.cleanup()
+
+    async def _open(self, runner: web.AppRunner) -> None:
+        if self._listen.startswith("unix:"):
+            path = self._listen.removeprefix("unix:")
+            await web.UnixSite(runner, path).start()
+            self.base_url = "http://localhost/v1"
+            return
+        host, _, port = self._listen.rpartition(":")
+        await web.TCPSite(runner, host.strip("[]"), int(port)).start()
+        name, number = runner.addresses[0][:2]
+        self.base_url = f"http://{f'[{name}]' if ':' in name else name}:{number}/v1"
+
+    @contextmanager
+    def serve(self, completions: Completions, step: Step) -> Iterator[str]:
+        """Answer requests of an episode until the block ends; yields its key."""
+        key = secrets.token_urlsafe(24)
+        self._episodes[key] = Served(completions, step)
+        try:
+            yield key
+        finally:
+            del self._episodes[key]
+            self._ended.append(key)
+
+    def _served(self, request: web.Request) -> Served:
+        kind, _, key = request.headers.get("Authorization", "").partition(" ")
+        if kind.lower() == "bearer" and key in self._episodes:
+            return self._episodes[key]
+        if key in self._ended:
+            logger.warning("an agent called the endpoint after its episode had ended: it must end what it starts")
+            raise EndpointError(410, "episode_ended", "the episode of this key has ended")
+        raise EndpointError(401, "invalid_api_key", "no episode has this key: use OPENAI_API_KEY, or the given client")
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:
+        served = self._served(request)
+        try:
+            wanted = parse_request(await request.read())
+        except EndpointError as error:
+            served.completions.refuse(error)
+            raise
+        except web.HTTPRequestEntityTooLarge:
+            too_large = EndpointError(413, "request_too_large", f"a request may have {LARGEST_BODY:,} bytes")
+            served.completions.refuse(too_large)
+            raise too_large from None
+        answered = await served.completions.complete(wanted)
+        decode = served.completions.policy.chat.decode
+        if wanted.stream:
+            return await _stream(request, answered, decode)
+        return web.json_response(answered.body(decode))
+
+    async def _step(self, request: web.Request) -> web.Response:
+        served = self._served(request)
+        try:
+            action = (await request.json())["action"]
+        except (ValueError, KeyError, TypeError):
+            action = None
+        if not isinstance(action, str):
+            raise invalid('send {"action": "…"}, the answer for the environment', "action")
+        return web.json_response(await served.step(action))
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self._served(request)
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "math-mt-ppo"}
+        return web.json_response({"object": "list", "data": [model]})
+
+
+async def _stream(request: web.Request, answered: Answered, decode: Callable[[list[int]], str]) -> web.StreamResponse:
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await response.prepare(request)
+    for event in answered.events(decode):
+        await response.write(event)
+    await response.write_eof()
+    return response
+
+
+@web.middleware
+async def _in_form(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Answer errors in OpenAI's form."""
+    try:
+        return await handler(request)
+    except EndpointError as error:
+        return web.json_response(error.body(), status=error.status)
+    except web.HTTPException as error:
+        told = EndpointError(error.status, "unknown_url", f"{request.method} {request.path}: {error.reason}")
+        return web.json_response(told.body(), status=error.status)

@@ -1,0 +1,69 @@
+"""Agents that are written against OpenAI's client: an `async def` of the user's."""
+
+import importlib
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, cast
+
+from pydantic import AfterValidator
+
+from tasks.agents.endpoint.agent import AgentTask, Count, Discount, EndpointAgent
+from tasks.agents.endpoint.client import open_client
+from tasks.agents.endpoint.completions import Completions
+from tasks.agents.interface import AgentContext
+
+Solve = Callable[..., Awaitable[object]]
+"""async def solve(task, client, tools)"""
+
+
+def _checked(entry: str) -> str:
+    _import(entry)
+    return entry
+
+
+class OpenAIAgent(EndpointAgent):
+    """An agent that is a function: `async def solve(task: AgentTask, client: AsyncOpenAI, tools)`.
+
+    It returns its final answer as a text, for the environment, or a reward, or None if it has called `task.step`.
+
+    Args:
+        context: the pipeline gives it to every agent.
+        entry: `package.module:function`.
+        arguments: further keyword arguments of the function.
+        turn_discount, renderer, listen, max_requests: see `EndpointAgent`.
+    """
+
+    def __init__(
+        self,
+        context: AgentContext,
+        *,
+        entry: Annotated[str, AfterValidator(_checked)],
+        arguments: dict[str, Any] | None = None,
+        turn_discount: Discount = 1.0,
+        renderer: str = "auto",
+        listen: str = "127.0.0.1:0",
+        max_requests: Count = 256,
+    ) -> None:
+        super().__init__(context, turn_discount, renderer, listen, max_requests)
+        self._solve, self._arguments = _import(entry), arguments or {}
+
+    async def solve(self, task: AgentTask, completions: Completions) -> object:
+        """See `EndpointAgent.solve`."""
+        async with open_client(completions, task.base_url, task.api_key) as client:
+            return await self._solve(task, client, (), **self._arguments)
+
+
+def _import(entry: str) -> Solve:
+    """Return the function that `package.module:function` names.
+
+    Raises:
+        ValueError: there is none, or it is no `async def`.
+    """
+    module_name, _, name = entry.partition(":")
+    try:
+        function: Any = getattr(importlib.import_module(module_name), name)
+    except (Exception, SystemExit) as error:  # any error of a user's module
+        raise ValueError(f"agent.args.entry={entry!r}: {error!r}; is its folder on PYTHONPATH?") from error
+    if not inspect.iscoroutinefunction(function):
+        raise ValueError(f"agent.args.entry={entry!r} is no `async def solve(task, client, tools)`")
+    return cast(Solve, function)

@@ -1,0 +1,95 @@
+"""A program is an agent, whatever it does to its processes."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from configs.schema import Rollout
+from storage.records import Trajectory
+from tasks.agents.chat import Chat
+from tasks.agents.command_agent import CommandAgent
+from tasks.score.verifier import Verifier
+from tests.support.rollout_helpers import ScriptedEngine, context, play
+
+ASK = """
+import json, os, sys, urllib.request
+problem = json.loads(sys.stdin.readline())
+
+def post(path, body):
+    headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+    request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + path, json.dumps(body).encode(), headers)
+    return json.load(urllib.request.urlopen(request))
+
+def ask():
+    messages = [{"role": "user", "content": problem["prompt"]}]
+    answer = post("/chat/completions", {"model": os.environ["OPENAI_MODEL"], "messages": messages})
+    return answer["choices"][0]["message"]["content"]
+"""
+
+
+def command(chat: Chat, code: str, **arguments: Any) -> CommandAgent:
+    return CommandAgent(context(chat), argv=[sys.executable, "-c", ASK + code], **arguments)
+
+
+def the_one(chat: Chat, verifier: Verifier, code: str, deadline_s: float = 60.0, **arguments: Any) -> Trajectory:
+    engine = ScriptedEngine(chat, lambda *_: r"\boxed{3}")
+    settings = Rollout(episode_deadline_s=deadline_s)
+    (row,) = play(engine, command(chat, code, **arguments), verifier, group_size=1, settings=settings)
+    return row
+
+
+@pytest.mark.parametrize(
+    "code", ["print(ask())", "ask()", "print(post('/environment/step', {'action': ask()})['reward'])"]
+)
+def test_a_command_answers(chat: Chat, verifier: Verifier, code: str) -> None:
+    """The answer is what the command prints, or its newest completion; a step of its own counts, too."""
+    row = the_one(chat, verifier, code)
+    assert row.status == "completed", row.reason
+    assert [turn.verdict for turn in row.turns][:1] == ["correct"]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("sys.exit('no idea')", "ended with status 1: no idea"),
+        ("ask(); os.kill(os.getpid(), 9)", "ended with status -9"),
+        ("print('x' * 2_000_000)", "printed more than 1,000,000 bytes"),
+        ("print('4')", "ended without a completion"),
+    ],
+)
+def test_a_failed_command_fails_its_episode(chat: Chat, verifier: Verifier, code: str, reason: str) -> None:
+    """The reason names the status and what the command said."""
+    row = the_one(chat, verifier, code)
+    assert row.status == "failed"
+    assert reason in row.reason
+
+
+def test_secrets_stay_here(chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A command gets no variable that it was not promised."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "swordfish")
+    monkeypatch.setenv("WANTED", "1")
+    out = tmp_path / "names"
+    the_one(chat, verifier, f"open({str(out)!r}, 'w').write(' '.join(os.environ)); ask()", pass_environment=["WANTED"])
+    names = out.read_text().split()
+    assert "WANTED" in names
+    assert "AWS_SECRET_ACCESS_KEY" not in names
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        "import subprocess; p = subprocess.Popen(['sleep', '600'])",
+        "import subprocess; p = subprocess.Popen(['sleep', '600'], start_new_session=True)",
+        "import time; p = None; open(FILE, 'w').write(str(os.getpid())); time.sleep(600)",
+    ],
+)
+def test_no_process_stays(chat: Chat, verifier: Verifier, leave: str, tmp_path: Path) -> None:
+    """Whatever a command starts ends with its episode, in whichever process group it is."""
+    note = tmp_path / "pid"
+    code = f"FILE = {str(note)!r}\n{leave}\nif p: open(FILE, 'w').write(str(p.pid))\nask()"
+    the_one(chat, verifier, code, deadline_s=5.0)
+    left = int(note.read_text())
+    assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE

@@ -1,0 +1,178 @@
+"""Whatever an agent asks, each sampled token is an action token once, after the prompt that it was sampled from."""
+
+import asyncio
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from configs.schema import Reward
+from storage.records import TRAJECTORY_SCHEMA, Score, Trajectory, to_table
+from tasks.agents.chat import Chat
+from tasks.agents.endpoint.completions import Completions, Policy
+from tasks.agents.endpoint.recording import record
+from tasks.agents.endpoint.requests import check_request
+from tasks.agents.interface import EpisodeSpec
+from tasks.agents.rendering.choice import open_renderer
+from tasks.inference.api import BundledGenerationOutputs, Completion, GenerationConfig, Observation
+from tasks.rollout.admission import admit
+from tasks.train.samples import build_samples
+from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
+from tests.support.rollout_helpers import PROBLEM, make_plan
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+SAID = [
+    r"\boxed{3}",
+    "It is 3.  ",
+    '<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>',
+    "<tool_call>\nadd\n</tool_call>",
+    "<think>\nHm\n</think>\n\n4",
+    "",
+]
+
+
+Script = list[tuple[str, int, int]]
+"""Kinds of requests, the conversations that they are about, and how many completions they ask for."""
+
+
+@lru_cache(maxsize=1)
+def chat() -> Chat:
+    return Chat(build_qwen3_tokenizer())
+
+
+@dataclass
+class Episode:
+    """An episode whose engine answers at random, some completions cut before their end."""
+
+    seed: int
+    family: str
+    says: list[str] = field(default_factory=lambda: SAID)
+    sampled: list[tuple[list[int], Completion]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        policy = Policy(open_renderer(chat(), self.family), chat(), GenerationConfig(max_new_tokens=64), 100_000, 1000)
+        self.observations: asyncio.Queue[Observation] = asyncio.Queue()
+        self.actions: asyncio.Queue[BundledGenerationOutputs] = asyncio.Queue()
+        self.completions = Completions("q", policy, self.observations, self.actions)
+        self._draw = random.Random(self.seed)
+
+    async def answer(self) -> None:
+        while True:
+            qid, prompt_ids, gconfig = await self.observations.get()
+            completions = [self._complete() for _ in range(gconfig.n)]
+            self.sampled += [(prompt_ids, completion) for completion in completions]
+            outputs = BundledGenerationOutputs(qid, prompt_ids, completions, [1] * gconfig.n, 0.1)
+            self.actions.put_nowait(outputs)
+
+    def _complete(self) -> Completion:
+        ids = chat().encode(self._draw.choice(self.says) + self._draw.choice(["<|im_end|>", ""])) or [7]
+        logprobs = [-self._draw.random() for _ in ids]
+        return Completion(ids, logprobs, [self._draw.randrange(3)] * len(ids), "stop")
+
+    async def play(self, script: Script) -> Trajectory:
+        """Send requests one after another; those of the kind `together` twice at the same time."""
+        serving = asyncio.create_task(self.answer())
+        conversations: list[list[Any]] = [[{"role": "user", "content": "What is 1 + 2?"}]]
+        async with self.completions.open():
+            for kind, place, n in script:
+                messages = self._messages(kind, conversations[place % len(conversations)])
+                body = {
+                    "model": "policy",
+                    "messages": messages,
+                    "n": n,
+                    "tools": None if kind == "without tools" else [ADD],
+                }
+                times = 2 if kind == "together" else 1
+                for answered in await asyncio.gather(
+                    *(self.completions.complete(check_request(body)) for _ in range(times))
+                ):
+                    conversations += [[*messages, node.message] for node in answered.nodes]
+        serving.cancel()
+        return record(self.spec, self.completions.tree.nodes, 1.0)
+
+    @property
+    def spec(self) -> EpisodeSpec:
+        return make_plan().group(PROBLEM).prompts[0]
+
+    def _messages(self, kind: str, conversation: list[Any]) -> list[Any]:
+        if kind == "fresh":
+            return [{"role": "user", "content": f"What is {self._draw.randrange(9)}?"}]
+        if kind == "system":
+            return [{"role": "system", "content": "Be brief."}, *conversation, {"role": "user", "content": "Why?"}]
+        if conversation[-1]["role"] != "assistant":
+            return conversation
+        answer = conversation[-1]
+        if kind == "retry":
+            return conversation[:-1]
+        if kind == "edited":
+            answer = {"role": "assistant", "content": "I said something else."}
+        if kind == "compacted":
+            return [conversation[0], {"role": "user", "content": "In short: " + answer["content"]}]
+        calls = answer.get("tool_calls", ())
+        results = [{"role": "tool", "tool_call_id": call["id"], "content": "3"} for call in calls]
+        return [*conversation[:-1], answer, *(results or [{"role": "user", "content": "Try again."}])]
+
+
+KINDS = ["go on", "go on", "go on", "retry", "fresh", "edited", "compacted", "together", "system", "without tools"]
+SCRIPTS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 20), st.integers(1, 3)), min_size=1, max_size=8)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "template"])
+@given(script=SCRIPTS, seed=st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_nothing_but_what_was_sampled_is_in_the_loss(family: str, script: Script, seed: int) -> None:
+    """For random conversations with branches, retries, edited history, sub-agents and calls."""
+    episode = Episode(seed, family)
+    row = asyncio.run(episode.play(script))
+    served = [completion for _, completion in episode.sampled]
+    (row,) = admit([row], episode.spec.record, chat().vocabulary, served)
+    to_table([row], TRAJECTORY_SCHEMA)
+    ends = [*row.sequence_starts[1:], len(row.token_ids)]
+    recorded = []
+    for turn in row.turns:
+        start = max(start for start in row.sequence_starts if start < turn.start)
+        assert turn.end <= next(end for end in ends if end > start)
+        recorded.append(
+            (
+                tuple(row.token_ids[start : turn.start]),
+                tuple(row.token_ids[turn.start : turn.end]),
+                tuple(row.logprobs[turn.start : turn.end]),
+                tuple(row.versions[turn.start : turn.end]),
+            )
+        )
+    assert Counter(recorded) == Counter(
+        (tuple(prompt), tuple(done.token_ids), tuple(done.logprobs), tuple(done.versions))
+        for prompt, done in episode.sampled
+    )
+    scores = [
+        Score(row.trajectory_id, place, "none" if place in row.ungraded else "wrong", 0.0, "", "", "", 0.0)
+        for place in range(len(row.turns))
+    ]
+    (sample,) = build_samples([row], scores, Reward())
+    assert np.array_equal(sample.actions, np.flatnonzero(row.action_mask))
+    assert sum(row.action_mask) == sum(len(done.token_ids) for done in served)
+
+
+def played(script: Script, family: str = "qwen3") -> Trajectory:
+    """Play with a policy that has no thoughts, which the format would drop."""
+    return asyncio.run(Episode(7, family, [said for said in SAID if "think" not in said]).play(script))
+
+
+def test_a_conversation_is_one_sequence() -> None:
+    """Requests that go on with what was answered never repeat a token."""
+    row = played([("go on", 0, 1), ("go on", 1, 1), ("go on", 2, 1)], "template")
+    assert row.follows == [-1, 0, 1]
+    assert len(row.sequence_starts) == 1
+
+
+def test_branches_follow_the_same_turn() -> None:
+    """Two requests at the same time about the same conversation give two turns, in sequences of their own."""
+    row = played([("go on", 0, 1), ("together", 1, 1)], "template")
+    assert row.follows == [-1, 0, 0]
+    assert len(row.sequence_starts) == 2
