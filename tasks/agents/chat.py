@@ -87,7 +87,7 @@ class Chat:
         Raises:
             ValueError: the template refuses the conversation, or does not show all of its messages and tools.
         """
-        return self.encode(self._template.render_tools(messages, tools))
+        return list(self._encode_cached(self._template.render_tools(messages, tools)))
 
     def continuation(
         self,
@@ -130,7 +130,7 @@ class Chat:
 
     @lru_cache(maxsize=256)  # noqa: B019
     def _encode_cached(self, text: str) -> list[int]:
-        """Return the ids from a cache: many episodes get the same feedback."""
+        """Return the ids from a cache: many episodes get the same question or feedback."""
         return self.encode(text)
 
     def _after_end(self, rest: list[int]) -> list[int] | None:

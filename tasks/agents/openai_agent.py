@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 from pydantic import AfterValidator
 
 from tasks.agents.endpoint.agent import AgentTask, Count, Discount, EndpointAgent
-from tasks.agents.endpoint.client import open_client
+from tasks.agents.endpoint.client import Clients
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.interface import AgentContext
 
@@ -46,11 +46,13 @@ class OpenAIAgent(EndpointAgent):
     ) -> None:
         super().__init__(context, turn_discount, renderer, listen, max_requests)
         self._solve, self._arguments = _import(entry), arguments or {}
+        self._clients: Clients | None = None
 
     async def solve(self, task: AgentTask, completions: Completions) -> object:
         """See `EndpointAgent.solve`."""
-        async with open_client(completions, task.base_url, task.api_key) as client:
-            return await self._solve(task, client, (), **self._arguments)
+        self._clients = self._clients or Clients(task.base_url)
+        client = self._clients.open(completions, task.api_key)
+        return await self._solve(task, client, (), **self._arguments)
 
 
 def _import(entry: str) -> Solve:

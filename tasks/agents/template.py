@@ -7,6 +7,8 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import orjson
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -99,7 +101,13 @@ class Template:
         return after[len(before) :] if after.startswith(before) else None
 
     def _render_tools(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
-        return self._render([_with_objects(message) for message in messages], list(tools))
+        return self._rendered(orjson.dumps([messages, tools]))
+
+    @lru_cache(maxsize=256)  # noqa: B019
+    def _rendered(self, conversation: bytes) -> str:
+        """Return the text of messages and tools from a cache: a group's episodes begin with the same conversation."""
+        messages, tools = orjson.loads(conversation)
+        return self._render([_with_objects(message) for message in messages], tools)
 
     def _render(self, messages: list[Any], tools: list[dict[str, Any]] | None = None) -> str:
         try:

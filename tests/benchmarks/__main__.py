@@ -20,6 +20,7 @@ from tests.benchmarks.result import Row
 
 BENCHMARKS = {
     "rollout": "the rollout stage against the same bare requests to the same vLLM server",
+    "endpoint": "an agent written against OpenAI's client, against the same agent with queues",
     "overhead": "the time that Prefect, storage and everything else add to the stages of an iteration",
     "scoring": "the verifier against math-verify called one by one",
     "training": "the training pass against a bare forward-backward loop, and the cost of critic and KL reference",

@@ -12,8 +12,8 @@ from storage.records import Call
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.answers import Answered
 from tasks.agents.endpoint.errors import EndpointError, invalid
-from tasks.agents.endpoint.requests import ChatRequest
-from tasks.agents.endpoint.tree import Node, Tree
+from tasks.agents.endpoint.requests import ChatRequest, check_request, parse_request
+from tasks.agents.endpoint.tree import Node, Place, Tree
 from tasks.agents.rendering.interface import ChatMessage, ParsedAnswer, Renderer, RenderingError, ToolSpec
 from tasks.inference.api import BundledGenerationOutputs, GenerationConfig, Observation
 
@@ -74,13 +74,14 @@ class Completions:
                     waiting.set_exception(EndpointError(410, "episode_ended", "the episode has ended"))
                     waiting.exception()  # its handler may be gone
 
-    async def complete(self, request: ChatRequest) -> Answered:
-        """Answer a request.
+    async def complete(self, body: bytes | dict[str, Any]) -> Answered:
+        """Answer a request: its JSON, or what was read from it.
 
         Raises:
             EndpointError: it cannot be answered; says why, and what to do.
         """
         try:
+            request = parse_request(body) if isinstance(body, bytes) else check_request(body)
             answered = await self._complete(request)
         except EndpointError as error:
             self.refuse(error)
@@ -98,14 +99,16 @@ class Completions:
         number = next(self._numbers)
         self._check_number(number)
         tools = request.specs
-        parent, new = self.tree.find(request.messages, tools)
-        prompt_ids, continues = self._prompt(request.messages, parent, new, tools)
+        place = self.tree.find(request.messages, tools)
+        prompt_ids, continues = self._prompt(request.messages, place, tools)
         outputs = await self._ask(f"{self.qid}#{number}", prompt_ids, self._gconfig(request, prompt_ids))
-        if parent:
-            _note_answers(parent, new)
-        nodes = [self._node(request, parent, continues, outputs, choice) for choice in range(len(outputs.completions))]
+        if place.parent:
+            _note_answers(place.parent, place.new)
+        nodes = [
+            self._node(request, place.parent, continues, outputs, choice) for choice in range(len(outputs.completions))
+        ]
         for node in nodes:
-            self.tree.add(node, tools)
+            self.tree.add(node, place)
         return Answered(request, nodes, f"chatcmpl-{_digest(self.qid, number)}")
 
     def _check_number(self, number: int) -> None:
@@ -122,18 +125,15 @@ class Completions:
             )
 
     def _prompt(
-        self,
-        messages: Sequence[ChatMessage],
-        parent: Node | None,
-        new: Sequence[ChatMessage],
-        tools: Sequence[ToolSpec],
+        self, messages: Sequence[ChatMessage], place: Place, tools: Sequence[ToolSpec]
     ) -> tuple[list[int], bool]:
-        """Return the ids of a prompt, and whether it goes on with the tokens of `parent`."""
+        """Return the ids of a prompt, and whether it goes on with the tokens of the completion before."""
         self._check_length(sum(len(message["content"]) for message in messages) // _LONGEST_TOKEN)
-        renderer = self.policy.renderer
+        renderer, parent = self.policy.renderer, place.parent
         try:
             if parent:
-                ids = renderer.continuation(parent.prompt_ids, parent.completion.token_ids, parent.messages, new, tools)
+                before = parent.prompt_ids, parent.completion.token_ids, parent.messages
+                ids = renderer.continuation(*before, place.new, tools)
                 if ids is not None:
                     return parent.token_ids + ids, True
             prompt_ids = renderer.prompt(messages, tools)

@@ -14,7 +14,7 @@ from aiohttp import web
 from tasks.agents.endpoint.answers import Answered
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.endpoint.errors import EndpointError, invalid
-from tasks.agents.endpoint.requests import MODEL, parse_request
+from tasks.agents.endpoint.requests import MODEL
 
 logger = logging.getLogger(__name__)
 
@@ -104,17 +104,14 @@ class EndpointServer:
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         served = self._served(request)
         try:
-            wanted = parse_request(await request.read())
-        except EndpointError as error:
-            served.completions.refuse(error)
-            raise
+            body = await request.read()
         except web.HTTPRequestEntityTooLarge:
             too_large = EndpointError(413, "request_too_large", f"a request may have {LARGEST_BODY:,} bytes")
             served.completions.refuse(too_large)
             raise too_large from None
-        answered = await served.completions.complete(wanted)
+        answered = await served.completions.complete(body)
         decode = served.completions.policy.chat.decode
-        if wanted.stream:
+        if answered.request.stream:
             return await _stream(request, answered, decode)
         return web.json_response(answered.body(decode))
 

@@ -5,9 +5,10 @@ is the node's own tokens and what the new messages add. Other requests begin a c
 """
 
 import hashlib
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+import orjson
 
 from storage.records import Call
 from tasks.agents.rendering.interface import ChatMessage, ToolSpec
@@ -53,6 +54,21 @@ class Node:
         return self.prompt_ids + self.completion.token_ids
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The place of a request in the tree.
+
+    Attributes:
+        parent: the completion that the request goes on from; None if it begins a conversation.
+        new: the messages after that completion, or all of them.
+        conversation: a digest of all of its messages.
+    """
+
+    parent: Node | None
+    new: list[ChatMessage]
+    conversation: "hashlib.blake2b"
+
+
 class Tree:
     """The completions of an episode, found by the conversations that they end."""
 
@@ -60,32 +76,29 @@ class Tree:
         self.nodes: list[Node] = []
         self._by_conversation: dict[bytes, Node] = {}
 
-    def add(self, node: Node, tools: Sequence[ToolSpec]) -> None:
-        """Add a completion, which answers a request with these tools."""
+    def find(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Place:
+        """Return the place of a request. If equal completions ended equal conversations, it is after the last one."""
+        digest = hashlib.blake2b(orjson.dumps(tools, option=orjson.OPT_SORT_KEYS), digest_size=16)
+        parent, count = None, 0
+        for place, message in enumerate(messages, 1):
+            digest.update(_essence(message))
+            if message["role"] == "assistant" and (node := self._by_conversation.get(digest.digest())):
+                parent, count = node, place
+        return Place(parent, list(messages[count:]), digest)
+
+    def add(self, node: Node, place: Place) -> None:
+        """Add a completion of a request that has this place."""
+        digest = place.conversation.copy()
+        digest.update(_essence(node.message))
         self.nodes.append(node)
-        *_, conversation = _digests([*node.messages, node.message], tools)
-        self._by_conversation[conversation] = node
-
-    def find(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> tuple[Node | None, list[ChatMessage]]:
-        """Return the completion that a request goes on from, and the messages after it; None and all of them if none.
-
-        If equal completions ended equal conversations, the last of them.
-        """
-        found, count = None, 0
-        for place, digest in enumerate(_digests(messages, tools), 1):
-            if node := self._by_conversation.get(digest):
-                found, count = node, place
-        return found, list(messages[count:])
+        self._by_conversation[digest.digest()] = node
 
 
-def _digests(messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Iterator[bytes]:
-    """Yield a digest of each beginning of a conversation: of 1 message, of 2 …
+def _essence(message: ChatMessage) -> bytes:
+    """Return what counts of a message when two are compared.
 
-    What clients change without meaning does not count: whitespace around contents, the order of members, thoughts.
+    What clients change without meaning does not: whitespace around the content, the order of members, thoughts.
     """
-    chain = hashlib.blake2b(json.dumps(tools, sort_keys=True).encode(), digest_size=16)
-    for message in messages:
-        calls = [(call["id"], call["function"]) for call in message.get("tool_calls", ())]
-        parts = [message["role"], message["content"].strip(), calls, message.get("tool_call_id")]
-        chain.update(json.dumps(parts, sort_keys=True).encode())
-        yield chain.digest()
+    calls = [(call["id"], call["function"]) for call in message.get("tool_calls", ())]
+    parts = [message["role"], message["content"].strip(), calls, message.get("tool_call_id")]
+    return orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)

@@ -14,3 +14,164 @@ async def two_turns(task: Any, client: Any, tools: Any) -> None:
         if step.terminated:
             return
         messages += [answer.choices[0].message, {"role": "user", "content": WRONG}]
+
+
+async def over_http(task: Any, client: Any, tools: Any) -> str:
+    """Answer through the HTTP endpoint, as code does that makes its own client."""
+    from openai import AsyncOpenAI
+
+    async with AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=0) as own:
+        answer = await own.chat.completions.create(model=task.model, messages=question(task))
+    return str(answer.choices[0].message.content)
+
+
+def question(task: Any) -> list[Any]:
+    return [{"role": "user", "content": task.prompt}]
+
+
+async def ask(task: Any, client: Any, **more: Any) -> Any:
+    return await client.chat.completions.create(model=task.model, messages=question(task), **more)
+
+
+async def streams(task: Any, client: Any, tools: Any) -> str:
+    """Answer with the text of a stream."""
+    options = {"include_usage": True}
+    stream = await ask(task, client, stream=True, stream_options=options, logprobs=True)
+    chunks = [chunk async for chunk in stream]
+    assert chunks[-1].usage.completion_tokens > 0
+    assert [choice.finish_reason for chunk in chunks for choice in chunk.choices][-1] == "stop"
+    return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+
+
+async def several(task: Any, client: Any, tools: Any) -> str:
+    """Ask for three completions with logprobs, at most four tokens each, and answer with the last."""
+    answer = await ask(task, client, n=3, max_tokens=4, logprobs=True, seed=5, stop=["}"])
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    assert all(entry.logprob <= 0 for choice in answer.choices for entry in choice.logprobs.content)
+    assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
+    return str(answer.choices[2].message.content)
+
+
+async def rewards(task: Any, client: Any, tools: Any) -> float:
+    """Return a reward instead of an answer."""
+    await ask(task, client)
+    return 0.25
+
+
+async def silent(task: Any, client: Any, tools: Any) -> None:
+    """Never ask."""
+
+
+async def never_ends(task: Any, client: Any, tools: Any) -> None:
+    """Ask, and then wait for ever."""
+    import asyncio
+
+    await ask(task, client)
+    await asyncio.sleep(10**6)
+
+
+async def blocks(task: Any, client: Any, tools: Any) -> None:
+    """Block the event loop."""
+    import time
+
+    await ask(task, client)
+    time.sleep(10**6)  # noqa: ASYNC251
+
+
+async def raises(task: Any, client: Any, tools: Any) -> None:
+    """Fail after a completion."""
+    await ask(task, client)
+    raise LookupError("lost the thread")
+
+
+async def exits(task: Any, client: Any, tools: Any) -> None:
+    """Try to end the process."""
+    raise SystemExit(3)
+
+
+async def returns_rubbish(task: Any, client: Any, tools: Any) -> object:
+    """Return something that is no answer."""
+    await ask(task, client)
+    return {"answer": 3}
+
+
+async def returns_nan(task: Any, client: Any, tools: Any) -> float:
+    """Return a reward that is no number."""
+    await ask(task, client)
+    return float("nan")
+
+
+async def floods(task: Any, client: Any, tools: Any) -> None:
+    """Ask without end, whatever the endpoint says."""
+    import openai
+
+    while True:
+        try:
+            await ask(task, client)
+        except openai.APIStatusError:
+            continue
+
+
+async def floods_at_once(task: Any, client: Any, tools: Any) -> None:
+    """Ask a thousand times at once."""
+    import asyncio
+
+    await asyncio.gather(*(ask(task, client) for _ in range(1000)))
+
+
+async def is_large(task: Any, client: Any, tools: Any) -> None:
+    """Send 10 MB over HTTP."""
+    await post(task, b'{"model": "policy", "messages": [{"role": "user", "content": "' + b"x" * 10_000_000 + b'"}]}')
+
+
+async def is_no_json(task: Any, client: Any, tools: Any) -> None:
+    """Send something that is no JSON."""
+    await post(task, b"{model: policy}")
+
+
+async def wants_another_model(task: Any, client: Any, tools: Any) -> None:
+    """Ask for a model that there is not."""
+    await client.chat.completions.create(model="gpt-4o", messages=question(task))
+
+
+async def wants_a_format(task: Any, client: Any, tools: Any) -> None:
+    """Ask for constrained JSON."""
+    await ask(task, client, response_format={"type": "json_object"})
+
+
+async def sends_a_picture(task: Any, client: Any, tools: Any) -> None:
+    """Send an image."""
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    await client.chat.completions.create(model=task.model, messages=[{"role": "user", "content": [image]}])
+
+
+async def fills_the_context(task: Any, client: Any, tools: Any) -> None:
+    """Go on until the context is full."""
+    messages = question(task)
+    while True:
+        answer = await client.chat.completions.create(model=task.model, messages=messages)
+        messages += [answer.choices[0].message, {"role": "user", "content": "Try again. " * 5}]
+
+
+async def post(task: Any, body: bytes) -> None:
+    import aiohttp
+
+    headers = {"Authorization": f"Bearer {task.api_key}", "Content-Type": "application/json"}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{task.base_url}/chat/completions", data=body, headers=headers) as response,
+    ):
+        told = await response.json()
+        raise RuntimeError(f"{response.status} {told['error']['code']}")
+
+
+async def every_other(task: Any, client: Any, tools: Any) -> None:
+    """Fail in the second of every two episodes that come here."""
+    CALLS.append(task)
+    number = len(CALLS)
+    await ask(task, client)
+    if number % 2:
+        raise LookupError("lost the thread")
+
+
+CALLS: list[Any] = []

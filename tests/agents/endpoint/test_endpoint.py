@@ -1,7 +1,11 @@
 """An agent written against OpenAI's client is played as token-exact as one with queues."""
 
 from dataclasses import replace
+from typing import Any
 
+import pytest
+
+from configs.schema import Rollout
 from storage.records import TRAJECTORY_SCHEMA, Trajectory, to_table
 from tasks.agents.chat import Chat
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
@@ -26,3 +30,72 @@ def test_two_turns_are_those_of_the_queue_agent(chat: Chat, verifier: Verifier) 
     to_table(endpoint, TRAJECTORY_SCHEMA)
     assert [timeless(replace(row, follows=[])) for row in endpoint] == [timeless(row) for row in queues]
     assert endpoint[0].follows == [-1, 0]
+
+
+def played(chat: Chat, verifier: Verifier, entry: str, deadline_s: float = 60.0, **arguments: Any) -> Trajectory:
+    """Play one episode, in which the policy answers rightly."""
+    engine = ScriptedEngine(chat, lambda *_: RIGHT)
+    agent = OpenAIAgent(context(chat), entry=f"{HERE}:{entry}", **arguments)
+    settings = Rollout(episode_deadline_s=deadline_s)
+    (row,) = play(engine, agent, verifier, group_size=1, settings=settings)
+    to_table([row], TRAJECTORY_SCHEMA)
+    return row
+
+
+@pytest.mark.parametrize("entry", ["over_http", "streams"])
+def test_other_ways_to_ask(chat: Chat, verifier: Verifier, entry: str) -> None:
+    """A client of one's own over HTTP, and a stream, give the same turn."""
+    row = played(chat, verifier, entry)
+    assert (row.status, row.reason) == ("completed", "")
+    assert [turn.verdict for turn in row.turns] == ["correct"]
+
+
+def test_several_completions_are_turns(chat: Chat, verifier: Verifier) -> None:
+    """With n=3 there are three turns in three sequences; the environment saw the last."""
+    row = played(chat, verifier, "several")
+    assert len(row.turns) == len(row.sequence_starts) == 3
+    assert row.ungraded == [0, 1]
+    assert row.follows == [-1, -1, -1]
+
+
+def test_a_reward_may_be_returned(chat: Chat, verifier: Verifier) -> None:
+    """It is the reward of the last turn."""
+    row = played(chat, verifier, "rewards")
+    assert (row.status, row.turns[-1].reward, row.ungraded) == ("completed", 0.25, [])
+
+
+BAD = [
+    ("silent", "failed", "ended without a completion"),
+    ("never_ends", "failed", "deadline of 2 s"),
+    ("blocks", "failed", "blocked all other episodes"),
+    ("raises", "failed", "LookupError: lost the thread"),
+    ("exits", "failed", "SystemExit: 3"),
+    ("returns_rubbish", "failed", "the agent returned dict"),
+    ("returns_nan", "failed", "the reward nan"),
+    ("floods", "failed", "more than 20 requests"),
+    ("floods_at_once", "failed", "more than 20 requests"),
+    ("is_large", "failed", "413 request_too_large"),
+    ("is_no_json", "failed", "400 invalid_json"),
+    ("wants_another_model", "failed", "model_not_found"),
+    ("wants_a_format", "failed", "response_format: only text"),
+    ("sends_a_picture", "failed", "images and other media are not supported"),
+    ("fills_the_context", "truncated", "context_length_exceeded"),
+]
+
+
+@pytest.mark.parametrize(("entry", "status", "reason"), BAD, ids=[entry for entry, _, _ in BAD])
+def test_bad_agents(chat: Chat, verifier: Verifier, entry: str, status: str, reason: str) -> None:
+    """Each ends with a status and a reason of its own, and what was sampled is kept."""
+    row = played(chat, verifier, entry, deadline_s=2.0, max_requests=20)
+    assert row.status == status
+    assert reason in row.reason
+    if entry in ("never_ends", "raises", "blocks", "fills_the_context"):
+        assert row.turns
+
+
+def test_bad_agents_do_not_stop_the_others(chat: Chat, verifier: Verifier) -> None:
+    """Half of the episodes raise; the other half is played."""
+    engine = ScriptedEngine(chat, lambda *_: RIGHT)
+    agent = OpenAIAgent(context(chat), entry=f"{HERE}:every_other")
+    rows = play(engine, agent, verifier, group_size=8)
+    assert sorted(row.status for row in rows) == ["completed"] * 4 + ["failed"] * 4

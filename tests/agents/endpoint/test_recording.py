@@ -17,7 +17,6 @@ from storage.records import TRAJECTORY_SCHEMA, Score, Trajectory, to_table
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.completions import Completions, Policy
 from tasks.agents.endpoint.recording import record
-from tasks.agents.endpoint.requests import check_request
 from tasks.agents.interface import EpisodeSpec
 from tasks.agents.rendering.choice import open_renderer
 from tasks.inference.api import BundledGenerationOutputs, Completion, GenerationConfig, Observation
@@ -89,9 +88,7 @@ class Episode:
                     "tools": None if kind == "without tools" else [ADD],
                 }
                 times = 2 if kind == "together" else 1
-                for answered in await asyncio.gather(
-                    *(self.completions.complete(check_request(body)) for _ in range(times))
-                ):
+                for answered in await asyncio.gather(*(self.completions.complete(dict(body)) for _ in range(times))):
                     conversations += [[*messages, node.message] for node in answered.nodes]
         serving.cancel()
         return record(self.spec, self.completions.tree.nodes, 1.0)
