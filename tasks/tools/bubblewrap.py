@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from tasks.tools import seccomp
-from tasks.tools.view import hidden, interpreter, package_folders, prlimit, visible
+from tasks.tools.view import hidden, interpreter, links, package_folders, prlimit, visible
 
 _NOBODY = "65534"
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 _OPEN_FILES = 64
 
 
@@ -88,11 +89,12 @@ def _command(argv: Sequence[str], limits: Limits, packages: Sequence[str], statu
         *("--cap-drop", "ALL", "--die-with-parent", "--new-session", "--hostname", "sandbox"),
         *("--json-status-fd", str(status), "--seccomp", str(refused), "--clearenv"),
         *(word for name, value in variables.items() for word in ("--setenv", name, value)),
+        *_links(),
         *_each("--ro-bind", shown),
         *(word for path in covered for word in ("--tmpfs", path)),
         *_each("--ro-bind", packages),
         *(word for path in covered for word in ("--remount-ro", path)),
-        *_each("--dev-bind", ["/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"]),
+        *_each("--dev-bind", _DEVICES),
         *("--proc", "/proc", "--size", str(limits.folder_mb << 20), "--tmpfs", "/tmp", "--chdir", "/tmp"),
         *("--remount-ro", "/", "--", *_limited(limits), *argv),
     ]
@@ -104,12 +106,15 @@ def _become_nobody(shown: Iterable[str]) -> list[str]:
     The kernel does not limit the number of root's processes. That user may not enter root's folders, so he gets a file
     system in which the same files lie in other folders.
     """
-    shown = [*filter(os.path.exists, ("/usr", "/bin", "/lib", "/lib64")), *shown]
+    programs = {"/usr", *(path for path in ("/bin", "/lib", "/lib64") if os.path.isdir(path) and path not in links())}
+    shown = [*sorted(programs), *(path for path in shown if not path.startswith("/usr/"))]
     return [
         *("bwrap", "--die-with-parent", "--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"),
-        *(word for path in shown for word in ("--dir", os.path.dirname(path))),  # otherwise only root may enter them
+        *_links(),
+        *(word for path in [*shown, *_DEVICES] for word in ("--dir", os.path.dirname(path))),  # open to all users
         *_each("--ro-bind", shown),
-        *("--dev-bind", "/dev", "/dev", "--bind", "/proc", "/proc", "--dir", "/tmp", "--"),
+        *_each("--dev-bind", _DEVICES),
+        *("--bind", "/proc", "/proc", "--dir", "/tmp", "--"),
         *("setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--pdeathsig", "keep"),
     ]
 
@@ -123,6 +128,9 @@ def _limited(limits: Limits) -> list[str]:
     ]
 
 
+def _links() -> list[str]:
+    return [word for path, target in links().items() for word in ("--symlink", target, path)]
+
+
 def _each(option: str, paths: Iterable[str]) -> list[str]:
     return [word for path in paths for word in (option, path, path)]
-

@@ -43,7 +43,7 @@ def _run(code: str, name: str, variables: dict[str, Any]) -> str:
 
 def _execute(code: str, name: str, variables: dict[str, Any]) -> None:
     """Run the code, and print the value of its last expression, as Python's prompt does."""
-    tree = compile(code, name, "exec", _ast.PyCF_ONLY_AST)
+    tree: Any = compile(code, name, "exec", _ast.PyCF_ONLY_AST)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
     exec(compile(tree, name, "exec"), variables)
     if last:

@@ -3,7 +3,7 @@
 import inspect
 import json
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic_core import ArgsKwargs
@@ -34,7 +34,7 @@ class FunctionTool:
         self.name = function.__name__
         self.description = inspect.getdoc(function) or ""
         try:
-            self._adapter: TypeAdapter[Any] = TypeAdapter(function)
+            self._adapter: TypeAdapter[Any] = TypeAdapter(cast(Any, function))
             self.parameters: dict[str, Any] = self._adapter.json_schema()
         except (PydanticUserError, NameError) as error:
             raise ValueError(f"{self.name}: no JSON schema for its annotations: {described(error)}") from error

@@ -9,7 +9,7 @@ from typing import Literal
 
 from tasks.tools.bubblewrap import Limits, python
 from tasks.tools.driver import READY
-from tasks.tools.sandbox import Sandbox, Sandboxes, SandboxError
+from tasks.tools.sandbox import Sandbox, SandboxError, Sandboxes
 
 _DRIVER = Path(__file__).with_name("driver.py")
 

@@ -1,10 +1,6 @@
-r"""Sandboxes: programs that nobody trusts, started by bubblewrap and killed with everything that they have started.
+"""Sandboxes: programs that nobody trusts, started by bubblewrap and killed with everything that they have started.
 
-    sandboxes = Sandboxes()
-    sandboxes.check()                                        # before a run: can they be made here?
-    result = await sandboxes.run(python(text), b"", Limits())  # one input, one output
-    async with sandboxes.open(python(text), Limits()) as sandbox:  # or a conversation
-        sandbox.stdin.write(b"…")
+`Sandboxes.run` gives a program one input and returns its output; `Sandboxes.open` is for a conversation with it.
 """
 
 import asyncio

@@ -17,11 +17,17 @@ _STANDARD_LIBRARY = Path(os.__file__).resolve().parent
 
 def interpreter() -> str:
     """Return the path of the interpreter that a virtual environment's one stands for."""
-    return os.path.realpath(sys._base_executable)
+    return os.path.realpath(Path(sys.base_prefix, "bin", f"python{sysconfig.get_config_var('LDVERSION')}"))
 
 
 def prlimit() -> str:
     return os.path.realpath(shutil.which("prlimit") or "prlimit")
+
+
+@cache
+def links() -> dict[str, str]:
+    """Return the links in the root that lead to shared libraries and programs, with their targets."""
+    return {path: os.readlink(path) for path in ("/bin", "/lib", "/lib64") if os.path.islink(path)}
 
 
 @cache
@@ -32,7 +38,8 @@ def visible() -> tuple[str, ...]:
     library = _STANDARD_LIBRARY
     if library.parent != Path("/usr/lib"):
         library = library.parent  # has shared libraries of this interpreter
-    return tuple(filter(os.path.exists, (*system, str(library), interpreter(), prlimit())))
+    paths = [Path(path).resolve() for path in (*system, library, interpreter(), prlimit())]
+    return tuple(dict.fromkeys(str(path) for path in paths if path.exists()))
 
 
 @cache
