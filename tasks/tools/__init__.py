@@ -1,6 +1,6 @@
 """The tools by name. Add one with `register_tool("name", Class)`, or configure it as `package.module:name`.
 
-What is named may also be an `async def` with annotations.
+An `async def` with annotations is a tool, too: `register_tool("name", tool_class(function))`, or its place as above.
 """
 
 import inspect

@@ -103,19 +103,30 @@ def _command(argv: Sequence[str], limits: Limits, packages: Sequence[str], statu
 def _become_nobody(shown: Iterable[str]) -> list[str]:
     """Return the beginning of a command line by which root starts the sandbox as another user.
 
-    The kernel does not limit the number of root's processes. That user may not enter root's folders, so he gets a file
-    system in which the same files lie in other folders.
+    The kernel does not limit the number of root's processes. The other user may not enter root's folders, so he gets a
+    file system in which the same files lie in other folders. A process namespace holds his processes: without
+    privileges root's bubblewrap could not signal them at its end.
     """
     programs = {"/usr", *(path for path in ("/bin", "/lib", "/lib64") if os.path.isdir(path) and path not in links())}
     shown = [*sorted(programs), *(path for path in shown if not path.startswith("/usr/"))]
     return [
-        *("bwrap", "--die-with-parent", "--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"),
+        *(
+            "bwrap",
+            "--unshare-pid",
+            "--die-with-parent",
+            "--cap-drop",
+            "ALL",
+            "--cap-add",
+            "CAP_SETUID",
+            "--cap-add",
+            "CAP_SETGID",
+        ),
         *_links(),
         *(word for path in [*shown, *_DEVICES] for word in ("--dir", os.path.dirname(path))),  # open to all users
         *_each("--ro-bind", shown),
         *_each("--dev-bind", _DEVICES),
         *("--bind", "/proc", "/proc", "--dir", "/tmp", "--"),
-        *("setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--pdeathsig", "keep"),
+        *("setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups"),
     ]
 
 

@@ -8,7 +8,6 @@ if the code raised an exception. Its reader trusts nothing of it, because the co
 import _ast
 import os
 import sys
-from typing import Any
 
 READY = b"ready"
 """It writes this first. It gets no code before: a sandbox that was only half made when its owner died does nothing."""
@@ -17,7 +16,8 @@ READY = b"ready"
 def main() -> None:
     sys.path += sys.argv[1:]  # folders of packages
     requests, end, printed = os.fdopen(os.dup(0), "rb"), os.dup(1), sys.stdout
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.close(0)
+    os.open(os.devnull, os.O_RDONLY)  # the lowest free descriptor: the code's standard input
     printed.reconfigure(line_buffering=True)  # type: ignore[union-attr] # otherwise a time-out would lose the output
     module = sys.modules["__main__"] = type(sys)("__main__")
     module.exit = module.quit = sys.exit  # type: ignore[attr-defined] # normally `site` adds them
@@ -30,7 +30,7 @@ def main() -> None:
         os.write(end, error.encode(errors="replace") + token + (b" 1" if error else b" 0"))
 
 
-def _run(code: str, name: str, variables: dict[str, Any]) -> str:
+def _run(code: str, name: str, variables: dict[str, object]) -> str:
     """Run the code; return the text of the exception that it raised."""
     try:
         _execute(code, name, variables)
@@ -41,12 +41,13 @@ def _run(code: str, name: str, variables: dict[str, Any]) -> str:
     return ""
 
 
-def _execute(code: str, name: str, variables: dict[str, Any]) -> None:
+def _execute(code: str, name: str, variables: dict[str, object]) -> None:
     """Run the code, and print the value of its last expression, as Python's prompt does."""
-    tree: Any = compile(code, name, "exec", _ast.PyCF_ONLY_AST)
+    tree = compile(code, name, "exec", _ast.PyCF_ONLY_AST)
+    assert isinstance(tree, _ast.Module)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], _ast.Expr) else None
     exec(compile(tree, name, "exec"), variables)
-    if last:
+    if isinstance(last, _ast.Expr):
         value = eval(compile(_ast.Expression(last.value), name, "eval"), variables)
         if value is not None:
             print(repr(value))

@@ -65,7 +65,8 @@ class Interpreter:
         try:
             await sandbox.stdout.readexactly(len(READY))
         except asyncio.IncompleteReadError as error:
-            raise SandboxError(f"an interpreter could not start in its sandbox: {error.partial!r}") from None
+            status = await sandbox.wait(error.partial)
+            raise SandboxError(f"Python ended with status {status} before the first call: {error.partial!r}") from None
         return sandbox
 
     async def _converse(self, sandbox: Sandbox, text: bytes) -> Execution:
@@ -87,7 +88,7 @@ async def _answer(sandbox: Sandbox, token: bytes) -> Execution:
     except asyncio.LimitOverrunError:
         return Execution(_text(await sandbox.end()), "output")
     except asyncio.IncompleteReadError as error:
-        return Execution(_text(error.partial), "exited", await sandbox.wait())
+        return Execution(_text(error.partial), "exited", await sandbox.wait(error.partial))
 
 
 def _text(output: bytes) -> str:

@@ -85,8 +85,5 @@ class PythonTool:
             "time": f"stopped after {self._limits.seconds:g} s",
             "output": f"stopped after {self._limits.output_bytes:,} bytes of output",
         }[execution.outcome]
-        return (
-            f"{says}; the variables are lost: the next call begins a new interpreter"
-            if says and self._stateful
-            else says
-        )
+        lost = "; the variables are lost: the next call begins a new interpreter" if says and self._stateful else ""
+        return says + lost

@@ -11,6 +11,7 @@ from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 from weakref import WeakKeyDictionary
 
@@ -48,16 +49,17 @@ class Sandbox:
         self.stdin, self.stdout, self.stderr = process.stdin, process.stdout, process.stderr
         self._process, self._launch = process, start
 
-    async def wait(self) -> int:
+    async def wait(self, output: bytes | bytearray) -> int:
         """Wait until the program ends by itself; return its exit status, 128 + n for signal n.
 
         Raises:
-            SandboxError: bubblewrap failed, or somebody killed it.
+            SandboxError: bubblewrap failed, or somebody killed it; with the end of what was written so far.
         """
         await self._process.wait()
         status = self._launch.exit_status()
         if status is None:
-            raise SandboxError(f"bubblewrap ended with status {self._process.returncode} before the program's end")
+            said = output[-500:].decode(errors="replace").strip()
+            raise SandboxError(f"bubblewrap ended with status {self._process.returncode} before the program: {said}")
         return status
 
     async def read(self, source: asyncio.StreamReader, into: bytearray, most: int) -> bool:
@@ -78,15 +80,26 @@ class Sandbox:
         self.stdin.close()
 
     def kill(self) -> None:
-        """Kill all of its processes."""
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)  # bubblewrap; the kernel then kills what is inside
+        """Kill all of its processes.
+
+        This kills the first process of a namespace, with which the kernel kills all others; bubblewrap waits for it. If
+        bubblewrap were killed, zombies would be left in containers whose first process does not wait for orphans.
+        """
+        if self._process.returncode is not None:
+            return
+        pid = self._process.pid
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            first = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+            if first:
+                os.kill(int(first[0]), signal.SIGKILL)
+            else:
+                os.killpg(pid, signal.SIGKILL)
 
     async def end(self) -> bytes:
-        """Kill all of its processes, wait until they are gone, and return what they wrote that nobody has read."""
+        """Kill all of its processes, wait until they are gone, and return the standard output that nobody has read."""
         self.kill()
-        rest = await self.stdout.read()  # it ends when the last process is gone
+        streams = [stream for stream in (self.stdout, self.stderr) if stream]
+        rest, *_ = await asyncio.gather(*(stream.read() for stream in streams))  # to the end: nobody holds them open
         await self._process.wait()
         return rest
 
@@ -150,6 +163,6 @@ class Sandboxes:
                     )
                     if any(full):
                         return Result(None, bytes(out), bytes(err), "output")
-                    return Result(await sandbox.wait(), bytes(out), bytes(err), "exited")
+                    return Result(await sandbox.wait(err), bytes(out), bytes(err), "exited")
             except TimeoutError:
                 return Result(None, bytes(out), bytes(err), "time")
