@@ -27,7 +27,7 @@ async def hang() -> str:
 async def stubborn() -> str:
     while True:
         try:
-            await asyncio.sleep(3)
+            await asyncio.sleep(2)
             return "at last"
         except asyncio.CancelledError:
             pass
@@ -80,16 +80,8 @@ def test_schemas_are_those_of_chat_completions() -> None:
     [
         ("add", '{"a": 1, "b": 2}', "3"),
         ("add", {"a": 1, "b": 2}, "3"),
-        (
-            "ad",
-            "{}",
-            "error: no tool 'ad', did you mean 'add'?; the tools are add, hang, stubborn, leave, cancel, shout",
-        ),
-        (
-            "add",
-            '{"a": 1',
-            "error: the arguments are not valid JSON: Expecting ',' delimiter: line 1 column 8 (char 7)",
-        ),
+        ("ad", "{}", "error: no tool 'ad', did you mean 'add'?; the tools are add, hang, stubborn, leave, cancel"),
+        ("add", '{"a": 1', "error: the arguments are not valid JSON: Expecting ',' delimiter"),
         ("add", "[" * 100_000, "error: the arguments are not valid JSON: maximum recursion depth exceeded"),
         ("add", "[1, 2]", "error: the arguments are not a JSON object"),
         ("add", '{"a": 1}', "error: b: Missing required argument"),
@@ -97,12 +89,12 @@ def test_schemas_are_those_of_chat_completions() -> None:
         ("stubborn", "{}", "error: no result within 0.1 s"),
         ("leave", "{}", "error: SystemExit: 3"),
         ("cancel", "{}", "error: the tool cancelled its own call"),
-        ("shout", "{}", "x" * 50 + "\n… 9,900 characters left out …\n" + "x" * 50),
+        ("shout", "{}", "x" * 100 + "\n… 9,800 characters left out …\n" + "x" * 100),
     ],
 )
 async def test_every_call_ends_with_a_text(name: str, arguments: Any, output: str) -> None:
     """Errors of the policy and of a tool's function cost only the call, in time."""
-    toolbox = box(add, hang, stubborn, leave, cancel, shout, call_timeout_s=0.1, output_chars=100)
+    toolbox = box(add, hang, stubborn, leave, cancel, shout, call_timeout_s=0.1, output_chars=200)
     result = await toolbox.call(name, arguments)
     assert result.output.startswith(output)
     assert result.error == output.startswith("error: ")
@@ -139,13 +131,13 @@ def test_two_tools_with_one_name_are_refused() -> None:
     ("choice", "message"),
     [
         ({"type": "pyton"}, "tool.type='pyton' is not registered, did you mean 'python'"),
-        ({"type": "python", "args": {"timeout": 1}}, "tool.args.timeout=1: python takes no such argument, did you mean 'timeout_s'"),
-        ({"type": "python", "args": {"memory_mb": 1}}, "tool.args.memory_mb=1: Input should be greater than or equal to 64"),
+        ({"type": "python", "args": {"timeout": 1}}, "tool.args.timeout=1: .*, did you mean 'timeout_s'"),
+        ({"type": "python", "args": {"memory_mb": 1}}, "tool.args.memory_mb=1: Input should be greater .* to 64"),
         ({"type": "calculator", "args": {"digits": 1}}, "tool.args.digits=1: calculator takes no such argument"),
         ({"type": f"{__name__}:ad"}, "has no class 'ad'"),
         ({"type": "no_such_module:tool"}, "no module 'no_such_module'"),
     ],
-)  # fmt: skip
+)
 def test_a_choice_that_cannot_be_used_is_refused(choice: dict[str, Any], message: str) -> None:
     """The error comes before a run, and names key, value and remedy."""
     with pytest.raises(ValueError, match=message):
