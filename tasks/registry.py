@@ -68,13 +68,17 @@ class Registry(Generic[T]):
             raise ValueError(
                 f"{self.kind}.type={name!r}: importing {module_name!r} raised {_describe(error)}"
             ) from error
-        cls = getattr(module, class_name, None)
-        if not inspect.isclass(cls):
+        cls = self._as_class(getattr(module, class_name, None))
+        if cls is None:
             classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
             raise ValueError(
                 f"{self.kind}.type={name!r}: {module_name} has no class {class_name!r}{nearest(class_name, classes)}"
             )
-        return typing.cast(type[T], cls)
+        return cls
+
+    def _as_class(self, found: object) -> type[T] | None:
+        """Return what a module has under the name as a class; None if it is none."""
+        return typing.cast(type[T], found) if inspect.isclass(found) else None
 
     def check_arguments(self, name: str, arguments: Mapping[str, Any]) -> None:
         """Check a user's arguments for the constructor of `name`: their names, their types, and that none is missing.

@@ -40,6 +40,7 @@ from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Provenance
 from tasks.inference.engine import Engine
 from tasks.score.verifier import Verifier
+from tasks.tools.sandbox import Sandboxes
 from tests.support import real_data
 from tests.support import s3_server as s3
 from tests.support.side_by_side import FilesByServer, put_long_files_first
@@ -223,6 +224,18 @@ def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "s3":
         return Store(f"s3://{request.getfixturevalue('bucket')}/root")
     return Store(str(tmp_path / "root") if request.param == "local" else f"memory://{tmp_path.name}")
+
+
+@pytest.fixture(scope="session")
+def sandboxes() -> Sandboxes:
+    sandboxes = Sandboxes()
+    try:
+        sandboxes.check()
+    except ValueError as error:
+        if os.environ.get("CI") == "true":
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    return sandboxes
 
 
 def _need_s3() -> None:

@@ -14,7 +14,7 @@ LAYERS = ["configs", "storage", "tasks", "flows"]
 STORAGE = ["objects", "logs", "versions", "maintenance", "commands", "__main__"]
 """The order inside of storage/. Modules directly in it (errors, layout, records, …) come before all of these."""
 TASKS = [
-    *("inference", "problems", "score", "environments", "agents", "train", "rollout", "cluster", "warm_start"),
+    *("inference", "problems", "tools", "score", "environments", "agents", "train", "rollout", "cluster", "warm_start"),
     *("evaluate", "provenance", "audit", "retrain", "run"),
 ]
 """The order of the plain code inside of tasks/. Prefect tasks (task.py, …_task.py) come after all of it."""

@@ -54,9 +54,11 @@ def _protocol(
     temperature: float,
 ) -> Protocol:
     """Make a protocol whose digest covers everything that decides what is played: set, agent, environment, sampling."""
+    # Without tools an evaluation has the name that it had before there were tools.
+    without = None if config.agent.tools else {"tools"}
     identity = {
         "problem_set": problem_set,
-        "agent": config.agent.model_dump(mode="json"),
+        "agent": config.agent.model_dump(mode="json", exclude=without),
         "environment": config.environment.model_dump(mode="json"),
         "samples": samples,
         "temperature": temperature,

@@ -1,15 +1,16 @@
-"""Load a configuration and check everything that a run needs: schema, agent, environment and advantage estimator."""
+"""Load a configuration and check everything that a run needs: schema, agent, tools, environment, estimator."""
 
 from collections.abc import Iterable
 
 from configs import Config, ConfigError, load
 from tasks.agents import AGENTS
 from tasks.environments import ENVIRONMENTS
+from tasks.tools import check_tools
 from tasks.train.advantages import check_estimator
 
 
 def resolve(name: str, overrides: Iterable[str] | None = None) -> Config:
-    """Load a configuration with `configs.load`, and check what the schema cannot: agent, environment and estimator.
+    """Load a configuration with `configs.load`, and check what the schema cannot: agent, tools, environment, estimator.
 
     Raises:
         ConfigError: something is wrong; the message names the key, the value and the nearest valid name.
@@ -17,6 +18,7 @@ def resolve(name: str, overrides: Iterable[str] | None = None) -> Config:
     config = load(name, overrides or ())
     try:
         AGENTS.check_arguments(config.agent.type, config.agent.args)
+        check_tools(config.agent.tools)
         ENVIRONMENTS.check_arguments(config.environment.type, config.environment.args)
         check_estimator(config.ppo.advantage.type)
     except ValueError as error:

@@ -23,6 +23,7 @@ BENCHMARKS = {
     "endpoint": "an agent written against OpenAI's client, against the same agent with queues",
     "overhead": "the time that Prefect, storage and everything else add to the stages of an iteration",
     "scoring": "the verifier against math-verify called one by one",
+    "tools": "calls/s of the python tool: each in a sandbox of its own, and of an interpreter that stays",
     "training": "the training pass against a bare forward-backward loop, and the cost of critic and KL reference",
     "ranks": "a trainer of several ranks: overhead, speed, checkpoints, memory, with 30 million parameters",
     "gpu": "the training pass of 1.5 and 7 billion parameters on a GPU: tokens/s, MFU and peak memory",

@@ -1,0 +1,78 @@
+"""Makes a tool of any `async def` with annotations: its signature becomes the schema, its docstring the description."""
+
+import inspect
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from pydantic import PydanticUserError, TypeAdapter, ValidationError
+from pydantic_core import ArgsKwargs
+
+from storage.visible import described
+from tasks.tools.interface import ToolError
+from tasks.tools.sandbox import SandboxError
+
+ToolFunction = Callable[..., Awaitable[Any]]
+
+
+class FunctionTool:
+    """The tool of an `async def`.
+
+    Its arguments are validated before each call. What it returns becomes JSON, unless it is a text. If it raises an
+    exception, that is a `ToolError`.
+
+    Example: of `async def weather(city: str, days: int = 1) -> str: …` the parameters are {"type": "object",
+    "properties": {"city": {"type": "string", …}, "days": {"type": "integer", "default": 1, …}}, "required": ["city"],
+    "additionalProperties": False}.
+
+    Raises:
+        ValueError: it is no `async def`, or a parameter is not one that JSON can give by its name.
+    """
+
+    def __init__(self, function: ToolFunction) -> None:
+        _check(function)
+        self.name = function.__name__
+        self.description = inspect.getdoc(function) or ""
+        try:
+            self._adapter: TypeAdapter[Any] = TypeAdapter(cast(Any, function))
+            self.parameters: dict[str, Any] = self._adapter.json_schema()
+        except (PydanticUserError, NameError) as error:
+            raise ValueError(f"{self.name}: no JSON schema for its annotations: {described(error)}") from error
+
+    async def call(self, arguments: dict[str, Any]) -> str:
+        """Call the function; return its result as text.
+
+        Raises:
+            ToolError: an argument is wrong, or the function raised an exception.
+            SandboxError: it needed a sandbox, which could not be made; that is not the policy's fault.
+        """
+        try:
+            running = self._adapter.validate_python(ArgsKwargs((), arguments))
+        except ValidationError as error:
+            raise ToolError(_explain(error)) from None
+        try:
+            result = await running
+        except (ToolError, SandboxError):
+            raise
+        except (Exception, SystemExit) as error:
+            raise ToolError(described(error)) from error
+        return result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
+
+    async def close(self) -> None:
+        pass
+
+
+def _check(function: ToolFunction) -> None:
+    name = getattr(function, "__name__", repr(function))
+    if not inspect.iscoroutinefunction(function):
+        raise ValueError(f"{name} is no `async def`: a tool is awaited, so that others can work meanwhile")
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise ValueError(f"{name}: the parameter {parameter} has no name for JSON: list every argument by its name")
+        if parameter.annotation is parameter.empty:
+            raise ValueError(f"{name}: annotate the parameter {parameter.name!r}, so that the policy knows its type")
+
+
+def _explain(error: ValidationError) -> str:
+    """Return what is wrong with the arguments, on one line."""
+    return "; ".join(f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in error.errors())

@@ -1,0 +1,45 @@
+"""The interface of tools, as OpenAI's function tools have it: a name, a description, a schema and a call."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tasks.tools.sandbox import Sandboxes
+
+
+@dataclass(frozen=True, slots=True)
+class ToolContext:
+    """The first argument of every tool's constructor; the others are the `args` of its choice in the configuration."""
+
+    sandboxes: Sandboxes
+
+
+class ToolError(Exception):
+    """A call failed, and the episode goes on; the message is for the policy."""
+
+
+class Tool(Protocol):
+    """A tool; every episode gets a new one, and may call it several times at once.
+
+    A constructor does nothing slow, because the tools of a configuration are also made once before a run, to check
+    them. A tool that uses sandboxes calls `context.sandboxes.check()` there.
+    """
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+    """The JSON schema of the arguments, an object.
+
+    Example: {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}
+    """
+
+    async def call(self, arguments: dict[str, Any]) -> str:
+        """Return the result of a call. `arguments` are the policy's: they were not compared with the schema.
+
+        Raises:
+            ToolError: the call failed.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End whatever the tool keeps for its episode."""
+        ...

@@ -1,0 +1,135 @@
+"""The tools of one episode. Whatever a tool does, a call ends in time, with a text for the policy."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from storage.visible import described
+from tasks.registry import nearest
+from tasks.tools.interface import Tool, ToolError
+from tasks.tools.texts import shorten
+
+_GRACE_S = 1.0
+"""A tool that was cancelled has so many seconds to clean up; then the episode goes on without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolResult:
+    """The answer to a call, as the policy reads it.
+
+    Example: ToolResult(output="error: no tool 'pyton', did you mean 'python'?", error=True)
+    """
+
+    output: str  # begins with "error: " if the call failed
+    error: bool
+
+
+class Toolbox:
+    """The tools of one episode; an asynchronous context manager, which closes them.
+
+    Args:
+        tools: they have different names.
+        call_timeout_s: wall-clock limit of every call. It is larger than a tool's own limits, which give better errors.
+        output_chars: a longer output loses its middle.
+
+    Attributes:
+        schemas: the tools as OpenAI's chat completions have them.
+        calls: number of calls so far.
+        errors: number of those that failed.
+
+    Raises:
+        ValueError: two tools have the same name.
+    """
+
+    def __init__(self, tools: Sequence[Tool], call_timeout_s: float = 120.0, output_chars: int = 20_000) -> None:
+        self._tools = {tool.name: tool for tool in tools}
+        if len(self._tools) < len(tools):
+            names = ", ".join(tool.name for tool in tools)
+            raise ValueError(f"tools with the same name: {names}; the policy chooses by name, so leave one out")
+        self._call_timeout_s, self._output_chars = call_timeout_s, output_chars
+        self._stubborn = set[asyncio.Future[str]]()
+        self.schemas = [_schema(tool) for tool in tools]
+        self.calls = self.errors = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close all tools, even if one fails."""
+        errors = await asyncio.gather(*(tool.close() for tool in self._tools.values()), return_exceptions=True)
+        for error in filter(None, errors):
+            raise error
+
+    async def call(self, name: str, arguments: str | Mapping[str, Any]) -> ToolResult:
+        """Call a tool with arguments as the policy wrote them: JSON, or a mapping.
+
+        An unknown tool, wrong arguments, a failure or a time-out are an error for the policy. Any other exception of a
+        tool is an error of its code, and is raised.
+        """
+        self.calls += 1
+        try:
+            output = await self._in_time(_contained(self._find(name).call(_parse(arguments))))
+            return ToolResult(shorten(output, self._output_chars), False)
+        except ToolError as error:
+            self.errors += 1
+            return ToolResult(f"error: {shorten(str(error), self._output_chars)}", True)
+
+    def _find(self, name: str) -> Tool:
+        if name not in self._tools:
+            known = f"; the tools are {', '.join(self._tools)}" if self._tools else "; there are none"
+            raise ToolError(f"no tool {shorten(repr(name), 100)}{nearest(name, self._tools)}{known}")
+        return self._tools[name]
+
+    async def _in_time(self, call: "Awaitable[str]") -> str:
+        """Return the result of a call; cancel it at the limit, and do not wait long for it to obey."""
+        task = asyncio.ensure_future(call)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=self._call_timeout_s)
+        finally:
+            if not task.done():
+                await self._cancel(task)
+        if not done:
+            raise ToolError(f"no result within {self._call_timeout_s:g} s")
+        if task.cancelled():
+            raise ToolError("the tool cancelled its own call")
+        return task.result()
+
+    async def _cancel(self, task: "asyncio.Future[str]") -> None:
+        task.cancel()
+        await asyncio.wait({task}, timeout=_GRACE_S)
+        if not task.done():
+            self._stubborn.add(task)  # otherwise it could be collected as garbage while it runs
+            task.add_done_callback(self._stubborn.discard)
+
+
+async def _contained(call: Awaitable[str]) -> str:
+    """Await a call; in a task of its own SystemExit would end the event loop."""
+    try:
+        return await call
+    except SystemExit as error:
+        raise ToolError(described(error)) from error
+
+
+def _parse(arguments: str | Mapping[str, Any]) -> dict[str, Any]:
+    if not isinstance(arguments, str):
+        return dict(arguments)
+    try:
+        parsed = json.loads(arguments)
+    except (ValueError, RecursionError) as error:
+        raise ToolError(f"the arguments are not valid JSON: {error}") from None
+    if not isinstance(parsed, dict):
+        raise ToolError("the arguments are not a JSON object")
+    return parsed
+
+
+def _schema(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": function}

@@ -1,0 +1,50 @@
+"""Calls of the python tool in tests, and the processes that its sandboxes consist of."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psutil
+
+from tasks.tools.interface import ToolContext, ToolError
+from tasks.tools.python import PythonTool
+from tasks.tools.sandbox import Sandboxes
+
+
+@asynccontextmanager
+async def open_tool(sandboxes: Sandboxes, **arguments: Any) -> AsyncIterator[PythonTool]:
+    tool = PythonTool(ToolContext(sandboxes), **arguments)
+    try:
+        yield tool
+    finally:
+        await tool.close()
+
+
+async def run_code(sandboxes: Sandboxes, code: str, **arguments: Any) -> str:
+    """Return what the policy reads after a call with `code`; arguments are the tool's."""
+    async with open_tool(sandboxes, **arguments) as tool:
+        try:
+            return await tool.call({"code": code})
+        except ToolError as error:
+            return f"error: {error}"
+
+
+def descendants() -> list[psutil.Process]:
+    """Return the processes that this one has started, and theirs, those in sandboxes included."""
+    return psutil.Process().children(recursive=True)
+
+
+def wait_gone(processes: list[psutil.Process]) -> None:
+    """Wait until the processes have ended, zombies included: an orphan is reaped by another process."""
+    deadline = time.monotonic() + 30
+    while alive := [process for process in processes if _is_alive(process)]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.01)
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

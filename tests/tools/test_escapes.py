@@ -1,0 +1,280 @@
+"""The policy's code tries to leave its sandbox. Each test fails if the protection that it names is taken away."""
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tasks.tools import view
+from tasks.tools.sandbox import Sandboxes
+from tests.support.paths import ROOT
+from tests.support.sandbox_helpers import descendants, open_tool, run_code, wait_gone
+
+ATTEMPT = """
+import ctypes, os, socket
+libc = ctypes.CDLL(None, use_errno=True)
+
+def attempt(act, *arguments):
+    try:
+        return act(*arguments)
+    except OSError as error:
+        return os.strerror(error.errno)
+
+def system_call(number, *arguments):
+    result = libc.syscall(number, *arguments)
+    return os.strerror(ctypes.get_errno()) if result < 0 else result
+"""
+"""What most attempts need."""
+REFUSED = "'Operation not permitted'\n"
+
+
+@pytest.fixture
+def outside() -> Iterator[Path]:
+    """Yield a folder outside of /tmp: a sandbox has a /tmp of its own, which would hide what a test looks for."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        yield Path(folder)
+
+
+async def test_no_other_files_exist(sandboxes: Sandboxes) -> None:
+    """All files that it can find are those of Python and the shared libraries: no store, no home, no repository."""
+    shown = [*view.visible(), "/proc", "/dev", "/lib", "/lib64", "/bin"]
+    code = f"""
+import os
+shown = {shown}
+for folder, names, files in os.walk("/"):
+    names[:] = [name for name in names if os.path.join(folder, name) not in shown]
+    for name in files:
+        if os.path.join(folder, name) not in shown:
+            print(os.path.join(folder, name))
+print(sorted(os.listdir("/dev")), os.listdir(), os.getcwd())
+"""
+    assert await run_code(sandboxes, code) == "['null', 'random', 'urandom', 'zero'] [] /tmp\n"
+
+
+@pytest.mark.parametrize("way", ["", "/proc/1/root", "/proc/self/root", "/proc/1/cwd/../../..", "../../../.."])
+async def test_no_way_leads_to_a_file_outside(way: str, sandboxes: Sandboxes, outside: Path) -> None:
+    """The store, the repository and the list of users cannot be read, whatever the path."""
+    store = outside / "manifest.json"
+    store.write_text("secret")
+    paths = [f"{way}{path}" for path in (store, ROOT / "pyproject.toml", "/etc/passwd")]
+    code = f"print([attempt(open, path) for path in {paths}])"
+    result = await run_code(sandboxes, ATTEMPT + code)
+    assert set(result.strip("[]\n").split(", ")) <= {"'No such file or directory'", "'Permission denied'"}
+
+
+def test_projects_and_homes_in_a_visible_folder_are_covered(tmp_path: Path) -> None:
+    """A project or home in the interpreter's own folder is hidden by an empty one; other folders need none."""
+    project, other = tmp_path / "lib" / "project", tmp_path / "other"
+    project.mkdir(parents=True)
+    other.mkdir()
+    assert view.hidden([str(tmp_path / "lib")], [project, other, tmp_path / "lib" / "absent"]) == [str(project)]
+
+
+async def test_installed_packages_are_hidden(sandboxes: Sandboxes) -> None:
+    """The interpreter's own packages lie in a visible folder; they may hold credentials, or this project."""
+    code = "import os; [os.listdir(os.path.dirname(os.__file__) + '/' + name) for name in ['site-packages']]"
+    assert await run_code(sandboxes, code) in ("[[]]\n",) or not (Path(os.__file__).parent / "site-packages").exists()
+
+
+async def test_no_variable_reaches_it(sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of AWS and vLLM are neither in its environment nor in that of any process that it sees."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "top-secret")
+    monkeypatch.setenv("VLLM_API_KEY", "top-secret")
+    code = """
+import glob
+for path in glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/cmdline"):
+    print(open(path).read() if "environ" in path else "")
+print(dict(os.environ))
+"""
+    result = await run_code(sandboxes, ATTEMPT + code)
+    assert "HOME" in result
+    assert "top-secret" not in result
+    assert "AWS" not in result
+
+
+async def test_it_sees_no_process_of_this_machine(sandboxes: Sandboxes) -> None:
+    """Its /proc has bubblewrap's first process and its own, so there is no /proc of the parent to read."""
+    code = "import os; print(sorted(int(name) for name in os.listdir('/proc') if name.isdigit()))"
+    assert await run_code(sandboxes, code) == "[1, 2]\n"
+
+
+async def test_no_descriptor_is_inherited(sandboxes: Sandboxes, tmp_path: Path) -> None:
+    """A file or socket that this process would pass on, and bubblewrap's own pipes, do not reach it."""
+    (tmp_path / "secret").write_text("secret")
+    opened = os.open(tmp_path / "secret", os.O_RDONLY)
+    os.set_inheritable(opened, True)
+    try:
+        code = "import os\n[fd for fd in range(1000) if os.path.exists(f'/proc/self/fd/{fd}')]"
+        # 0 to 2, and two copies of the driver's own pipes
+        assert await run_code(sandboxes, code) == "[0, 1, 2, 3, 4]\n"
+    finally:
+        os.close(opened)
+
+
+async def test_no_server_answers(sandboxes: Sandboxes, outside: Path) -> None:
+    """It reaches neither TCP on loopback nor Unix sockets, those in the abstract namespace included."""
+    abstract = f"\0sandbox-{secrets.token_hex(8)}"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(socket.AF_UNIX) as named,
+        socket.socket(socket.AF_UNIX) as hidden,
+    ):
+        named.bind(str(outside / "socket"))
+        hidden.bind(abstract)
+        named.listen()
+        hidden.listen()
+        code = f"""
+def connect(family, address):
+    with socket.socket(family) as opened:
+        opened.settimeout(5)
+        opened.connect(address)
+        return "connected"
+
+print(attempt(connect, socket.AF_INET, {tcp.getsockname()}))
+print(attempt(connect, socket.AF_UNIX, {str(outside / "socket")!r}))
+print(attempt(connect, socket.AF_UNIX, {abstract!r}))
+"""
+        result = await run_code(sandboxes, ATTEMPT + code)
+    assert result.splitlines() == ["Operation not permitted", "No such file or directory", "Connection refused"]
+
+
+async def test_it_has_no_network_interface(sandboxes: Sandboxes) -> None:
+    """The network namespace is its own: /proc shows loopback alone, and no route."""
+    code = """
+print([line.split(":")[0].strip() for line in open("/proc/net/dev").readlines()[2:]])
+print(len(open("/proc/net/route").readlines()[1:]))
+"""
+    assert await run_code(sandboxes, code) == "['lo']\n0\n"
+
+
+@pytest.mark.parametrize("family", ["AF_INET", "AF_INET6", "AF_NETLINK", "AF_PACKET", "AF_VSOCK", "AF_ALG"])
+async def test_sockets_are_for_its_own_processes_only(family: str, sandboxes: Sandboxes) -> None:
+    """The filter refuses all sockets but Unix ones: vsock would reach a virtual machine's host from any namespace."""
+    assert await run_code(sandboxes, f"{ATTEMPT}\nattempt(socket.socket, socket.{family}, socket.SOCK_RAW)") == REFUSED
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("ptrace", "101, 0, 0, 0, 0"),
+        ("process_vm_readv", "310, 1, 0, 0, 0, 0, 0"),
+        ("keyctl", "250, 0, -3, 0, 0, 0"),
+        ("unshare a user namespace", "272, 0x10000000"),
+        ("mount", "165, b'none', b'/tmp', b'tmpfs', 0, 0"),
+        ("bpf", "321, 0, 0, 0"),
+        ("io_uring_setup", "425, 1, 0"),
+        ("shmget", "29, 0, 4096, 0o1600"),
+        ("memfd_create", "319, b'x', 0"),
+    ],
+)
+async def test_the_filter_refuses_system_calls(name: str, call: str, sandboxes: Sandboxes) -> None:
+    """Debugging other processes, inherited keyrings, new namespaces, and memory that no limit counts."""
+    assert await run_code(sandboxes, f"{ATTEMPT}\nsystem_call({call})") == REFUSED, name
+
+
+async def test_another_abi_of_system_calls_is_refused(sandboxes: Sandboxes) -> None:
+    """The x32 numbers would go around the filter, so their use ends the program."""
+    result = await run_code(sandboxes, f"{ATTEMPT}\nsystem_call(0x40000000 + 39)")
+    assert "exit status 159" in result  # SIGSYS
+
+
+async def test_nothing_is_written_outside(sandboxes: Sandboxes, outside: Path) -> None:
+    """Symbolic links and .. lead to files of the sandbox; all but /tmp is read-only."""
+    victim = outside / "victim"
+    victim.write_text("unharmed")
+    code = f"""
+os.symlink({str(victim)!r}, "link")
+os.symlink("/proc/1/root{victim}", "another")
+for path in ["link", "another", "../../../..{victim}", os.__file__, "/new", "/dev/new", "/proc/1/root/new"]:
+    print(attempt(open, path, "w"))
+"""
+    result = await run_code(sandboxes, ATTEMPT + code)
+    refusals = {"No such file or directory", "Read-only file system", "Permission denied"}
+    assert set(result.splitlines()) <= refusals
+    assert victim.read_text() == "unharmed"
+
+
+async def test_signals_reach_nobody_else(sandboxes: Sandboxes) -> None:
+    """It cannot kill this process, a sibling in another sandbox, or a whole process group by the ids outside."""
+    async with open_tool(sandboxes, stateful=True) as sibling:
+        await sibling.call({"code": "x = 1"})
+        victims = [os.getpid(), os.getppid(), *(process.pid for process in descendants())]
+        code = f"""
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print({{attempt(os.kill, pid, signal.SIGTERM) for pid in {victims} if pid > 2}})
+print({{attempt(os.killpg, pid, signal.SIGTERM) for pid in {victims} if pid > 2}})
+print(attempt(os.kill, -1, signal.SIGKILL))
+"""
+        assert await run_code(sandboxes, ATTEMPT + code) == "{'No such process'}\n" * 2 + "No such process\n"
+        assert await sibling.call({"code": "x"}) == "1\n"
+
+
+async def test_sandboxes_share_no_files(sandboxes: Sandboxes) -> None:
+    """What one episode writes another does not see, and neither does the next sandbox."""
+    async with open_tool(sandboxes, stateful=True) as one, open_tool(sandboxes, stateful=True) as other:
+        await one.call({"code": "open('/tmp/note', 'w').write('secret')"})
+        assert await other.call({"code": "import os; os.listdir('/tmp')"}) == "[]\n"
+        assert await one.call({"code": "import os; os.listdir('/tmp')"}) == "['note']\n"
+    assert await run_code(sandboxes, "import os; os.listdir('/tmp')") == "[]\n"
+
+
+async def test_it_cannot_gain_privileges(sandboxes: Sandboxes) -> None:
+    """It has no capability, not even over its own namespaces, and a setuid program would give it none."""
+    code = """
+status = dict(line.split(":\\t") for line in open("/proc/self/status").read().splitlines())
+print({status[key].strip() for key in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")}, status["NoNewPrivs"])
+print(attempt(os.setuid, 0), os.getuid())
+"""
+    result = await run_code(sandboxes, ATTEMPT + code)
+    assert result == "{'0000000000000000'} 1\nInvalid argument 65534\n"
+
+
+async def test_it_is_not_this_user_if_that_is_root(sandboxes: Sandboxes) -> None:
+    """Files of root stay closed even where a mount would show them, and the kernel limits its number of processes."""
+    async with open_tool(sandboxes, stateful=True) as tool:
+        await tool.call({"code": "1"})
+        users = {process.uids().effective for process in descendants() if process.name().startswith("python")}
+    assert users == {65534 if os.geteuid() == 0 else os.geteuid()}
+
+
+async def test_it_has_no_terminal(sandboxes: Sandboxes) -> None:
+    """It is in a session of its own without a terminal, where it could type commands for the user's shell (TIOCSTI)."""
+    code = "print(attempt(os.open, '/dev/tty', os.O_RDWR), os.getsid(0) == 0, [os.isatty(fd) for fd in (0, 1, 2)])"
+    assert await run_code(sandboxes, ATTEMPT + code) == "No such file or directory False [False, False, False]\n"
+
+
+OWNER = """
+import asyncio
+from tasks.tools.interface import ToolContext
+from tasks.tools.python import PythonTool
+from tasks.tools.sandbox import Sandboxes
+
+async def main():
+    tool = PythonTool(ToolContext(Sandboxes()), stateful=True, timeout_s=600)
+    await tool.call({"code": "import time"})
+    print("ready", flush=True)
+    await tool.call({"code": "time.sleep(600)"})
+
+asyncio.run(main())
+"""
+
+
+def test_it_dies_with_its_owner(sandboxes: Sandboxes) -> None:
+    """If this program is killed in the middle of a call, the kernel ends the sandbox."""
+    with subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE) as owner:
+        try:
+            assert owner.stdout
+            assert owner.stdout.readline() == b"ready\n"
+            inside = psutil.Process(owner.pid).children(recursive=True)
+            assert inside
+        finally:
+            owner.kill()
+    wait_gone(inside)

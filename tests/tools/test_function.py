@@ -1,0 +1,99 @@
+"""Tools from functions: their schema, and what may go wrong."""
+
+import asyncio
+from typing import Annotated, Any, Literal
+
+import pytest
+from pydantic import BaseModel, Field
+
+from tasks.tools.function import FunctionTool
+from tasks.tools.interface import ToolError
+
+
+class Place(BaseModel):
+    city: str
+
+
+async def weather(place: Place, days: Annotated[int, Field(ge=1)] = 1, *, unit: Literal["C", "F"] = "C") -> Any:
+    """Tell the weather."""
+    return {"city": place.city, "days": days, "unit": unit}
+
+
+async def fail(kind: str) -> str:
+    """Fail."""
+    raise {"key": KeyError("x"), "exit": SystemExit(3), "tool": ToolError("no such city")}[kind]
+
+
+def call(function: Any, arguments: dict[str, Any]) -> str:
+    return asyncio.run(FunctionTool(function).call(arguments))
+
+
+def test_the_schema_comes_from_the_signature() -> None:
+    """Types, defaults and limits of the annotations reach the policy, and the docstring is the description."""
+    tool = FunctionTool(weather)
+    assert (tool.name, tool.description) == ("weather", "Tell the weather.")
+    assert tool.parameters["required"] == ["place"]
+    assert tool.parameters["additionalProperties"] is False
+    properties = tool.parameters["properties"]
+    assert properties["days"] == {"default": 1, "minimum": 1, "title": "Days", "type": "integer"}
+    assert properties["unit"]["enum"] == ["C", "F"]
+    assert tool.parameters["$defs"]["Place"]["required"] == ["city"]
+
+
+def test_results_are_texts_or_json() -> None:
+    """Arguments arrive as the annotated types, with defaults for those left out."""
+    assert call(weather, {"place": {"city": "Köln"}}) == '{"city": "Köln", "days": 1, "unit": "C"}'
+
+    async def echo(text: str) -> str:
+        return text
+
+    assert call(echo, {"text": "as it is"}) == "as it is"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({}, "place: Missing required argument"),
+        ({"place": {"city": "a"}, "days": 0}, "days: Input should be greater than or equal to 1"),
+        ({"place": {"city": 1}}, "place.city: Input should be a valid string"),
+        ({"place": {"city": "a"}, "hour": 1}, "hour: Unexpected keyword argument"),
+    ],
+)
+def test_wrong_arguments_are_explained_and_not_passed(arguments: dict[str, Any], message: str) -> None:
+    """The policy reads which argument is wrong, in one line."""
+    with pytest.raises(ToolError, match=f"^{message}$"):
+        call(weather, arguments)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"), [("key", "KeyError: 'x'"), ("exit", "SystemExit: 3"), ("tool", "no such city")]
+)
+def test_an_exception_is_an_error_for_the_policy(kind: str, message: str) -> None:
+    """A function that raises, or exits, costs its call."""
+    with pytest.raises(ToolError, match=f"^{message}$"):
+        call(fail, {"kind": kind})
+
+
+def blocking(x: int) -> None: ...
+async def bare(x): ...  # type: ignore[no-untyped-def]
+async def positions(*xs: int) -> None: ...
+async def anything(**xs: int) -> None: ...
+async def unnamed(x: int, /) -> None: ...
+async def strange(x: asyncio.Queue[int]) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (blocking, "blocking is no `async def`"),
+        (bare, "bare: annotate the parameter 'x'"),
+        (positions, "positions: the parameter .*xs: int has no name for JSON"),
+        (anything, "anything: the parameter .*xs: int has no name for JSON"),
+        (unnamed, "unnamed: the parameter x: int has no name for JSON"),
+        (strange, "strange: no JSON schema for its annotations"),
+    ],
+)
+def test_a_function_that_is_no_tool_is_refused(function: Any, message: str) -> None:
+    """The error comes when the tool is made, before a run."""
+    with pytest.raises(ValueError, match=message):
+        FunctionTool(function)

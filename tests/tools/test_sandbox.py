@@ -1,0 +1,118 @@
+"""Sandboxes for programs: their results, their errors, and users without privileges."""
+
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tasks.tools import host
+from tasks.tools.bubblewrap import Limits, python
+from tasks.tools.sandbox import Result, SandboxError, Sandboxes
+from tests.support.paths import ROOT
+
+COPY = "import sys\nsys.stdout.write(sys.stdin.read())\nprint('done', file=sys.stderr)\nsys.exit(3)"
+
+
+async def test_a_program_gets_input_and_returns_output_and_status(sandboxes: Sandboxes) -> None:
+    """Input of any length passes, and nothing is mixed up."""
+    text = b"line\n" * 100_000
+    assert await sandboxes.run(python(COPY), text, Limits()) == Result(3, text, b"done\n", "exited")
+
+
+@pytest.mark.parametrize(
+    ("program", "result"),
+    [
+        ("import time\nprint('a', flush=True)\ntime.sleep(1000)", Result(None, b"a\n", b"", "time")),
+        ("while True: print('x' * 9)", Result(None, b"xxxxxxxxx\n" * 10, b"", "output")),
+        ("import sys\nwhile True: print('x' * 9, file=sys.stderr)", Result(None, b"", b"xxxxxxxxx\n" * 10, "output")),
+        ("import os; os.kill(os.getpid(), 15)", Result(143, b"", b"", "exited")),
+    ],
+)
+async def test_a_result_says_why_a_program_ended(program: str, result: Result, sandboxes: Sandboxes) -> None:
+    """A limit is no exit status, and what was written until then is kept."""
+    assert await sandboxes.run(python(program), b"", Limits(seconds=1, output_bytes=100)) == result
+
+
+async def test_input_that_nobody_reads_is_no_error(sandboxes: Sandboxes) -> None:
+    assert (await sandboxes.run(python("print(1)"), bytes(10**6), Limits())).stdout == b"1\n"
+
+
+async def test_a_sandbox_that_cannot_be_made_is_not_the_programs_fault(
+    sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is an error of this machine, which no program can cause by what it writes or how it ends."""
+    fake = "import sys; print('bwrap: no', file=sys.stderr); sys.exit(1)"
+    assert (await sandboxes.run(python(fake), b"", Limits())).status == 1
+    monkeypatch.setattr("tasks.tools.bubblewrap.visible", lambda: ("/no-such-file",))
+    with pytest.raises(SandboxError, match="/no-such-file"):
+        await sandboxes.run(python("print(1)"), b"", Limits())
+
+
+def test_a_missing_program_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without bubblewrap nothing runs, and the message says what to install."""
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "bwrap" else f"/usr/bin/{name}")
+    host.check_host.cache_clear()
+    with pytest.raises(ValueError, match="sandboxes need the program bwrap: apt-get install bubblewrap"):
+        Sandboxes().check()
+
+
+def test_a_machine_without_user_namespaces_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """There is no fall-back that would be less safe."""
+    (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    host.check_host.cache_clear()
+    with pytest.raises(
+        ValueError, match=r"cannot make a sandbox here: bwrap: No permissions .*; (in a container|give|sysctl)"
+    ):
+        Sandboxes().check()
+
+
+def test_a_kernel_that_does_not_limit_processes_is_refused(
+    sandboxes: Sandboxes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before Linux 5.14 a user namespace had no limit of its own."""
+    monkeypatch.setattr(host, "Limits", lambda: Limits(processes=2))  # as if the limit did not work
+    host.check_host.cache_clear()
+    with pytest.raises(ValueError, match="cannot limit the number of processes on Linux .*: it must be 5.14 or newer"):
+        sandboxes.check()
+
+
+AS_NOBODY = """
+import asyncio
+from tasks.tools.bubblewrap import Limits, python
+from tasks.tools.sandbox import Sandboxes
+
+sandboxes = Sandboxes()
+sandboxes.check()
+program = "import os\\nprint(os.getuid(), sorted(os.listdir('/tmp')))"
+print(asyncio.run(sandboxes.run(python(program), b"", Limits())).stdout.decode(), end="")
+"""
+
+
+SYSTEM_PYTHON = "/usr/bin/python3"
+MODULES = ["bubblewrap", "host", "sandbox", "seccomp", "view"]
+"""What a sandbox needs, which imports the standard library only."""
+
+
+def _is_recent(python: str) -> bool:
+    return not subprocess.run([python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).returncode
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user; otherwise all tests run as one")
+@pytest.mark.skipif(not Path(SYSTEM_PYTHON).exists() or not _is_recent(SYSTEM_PYTHON), reason=f"{SYSTEM_PYTHON} is old")
+def test_an_ordinary_user_makes_the_same_sandboxes(sandboxes: Sandboxes) -> None:
+    """It needs no privilege. A Python that this user may read runs a copy of the modules."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        package = Path(folder, "tasks", "tools")
+        package.mkdir(parents=True)
+        for name in MODULES:
+            shutil.copy(ROOT / "tasks" / "tools" / f"{name}.py", package)
+        Path(folder).chmod(0o755)
+        command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", SYSTEM_PYTHON, "-c", AS_NOBODY]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    assert done.stdout == "65534 []\n"

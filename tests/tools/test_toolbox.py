@@ -1,0 +1,171 @@
+"""The tools of an episode: whatever they do, a call ends in time with a text."""
+
+import asyncio
+import sys
+from typing import Any
+
+import pytest
+
+from configs.schema import Agent, ToolChoice
+from tasks.tools import check_tools, open_toolbox
+from tasks.tools.function import FunctionTool
+from tasks.tools.interface import ToolContext
+from tasks.tools.sandbox import Sandboxes
+from tasks.tools.toolbox import Toolbox, ToolResult
+
+
+async def add(a: int, b: int) -> int:
+    """Add."""
+    return a + b
+
+
+async def hang() -> str:
+    await asyncio.sleep(1000)
+    return ""
+
+
+async def stubborn() -> str:
+    while True:
+        try:
+            await asyncio.sleep(2)
+            return "at last"
+        except asyncio.CancelledError:
+            pass
+
+
+async def leave() -> str:
+    sys.exit(3)
+
+
+async def cancel() -> str:
+    raise asyncio.CancelledError
+
+
+async def shout() -> str:
+    return "x" * 10_000
+
+
+def box(*functions: Any, **arguments: Any) -> Toolbox:
+    return Toolbox([FunctionTool(function) for function in functions], **arguments)
+
+
+class Broken:
+    """A tool with an error in its code."""
+
+    name, description = "broken", "Break."
+    parameters: dict[str, Any] = {"type": "object", "properties": {}}  # noqa: RUF012 - the protocol's type
+    closed = 0
+
+    def __init__(self, context: ToolContext, *, times: int = 1) -> None:
+        self.times = times
+
+    async def call(self, arguments: dict[str, Any]) -> str:
+        raise ZeroDivisionError
+
+    async def close(self) -> None:
+        Broken.closed += self.times
+
+
+def test_schemas_are_those_of_chat_completions() -> None:
+    """They can be given to a chat template, or to any server that knows OpenAI's tools."""
+    (schema,) = box(add).schemas
+    assert schema["type"] == "function"
+    assert schema["function"]["name"] == "add"
+    assert schema["function"]["description"] == "Add."
+    assert schema["function"]["parameters"]["required"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "output"),
+    [
+        ("add", '{"a": 1, "b": 2}', "3"),
+        ("add", {"a": 1, "b": 2}, "3"),
+        ("ad", "{}", "error: no tool 'ad', did you mean 'add'?; the tools are add, hang, stubborn, leave, cancel"),
+        ("add", '{"a": 1', "error: the arguments are not valid JSON: Expecting ',' delimiter"),
+        ("add", "[" * 100_000, "error: the arguments are not valid JSON: maximum recursion depth exceeded"),
+        ("add", "[1, 2]", "error: the arguments are not a JSON object"),
+        ("add", '{"a": 1}', "error: b: Missing required argument"),
+        ("hang", "{}", "error: no result within 0.1 s"),
+        ("stubborn", "{}", "error: no result within 0.1 s"),
+        ("leave", "{}", "error: SystemExit: 3"),
+        ("cancel", "{}", "error: the tool cancelled its own call"),
+        ("shout", "{}", "x" * 100 + "\n… 9,800 characters left out …\n" + "x" * 100),
+    ],
+)
+async def test_every_call_ends_with_a_text(name: str, arguments: Any, output: str) -> None:
+    """Errors of the policy and of a tool's function cost only the call, in time."""
+    toolbox = box(add, hang, stubborn, leave, cancel, shout, call_timeout_s=0.1, output_chars=200)
+    result = await toolbox.call(name, arguments)
+    assert result.output.startswith(output)
+    assert result.error == output.startswith("error: ")
+    assert (toolbox.calls, toolbox.errors) == (1, int(result.error))
+    assert await toolbox.call("add", {"a": 1, "b": 1}) == ToolResult("2", False)
+
+
+async def test_a_cancelled_call_is_cancelled_in_the_tool() -> None:
+    """An episode that ends at its deadline leaves no task."""
+    before = asyncio.all_tasks()
+    call = asyncio.create_task(box(hang).call("hang", {}))
+    await asyncio.sleep(0.01)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert asyncio.all_tasks() == before
+
+
+async def test_an_error_of_a_tools_own_code_is_no_answer() -> None:
+    """The policy must not learn from a programming error: the episode fails. All tools are closed nevertheless."""
+    Broken.closed = 0
+    with pytest.raises(ZeroDivisionError):
+        async with Toolbox([Broken(ToolContext(Sandboxes()))]) as toolbox:
+            await toolbox.call("broken", {})
+    assert Broken.closed == 1
+
+
+def test_two_tools_with_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="tools with the same name: add, add; the policy chooses by name"):
+        box(add, add)
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"type": "pyton"}, "tool.type='pyton' is not registered, did you mean 'python'"),
+        ({"type": "python", "args": {"timeout": 1}}, "tool.args.timeout=1: .*, did you mean 'timeout_s'"),
+        ({"type": "python", "args": {"memory_mb": 1}}, "tool.args.memory_mb=1: Input should be greater .* to 64"),
+        ({"type": "calculator", "args": {"digits": 1}}, "tool.args.digits=1: calculator takes no such argument"),
+        ({"type": f"{__name__}:ad"}, "has no class 'ad'"),
+        ({"type": "no_such_module:tool"}, "no module 'no_such_module'"),
+    ],
+)
+def test_a_choice_that_cannot_be_used_is_refused(choice: dict[str, Any], message: str) -> None:
+    """The error comes before a run, and names key, value and remedy."""
+    with pytest.raises(ValueError, match=message):
+        check_tools([ToolChoice.model_validate(choice)])
+
+
+def test_sandboxes_are_checked_before_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine without bubblewrap refuses a configuration with the tool `python`, and runs all others."""
+
+    def missing() -> None:
+        raise ValueError("sandboxes need the program bwrap")
+
+    monkeypatch.setattr("tasks.tools.sandbox.check_host", missing)
+    check_tools([ToolChoice(type="calculator")])
+    with pytest.raises(ValueError, match="sandboxes need the program bwrap"):
+        check_tools([ToolChoice(type="python")])
+
+
+async def test_a_toolbox_from_a_configuration(sandboxes: Sandboxes) -> None:
+    """Tools are chosen by type alone or with arguments; one's own is a class or an `async def`."""
+    own = [f"{__name__}:add", {"type": f"{__name__}:Broken", "args": {"times": 2}}]
+    agent = Agent.model_validate({"tools": ["calculator", {"type": "python", "args": {"stateful": True}}, *own]})
+    Broken.closed = 0
+    check_tools(agent.tools)
+    async with open_toolbox(agent.tools, ToolContext(sandboxes)) as toolbox:
+        names = [schema["function"]["name"] for schema in toolbox.schemas]
+        assert names == ["calculator", "python", "add", "broken"]
+        assert await toolbox.call("calculator", '{"expression": "1 / 4"}') == ToolResult("0.25", False)
+        assert await toolbox.call("python", '{"code": "1 / 4"}') == ToolResult("0.25\n", False)
+        assert await toolbox.call("add", '{"a": 1, "b": 2}') == ToolResult("3", False)
+    assert Broken.closed == 2
