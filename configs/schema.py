@@ -393,6 +393,13 @@ class Inference(Knobs):
 
 
 class Score(Knobs):
+    type: str | dict[str, str] = "math-verify"
+    """Scorer that judges stored turns: a registered name (`math-verify`, `environment`, `code`), or
+    `package.module:function` for your own. Or a mapping from the source of problems to such names:
+    `{default: math-verify, code: code}`."""
+    args: dict[str, dict[str, Any]] = {}
+    """Keyword arguments by scorer, such as `{environment: {success_above: 0.5}}`; they are checked before anything
+    starts."""
     workers: Workers = 2
     """Number of verifier processes, which can be killed."""
     timeout_s: Annotated[float, Field(ge=1e-6, le=LONGEST_VERDICT_S)] = 5
@@ -402,6 +409,17 @@ class Score(Knobs):
     """An answer that needs more megabytes of memory counts as `error`."""
     max_failure_share: Share = 0.05
     """A larger share of timeouts and errors stops the run."""
+
+    @property
+    def by_source(self) -> dict[str, str]:
+        """The scorers by source of problems; `default` is for all other sources."""
+        return self.type if isinstance(self.type, dict) else {"default": self.type}
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if "default" not in self.by_source:
+            raise ValueError(f"type={self.type!r} names no scorer for other sources: add default: math-verify")
+        return self
 
 
 class Reward(Knobs):

@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Protocol
 
+from configs.schema import Score as ScoreSettings
 from storage.records import Trajectory
 from storage.version_names import PolicyVersion, TrajectoriesVersion
 from storage.versions import datasets
@@ -27,7 +28,8 @@ from tasks.rollout.data_set import FinishedGroup
 from tasks.rollout.groups import Groups, SharedGroups, as_they_begin
 from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.selection import select_episodes
-from tasks.score.scoring import NEEDED, Grades, score_rows
+from tasks.score.scorers import Scorers
+from tasks.score.scoring import Grades, score_rows
 from tasks.score.verifier import Verifier
 
 
@@ -47,7 +49,9 @@ class Workers(Protocol):
         """Play and store groups until nothing is left to do."""
         ...
 
-    def score(self, trajectories: TrajectoriesVersion, draft: Draft, rows_per_shard: int) -> Grades:
+    def score(
+        self, trajectories: TrajectoriesVersion, draft: Draft, settings: ScoreSettings, rows_per_shard: int
+    ) -> Grades:
         """Grade stored trajectories, and add the scores to a draft."""
         ...
 
@@ -87,10 +91,13 @@ class LocalWorkers:
             async with self.open_collector(plan) as collector:
                 await collector.collect(as_they_begin(groups, self._served), plan.together, collected)
 
-    def score(self, trajectories: TrajectoriesVersion, draft: Draft, rows_per_shard: int) -> Grades:
+    def score(
+        self, trajectories: TrajectoriesVersion, draft: Draft, settings: ScoreSettings, rows_per_shard: int
+    ) -> Grades:
         """See `Workers.score`."""
-        rows = datasets.rows(draft.store, trajectories, self._cache, NEEDED)
-        return score_rows(rows, self._verifier, draft, rows_per_shard)
+        scorers = Scorers(settings, self._verifier)
+        rows = datasets.rows(draft.store, trajectories, self._cache, scorers.columns)
+        return score_rows(rows, scorers, draft, rows_per_shard)
 
     @asynccontextmanager
     async def open_collector(self, plan: RolloutPlan) -> AsyncIterator[Collector]:

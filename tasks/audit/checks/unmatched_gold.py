@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.flag_rows import flag_rows
-from tasks.score.verifier import Verdict
+from tasks.score.verdict import Verdict
 
 _NO_ANSWER = ("n/a", "na", "nan", "null", "unknown", "todo", "tbd", "?", "-", "...")
 """Texts that mean a missing answer; math-verify matches most of them with themselves."""

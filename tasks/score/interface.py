@@ -1,0 +1,63 @@
+"""The interface of scorers, which give verdicts on stored turns."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tasks.score.verdict import Verdict
+
+if TYPE_CHECKING:
+    from tasks.score.verifier import Verifier
+
+COLUMNS = ("trajectory_id", "turns", "source", "ungraded")
+"""The columns that every scorer gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A turn to score, within its stored trajectory.
+
+    Example: Answer({"trajectory_id": "demo/3/12+7/0", "turns": [{"text": "19", …}], "solutions": ["19"], …}, turn=0)
+    """
+
+    row: dict[str, Any]  # columns of `storage.records.Trajectory`, without those that have a value for each token
+    turn: int
+
+    @property
+    def ungraded(self) -> bool:
+        """True if the turn answers nothing: no scorer gets it, its verdict is `none`."""
+        return self.turn in self.row["ungraded"]
+
+    @property
+    def text(self) -> str:
+        """The completion."""
+        return str(self.row["turns"][self.turn]["text"])
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The problem's metadata."""
+        return dict(json.loads(self.row["metadata"]))
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerContext:
+    """The first argument of every scorer's constructor; the others are those of `score.args` under its name."""
+
+    verifier: "Verifier"
+
+
+class Scorer(Protocol):
+    """A scorer. The same stored turn gets the same verdict each time, so that scores can be computed again.
+
+    An exception costs only the turns that cause it: their verdict is `error`, with the reason.
+    """
+
+    columns: Sequence[str]
+    """The columns of trajectories that it reads, in addition to `COLUMNS`."""
+    version: int
+    """Raise it when a change of the scorer changes verdicts: it is a part of the scores' name."""
+
+    def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
+        """Return the verdicts on `answers`, in order."""
+        ...
