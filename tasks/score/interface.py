@@ -1,7 +1,7 @@
 """The interface of scorers, which give verdicts on stored turns."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -10,6 +10,12 @@ from tasks.score.verdict import Verdict
 if TYPE_CHECKING:
     from tasks.score.verifier import Verifier
 
+RunProgram = Callable[[str, str], str | None]
+"""Runs a Python program with a text as its input, in a sandbox. Many threads may call it at the same time.
+
+It returns what the program printed, or None if the program failed or met a limit. It raises an exception if the sandbox
+is to blame.
+"""
 COLUMNS = ("trajectory_id", "turns", "source", "ungraded")
 """The columns that every scorer gets."""
 
@@ -26,8 +32,8 @@ class Answer:
 
     @property
     def ungraded(self) -> bool:
-        """True if the turn answers nothing: no scorer gets it, its verdict is `none`."""
-        return self.turn in self.row["ungraded"]
+        """True if the turn answers nothing, for agent or environment: no scorer gets it, its verdict is `none`."""
+        return self.turn in self.row["ungraded"] or self.row["turns"][self.turn]["verdict"] == "none"
 
     @property
     def text(self) -> str:
@@ -45,6 +51,8 @@ class ScorerContext:
     """The first argument of every scorer's constructor; the others are those of `score.args` under its name."""
 
     verifier: "Verifier"
+    run_program: RunProgram | None = None
+    """None without a sandbox."""
 
 
 class Scorer(Protocol):

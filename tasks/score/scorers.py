@@ -14,8 +14,9 @@ from typing import Any
 from configs.schema import Score as ScoreSettings
 from storage.visible import described
 from tasks.registry import Registry, nearest
+from tasks.score.code import CodeScorer
 from tasks.score.environment import EnvironmentScorer
-from tasks.score.interface import COLUMNS, Answer, Scorer, ScorerContext
+from tasks.score.interface import COLUMNS, Answer, RunProgram, Scorer, ScorerContext
 from tasks.score.math_verify import MathVerifyScorer
 from tasks.score.own import OwnScorer
 from tasks.score.verdict import Verdict, checked, storable
@@ -26,6 +27,7 @@ register_scorer = SCORERS.register
 
 register_scorer("math-verify", MathVerifyScorer)
 register_scorer("environment", EnvironmentScorer)
+register_scorer("code", CodeScorer)
 
 
 def check_scorers(settings: ScoreSettings) -> None:
@@ -75,10 +77,16 @@ def _source(name: str) -> str:
 
 
 class Scorers:
-    """The scorers of a configuration."""
+    """The scorers of a configuration.
 
-    def __init__(self, settings: ScoreSettings, verifier: Verifier) -> None:
-        context = ScorerContext(verifier)
+    Args:
+        settings: names the scorers.
+        verifier: the processes of math-verify and of users' functions.
+        run_program: runs programs in a sandbox, for the scorer `code`.
+    """
+
+    def __init__(self, settings: ScoreSettings, verifier: Verifier, run_program: RunProgram | None = None) -> None:
+        context = ScorerContext(verifier, run_program)
         self._by_source = settings.by_source
         self._scorers = {
             name: _make(name, context, settings.args.get(name, {})) for name in set(self._by_source.values())

@@ -197,7 +197,7 @@ class Fragile:
 def fragile(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], Scorers]:
     def scorers(error: Exception) -> Scorers:
         made = Scorers(ScoreSettings(), verifier)
-        monkeypatch.setitem(made._scorers, "math-verify", Fragile(error))  # type: ignore[arg-type]
+        monkeypatch.setitem(made._scorers, "math-verify", Fragile(error))
         return made
 
     return scorers
@@ -225,7 +225,6 @@ def test_a_broken_verifier_is_no_verdict(fragile: Callable[[Exception], Scorers]
         ("correct", 0.0, "correct"),
         ("wrong", 0.9, "wrong"),
         ("unparsable", 0.0, "unparsable"),
-        ("none", 0.0, "none"),
         ("", 0.5, "wrong"),
         ("", 0.6, "correct"),
         ("3 tests passed", 0.6, "correct"),
@@ -286,6 +285,7 @@ def test_stored_data_is_scored_by_several_scorers(tmp_path: Path, verifier: Veri
         played("math", "gsm8k", (r"\boxed{3}", "correct", 1.0)),
         played("tool", "gsm8k", ("call", "", 0.0), (r"\boxed{3}", "correct", 1.0), ungraded=[0]),
         played("game", "game", ("move", "", 0.5), ("win", "correct", 2.0), reward_parts=[{"hp": 0.5}, {"hp": 2.0}]),
+        played("talk", "game", ("hello", "none", 0.5)),
         played("mine", "mine", ("3", "", 0.0), metadata='{"gold": "3"}'),
     ]
     store = stored(tmp_path, rows)
@@ -298,14 +298,23 @@ def test_stored_data_is_scored_by_several_scorers(tmp_path: Path, verifier: Veri
         ("tool", 1): ("correct", 1.0, 1.0),
         ("game", 0): ("wrong", 0.0, 0.5),
         ("game", 1): ("correct", 1.0, 2.0),
+        ("talk", 0): ("none", 0.0, 0.0),
         ("mine", 0): ("correct", 1.0, 1.25),
     }
     assert [score.parts for score in scores if score.parts] == [{"hp": 0.5}, {"hp": 2.0}, {"gold": 1.0, "bonus": 0.25}]
     metrics = metrics_of(grades, settings, 1.0)
-    assert metrics["verdicts"] == {"correct": 4, "wrong": 1, "none": 1}
+    assert metrics["verdicts"] == {"correct": 4, "wrong": 1, "none": 2}
     assert (metrics["reward"], metrics["parts"]["hp"]) == ((1 + 1 + 0.5 + 2 + 1.25) / 5, 1.25)
     again, _ = scored(store, tmp_path, verifier, ScoreSettings())
-    assert [score.verdict for score in again] == ["correct", "none", "correct", "unparsable", "unparsable", "correct"]
+    assert [score.verdict for score in again] == [
+        "correct",
+        "none",
+        "correct",
+        "unparsable",
+        "unparsable",
+        "none",
+        "correct",
+    ]
 
 
 def test_calls_of_tools_do_not_hide_failures() -> None:

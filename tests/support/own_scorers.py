@@ -1,6 +1,8 @@
 """A user's scorers, for tests of `score.type=tests.support.own_scorers:…`."""
 
 import os
+import sys
+from collections.abc import Callable
 from typing import Annotated
 
 from pydantic import Field
@@ -11,7 +13,7 @@ from tasks.score.verdict import Verdict
 
 def decides(answer: Answer) -> bool:
     """Only decide."""
-    return answer.text == answer.row["solutions"][0]
+    return bool(answer.text == answer.row["solutions"][0])
 
 
 def rewards(answer: Answer, *, bonus: Annotated[float, Field(ge=0)] = 0.25) -> Verdict:
@@ -22,9 +24,9 @@ def rewards(answer: Answer, *, bonus: Annotated[float, Field(ge=0)] = 0.25) -> V
 
 def misbehaves(answer: Answer) -> object:
     """Do what the text of the answer says."""
-    return {
-        "raise": lambda: {}["no such key"],
-        "exit": lambda: exit("enough"),
+    misdeeds: dict[str, Callable[[], object]] = {
+        "raise": lambda: answer.metadata["no such key"],
+        "exit": lambda: sys.exit("enough"),
         "die": lambda: os._exit(1),
         "loop": _loop,
         "fill the memory": lambda: bytearray(2**34),
@@ -38,7 +40,8 @@ def misbehaves(answer: Answer) -> object:
         "call": lambda: Verdict("none"),
         "surrogate": lambda: Verdict("wrong", extracted="\ud800" + "x" * 1000),
         "good": lambda: Verdict("correct", reward=2.0),
-    }[answer.text]()
+    }
+    return misdeeds[answer.text]()
 
 
 async def waits(answer: Answer) -> bool:
