@@ -382,7 +382,7 @@ def test_parquet_text_that_is_not_utf8(tmp_path: Path) -> None:
 
 def test_file_that_is_not_parquet(tmp_path: Path) -> None:
     """A file of the wrong kind and a truncated one are named in the error."""
-    whole = parquet(tmp_path / "rows.parquet", {name: ["1"] for name in FIELDS.values()}, fields=FIELDS)
+    whole = parquet(tmp_path / "rows.parquet", {str(name): ["1"] for name in FIELDS.values()}, fields=FIELDS)
     cut = tmp_path / "cut.parquet"
     cut.write_bytes(Path(whole.path).read_bytes()[:-20])
     for path in (write_lines(tmp_path / "rows.jsonl", [GOOD]), str(cut)):

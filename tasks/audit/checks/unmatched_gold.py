@@ -14,9 +14,13 @@ MOST = 20_000
 
 
 def unmatched_gold(evidence: AuditEvidence) -> Measured:
-    """Let the verifier grade each distinct gold answer, presented as a policy's answer, against itself."""
-    problems = evidence.database.all("select problem_id, unnest(solutions) from problems order by all")
-    problems += evidence.database.all("select problem_id, '' from problems where len(solutions) = 0 order by all")
+    """Let the verifier grade each distinct gold answer of its problems, presented as an answer, against itself."""
+    problems = evidence.database.all(
+        "select problem_id, unnest(solutions) from problems where math_verify order by all"
+    )
+    problems += evidence.database.all(
+        "select problem_id, '' from problems where math_verify and len(solutions) = 0 order by all"
+    )
     ids: dict[str, list[str]] = {}
     for name, gold in problems:
         ids.setdefault(gold, []).append(name)
