@@ -27,7 +27,8 @@ from configs.plain import brief, check_plain
 from configs.safety import check_extra_args, check_place, check_server, check_strings, check_uri
 
 Decay = Annotated[float, Field(ge=0, lt=1)]
-Column = Literal["id", "prompt", "solutions"]
+Column = Literal["id", "prompt", "solutions", "source", "metadata"]
+Fields = dict[Column, str | list[str]]
 KLEstimator = Literal["k1", "k2", "k3"]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
 
@@ -131,8 +132,9 @@ class FileSource(Knobs):
     """Path or URI of the file, or a pattern for several (`new/*.jsonl`); ids then begin with the name of the file."""
     preset: Literal["gsm8k", "math", "areal"] | None = None
     """Name of a known data set, whose field mapping is used; or give `fields`."""
-    fields: dict[Column, str] = {}
-    """Your own mapping: the columns of the id (optional), the prompt and the solution(s)."""
+    fields: Fields = {}
+    """Your own mapping: the columns of the prompt and the solution(s) and, if you like, of the id and the source. The
+    problem keeps those of `metadata`, a list, which agent, environment and scorer see."""
     count: PositiveInt | None = None
     """Take only so many rows, the first ones; empty: all."""
     max_line_mb: Megabytes = 16
@@ -157,8 +159,9 @@ class HubSource(Knobs):
     """Split of the data set."""
     preset: Literal["gsm8k", "math", "areal"] | None = None
     """Name of a known data set, whose field mapping is used; or give `fields`."""
-    fields: dict[Column, str] = {}
-    """Your own mapping: the columns of the id (optional), the prompt and the solution(s)."""
+    fields: Fields = {}
+    """Your own mapping: the columns of the prompt and the solution(s) and, if you like, of the id and the source. The
+    problem keeps those of `metadata`, a list, which agent, environment and scorer see."""
     count: PositiveInt | None = None
     """Take only so many rows, the first ones; empty: all."""
 
@@ -176,11 +179,13 @@ class StoredSource(Knobs):
     """Version of the problem set, such as `problems/1f0c4a7be23d5566`."""
 
 
-def _check_mapping(preset: str | None, fields: dict[Column, str]) -> None:
+def _check_mapping(preset: str | None, fields: Fields) -> None:
     if bool(preset) == bool(fields):
         raise ValueError("give either preset (gsm8k, math, areal) or fields (prompt and solutions), not both")
     if fields and not {"prompt", "solutions"} <= fields.keys():
         raise ValueError(f"fields={fields} must name the columns of prompt and of solutions")
+    if several := [name for name, columns in fields.items() if isinstance(columns, list) and name != "metadata"]:
+        raise ValueError(f"fields.{several[0]}={fields[several[0]]}: only metadata has a list of columns; name one")
 
 
 Source = Annotated[ArithmeticSource | FileSource | HubSource | StoredSource, Field(discriminator="kind")]
@@ -410,6 +415,13 @@ class Inference(Knobs):
 
 
 class Score(Knobs):
+    type: str | dict[str, str] = "math-verify"
+    """Scorer that judges stored turns: a registered name (`math-verify`, `environment`, `code`), or
+    `package.module:function` for your own. Or a mapping from the source of problems to such names:
+    `{default: math-verify, code: code}`."""
+    args: dict[str, dict[str, Any]] = {}
+    """Keyword arguments by scorer, such as `{environment: {success_above: 0.5}}`; they are checked before anything
+    starts."""
     workers: Workers = 2
     """Number of verifier processes, which can be killed."""
     timeout_s: Annotated[float, Field(ge=1e-6, le=LONGEST_VERDICT_S)] = 5
@@ -420,12 +432,29 @@ class Score(Knobs):
     max_failure_share: Share = 0.05
     """A larger share of timeouts and errors stops the run."""
 
+    @property
+    def by_source(self) -> dict[str, str]:
+        """The scorers by source of problems; `default` is for all other sources."""
+        return self.type if isinstance(self.type, dict) else {"default": self.type}
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if "default" not in self.by_source:
+            raise ValueError(f"type={self.type!r} names no scorer for other sources: add default: math-verify")
+        return self
+
 
 class Reward(Knobs):
-    """The reward of each turn: r = clip(((success - 0.5) * 2 - bias) * scaling - overlong, ±max_clip)."""
+    """The reward of each turn in training: r = clip((x - bias) * scaling - overlong, ±max_clip), x from the score.
 
+    A turn that answers nothing, such as a call of a tool, has r = 0.
+    """
+
+    shape: Literal["success", "raw"] = "success"
+    """success: x = (reward - 0.5) * 2, so that rewards of 0 and 1 become -1 and 1. raw: x is the reward as the scorer
+    gave it; a turn for which the context had no room then earns 0, as a wrong answer without a reward does."""
     bias: float = 0.0
-    """Subtracted from the success of ±1."""
+    """Subtracted from x."""
     scaling: PositiveFloat = 1.0
     """Factor that multiplies the result after the bias."""
     max_clip: PositiveFloat = 20.0

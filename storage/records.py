@@ -47,7 +47,7 @@ class Problem:
 
     problem_id: str
     prompt: str
-    solutions: list[str]  # 1 or more gold answers, LaTeX or plain; any of them counts
+    solutions: list[str]  # 1 or more gold answers, LaTeX or plain; any of them counts. Code problems may have none
     source: str = ""
     metadata: str = "{}"  # JSON object: level, subject, …
 
@@ -171,7 +171,7 @@ class ProblemHistory:
     iteration: int
     policy_version: int  # policy version that played
     episodes: int  # 1 or more
-    first_turn: int  # episodes whose first turn is right, according to the score stage
+    first_turn: int  # episodes whose first graded turn is right, according to the score stage
     any_turn: int  # episodes with any right turn
 
 

@@ -1,12 +1,12 @@
-"""Classes that a configuration names: registered ones, or those imported as `package.module:Class`."""
+"""What a configuration names: registered classes, or one's own classes or functions as `package.module:name`."""
 
 import difflib
 import importlib
 import inspect
 import traceback
 import typing
-from collections.abc import Mapping
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Literal, TypeVar
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
@@ -15,11 +15,17 @@ from storage.visible import described
 T = TypeVar("T")
 
 
-class Registry(Generic[T]):
-    """The classes of one kind by name. The error messages contain `kind` ("agent", "environment")."""
+_TESTS: dict[str, Callable[[object], bool]] = {"Class": inspect.isclass, "function": inspect.isfunction}
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+
+class Registry(Generic[T]):
+    """The classes of one kind by name. The error messages contain `kind` ("agent", "environment").
+
+    `own` says what a user's `package.module:name` names. A function has no instances: `make` is for classes.
+    """
+
+    def __init__(self, kind: str, own: Literal["Class", "function"] = "Class") -> None:
+        self.kind, self._own = kind, own
         self._classes: dict[str, type[T] | str] = {}
 
     def register(self, name: str, cls: type[T] | str) -> None:
@@ -29,17 +35,17 @@ class Registry(Generic[T]):
         self._classes[name] = cls
 
     def find(self, name: str) -> type[T]:
-        """Return the class registered as `name`; import it if `name` is `package.module:Class`.
+        """Return the class registered as `name`; import it, or one's own function, if `name` has a colon.
 
         Raises:
-            ValueError: unknown name, module or class.
+            ValueError: unknown name, module, class or function.
         """
         if ":" in name:
             return self._import(name)
         if name not in self._classes:
             raise ValueError(
                 f"{self.kind}.type={name!r} is not registered{nearest(name, self._classes)}; "
-                f"choose one of {', '.join(sorted(self._classes))}, or give package.module:Class"
+                f"choose one of {', '.join(sorted(self._classes))}, or give package.module:{self._own}"
             )
         found = self._classes[name]
         return self._import(found) if isinstance(found, str) else found
@@ -54,7 +60,9 @@ class Registry(Generic[T]):
         try:
             return typing.cast(T, constructor(context, **arguments))
         except (Exception, SystemExit) as error:
-            raise ValueError(f"{self.kind}.type={name!r}: its constructor raised {_describe(error)}") from error
+            raise ValueError(
+                f"{self.kind}.type={name!r}: its constructor raised {described_with_place(error)}"
+            ) from error
 
     def _import(self, name: str) -> type[T]:
         module_name, _, class_name = name.partition(":")
@@ -66,24 +74,25 @@ class Registry(Generic[T]):
             ) from error
         except (Exception, SystemExit) as error:  # any error of a user's module, but not Ctrl-C
             raise ValueError(
-                f"{self.kind}.type={name!r}: importing {module_name!r} raised {_describe(error)}"
+                f"{self.kind}.type={name!r}: importing {module_name!r} raised {described_with_place(error)}"
             ) from error
-        cls = self._as_class(getattr(module, class_name, None))
-        if cls is None:
-            classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
+        found = self._accept(getattr(module, class_name, None))
+        if found is None:
+            there = [key for key, value in vars(module).items() if self._accept(value)]
             raise ValueError(
-                f"{self.kind}.type={name!r}: {module_name} has no class {class_name!r}{nearest(class_name, classes)}"
+                f"{self.kind}.type={name!r}: {module_name} has no {self._own.lower()} {class_name!r}"
+                f"{nearest(class_name, there)}"
             )
-        return cls
+        return found
 
-    def _as_class(self, found: object) -> type[T] | None:
-        """Return what a module has under the name as a class; None if it is none."""
-        return typing.cast(type[T], found) if inspect.isclass(found) else None
+    def _accept(self, found: object) -> type[T] | None:
+        """Return what a module has under a name if a user may name it; None otherwise."""
+        return typing.cast(type[T], found) if _TESTS[self._own](found) else None
 
     def check_arguments(self, name: str, arguments: Mapping[str, Any]) -> None:
         """Check a user's arguments for the constructor of `name`: their names, their types, and that none is missing.
 
-        The pipeline passes the first parameter, the context; the configuration gives all others.
+        The pipeline passes the first parameter (the context); the configuration gives all others.
 
         Raises:
             ValueError: an argument is unknown, missing or of another type.
@@ -113,14 +122,16 @@ class Registry(Generic[T]):
         cls = self.find(name)
         try:
             parameters = list(inspect.signature(cls).parameters.items())
-            return dict(parameters[1:]), typing.get_type_hints(cls.__init__, include_extras=True)
+            annotated = cls.__init__ if inspect.isclass(cls) else cls
+            return dict(parameters[1:]), typing.get_type_hints(annotated, include_extras=True)
         except Exception as error:  # annotations may be any expression, which is evaluated here
             raise ValueError(
-                f"{self.kind}.type={name!r}: the arguments of its constructor cannot be read: {_describe(error)}"
+                f"{self.kind}.type={name!r}: the arguments of its constructor cannot be read: "
+                f"{described_with_place(error)}"
             ) from error
 
 
-def _describe(error: BaseException) -> str:
+def described_with_place(error: BaseException) -> str:
     """Return the text of an error in a user's code, with the line that raised it."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error.msg} ({error.filename}, line {error.lineno})"

@@ -1,6 +1,7 @@
 """The turns of one episode, collected into the token columns of a trajectory."""
 
 import dataclasses
+from collections.abc import Mapping
 
 from storage.records import LAST_TURN_CUT, Status, Trajectory, Turn
 from tasks.agents.interface import EpisodeSpec
@@ -37,6 +38,7 @@ class Episode:
         self._logprobs = [0.0] * len(token_ids)
         self._versions = [-1] * len(token_ids)
         self.turns: list[Turn] = []
+        self._parts: list[dict[str, float]] = []
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -70,10 +72,12 @@ class Episode:
                 seed=outputs.seeds[index],
             )
         )
+        self._parts.append({})
 
-    def set_verdict(self, verdict: str, reward: float) -> None:
-        """Record the environment's verdict on the last turn, and its reward."""
+    def set_verdict(self, verdict: str, reward: float, parts: Mapping[str, float] | None = None) -> None:
+        """Record the environment's verdict on the last turn, and its reward with its named parts, if it has any."""
         self.turns[-1] = dataclasses.replace(self.turns[-1], verdict=verdict, reward=reward)
+        self._parts[-1] = dict(parts or {})
 
     def add_feedback(self, text: str, token_ids: list[int]) -> None:
         """Append the feedback on the last turn: its text to the turn, its rendered ids to the sequence."""
@@ -122,4 +126,5 @@ class Episode:
             turn_discount=turn_discount,
             sequence_starts=self._starts,
             unplayed_turns=unplayed_turns,
+            reward_parts=self._parts if any(self._parts) else [],
         )

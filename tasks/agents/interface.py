@@ -5,6 +5,7 @@ queue, as often as it needs. It never sees the engine.
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ from storage.records import Problem, Trajectory
 from tasks.agents.chat import Chat
 from tasks.environments.interface import Environment
 from tasks.inference.api import BundledGenerationOutputs, GenerationConfig, Observation
+from tasks.tools.toolbox import Toolbox
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +24,7 @@ class AgentContext:
     chat: Chat
     gconfig: GenerationConfig
     max_model_len: int
+    open_toolbox: Callable[[], Toolbox] = lambda: Toolbox([])  # the tools of `agent.tools`, new ones for an episode
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from tasks.agents.chat import NextPrompt
 from tasks.agents.episode import Episode
 from tasks.agents.interface import AgentContext, EpisodeSpec
 from tasks.agents.template import Message
-from tasks.environments.interface import Environment
+from tasks.environments.interface import Environment, verdict_of
 from tasks.inference.api import BundledGenerationOutputs, Observation
 
 WRONG_FEEDBACK = "Your answer is wrong. Try again."
@@ -65,7 +65,7 @@ class MathMultiTurnAgent:
             answer = chat.decode(outputs.output_ids[0])
             episode.add_completion(outputs, answer)
             _, reward, terminated, _, info = await env.step(answer)
-            episode.set_verdict(str(info.get("verdict", "")), reward)
+            episode.set_verdict(verdict_of(info), reward, info.get("parts"))
             if (terminated and self.stop_on_success) or turn == self.num_turns - 1:
                 break
             feedback = self.correct_feedback if terminated else self.wrong_feedback

@@ -13,7 +13,7 @@ from tasks.agents.endpoint.completions import Completions
 from tasks.agents.interface import AgentContext
 
 Solve = Callable[..., Awaitable[object]]
-"""async def solve(task, client, tools)"""
+"""async def solve(task: AgentTask, client: AsyncOpenAI, tools: Toolbox)"""
 
 
 def _checked(entry: str) -> str:
@@ -22,22 +22,24 @@ def _checked(entry: str) -> str:
 
 
 class OpenAIAgent(EndpointAgent):
-    """An agent that is a function: `async def solve(task: AgentTask, client: AsyncOpenAI, tools)`.
+    """An agent that is a function: `async def solve(task: AgentTask, client: AsyncOpenAI, tools: Toolbox)`.
 
     It returns its final answer as a text, for the environment, or a reward, or None if it has called `task.step`.
 
     Args:
         context: the pipeline gives it to every agent.
-        entry: `package.module:function`.
+        entry: `package.module:function`; the default calls tools until the policy answers.
         arguments: further keyword arguments of the function.
         turn_discount, renderer, listen, max_requests: see `EndpointAgent`.
     """
+
+    uses_tools = True
 
     def __init__(
         self,
         context: AgentContext,
         *,
-        entry: Annotated[str, AfterValidator(_checked)],
+        entry: Annotated[str, AfterValidator(_checked)] = "tasks.agents.tool_loop:solve",
         arguments: dict[str, Any] | None = None,
         turn_discount: Discount = 1.0,
         renderer: str = "auto",
@@ -45,14 +47,15 @@ class OpenAIAgent(EndpointAgent):
         max_requests: Count = 256,
     ) -> None:
         super().__init__(context, turn_discount, renderer, listen, max_requests)
-        self._solve, self._arguments = _import(entry), arguments or {}
+        self._solve, self._arguments, self._open_toolbox = _import(entry), arguments or {}, context.open_toolbox
         self._clients: Clients | None = None
 
     async def solve(self, task: AgentTask, completions: Completions) -> object:
         """See `EndpointAgent.solve`."""
         self._clients = self._clients or Clients(task.base_url)
         client = self._clients.open(completions, task.api_key)
-        return await self._solve(task, client, (), **self._arguments)
+        async with self._open_toolbox() as tools:
+            return await self._solve(task, client, tools, **self._arguments)
 
 
 def _import(entry: str) -> Solve:

@@ -20,6 +20,13 @@ class ConversationTurn:
     verdict: str | None  # of the score stage; None without a score
     extracted: str | None
     verdict_reason: str | None
+    scored_reward: float | None
+    parts: dict[str, float] | None  # of the reward
+
+    @property
+    def earned(self) -> float:
+        """The reward of the score stage, or that of the environment without a score."""
+        return self.reward if self.scored_reward is None else self.scored_reward
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +53,7 @@ def read_conversations(database: AuditDatabase, rows: Sequence[int]) -> list[Sto
     turns: dict[int, list[ConversationTurn]] = {}
     for row, *columns in database.all(
         """select row, turn, text, environment_verdict, reward, finish_reason, feedback, "end" - "start", verdict,
-            extracted, verdict_reason
+            extracted, verdict_reason, scored_reward, parts
         from turns where list_contains(?, row) order by row, turn""",
         list(rows),
     ):

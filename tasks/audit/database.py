@@ -1,16 +1,19 @@
 """The data sets of an audit as tables of DuckDB.
 
 data_sets      data_set (number), version, run, iteration, evaluation, allowed (staleness), policies (those among its
-               parents), policy (the first of them), problem_set
+               parents), policy (the first of them), problem_set, scorers (a map from sources of problems to scorers)
 trajectories   a view of the Parquet files: all columns of `storage.records.Trajectory`, data_set, row
 scores         a view of the Parquet files: all columns of `storage.records.Score`, data_set
 episodes       one row for each trajectory, without tokens: row, data_set, run, iteration, trajectory_id, problem_id,
                sample, status, reason, turns, sampled (tokens), policy_version; first and best: success of the first
-               and of the best turn, null without scores
+               and of the best graded turn, null without scores
 turns          one row for each turn: row, data_set, run, iteration, trajectory_id, problem_id, sample, turn, "last",
-               "start", "end", text, environment_verdict, reward, finish_reason, feedback, seed; from its score, null
-               without one: verdict, success, extracted, solution, verdict_reason, scored_reward
-problems       one row for each distinct problem: problem_id, prompt, solutions
+               "start", "end", text, environment_verdict, reward, finish_reason, feedback, seed; answer (its number
+               among the graded turns, null for calls of tools and others that answer nothing); parts (a map of its
+               reward's parts, those of the score if it has any); scorer (its name in `score.type`); from its
+               score, null without one: verdict, success (null, too, if it answers nothing), extracted, solution,
+               verdict_reason, scored_reward
+problems       one row for each distinct problem: problem_id, prompt, solutions, math_verify (whether that scores it)
 cases          one row for each case of a check: check_name, unit, id, data_set (version), detail
 
 `row` is a number that is unique to each trajectory row, even if two rows have the same id.
@@ -26,6 +29,7 @@ import pyarrow as pa
 from configs.audit import Audit
 from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA
 from storage.version_names import PolicyVersion, ProblemsVersion, select
+from storage.versions.manifests import Manifest
 from tasks.audit.intake import Intake
 from tasks.audit.results import Case, Unit
 from tasks.audit.selection import DataSet
@@ -80,11 +84,13 @@ def open_database(data_sets: Sequence[DataSet], intake: Intake, settings: Audit)
         database = AuditDatabase(opened.connection, opened.folder)
         database.connection.execute(
             """create table data_sets (data_set integer, version varchar, run varchar, iteration integer,
-            evaluation boolean, allowed integer, policy varchar, policies varchar[], problem_set varchar)"""
+            evaluation boolean, allowed integer, policy varchar, policies varchar[], problem_set varchar,
+            scorers map(varchar, varchar))"""
         )
         if data_sets:  # executemany refuses an empty list
             database.connection.executemany(
-                "insert into data_sets values (?, ?, ?, ?, ?, ?, ?, ?, ?)", [_row(each) for each in data_sets]
+                "insert into data_sets values (?, ?, ?, ?, ?, ?, ?, ?, ?, map(?::varchar[], ?::varchar[]))",
+                [_row(each) for each in data_sets],
             )
         database.connection.execute(
             "create table cases (check_name varchar, unit varchar, id varchar, data_set varchar, detail varchar)"
@@ -99,7 +105,7 @@ def open_database(data_sets: Sequence[DataSet], intake: Intake, settings: Audit)
 def _row(data_set: DataSet) -> tuple[Any, ...]:
     manifest = data_set.manifest
     parents = manifest.parent_names if manifest else []
-    policies = select(PolicyVersion, parents)
+    policies, scorers = select(PolicyVersion, parents), _scorers(manifest)
     return (
         data_set.number,
         data_set.version,
@@ -110,7 +116,15 @@ def _row(data_set: DataSet) -> tuple[Any, ...]:
         next(iter(policies), ""),
         policies,
         next(iter(select(ProblemsVersion, parents)), ""),
+        list(scorers),
+        list(scorers.values()),
     )
+
+
+def _scorers(manifest: Manifest | None) -> dict[str, str]:
+    """Return the scorers by source of problems, as in `configs.schema.Score.by_source`."""
+    scorer = manifest.knob("score.type") if manifest else "math-verify"
+    return scorer if isinstance(scorer, dict) else {"default": str(scorer)}
 
 
 _TABLES = (
@@ -118,27 +132,35 @@ _TABLES = (
     """create table turns as
     with spoken as (
         select row, data_set, run, iteration, trajectory_id, problem_id, sample, unnest(turns) as t,
-               generate_subscripts(turns, 1) - 1 as turn, len(turns) as turns
-        from trajectories
+               generate_subscripts(turns, 1) - 1 as turn, len(turns) as turns, ungraded, reward_parts,
+               coalesce(scorers[source], scorers['default']) as scorer
+        from trajectories join (select data_set, scorers from data_sets) using (data_set)
     ), judged as (
         select distinct on (data_set, trajectory_id, turn) data_set, trajectory_id, turn, verdict, success, extracted,
-               solution, reason, coalesce(reward, success) as scored_reward
+               solution, reason, coalesce(reward, success) as scored_reward, parts
         from scores order by row
+    ), joined as (
+        select s.*, j.* exclude (data_set, trajectory_id, turn),
+               coalesce(verdict = 'none', list_contains(ungraded, s.turn) or t.verdict = 'none', false) as silent
+        from spoken s left join judged j using (data_set, trajectory_id, turn)
     )
     select s.row, s.data_set, s.run, s.iteration, s.trajectory_id, s.problem_id, s.sample, s.turn::integer as turn,
            s.turn = s.turns - 1 as "last", s.t."start"::bigint as "start", s.t."end"::bigint as "end", s.t.text as text,
            s.t.verdict as environment_verdict, s.t.reward as reward, s.t.finish_reason as finish_reason,
-           s.t.feedback as feedback, s.t.seed as seed, j.verdict as verdict, j.success as success,
-           j.extracted as extracted, j.solution as solution, j.reason as verdict_reason,
-           j.scored_reward as scored_reward
-    from spoken s left join judged j using (data_set, trajectory_id, turn)""",
+           s.t.feedback as feedback, s.t.seed as seed,
+           if(silent, null, row_number() over (partition by s.row, silent order by s.turn) - 1)::integer as answer,
+           if(cardinality(parts) > 0, parts, reward_parts[s.turn + 1]) as parts, scorer, verdict,
+           if(silent, null, success) as success, extracted, solution, s.reason as verdict_reason, scored_reward
+    from joined s""",
     """create table episodes as
     select t.row, t.data_set, t.run, t.iteration, t.trajectory_id, t.problem_id, t.sample, t.status, t.reason,
            len(t.turns)::integer as turns, list_count(list_filter(t.action_mask, lambda m: m))::integer as sampled,
            t.policy_version, g.first, g.best
     from trajectories t
-    left join (select row, max(success) filter (turn = 0) as first, max(success) as best from turns group by row) g
+    left join (select row, max(success) filter (answer = 0) as first, max(success) as best from turns group by row) g
     using (row)""",
     """create table problems as
-    select distinct problem_id, prompt, solutions from trajectories""",
+    select problem_id, prompt, solutions,
+           bool_or(coalesce(scorers[source], scorers['default']) = 'math-verify') as math_verify
+    from trajectories join (select data_set, scorers from data_sets) using (data_set) group by 1, 2, 3""",
 )

@@ -16,8 +16,11 @@ _TOLERANCE = 1e-6  # of a step: shares such as 1/3 are rounded
 def set_numbers(database: AuditDatabase, drifts: Mapping[str, float]) -> list[SetNumbers]:
     """Return the numbers of each readable data set; `drifts` maps a version to its logprob drift, if it is known."""
     success = defaultdict[int, list[float | None]](list)
-    for number, _, rate in database.all("select data_set, turn, avg(success) from turns group by 1, 2 order by 1, 2"):
+    for number, _, rate in database.all(_SUCCESS):
         success[number].append(rate)
+    rewards = defaultdict[int, dict[str, float]](dict)
+    for number, name, mean in database.all(_REWARDS):
+        rewards[number][name] = mean
     zero_variance = f"select data_set, avg(same::integer) from ({GROUPS}) group by 1"
     by_turns, by_tokens, by_groups = (_by_set(database, query) for query in (_TURNS, _TOKENS, zero_variance))
     numbers = []
@@ -45,19 +48,20 @@ def set_numbers(database: AuditDatabase, drifts: Mapping[str, float]) -> list[Se
                 staleness=staleness,
                 logprob=logprob,
                 drift=drifts.get(version),
+                rewards=rewards[number],
             )
         )
     return numbers
 
 
 def histograms(database: AuditDatabase) -> list[Histogram]:
-    """Return histograms of turn lengths, success rates of groups, and staleness of each episode's oldest token."""
+    """Return histograms of turn lengths, success rates of groups, rewards, and staleness of episodes' oldest tokens."""
     lengths = _histogram(database, "Length of a turn", "tokens", 'select "end" - "start" from turns')
     rates = _histogram(
         database,
         "Success of a group, first turn",
         "share of its episodes",
-        "select avg(success) from turns where turn = 0 and success is not null group by data_set, problem_id",
+        "select avg(success) from turns where answer = 0 and success is not null group by data_set, problem_id",
     )
     staleness = _histogram(
         database,
@@ -66,7 +70,14 @@ def histograms(database: AuditDatabase) -> list[Histogram]:
         """select d.iteration - list_min(list_filter(versions, lambda v: v >= 0))
         from trajectories join data_sets d using (data_set) where not d.evaluation""",
     )
-    return [each for each in (lengths, rates, staleness) if each]
+    graded = "from turns where answer is not null"
+    rewards = _histogram(
+        database,
+        "Reward of a turn",
+        "reward, if not all are 0 or 1",
+        f"select coalesce(scored_reward, reward) as given {graded} and exists ({_OTHER_REWARDS})",
+    )
+    return [each for each in (lengths, rates, rewards, staleness) if each]
 
 
 def _by_set(database: AuditDatabase, query: str) -> dict[int, tuple[Any, ...]]:
@@ -116,6 +127,20 @@ def _count_bins(
     return Histogram(title, unit, [low + width * i for i in range(bins + 1)], [counts.get(i, 0) for i in range(bins)])
 
 
+_SUCCESS = "select data_set, answer, avg(success) from turns where answer is not null group by 1, 2 order by 1, 2"
+
+_OTHER_REWARDS = "select * from turns where answer is not null and coalesce(scored_reward, reward) not in (0, 1)"
+
+# Where all rewards are successes without parts, there is nothing to say about them.
+_REWARDS = """
+    select data_set, 'reward', avg(coalesce(scored_reward, reward)) from turns where answer is not null
+    group by 1 having bool_or(scored_reward <> success) or bool_or(cardinality(parts) > 0)
+    union all
+    select data_set, 'part ' || part.key, avg(part.value) from (
+        select data_set, unnest(map_entries(parts)) as part from turns
+    ) group by 1, 2
+    order by 1, 2 desc"""
+
 _EPISODES = """
     select data_set, version, d.run, d.iteration, count(*), sum(turns), avg(best),
         avg((status = 'truncated')::integer), avg((status = 'failed')::integer)
@@ -124,8 +149,10 @@ _EPISODES = """
 _TURNS = """
     select data_set, avg(after) filter (success = 0 and after is not null),
         avg(1 - after) filter (success > 0 and after is not null), avg("end" - "start"),
-        avg((verdict = 'unparsable')::integer) filter (verdict is not null)
-    from (select *, lead(success) over (partition by row order by turn) as after from turns) group by 1"""
+        avg((verdict = 'unparsable')::integer) filter (verdict <> 'none')
+    from (
+        select *, lead(success) over (partition by row, answer is null order by turn) as after from turns
+    ) group by 1"""
 
 _TOKENS = """
     select data_set, sum(count), sum(stale) / nullif(sum(count), 0),

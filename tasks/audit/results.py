@@ -56,7 +56,7 @@ class SetNumbers:
     trajectories: int
     turns: int
     tokens: int  # sampled
-    success: list[float | None]  # share of right turns, by turn number
+    success: list[float | None]  # share of right turns, by turn number; calls of tools are not counted
     any_turn: float | None  # share of episodes with any right turn
     fixed: float | None  # share of wrong turns followed by a right one, among wrong turns with a next turn
     broken: float | None  # share of right turns followed by a wrong one, among right turns with a next turn
@@ -68,6 +68,7 @@ class SetNumbers:
     staleness: float | None  # mean over sampled tokens, in policy versions
     logprob: float | None  # mean behaviour logprob of a sampled token
     drift: float | None = None  # mean distance to the recomputed logprobs; None if they were not recomputed
+    rewards: dict[str, float] = field(default_factory=dict)  # means of the reward and its parts, if not successes alone
 
 
 @dataclass(frozen=True, slots=True)

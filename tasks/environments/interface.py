@@ -1,5 +1,6 @@
 """The interface of environments: gymnasium's `reset` and `step`, asynchronous."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -23,6 +24,27 @@ class Environment(Protocol):
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """Grade an answer; return (observation, reward, terminated, truncated, info).
 
-        The trajectory records `info["verdict"]`.
+        The reward is any finite number, of each turn or only of the last one. The trajectory records it, and of `info`
+
+        - `verdict`: a word on the turn, one of `storage.records.VerdictName` if possible: only `correct` is a success,
+          and `none` says that the turn answered nothing, so that it earns nothing;
+        - `success`: whether the turn is right, in place of a verdict or in addition to a word of your own;
+        - `parts`: the named parts of the reward, such as `{"correct": 1.0, "format": 0.2}`.
+
+        A NaN or infinite reward or part fails the episode.
         """
         ...
+
+
+def verdict_of(info: Mapping[str, Any]) -> str:
+    """Return the verdict in the `info` of a step. It is `correct` if and only if `success` is true, where both exist.
+
+    >>> verdict_of({"verdict": "unparsable", "success": False}), verdict_of({"success": True}), verdict_of({})
+    ('unparsable', 'correct', '')
+    """
+    verdict = str(info.get("verdict", ""))
+    if "success" not in info:
+        return verdict
+    if info["success"]:
+        return "correct"
+    return "wrong" if verdict in ("", "correct") else verdict

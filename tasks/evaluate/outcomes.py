@@ -30,13 +30,13 @@ class Outcome:
     problem_id: str
     sample: int
     status: str
-    success: list[float]  # 1 or 0 for each graded turn
+    success: list[float]  # 1 or 0 for each graded turn; calls of tools, which answer nothing, are not graded
     tokens: list[int]  # sampled tokens of each turn
     failed_verdicts: int  # graded turns whose verdict is a timeout or an error
 
     @property
     def first(self) -> float:
-        """The success of the first turn."""
+        """The success of the first graded turn."""
         return self.success[0] if self.success else 0.0
 
     @property
@@ -61,7 +61,7 @@ def read_outcomes(store: Store, trajectories: TrajectoriesVersion, scores: Score
 def join(trajectories: Iterable[dict[str, Any]], scores: Iterable[dict[str, Any]]) -> list[Outcome]:
     """Make one outcome for each row of `trajectories`, ordered by problem and sample.
 
-    A turn without a score counts as not graded. Scores of other trajectories are ignored.
+    A turn without a score, or with the verdict `none`, counts as not graded. Scores of other trajectories are ignored.
 
     Raises:
         ValueError: a turn has two scores.
@@ -78,13 +78,14 @@ def join(trajectories: Iterable[dict[str, Any]], scores: Iterable[dict[str, Any]
 
 
 def _outcome(row: dict[str, Any], scores_by_turn: TurnScores) -> Outcome:
+    graded = [scores_by_turn[turn] for turn in sorted(scores_by_turn) if scores_by_turn[turn]["verdict"] != "none"]
     return Outcome(
         problem_id=row["problem_id"],
         sample=row["sample"],
         status=row["status"],
-        success=[scores_by_turn[turn]["success"] for turn in sorted(scores_by_turn)],
+        success=[score["success"] for score in graded],
         tokens=[turn["end"] - turn["start"] for turn in row["turns"]],
-        failed_verdicts=sum(score["verdict"] in _FAILED for score in scores_by_turn.values()),
+        failed_verdicts=sum(score["verdict"] in _FAILED for score in graded),
     )
 
 

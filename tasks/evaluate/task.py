@@ -114,7 +114,7 @@ def _score(
     config = _with_strict_limits(workspace.config)
     with Draft(store, scores, "scores") as draft:
         started = time.monotonic()
-        grades = workers.score(version, draft, config.rollout.rows_per_shard)
+        grades = workers.score(version, draft, config.score, config.rollout.rows_per_shard)
         metrics = metrics_of(grades, config.score, time.monotonic() - started)
         outcomes = join(datasets.rows(store, version, cache, COLUMNS), datasets.drafted(draft))
         numbers = summarise(outcomes) if protocol.mode == "greedy" else summarise_sampled(outcomes)

@@ -19,7 +19,7 @@ from tasks.problems.difference import key
 _ROWS_PER_SHARD = 50_000
 _EPISODE = ["trajectory_id", "problem_id", "sample", "status"]
 _TRAJECTORY_COLUMNS = [*_EPISODE, "run", "iteration", "prompt", "solutions", "policy_version"]
-_SCORE_COLUMNS = ["trajectory_id", "turn", "success"]
+_SCORE_COLUMNS = ["trajectory_id", "turn", "verdict", "success"]
 
 Row = dict[str, Any]
 
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 @dataclass(slots=True)
 class _Episode:
     row: Row  # the first of its trajectories
-    first: bool = False  # the first turn is right
+    first: bool = False  # the first graded turn is right
     any: bool = False  # any turn is right
 
 
@@ -42,13 +42,17 @@ def summarise_run(trajectories: Iterable[Row], scores: Iterable[Row]) -> list[Pr
         trajectories: rows of a trajectory data set.
         scores: rows of its scores.
     """
-    right = [(score["trajectory_id"], score["turn"]) for score in scores if score["success"] > 0]
-    first_right, any_right = {name for name, turn in right if turn == 0}, {name for name, _ in right}
+    first, any_right = dict[str, tuple[int, bool]](), set[str]()
+    for score in scores:
+        if score["verdict"] != "none":
+            name, result = score["trajectory_id"], (score["turn"], score["success"] > 0)
+            first[name] = min(first.get(name, result), result)
+            any_right |= {name} if score["success"] > 0 else set()
     played: dict[tuple[str, int], _Episode] = {}
     for row in trajectories:
         if row["status"] != "failed":
             episode = played.setdefault((row["problem_id"], row["sample"]), _Episode(row))
-            episode.first |= row["trajectory_id"] in first_right
+            episode.first |= first.get(row["trajectory_id"], (0, False))[1]
             episode.any |= row["trajectory_id"] in any_right
     return _by_problem(played.values())
 

@@ -5,7 +5,7 @@ from itertools import islice
 
 from configs.schema import ArithmeticSource, FileSource, HubSource, Source, StoredSource
 from tasks.problems import arithmetic, files, hub
-from tasks.problems.presets import COLUMNS, PRESETS, from_fields
+from tasks.problems.presets import COLUMNS, PRESETS, columns_of, from_fields
 from tasks.problems.problem_set import ProblemSet, Row, RowError, RowPlace, collect
 
 
@@ -37,7 +37,7 @@ def _rows(source: FileSource | HubSource) -> Iterator[tuple[RowPlace, Row | RowE
     def read(path: str) -> Iterator[tuple[int, Row | RowError]]:
         if source.kind == "jsonl":
             return files.read_jsonl(path, longest)
-        columns = COLUMNS[source.preset] if source.preset else list(source.fields.values())
+        columns = COLUMNS[source.preset] if source.preset else columns_of(source.fields)
         return files.read_parquet(path, longest, columns)
 
     return ((RowPlace(line, name), row) for name, path in matched for line, row in read(path))

@@ -4,11 +4,13 @@ Each conversion takes a row and a default id (`RowPlace.number`) for rows withou
 reason if the row cannot be used. Solutions are kept as written; the verifier boxes them.
 """
 
+import itertools
 import json
 import reprlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from configs.schema import Fields
 from storage.records import Problem
 from storage.visible import visible
 from tasks.problems.problem_set import PartOfRow, Row, RowError
@@ -47,38 +49,91 @@ def math(row: Row, number: str) -> Problem:
 
 
 def areal(row: Row, number: str) -> Problem:
-    """Convert a row in AReaL's form: `query_id`, `prompt`, `task` (only "math"), `solutions` (a list of strings)."""
-    if _text(row, "task") != "math":
-        raise RowError(f"column 'task' is {reprlib.repr(row['task'])}: only 'math' can be graded")
-    if not isinstance(row.get("solutions"), list):
+    """Convert a row in AReaL's form: `query_id`, `prompt`, `task` and `solutions` (a list of strings).
+
+    A problem of the task "code" has the source `code`, hidden tests in `input_output` (see `tasks.score.code`), which
+    become metadata, and no need of solutions. All others are of the task "math".
+    """
+    task = _text(row, "task")
+    if task not in ("math", "code"):
+        raise RowError(f"column 'task' is {reprlib.repr(row['task'])}: only 'math' and 'code' can be graded")
+    if not isinstance(row.get("solutions"), list) and not (task == "code" and row.get("solutions") is None):
         raise RowError(f"column 'solutions' is not a list: {reprlib.repr(row.get('solutions'))}")
-    return Problem(_text(row, "query_id"), _text(row, "prompt"), _texts(row, "solutions"), source="areal")
+    name, prompt = _text(row, "query_id"), _text(row, "prompt")
+    if task == "math":
+        return Problem(name, prompt, _texts(row, "solutions"), source="areal")
+    solutions = _texts(row, "solutions") if row.get("solutions") else []
+    return Problem(name, prompt, solutions, "code", json.dumps({"input_output": _hidden_tests(row)}))
+
+
+def _hidden_tests(row: Row) -> dict[str, Any]:
+    """Read the tests of a code problem.
+
+    >>> _hidden_tests({"input_output": '{"inputs": ["1 2"], "outputs": ["3"]}'})
+    {'inputs': ['1 2'], 'outputs': ['3']}
+    """
+    text = _text(row, "input_output")
+    try:
+        tests = json.loads(text)
+        pairs = list(zip(tests["inputs"], tests["outputs"], strict=True))
+        function = tests.get("fn_name") or ""
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RowError(f"column 'input_output' is not JSON with as many inputs as outputs: {error!r:.200}") from None
+    if not pairs or not all(isinstance(text, str) for text in (*itertools.chain(*pairs), function)):
+        raise RowError(f"column 'input_output' holds no tests, or tests that are not text: {reprlib.repr(tests)}")
+    return {name: tests[name] for name in ("fn_name", "inputs", "outputs") if tests.get(name)}
 
 
 PRESETS: dict[str, Callable[[Row, str], Problem]] = {"gsm8k": gsm8k, "math": math, "areal": areal}
 COLUMNS: dict[str, Sequence[str]] = {
     "gsm8k": ["question", "answer"],
     "math": ["problem", "answer", "unique_id", "subject", "level"],
-    "areal": ["query_id", "prompt", "task", "solutions"],
+    "areal": ["query_id", "prompt", "task", "solutions", "input_output"],
 }
 """The columns that each preset uses. No other columns are read from Parquet files."""
 
 
-def from_fields(fields: Mapping[Literal["id", "prompt", "solutions"], str]) -> Callable[[Row, str], Problem]:
-    """Make a conversion from the user's columns for `prompt`, `solutions` (one or a list) and, optionally, `id`."""
+def from_fields(fields: Fields) -> Callable[[Row, str], Problem]:
+    """Make a conversion from the user's columns.
+
+    They are those of `prompt`, `solutions` (one or a list) and, optionally, `id`, `source` and `metadata` (any number).
+    """
+    columns = {name: column for name, column in fields.items() if isinstance(column, str)}
+    kept = columns_of({"metadata": fields.get("metadata", [])})
 
     def convert(row: Row, number: str) -> Problem:
-        problem_id = _text(row, fields["id"]) if "id" in fields else number
-        return Problem(problem_id, _text(row, fields["prompt"]), _texts(row, fields["solutions"]))
+        return Problem(
+            problem_id=_text(row, columns["id"]) if "id" in columns else number,
+            prompt=_text(row, columns["prompt"]),
+            solutions=_texts(row, columns["solutions"]),
+            source=_text(row, columns["source"]) if "source" in columns else "",
+            metadata=_json({column: _present(row, column) for column in kept}),
+        )
 
     return convert
 
 
+def columns_of(fields: Fields) -> list[str]:
+    """Return the columns that a mapping names."""
+    return [column for named in fields.values() for column in ([named] if isinstance(named, str) else named)]
+
+
+def _json(metadata: dict[str, Any]) -> str:
+    try:
+        return json.dumps(metadata, allow_nan=False)
+    except (ValueError, TypeError) as error:  # NaN, a date, bytes
+        raise RowError(f"the columns of metadata cannot be written as JSON: {error}") from None
+
+
 def _text(row: Row, column: str) -> str:
+    return _checked(_present(row, column), column)
+
+
+def _present(row: Row, column: str) -> Any:
     if column not in row:
         names = row.names if isinstance(row, PartOfRow) else row
         raise RowError(f"no column {column!r}; there are {visible(', '.join(map(str, names)), _NAMED)}")
-    return _checked(row[column], column)
+    return row[column]
 
 
 def _texts(row: Row, column: str) -> list[str]:

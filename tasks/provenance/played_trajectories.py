@@ -56,8 +56,8 @@ class PlayedTrajectories:
                 from trajectories t join problem_contents a using (prompt, solutions) join sets s using (data_set)
                 where {condition}
             ), judged as (
-                select data_set, trajectory_id, max(success) filter (turn = 0) as first, max(success) as best
-                from scores semi join found using (data_set, trajectory_id) group by all
+                select data_set, trajectory_id, arg_min(success, turn) as first, max(success) as best
+                from scores semi join found using (data_set, trajectory_id) where verdict <> 'none' group by all
             )
             select f.*, j.first, j.best from found f left join judged j using (data_set, trajectory_id)""",
             parameters,

@@ -14,7 +14,7 @@ from tasks.evaluate.comparison import compare
 from tasks.evaluate.outcomes import Outcome, read_outcomes
 from tasks.retrain.gate import GateEvidence
 
-_COUNTS = ("turns", "verdicts", "seconds", "set", "problem_set")
+_COUNTS = ("turns", "verdicts", "reward", "parts", "seconds", "set", "problem_set")
 """Metrics of scores that are not about the policy."""
 
 
@@ -42,10 +42,11 @@ def summary_of(store: Store, versions: Sequence[str]) -> dict[str, Any]:
 
 
 def failed_verdicts(store: Store, scores: Sequence[str]) -> float:
-    """Compute the share of timeouts and errors among the verdicts of all versions."""
+    """Compute the share of timeouts and errors among the verdicts on answers of all versions."""
     all_metrics = [manifests.read(store, version).metrics for version in scores]
     failed = sum(metrics["verdicts"].get(name, 0) for metrics in all_metrics for name in ("timeout", "error"))
-    return float(failed / max(1, sum(metrics["turns"] for metrics in all_metrics)))
+    graded = sum(metrics["turns"] - metrics["verdicts"].get("none", 0) for metrics in all_metrics)
+    return float(failed / max(1, graded))
 
 
 def solved(store: Store, challenger: PolicyVersion) -> Training:

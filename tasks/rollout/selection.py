@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from configs.schema import Rollout
-from storage.records import Trajectory
+from storage.records import Trajectory, Turn
+from tasks.score.environment import heard
 
 _PLAYED = ("completed", "truncated")
 
@@ -13,7 +14,7 @@ def select_episodes(group: Sequence[Trajectory], settings: Rollout) -> list[Traj
     """Return the episodes of one problem, with those marked as rejected that training leaves out.
 
     A group is rejected if its success rate is out of bounds. Otherwise the best `group_size` of `generation_size`
-    episodes are kept. Both rules use the environment's rewards. Keeping the best biases the group: the baseline of
+    episodes are kept. Both rules use what the environment said. Keeping the best biases the group: the baseline of
     lucky episodes is too high.
     """
     rate = success_rate(group)
@@ -28,13 +29,24 @@ def select_episodes(group: Sequence[Trajectory], settings: Rollout) -> list[Traj
 
 
 def success_rate(group: Sequence[Trajectory]) -> float | None:
-    """Return the share of right turns among all turns of the played episodes; None if no episode was played.
+    """Return the share of right turns among all graded turns of the played episodes; None if there is none.
 
     The rate counts turns, as the baselines do: training can still learn from a group whose episodes all succeed, some
     of them only at the second turn.
     """
-    rewards = [turn.reward for row in group if row.status in _PLAYED for turn in row.turns]
-    return sum(reward > 0 for reward in rewards) / len(rewards) if rewards else None
+    right = [is_right(turn) for row in group if row.status in _PLAYED for turn in answered(row)]
+    return sum(right) / len(right) if right else None
+
+
+def answered(row: Trajectory) -> list[Turn]:
+    """Return the graded turns: all but those that answer nothing, such as calls of tools."""
+    calls = set(row.ungraded)
+    return [turn for index, turn in enumerate(row.turns) if index not in calls and turn.verdict != "none"]
+
+
+def is_right(turn: Turn) -> bool:
+    """Return whether a turn is right for its environment; the scorer, which decides in training, comes later."""
+    return heard(turn.verdict, turn.reward) == "correct"
 
 
 def is_rejected(group: Sequence[Trajectory], selected: Sequence[Trajectory]) -> bool:
@@ -43,8 +55,9 @@ def is_rejected(group: Sequence[Trajectory], selected: Sequence[Trajectory]) -> 
 
 
 def _rank(row: Trajectory) -> tuple[bool, float, int, int]:
-    """Return a sort key, best first: played, high mean reward of its turns, short, early in the group."""
-    mean = sum(turn.reward for turn in row.turns) / max(1, len(row.turns))
+    """Return a sort key, best first: played, high mean reward of its graded turns, short, early in the group."""
+    turns = answered(row)
+    mean = sum(turn.reward for turn in turns) / max(1, len(turns))
     return (row.status not in _PLAYED, -mean, len(row.token_ids), row.sample)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from storage.records import Trajectory
 from storage.visible import visible
+from tasks.rollout.selection import answered, is_right
 
 _PROGRESS_S = 5.0
 _LONGEST_REASON = 400  # characters of one reason in a message that lists several
@@ -19,6 +20,8 @@ def counts_of(trajectories: Iterable[Trajectory]) -> Counts:
     """Count the trajectories of a group.
 
     `("version", v)` counts trajectories with tokens of policy version v, `("policy", v)` those that also began with it.
+    `("turn", k)` counts turns by number, without those that answer nothing. `("part", name)` is the sum of a part of
+    rewards, `("parts", name)` the number of turns that have it.
     """
     counts = Counts()
     for trajectory in trajectories:
@@ -31,10 +34,15 @@ def counts_of(trajectories: Iterable[Trajectory]) -> Counts:
         counts["tokens", None] += len(trajectory.token_ids)
         counts["sequences", None] += len(trajectory.sequence_starts)
         counts["generated", None] += sum(turn.end - turn.start for turn in trajectory.turns)
-        counts["solved", None] += any(turn.reward > 0 for turn in trajectory.turns)
-        for index, turn in enumerate(trajectory.turns):
+        answers = answered(trajectory)
+        counts["solved", None] += any(map(is_right, answers))
+        for index, turn in enumerate(answers):
             counts["turn", index] += 1
-            counts["success", index] += turn.reward > 0
+            counts["success", index] += is_right(turn)
+            counts["reward", None] += turn.reward  # type: ignore[assignment]  # a Counter adds floats, too
+        for name, value in (part for parts in trajectory.reward_parts for part in parts.items()):
+            counts["part", name] += value  # type: ignore[assignment]
+            counts["parts", name] += 1
     return counts
 
 
@@ -128,5 +136,7 @@ class Tally:
             "tokens_per_second": self._rate(now),
             "solved": self._sum("solved") / max(1, self._done),
             "success": [successes[turn] / turns[turn] for turn in sorted(turns)],
+            "reward": self._sum("reward") / max(1, turns.total()),
+            "parts": {name: self._counts["part", name] / count for name, count in sorted(self._of("parts").items())},
             "seconds": now - self._started,
         }

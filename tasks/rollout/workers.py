@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Protocol
 
+from configs.schema import Score as ScoreSettings
 from storage.records import Trajectory
 from storage.version_names import PolicyVersion, TrajectoriesVersion
 from storage.versions import datasets
@@ -27,8 +28,12 @@ from tasks.rollout.data_set import FinishedGroup
 from tasks.rollout.groups import Groups, SharedGroups, as_they_begin
 from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.selection import select_episodes
-from tasks.score.scoring import NEEDED, Grades, score_rows
+from tasks.score.scorers import Scorers
+from tasks.score.scoring import Grades, score_rows
 from tasks.score.verifier import Verifier
+from tasks.tools import open_toolbox
+from tasks.tools.interface import ToolContext
+from tasks.tools.sandbox import Sandboxes
 
 
 class Workers(Protocol):
@@ -47,7 +52,9 @@ class Workers(Protocol):
         """Play and store groups until nothing is left to do."""
         ...
 
-    def score(self, trajectories: TrajectoriesVersion, draft: Draft, rows_per_shard: int) -> Grades:
+    def score(
+        self, trajectories: TrajectoriesVersion, draft: Draft, settings: ScoreSettings, rows_per_shard: int
+    ) -> Grades:
         """Grade stored trajectories, and add the scores to a draft."""
         ...
 
@@ -87,10 +94,13 @@ class LocalWorkers:
             async with self.open_collector(plan) as collector:
                 await collector.collect(as_they_begin(groups, self._served), plan.together, collected)
 
-    def score(self, trajectories: TrajectoriesVersion, draft: Draft, rows_per_shard: int) -> Grades:
+    def score(
+        self, trajectories: TrajectoriesVersion, draft: Draft, settings: ScoreSettings, rows_per_shard: int
+    ) -> Grades:
         """See `Workers.score`."""
-        rows = datasets.rows(draft.store, trajectories, self._cache, NEEDED)
-        return score_rows(rows, self._verifier, draft, rows_per_shard)
+        scorers = Scorers(settings, self._verifier)
+        rows = datasets.rows(draft.store, trajectories, self._cache, scorers.columns)
+        return score_rows(rows, scorers, draft, rows_per_shard)
 
     @asynccontextmanager
     async def open_collector(self, plan: RolloutPlan) -> AsyncIterator[Collector]:
@@ -123,8 +133,17 @@ class LocalWorkers:
 
 def _make_agent(plan: RolloutPlan, chat: Chat) -> Agent:
     settings = plan.config.agent
-    context = AgentContext(chat, plan.gconfig, plan.config.inference.max_model_len)
+    tools = ToolContext(_sandboxes())
+    context = AgentContext(
+        chat, plan.gconfig, plan.config.inference.max_model_len, partial(open_toolbox, settings.tools, tools)
+    )
     return AGENTS.make(settings.type, context, settings.args)
+
+
+@lru_cache(maxsize=1)
+def _sandboxes() -> Sandboxes:
+    """Return the sandboxes of this process, which bound how many run at the same time."""
+    return Sandboxes()
 
 
 def _make_environment(plan: RolloutPlan, verifier: Verifier) -> Environment:

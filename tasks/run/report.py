@@ -107,5 +107,6 @@ def _transcripts(workspace: Workspace, evaluation: EvaluationVersion) -> str:
             if turn.feedback:
                 lines.append(f"user: {turn.feedback}")
         body = "\n".join(f"    {line}" for text in lines for line in text.splitlines())
-        parts.append(f"## {trajectory.problem_id}: {trajectory.status}, gold {trajectory.solutions[0]}\n\n{body}")
+        gold = f", gold {trajectory.solutions[0]}" if trajectory.solutions else ""
+        parts.append(f"## {trajectory.problem_id}: {trajectory.status}{gold}\n\n{body}")
     return "\n\n".join(parts)

@@ -12,14 +12,12 @@ from typing import Any
 
 from math_verify import parse, verify
 
-from tasks.score.worker import Graded
+from tasks.score.verdict import Verdict, storable
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own timeouts are off
 
-_LONGEST_TEXT = 500  # characters of `extracted` and `reason`
 
-
-def grade(answer: str, solutions: tuple[str, ...]) -> Graded:
+def grade(answer: str, solutions: tuple[str, ...]) -> Verdict:
     r"""Return the verdict on one answer, which is correct if it matches any of the solutions (1 or more).
 
     math-verify reads the final answer in a text: in `$…$` or `\boxed{}`, or a plain number. The answer is never cut,
@@ -27,14 +25,14 @@ def grade(answer: str, solutions: tuple[str, ...]) -> Graded:
     """
     golds, reasons = zip(*[_read("solution", _delimited(solution)) for solution in solutions], strict=True)
     if not any(golds):
-        return "error", "", 0, _join(reasons)
+        return Verdict("error", "", solutions[0], _join(reasons))
     target, reason = _read("answer", answer)
     if not target:
-        return "unparsable", "", 0, reason
-    return _compare(golds, target, list(reasons))
+        return Verdict("unparsable", "", solutions[0], reason)
+    return _compare(golds, target, solutions, list(reasons))
 
 
-def _compare(golds: Sequence[list[Any]], target: list[Any], reasons: list[str]) -> Graded:
+def _compare(golds: Sequence[list[Any]], target: list[Any], solutions: tuple[str, ...], reasons: list[str]) -> Verdict:
     extracted, failed = _text(target), False
     for index, gold in enumerate(golds):
         try:
@@ -46,8 +44,8 @@ def _compare(golds: Sequence[list[Any]], target: list[Any], reasons: list[str]) 
             reasons.append(f"comparison with solution {index}: {type(error).__name__}: {error}")
             equal = verify(gold, target, timeout_seconds=None, raise_on_error=False)
         if equal:
-            return "correct", extracted, index, ""
-    return "error" if failed else "wrong", extracted, 0, _join(reasons)
+            return Verdict("correct", extracted, solutions[index])
+    return Verdict("error" if failed else "wrong", extracted, solutions[0], _join(reasons))
 
 
 def _read(what: str, text: str) -> tuple[list[Any], str]:
@@ -57,8 +55,8 @@ def _read(what: str, text: str) -> tuple[list[Any], str]:
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - sympy may raise anything if the text is not an expression
-        return [], _printable(f"{what} {text!r}: {type(error).__name__}: {error}")
-    return parsed, "" if parsed else _printable(f"no expression in {what} {text!r}")
+        return [], storable(f"{what} {text!r}: {type(error).__name__}: {error}")
+    return parsed, "" if parsed else storable(f"no expression in {what} {text!r}")
 
 
 def _delimited(solution: str) -> str:
@@ -74,13 +72,8 @@ def _parse(text: str) -> list[Any]:
 
 def _text(parsed: list[Any]) -> str:
     """Return the text that math-verify extracted, last in its list; printing a sympy expression could take for ever."""
-    return _printable(parsed[-1]) if isinstance(parsed[-1], str) else ""
+    return storable(parsed[-1]) if isinstance(parsed[-1], str) else ""
 
 
 def _join(reasons: Sequence[str]) -> str:
-    return _printable("; ".join(filter(None, reasons)))
-
-
-def _printable(text: str) -> str:
-    """Return the text, cut and without lone surrogates, which UTF-8 cannot encode."""
-    return text[:_LONGEST_TEXT].encode("utf-8", "replace").decode()
+    return storable("; ".join(filter(None, reasons)))

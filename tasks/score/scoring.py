@@ -1,12 +1,12 @@
-"""The scores of a stored trajectory data set: the verifier compares every turn with the problem's solutions."""
+"""The scores of a stored trajectory data set: every turn gets the verdict of its scorer, or `none`."""
 
 import hashlib
 import importlib.metadata
 import itertools
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,38 +17,75 @@ from storage.versions.datasets import ShardWriter, read_parquet
 from storage.versions.drafts import Draft
 from storage.versions.fetch import fetch_file
 from storage.versions.manifests import File
-from tasks.score.verifier import Verdict, Verifier
+from tasks.score.interface import Answer
+from tasks.score.scorers import Scorers, identity
+from tasks.score.verdict import Verdict
+from tasks.score.verifier import Verifier
 
-NEEDED = ["trajectory_id", "turns", "solutions"]
-"""Columns of a trajectory data set that scoring reads."""
 _BATCH_ROWS = 512
+_ABSENT: dict[str, Any] = {
+    "source": "",
+    "metadata": "{}",
+    "calls": [],
+    "ungraded": [],
+    "follows": [],
+    "reward_parts": [],
+}
+"""The values of columns that files before schema 4 lack."""
+_FAILED = ("timeout", "error")
 _LIBRARIES = ("math-verify", "latex2sympy2_extended", "antlr4-python3-runtime", "sympy", "mpmath")
 _RULES = 2  # raise it when a change of this project changes verdicts; 2: timeouts by processor time
 
 
 def scorer_fingerprint(settings: ScoreSettings) -> str:
-    """Return the verifier's name: a hash of its libraries' versions, our rules and the limits that decide verdicts."""
-    identity = {
+    """Return the scorers' name: a hash of libraries' versions, rules, limits and scorers, which decide verdicts."""
+    everything = {
         **{name: importlib.metadata.version(name) for name in _LIBRARIES},
         "rules": _RULES,
         "timeout_s": settings.timeout_s,
         "memory_mb": settings.memory_mb,
+        **identity(settings),
     }
-    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
+    return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """The mean of some numbers."""
+
+    total: float = 0.0
+    count: int = 0
+
+    def __add__(self, other: "Mean") -> "Mean":
+        return Mean(self.total + other.total, self.count + other.count)
+
+    @property
+    def value(self) -> float | None:
+        return self.total / self.count if self.count else None
 
 
 @dataclass(frozen=True, slots=True)
 class Grades:
-    """What the verifier has found in turns of trajectories."""
+    """What the scorers have found in turns of trajectories."""
 
-    verdicts: Counter[str]
-    example: str  # the first timeout or error; empty if there was none
+    verdicts: Counter[str] = field(default_factory=Counter)
+    example: str = ""  # the first timeout or error; empty if there was none
+    reward: Mean = Mean()  # of the turns that were graded
+    parts: dict[str, Mean] = field(default_factory=dict)  # by name, of the turns whose rewards have the part
 
     def __add__(self, other: "Grades") -> "Grades":
-        return Grades(self.verdicts + other.verdicts, self.example or other.example)
+        return Grades(
+            self.verdicts + other.verdicts,
+            self.example or other.example,
+            self.reward + other.reward,
+            {
+                name: self.parts.get(name, Mean()) + other.parts.get(name, Mean())
+                for name in {**self.parts, **other.parts}
+            },
+        )
 
 
-NO_GRADES = Grades(Counter(), "")
+NO_GRADES = Grades()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +94,7 @@ class ShardOrder:
 
     shard: File
     version: str
+    settings: ScoreSettings
     rows_per_shard: int
 
 
@@ -70,29 +108,34 @@ class ScoredShard:
 
 def score_shard(store: Store, cache: Path, verifier: Verifier, order: ShardOrder) -> ScoredShard:
     """Grade a shard for another process, which commits the files; they lie in a folder of their own."""
-    rows = read_parquet(fetch_file(store, order.shard, cache), NEEDED)
+    scorers = Scorers(order.settings, verifier)
+    rows = read_parquet(fetch_file(store, order.shard, cache), scorers.columns)
     with Draft(store, order.version, "scores") as draft:
         # The names differ from those of other processes, whose files will be in the same manifest.
-        grades = score_rows(rows, verifier, draft, order.rows_per_shard, prefix=f"part-{draft.nonce}")
+        grades = score_rows(rows, scorers, draft, order.rows_per_shard, prefix=f"part-{draft.nonce}")
         return ScoredShard(draft.files, grades)
 
 
 def score_rows(
-    rows: Iterable[dict[str, Any]], verifier: Verifier, draft: Draft, rows_per_shard: int, prefix: str = "part"
+    rows: Iterable[dict[str, Any]], scorers: Scorers, draft: Draft, rows_per_shard: int, prefix: str = "part"
 ) -> Grades:
     """Grade all turns of trajectory `rows` and write the scores into shards of `draft`.
 
     One batch of rows is in memory at a time.
     """
     verdicts: Counter[str] = Counter()
-    example = ""
+    example, rewards, parts = "", Mean(), defaultdict[str, Mean](Mean)
     with ShardWriter(draft, SCORE_SCHEMA, rows_per_shard, prefix) as writer:
-        for score in _scores(rows, verifier):
+        for score in _scores(rows, scorers):
             verdicts[score.verdict] += 1
-            if score.reason and not example:
+            if score.verdict in _FAILED and not example:
                 example = f"{score.trajectory_id} turn {score.turn}: {score.verdict}, {score.reason}"
+            if score.verdict != "none":
+                rewards += Mean(score.reward, 1)
+            for name, value in score.parts.items():
+                parts[name] += Mean(value, 1)
             writer.write(score)
-    return Grades(verdicts, example)
+    return Grades(verdicts, example, rewards, dict(parts))
 
 
 def metrics_of(grades: Grades, settings: ScoreSettings, seconds: float) -> dict[str, Any]:
@@ -102,22 +145,23 @@ def metrics_of(grades: Grades, settings: ScoreSettings, seconds: float) -> dict[
         ValueError: the share of timeouts and errors exceeds `score.max_failure_share`.
     """
     verdicts = grades.verdicts
-    total, failures = verdicts.total(), verdicts["timeout"] + verdicts["error"]
+    total, failures = verdicts.total() - verdicts["none"], sum(verdicts[name] for name in _FAILED)
     if total and failures / total > settings.max_failure_share:
         raise ValueError(
             f"{failures} of {total} answers ended in a timeout or an error, more than "
             f"score.max_failure_share={settings.max_failure_share:g}; the first one is {grades.example}"
         )
-    return {"turns": total, "verdicts": dict(verdicts), "seconds": seconds}
+    means = {"reward": grades.reward.value, "parts": {name: mean.value for name, mean in sorted(grades.parts.items())}}
+    return {"turns": verdicts.total(), "verdicts": dict(verdicts), **means, "seconds": seconds}
 
 
-def _scores(rows: Iterable[dict[str, Any]], verifier: Verifier) -> Iterator[Score]:
+def _scores(rows: Iterable[dict[str, Any]], scorers: Scorers) -> Iterator[Score]:
     stream = iter(rows)
-    while batch := list(itertools.islice(stream, _BATCH_ROWS)):
-        turns = [(row, index, turn) for row in batch for index, turn in enumerate(row["turns"])]
-        verdicts = verifier.grade([(turn["text"], row["solutions"]) for row, _, turn in turns])
-        for (row, index, _), verdict in zip(turns, verdicts, strict=True):
-            yield _score(row["trajectory_id"], index, verdict)
+    while batch := [_ABSENT | row for row in itertools.islice(stream, _BATCH_ROWS)]:
+        turns = [Answer(row, index) for row in batch for index in range(len(row["turns"]))]
+        verdicts = iter(scorers.judge([turn for turn in turns if not turn.ungraded]))
+        for turn in turns:
+            yield _score(turn.row["trajectory_id"], turn.turn, Verdict("none") if turn.ungraded else next(verdicts))
 
 
 def _score(trajectory_id: str, turn: int, verdict: Verdict) -> Score:
@@ -129,5 +173,6 @@ def _score(trajectory_id: str, turn: int, verdict: Verdict) -> Score:
         extracted=verdict.extracted,
         solution=verdict.solution,
         reason=verdict.reason,
-        reward=verdict.success,
+        reward=verdict.success if verdict.reward is None else verdict.reward,
+        parts=verdict.parts,
     )

@@ -26,7 +26,7 @@ def score(workspace: Workspace, workers: "Workers", iteration: int, trajectories
         return version
     with Draft(store, version, "scores") as draft:
         started = time.monotonic()
-        grades = workers.score(trajectories, draft, settings.rollout.rows_per_shard)
+        grades = workers.score(trajectories, draft, settings.score, settings.rollout.rows_per_shard)
         metrics = metrics_of(grades, settings.score, time.monotonic() - started)
         draft.commit(workspace.provenance(), [trajectories], metrics)
     return version

@@ -3,6 +3,7 @@ r"""The verifier: math-verify in worker processes that can be killed. It grades 
     with Verifier(workers=2) as verifier:
         verifier.grade([("so it is \\boxed{19}", ["19"]), ("1/2", ["0.5"])])  # two Verdicts, both correct
         await verifier.grade_async("\\boxed{19}", ["19"])                      # the same, in a rollout
+        verifier.call("my_package.my_module:score", [(answer, args)])          # a user's function, not kept
 
 math-verify can run for ever (`9^{9^{9^{9}}}`), and its own timeouts work only in a main thread. So it runs in pebble's
 worker processes, which get chunks of answers, each chunk with one time limit. If a chunk exceeds the limit or its
@@ -22,9 +23,10 @@ import hashlib
 import logging
 import math
 import multiprocessing
+import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -35,9 +37,10 @@ from typing import Any, Self
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from storage import interrupts
-from storage.records import VerdictName
 from tasks.limits import OUT_OF_TIME, hard_address_space
 from tasks.score import worker
+from tasks.score.interface import Answer
+from tasks.score.verdict import Verdict
 
 logger = logging.getLogger(__name__)
 
@@ -52,31 +55,22 @@ _CHECK_S = 0.2
 _FAILURES = (TimeoutError, ProcessExpired, MemoryError)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The verifier's result for one answer.
-
-    Example: Verdict(name="correct", success=1.0, extracted="19", solution="19", reason="")
-    """
-
-    name: VerdictName
-    success: float  # 1 or 0
-    extracted: str  # the text that math-verify extracted from the answer, cut to 500 characters
-    solution: str  # the gold solution that matched, or the first
-    reason: str  # details of a timeout or an error
+class VerifierBrokenError(RuntimeError):
+    """The verifier was closed, or its workers cannot be replaced: no answer is to blame."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
     key: bytes
-    answer: str
-    solutions: tuple[str, ...]
+    judge: str  # the function that the workers call
+    item: tuple[Any, ...]  # its arguments
+    solutions: tuple[str, ...]  # of the problem
     future: "Future[Verdict]"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Chunk:
-    """Requests that a worker of `pool` grades; `retries` is the number of times that they may be sent again."""
+    """Requests for one function, for a worker of `pool`; `retries`: how many times they may be sent again."""
 
     requests: Sequence[_Request]
     retries: int
@@ -87,7 +81,7 @@ class Verifier:
     """The verifier, with `workers` worker processes. Threads and event loops may share it.
 
     An answer gets `timeout_s` seconds of processor time, and `memory_mb` MB above the memory of an idle worker.
-    The cache holds the verdicts of the last `cache_size` distinct pairs, about 0.5 kB each.
+    The cache holds the verdicts of the last `cache_size` distinct pairs, about 0.6 kB each.
     """
 
     def __init__(
@@ -122,7 +116,7 @@ class Verifier:
         self.close()
 
     def close(self) -> None:
-        """End the processes; callers that still wait for a verdict get a RuntimeError."""
+        """End the processes; callers that still wait for a verdict get a VerifierBrokenError."""
         with self._lock:
             self._closed.set()
         atexit.unregister(self._closed.set)
@@ -131,7 +125,7 @@ class Verifier:
         with self._lock:
             waiting, self._in_flight = list(self._in_flight.values()), {}
         for future in waiting:  # the pool does not complete all of them
-            future.set_exception(RuntimeError("the verifier was closed"))
+            future.set_exception(VerifierBrokenError("the verifier was closed"))
 
     def _make_pool(self) -> ProcessPool:
         # Workers are spawned: a fork of this process, with its threads and models, would be unsafe.
@@ -201,19 +195,29 @@ class Verifier:
         """Return the verdicts on (answer, solutions) pairs, in order; an answer may match any of its solutions."""
         return [future.result() for future in self._submit(pairs)]
 
+    def call(self, function: str, calls: Sequence[tuple[Answer, Mapping[str, Any]]]) -> list[Verdict]:
+        """Return the verdicts of a user's `package.module:function` on answers with arguments, in order.
+
+        The limits of an answer apply to each call. Nothing is kept in the cache.
+        """
+        return [future.result() for future in self._send_all([_call(function, *each) for each in calls])]
+
     async def grade_async(self, answer: str, solutions: Sequence[str]) -> Verdict:
         """Return the verdict on one pair, without blocking the event loop."""
         future = self._submit([(answer, solutions)])[0]
         return future.result() if future.done() else await asyncio.wrap_future(future)
 
     def _submit(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> "list[Future[Verdict]]":
-        """Return a future for each pair. Send new pairs in chunks, sorted so that equal solutions are parsed once."""
+        """Return a future for each pair."""
+        return self._send_all([_request(answer, solutions) for answer, solutions in pairs])
+
+    def _send_all(self, requests: "Sequence[_Request]") -> "list[Future[Verdict]]":
+        """Return a future for each request. Send new ones in chunks, sorted so that equal solutions are parsed once."""
         futures, new = [], []
         with self._lock:
             if self._closed.is_set():
-                raise RuntimeError("the verifier was closed")
-            for answer, solutions in pairs:
-                request = _request(answer, solutions)
+                raise VerifierBrokenError("the verifier was closed")
+            for request in requests:
                 known = self._known(request.key)
                 if known is None:
                     self._in_flight[request.key] = request.future
@@ -238,9 +242,9 @@ class Verifier:
         with self._lock:
             chunk = _Chunk(requests, retries, self._pool)
             self._chunks.add(chunk)
-        pairs = [(request.answer, request.solutions) for request in requests]
+        call = [requests[0].judge, [request.item for request in requests]]
         try:
-            result = chunk.pool.schedule(worker.grade_all, args=[pairs], timeout=self._patience_s)
+            result = chunk.pool.schedule(worker.judge_all, args=call, timeout=self._patience_s)
         except RuntimeError:  # the pool is broken, or closed: `_replace_pool` or `close` handles the chunk
             return
         result.add_done_callback(partial(self._receive, chunk))
@@ -255,8 +259,8 @@ class Verifier:
             self._chunks.remove(chunk)
         requests, retries = chunk.requests, chunk.retries
         if failure is None:
-            for request, outcome in zip(requests, result.result(), strict=True):
-                self._settle(request, outcome, keep=True)
+            for request, verdict in zip(requests, result.result(), strict=True):
+                self._settle(request, verdict, keep=request.judge == worker.GRADE)
         elif not isinstance(failure, _FAILURES):
             self._give_up(requests, repr(failure))
         elif len(requests) > 1:
@@ -265,27 +269,26 @@ class Verifier:
         elif retries and not _is_proof(failure):
             self._send(requests, retries - 1)
         else:
-            self._settle(requests[0], self._failure(failure), keep=False)
+            self._settle(requests[0], self._failure(failure, requests[0]), keep=False)
 
     def _give_up(self, requests: Sequence[_Request], why: str) -> None:
         for request in requests:
             with self._lock:
                 waiting = self._in_flight.pop(request.key, None)
             if waiting:
-                waiting.set_exception(RuntimeError(f"the verifier broke: {why}"))
+                waiting.set_exception(VerifierBrokenError(f"the verifier broke: {why}"))
 
-    def _failure(self, failure: BaseException) -> worker.Graded:
+    def _failure(self, failure: BaseException, request: _Request) -> Verdict:
+        solution = request.solutions[0] if request.solutions else ""
         if _is_out_of_time(failure):
-            return "timeout", "", 0, f"needs more than {self._timeout_s:g} s of processor time"
+            return Verdict("timeout", "", solution, f"needs more than {self._timeout_s:g} s of processor time")
         if isinstance(failure, TimeoutError):
-            return "timeout", "", 0, f"no end within {self._patience_s:g} s, {_TRIES} times"
+            return Verdict("timeout", "", solution, f"no end within {self._patience_s:g} s, {_TRIES} times")
         if isinstance(failure, MemoryError):
-            return "error", "", 0, f"needs more than {failure}"
-        return "error", "", 0, f"the worker died {_TRIES} times: {failure}"
+            return Verdict("error", "", solution, f"needs more than {failure}")
+        return Verdict("error", "", solution, f"the worker died {_TRIES} times: {failure}")
 
-    def _settle(self, request: _Request, outcome: worker.Graded, *, keep: bool) -> None:
-        name, extracted, index, reason = outcome
-        verdict = Verdict(name, float(name == "correct"), extracted, request.solutions[index], reason)
+    def _settle(self, request: _Request, verdict: Verdict, *, keep: bool) -> None:
         with self._lock:
             if self._in_flight.pop(request.key, None) is None:  # the verifier was closed
                 return
@@ -315,6 +318,15 @@ def _request(answer: str, solutions: Sequence[str]) -> _Request:
         raise ValueError(f"solutions={solutions!r}: give a list of 1 or more gold answers")
     pair = (answer, tuple(solutions))
     key = hashlib.blake2b(repr(pair).encode(), digest_size=16).digest()  # repr escapes lone surrogates
+    return _Request(key, worker.GRADE, pair, pair[1], _running())
+
+
+def _call(function: str, answer: Answer, args: Mapping[str, Any]) -> _Request:
+    solutions = tuple(answer.row["solutions"])
+    return _Request(os.urandom(16), function, (answer, args), solutions, _running())
+
+
+def _running() -> "Future[Verdict]":
     future: Future[Verdict] = Future()
     future.set_running_or_notify_cancel()  # callers share it: the cancellation of one must not cancel it for all
-    return _Request(key, *pair, future)
+    return future

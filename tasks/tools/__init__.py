@@ -19,8 +19,8 @@ from tasks.tools.toolbox import Toolbox
 class ToolRegistry(Registry[Tool]):
     """A registry whose names may also stand for an `async def`."""
 
-    def _as_class(self, found: object) -> type[Tool] | None:
-        return tool_class(found) if inspect.isfunction(found) else super()._as_class(found)
+    def _accept(self, found: object) -> type[Tool] | None:
+        return tool_class(found) if inspect.isfunction(found) else super()._accept(found)
 
 
 def tool_class(function: ToolFunction) -> type[Tool]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -81,6 +81,19 @@ class Toolbox:
         except ToolError as error:
             self.errors += 1
             return ToolResult(f"error: {shorten(str(error), self._output_chars)}", True)
+
+    async def results(self, calls: Iterable[Any]) -> list[dict[str, Any]]:
+        """Call what an assistant's message of OpenAI's client asks for; return the messages that answer it.
+
+        Args:
+            calls: `message.tool_calls`; they run at the same time.
+        """
+        asked = list(calls)
+        results = await asyncio.gather(*(self.call(each.function.name, each.function.arguments) for each in asked))
+        return [
+            {"role": "tool", "tool_call_id": each.id, "content": result.output}
+            for each, result in zip(asked, results, strict=True)
+        ]
 
     def _find(self, name: str) -> Tool:
         if name not in self._tools:

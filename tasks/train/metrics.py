@@ -1,6 +1,7 @@
 """Metrics of an update: flat names, plain floats. A metric without observations is left out.
 
-Turns count from 1 in the names (`success/turn_1`). Token metrics are means over action tokens.
+Turns count from 1 in the names (`success/turn_1`), without those that answer nothing, such as calls of tools. Token
+metrics are means over action tokens.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,7 +24,7 @@ def sample_metrics(samples: Sequence[Sample], version: int) -> Metrics:
 
     `success/fix_rate`: among the wrong turns that another turn follows, the share with a right next turn.
     `success/break_rate`: among the right turns that another turn follows, the share with a wrong next turn.
-    `length/correct`, `length/wrong`: an episode is correct if its last turn is right.
+    `length/correct`, `length/wrong`: an episode is correct if its last graded turn is right.
     `share/zero_variance`: share of the groups (turns of one problem with one turn index) whose returns are all equal.
     `staleness/*`: `version`, the policy version before the update, minus the policy version that sampled a token.
     """
@@ -93,22 +94,28 @@ def step_metrics(steps: Sequence[Step], ppo: PPO) -> Metrics:
 
 def _by_turn(samples: Sequence[Sample]) -> Metrics:
     metrics: Metrics = {}
-    for turn in range(max(len(sample.successes) for sample in samples)):
-        reached = [sample for sample in samples if len(sample.successes) > turn]
-        metrics[f"success/turn_{turn + 1}"] = float(np.mean([sample.successes[turn] for sample in reached]))
-        metrics[f"reward/turn_{turn + 1}"] = float(np.mean([sample.rewards[turn] for sample in reached]))
+    answers = [(_answers(sample), sample.rewards[sample.graded]) for sample in samples]
+    for turn in range(max(len(successes) for successes, _ in answers)):
+        reached = [pair for pair in answers if len(pair[0]) > turn]
+        metrics[f"success/turn_{turn + 1}"] = float(np.mean([successes[turn] for successes, _ in reached]))
+        metrics[f"reward/turn_{turn + 1}"] = float(np.mean([rewards[turn] for _, rewards in reached]))
     return metrics
 
 
+def _answers(sample: Sample) -> Floats:
+    """Return the successes of the graded turns."""
+    return sample.successes[sample.graded]
+
+
 def _transitions(samples: Sequence[Sample]) -> Metrics:
-    now = np.concatenate([sample.successes[:-1] for sample in samples]) > 0.5
-    after = np.concatenate([sample.successes[1:] for sample in samples]) > 0.5
+    now = np.concatenate([_answers(sample)[:-1] for sample in samples]) > 0.5
+    after = np.concatenate([_answers(sample)[1:] for sample in samples]) > 0.5
     return _means("success", {"fix_rate": after[~now], "break_rate": ~after[now]})
 
 
 def _lengths(samples: Sequence[Sample]) -> dict[str, np.ndarray]:
     lengths = np.array([len(sample.token_ids) for sample in samples])
-    correct = np.array([sample.successes[-1] > 0.5 for sample in samples])
+    correct = np.array([_answers(sample)[-1:].sum() > 0.5 for sample in samples])
     return {"correct": lengths[correct], "wrong": lengths[~correct]}
 
 

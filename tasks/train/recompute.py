@@ -90,6 +90,7 @@ def _sample(row: StoredTokens) -> Sample:
         behaviour=np.zeros(len(actions), np.float32),
         versions=np.zeros(len(actions), np.int64),
         in_loss=np.ones(len(actions), np.bool_),
+        graded=np.empty(0, np.bool_),
         successes=empty,
         rewards=empty,
         returns=empty,

@@ -6,24 +6,30 @@ from configs.schema import Reward
 
 
 def turn_rewards(
-    successes: Sequence[float], reward: Reward, lengths: Sequence[int] = (), limit: int | None = None
+    scored: Sequence[float | None], reward: Reward, lengths: Sequence[int] = (), limit: int | None = None
 ) -> list[float]:
-    """Compute the reward of each turn: `r = clip(((success - 0.5) * 2 - bias) * scaling - overlong, ±max_clip)`.
+    """Compute the reward of each turn: `r = clip((x - bias) * scaling - overlong, ±max_clip)`.
 
+    x is `(scored - 0.5) * 2`, or with `reward.shape=raw` the scored reward itself; r is 0 for a turn that answers
+    nothing.
     Source: the reward of AReaL's math agents (arXiv 2505.24298).
 
     Args:
-        successes: [K], 1 for a right answer and 0 for a wrong one.
+        scored: [K], rewards of the score stage, such as 1 for a right answer and 0 for a wrong one; None: no answer.
         reward: the knobs.
         lengths: [K], tokens of each completion; needed only with a limit.
         limit: the largest number of tokens of a completion; None: no penalty for length.
     """
-    penalties = [0.0] * len(successes) if limit is None else [overlong(n, limit, reward) for n in lengths]
-    raw = (
-        ((success - 0.5) * 2 - reward.bias) * reward.scaling - penalty
-        for success, penalty in zip(successes, penalties, strict=True)
-    )
-    return [max(-reward.max_clip, min(reward.max_clip, value)) for value in raw]
+    penalties = [0.0] * len(scored) if limit is None else [overlong(n, limit, reward) for n in lengths]
+    return [
+        0.0 if value is None else _shaped(value, penalty, reward)
+        for value, penalty in zip(scored, penalties, strict=True)
+    ]
+
+
+def _shaped(value: float, penalty: float, reward: Reward) -> float:
+    x = value if reward.shape == "raw" else (value - 0.5) * 2
+    return max(-reward.max_clip, min(reward.max_clip, (x - reward.bias) * reward.scaling - penalty))
 
 
 def overlong(length: int, limit: int, reward: Reward) -> float:
@@ -38,7 +44,7 @@ def overlong(length: int, limit: int, reward: Reward) -> float:
 
 
 def least_reward(reward: Reward, limit: int | None = None) -> float:
-    """Compute the reward of a wrong answer of `limit` tokens. It is the smallest reward that a turn can have."""
+    """Compute the reward of a wrong answer of `limit` tokens: the least of a turn, unless scorers give less than 0."""
     return turn_rewards([0.0], reward, [limit or 0], limit)[0]
 
 

@@ -4,14 +4,16 @@ Example: a trajectory with two turns and `turn_discount=0.5`. Its first answer (
 (token 12) right; tokens 1, 2, 3 are the prompt, and 4, 5 the feedback.
 
     token_ids    1   2   3   10    11    4   5   12       turns (start, end): (3, 5), (7, 8)
-    action_mask  no  no  no  yes   yes   no  no  yes      scores (success): 0, 1
+    action_mask  no  no  no  yes   yes   no  no  yes      scores (reward and success): 0, 1
     logprobs     0   0   0   -0.1  -0.2  0   0   -0.3
 
 With the default rewards (±1) its sample has token_ids=[1, 2, 3, 10, 11, 4, 5, 12], actions=[3, 4, 7],
-turn_of_action=[0, 0, 1], behaviour=[-0.1, -0.2, -0.3], successes=[0, 1], rewards=[-1, 1], returns=[-0.5, 1].
+turn_of_action=[0, 0, 1], behaviour=[-0.1, -0.2, -0.3], graded=[True, True], successes=[0, 1], rewards=[-1, 1],
+returns=[-0.5, 1]. A turn with the verdict `none`, which answers nothing, is not graded and has the reward 0.
 """
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -29,6 +31,8 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Logprobs = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
+ScoresByTurn = dict[tuple[str, int], Score]
+"""Scores by trajectory and turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,7 @@ class Sample:
     behaviour: Logprobs  # A, recorded while sampling
     versions: Ints  # A, policy version that sampled the token
     in_loss: Bools  # A, false if `mask_truncated` leaves the token out of the loss
+    graded: Bools  # K, false for turns that answer nothing, such as calls of tools
     successes: Floats  # K
     rewards: Floats  # K, shaped
     returns: Floats  # K
@@ -80,12 +85,12 @@ def build_samples(
         "have action tokens that are not exactly the spans of their turns",
         [row.trajectory_id for row in rows if not _consistent(row)],
     )
-    successes = _successes(scores)
-    samples = [_sample(row, successes, reward, mask_truncated) for row in rows]
-    # Check successes, not rewards: the clip turns a NaN or infinite success into a finite reward.
-    for attribute, name in (("behaviour", "logprobs"), ("successes", "rewards")):
-        bad = [sample.trajectory_id for sample in samples if not np.isfinite(getattr(sample, attribute)).all()]
-        _refuse(f"have NaN or infinite {name}", bad)
+    by_turn = _by_turn(scores)
+    # Check the scores, not shaped rewards: the clip turns a NaN or infinite reward into a finite one.
+    _refuse("have NaN or infinite rewards", [row.trajectory_id for row in rows if not _finite_scores(row, by_turn)])
+    samples = [_sample(row, by_turn, reward, mask_truncated) for row in rows]
+    bad = [sample.trajectory_id for sample in samples if not np.isfinite(sample.behaviour).all()]
+    _refuse("have NaN or infinite logprobs", bad)
     return samples
 
 
@@ -135,24 +140,33 @@ def _spans(row: Trajectory) -> Ints:
     return np.concatenate([np.arange(turn.start, turn.end) for turn in row.turns])
 
 
-def _successes(scores: Iterable[Score]) -> dict[tuple[str, int], float]:
-    successes: dict[tuple[str, int], float] = {}
+def _by_turn(scores: Iterable[Score]) -> ScoresByTurn:
+    by_turn: ScoresByTurn = {}
     for score in scores:
         key = (score.trajectory_id, score.turn)
-        if key in successes:
+        if key in by_turn:
             raise ValueError(f"two scores for turn {score.turn} of {score.trajectory_id}: give the rows of one scorer")
-        successes[key] = score.success
-    return successes
+        by_turn[key] = score
+    return by_turn
 
 
-def _sample(row: Trajectory, scores: dict[tuple[str, int], float], reward: Reward, mask_truncated: bool) -> Sample:
-    missing = [k for k in range(len(row.turns)) if (row.trajectory_id, k) not in scores]
+def _scores_of(row: Trajectory, by_turn: ScoresByTurn) -> list[Score]:
+    missing = [k for k in range(len(row.turns)) if (row.trajectory_id, k) not in by_turn]
     if missing:
         raise ValueError(f"no score for turns {missing} of {row.trajectory_id}: score this data set first")
-    successes = [scores[row.trajectory_id, k] for k in range(len(row.turns))]
+    return [by_turn[row.trajectory_id, k] for k in range(len(row.turns))]
+
+
+def _finite_scores(row: Trajectory, by_turn: ScoresByTurn) -> bool:
+    return all(math.isfinite(score.reward) and math.isfinite(score.success) for score in _scores_of(row, by_turn))
+
+
+def _sample(row: Trajectory, by_turn: ScoresByTurn, reward: Reward, mask_truncated: bool) -> Sample:
+    scores = _scores_of(row, by_turn)
+    scored = [None if score.verdict == "none" else score.reward for score in scores]
     lengths = [turn.end - turn.start for turn in row.turns]
     limit = _limit(row) if reward.overlong_tokens else None
-    rewards, after = turn_rewards(successes, reward, lengths, limit), _after(row, least_reward(reward, limit))
+    rewards, after = turn_rewards(scored, reward, lengths, limit), _after(row, least_reward(reward, limit))
     actions, turn_of_action = _spans(row), np.repeat(np.arange(len(row.turns)), lengths)
     cut = np.array([turn.finish_reason == "length" for turn in row.turns])
     return Sample(
@@ -166,7 +180,8 @@ def _sample(row: Trajectory, scores: dict[tuple[str, int], float], reward: Rewar
         behaviour=np.asarray(row.logprobs, np.float32)[actions],
         versions=np.asarray(row.versions, np.int64)[actions],
         in_loss=~(cut[turn_of_action] & mask_truncated),
-        successes=np.asarray(successes, np.float64),
+        graded=np.asarray([score.verdict != "none" for score in scores], np.bool_),
+        successes=np.asarray([score.success for score in scores], np.float64),
         rewards=np.asarray(rewards, np.float64),
         returns=np.asarray(turn_returns(rewards, row.turn_discount, after or 0.0), np.float64),
         turn_discount=row.turn_discount,

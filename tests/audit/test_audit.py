@@ -4,6 +4,7 @@ import dataclasses
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -20,8 +21,11 @@ from storage.versions import aliases, checkpoints, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
 from tasks.audit.checks import CHECKS
+from tasks.audit.conversations import read_conversations
 from tasks.audit.record import commit_audit, read_audit
-from tasks.audit.results import CheckResult
+from tasks.audit.report.page import render
+from tasks.audit.report.plots import plots
+from tasks.audit.results import CheckResult, from_dict
 from tasks.audit.run import Audited, audit
 from tasks.audit.selection import parse_since, select, split_uri
 from tasks.score.verifier import Verifier
@@ -329,3 +333,56 @@ def test_only_committed_scores_count(store: Store, verifier: Verifier) -> None:
     assert select(store, ["r"])[0].scores == [layout.scores("r", 0, "5c0e"), newer]
     assert run_checks(store, verifier, "r")["unscored_turns"].cases == 6
     assert manifests.committed(store, newer)
+
+
+SAME = ("verdict_failures", "unparsable", "verdicts_disagree", "broken_answers", "zero_variance", "success_drift")
+"""Checks of verdicts."""
+
+
+def with_calls(row: Trajectory) -> tuple[Trajectory, list[Score]]:
+    """Return a row with a call of a tool before each of its turns, and its scores from `VERDICTS`."""
+    turns = [turn for answer in row.turns for turn in ([6], row.token_ids[answer.start : answer.end])]
+    called = replace(make_trajectory(row.trajectory_id, turns), ungraded=list(range(0, len(turns), 2)))
+    scores = [score for score in VERDICTS if score.trajectory_id == row.trajectory_id]
+    calls = [Score(row.trajectory_id, 2 * score.turn, "none", 0.0, "", "", "", 0.0) for score in scores]
+    return called, calls + [replace(score, turn=2 * score.turn + 1) for score in scores]
+
+
+@pytest.mark.parametrize("scored", [True, False])
+def test_calls_of_tools_change_no_number(store: Store, verifier: Verifier, tmp_path: Path, scored: bool) -> None:
+    """Nothing counts a turn that answers nothing as wrong, as unparsable or as a first turn."""
+    other = Store(str(tmp_path / "other"))
+    commit(store, scores=VERDICTS if scored else None)
+    rows, scores = zip(*map(with_calls, ROWS), strict=True)
+    commit(other, list(rows), [score for each in scores for score in each] if scored else None)
+    names = ("success", "any_turn", "fixed", "broken", "unparsable", "zero_variance", "rewards")
+    with audited(store, verifier, "r") as plain, audited(other, verifier, "r") as called:
+        numbers = [[getattr(found.result.sets[0], name) for name in names] for found in (plain, called)]
+        assert numbers[0] == numbers[1]
+        values = [
+            {check.name: check.value for check in found.result.checks if check.name in SAME}
+            for found in (plain, called)
+        ]
+        first = [database.all("select first, best from episodes") for database in (plain.database, called.database)]
+    assert values[0] == values[1]
+    assert first[0] == first[1]
+
+
+def test_rewards_and_their_parts_are_reported(store: Store, verifier: Verifier) -> None:
+    """Means of the reward and its parts, a histogram and a plot; a part of the environment's if the scorer has none."""
+    rows = [replace(row, reward_parts=[{"heard": 0.5}, {"heard": 1.5}]) for row in ROWS]
+    scores = [replace(score, reward=score.success + 0.25, parts={"format": 0.25}) for score in VERDICTS[:6]]
+    commit(store, rows, scores + VERDICTS[6:])
+    with audited(store, verifier, "r") as found:
+        (numbers,) = found.result.sets
+        assert numbers.rewards == {"reward": 0.6875, "part heard": 1.0, "part format": 0.25}
+        assert "Reward of a turn" in {histogram.title for histogram in found.result.histograms}
+        assert from_dict(found.result.as_dict()).sets == [numbers]
+        assert {"Rewards", "Reward of a turn"} <= {plot.title for plot in plots([numbers], found.result.histograms)}
+        (conversation,) = read_conversations(found.database, [found.database.one("select min(row) from turns")[0]])
+        assert [(turn.earned, turn.parts) for turn in conversation.turns] == [
+            (0.25, {"format": 0.25}),
+            (1.25, {"format": 0.25}),
+        ]
+        page = render(found.result, {}, "reader")
+        assert "part format" in page

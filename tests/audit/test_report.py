@@ -83,7 +83,7 @@ def result(checks: list[CheckResult], sets: list[SetNumbers], histograms: list[H
 
 def conversation(id_: str, *texts: str, feedback: str = "") -> StoredConversation:
     turns = [
-        ConversationTurn(number, text, "wrong", 0.0, "stop", feedback, 7, "wrong", text[:20], "")
+        ConversationTurn(number, text, "wrong", 0.0, "stop", feedback, 7, "wrong", text[:20], "", 0.0, None)
         for number, text in enumerate(texts)
     ]
     prompt = f"What is 12 + 7? {texts[0]}"

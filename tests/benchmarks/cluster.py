@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from configs import Config
-from configs.schema import Agent
+from configs.schema import Agent, Score
 from storage import layout
 from storage.objects.store import Store
 from storage.records import TRAJECTORY_SCHEMA, Problem
@@ -93,7 +93,7 @@ def _score_s(lab: Lab, address: str, nodes: int, graded: TrajectoriesVersion) ->
                 time.sleep(0.1)
             with Draft(lab.store, layout.scores("graded", 0, f"n{nodes}"), "scores") as draft:
                 start = time.perf_counter()
-                workers.handout.score(graded, draft, 1000)
+                workers.handout.score(graded, draft, Score(), 1000)
                 return time.perf_counter() - start
 
 

@@ -198,6 +198,19 @@ def test_join_by_hand() -> None:
     assert [(outcome.first, outcome.any) for outcome in outcomes] == [(0, 1), (0, 0)]
 
 
+def test_calls_of_tools_count_in_no_accuracy() -> None:
+    """The first turn of an evaluation is the first one that answers; an episode of calls alone has none."""
+    scores = [verdict("x", 0, "none"), verdict("x", 1, "correct"), verdict("x", 2, "none"), verdict("y", 0, "none")]
+    outcomes = join([row("x", "p", 0, 5, 7, 9), row("y", "q", 0, 3)], scores)
+    assert [(outcome.success, outcome.first, outcome.tokens) for outcome in outcomes] == [
+        ([1.0], 1.0, [5, 7, 9]),
+        ([], 0.0, [3]),
+    ]
+    summary = summarise(outcomes)
+    assert (summary["first_turn"]["value"], summary["by_turn"][0]["episodes"]) == (0.5, 1)
+    assert summary["failed_verdicts"]["value"] == 0
+
+
 def test_several_trajectories_of_one_episode_stay_apart() -> None:
     """`x/0` and `x/0/1` are two outcomes, although problem, sample, status and turns agree."""
     rows = [row("x/0/1", "x", 0, 3), row("x/0", "x", 0, 4)]

@@ -19,7 +19,7 @@ from unittest.mock import patch
 from tests.experiments.runs import Arm, Experiment
 
 if TYPE_CHECKING:
-    from tasks.score.verifier import Verdict
+    from tasks.score.verdict import Verdict
 
 
 class CoinFlips:
@@ -35,10 +35,10 @@ class CoinFlips:
         return self._verdict(solutions)
 
     def _verdict(self, solutions: Sequence[str]) -> "Verdict":
-        from tasks.score.verifier import Verdict
+        from tasks.score.verdict import Verdict
 
         right = self._flip.random() < 0.5
-        return Verdict("correct" if right else "wrong", float(right), "", solutions[0], "")
+        return Verdict("correct" if right else "wrong", solution=solutions[0])
 
 
 @contextmanager

@@ -89,6 +89,15 @@ def test_first_and_any_turn_are_counted_over_played_episodes() -> None:
     )
 
 
+def test_the_first_turn_is_the_first_that_answers() -> None:
+    """A call of a tool before the right answer makes it no second answer."""
+    called, (call, *answers) = episode("1+1", 0, 0, 1, 0)
+    silent, silent_scores = episode("1+1", 1, 0)
+    scores = [replace(call, verdict="none"), *answers]
+    (row,) = summary((called, scores), (silent, [replace(score, verdict="none") for score in silent_scores]))
+    assert (row.episodes, row.first_turn, row.any_turn) == (2, 1, 1)
+
+
 def test_an_episode_of_several_trajectories_counts_once() -> None:
     """The trajectories `x` and `x/1` are one episode, solved if either is."""
     assert counts(summary(episode("a", 0, 0), episode("a", 0, 0, 1, part=1))) == {"a": (1, 0, 1)}

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.schema import ArithmeticSource, FileSource, HubSource
+from configs.schema import ArithmeticSource, Fields, FileSource, HubSource
 from storage.records import PROBLEM_SCHEMA, Problem, to_table
 from tasks.problems import BadRow, ProblemError, ProblemSet, fingerprint, load_problems
 from tasks.problems.arithmetic import answer, render, split_of
 from tasks.problems.presets import PRESETS
 from tests.support import real_data
 
-FIELDS: dict[Literal["id", "prompt", "solutions"], str] = {"id": "key", "prompt": "ask", "solutions": "gold"}
+FIELDS: Fields = {"id": "key", "prompt": "ask", "solutions": "gold"}
 
 
 def write_lines(path: Path, rows: Iterable[Any]) -> str:
@@ -209,15 +209,39 @@ def test_math_keeps_latex_id_subject_and_level(tmp_path: Path) -> None:
     assert second == Problem("000002", "Q", ["7"], "math", "{}")
 
 
+def test_source_and_metadata_come_from_columns(tmp_path: Path) -> None:
+    """Columns that the mapping names reach agent, environment and scorer; a row without one of them is dropped."""
+    fields: Fields = {"prompt": "ask", "solutions": "gold", "source": "kind", "metadata": ["level", "tests"]}
+    row = GOOD | {"kind": "code", "level": 3, "tests": [{"in": "1"}], "other": 1}
+    bad = {name: value for name, value in row.items() if name != "level"}
+    result = load_rows(tmp_path, [row, bad, row | {"level": float("nan")}], fields=fields)
+    metadata = {"level": 3, "tests": [{"in": "1"}]}
+    assert [(problem.source, json.loads(problem.metadata)) for problem in result.problems] == [("code", metadata)]
+    assert [bad.reason.split(";")[0].split(":")[0] for bad in result.bad] == [
+        "no column 'level'",
+        "the columns of metadata cannot be written as JSON",
+    ]
+    columns = {name: [value] for name, value in row.items()}
+    assert load_problems(parquet(tmp_path / "rows.parquet", columns, fields=fields), 0).problems == [
+        dataclasses.replace(result.problems[0], problem_id="000001")
+    ]
+
+
+def test_only_metadata_has_several_columns() -> None:
+    """Two columns for one prompt are a mistake, named before anything is read."""
+    with pytest.raises(ValueError, match=r"fields.prompt=\['a', 'b'\]: only metadata has a list"):
+        FileSource(kind="jsonl", path="x", fields={"prompt": ["a", "b"], "solutions": "gold"})
+
+
 def test_areal_rows(tmp_path: Path) -> None:
     """AReaL's math rows are read as they are; rows of other kinds are dropped."""
     row = {"query_id": "q1", "prompt": "P", "task": "math", "solutions": [r"\boxed{1}", "1"]}
-    other = row | {"query_id": "q2", "task": "code"}
+    other = row | {"query_id": "q2", "task": "proof"}
     text = row | {"query_id": "q3", "solutions": "1"}
     result = load_rows(tmp_path, [row, other, text], preset="areal")
     assert result.problems == [Problem("q1", "P", [r"\boxed{1}", "1"], "areal")]
     assert result.bad == [
-        BadRow(2, "column 'task' is 'code': only 'math' can be graded"),
+        BadRow(2, "column 'task' is 'proof': only 'math' and 'code' can be graded"),
         BadRow(3, "column 'solutions' is not a list: '1'"),
     ]
 
@@ -358,7 +382,7 @@ def test_parquet_text_that_is_not_utf8(tmp_path: Path) -> None:
 
 def test_file_that_is_not_parquet(tmp_path: Path) -> None:
     """A file of the wrong kind and a truncated one are named in the error."""
-    whole = parquet(tmp_path / "rows.parquet", {name: ["1"] for name in FIELDS.values()}, fields=FIELDS)
+    whole = parquet(tmp_path / "rows.parquet", {str(name): ["1"] for name in FIELDS.values()}, fields=FIELDS)
     cut = tmp_path / "cut.parquet"
     cut.write_bytes(Path(whole.path).read_bytes()[:-20])
     for path in (write_lines(tmp_path / "rows.jsonl", [GOOD]), str(cut)):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from configs import Config, load
+from configs.schema import Score
 from storage import layout
 from storage.objects.store import Store
 from storage.records import Problem, Trajectory
@@ -384,11 +385,11 @@ def test_shards_are_scored_by_all_workers(store: Store, verifier: Verifier, capl
         made.workers[0].full = True
         threading.Timer(0.05, made.workers[1].kill).start()
         with Draft(store, layout.scores(RUN, 0, "5c0e"), "scores") as draft:
-            grades = made.handout.score(trajectories, draft, 1000)
+            grades = made.handout.score(trajectories, draft, Score(), 1000)
             scored = list(datasets.drafted(draft))
         with Draft(store, layout.scores(RUN, 0, "5c0f"), "scores") as draft:
             local = LocalWorkers(None, verifier, lambda version: policy(version.number))
-            alone = local.score(trajectories, draft, 1000)
+            alone = local.score(trajectories, draft, Score(), 1000)
             expected = list(datasets.drafted(draft))
     assert grades.verdicts == alone.verdicts
     assert grades.verdicts.total() == sum(len(row.turns) for row in rows)
@@ -407,7 +408,7 @@ def test_another_worker_may_come_for_one_that_graded(store: Store, verifier: Ver
         unable.full = True
         for version in ("5c0e", "5c0f"):
             with Draft(store, layout.scores(RUN, 0, version), "scores") as draft:
-                made.handout.score(layout.trajectories(RUN, 0), draft, 1000)
+                made.handout.score(layout.trajectories(RUN, 0), draft, Score(), 1000)
             if not able.killed:
                 asked = unable.scored
                 able.kill()
@@ -453,4 +454,4 @@ def test_an_answer_that_no_worker_can_grade_ends_the_stage(store: Store, verifie
             Draft(store, layout.scores(RUN, 0, "5c0e"), "scores") as draft,
             pytest.raises(RuntimeError, match=cause),
         ):
-            made.handout.score(layout.trajectories(RUN, 0), draft, 1000)
+            made.handout.score(layout.trajectories(RUN, 0), draft, Score(), 1000)

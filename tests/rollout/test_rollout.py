@@ -2,6 +2,8 @@
 
 import asyncio
 import itertools
+import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +29,11 @@ from tasks.inference.api import (
     Observation,
 )
 from tasks.rollout.plan import draw
+from tasks.rollout.selection import select_episodes, success_rate
+from tasks.rollout.tally import Tally, counts_of
 from tasks.score.verifier import Verifier
 from tests.support.rollout_helpers import PROBLEM, ScriptedEngine, context, make_plan, play
+from tests.support.train_helpers import make_trajectory
 
 
 @pytest.fixture(scope="module")
@@ -82,6 +87,60 @@ def test_other_shipped_agents(chat: Chat, verifier: Verifier) -> None:
     assert [turn.verdict for turn in single.turns] == ["wrong"]
     assert "Think." in chat.decode(single.token_ids)
     assert [turn.verdict for turn in play(engine, NullAgent(context(chat)), verifier)[0].turns] == [""]
+
+
+class Generous(MathVerifyEnvironment):
+    """An environment that pays what the problem's metadata says, in two parts."""
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        assert self._problem
+        paid = float(json.loads(self._problem.metadata)["pays"])
+        right = action == RIGHT
+        return (
+            "",
+            paid * (1 + right),
+            right,
+            False,
+            {"success": right, "parts": {"played": paid, "right": paid * right}},
+        )
+
+
+def test_rewards_of_an_environments_own(chat: Chat, verifier: Verifier) -> None:
+    """The problem's metadata reaches the environment; its rewards, their parts and its success reach the record."""
+    engine = ScriptedEngine(chat, lambda turn, _: [WRONG, RIGHT][turn])
+    problem = replace(PROBLEM, source="game", metadata='{"pays": -0.5}')
+    agent = MathMultiTurnAgent(context(chat), num_turns=2)
+    trajectory = play(engine, agent, verifier, [problem], environment=Generous)[0]
+    assert [(turn.verdict, turn.reward) for turn in trajectory.turns] == [("wrong", -0.5), ("correct", -1.0)]
+    assert trajectory.reward_parts == [{"played": -0.5, "right": 0.0}, {"played": -0.5, "right": -0.5}]
+    assert (trajectory.source, json.loads(trajectory.metadata)) == ("game", {"pays": -0.5})
+    tally = Tally(lambda _: None)
+    tally.add(counts_of([trajectory, replace(trajectory, ungraded=[0], reward_parts=[])]))
+    metrics = tally.metrics(0)
+    assert (metrics["solved"], metrics["success"]) == (1.0, [0.5, 1.0])
+    assert (metrics["reward"], metrics["parts"]) == (-2.5 / 3, {"played": -0.5, "right": -0.25})
+
+
+@pytest.mark.parametrize("paid", ["NaN", "Infinity"])
+def test_a_reward_that_is_no_number_fails_the_episode(chat: Chat, verifier: Verifier, paid: str) -> None:
+    """It would make the advantages of its group NaN; the record says which turn had it, and what to give."""
+    engine = ScriptedEngine(chat, lambda *_: WRONG)
+    problem = replace(PROBLEM, metadata=f'{{"pays": {paid}}}')
+    trajectory = play(engine, MathSingleStepAgent(context(chat)), verifier, [problem], environment=Generous)[0]
+    assert trajectory.status == "failed"
+    assert re.search(r"reward of turn 0 is (nan|inf): give a finite number", trajectory.reason)
+
+
+def test_calls_of_tools_are_neither_right_nor_wrong() -> None:
+    """A group's success rate, and the choice of its best episodes, count the turns that answer."""
+    calls = replace(make_trajectory("calls", [[1], [2]]), ungraded=[0])
+    calls = replace(calls, turns=[calls.turns[0], replace(calls.turns[1], verdict="correct", reward=1.0)])
+    wrong = make_trajectory("wrong", [[1]])
+    formatted = replace(wrong, turns=[replace(wrong.turns[0], reward=0.2)])  # wrong, but paid for its format
+    assert success_rate([calls, formatted]) == 0.5
+    assert success_rate([replace(calls, ungraded=[0, 1])]) is None
+    kept = select_episodes([wrong, calls, formatted], Rollout(group_size=1, generation_size=3))
+    assert [row.trajectory_id for row in kept if row.status == "completed"] == ["calls"]
 
 
 def test_equal_turns_of_a_group_are_one_request(chat: Chat, verifier: Verifier) -> None:

@@ -21,7 +21,8 @@ import psutil
 import pytest
 from pebble import ProcessFuture, ProcessPool
 
-from tasks.score.verifier import Verdict, Verifier
+from tasks.score.verdict import Verdict
+from tasks.score.verifier import Verifier
 from tests.support.paths import ROOT
 from tests.support.soak import scaled
 

@@ -328,6 +328,8 @@ def _common(identity: Identity, count: int) -> dict[str, Any]:
         "environment": "math-verify",
         "environment_args": "{}",
         "unplayed_turns": 0,
+        **{"source": "arithmetic", "metadata": "{}"},
+        **{name: [] for name in ("calls", "ungraded", "follows", "reward_parts")},
     }
     return {
         name: pa.repeat(pa.scalar(value, TRAJECTORY_SCHEMA.field(name).type), count) for name, value in values.items()
@@ -386,10 +388,12 @@ def _scores(language: Language, episodes: Episodes, ids: Any) -> pa.Table:
         "trajectory_id": _take(ids, row),
         "turn": pa.array(turn, pa.int32()),
         "verdict": _take(pa.array(_VERDICTS), verdict),
-        "success": pa.array(verdict == _CORRECT).cast(pa.float32()),
+        "success": (success := pa.array(verdict == _CORRECT).cast(pa.float32())),
         "extracted": _take(pa.array(read), answer),
         "solution": _take(pa.array([problem.solutions[0] for problem in language.problems]), episodes.problem[row]),
         "reason": _take(pa.array(reasons), np.minimum(answer, 2)),
+        "reward": success,
+        "parts": pa.repeat(pa.scalar([], SCORE_SCHEMA.field("parts").type), len(row)),
     }
     return pa.table(columns, schema=SCORE_SCHEMA)
 

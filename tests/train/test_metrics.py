@@ -1,12 +1,14 @@
 """Metrics of an update, by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 from configs.schema import PPO, Reward
+from storage.records import Score
 from tasks.train.losses import ValueLoss, policy_loss
 from tasks.train.mesh import ALONE
 from tasks.train.metrics import sample_metrics, step_metrics, value_metrics
@@ -49,6 +51,30 @@ def test_sample_metrics_by_hand() -> None:
         "reward/all_minimal": 0.0,
         "trajectories": 4.0,
     }
+
+
+def test_calls_of_tools_change_no_rate() -> None:
+    """With a call of a tool before each turn, all rates and rewards by turn are those of the answers alone."""
+    rows, scores = [], []
+    for row in ROWS:
+        name = row.trajectory_id
+        turns = [turn for answer in row.turns for turn in ([20], row.token_ids[answer.start : answer.end])]
+        rows.append(make_trajectory(name, turns, problem=row.problem_id, version=row.policy_version, status=row.status))
+        for score in (score for score in SCORES if score.trajectory_id == name):
+            call = Score(name, 2 * score.turn, "none", 0.0, "", "", "", 0.0)
+            scores += [call, replace(score, turn=2 * score.turn + 1)]
+    plain, called = (sample_metrics(each, version=5) for each in (SAMPLES, build_samples(rows, scores, Reward())))
+    rates = {name: value for name, value in plain.items() if name.startswith(("success/", "reward/"))}
+    assert {name: value for name, value in called.items() if name.startswith(("success/", "reward/"))} == rates
+    assert called["length/correct"] > plain["length/correct"]
+
+
+def test_an_episode_of_calls_alone_is_not_right() -> None:
+    """An episode that never answers has no rates, and is no correct one."""
+    samples = build_samples(ROWS[:1], [Score("a", 0, "none", 0.0, "", "", "", 0.0)], Reward())
+    metrics = sample_metrics(samples, version=5)
+    assert not any(name.startswith("success/") for name in metrics)
+    assert "length/correct" not in metrics
 
 
 def test_unobserved_rates_are_left_out() -> None:

@@ -24,6 +24,21 @@ def test_rewards_by_hand(reward: Reward, expected: list[float]) -> None:
     assert turn_rewards([0.0, 1.0], reward) == expected
 
 
+def test_a_turn_that_answers_nothing_earns_nothing() -> None:
+    """A call of a tool is no wrong answer: without a score its reward is 0, whatever its length and the bias."""
+    reward = Reward(bias=0.5, overlong_tokens=20)
+    assert turn_rewards([None, 1.0, None], reward, [100, 10, 10], limit=100) == [0.0, 0.5, 0.0]
+
+
+@given(st.lists(st.one_of(st.none(), st.floats(-10, 10)), max_size=6))
+def test_raw_rewards_are_those_of_the_scorer(scored: list[float | None]) -> None:
+    """With shape raw a reward stays as it is but for bias, scaling and clip."""
+    assert turn_rewards(scored, Reward(shape="raw")) == [value or 0.0 for value in scored]
+    shaped = turn_rewards(scored, Reward(shape="raw", bias=1.0, scaling=2.0, max_clip=4.0))
+    assert shaped == [0.0 if value is None else max(-4.0, min(4.0, (value - 1) * 2)) for value in scored]
+    assert least_reward(Reward(shape="raw")) == 0
+
+
 def test_overlong_penalty_by_hand() -> None:
     """Limit 100, last 20 tokens: no penalty up to 80, half at 90, all at 100; subtracted before the clip."""
     reward = Reward(overlong_tokens=20, overlong_penalty=0.5)

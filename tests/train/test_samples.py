@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Reward
-from storage.records import LAST_TURN_CUT, Status
+from storage.records import LAST_TURN_CUT, Score, Status
 from tasks.train.samples import build_samples, with_known_returns, within_staleness
 from tests.support.train_helpers import make_scores, make_trajectory
 
@@ -91,6 +91,25 @@ def test_a_reward_that_is_no_number_names_the_trajectory() -> None:
     rows = [make_trajectory(name, [[10]]) for name in ("good", "bad")]
     with pytest.raises(ValueError, match="NaN or infinite rewards: bad"):
         build_samples(rows, make_scores("good", 1) + make_scores("bad", np.nan), Reward())
+
+
+def test_calls_of_tools_are_not_graded_but_earn_what_follows() -> None:
+    """The call has no reward of its own, and the return of the answer, which uses its result."""
+    scores = [replace(make_scores("t", 0)[0], verdict="none"), Score("t", 1, "correct", 1.0, "", "", "", 1.0)]
+    (sample,) = build_samples([make_trajectory("t", [[10, 11], [12]], turn_discount=0.5)], scores, Reward())
+    assert (sample.graded.tolist(), sample.successes.tolist()) == ([False, True], [0, 1])
+    assert (sample.rewards.tolist(), sample.returns.tolist()) == ([0, 1], [0.5, 1])
+
+
+def test_training_uses_the_reward_and_metrics_the_success() -> None:
+    """A wrong answer may earn something for its format; it is no success."""
+    scores = [replace(score, reward=reward) for score, reward in zip(make_scores("t", 0, 1), (0.25, 3.0), strict=True)]
+    row = make_trajectory("t", [[10], [11]])
+    (shaped,), (raw,) = (build_samples([row], scores, Reward(shape=shape)) for shape in ("success", "raw"))
+    assert (shaped.rewards.tolist(), raw.rewards.tolist()) == ([-0.5, 5.0], [0.25, 3.0])
+    assert shaped.successes.tolist() == raw.successes.tolist() == [0, 1]
+    with pytest.raises(ValueError, match="NaN or infinite rewards: t"):
+        build_samples([row], [replace(score, reward=np.inf) for score in scores], Reward())
 
 
 def test_the_overlong_penalty_uses_the_limit_of_the_sampling() -> None:

@@ -9,7 +9,7 @@ def broken_answers(evidence: AuditEvidence) -> Measured:
     database = evidence.database
     pairs = """
         select trajectory_id, data_set, turn, success, lead(success) over (partition by row order by turn) as after
-        from turns"""
+        from turns where answer is not null"""
     database.flag(
         "broken_answers",
         "turn",

@@ -16,14 +16,15 @@ _LEAST = 20  # turns; fewer are too few for a share
 def _contradicted(
     check: str, verdict: Literal["wrong", "correct"], contrary: Opinion, evidence: AuditEvidence
 ) -> Measured:
-    """Judge a sample of turns with `verdict` again, and flag those that the second checker calls `contrary`.
+    """Judge a sample of math-verify's turns with `verdict` again, and flag those that the second checker contradicts.
 
     The value is the lower end of the 95 % interval of the share that the second checker contradicts.
     """
     sample = evidence.database.all(
         """select trajectory_id, version, turn, text, solutions
         from (
-            select row, data_set, turn, text, trajectory_id from turns where verdict = ?
+            select row, data_set, turn, text, trajectory_id from turns
+            where verdict = ? and scorer = 'math-verify'
             order by hash(row, turn), row, turn limit ?
         ) join (select row, solutions from trajectories) using (row) join data_sets using (data_set)
         order by row, turn""",

@@ -12,7 +12,7 @@ def identical_answers(evidence: AuditEvidence) -> Measured:
     groups = f"""
         select data_set, problem_id, count(*) as episodes,
             count(distinct text) = 1 and (min("end" - "start") >= {_LONG} or coalesce(max(success), 1) = 0) as same
-        from turns where turn = 0 group by 1, 2 having count(*) >= {_LEAST}"""
+        from turns where answer = 0 group by 1, 2 having count(*) >= {_LEAST}"""
     evidence.database.flag(
         "identical_answers",
         "group",

@@ -15,7 +15,7 @@ def length_and_reward(evidence: AuditEvidence) -> Measured:
         f"""select version, count(*), corr(length, success) from (
             select data_set, "end" - "start" - avg("end" - "start") over grouped as length,
                 success - avg(success) over grouped as success, stddev_pop(success) over grouped as spread
-            from turns where turn = 0 and success is not null window grouped as (partition by data_set, problem_id)
+            from turns where answer = 0 and success is not null window grouped as (partition by data_set, problem_id)
         ) join data_sets using (data_set)
         where spread > 0 group by 1 having count(*) >= {_LEAST} and isfinite(corr(length, success))"""
     )

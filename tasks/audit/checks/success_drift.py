@@ -81,7 +81,7 @@ def _steps(evidence: AuditEvidence) -> list[tuple[_Success, _Success]]:
 _QUERY = """
     select data_set, version, avg(mean), var_samp(mean), count(*) from (
         select data_set, problem_id, avg(success) as mean from turns
-        where turn = 0 and success is not null group by 1, 2
+        where answer = 0 and success is not null group by 1, 2
     ) join data_sets using (data_set) group by 1, 2"""
 
 
@@ -96,8 +96,10 @@ def _read_previous(evidence: AuditEvidence, data_set: DataSet) -> _Success | Non
     trajectories, scores = ([str(path) for _, path in paths] for paths in (intake.trajectories, intake.scores))
     mean, variance, problems = evidence.database.one(
         """select avg(mean), var_samp(mean), count(*) from (
-            select problem_id, avg(success) as mean from read_parquet(?) join read_parquet(?) using (trajectory_id)
-            where turn = 0 group by 1)""",
+            select problem_id, avg(success) as mean from read_parquet(?) join (
+                select trajectory_id, arg_min(success, turn) as success from read_parquet(?)
+                where verdict <> 'none' group by 1
+            ) using (trajectory_id) group by 1)""",
         trajectories,
         scores,
     )

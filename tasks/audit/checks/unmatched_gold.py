@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.flag_rows import flag_rows
-from tasks.score.verifier import Verdict
+from tasks.score.verdict import Verdict
 
 _NO_ANSWER = ("n/a", "na", "nan", "null", "unknown", "todo", "tbd", "?", "-", "...")
 """Texts that mean a missing answer; math-verify matches most of them with themselves."""
@@ -14,9 +14,13 @@ MOST = 20_000
 
 
 def unmatched_gold(evidence: AuditEvidence) -> Measured:
-    """Let the verifier grade each distinct gold answer, presented as a policy's answer, against itself."""
-    problems = evidence.database.all("select problem_id, unnest(solutions) from problems order by all")
-    problems += evidence.database.all("select problem_id, '' from problems where len(solutions) = 0 order by all")
+    """Let the verifier grade each distinct gold answer of its problems, presented as an answer, against itself."""
+    problems = evidence.database.all(
+        "select problem_id, unnest(solutions) from problems where math_verify order by all"
+    )
+    problems += evidence.database.all(
+        "select problem_id, '' from problems where math_verify and len(solutions) = 0 order by all"
+    )
     ids: dict[str, list[str]] = {}
     for name, gold in problems:
         ids.setdefault(gold, []).append(name)

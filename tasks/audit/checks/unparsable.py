@@ -5,7 +5,7 @@ from tasks.audit.checks.shares import highest_share
 
 
 def unparsable(evidence: AuditEvidence) -> Measured:
-    """Measure the share of turns with the verdict `unparsable`, among turns with a score."""
+    """Measure the share of turns with the verdict `unparsable`, among graded turns with a score."""
     return highest_share(
         evidence,
         "unparsable",
@@ -13,7 +13,7 @@ def unparsable(evidence: AuditEvidence) -> Measured:
         "turns",
         "verdict = 'unparsable'",
         "'turn ' || (turn + 1) || ' has no answer'",
-        "verdict is not null",
+        "verdict <> 'none'",
     )
 
 

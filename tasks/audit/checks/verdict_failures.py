@@ -5,7 +5,7 @@ from tasks.audit.checks.shares import highest_share
 
 
 def verdict_failures(evidence: AuditEvidence) -> Measured:
-    """Measure the share of turns with the verdict `timeout` or `error`, among turns with a score."""
+    """Measure the share of turns with the verdict `timeout` or `error`, among graded turns with a score."""
     return highest_share(
         evidence,
         "verdict_failures",
@@ -13,7 +13,7 @@ def verdict_failures(evidence: AuditEvidence) -> Measured:
         "turns",
         "verdict in ('timeout', 'error')",
         "'turn ' || (turn + 1) || ': ' || verdict || ' ' || verdict_reason",
-        "verdict is not null",
+        "verdict <> 'none'",
     )
 
 

@@ -6,9 +6,10 @@ from tasks.audit.checks.shares import highest
 GROUPS = """
     select data_set, problem_id, max(best) as best, max(episodes) as episodes, bool_and(alike) as same from (
         select t.data_set, t.problem_id, t.turn, max(t.success) as best, count(distinct t.row) as episodes,
-            min(t.success) = max(t.success) as alike
+            min(t.scored_reward) = max(t.scored_reward)
+                and bool_or(t.verdict = 'none') = bool_and(t.verdict = 'none') as alike
         from turns t join episodes e using (row)
-        where t.success is not null and e.status in ('completed', 'truncated') group by all
+        where t.verdict is not null and e.status in ('completed', 'truncated') group by all
     ) group by 1, 2 having max(episodes) > 1"""
 """SQL: groups of two or more episodes; `same` is true if in each turn all episodes earned the same."""
 

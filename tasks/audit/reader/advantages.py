@@ -119,7 +119,8 @@ class AdvantageComputer:
 
     def _scores(self, rows: Sequence[int]) -> list[Score]:
         scores = self._library.database.all(
-            """select trajectory_id, turn, verdict, success, extracted, solution, verdict_reason, scored_reward
+            """select trajectory_id, turn, verdict, coalesce(success, 0), extracted, solution, verdict_reason,
+                scored_reward
             from turns where verdict is not null and list_contains(?, row)""",
             list(rows),
         )

@@ -32,7 +32,7 @@ _TABLES = (
     """create table listing as
     with answers as (
         select row, list(coalesce(verdict, environment_verdict) order by turn) as verdicts,
-               max(coalesce(success, reward)) as reward, arg_max(left(text, 400), turn) as answer
+               max(coalesce(scored_reward, reward)) as reward, arg_max(left(text, 400), turn) as answer
         from turns group by row
     )
     select row_number() over (order by e.data_set, e.problem_id, e.sample, e.row) as place, e.row, e.data_set, e.run,

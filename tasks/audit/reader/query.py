@@ -45,11 +45,11 @@ def _on_turns(wanted: Filter) -> list[_Condition]:
     if wanted.verdict == "unscored":
         on_turn.append(("verdict is null", []))
     elif wanted.verdict == "disagree":
-        on_turn.append(("verdict <> environment_verdict", []))
+        on_turn.append(("verdict <> environment_verdict and verdict <> 'none'", []))
     elif wanted.verdict:
         on_turn.append(("coalesce(verdict, environment_verdict) = ?", [wanted.verdict]))
     bounds = ((wanted.least, ">="), (wanted.most, "<="))
-    on_turn += [(f"coalesce(success, reward) {sign} ?", [value]) for value, sign in bounds if value is not None]
+    on_turn += [(f"coalesce(scored_reward, reward) {sign} ?", [value]) for value, sign in bounds if value is not None]
     if not on_turn:
         return []
     places = {"any": "true", "first": "turn = 0", "last": '"last"'}

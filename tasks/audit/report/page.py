@@ -135,11 +135,17 @@ class _Column:
 def _columns(sets: list[SetNumbers]) -> list[_Column]:
     turns = max((len(each.success) for each in sets), default=0)
     by_turn = [_Column(f"turn {turn + 1} right", _success(turn), wording.share) for turn in range(turns)]
-    return [*_attribute_columns(_SIZES), *by_turn, *_attribute_columns(_REST)]
+    names = dict.fromkeys(name for each in sets for name in each.rewards)
+    rewards = [_Column(name, _reward(name), wording.decimal) for name in names]
+    return [*_attribute_columns(_SIZES), *by_turn, *rewards, *_attribute_columns(_REST)]
 
 
 def _success(turn: int) -> Callable[[SetNumbers], float | None]:
     return lambda each: each.success[turn] if turn < len(each.success) else None
+
+
+def _reward(name: str) -> Callable[[SetNumbers], float | None]:
+    return lambda each: each.rewards.get(name)
 
 
 def _attribute_columns(columns: tuple[tuple[str, str, Callable[[float | None], str]], ...]) -> list[_Column]:

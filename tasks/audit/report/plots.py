@@ -62,6 +62,11 @@ def _success(sets: Sequence[SetNumbers]) -> dict[str, Values]:
     return by_turn if turns < 2 else by_turn | {"any turn": [each.any_turn for each in sets]}
 
 
+def _rewards(sets: Sequence[SetNumbers]) -> dict[str, Values]:
+    names = dict.fromkeys(name for each in sets for name in each.rewards)
+    return {name: [each.rewards.get(name) for each in sets] for name in names}
+
+
 def _attributes(**names: str) -> Callable[[Sequence[SetNumbers]], dict[str, Values]]:
     return lambda sets: {
         title.replace("_", " "): [getattr(each, name) for each in sets] for title, name in names.items()
@@ -102,6 +107,7 @@ _KINDS = (
         _attributes(drift="drift"),
         shares=False,
     ),
+    _Kind("Rewards", "Mean reward of a turn, and of its named parts.", _rewards, shares=False, from_zero=False),
 )
 
 
@@ -119,7 +125,7 @@ def _over_sets(name: str, kind: _Kind, sets: Sequence[SetNumbers]) -> Plot | Non
     form = share if kind.shares else decimal
     description = "; ".join(_describe(title, values, form) for title, values in series.items())
     if len(sets) == 1:
-        svg = draw(name, 0.4 + 0.4 * len(series), lambda axes: _bars(axes, series))
+        svg = draw(name, 0.4 + 0.4 * len(series), lambda axes: _bars(axes, kind, series))
     else:
         svg = draw(name, _HEIGHT, lambda axes: _lines(axes, kind, series, sets))
     return Plot(kind.title, kind.about, description, svg)
@@ -137,11 +143,14 @@ def _describe(title: str, values: Values, form: Callable[[float | None], str]) -
     return f"{title} from {form(known[0])} to {form(known[-1])}, between {form(min(known))} and {form(max(known))}"
 
 
-def _bars(axes: "Axes", series: dict[str, Values]) -> None:
+def _bars(axes: "Axes", kind: _Kind, series: dict[str, Values]) -> None:
     lengths = [value for (value,) in series.values() if value is not None]
     bars = axes.barh(list(series), lengths, height=0.6, color=SERIES[0])
-    axes.bar_label(bars, [share(length) for length in lengths], padding=4)
-    axes.set_xlim(0, 1.2)
+    axes.bar_label(bars, [share(length) if kind.shares else decimal(length) for length in lengths], padding=4)
+    if kind.shares:
+        axes.set_xlim(0, 1.2)
+    else:
+        axes.margins(x=0.2)
     axes.invert_yaxis()
     axes.grid(visible=False)
     axes.tick_params(left=False)

@@ -10,7 +10,10 @@ MISSING = "\u2013"  # an en dash
 VERDICTS: tuple[Verdict, ...] = ("fail", "warn", "pass", "skipped")
 """Worst first."""
 
-COLOURWAYS = {"fail": "bad", "warn": "warn", "pass": "ok", "skipped": "plain", "correct": "ok", "wrong": "bad"}
+COLOURWAYS = {
+    **{"fail": "bad", "warn": "warn", "pass": "ok", "skipped": "plain"},
+    **{"correct": "ok", "wrong": "bad", "none": "plain"},
+}
 """The style sheet's classes for verdicts of the audit and of the verifier; the verifier's others are "warn"."""
 
 _ONE = {"fail": "fails", "warn": "warns", "pass": "passes", "skipped": "skipped"}

@@ -21,6 +21,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from configs.schema import Score as ScoreSettings
 from storage.version_names import PolicyVersion, TrajectoriesVersion
 from storage.versions.drafts import Draft
 from storage.versions.manifests import read
@@ -156,10 +157,12 @@ class Handout:
             await asyncio.wait([playing])
             raise
 
-    def score(self, trajectories: TrajectoriesVersion, draft: Draft, rows_per_shard: int) -> Grades:
+    def score(
+        self, trajectories: TrajectoriesVersion, draft: Draft, settings: ScoreSettings, rows_per_shard: int
+    ) -> Grades:
         """See `Workers.score`: workers grade the shards that they have in their cache, or fetch others."""
         files = [file for file in read(draft.store, trajectories).files if file.name.endswith(".parquet")]
-        orders = [ShardOrder(file, draft.version, rows_per_shard) for file in files]
+        orders = [ShardOrder(file, draft.version, settings, rows_per_shard) for file in files]
         scored = asyncio.run_coroutine_threadsafe(self._score(orders), self._loop).result()
         for shard in scored:
             draft.accept(shard.files)

@@ -1,0 +1,94 @@
+"""The scorer of code problems: it runs the policy's program on hidden tests, in a sandbox.
+
+The problem's metadata have AReaL's form of tests, `{"input_output": {"inputs": […], "outputs": […], "fn_name": "…"}}`,
+whose values are texts. Without `fn_name` a program reads an input and prints the output. With it, an input has one
+JSON value for each argument of the function, a line each, and the output is the JSON of its result; the function may
+be a method of a class `Solution`.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated
+
+from pydantic import Field
+
+from tasks.score.interface import Answer, RunProgram, ScorerContext
+from tasks.score.verdict import Verdict, storable
+
+_BLOCK = re.compile(r"```(?:python|py|python3)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_MARK = "result of the last call: "
+_CALL = f"""
+
+import json as _json, sys as _sys
+_arguments = [_json.loads(line) for line in _sys.stdin.read().split("\\n") if line.strip()]
+_called = getattr(Solution(), %(name)r) if "Solution" in globals() else globals()[%(name)r]
+print("\\n{_MARK}" + _json.dumps(_called(*_arguments)))
+"""
+
+
+class CodeScorer:
+    """A turn is right if the last block of code in its text passes all tests of the problem.
+
+    Args:
+        context: what scorers share.
+        at_once: programs that run at the same time.
+    """
+
+    columns: Sequence[str] = ("metadata",)
+    version = 1
+
+    def __init__(self, context: ScorerContext, *, at_once: Annotated[int, Field(ge=1)] = 2) -> None:
+        if context.run_program is None:
+            raise ValueError("there is no sandbox in which to run programs")
+        self._run, self._at_once = context.run_program, at_once
+
+    def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
+        with ThreadPoolExecutor(self._at_once) as threads:
+            return list(threads.map(lambda answer: judge_program(answer, self._run), answers))
+
+
+def judge_program(answer: Answer, run: RunProgram) -> Verdict:
+    """Run the program in an answer on the problem's tests until one fails; return the verdict."""
+    tests = answer.metadata.get("input_output")
+    if not isinstance(tests, dict) or not tests.get("inputs"):
+        return Verdict("error", reason="the problem's metadata has no tests: input_output={inputs: […], outputs: […]}")
+    program = program_in(answer.text)
+    if program is None:
+        return Verdict("unparsable", reason="no block of code between ```python and ```")
+    function = tests.get("fn_name")
+    whole = program + _CALL % {"name": function} if function else program
+    for given, expected in zip(tests["inputs"], tests["outputs"], strict=True):
+        printed = run(whole, given)
+        if printed is None or not (same_result if function else same_lines)(printed, expected):
+            return Verdict("wrong", extracted=storable(program))
+    return Verdict("correct", extracted=storable(program))
+
+
+def program_in(text: str) -> str | None:
+    r"""Return the last block of code in a text.
+
+    >>> program_in("First:\n```python\nprint(1)\n```\nNo:\n```python\nprint(2)\n```")
+    'print(2)\n'
+    """
+    blocks = _BLOCK.findall(text)
+    return str(blocks[-1]) if blocks else None
+
+
+def same_lines(printed: str, expected: str) -> bool:
+    """Return whether two outputs are equal but for white space at the ends of lines and of the text."""
+    return _lines(printed) == _lines(expected)
+
+
+def _lines(text: str) -> list[str]:
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+def same_result(printed: str, expected: str) -> bool:
+    """Return whether the result that a program printed last is the expected one; a tuple is a list in JSON."""
+    _, mark, result = printed.rpartition(_MARK)
+    try:
+        return bool(mark) and bool(json.loads(result) == json.loads(expected))
+    except ValueError:
+        return False

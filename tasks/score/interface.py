@@ -1,0 +1,71 @@
+"""The interface of scorers, which give verdicts on stored turns."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tasks.score.verdict import Verdict
+
+if TYPE_CHECKING:
+    from tasks.score.verifier import Verifier
+
+RunProgram = Callable[[str, str], str | None]
+"""Runs a Python program with a text as its input, in a sandbox. Many threads may call it at the same time.
+
+It returns what the program printed, or None if the program failed or met a limit. It raises an exception if the sandbox
+is to blame.
+"""
+COLUMNS = ("trajectory_id", "turns", "source", "ungraded")
+"""The columns that every scorer gets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A turn to score, within its stored trajectory.
+
+    Example: Answer({"trajectory_id": "demo/3/12+7/0", "turns": [{"text": "19", …}], "solutions": ["19"], …}, turn=0)
+    """
+
+    row: dict[str, Any]  # columns of `storage.records.Trajectory`, without those that have a value for each token
+    turn: int
+
+    @property
+    def ungraded(self) -> bool:
+        """True if the turn answers nothing, for agent or environment: no scorer gets it, its verdict is `none`."""
+        return self.turn in self.row["ungraded"] or self.row["turns"][self.turn]["verdict"] == "none"
+
+    @property
+    def text(self) -> str:
+        """The completion."""
+        return str(self.row["turns"][self.turn]["text"])
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The problem's metadata."""
+        return dict(json.loads(self.row["metadata"]))
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerContext:
+    """The first argument of every scorer's constructor; the others are those of `score.args` under its name."""
+
+    verifier: "Verifier"
+    run_program: RunProgram | None = None
+    """None without a sandbox."""
+
+
+class Scorer(Protocol):
+    """A scorer. The same stored turn gets the same verdict each time, so that scores can be computed again.
+
+    An exception costs only the turns that cause it: their verdict is `error`, with the reason.
+    """
+
+    columns: Sequence[str]
+    """The columns of trajectories that it reads, in addition to `COLUMNS`."""
+    version: int
+    """Raise it when a change of the scorer changes verdicts: it is a part of the scores' name."""
+
+    def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
+        """Return the verdicts on `answers`, in order."""
+        ...

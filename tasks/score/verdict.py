@@ -1,0 +1,51 @@
+"""The verdict on one turn; imports nothing heavy, because the verifier's workers import it too."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from storage.records import VerdictName
+
+_LONGEST_TEXT = 500  # characters of `extracted` and `reason`
+_LARGEST = 3e38  # rewards are stored as float32
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A scorer's result for one turn. A turn is right if its verdict is `correct`, whatever its reward.
+
+    Example: Verdict("correct", extracted="19", solution="19"), or Verdict("wrong", reward=0.2, parts={"format": 0.2})
+    """
+
+    name: "VerdictName"
+    extracted: str = ""  # what was read as the answer, cut to 500 characters
+    solution: str = ""  # the gold solution that matched, or the first
+    reason: str = ""  # details of a timeout or an error
+    reward: float | None = None  # raw: any finite number; None: the success
+    parts: dict[str, float] = field(default_factory=dict)  # the named parts of the reward
+
+    @property
+    def success(self) -> float:
+        """1 for a right turn and 0 for any other."""
+        return float(self.name == "correct")
+
+
+def checked(verdict: Verdict) -> Verdict:
+    """Return the verdict, or an `error` with the reason if it cannot be stored: its numbers are to be finite.
+
+    A turn that answers nothing (`none`) has no reward.
+    """
+    numbers = {"reward": verdict.reward or 0.0} | {
+        f"part {name!r} of the reward": v for name, v in verdict.parts.items()
+    }
+    for name, value in numbers.items():
+        if not -_LARGEST < value < _LARGEST:  # also NaN
+            return Verdict("error", reason=storable(f"{name} is {value!r}: give a finite number"))
+    if verdict.name == "none" and any(numbers.values()):
+        return Verdict("error", reason=storable(f"the verdict is 'none', which has no reward, but {numbers}"))
+    return verdict
+
+
+def storable(text: str) -> str:
+    """Return the text, cut and without lone surrogates, which UTF-8 cannot encode."""
+    return text[:_LONGEST_TEXT].encode("utf-8", "replace").decode()

@@ -1,0 +1,112 @@
+"""The scorer of code: hidden tests in AReaL's form, with programs that are right, wrong, slow, or no programs."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.schema import FileSource, Score
+from tasks.problems import load_problems
+from tasks.score.code import judge_program, same_lines
+from tasks.score.interface import Answer
+from tasks.score.scorers import Scorers
+from tasks.score.verifier import Verifier
+
+SUMS = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3", "7\n"]}
+CALLS = {"fn_name": "add", "inputs": ["1\n2", "[1]\n[2]"], "outputs": ["3", "[1, 2]"]}
+READS = "print(sum(map(int, input().split())))"
+
+
+def run(program: str, given: str) -> str | None:
+    """Run a program without any sandbox: those of these tests are ours."""
+    done = subprocess.run([sys.executable, "-c", program], input=given, capture_output=True, text=True, check=False)
+    return None if done.returncode else done.stdout
+
+
+def answer(text: str, tests: Any = SUMS) -> Answer:
+    metadata = json.dumps({"input_output": tests})
+    return Answer({"turns": [{"text": text, "verdict": ""}], "metadata": metadata, "source": "code", "ungraded": []}, 0)
+
+
+def block(program: str) -> str:
+    return f"Here it is:\n```python\n{program}\n```\nDone."
+
+
+@pytest.mark.parametrize(
+    ("text", "tests", "name"),
+    [
+        (block(READS), SUMS, "correct"),
+        (block("print(3)"), SUMS, "wrong"),  # passes the first test only
+        (block("raise SystemExit(3)"), SUMS, "wrong"),
+        (block("print(1") + block(READS), SUMS, "correct"),  # the last block counts
+        (block(READS) + block("print(1"), SUMS, "wrong"),
+        (READS, SUMS, "unparsable"),
+        (block("def add(a, b): return a + b"), CALLS, "correct"),
+        (block("class Solution:\n    def add(self, a, b): return a + b"), CALLS, "correct"),
+        (block("def add(a, b):\n    print('noise')\n    return a + b\nprint('more')"), CALLS, "correct"),
+        (block("def add(a, b): return [a, b]"), CALLS, "wrong"),
+        (block("def plus(a, b): return a + b"), CALLS, "wrong"),
+        (block("def add(a, b): return {1, 2}"), CALLS, "wrong"),  # no JSON
+        (block("def f(): return (1, 2)"), {"fn_name": "f", "inputs": [""], "outputs": ["[1, 2]"]}, "correct"),
+        (block(READS), {}, "error"),
+    ],
+)
+def test_programs(text: str, tests: dict[str, Any], name: str) -> None:
+    """All tests must pass; a program that fails is a wrong answer, and a problem without tests is an error."""
+    verdict = judge_program(answer(text, tests), run)
+    assert verdict.name == name
+    assert bool(verdict.reason) == (name in ("unparsable", "error"))
+
+
+@given(st.lists(st.text(alphabet="ab 1", max_size=5), max_size=4), st.sampled_from(["", " ", "\n", " \n\n"]))
+def test_only_white_space_at_ends_is_ignored(lines: list[str], end: str) -> None:
+    """Programs differ in how they end lines, but not in what is on them."""
+    assert same_lines("\n".join(line + "  " for line in lines) + end, "\n".join(lines))
+    assert not same_lines("\n".join([*lines, "c"]), "\n".join(lines))
+
+
+def test_several_programs_run_at_once_and_in_order(verifier: Verifier) -> None:
+    """Verdicts stay with their answers; a sandbox that cannot start is an error of its turn with the reason."""
+
+    def runs(program: str, given: str) -> str | None:
+        if "broken" in program:
+            raise OSError("no namespace left")
+        return run(program, given)
+
+    texts = [block(READS), block("print(0)"), "no code", block("broken"), block(READS)]
+    scorers = Scorers(
+        Score(type={"default": "math-verify", "code": "code"}, args={"code": {"at_once": 3}}), verifier, runs
+    )
+    verdicts = scorers.judge([answer(text) for text in texts])
+    assert [verdict.name for verdict in verdicts] == ["correct", "wrong", "unparsable", "error", "correct"]
+    assert verdicts[3].reason == "OSError: no namespace left"
+
+
+def test_without_a_sandbox_no_program_runs(verifier: Verifier) -> None:
+    """There is no unsafe fall-back."""
+    with pytest.raises(ValueError, match="no sandbox"):
+        Scorers(Score(type="code"), verifier)
+
+
+def test_problems_of_the_seed_system_are_scored(tmp_path: Path) -> None:
+    """Rows of AReaL's JSONL with `task: code` become problems whose tests the scorer finds; bad ones are dropped."""
+    good = {"query_id": "c1", "prompt": "Add.", "task": "code", "solutions": [], "input_output": json.dumps(SUMS)}
+    called = {**good, "query_id": "c2", "input_output": json.dumps({**CALLS, "more": 1}), "solutions": ["def add…"]}
+    bad = [
+        {**good, "query_id": "b1", "input_output": "{"},
+        {**good, "query_id": "b2", "input_output": json.dumps({"inputs": ["1"], "outputs": []})},
+        {**good, "query_id": "b3", "input_output": json.dumps({"inputs": [], "outputs": []})},
+        {**good, "query_id": "b4", "input_output": json.dumps({"inputs": [1], "outputs": ["1"]})},
+    ]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in [good, called, *bad]))
+    found = load_problems(FileSource(kind="jsonl", path=str(path), preset="areal"), 0.9)
+    assert [(problem.source, problem.solutions) for problem in found.problems] == [("code", []), ("code", ["def add…"])]
+    assert [json.loads(problem.metadata)["input_output"] for problem in found.problems] == [SUMS, CALLS]
+    assert len(found.bad) == 4
+    assert all("input_output" in row.reason for row in found.bad)

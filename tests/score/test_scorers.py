@@ -1,0 +1,332 @@
+"""Scorers: which one judges what, what a user's function may do, and that stored data can be scored again."""
+
+import dataclasses
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.schema import Score as ScoreSettings
+from storage.objects.store import Store
+from storage.records import TRAJECTORY_SCHEMA, Score, Trajectory, to_score
+from storage.versions import datasets
+from storage.versions.drafts import Draft, Provenance
+from tasks.rollout.workers import LocalWorkers
+from tasks.score.environment import EnvironmentScorer, heard
+from tasks.score.interface import Answer, Scorer, ScorerContext
+from tasks.score.scorers import SCORERS, Scorers, check_scorers
+from tasks.score.scoring import Grades, metrics_of, scorer_fingerprint
+from tasks.score.verdict import Verdict, checked
+from tasks.score.verifier import Verifier, VerifierBrokenError
+from tests.support.train_helpers import make_trajectory
+
+OWN = "tests.support.own_scorers"
+VERSION = "runs/r/trajectories/000000"
+
+
+def row(*texts: str, solution: str = "3", **columns: Any) -> dict[str, Any]:
+    """Return the columns of a stored trajectory whose turns have these texts."""
+    turns = [{"text": text, "verdict": "", "reward": 0.0} for text in texts]
+    defaults = {"trajectory_id": "t", "source": "", "metadata": "{}", "ungraded": [], "reward_parts": []}
+    return {**defaults, "turns": turns, "solutions": [solution], **columns}
+
+
+def answers(*texts: str, **columns: Any) -> list[Answer]:
+    return [Answer(row(*texts, **columns), turn) for turn in range(len(texts))]
+
+
+def judged(verifier: Verifier, settings: ScoreSettings, *given: Answer) -> list[Verdict]:
+    return Scorers(settings, verifier).judge(given)
+
+
+# Which scorer
+
+
+def test_each_source_has_its_scorer(verifier: Verifier) -> None:
+    """A mapping chooses by the problem's source; all other sources have the default, and the order stays."""
+    settings = ScoreSettings(type={"default": "math-verify", "exact": f"{OWN}:decides"})
+    given = [Answer(row("3.0", source=source), 0) for source in ("exact", "other", "", "exact")]
+    assert [verdict.name for verdict in judged(verifier, settings, *given)] == ["wrong", "correct", "correct", "wrong"]
+    assert set(Scorers(settings, verifier).columns) >= {"solutions", "metadata", "turns", "source", "ungraded"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"type": "math-verfy"}, r"score\.type='math-verfy' is not registered, did you mean 'math-verify'\?"),
+        ({"type": {"default": "enviroment"}}, "did you mean 'environment'"),
+        ({"type": f"{OWN}:decide"}, "has no function 'decide', did you mean 'decides'"),
+        ({"type": "no_such_module:f"}, "no module 'no_such_module'"),
+        ({"type": f"{OWN}:waits"}, "not async"),
+        ({"type": f"{OWN}:takes_nothing"}, "takes an answer first"),
+        ({"type": f"{OWN}:rewards", "args": {f"{OWN}:rewards": {"bonos": 1}}}, "did you mean 'bonus'"),
+        ({"type": f"{OWN}:rewards", "args": {f"{OWN}:rewards": {"bonus": -1}}}, r"score\.args\.bonus=-1"),
+        ({"args": {"environment": {"success_above": 1}}}, "score.args.environment: no problem has this scorer"),
+    ],
+)
+def test_wrong_settings_name_the_remedy(settings: dict[str, Any], message: str) -> None:
+    """A wrong name or argument is found before anything starts, with the nearest valid name."""
+    with pytest.raises(ValueError, match=message):
+        check_scorers(ScoreSettings(**settings))
+
+
+def test_a_mapping_needs_a_default() -> None:
+    """Otherwise a problem of another source would have no scorer, in the middle of a run."""
+    with pytest.raises(ValueError, match="add default: math-verify"):
+        ScoreSettings(type={"code": "environment"})
+
+
+def test_good_settings_pass() -> None:
+    """Registered scorers and functions with arguments of the right types are accepted."""
+    check_scorers(ScoreSettings())
+    types = {"default": "environment", "mine": f"{OWN}:rewards"}
+    check_scorers(
+        ScoreSettings(type=types, args={"environment": {"success_above": 0.5}, f"{OWN}:rewards": {"bonus": 1}})
+    )
+
+
+# The fingerprint
+
+
+def test_math_verify_alone_keeps_its_fingerprint() -> None:
+    """Scores of runs from before there was a choice are found again."""
+    now = scorer_fingerprint(ScoreSettings())
+    assert scorer_fingerprint(ScoreSettings(type={"default": "math-verify", "gsm8k": "math-verify"})) == now
+
+
+def test_scorers_arguments_and_sources_change_the_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores that may differ never share a version: another scorer, argument, mapping, or source of one's module."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = tmp_path / "a_users_scorer.py"
+    module.write_text("def score(answer): return True\n")
+    own = ScoreSettings(type="a_users_scorer:score")
+    before = scorer_fingerprint(own)
+    assert scorer_fingerprint(own) == before
+    module.write_text("def score(answer): return False\n")
+    others = [
+        ScoreSettings(type="environment"),
+        ScoreSettings(type="environment", args={"environment": {"success_above": 0.5}}),
+        ScoreSettings(type={"default": "math-verify", "game": "environment"}),
+        ScoreSettings(type={"default": "environment", "game": "math-verify"}),
+    ]
+    prints = [before, scorer_fingerprint(ScoreSettings()), *map(scorer_fingerprint, [own, *others])]
+    assert len(set(prints)) == len(prints)
+
+
+# A user's function
+
+
+def test_a_function_may_only_decide_or_give_a_verdict(verifier: Verifier) -> None:
+    """True and False are verdicts; a Verdict has a reward and parts, and whether it is right is not its reward."""
+    right, wrong = judged(verifier, ScoreSettings(type=f"{OWN}:decides"), *answers("3", "4"))
+    assert (right, wrong) == (Verdict("correct"), Verdict("wrong"))
+    settings = ScoreSettings(type=f"{OWN}:rewards", args={f"{OWN}:rewards": {"bonus": 0.5}})
+    right, wrong = judged(verifier, settings, *answers("3", "4", metadata='{"gold": "3"}'))
+    assert right == Verdict("correct", reward=1.5, parts={"gold": 1.0, "bonus": 0.5})
+    assert (wrong.success, wrong.reward) == (0.0, 0.5)
+
+
+MISBEHAVIOUR = {
+    "raise": ("error", r"KeyError: 'no such key' \(.*own_scorers\.py, line \d+\)"),
+    "exit": ("error", "SystemExit: enough"),
+    "nan": ("error", "reward is nan: give a finite number"),
+    "infinite part": ("error", "part 'speed' of the reward is inf"),
+    "half": ("error", "the function returned 0.5: return True or False, or a Verdict"),
+    "nothing": ("error", "the function returned None"),
+    "strange name": ("error", "name='great' of the verdict"),
+    "text": ("error", "reward='much' of the verdict"),
+    "rewarded call": ("error", "'none', which has no reward"),
+    "call": ("none", ""),
+    "surrogate": ("wrong", ""),
+    "good": ("correct", ""),
+}
+
+
+def test_a_function_that_misbehaves_costs_only_its_turn(verifier: Verifier) -> None:
+    """Exceptions and values that cannot be stored become errors with the reason; other turns keep their verdicts."""
+    verdicts = judged(verifier, ScoreSettings(type=f"{OWN}:misbehaves"), *answers(*MISBEHAVIOUR))
+    for verdict, (name, reason) in zip(verdicts, MISBEHAVIOUR.values(), strict=True):
+        assert verdict.name == name
+        assert re.search(reason, verdict.reason)
+    assert verdicts[-1].reward == 2.0
+    assert verdicts[-2].extracted == "?" + "x" * 499
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "name", "reason"),
+    [
+        ("loop", "timeout", "needs more than 1 s of processor time"),
+        ("die", "error", "the worker died 3 times"),
+        ("fill the memory", "error", "needs more than 512 MB"),
+    ],
+)
+def test_a_function_that_hangs_or_dies_costs_only_its_turn(text: str, name: str, reason: str) -> None:
+    """It runs in the verifier's workers: limits end it, and the answers that were sent with it are judged again."""
+    with Verifier(workers=1, timeout_s=1, memory_mb=512) as verifier:
+        verdicts = judged(verifier, ScoreSettings(type=f"{OWN}:misbehaves"), *answers("good", text, "good"))
+        assert [verdict.name for verdict in verdicts] == ["correct", name, "correct"]
+        assert verdicts[1].reason.startswith(reason)
+        assert verifier.grade([("3", ["3"])])[0].name == "correct"
+
+
+# Registered scorers
+
+
+class Fragile:
+    """A registered scorer with a bug."""
+
+    columns = ()
+    version = 1
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def judge(self, answers: list[Answer]) -> list[Verdict]:
+        if any(answer.text == "bad" for answer in answers):
+            raise self._error
+        return [Verdict("correct", reward=float("inf") if answer.text == "inf" else None) for answer in answers]
+
+
+@pytest.fixture
+def fragile(verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception], Scorers]:
+    def scorers(error: Exception) -> Scorers:
+        made = Scorers(ScoreSettings(), verifier)
+        monkeypatch.setitem(made._scorers, "math-verify", Fragile(error))
+        return made
+
+    return scorers
+
+
+def test_a_scorer_that_raises_costs_only_the_turn(fragile: Callable[[Exception], Scorers]) -> None:
+    """An exception becomes the error of the turn that causes it, and a reward that is no number that of its turn."""
+    verdicts = fragile(KeyError("tests")).judge(answers("a", "bad", "inf", "b"))
+    assert [verdict.name for verdict in verdicts] == ["correct", "error", "error", "correct"]
+    assert verdicts[1].reason == "KeyError: 'tests'"
+
+
+def test_a_broken_verifier_is_no_verdict(fragile: Callable[[Exception], Scorers]) -> None:
+    """If no worker is left, no answer is to blame: the stage stops instead of storing errors."""
+    with pytest.raises(VerifierBrokenError):
+        fragile(VerifierBrokenError("closed")).judge(answers("bad"))
+
+
+# The environment
+
+
+@pytest.mark.parametrize(
+    ("verdict", "reward", "name"),
+    [
+        ("correct", 0.0, "correct"),
+        ("wrong", 0.9, "wrong"),
+        ("unparsable", 0.0, "unparsable"),
+        ("", 0.5, "wrong"),
+        ("", 0.6, "correct"),
+        ("3 tests passed", 0.6, "correct"),
+    ],
+)
+def test_what_the_environment_said_counts(verifier: Verifier, verdict: str, reward: float, name: str) -> None:
+    """Its verdict decides; where it has none, the reward does. The reward is stored as it was, with its parts."""
+    scorer = EnvironmentScorer(ScorerContext(verifier), success_above=0.5)
+    turns = [{"text": "x", "verdict": verdict, "reward": reward}]
+    (judged,) = scorer.judge([Answer(row("x", turns=turns, reward_parts=[[("speed", 0.25)]]), 0)])
+    assert (judged.name, judged.reward, judged.parts) == (name, reward, {"speed": 0.25})
+
+
+@given(st.sampled_from(["correct", "wrong", "unparsable", "timeout", "error"]), st.floats(-3, 3))
+def test_a_verdict_is_never_overruled_by_a_reward(verdict: str, reward: float) -> None:
+    """A wrong answer with a positive reward, for its format say, is no success."""
+    assert heard(verdict, reward) == verdict
+
+
+@given(st.floats())
+def test_only_finite_rewards_are_stored(reward: float) -> None:
+    """NaN and infinity would spread over a whole group; an error keeps them out and says so."""
+    verdict = checked(Verdict("wrong", reward=reward))
+    assert (verdict.name == "error") == (not abs(reward) < 3e38)
+    assert verdict.reason or verdict.reward == reward
+
+
+# Stored data
+
+
+def stored(tmp_path: Path, rows: list[Trajectory]) -> Store:
+    store = Store(str(tmp_path / "store"))
+    with Draft(store, VERSION, "trajectories") as draft:
+        datasets.write_rows(draft, TRAJECTORY_SCHEMA, rows, 2)
+        draft.commit(Provenance(config={}), [], {})
+    return store
+
+
+def scored(store: Store, tmp_path: Path, verifier: Verifier, settings: ScoreSettings) -> tuple[list[Score], Grades]:
+    workers = LocalWorkers(None, verifier, lambda _: pytest.fail("nothing is played"), tmp_path / "cache")
+    with Draft(store, f"runs/r/scores/000000-{scorer_fingerprint(settings)}", "scores") as draft:
+        grades = workers.score(VERSION, draft, settings, 2)  # type: ignore[arg-type]
+        return [to_score(each) for each in datasets.drafted(draft)], grades
+
+
+def played(name: str, source: str, *turns: tuple[str, str, float], **columns: Any) -> Trajectory:
+    made = make_trajectory(name, [[10]] * len(turns))
+    texts = [
+        dataclasses.replace(turn, text=text, verdict=verdict, reward=reward)
+        for turn, (text, verdict, reward) in zip(made.turns, turns, strict=True)
+    ]
+    return dataclasses.replace(made, turns=texts, source=source, solutions=["3"], **columns)
+
+
+def test_stored_data_is_scored_by_several_scorers(tmp_path: Path, verifier: Verifier) -> None:
+    """Mixed sources in one data set, with a call of a tool: each turn gets its verdict, reward and parts."""
+    rows = [
+        played("math", "gsm8k", (r"\boxed{3}", "correct", 1.0)),
+        played("tool", "gsm8k", ("call", "", 0.0), (r"\boxed{3}", "correct", 1.0), ungraded=[0]),
+        played("game", "game", ("move", "", 0.5), ("win", "correct", 2.0), reward_parts=[{"hp": 0.5}, {"hp": 2.0}]),
+        played("talk", "game", ("hello", "none", 0.5)),
+        played("mine", "mine", ("3", "", 0.0), metadata='{"gold": "3"}'),
+    ]
+    store = stored(tmp_path, rows)
+    types = {"default": "math-verify", "game": "environment", "mine": f"{OWN}:rewards"}
+    settings = ScoreSettings(type=types, args={"environment": {"success_above": 1.0}})
+    scores, grades = scored(store, tmp_path, verifier, settings)
+    assert {(score.trajectory_id, score.turn): (score.verdict, score.success, score.reward) for score in scores} == {
+        ("math", 0): ("correct", 1.0, 1.0),
+        ("tool", 0): ("none", 0.0, 0.0),
+        ("tool", 1): ("correct", 1.0, 1.0),
+        ("game", 0): ("wrong", 0.0, 0.5),
+        ("game", 1): ("correct", 1.0, 2.0),
+        ("talk", 0): ("none", 0.0, 0.0),
+        ("mine", 0): ("correct", 1.0, 1.25),
+    }
+    assert [score.parts for score in scores if score.parts] == [{"hp": 0.5}, {"hp": 2.0}, {"gold": 1.0, "bonus": 0.25}]
+    metrics = metrics_of(grades, settings, 1.0)
+    assert metrics["verdicts"] == {"correct": 4, "wrong": 1, "none": 2}
+    assert (metrics["reward"], metrics["parts"]["hp"]) == ((1 + 1 + 0.5 + 2 + 1.25) / 5, 1.25)
+    again, _ = scored(store, tmp_path, verifier, ScoreSettings())
+    assert [score.verdict for score in again] == [
+        "correct",
+        "none",
+        "correct",
+        "unparsable",
+        "unparsable",
+        "none",
+        "correct",
+    ]
+
+
+def test_calls_of_tools_do_not_hide_failures() -> None:
+    """The share of failures counts graded turns only: many calls of tools must not dilute it."""
+    grades = Grades(Counter(correct=1, error=1, none=98))
+    with pytest.raises(ValueError, match="1 of 2 answers ended in a timeout or an error"):
+        metrics_of(grades, ScoreSettings(), 1.0)
+
+
+def test_every_registered_scorer_says_what_it_reads() -> None:
+    """The columns and the version of a scorer are read from its class before it is made."""
+    for name in SCORERS._classes:
+        scorer: type[Scorer] = SCORERS.find(name)
+        assert set(scorer.columns) <= {field.name for field in dataclasses.fields(Trajectory)}
+        assert scorer.version >= 1
