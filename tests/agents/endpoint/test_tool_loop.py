@@ -43,7 +43,7 @@ def the_calls(row: Trajectory) -> list[Call]:
 
 
 def test_calls_are_answered_and_recorded(chat: Chat, verifier: Verifier) -> None:
-    """A turn with calls is no answer; its outputs are in the record, and in the tokens that follow, outside the loss."""
+    """A turn with calls is no answer; its outputs are in the record and in the tokens, outside of the loss."""
     row = played(chat, verifier, lambda turn, _: [f"{call('1 + 2')}\n{call('2 * 3')}", RIGHT][turn])
     assert (row.status, row.ungraded, row.follows) == ("completed", [0], [-1, 0])
     assert [turn.verdict for turn in row.turns] == ["", "correct"]
