@@ -1,7 +1,7 @@
 """How a sandbox is started: the command line of bubblewrap, with the limits that the kernel holds.
 
 A sandbox has namespaces of its own for everything, and neither network, variables nor privileges. Beside what
-`tasks.tools.view` lists it sees only a new /proc, four devices, and an empty /tmp in memory.
+`tasks.tools.view` lists it sees only a new /proc, two devices, and an empty /tmp in memory.
 """
 
 import json
@@ -15,7 +15,7 @@ from tasks.tools import seccomp
 from tasks.tools.view import hidden, interpreter, links, package_folders, prlimit, visible
 
 _NOBODY = "65534"
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+_DEVICES = ("/dev/null", "/dev/urandom")
 _OPEN_FILES = 64
 
 
