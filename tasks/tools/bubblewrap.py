@@ -110,17 +110,8 @@ def _become_nobody(shown: Iterable[str]) -> list[str]:
     programs = {"/usr", *(path for path in ("/bin", "/lib", "/lib64") if os.path.isdir(path) and path not in links())}
     shown = [*sorted(programs), *(path for path in shown if not path.startswith("/usr/"))]
     return [
-        *(
-            "bwrap",
-            "--unshare-pid",
-            "--die-with-parent",
-            "--cap-drop",
-            "ALL",
-            "--cap-add",
-            "CAP_SETUID",
-            "--cap-add",
-            "CAP_SETGID",
-        ),
+        *("bwrap", "--unshare-pid", "--die-with-parent"),
+        *("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"),
         *_links(),
         *(word for path in [*shown, *_DEVICES] for word in ("--dir", os.path.dirname(path))),  # open to all users
         *_each("--ro-bind", shown),
