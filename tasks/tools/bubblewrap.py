@@ -1,7 +1,7 @@
 """How a sandbox is started: the command line of bubblewrap, with the limits that the kernel holds.
 
 A sandbox has namespaces of its own for everything, and neither network, variables nor privileges. Beside what
-`tasks.tools.view` lists it sees only a new /proc, four devices, and an empty /tmp in memory.
+`tasks.tools.view` lists it sees only a new /proc, two devices, and an empty /tmp in memory.
 """
 
 import json
@@ -15,7 +15,7 @@ from tasks.tools import seccomp
 from tasks.tools.view import hidden, interpreter, links, package_folders, prlimit, visible
 
 _NOBODY = "65534"
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
+_DEVICES = ("/dev/null", "/dev/urandom")
 _OPEN_FILES = 64
 
 
@@ -110,17 +110,8 @@ def _become_nobody(shown: Iterable[str]) -> list[str]:
     programs = {"/usr", *(path for path in ("/bin", "/lib", "/lib64") if os.path.isdir(path) and path not in links())}
     shown = [*sorted(programs), *(path for path in shown if not path.startswith("/usr/"))]
     return [
-        *(
-            "bwrap",
-            "--unshare-pid",
-            "--die-with-parent",
-            "--cap-drop",
-            "ALL",
-            "--cap-add",
-            "CAP_SETUID",
-            "--cap-add",
-            "CAP_SETGID",
-        ),
+        *("bwrap", "--unshare-pid", "--die-with-parent"),
+        *("--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"),
         *_links(),
         *(word for path in [*shown, *_DEVICES] for word in ("--dir", os.path.dirname(path))),  # open to all users
         *_each("--ro-bind", shown),
