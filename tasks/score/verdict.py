@@ -35,6 +35,8 @@ def checked(verdict: Verdict) -> Verdict:
 
     A turn that answers nothing (`none`) has no reward.
     """
+    if verdict.reward is None and not verdict.parts:
+        return verdict
     numbers = {"reward": verdict.reward or 0.0} | {
         f"part {name!r} of the reward": v for name, v in verdict.parts.items()
     }

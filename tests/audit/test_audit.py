@@ -17,7 +17,7 @@ from storage import layout
 from storage.logs.leases import Lease
 from storage.objects.store import Store
 from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score, Trajectory
-from storage.versions import aliases, checkpoints, manifests
+from storage.versions import aliases, checkpoints, datasets, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
 from tasks.audit.checks import CHECKS
@@ -386,3 +386,23 @@ def test_rewards_and_their_parts_are_reported(store: Store, verifier: Verifier) 
         ]
         page = render(found.result, {}, "reader")
         assert "part format" in page
+
+
+def test_other_scorers_answers_are_no_mathematics(store: Store, verifier: Verifier) -> None:
+    """Code has no gold answer that math-verify could match, and the second checker is no judge of it."""
+    rows = [replace(row, source="code", solutions=["print(1)"][: number % 2]) for number, row in enumerate(ROWS)]
+    score = {"type": {"default": "math-verify", "code": "code"}}
+    found = []
+    for settings in ({}, {"score": score}):
+        other = Store(f"{store.root}/{len(settings)}")
+        provenance = Provenance(config={"run": {"name": "r"}, **settings})
+        for version, kind, schema, records in (
+            (SET, "trajectories", TRAJECTORY_SCHEMA, rows),
+            (layout.scores("r", 0, "5c0e"), "scores", SCORE_SCHEMA, VERDICTS),
+        ):
+            with Draft(other, version, kind) as draft:  # type: ignore[arg-type]
+                datasets.write_rows(draft, schema, records, 2)
+                draft.commit(provenance, [] if kind == "trajectories" else [SET])
+        checks = run_checks(other, verifier, "r")
+        found.append((checks["unmatched_gold"].cases, checks["unmatched_gold"].of))
+    assert found == [(1, 2), (0, 0)]  # the empty one matches nothing

@@ -8,6 +8,7 @@ import urllib.error
 import urllib.request
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from html import unescape
 from pathlib import Path
@@ -245,6 +246,24 @@ def test_no_trajectories_are_no_error(store: Store, tmp_path: Path) -> None:
         reader = TestClient(create_app(store, data_sets, database, tmp_path), base_url="http://localhost")
         assert "There are no trajectories here" in reader.get("/").text
         assert reader.get("/report").status_code == 404
+
+
+def test_a_turn_shows_what_it_earned_and_for_what(store: Store, tmp_path: Path) -> None:
+    """The score's reward with its parts, the environment's if that differs, and calls of tools as no wrong answers."""
+    rows, scores = sums(PLAIN, 1)
+    scores[0] = replace(scores[0], reward=1.25, parts={"<right>": 1.0, "format": 0.25})
+    scores[1] = replace(scores[1], verdict="none", success=0.0)
+    commit(store, PLAIN, (rows, scores), [])
+    data_sets = select(store, [])
+    with open_database(data_sets, fetch_data_sets(store, data_sets, tmp_path), Audit()) as database:
+        reader = TestClient(create_app(store, data_sets, database, tmp_path), base_url="http://localhost")
+        page = reader.get("/trajectory?id=0/0/0").text
+        assert "reward 1.25 (<right> 1, format 0.25), 0 from the environment, 2 tokens" in text(page)
+        assert "<right>" not in page
+        assert '<span class="chip plain">none</span>' in reader.get("/trajectory?id=0/0/1").text
+        assert ids(reader.get("/?least=1.2").text) == ["0/0/0"]
+        assert "0/0/1" not in ids(reader.get("/?verdict=disagree&turn=first").text)
+        assert reader.get("/trajectory?id=0/0/1&colour=advantage").status_code == 200
 
 
 def with_config(config: object) -> Callable[[dict[str, Any]], object]:
