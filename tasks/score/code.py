@@ -40,8 +40,6 @@ class CodeScorer:
     version = 1
 
     def __init__(self, context: ScorerContext, *, at_once: Annotated[int, Field(ge=1)] = 2) -> None:
-        if context.run_program is None:
-            raise ValueError("there is no sandbox in which to run programs")
         self._run, self._at_once = context.run_program, at_once
 
     def judge(self, answers: Sequence[Answer]) -> list[Verdict]:

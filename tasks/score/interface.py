@@ -51,8 +51,7 @@ class ScorerContext:
     """The first argument of every scorer's constructor; the others are those of `score.args` under its name."""
 
     verifier: "Verifier"
-    run_program: RunProgram | None = None
-    """None without a sandbox."""
+    run_program: RunProgram
 
 
 class Scorer(Protocol):

@@ -19,8 +19,10 @@ from tasks.score.environment import EnvironmentScorer
 from tasks.score.interface import COLUMNS, Answer, RunProgram, Scorer, ScorerContext
 from tasks.score.math_verify import MathVerifyScorer
 from tasks.score.own import OwnScorer
+from tasks.score.programs import sandboxed
 from tasks.score.verdict import Verdict, checked, storable
 from tasks.score.verifier import Verifier, VerifierBrokenError
+from tasks.tools.host import check_host
 
 SCORERS: Registry[Scorer] = Registry("score", own="function")
 register_scorer = SCORERS.register
@@ -34,9 +36,12 @@ def check_scorers(settings: ScoreSettings) -> None:
     """Check that every scorer of a configuration exists and takes its arguments.
 
     Raises:
-        ValueError: a name or an argument is wrong, or `score.args` are those of a scorer that is not used.
+        ValueError: a name or an argument is wrong, `score.args` are those of a scorer that is not used, or this machine
+            cannot make the sandboxes that a scorer needs.
     """
     used = set(settings.by_source.values())
+    if "code" in used:
+        check_host()
     for name in sorted(used):
         SCORERS.check_arguments(name, settings.args.get(name, {}))
         if ":" in name:
@@ -82,11 +87,11 @@ class Scorers:
     Args:
         settings: names the scorers.
         verifier: the processes of math-verify and of users' functions.
-        run_program: runs programs in a sandbox, for the scorer `code`.
+        run_program: runs programs for the scorer `code`; default: in sandboxes.
     """
 
     def __init__(self, settings: ScoreSettings, verifier: Verifier, run_program: RunProgram | None = None) -> None:
-        context = ScorerContext(verifier, run_program)
+        context = ScorerContext(verifier, run_program or sandboxed(settings.timeout_s, settings.memory_mb))
         self._by_source = settings.by_source
         self._scorers = {
             name: _make(name, context, settings.args.get(name, {})) for name in set(self._by_source.values())

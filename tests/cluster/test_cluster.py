@@ -22,8 +22,10 @@ from tests.support.cluster_runs import OVERLAP, check_whole, kinds, no_actor_is_
 from tests.support.soak import SOAK, scaled
 from tests.support.waiting_engine import WaitingEngine, opens
 
+ENDPOINT = "agent={type: openai, args: {entry: 'tests.agents.endpoint.solvers:two_turns'}}"
 
-@pytest.mark.parametrize("more", scaled([OVERLAP], [OVERLAP, []]), ids=" ".join)
+
+@pytest.mark.parametrize("more", scaled([[*OVERLAP, ENDPOINT]], [[*OVERLAP, ENDPOINT], OVERLAP, []]), ids=" ".join)
 def test_versions_are_those_of_one_machine(
     settings: list[str], more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

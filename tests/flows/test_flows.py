@@ -208,8 +208,12 @@ def test_a_stream_plays_later_iterations_while_this_one_trains(
 
 
 def test_overlap_on_the_real_engine_continues_after_a_stop(overrides: list[str], tmp_path: Path) -> None:
-    """A run that stopped after the next rollout trains on it. Tokens record the versions that sampled them."""
-    settings = [*overrides, *OVERLAP]
+    """A run that stopped after the next rollout trains on it. Tokens record the versions that sampled them.
+
+    The agent asks the endpoint, which here answers a stream.
+    """
+    agent = "agent={type: openai, args: {entry: 'tests.agents.endpoint.solvers:two_turns'}}"
+    settings = [*overrides, *OVERLAP, agent]
     run_flow("smoke", [*settings, "run.iterations=2"])
     trajectories = rollout("smoke", [*settings, "run.iterations=2"], iteration=2)  # before checkpoint 3 exists
     before = nonces(tmp_path)

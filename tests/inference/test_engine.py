@@ -19,6 +19,7 @@ from configs.schema import Inference, Rollout
 from storage import layout
 from storage.objects.store import Store
 from storage.versions.checkpoints import Canary, Checkpoint
+from tasks.agents.tokenizer import load_tokenizer
 from tasks.inference.api import Completion, ContextLengthError, GenerationConfig, InferenceError
 from tasks.inference.client import Client
 from tasks.inference.engine import Engine
@@ -93,6 +94,20 @@ async def swap_in_flight(engine: Engine, policy: Checkpoint, delay_s: float) -> 
         await asyncio.sleep(delay_s)
         await asyncio.to_thread(engine.serve, policy)
         return await asked
+
+
+def test_a_text_ends_a_completion(engine: Engine, policies: list[Checkpoint]) -> None:
+    """The tokens of the text are returned, since the policy sampled them, and nothing after them."""
+    engine.serve(policies[1])
+    tokenizer = load_tokenizer(policies[1].model)
+    stopped = 0
+    for completion in generate(engine, GenerationConfig(n=32, max_new_tokens=64, temperature=2.0, stop=("7", "1"))):
+        text = tokenizer.decode(completion.token_ids[:-1])
+        assert "7" not in text
+        assert "1" not in text
+        stopped += completion.finish_reason == "stop"
+        assert len(completion.token_ids) == len(completion.logprobs) == len(completion.versions)
+    assert stopped
 
 
 def test_requests_in_flight_are_kept_over_a_swap(engine: Engine, policies: list[Checkpoint]) -> None:

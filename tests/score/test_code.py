@@ -14,7 +14,7 @@ from configs.schema import FileSource, Score
 from tasks.problems import load_problems
 from tasks.score.code import judge_program, same_lines
 from tasks.score.interface import Answer
-from tasks.score.scorers import Scorers
+from tasks.score.scorers import Scorers, check_scorers
 from tasks.score.verifier import Verifier
 
 SUMS = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3", "7\n"]}
@@ -87,10 +87,24 @@ def test_several_programs_run_at_once_and_in_order(verifier: Verifier) -> None:
     assert verdicts[3].reason == "OSError: no namespace left"
 
 
-def test_without_a_sandbox_no_program_runs(verifier: Verifier) -> None:
-    """There is no unsafe fall-back."""
-    with pytest.raises(ValueError, match="no sandbox"):
-        Scorers(Score(type="code"), verifier)
+def test_programs_run_in_sandboxes(verifier: Verifier) -> None:
+    """The real sandbox: a right program, wrong ones, and those that exceed a limit or fail are not right."""
+    settings = Score(type={"default": "math-verify", "code": "code"}, timeout_s=1)
+    programs = [READS, "print(0)", "while True: pass", "import socket; socket.create_connection(('127.0.0.1', 1))"]
+    texts = [*map(block, programs), block("x = 1\n" * 50_000)]
+    verdicts = Scorers(settings, verifier).judge([answer(text) for text in texts])
+    assert [verdict.name for verdict in verdicts] == ["correct", *["wrong"] * 4]
+
+
+def test_without_sandboxes_a_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no unsafe fall-back: the error comes before anything starts."""
+
+    def check_host() -> None:
+        raise ValueError("sandboxes need the program bwrap: apt-get install bubblewrap")
+
+    monkeypatch.setattr("tasks.score.scorers.check_host", check_host)
+    with pytest.raises(ValueError, match="bwrap"):
+        check_scorers(Score(type="code"))
 
 
 def test_problems_of_the_seed_system_are_scored(tmp_path: Path) -> None:
