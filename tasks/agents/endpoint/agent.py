@@ -18,7 +18,7 @@ from tasks.agents.endpoint.requests import MODEL
 from tasks.agents.endpoint.server import EndpointServer
 from tasks.agents.interface import AgentContext, EpisodeSpec
 from tasks.agents.rendering.choice import open_renderer
-from tasks.environments.interface import Environment
+from tasks.environments.interface import Environment, verdict_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -72,7 +72,7 @@ class AgentTask:
             raise RuntimeError("the agent gave an answer before it asked for a completion")
         result = StepResult(*await self._environment.step(action))
         node = self._completions.tree.nodes[-1]
-        node.graded, node.verdict = True, str(result.info.get("verdict", ""))
+        node.graded, node.verdict = True, verdict_of(result.info)
         node.reward += result.reward
         for name, value in result.info.get("parts", {}).items():
             node.parts[name] = node.parts.get(name, 0.0) + value
