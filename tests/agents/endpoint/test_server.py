@@ -17,6 +17,7 @@ from tasks.score.verifier import Verifier
 from tests.support.rollout_helpers import ScriptedEngine, context, play
 
 Ask = Callable[[AgentTask], Awaitable[object]]
+SAYS = "called the endpoint after its episode had ended"
 BODY = {"model": "policy", "messages": [{"role": "user", "content": "What is 1 + 2?"}]}
 
 
@@ -111,27 +112,25 @@ def test_a_key_opens_its_own_episode_only(chat: Chat, verifier: Verifier) -> Non
 
 def test_a_call_after_the_end_is_refused(chat: Chat, verifier: Verifier, caplog: pytest.LogCaptureFixture) -> None:
     """A helper of an agent that goes on asking hears that its episode has ended, and the log names the mistake."""
-    late: list[asyncio.Task[tuple[int, Any]]] = []
-
-    async def after(task: AgentTask) -> tuple[int, Any]:
-        await ended.wait()
-        return await request(task)
+    first: list[AgentTask] = []
+    codes: list[str] = []
 
     async def ask(task: AgentTask) -> None:
-        if not late:
-            late.append(asyncio.create_task(after(task)))
-            await request(task)
-            return
-        await asyncio.sleep(0.2)
-        ended.set()
-        status, answer = await late[0]
-        assert (status, answer["error"]["code"]) == (410, "episode_ended")
+        first.append(task)
         await request(task)
+        if task is first[0]:
+            return
+        for _ in range(100):  # it has ended at the latest when the log says so
+            _, answer = await request(first[0])
+            codes.append(answer.get("error", {}).get("code"))
+            if SAYS in caplog.text:
+                return
+            await asyncio.sleep(0.05)
 
-    ended = asyncio.Event()
     with caplog.at_level(logging.WARNING, "tasks.agents"):
         played(chat, verifier, ask, episodes=2)
-    assert "called the endpoint after its episode had ended" in caplog.text
+    assert SAYS in caplog.text
+    assert codes[-1] == "episode_ended"
 
 
 def test_a_unix_socket(chat: Chat, verifier: Verifier, tmp_path: Path) -> None:
