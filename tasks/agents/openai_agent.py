@@ -11,6 +11,7 @@ from tasks.agents.endpoint.agent import AgentTask, Count, Discount, EndpointAgen
 from tasks.agents.endpoint.client import Clients
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.interface import AgentContext
+from tasks.registry import described_with_place, nearest
 
 Solve = Callable[..., Awaitable[object]]
 """async def solve(task: AgentTask, client: AsyncOpenAI, tools: Toolbox)"""
@@ -66,9 +67,12 @@ def _import(entry: str) -> Solve:
     """
     module_name, _, name = entry.partition(":")
     try:
-        function: Any = getattr(importlib.import_module(module_name), name)
+        module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # any error of a user's module
-        raise ValueError(f"agent.args.entry={entry!r}: {error!r}; is its folder on PYTHONPATH?") from error
-    if not inspect.iscoroutinefunction(function):
-        raise ValueError(f"agent.args.entry={entry!r} is no `async def solve(task, client, tools)`")
-    return cast(Solve, function)
+        raise ValueError(
+            f"{module_name!r} cannot be imported: {described_with_place(error)}; is its folder on PYTHONPATH?"
+        ) from error
+    functions = [key for key, value in vars(module).items() if inspect.iscoroutinefunction(value)]
+    if name not in functions:
+        raise ValueError(f"{module_name} has no `async def {name}(task, client, tools)`{nearest(name, functions)}")
+    return cast(Solve, getattr(module, name))

@@ -35,6 +35,7 @@ OVERRIDES = [
     "run.lease_s=2",  # a flow that continues the run elsewhere waits this long for a sign of life
     "rollout.rows_per_shard=4",
     "score.workers=1",
+    "agent={type: openai, args: {arguments: {num_turns: 2}}}",
 ]
 EASY = "retrain.gate={least_gain: -1, margin: 1, max_kl: 1000, max_length_ratio: 1000, max_truncated_gain: 1}"
 UPDATE = "tasks.train.trainer:Trainer.update"

@@ -5,11 +5,13 @@ from typing import Any
 
 import pytest
 
+from configs import ConfigError
 from configs.schema import Rollout
 from storage.records import TRAJECTORY_SCHEMA, Trajectory, to_table
 from tasks.agents.chat import Chat
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.agents.openai_agent import OpenAIAgent
+from tasks.run.configuration import resolve
 from tasks.score.verifier import Verifier
 from tests.support.rollout_helpers import ScriptedEngine, context, play
 
@@ -99,3 +101,23 @@ def test_bad_agents_do_not_stop_the_others(chat: Chat, verifier: Verifier) -> No
     agent = OpenAIAgent(context(chat), entry=f"{HERE}:every_other")
     rows = play(engine, agent, verifier, group_size=8)
     assert sorted(row.status for row in rows) == ["completed"] * 4 + ["failed"] * 4
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ("nowhere:solve", "'nowhere' cannot be imported: .*No module named 'nowhere'.*PYTHONPATH"),
+        (f"{HERE}:two_turn", "has no `async def two_turn.*did you mean 'two_turns'"),
+        (f"{HERE}:question", "has no `async def question"),
+    ],
+)
+def test_a_wrong_entry_stops_before_anything_starts(entry: str, message: str) -> None:
+    """The error names the entry, and what to do."""
+    with pytest.raises(ConfigError, match=rf"agent.args.entry='{entry}': .*{message}"):
+        resolve("smoke", [f"agent={{type: openai, args: {{entry: '{entry}'}}}}"])
+
+
+def test_tools_for_an_agent_without_tools_are_refused() -> None:
+    """A policy that would never see them is an error of the configuration."""
+    with pytest.raises(ConfigError, match="agent 'math-multi-turn' uses no tools"):
+        resolve("smoke", ["agent.tools=[calculator]"])
