@@ -232,7 +232,7 @@ def sandboxes() -> Sandboxes:
     try:
         sandboxes.check()
     except ValueError as error:
-        if os.environ.get("CI") == "true":
+        if os.environ.get("CI") == "true" and not shutil.which("bwrap"):
             pytest.fail(str(error))
         pytest.skip(str(error))
     return sandboxes

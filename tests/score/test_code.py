@@ -87,6 +87,7 @@ def test_several_programs_run_at_once_and_in_order(verifier: Verifier) -> None:
     assert verdicts[3].reason == "OSError: no namespace left"
 
 
+@pytest.mark.usefixtures("sandboxes")
 def test_programs_run_in_sandboxes(verifier: Verifier) -> None:
     """The real sandbox: a right program, wrong ones, and those that exceed a limit or fail are not right."""
     settings = Score(type={"default": "math-verify", "code": "code"}, timeout_s=1)
