@@ -12,9 +12,12 @@ logger = logging.getLogger(__name__)
 
 _FAMILIES = (
     *("qwen3", "prime-qwen3", "llama-3", "glm-4.5", "glm-5", "glm-5.1", "glm-5.3", "deepseek-v3", "deepseek-r1"),
-    *("minimax-m2", "kimi-k2", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5", "hy3", "gpt-oss"),
+    *("minimax-m2", "kimi-k2", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5", "hy3"),
 )
 """Families of text models in the package `renderers`, in the order in which they are tried."""
+
+_HARMONY = ("gpt-oss", "<|channel|>")
+"""The family that fetches a vocabulary from the network unless it is in the cache, and a token that only it has."""
 
 _TOOLS: list[ToolSpec] = [
     {
@@ -45,7 +48,8 @@ def open_renderer(chat: Chat, family: str = "auto") -> Renderer:
         return TemplateRenderer(chat)
     if family != "auto":
         return _open_family(chat, family)
-    for name in _FAMILIES:
+    harmony, mark = _HARMONY
+    for name in (*_FAMILIES, *((harmony,) if mark in chat.tokenizer.get_vocab() else ())):
         try:
             renderer = LibraryRenderer(chat.tokenizer, name)
         except Exception:  # noqa: BLE001 - the tokenizer lacks tokens of this family; the library has no narrower error
