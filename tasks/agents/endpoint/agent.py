@@ -1,5 +1,6 @@
 """What agents that speak to the endpoint share: an episode from the first request to its trajectory."""
 
+import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -21,8 +22,6 @@ from tasks.agents.rendering.choice import open_renderer
 from tasks.environments.interface import Environment, verdict_of
 
 if TYPE_CHECKING:
-    import asyncio
-
     from tasks.inference.api import BundledGenerationOutputs, Observation
 
 
@@ -153,10 +152,10 @@ class EndpointAgent(ABC):
         completions = Completions(prompt.qid, self._policy, obs_queue, act_queue)
         try:
             await self._play(prompt, env, question, completions)
-        except BaseException as error:
+        except (Exception, asyncio.CancelledError) as error:
             if completions.overrun.is_set():
                 raise OverrunError(f"the agent sent more than {self._policy.max_requests} requests") from error
-            if not isinstance(error, Exception):
+            if isinstance(error, asyncio.CancelledError):  # at the deadline
                 raise
             if completions.out_of_context and completions.tree.nodes:
                 reason = f"no room in the context: {completions.refused[-1]}"

@@ -19,6 +19,8 @@ from tasks.inference.api import BundledGenerationOutputs, GenerationConfig, Obse
 
 MOST_AT_ONCE = 64
 """Most requests of an episode that wait for their answers."""
+_OVERRUN_S = 0.5
+"""Wait before each refusal of an agent that asks too often: others are to be played meanwhile."""
 _LONGEST_TOKEN = 200
 """Characters of a token, generously: longer conversations do not fit, and need not be encoded to know it."""
 
@@ -97,7 +99,7 @@ class Completions:
 
     async def _complete(self, request: ChatRequest) -> Answered:
         number = next(self._numbers)
-        self._check_number(number)
+        await self._check_number(number)
         tools = request.specs
         place = self.tree.find(request.messages, tools)
         prompt_ids, continues = self._prompt(request.messages, place, tools)
@@ -111,9 +113,10 @@ class Completions:
             self.tree.add(node, place)
         return Answered(request, nodes, f"chatcmpl-{_digest(self.qid, number)}")
 
-    def _check_number(self, number: int) -> None:
+    async def _check_number(self, number: int) -> None:
         if number >= self.policy.max_requests:
             self.overrun.set()
+            await asyncio.sleep(_OVERRUN_S)
             raise EndpointError(
                 429,
                 "too_many_requests",
