@@ -153,7 +153,7 @@ class EndpointAgent(ABC):
         try:
             await self._play(prompt, env, question, completions)
         except (Exception, asyncio.CancelledError) as error:
-            if completions.overrun.is_set():
+            if completions.overrun:
                 raise OverrunError(f"the agent sent more than {self._policy.max_requests} requests") from error
             if isinstance(error, asyncio.CancelledError):  # at the deadline
                 raise

@@ -50,6 +50,7 @@ class Completions:
         tree: what was sampled so far.
         refused: what was wrong with the requests that were refused, the first few.
         out_of_context: whether the last of them was refused because the context has no room.
+        overrun: whether there were more requests than an episode may send.
     """
 
     qid: str
@@ -59,13 +60,18 @@ class Completions:
     tree: Tree = field(default_factory=Tree)
     refused: list[str] = field(default_factory=list)
     out_of_context: bool = False
-    overrun: asyncio.Event = field(default_factory=asyncio.Event)
+    overrun: bool = False
+    _agent: "asyncio.Task[Any] | None" = None
     _waiting: dict[str, "asyncio.Future[BundledGenerationOutputs]"] = field(default_factory=dict)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator["Completions"]:
-        """Answer requests until the block ends; those that wait then get an error."""
+        """Answer requests until the block ends; those that wait then get an error.
+
+        The task of the block is cancelled if the agent asks too often.
+        """
+        self._agent = asyncio.current_task()
         delivering = asyncio.create_task(self._deliver())
         try:
             yield self
@@ -115,7 +121,9 @@ class Completions:
 
     async def _check_number(self, number: int) -> None:
         if number >= self.policy.max_requests:
-            self.overrun.set()
+            if self._agent and not self.overrun:
+                self._agent.cancel()
+            self.overrun = True
             await asyncio.sleep(_OVERRUN_S)
             raise EndpointError(
                 429,
