@@ -39,6 +39,16 @@ class StepResult(NamedTuple):
     info: Mapping[str, Any]
 
 
+class Reward(NamedTuple):
+    """A reward with its named parts, for agents that grade themselves.
+
+    Example: Reward(1.2, {"correct": 1.0, "format": 0.2})
+    """
+
+    value: float
+    parts: Mapping[str, float] = {}
+
+
 @dataclass(eq=False)
 class AgentTask:
     """An episode, as the agent sees it.
@@ -79,9 +89,9 @@ class AgentTask:
         return result
 
     async def conclude(self, returned: object) -> None:
-        """Take what the agent returned: its final answer as a text, a reward, or None.
+        """Take what the agent returned: its final answer as a text, a reward (a number or `Reward`), or None.
 
-        After None, the newest completion is the answer, unless the environment was stepped.
+        A reward is that of the newest completion. After None, the newest completion is the answer, unless the environment was stepped.
 
         Raises:
             TypeError: it is something else.
@@ -91,9 +101,11 @@ class AgentTask:
         if not nodes:
             raise RuntimeError("the agent ended without a completion: it must ask the endpoint")
         if isinstance(returned, int | float) and not isinstance(returned, bool):
-            if not math.isfinite(returned):
-                raise ValueError(f"the agent returned the reward {returned}: give a finite number")
-            nodes[-1].graded, nodes[-1].reward = True, float(returned)
+            returned = Reward(float(returned))
+        if isinstance(returned, Reward):
+            if not math.isfinite(returned.value):
+                raise ValueError(f"the agent returned the reward {returned.value}: give a finite number")
+            nodes[-1].graded, nodes[-1].reward, nodes[-1].parts = True, returned.value, dict(returned.parts)
         elif isinstance(returned, str):
             await self.step(returned)
         elif returned is not None:
