@@ -265,7 +265,7 @@ class WarmStart(Knobs):
     def _shares_fit(self) -> Self:
         if self.two_turn_share + self.tool_share > 1:
             raise ValueError(
-                f"two_turn_share={self.two_turn_share:g} and tool_share={self.tool_share:g} are more than all examples: "
+                f"two_turn_share={self.two_turn_share:g} and tool_share={self.tool_share:g} are more than 1 together: "
                 "lower one of them"
             )
         return self
