@@ -257,6 +257,18 @@ class WarmStart(Knobs):
     """Learning rate after a short warm-up."""
     two_turn_share: Share = 0.25
     """Share of the examples in which a second turn corrects a wrong first answer, which is masked out of the loss."""
+    tool_share: Share = 0.0
+    """Share of the examples in which the answer comes from a call of the calculator, whatever the problem: the policy
+    learns how a call looks, but not when it pays."""
+
+    @model_validator(mode="after")
+    def _shares_fit(self) -> Self:
+        if self.two_turn_share + self.tool_share > 1:
+            raise ValueError(
+                f"two_turn_share={self.two_turn_share:g} and tool_share={self.tool_share:g} are more than 1 together: "
+                "lower one of them"
+            )
+        return self
 
     @model_validator(mode="after")
     def _heads_fit(self) -> Self:
@@ -852,6 +864,11 @@ class Config(Knobs):
             raise ValueError(
                 f"policy.warm_start teaches arithmetic, but problems.train.kind={self.problems.train.kind!r}: "
                 "give policy.path, or policy.warm_start.teaches={kind: arithmetic}"
+            )
+        if warm_start and warm_start.tool_share and not any(tool.type == "calculator" for tool in self.agent.tools):
+            raise ValueError(
+                f"policy.warm_start.tool_share={warm_start.tool_share:g} teaches calls of a tool that agent.tools does "
+                "not offer: set agent.tools=[calculator], or tool_share to 0"
             )
         if (sampling.top_p < 1 or sampling.top_k > 0) and not rollout.allow_biased_sampling:
             raise ValueError(

@@ -14,10 +14,11 @@ from storage.versions import datasets
 from tasks.evaluate.statistics import mean, pass_at_k, proportion
 
 _SPANS = ["turns.list.element.start", "turns.list.element.end"]  # the turns without their texts
-COLUMNS = ["trajectory_id", "problem_id", "sample", "status", *_SPANS]
-"""The columns of a trajectory data set that an outcome needs."""
+COLUMNS = ["trajectory_id", "problem_id", "sample", "status", *_SPANS, "calls.list.element.status"]
+"""The columns of a trajectory data set that an outcome needs. Files before schema 4 have no calls."""
 _SCORE = ["trajectory_id", "turn", "verdict", "success"]
 _FAILED = ("timeout", "error")
+_FAILED_CALLS = ("failed", "unparsable")
 
 TurnScores = dict[int, dict[str, Any]]
 """The scores of one trajectory by turn."""
@@ -33,6 +34,8 @@ class Outcome:
     success: list[float]  # 1 or 0 for each graded turn; calls of tools, which answer nothing, are not graded
     tokens: list[int]  # sampled tokens of each turn
     failed_verdicts: int  # graded turns whose verdict is a timeout or an error
+    calls: int = 0  # calls of tools
+    failed_calls: int = 0  # calls that failed or could not be read
 
     @property
     def first(self) -> float:
@@ -43,6 +46,11 @@ class Outcome:
     def any(self) -> float:
         """The best success of all turns."""
         return max(self.success, default=0.0)
+
+    @property
+    def called(self) -> float:
+        """1 if a tool was called, else 0."""
+        return float(self.calls > 0)
 
 
 def read_outcomes(store: Store, trajectories: TrajectoriesVersion, scores: ScoresVersion, cache: Path) -> list[Outcome]:
@@ -78,6 +86,7 @@ def join(trajectories: Iterable[dict[str, Any]], scores: Iterable[dict[str, Any]
 
 
 def _outcome(row: dict[str, Any], scores_by_turn: TurnScores) -> Outcome:
+    calls = [call["status"] for call in row.get("calls", ())]
     graded = [scores_by_turn[turn] for turn in sorted(scores_by_turn) if scores_by_turn[turn]["verdict"] != "none"]
     return Outcome(
         problem_id=row["problem_id"],
@@ -86,6 +95,8 @@ def _outcome(row: dict[str, Any], scores_by_turn: TurnScores) -> Outcome:
         success=[score["success"] for score in graded],
         tokens=[turn["end"] - turn["start"] for turn in row["turns"]],
         failed_verdicts=sum(score["verdict"] in _FAILED for score in graded),
+        calls=len(calls),
+        failed_calls=sum(status in _FAILED_CALLS for status in calls),
     )
 
 
@@ -103,7 +114,8 @@ def summarise(greedy: Sequence[Outcome], sampled: Sequence[Outcome] = ()) -> dic
     Greedy episodes: `first_turn`, `any_turn`: accuracy. `by_turn`: accuracy of each turn over the episodes that reached
     it. `fix_rate`: among the wrong turns that another turn follows, the share with a right next turn. `break_rate`:
     among the right turns that another turn follows, the share with a wrong next turn. `truncated`: share of episodes.
-    `answer_tokens`: tokens of a turn. `failed_verdicts`: share of turns. Shares have Wilson's interval, which treats
+    `answer_tokens`: tokens of a turn. `failed_verdicts`: share of turns. `called`: share of episodes with a call of a
+    tool. `calls_failed`: share of calls that failed or could not be read. Shares have Wilson's interval, which treats
     the turns of one episode as independent; tokens have a bootstrap interval. A number without observations is None.
 
     Sampled episodes, if any: `pass_at` k, for the powers of two up to n and for n, where n is the smallest number of
@@ -114,6 +126,7 @@ def summarise(greedy: Sequence[Outcome], sampled: Sequence[Outcome] = ()) -> dic
         ValueError: there is no greedy episode.
     """
     turns, failed = sum(len(outcome.success) for outcome in greedy), sum(o.failed_verdicts for o in greedy)
+    calls, failed_calls = sum(outcome.calls for outcome in greedy), sum(o.failed_calls for o in greedy)
     return {
         "episodes": len(greedy),
         "first_turn": proportion([outcome.first for outcome in greedy]).as_dict(),
@@ -123,6 +136,8 @@ def summarise(greedy: Sequence[Outcome], sampled: Sequence[Outcome] = ()) -> dic
         "truncated": _share([outcome.status == "truncated" for outcome in greedy]),
         "answer_tokens": _answer_tokens(greedy),
         "failed_verdicts": _share([1] * failed + [0] * (turns - failed)),
+        "called": _share([outcome.called for outcome in greedy]),
+        "calls_failed": _share([1] * failed_calls + [0] * (calls - failed_calls)),
         **(summarise_sampled(sampled) if sampled else {}),
     }
 

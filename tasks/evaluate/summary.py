@@ -70,7 +70,10 @@ def _stages(iterations: Sequence[Iteration]) -> dict[str, dict[str, float]]:
 
 
 def accuracy_rows(numbers: dict[str, Any]) -> list[Row]:
-    """Make a table of accuracies before and after, with 95 % intervals: rows for first turn, any turn and each turn."""
+    """Make a table of accuracies before and after, with 95 % intervals: rows for first turn, any turn and each turn.
+
+    If tools were called, two more rows have the share of episodes with a call and the share of calls that failed.
+    """
     evaluations = numbers["evaluations"]
     if not evaluations:
         return []
@@ -81,10 +84,13 @@ def accuracy_rows(numbers: dict[str, Any]) -> list[Row]:
     for turn in range(max(len(before["by_turn"]), len(after["by_turn"]))):
         cells = [_at(evaluation["by_turn"], turn) for evaluation in (before, after)]
         rows.append(_accuracy_row(f"turn {turn + 1}, where reached", cells[0], cells[1], None))
+    if before["calls_failed"] or after["calls_failed"]:  # None: there was no call
+        rows += [_accuracy_row(label, before[key], after[key], None) for label, key, _ in _CALLS]
     return rows
 
 
 _LINES = (("first turn", "first_turn"), ("any turn", "any_turn"))
+_CALLS = (("episodes with a call", "called", ".3f"), ("failed calls", "calls_failed", ".3f"))
 
 
 def _accuracy_row(label: str, before: Any, after: Any, difference: Any) -> Row:
@@ -113,7 +119,8 @@ def evaluation_rows(numbers: dict[str, Any]) -> list[Row]:
         lines.append(("first turn, sampled", numbers["sampled"]["first_turn"], ".3f"))
     lines += [(f"turn {turn}, where reached", value, ".3f") for turn, value in enumerate(numbers["by_turn"], 1)]
     lines += [(f"pass@{k}, any turn", value, ".3f") for k, value in numbers.get("pass_at", {}).items()]
-    lines += [(label, numbers[key], form) for label, key, form in _BEHAVIOUR]
+    calls = _CALLS if numbers.get("calls_failed") else ()  # None: there was no call; older evaluations have no key
+    lines += [(label, numbers[key], form) for label, key, form in (*_BEHAVIOUR, *calls)]
     return [
         {
             "measure": label,

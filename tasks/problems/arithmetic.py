@@ -21,6 +21,15 @@ def render(a: int, operator: str, b: int) -> str:
     return f"What is {a} {operator} {b}?"
 
 
+def expression(prompt: str) -> str:
+    """Return what a prompt asks for.
+
+    >>> expression("What is 12 + -3?")
+    '12 + -3'
+    """
+    return prompt.removeprefix("What is ").removesuffix("?")
+
+
 def answer(a: int, operator: str, b: int) -> int:
     """Compute the solution.
 
@@ -47,16 +56,14 @@ def generate(source: ArithmeticSource) -> list[Problem]:
     """
     operands = range(source.low, source.high + 1)
     triples = product(operands, dict.fromkeys(source.operators), operands)  # an operator given twice counts once
-    problems = [
-        _problem(a, operator, b) for a, operator, b in triples if split_of(render(a, operator, b)) == source.split
-    ]
-    if len(problems) < (source.count or 1):
+    chosen = [triple for triple in triples if split_of(render(*triple)) == source.split]
+    if len(chosen) < (source.count or 1):
         raise ProblemError(
-            f"{len(problems)} {source.split} problems lie between low={source.low} and high={source.high} with "
+            f"{len(chosen)} {source.split} problems lie between low={source.low} and high={source.high} with "
             f"operators={source.operators}, but count={source.count or 1}: lower count or widen the range"
         )
-    random.Random(source.seed).shuffle(problems)
-    return problems[: source.count]
+    random.Random(source.seed).shuffle(chosen)
+    return [_problem(*triple) for triple in chosen[: source.count]]
 
 
 def _problem(a: int, operator: str, b: int) -> Problem:

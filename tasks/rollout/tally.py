@@ -21,7 +21,7 @@ def counts_of(trajectories: Iterable[Trajectory]) -> Counts:
 
     `("version", v)` counts trajectories with tokens of policy version v, `("policy", v)` those that also began with it.
     `("turn", k)` counts turns by number, without those that answer nothing. `("part", name)` is the sum of a part of
-    rewards, `("parts", name)` the number of turns that have it.
+    rewards, `("parts", name)` the number of turns that have it. `("call", status)` counts calls of tools.
     """
     counts = Counts()
     for trajectory in trajectories:
@@ -34,6 +34,7 @@ def counts_of(trajectories: Iterable[Trajectory]) -> Counts:
         counts["tokens", None] += len(trajectory.token_ids)
         counts["sequences", None] += len(trajectory.sequence_starts)
         counts["generated", None] += sum(turn.end - turn.start for turn in trajectory.turns)
+        counts.update(("call", call.status) for call in trajectory.calls)
         answers = answered(trajectory)
         counts["solved", None] += any(map(is_right, answers))
         for index, turn in enumerate(answers):
@@ -137,6 +138,7 @@ class Tally:
             "solved": self._sum("solved") / max(1, self._done),
             "success": [successes[turn] / turns[turn] for turn in sorted(turns)],
             "reward": self._sum("reward") / max(1, turns.total()),
+            "calls": {status: count / max(1, self._done) for status, count in sorted(self._of("call").items())},
             "parts": {name: self._counts["part", name] / count for name, count in sorted(self._of("parts").items())},
             "seconds": now - self._started,
         }

@@ -3,13 +3,16 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
 from storage.records import Problem
+from tasks.problems.arithmetic import expression
 
-Message = dict[str, str]
+Message = dict[str, Any]
+Tools = Sequence[dict[str, Any]]
+CALCULATOR: Tools = [{"type": "function", "function": {"name": "calculator"}}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,20 +24,27 @@ class Example:
     """
 
     token_ids: list[int]  # T
-    loss_mask: list[bool]  # T, true on the right answer and the <|im_end|> after it
+    loss_mask: list[bool]  # T, true on what is taught: the right answer, a call before it, and their <|im_end|>
 
 
-def one_turn(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> Example:
-    """Encode the prompt and the right answer."""
-    return _example(tokenizer, [_user(problem.prompt), _answer(problem.solutions[0])])
+def one_turn(tokenizer: PreTrainedTokenizerBase, problem: Problem, tools: Tools = ()) -> Example:
+    """Encode the prompt, which offers `tools`, and the right answer."""
+    return _example(tokenizer, [_user(problem.prompt), _answer(problem.solutions[0])], [1], tools)
 
 
-def two_turn(tokenizer: PreTrainedTokenizerBase, problem: Problem, wrong: str, feedback: str) -> Example:
+def two_turn(
+    tokenizer: PreTrainedTokenizerBase, problem: Problem, wrong: str, feedback: str, tools: Tools = ()
+) -> Example:
     """Encode the prompt, a wrong answer, the feedback and the right answer. Only the right answer is in the loss."""
-    return _example(
-        tokenizer,
-        [_user(problem.prompt), _answer(wrong), _user(feedback), _answer(problem.solutions[0])],
-    )
+    messages = [_user(problem.prompt), _answer(wrong), _user(feedback), _answer(problem.solutions[0])]
+    return _example(tokenizer, messages, [3], tools)
+
+
+def with_call(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> Example:
+    """Encode the prompt, a call of the calculator, its result and the right answer. The result is not in the loss."""
+    solution = problem.solutions[0]
+    messages = [_user(problem.prompt), _call(expression(problem.prompt)), _result(solution), _answer(solution)]
+    return _example(tokenizer, messages, [1, 3], CALCULATOR)
 
 
 def wrong_answer(solution: str, solutions: Sequence[str], rng: random.Random) -> str:
@@ -47,16 +57,28 @@ def wrong_answer(solution: str, solutions: Sequence[str], rng: random.Random) ->
     return rng.choice([answer for answer in candidates if answer != solution])
 
 
-def _example(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> Example:
-    context = _render(tokenizer, messages[:-1], add_generation_prompt=True)
-    ids = _render(tokenizer, messages, add_generation_prompt=False)
-    while ids[-1] != tokenizer.eos_token_id:  # a policy does not sample what the template writes after a turn's end
-        ids.pop()
-    return Example(ids, [position >= len(context) for position in range(len(ids))])
+def _example(
+    tokenizer: PreTrainedTokenizerBase, messages: list[Message], taught: Sequence[int], tools: Tools
+) -> Example:
+    """Encode a conversation; the messages with the indices `taught` are in the loss."""
+    ids, end = _render(tokenizer, messages, tools, add_generation_prompt=False), 0
+    mask = [False] * len(ids)
+    for place in taught:
+        start = len(_render(tokenizer, messages[:place], tools, add_generation_prompt=True))
+        end = ids.index(tokenizer.eos_token_id, start) + 1
+        mask[start:end] = [True] * (end - start)
+    return Example(ids[:end], mask[:end])  # a policy does not sample what the template writes after a turn's end
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, messages: list[Message], add_generation_prompt: bool) -> list[int]:
-    ids = tokenizer.apply_chat_template(messages, add_generation_prompt=add_generation_prompt, return_dict=False)
+def _render(
+    tokenizer: PreTrainedTokenizerBase, messages: list[Message], tools: Tools, *, add_generation_prompt: bool
+) -> list[int]:
+    ids = tokenizer.apply_chat_template(
+        messages,
+        tools=list(tools) or None,  # type: ignore[arg-type]  # the library's type allows no nested schemas
+        add_generation_prompt=add_generation_prompt,
+        return_dict=False,
+    )
     return cast(list[int], ids)
 
 
@@ -66,3 +88,12 @@ def _user(content: str) -> Message:
 
 def _answer(number: str) -> Message:
     return {"role": "assistant", "content": rf"\boxed{{{number}}}"}
+
+
+def _call(text: str) -> Message:
+    function = {"name": "calculator", "arguments": {"expression": text}}
+    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+
+
+def _result(text: str) -> Message:
+    return {"role": "tool", "content": text}

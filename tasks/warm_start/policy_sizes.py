@@ -77,10 +77,11 @@ def checkpoint_of(path: str) -> tuple[str, str] | None:
 def _of_warm_start(config: Config) -> ModelSizes:
     from tasks.warm_start.tokenizer import build_tokenizer, taught_texts
 
-    assert config.policy.warm_start is not None
+    knobs = config.policy.warm_start
+    assert knobs is not None
     source, feedback = lesson(config)
-    tokenizer = build_tokenizer(taught_texts(generate(source), feedback))
-    return ModelSizes.of({"model_type": "qwen3", **tiny_sizes(config.policy.warm_start, len(tokenizer))})
+    tokenizer = build_tokenizer(taught_texts(generate(source), feedback), calculator=bool(knobs.tool_share))
+    return ModelSizes.of({"model_type": "qwen3", **tiny_sizes(knobs, len(tokenizer))})
 
 
 def _find(path: str, cache: Path) -> Path:

@@ -50,7 +50,7 @@ def make_policy(
         raise ValueError(f"a policy taught on split={source.split!r} could not be evaluated on it: use 'train'")
     torch.set_num_threads(threads)
     problems = generate(source)
-    tokenizer = build_tokenizer(taught_texts(problems, feedback))
+    tokenizer = build_tokenizer(taught_texts(problems, feedback), calculator=bool(warm_start.tool_share))
     model = _make_model(warm_start, tokenizer, seed)
     start = perf_counter()
     metrics = _teach(model, batches(problems, tokenizer, warm_start, feedback, seed), warm_start, progress)
@@ -104,12 +104,12 @@ def _loss(model: Qwen3ForCausalLM, batch: list[Rows]) -> tuple[Tensor, Tensor]:
     The latter is the expected accuracy of sampling at temperature 1. Padding is at the right, so causal attention does
     not read it.
     """
-    answer_losses, tokens = [], 0
-    for ids, mask in batch:
+    answer_losses, right, tokens = [], [], 0
+    for ids, mask, weight in batch:
         logits = model(input_ids=ids, use_cache=False).logits[:, :-1]  # [B, T-1, V]
         taught = mask[:, 1:]
         token_losses = cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
-        answer_losses.append((token_losses * taught).sum(dim=1))
+        answer_losses.append((token_losses * taught).sum(dim=1))  # [B], nats
+        right.append(weight * (-answer_losses[-1].detach()).exp())
         tokens += int(taught.sum())
-    losses = torch.cat(answer_losses)  # [B], nats
-    return losses.sum() / tokens, (-losses.detach()).exp().mean()
+    return torch.cat(answer_losses).sum() / tokens, torch.cat(right).mean()

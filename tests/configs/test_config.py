@@ -135,6 +135,11 @@ def test_a_mapping_replaces_its_section() -> None:
         ("reward.overlong_tokens=12", "must be below sampling.max_new_tokens=12"),
         ("run.overlap=true", "set rollout.max_head_offpolicyness=1"),
         ("rollout.policy_lag=2", "more than rollout.max_head_offpolicyness=0"),
+        (
+            "policy.warm_start.tool_share=0.2",
+            r"tools does not offer: set agent\.tools=\[calculator\], or tool_share to 0",
+        ),
+        ("policy.warm_start.tool_share=0.8", r"two_turn_share=0\.25 and tool_share=0\.8 are more than 1 together"),
         ("agent.type=tasks.agents.null:NoAgent", "did you mean 'NullAgent'"),
     ],
 )

@@ -198,6 +198,17 @@ def test_join_by_hand() -> None:
     assert [(outcome.first, outcome.any) for outcome in outcomes] == [(0, 1), (0, 0)]
 
 
+def test_calls_by_hand() -> None:
+    """One of three episodes calls a tool: of its three calls one fails and one cannot be read. Files may have none."""
+    called = [{"status": status} for status in ("answered", "failed", "unparsable")]
+    outcomes = join([row("x") | {"calls": called}, row("y", "q") | {"calls": []}, row("z", "r")], [])
+    assert [(outcome.calls, outcome.failed_calls, outcome.called) for outcome in outcomes] == [(3, 2, 1)] + [
+        (0, 0, 0)
+    ] * 2
+    assert values(summarise(outcomes), "called", "calls_failed") == pytest.approx([1 / 3, 2 / 3])
+    assert summarise(outcomes[1:])["calls_failed"] is None
+
+
 def test_calls_of_tools_count_in_no_accuracy() -> None:
     """The first turn of an evaluation is the first one that answers; an episode of calls alone has none."""
     scores = [verdict("x", 0, "none"), verdict("x", 1, "correct"), verdict("x", 2, "none"), verdict("y", 0, "none")]
@@ -431,6 +442,19 @@ def test_rows_of_an_evaluation() -> None:
     bare = evaluation_rows(summarise([played("a", 1)]))
     assert {line["measure"]: line["value"] for line in bare}["break rate (right, then wrong)"] == ""
     assert table("title", rows).row_count == len(rows) == 12
+
+
+def test_rows_of_calls() -> None:
+    """Evaluations with calls have rows for them; others have not, and those of older programs need no keys."""
+    silent, calling = summarise([played("a", 0)]), summarise([played("a", 1, calls=2, failed_calls=1)])
+    shown = {line["measure"]: line["value"] for line in evaluation_rows(calling)}
+    assert (shown["episodes with a call"], shown["failed calls"]) == ("1.000", "0.500")
+    older = {name: value for name, value in silent.items() if name not in ("called", "calls_failed")}
+    assert evaluation_rows(older) == evaluation_rows(silent)
+    cells = {line["held-out accuracy"]: line for line in accuracy_rows({"evaluations": [silent, calling]})}
+    assert cells["episodes with a call"]["before"].startswith("0.000 [")
+    assert cells["episodes with a call"]["after"].startswith("1.000 [")
+    assert cells["failed calls"]["before"] == ""
 
 
 def test_rows_of_a_comparison() -> None:

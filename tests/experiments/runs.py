@@ -1,7 +1,7 @@
-"""Runs of the demo in several arms and seeds, with their table and plot: the common part of the experiments.
+"""Runs of a demo in several arms and seeds, with their table and plot: the common part of the experiments.
 
 All arms of a seed begin with the same policy and make the same number of updates on the same number of episodes. The
-runs are ordinary runs of the demo with overrides, so committed work is not done again.
+runs are ordinary runs with overrides, so committed work is not done again.
 """
 
 import argparse
@@ -61,6 +61,7 @@ class Experiment:
     iterations: int  # updates of each run
     explaining: Mapping[str, str] = field(default_factory=dict)
     """Training metrics that may explain the result, averaged over updates and seeds, and their titles."""
+    config: str = "demo"
 
     def main(self, description: str) -> NoReturn:
         """Run the command line."""
@@ -94,7 +95,7 @@ class Experiment:
         print(f"in {folder}: {self.name}.md, {self.name}.png")
 
     def settings(self, arm: Arm, seed: int, iterations: int, root: str) -> list[str]:
-        """Return the demo's overrides; every arm of a seed begins with the policy of the first arm."""
+        """Return the overrides of a run; every arm of a seed begins with the policy of the first arm."""
         from storage import layout
 
         first = f"{root}/{layout.checkpoint(self._name(self.arms[0], seed), 0)}"
@@ -122,8 +123,8 @@ class Experiment:
 
         settings = self.settings(arm, seed, iterations, root)
         with arm.around():
-            math_mt_ppo("demo", settings)
-        config = load("demo", settings)
+            math_mt_ppo(self.config, settings)
+        config = load(self.config, settings)
         held_out = layout.problems(fingerprint(load_problems(config.problems.held_out, 0.0).problems))
         scorer, cache = scorer_fingerprint(config.score), Path(config.storage.cache)
         return Result(arm.name, seed, read_history(Store(root), config, scorer, held_out, cache))

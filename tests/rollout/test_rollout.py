@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Rollout
-from storage.records import Problem, Trajectory
+from storage.records import Call, Problem, Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.interface import AgentContext, EpisodeSpec
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
@@ -115,9 +115,10 @@ def test_rewards_of_an_environments_own(chat: Chat, verifier: Verifier) -> None:
     assert trajectory.reward_parts == [{"played": -0.5, "right": 0.0}, {"played": -0.5, "right": -0.5}]
     assert (trajectory.source, json.loads(trajectory.metadata)) == ("game", {"pays": -0.5})
     tally = Tally(lambda _: None)
-    tally.add(counts_of([trajectory, replace(trajectory, ungraded=[0], reward_parts=[])]))
+    call = Call(0, "call-1", "calculator", "{}", "3", "answered")
+    tally.add(counts_of([trajectory, replace(trajectory, ungraded=[0], reward_parts=[], calls=[call])]))
     metrics = tally.metrics(0)
-    assert (metrics["solved"], metrics["success"]) == (1.0, [0.5, 1.0])
+    assert (metrics["solved"], metrics["success"], metrics["calls"]) == (1.0, [0.5, 1.0], {"answered": 0.5})
     assert (metrics["reward"], metrics["parts"]) == (-2.5 / 3, {"played": -0.5, "right": -0.25})
 
 

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from configs.schema import ArithmeticSource, WarmStart
 from storage.records import Problem
 from tasks.problems.arithmetic import generate, render
+from tasks.warm_start.batches import Rows
 from tasks.warm_start.examples import one_turn, two_turn, wrong_answer
 from tasks.warm_start.teach import _loss, make_policy
 from tasks.warm_start.tokenizer import CHARACTERS, build_tokenizer
@@ -154,9 +155,13 @@ def test_loss_and_accuracy_by_hand() -> None:
         return SimpleNamespace(logits=torch.zeros(*input_ids.shape, 4))
 
     ids, mask = torch.tensor([[0, 1, 2, 3], [0, 1, 3, 0]]), torch.tensor([[0, 0, 1, 1], [0, 0, 1, 0]], dtype=torch.bool)
-    loss, right = _loss(cast(Qwen3ForCausalLM, model), [(ids, mask)])
+    loss, right = _loss(cast(Qwen3ForCausalLM, model), [Rows(ids, mask)])
     assert loss.item() == pytest.approx(math.log(4))
     assert right.item() == pytest.approx((1 / 16 + 1 / 4) / 2)
+    direct, called = Rows(ids[:1], mask[:1], weight=2.0), Rows(ids[1:], mask[1:], weight=2.0)
+    loss, right = _loss(cast(Qwen3ForCausalLM, model), [direct, called])  # two ways to solve a problem
+    assert loss.item() == pytest.approx(math.log(4))
+    assert right.item() == pytest.approx(1 / 16 + 1 / 4)
 
 
 def test_same_seed_same_weights_other_seed_others(taught: tuple[Path, object, object], tmp_path: Path) -> None:

@@ -1,0 +1,47 @@
+"""Test if a policy learns from the verdicts when to call a tool: the demo of tools, and the same with coin flips.
+
+python -m tests.experiments.tools                     two arms, three seeds, 40 updates each: 50 minutes on 2 cores
+python -m tests.experiments.tools --seeds 1 --arms 0  one run of the demo
+
+Writes tools.md and tools.png.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tests.experiments.control import coin_flips
+from tests.experiments.runs import Arm, Experiment, Result
+
+_MEASURES = {"first_turn": "right", "called": "with a call", "calls_failed": "failed calls"}
+
+
+@dataclass(frozen=True, slots=True)
+class ToolExperiment(Experiment):
+    """Arms whose table has the calls, too."""
+
+    def report(self, results: Sequence[Result]) -> str:
+        """Write a Markdown table of what the held-out problems show before and after, for each arm and seed."""
+        titles = [f"{title}, {when}" for title in _MEASURES.values() for when in ("before", "after")]
+        rows = [[result.arm, str(result.seed), *_cells(result)] for result in results]
+        lines = [["arm", "seed", *titles], ["---"] * (2 + len(titles)), *rows]
+        return "Held-out problems, greedy, with 95 % intervals.\n\n" + "".join(f"| {' | '.join(r)} |\n" for r in lines)
+
+
+def _cells(result: Result) -> list[str]:
+    from tasks.evaluate.outcomes import summarise
+
+    evaluations = result.history.evaluations
+    before, after = (summarise(evaluations[place].outcomes) for place in (0, -1))
+    return [_cell(numbers[name]) for name in _MEASURES for numbers in (before, after)]
+
+
+def _cell(share: dict[str, Any] | None) -> str:
+    return f"{share['value']:.3f} [{share['low']:.3f}, {share['high']:.3f}]" if share else ""
+
+
+ARMS = [Arm("verdicts"), Arm("coin flips", around=coin_flips)]
+
+if __name__ == "__main__":
+    experiment = ToolExperiment("tools", "Calls of a calculator", ARMS, 40, config="demo-tools")
+    experiment.main((__doc__ or "").splitlines()[0])
