@@ -32,9 +32,14 @@ Rows without tokens are left out, because their episodes never began; those with
 their prompts are the agent's.
 """
 
+SAMPLED = "(len(sequence_starts) < 2 or hash(row) % 16 = 0)"
+"""SQL: a sixteenth of the trajectories with several sequences, whose pieces are long and all different, and all others.
+"""
+
 BETWEEN = f"""
-    select data_set, row, trajectory_id, parent - 1 as turn, turns[parent].feedback as feedback, ids,
-        list_where(ids, list_transform(masked, lambda m: not m)) as given, (hash(ids) >> 1)::bigint as digest
+    select data_set, row, trajectory_id, parent - 1 as turn, turns[parent].feedback as feedback,
+        ids, (hash(ids) >> 1)::bigint as digest,
+        list_where(ids, list_transform(masked, lambda m: coalesce(not m, true))) as given
     from (
         select *, token_ids[begin + 1 : turns[child]."start"] as ids,
             action_mask[begin + 1 : turns[child]."start"] as masked
@@ -46,7 +51,7 @@ BETWEEN = f"""
                     {_SEQUENCE.format('turns[child]."start"')} as sequence
                 from (
                     select *, unnest(range(1, len(turns) + 1)) as child
-                    from trajectories where len(sequence_starts) < 2 or hash(row) % 16 = 0
+                    from trajectories where len(action_mask) = len(token_ids) and {SAMPLED}
                 )
             )
         ) where parent > 0 and action_mask[turns[parent]."end"] and action_mask[turns[child]."start"::bigint + 1]
@@ -54,8 +59,7 @@ BETWEEN = f"""
 """SQL: for each turn and each that follows it the feedback, the ids and digest of the tokens between them, and the ids
 among these that are no action tokens. Between two sequences these are the tokens before the second turn.
 
-A template that rewrites history makes these pieces long and all different, so only a sixteenth of the trajectories with
-several sequences is included.
+Only the trajectories of `SAMPLED` are included.
 """
 
 

@@ -53,13 +53,14 @@ class Decoder:
         """
         place = 0
         for line in filter(None, map(str.strip, text.splitlines())):
-            ends = (at + len(each) for each in self._spellings(line) if (at := decoded.find(each, place)) >= 0)
+            ends = (at + len(each) for each in self.spellings(line) if (at := decoded.find(each, place)) >= 0)
             place = next(ends, -1)
             if place < 0:
                 return False
         return True
 
-    def _spellings(self, line: str) -> Iterator[str]:
+    def spellings(self, line: str) -> Iterator[str]:
+        """Yield how decoded tokens may show a line: as it is, in JSON, and as the tokenizer normalises it."""
         yield line
         yield json.dumps(line, ensure_ascii=False)[1:-1]
         if known := self.round_trip(line):

@@ -32,7 +32,7 @@ class _Prompt:
 
 
 def template_drift(evidence: AuditEvidence) -> Measured:
-    """Count forms besides the most frequent one of a run, and pieces between turns that lack their feedback.
+    """Count forms besides the most frequent one of a run, and turns whose feedback is not in the tokens that follow.
 
     The prompts of agents that begin several conversations in an episode are not compared: the agent wrote them.
     """
@@ -47,10 +47,10 @@ def template_drift(evidence: AuditEvidence) -> Measured:
     turns = _flag_pieces(evidence, lacking)
     says = (
         f"{beyond} forms of the prompt besides the usual one, in {rows:,} trajectories; {len(prompts):,} distinct "
-        f"prompts were checked. {len(lacking)} of {pieces:,} distinct pieces between turns lack their feedback, in "
-        f"{turns:,} turns"
+        f"prompts were checked. The feedback after {turns:,} turns is not in the tokens that follow; {pieces:,} "
+        "distinct pieces were checked"
     )
-    return Measured(beyond + len(lacking), len(prompts), says + decoders.remark)
+    return Measured(beyond + turns, len(prompts), says + decoders.remark)
 
 
 def _forms(prompts: list[_Prompt]) -> dict[str, Counter[str]]:
