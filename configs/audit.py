@@ -49,7 +49,8 @@ class Checks(Knobs):
     mask_and_spans: CheckKnobs = _fail()
     """Rows whose mask is not exactly the spans of their turns, or whose columns differ in length."""
     broken_prefix: CheckKnobs = _fail()
-    """Rows in which a turn does not continue the tokens before it, or whose group began with another prompt."""
+    """Rows in which a turn does not continue the tokens before it or follows none that exists, or whose group began with
+    another prompt."""
     bad_logprobs: CheckKnobs = _fail()
     """Rows with a logprob that is not finite, is above 0, or is outside of the mask."""
     falling_versions: CheckKnobs = _fail()
@@ -57,7 +58,8 @@ class Checks(Knobs):
     text_differs: CheckKnobs = _fail()
     """Turns whose tokens decode to another text than the stored one."""
     template_drift: CheckKnobs = _warn(0)
-    """Number of different prompt templates around the problem in one run, not counting the first."""
+    """Number of different prompt templates around the problem in one run, not counting the first, and of turns whose
+    feedback is not in the tokens that follow."""
     # policy
     logprob_drift: CheckKnobs = _fail(0.001)
     """Mean difference between stored logprobs and those recomputed with the stored weights, in nats per token, beyond
@@ -85,6 +87,19 @@ class Checks(Knobs):
     """Share of episodes that failed or exceeded their deadline."""
     loops: CheckKnobs = _warn(0.01)
     """Share of turns that repeat themselves: turns of 32 tokens or more, most of whose 4-grams occurred before."""
+    # tools
+    tool_output_in_loss: CheckKnobs = _fail()
+    """Outputs of calls that stand among the sampled tokens, so that the policy is trained to invent them."""
+    unanswered_calls: CheckKnobs = _warn(0.1)
+    """Share of calls that got no output."""
+    unparsable_calls: CheckKnobs = _warn(0.1)
+    """Share of calls that cannot be read."""
+    tool_errors: CheckKnobs = _warn(0.3)
+    """Share of a tool's calls that failed; tools with fewer than 20 calls in a data set do not count."""
+    repeated_calls: CheckKnobs = _warn(0.05)
+    """Share of episodes with calls in which one conversation has the same call 3 times or more."""
+    leaked_by_tool: CheckKnobs = _fail()
+    """Calls whose output gives the gold answer away, as far as that can be told from a tool that computes it."""
     # verdicts
     unparsable: CheckKnobs = _warn(0.2)
     """Share of turns in which no answer was found."""

@@ -185,8 +185,8 @@ class AuditCase:
 
     number: int  # number of its row
     check_name: str  # as in `audit.checks`
-    unit: str  # trajectory | turn | group | problem | data set | object
-    id: str  # id of the trajectory (also for a turn) or problem (also for a group); or a version, or an object's key
+    unit: str  # trajectory | turn | call | group | problem | data set | object
+    id: str  # of the trajectory (also that of a turn or call), problem (also that of a group), version or object
     data_set: str  # version of the data set; empty if the case belongs to no single one
     detail: str  # what is wrong with it, in words
 

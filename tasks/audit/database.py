@@ -5,14 +5,19 @@ data_sets      data_set (number), version, run, iteration, evaluation, allowed (
 trajectories   a view of the Parquet files: all columns of `storage.records.Trajectory`, data_set, row
 scores         a view of the Parquet files: all columns of `storage.records.Score`, data_set
 episodes       one row for each trajectory, without tokens: row, data_set, run, iteration, trajectory_id, problem_id,
-               sample, status, reason, turns, sampled (tokens), policy_version; first and best: success of the first
-               and of the best graded turn, null without scores
+               sample, status, reason, turns, sampled (tokens), policy_version, calls (number), branches (number of
+               turns that follow the same turn as an earlier one, or begin another conversation); first and best:
+               success of the first and of the best graded turn, null without scores
 turns          one row for each turn: row, data_set, run, iteration, trajectory_id, problem_id, sample, turn, "last",
-               "start", "end", text, environment_verdict, reward, finish_reason, feedback, seed; answer (its number
-               among the graded turns, null for calls of tools and others that answer nothing); parts (a map of its
-               reward's parts, those of the score if it has any); scorer (its name in `score.type`); from its
-               score, null without one: verdict, success (null, too, if it answers nothing), extracted, solution,
-               verdict_reason, scored_reward
+               "start", "end", text, environment_verdict, reward, finish_reason, feedback, seed; follows (the turn
+               that it follows, -1: none); calls (number); answer (its number among the graded turns, null for calls
+               of tools and others that answer nothing); parts (a map of its reward's parts, those of the score if
+               it has any); scorer (its name in `score.type`); from its score, null without one: verdict, success
+               (null, too, if it answers nothing), extracted, solution, verdict_reason, scored_reward
+calls          one row for each call of a tool: row, data_set, trajectory_id, problem_id, turn, number (among the calls
+               of its turn, from 0 on), id, name, arguments, output, status
+revisions      one row for each graded turn that comes after another one in its conversation: row, data_set,
+               trajectory_id, turn, success, before (the graded turn before it), was (the success of that)
 problems       one row for each distinct problem: problem_id, prompt, solutions, math_verify (whether that scores it)
 cases          one row for each case of a check: check_name, unit, id, data_set (version), detail
 
@@ -33,6 +38,7 @@ from storage.versions.manifests import Manifest
 from tasks.audit.intake import Intake
 from tasks.audit.results import Case, Unit
 from tasks.audit.selection import DataSet
+from tasks.audit.tables import TABLES
 from tasks.trajectory_db import TrajectoryDb, open_trajectory_db
 
 
@@ -97,7 +103,7 @@ def open_database(data_sets: Sequence[DataSet], intake: Intake, settings: Audit)
         )
         database.add_view("trajectories", TRAJECTORY_SCHEMA, intake.trajectories)
         database.add_view("scores", SCORE_SCHEMA, intake.scores)
-        for statement in _TABLES:
+        for statement in TABLES:
             database.connection.execute(statement)
         yield database
 
@@ -125,42 +131,3 @@ def _scorers(manifest: Manifest | None) -> dict[str, str]:
     """Return the scorers by source of problems, as in `configs.schema.Score.by_source`."""
     scorer = (manifest.knob("score.type") if manifest else None) or "math-verify"
     return scorer if isinstance(scorer, dict) else {"default": str(scorer)}
-
-
-_TABLES = (
-    # If a turn has several scores, the first is used; the check `orphan_scores` reports the others.
-    """create table turns as
-    with spoken as (
-        select row, data_set, run, iteration, trajectory_id, problem_id, sample, unnest(turns) as t,
-               generate_subscripts(turns, 1) - 1 as turn, len(turns) as turns, ungraded, reward_parts,
-               coalesce(scorers[source], scorers['default']) as scorer
-        from trajectories join (select data_set, scorers from data_sets) using (data_set)
-    ), judged as (
-        select distinct on (data_set, trajectory_id, turn) data_set, trajectory_id, turn, verdict, success, extracted,
-               solution, reason, coalesce(reward, success) as scored_reward, parts
-        from scores order by row
-    ), joined as (
-        select s.*, j.* exclude (data_set, trajectory_id, turn),
-               coalesce(verdict = 'none', list_contains(ungraded, s.turn) or t.verdict = 'none', false) as silent
-        from spoken s left join judged j using (data_set, trajectory_id, turn)
-    )
-    select s.row, s.data_set, s.run, s.iteration, s.trajectory_id, s.problem_id, s.sample, s.turn::integer as turn,
-           s.turn = s.turns - 1 as "last", s.t."start"::bigint as "start", s.t."end"::bigint as "end", s.t.text as text,
-           s.t.verdict as environment_verdict, s.t.reward as reward, s.t.finish_reason as finish_reason,
-           s.t.feedback as feedback, s.t.seed as seed,
-           if(silent, null, row_number() over (partition by s.row, silent order by s.turn) - 1)::integer as answer,
-           if(cardinality(parts) > 0, parts, reward_parts[s.turn + 1]) as parts, scorer, verdict,
-           if(silent, null, success) as success, extracted, solution, s.reason as verdict_reason, scored_reward
-    from joined s""",
-    """create table episodes as
-    select t.row, t.data_set, t.run, t.iteration, t.trajectory_id, t.problem_id, t.sample, t.status, t.reason,
-           len(t.turns)::integer as turns, list_count(list_filter(t.action_mask, lambda m: m))::integer as sampled,
-           t.policy_version, g.first, g.best
-    from trajectories t
-    left join (select row, max(success) filter (answer = 0) as first, max(success) as best from turns group by row) g
-    using (row)""",
-    """create table problems as
-    select problem_id, prompt, solutions,
-           bool_or(coalesce(scorers[source], scorers['default']) = 'math-verify') as math_verify
-    from trajectories join (select data_set, scorers from data_sets) using (data_set) group by 1, 2, 3""",
-)

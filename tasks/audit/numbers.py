@@ -147,12 +147,14 @@ _EPISODES = """
     from episodes join data_sets d using (data_set) group by all order by data_set"""
 
 _TURNS = """
-    select data_set, avg(after) filter (success = 0 and after is not null),
-        avg(1 - after) filter (success > 0 and after is not null), avg("end" - "start"),
-        avg((verdict = 'unparsable')::integer) filter (verdict <> 'none')
-    from (
-        select *, lead(success) over (partition by row, answer is null order by turn) as after from turns
-    ) group by 1"""
+    select data_set, fixed, broken, tokens, unparsable from (
+        select data_set, avg("end" - "start") as tokens,
+            avg((verdict = 'unparsable')::integer) filter (verdict <> 'none') as unparsable
+        from turns group by 1
+    ) left join (
+        select data_set, avg(success) filter (was = 0) as fixed, avg(1 - success) filter (was > 0) as broken
+        from revisions group by 1
+    ) using (data_set)"""
 
 _TOKENS = """
     select data_set, sum(count), sum(stale) / nullif(sum(count), 0),

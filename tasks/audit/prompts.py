@@ -1,35 +1,65 @@
-"""SQL for the tokens that the policy was given: before its first turn, and between two turns.
+"""SQL for the tokens that the policy was given: before the first turn of a conversation, and before turns that follow.
 
 Rows whose turns do not fit their mask are left out, because the check `mask_and_spans` already reports them.
 """
 
 from tasks.audit.checks.registry import AuditEvidence
 
-_PROMPT = """token_ids[: coalesce(turns[1]."start", len(token_ids))]"""
-_MASK_FITS = """coalesce(turns[1]."start", len(token_ids))
-    = coalesce(nullif(list_position(action_mask, true), 0) - 1, len(token_ids))"""
-PROMPTS = f"""
-    select data_set, row, trajectory_id, problem_id, prompt, solutions, ids, (hash(ids) >> 1)::bigint as digest
-    from (select *, {_PROMPT} as ids from trajectories where {_MASK_FITS} and len(token_ids) > 0)"""
-"""SQL: for each trajectory the ids and the digest of the tokens before its first turn.
+# A turn that follows none begins a conversation; in rows without `follows` that is the first turn. Turns from 1 on.
+_FIRST = "list_filter(range(1, len(turns) + 1), lambda k: coalesce(follows[k], k - 2) = -1)"
+_SEQUENCE = "coalesce(list_max(list_filter(sequence_starts, lambda s: s <= {})), 0)"
 
-Rows without tokens are left out, because their episodes never began.
+BEGINNINGS = f"""
+    select *, token_ids[begin + 1 : until] as ids, (hash(token_ids[begin + 1 : until]) >> 1)::bigint as digest from (
+        select *, {_SEQUENCE.format("until")} as begin from (
+            select *, coalesce(turns[first]."start"::bigint, len(token_ids)) as until from (
+                select *, unnest(if(len(firsts) = 0, [0], firsts)) as first, len(firsts) as conversations
+                from (select *, {_FIRST} as firsts from trajectories)
+            )
+        )
+    )"""
+"""SQL: each trajectory with the ids and the digest of the tokens before its first turn, where they begin and end, and
+the number of its conversations; several rows if an agent began several, for helpers or to shorten one.
 """
 
-BETWEEN = """
-    select data_set, trajectory_id, turn, feedback, ids, (hash(ids) >> 1)::bigint as digest from (
-        select data_set, trajectory_id, k - 1 as turn, turns[k].feedback as feedback,
-            token_ids[turns[k]."end"::bigint + 1 : turns[k + 1]."start"] as ids
-        from (
-            select data_set, trajectory_id, turns, token_ids, action_mask, unnest(range(1, len(turns))) as k
-            from trajectories where len(sequence_starts) < 2 or hash(row) % 16 = 0
-        ) where turns[k]."end" <= turns[k + 1]."start"
-            and action_mask[turns[k]."end"] and action_mask[turns[k + 1]."start"::bigint + 1]
-    )"""
-"""SQL: for each turn but the last, the feedback and the ids and digest of the tokens between it and the next turn.
+PROMPTS = f"""
+    select data_set, row, trajectory_id, problem_id, prompt, solutions, ids, digest from ({BEGINNINGS})
+    where conversations < 2 and len(ids) > 0 and coalesce(action_mask[until + 1], true)
+        and not coalesce(list_bool_or(action_mask[begin + 1 : until]), false)"""
+"""SQL: for each trajectory the ids and the digest of the tokens before its first turn.
 
-A template that rewrites history makes these pieces long and all different, so only a sixteenth of the trajectories with
-several sequences is included.
+Rows without tokens are left out, because their episodes never began; those with several conversations, too, because
+their prompts are the agent's.
+"""
+
+SAMPLED = "(len(sequence_starts) < 2 or hash(row) % 16 = 0)"
+"""SQL: a sixteenth of the trajectories with several sequences, whose pieces are long and all different, and all others.
+"""
+
+BETWEEN = f"""
+    select data_set, row, trajectory_id, parent - 1 as turn, turns[parent].feedback as feedback,
+        ids, (hash(ids) >> 1)::bigint as digest,
+        list_where(ids, list_transform(masked, lambda m: coalesce(not m, true))) as given
+    from (
+        select *, token_ids[begin + 1 : turns[child]."start"] as ids,
+            action_mask[begin + 1 : turns[child]."start"] as masked
+        from (
+            select *, if(turns[parent]."end" between sequence and turns[child]."start", turns[parent]."end", sequence)
+                as begin
+            from (
+                select *, coalesce(follows[child], child - 2) + 1 as parent,
+                    {_SEQUENCE.format('turns[child]."start"')} as sequence
+                from (
+                    select *, unnest(range(1, len(turns) + 1)) as child
+                    from trajectories where len(action_mask) = len(token_ids) and {SAMPLED}
+                )
+            )
+        ) where parent > 0 and action_mask[turns[parent]."end"] and action_mask[turns[child]."start"::bigint + 1]
+    )"""
+"""SQL: for each turn and each that follows it the feedback, the ids and digest of the tokens between them, and the ids
+among these that are no action tokens. Between two sequences these are the tokens before the second turn.
+
+Only the trajectories of `SAMPLED` are included.
 """
 
 

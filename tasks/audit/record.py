@@ -130,7 +130,10 @@ def _examples(audited: Audited) -> dict[tuple[str, str], StoredConversation]:
     return {(version, name): spoken[row] for version, name, row in rows}
 
 
-_NAMED_BY = {"trajectory": "trajectory_id", "turn": "trajectory_id", "group": "problem_id", "problem": "problem_id"}
+_NAMED_BY = {
+    **dict.fromkeys(("trajectory", "turn", "call"), "trajectory_id"),
+    **dict.fromkeys(("group", "problem"), "problem_id"),
+}
 """The column with the id of a case, by the unit of the case."""
 _NOT_REPEATED = ("secrets", "personal_data")
 """A version cannot be deleted, so the texts that these checks find must not be copied into the audit's version."""

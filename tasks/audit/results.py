@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 Verdict = Literal["pass", "warn", "fail", "skipped"]
 
-Unit = Literal["trajectory", "turn", "group", "problem", "data set", "object"]
-"""The kind of thing that a case points at, and so what its id is: a trajectory id (also for a turn, whose number is in
-the detail), a problem id (also for a group), a version for a data set, or the key of an object."""
+Unit = Literal["trajectory", "turn", "call", "group", "problem", "data set", "object"]
+"""The kind of thing that a case points at, and so what its id is: a trajectory id (also for a turn or a call, whose
+number is in the detail), a problem id (also for a group), a version for a data set, or the key of an object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class SetNumbers:
     tokens: int  # sampled
     success: list[float | None]  # share of right turns, by turn number; calls of tools are not counted
     any_turn: float | None  # share of episodes with any right turn
-    fixed: float | None  # share of wrong turns followed by a right one, among wrong turns with a next turn
-    broken: float | None  # share of right turns followed by a wrong one, among right turns with a next turn
+    fixed: float | None  # share of wrong turns followed by a right one, among wrong turns with a next answer
+    broken: float | None  # share of right turns followed by a wrong one, among right turns with a next answer
     answer_tokens: float | None  # mean length of a turn
     truncated: float | None
     failed: float | None

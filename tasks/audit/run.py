@@ -103,6 +103,8 @@ def _reason_to_skip(check: AuditCheck, evidence: AuditEvidence) -> str:
         return "there is no row to check"
     if check.needs_scores and not evidence.scored:
         return "the data sets have no scores: run the score stage (python -m flows.score) first"
+    if check.needs_calls and not evidence.calls:
+        return "no turn calls a tool"
     return ""
 
 

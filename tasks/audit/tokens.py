@@ -1,5 +1,6 @@
 """Decode stored tokens with the tokenizer of their run."""
 
+import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -44,6 +45,26 @@ class Decoder:
         """Encode and decode `text`; the result differs if the tokenizer normalises text or lacks a character."""
         ids = self.tokenizer.encode(text, add_special_tokens=False)
         return self.texts([list(ids)], special=True)[0]
+
+    def shows(self, decoded: str, text: str) -> bool:
+        r"""Return whether decoded tokens show `text`, which templates may trim, quote or split between its lines.
+
+        Example: the texts of two messages, `3\n4`, are shown by `<message>3</message><message>"4"</message>`.
+        """
+        place = 0
+        for line in filter(None, map(str.strip, text.splitlines())):
+            ends = (at + len(each) for each in self.spellings(line) if (at := decoded.find(each, place)) >= 0)
+            place = next(ends, -1)
+            if place < 0:
+                return False
+        return True
+
+    def spellings(self, line: str) -> Iterator[str]:
+        """Yield how decoded tokens may show a line: as it is, in JSON, and as the tokenizer normalises it."""
+        yield line
+        yield json.dumps(line, ensure_ascii=False)[1:-1]
+        if known := self.round_trip(line):
+            yield known
 
 
 _WITH_SPACES = "do n't , is this it ? I 'm , he 's . We 've"

@@ -13,6 +13,7 @@ from storage.objects.store import Store
 from storage.records import (
     SCORE_SCHEMA,
     TRAJECTORY_SCHEMA,
+    Call,
     Problem,
     Score,
     Trajectory,
@@ -146,6 +147,7 @@ class Scene:
         feedback: str = WRONG_FEEDBACK,
         cut: bool = False,
         grade: Grade = grade,
+        calls: Sequence[Call] = (),
     ) -> Trajectory:
         """Replay an episode with other answers: all columns and scores are as rollout and score stage would make them.
 
@@ -157,26 +159,35 @@ class Scene:
             feedback: feedback between turns.
             cut: whether the last turn ended at the token limit.
             grade: computes the verdict of each answer.
+            calls: calls of tools; their turns answer nothing if they got an output, which then is the feedback.
         """
         first = [{"role": "system", "content": system}] if system else []
         messages = [*first, {"role": "user", "content": prompt or row.prompt}]
-        episode = self._play(row, messages, answers, feedback, cut)
+        outputs = [
+            [call.output for call in calls if call.turn == number and call.output] for number in range(len(answers))
+        ]
+        ungraded = sorted({call.turn for call in calls if call.status != "unparsable"})
+        feedbacks = ["\n".join(texts) or feedback for texts in outputs]
+        episode = self._play(row, messages, answers, feedbacks, cut)
         for number, text in enumerate(turn.text for turn in episode.turns):
-            verdict = grade(text, row.solutions)
+            verdict = "" if number in ungraded else grade(text, row.solutions)
             turn = episode.turns[number]
             episode.turns[number] = replace(turn, verdict=verdict, reward=float(verdict == "correct"))
         replayed = episode.trajectory(row.turn_discount)
+        return self.record(row, replace(replayed, calls=list(calls), ungraded=ungraded))
+
+    def record(self, row: Trajectory, replayed: Trajectory) -> Trajectory:
+        """Replace a row by what was played instead, and its scores."""
         self.unscore(row)
         self._scores_of(row).extend(self._make_scores(replayed))
         self._replayed.add(row.trajectory_id)
         return self.change(row, **{name: getattr(replayed, name) for name in _REPLAYED})
 
     def _play(
-        self, row: Trajectory, messages: list[Message], answers: Sequence[str], feedback: str, cut: bool
+        self, row: Trajectory, messages: list[Message], answers: Sequence[str], feedbacks: Sequence[str], cut: bool
     ) -> Episode:
         chat = self.cast.language.chat
-        problem = Problem(row.problem_id, row.prompt, row.solutions)
-        episode = Episode(EpisodeSpec(row.trajectory_id, problem, row.seed, row), chat.prompt(messages))
+        episode = Episode(spec_of(row), chat.prompt(messages))
         for number, text in enumerate(answers):
             last = number == len(answers) - 1
             ids = chat.encode(text + ("" if cut and last else "<|im_end|>"))
@@ -186,8 +197,8 @@ class Scene:
             outputs = BundledGenerationOutputs(row.trajectory_id, episode.prompt_ids, [completion], [seed], 0.1)
             episode.add_completion(outputs, chat.decode(ids))
             if not last:
-                following = chat.next_prompt(messages, ids, feedback)
-                episode.add_feedback(feedback, following.token_ids)
+                following = chat.next_prompt(messages, ids, feedbacks[number])
+                episode.add_feedback(feedbacks[number], following.token_ids)
                 messages = following.messages
         return episode
 
@@ -196,7 +207,7 @@ class Scene:
             Score(
                 trajectory_id=row.trajectory_id,
                 turn=number,
-                verdict=turn.verdict,  # type: ignore[arg-type]  # a turn's verdict may be anything
+                verdict="none" if number in row.ungraded else turn.verdict,  # type: ignore[arg-type]  # may be anything
                 success=turn.reward,
                 extracted=extracted(turn.text) if turn.verdict in ("correct", "wrong") else "",
                 solution=row.solutions[0],
@@ -224,9 +235,12 @@ class Scene:
 
     def logprobs(self, rows: Sequence[Trajectory], policy: int, temperature: float = 1.0) -> list[list[float]]:
         """Compute the logprobs of the rows with a policy's weights."""
-        ids = [np.array(row.token_ids, np.int32) for row in rows]
-        masks = [np.array(row.action_mask, np.bool_) for row in rows]
-        return [logprobs.tolist() for logprobs in self.cast.weights[policy].of(ids, masks, temperature)]
+        ids = [part for row in rows for part in np.split(np.array(row.token_ids, np.int32), row.sequence_starts[1:])]
+        masks = [
+            part for row in rows for part in np.split(np.array(row.action_mask, np.bool_), row.sequence_starts[1:])
+        ]
+        parts = iter(self.cast.weights[policy].of(ids, masks, temperature))
+        return [np.concatenate([next(parts) for _ in row.sequence_starts]).tolist() for row in rows]
 
     def commit(self) -> "Committed":
         """Commit the problem set, the trajectories in two shards each, the scores, and the evaluation if any."""
@@ -267,7 +281,15 @@ class Scene:
         helpers.commit_evaluation(store, self.config, policy, problem_set, rows)
 
 
-_REPLAYED = ("status", "reason", "token_ids", "action_mask", "logprobs", "versions", "turns", "sequence_starts")
+_REPLAYED = (
+    "status", "reason", "token_ids", "action_mask", "logprobs", "versions", "turns", "sequence_starts", "calls",
+    "ungraded", "follows",
+)  # fmt: skip
+
+
+def spec_of(row: Trajectory) -> EpisodeSpec:
+    """Return the identity of a row's episode."""
+    return EpisodeSpec(row.trajectory_id, Problem(row.problem_id, row.prompt, row.solutions), row.seed, row)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ fault. Its docstring describes the event.
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -19,12 +19,13 @@ import pyarrow as pa
 from configs.audit import Audit, Checks
 from storage import layout
 from storage.objects.store import Store
-from storage.records import Problem, Trajectory
+from storage.records import Call, CallStatus, Problem, Trajectory
 from storage.versions.checkpoints import Checkpoint
 from tasks.agents.math_multi_turn import CORRECT_FEEDBACK
 from tests.support import audit_helpers as helpers
 from tests.support.audit_helpers import Language, Weights
-from tests.support.audit_scene import Cast, Committed, Scene, grade, set_scene
+from tests.support.audit_scene import Cast, Committed, Scene, grade, set_scene, spec_of
+from tests.support.branching import Branching
 from tests.support.chain_helpers import SHARD, key, rewrite, rewrite_shard
 
 if TYPE_CHECKING:
@@ -531,6 +532,112 @@ def slow_judge(scene: Scene) -> Ids:
     return ids(rows)
 
 
+# Tools
+
+
+def call(
+    output: str,
+    arguments: str = "{}",
+    name: str = "calculator",
+    status: CallStatus = "answered",
+    turn: int = 0,
+) -> Call:
+    return Call(turn, f"call-{turn}", name, arguments, output, status)
+
+
+def written(call: Call) -> str:
+    """Return a call as the policy writes it."""
+    return f'<tool_call>{{"name": "{call.name}", "arguments": {call.arguments}}}</tool_call>'
+
+
+def calculate(scene: Scene, row: Trajectory, status: CallStatus = "answered", output: str = "") -> Trajectory:
+    """Replay an episode in which the policy calculates the answer with a tool."""
+    expression = row.prompt.removeprefix("What is ").removesuffix("?")
+    made = call(output or str(gold(row)), f'{{"expression": "{expression}"}}', status=status)
+    return scene.replay(row, written(made), boxed(gold(row)), calls=[made])
+
+
+def callers(scene: Scene) -> list[Trajectory]:
+    """Return the rows of a sixteenth of the episodes, in which the policy is to call a tool."""
+    return [row for row in scene.rows if row.turns and row.sample == 7]
+
+
+@in_rows("tool_output_in_loss")
+def all_after_the_prompt(scene: Scene) -> Ids:
+    """Another writer took everything after the prompt for one completion."""
+    rows = callers(scene)
+    for row in rows:
+        played = calculate(scene, row)
+        start, end = played.turns[0].start, played.turns[1].end
+        text = scene.cast.language.chat.decode(played.token_ids[start:end])
+        mask = [start <= place < end for place in range(end)]
+        whole = replace(played.turns[1], start=start, text=text, seed=played.turns[0].seed)
+        scene.record(
+            played,
+            replace(played, turns=[whole], action_mask=mask, versions=[0 if m else -1 for m in mask], ungraded=[]),
+        )
+    return ids(rows)
+
+
+@in_rows("unanswered_calls")
+def outputs_lost(scene: Scene) -> Ids:
+    """The agent ends the episode when the policy calls a tool."""
+    rows = callers(scene)
+    for row in rows:
+        made = call("", status="unanswered")
+        scene.replay(row, written(made), calls=[made])
+    return ids(rows)
+
+
+@in_rows("unparsable_calls")
+def calls_in_another_format(scene: Scene) -> Ids:
+    """The policy forgets the arguments' names."""
+    rows = callers(scene)
+    for row in rows:
+        text = "<tool_call>" + row.prompt + "</tool_call>"
+        scene.replay(row, text, boxed(gold(row)), calls=[call("", text, "", "unparsable")])
+    return ids(rows)
+
+
+@in_rows("tool_errors")
+def broken_tool(scene: Scene) -> Ids:
+    """The tool's server is down."""
+    rows = [row for row in scene.rows if row.sample % 4 == 1]
+    for row in rows:
+        calculate(scene, row, "failed", "error: the server does not answer")
+    return ids(rows)
+
+
+@in_rows("repeated_calls")
+def again_and_again(scene: Scene) -> Ids:
+    """The policy calls the same until it has no more turns."""
+    rows = callers(scene)
+    for row in rows:
+        made = [call("no result", '{"query": "sums"}', "search", turn=turn) for turn in range(4)]
+        scene.replay(row, *map(written, made), boxed(gold(row)), calls=made)
+    return ids(rows)
+
+
+@in_rows("leaked_by_tool")
+def solutions_are_searched(scene: Scene) -> Ids:
+    """The index of a search tool has the solutions of the training problems."""
+    rows = [row for row in callers(scene) if row.solutions[0] not in row.prompt]
+    for row in rows:
+        made = call(f"{row.prompt} The answer is {gold(row)}.", f'{{"query": "{row.prompt}"}}', "search")
+        scene.replay(row, written(made), boxed(gold(row)), calls=[made])
+    return ids(rows)
+
+
+@in_rows("leaked_by_tool")
+def hints_are_answers(scene: Scene) -> Ids:
+    """A tool for hints returns the column with the gold answers."""
+    rows = [row for row in callers(scene) if row.solutions[0] not in row.prompt]
+    for row in rows:
+        made = call(str(gold(row)), name="hint")
+        scene.replay(row, written(made), boxed(gold(row)), calls=[made])
+    return ids(rows)
+
+
 # Verdicts
 
 
@@ -746,15 +853,32 @@ def _cast(store: Store, problems: Sequence[Problem], policies: Sequence[Checkpoi
 
 
 def _clean(cast: Cast) -> Scene:
-    """Make a run of two iterations and an evaluation, with some long answers and some repeated right answers."""
+    """Make a run of two iterations and an evaluation.
+
+    Some answers are long, some right ones are repeated, some episodes call a tool, and some have branches.
+    """
     scene = set_scene(cast, helpers.settings(CLEAN), range(CLEAN_GROUPS), (0, 1))
     for row in [row for row in scene.rows if answered(row) and row.sample == 5]:
         scene.replay(row, boxed(gold(row)), boxed(gold(row)), feedback=CORRECT_FEEDBACK)
     for row in [row for row in scene.rows if row.turns and row.sample == 6]:
         scene.replay(row, f"First I add the tens, then the ones: {row.turns[0].text}")
+    for row in callers(scene):
+        calculate(scene, row)
+    for row in [row for row in scene.rows if row.turns and row.sample == 8]:
+        scene.record(row, _with_branches(cast, row))
     scene.compute_logprobs()
     scene.evaluated = cast.held_out
     return scene
+
+
+def _with_branches(cast: Cast, row: Trajectory) -> Trajectory:
+    """Play an episode that asks a helper, goes two ways after an answer, and shortens its history."""
+    episode = Branching(cast.language.chat, spec_of(row), row.policy_version)
+    first = episode.say(boxed(gold(row) + 1), told=row.prompt, verdict="wrong")
+    episode.say("It has 2 digits.", told="How long is the answer?")
+    right, *_ = [episode.say(boxed(gold(row)), first, text, verdict="correct") for text in ("Try again.", "Once more.")]
+    episode.say(boxed(gold(row)), right, "Is that so?", verdict="correct", rewritten=True)
+    return episode.trajectory()
 
 
 def _plant(store: Store, scene: Scene, fault: Fault) -> Planted:
@@ -765,6 +889,7 @@ def _plant(store: Store, scene: Scene, fault: Fault) -> Planted:
         expected |= set(fault.damage(store, committed))
     sizes = {
         "trajectory": len(scene.rows),
+        "call": max(1, sum(len(row.calls) for row in scene.rows)),
         "turn": sum(len(row.turns) for row in scene.rows),
         "group": GROUPS,
         "problem": GROUPS,

@@ -1,26 +1,22 @@
-"""Check for right answers that the next turn replaces by wrong ones: the policy may only react to the feedback."""
+"""Check for right answers that the next answer replaces by wrong ones: the policy may only react to the feedback."""
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.checks.shares import highest
 
 
 def broken_answers(evidence: AuditEvidence) -> Measured:
-    """Measure the share of right turns whose next turn is wrong, among right turns with a next turn."""
-    database = evidence.database
-    pairs = """
-        select trajectory_id, data_set, turn, success, lead(success) over (partition by row order by turn) as after
-        from turns where answer is not null"""
-    database.flag(
+    """Measure the share of answers that are wrong, among those that come after a right one in their conversation."""
+    evidence.database.flag(
         "broken_answers",
         "turn",
-        f"""select trajectory_id, data_set, 'turn ' || (turn + 1) || ' was right, the next is not'
-        from ({pairs}) where success > 0 and after = 0""",
+        """select trajectory_id, data_set, 'turn ' || (before + 1) || ' was right, turn ' || (turn + 1) || ' is not'
+        from revisions where was > 0 and success = 0""",
     )
     return highest(
         evidence,
-        "right answers with a next turn were followed by a wrong one",
-        f"""select data_set, count(*) filter (after = 0) as part, count(*) as whole
-        from ({pairs}) where success > 0 and after is not null group by 1""",
+        "right answers with a next answer were followed by a wrong one",
+        """select data_set, count(*) filter (success = 0) as part, count(*) as whole
+        from revisions where was > 0 and success is not null group by 1""",
     )
 
 

@@ -18,9 +18,9 @@ def never_solved(evidence: AuditEvidence) -> Measured:
             select problem_id, prompt, solutions, count(*) as episodes from played
             group by problem_id, prompt, solutions having count(*) >= ? and max(best) = 0
         ), answers as (
-            select p.problem_id, prompt, solutions, extracted, count(*) as votes
-            from played p join turns t using (row) where t."last" and extracted <> ''
-            group by all
+            select problem_id, prompt, solutions, extracted, count(*) as votes
+            from played join (select row, arg_max(extracted, answer) as extracted from turns group by row) using (row)
+            where extracted <> '' group by all
         )
         select h.problem_id, null::integer,
             votes || ' of ' || episodes || ' episodes ended in ' || extracted || ', none in the gold answer '

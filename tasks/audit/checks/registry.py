@@ -62,6 +62,11 @@ class AuditEvidence:
         """Return whether any turn has a score."""
         return bool(self.database.number("select count(*) from turns where verdict is not null"))
 
+    @cached_property
+    def calls(self) -> int:
+        """The number of calls of tools."""
+        return int(self.database.number("select count(*) from calls"))
+
 
 @dataclass(frozen=True, slots=True)
 class Measured:
@@ -88,6 +93,7 @@ class AuditCheck:
     unit: Unit
     run: Run
     needs_scores: bool
+    needs_calls: bool
 
     @property
     def about(self) -> str:
@@ -98,7 +104,9 @@ class AuditCheck:
 CHECKS: dict[str, AuditCheck] = {}
 
 
-def register_check(name: str, title: str, unit: Unit, run: Run, *, needs_scores: bool = False) -> None:
+def register_check(
+    name: str, title: str, unit: Unit, run: Run, *, needs_scores: bool = False, needs_calls: bool = False
+) -> None:
     """Register a check under its name in `audit.checks`.
 
     Args:
@@ -107,12 +115,13 @@ def register_check(name: str, title: str, unit: Unit, run: Run, *, needs_scores:
         unit: unit of its cases.
         run: function that notes the cases (`AuditDatabase.flag`) and measures, or raises `SkippedError`.
         needs_scores: skip the check if no turn has a score.
+        needs_calls: skip the check if no turn calls a tool.
     """
     if name not in Checks.model_fields:
         raise ValueError(f"check {name!r} has no knob in configs/audit.py: declare its threshold and severity there")
     if name in CHECKS:
         raise ValueError(f"check {name!r} is registered already: choose another name")
-    CHECKS[name] = AuditCheck(name, title, unit, run, needs_scores)
+    CHECKS[name] = AuditCheck(name, title, unit, run, needs_scores, needs_calls)
 
 
 def share(part: float, whole: float) -> float:

@@ -1,15 +1,19 @@
-"""Measure a share of turns, episodes or groups in each data set; the highest one is compared with the threshold."""
+"""Measure a share of turns, calls, episodes or groups in each data set; the highest is compared with the threshold."""
 
 from typing import Literal
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, share
+from tasks.audit.results import Unit
+
+CALL = "'turn ' || (turn + 1) || ', call ' || (number + 1) || ' of ' || if(name = '', 'no tool', left(name, 40))"
+"""SQL: names a call in the detail of a case."""
 
 
 def highest_share(
     evidence: AuditEvidence,
     check: str,
     what: str,
-    source: Literal["episodes", "turns"],
+    source: Literal["episodes", "turns", "calls"],
     condition: str,
     detail: str,
     among: str = "true",
@@ -25,9 +29,9 @@ def highest_share(
         detail: SQL expression for the detail of a case.
         among: SQL condition of all rows that are counted.
     """
-    unit: Literal["turn", "trajectory"] = "turn" if source == "turns" else "trajectory"
+    units: dict[str, Unit] = {"episodes": "trajectory", "turns": "turn", "calls": "call"}
     chosen = f"select trajectory_id, data_set, {detail} from {source} where ({among}) and ({condition})"
-    evidence.database.flag(check, unit, chosen)
+    evidence.database.flag(check, units[source], chosen)
     return highest(
         evidence,
         what,

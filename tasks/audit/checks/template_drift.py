@@ -32,7 +32,10 @@ class _Prompt:
 
 
 def template_drift(evidence: AuditEvidence) -> Measured:
-    """Count forms besides the most frequent one of a run, and pieces between turns that lack their feedback."""
+    """Count forms besides the most frequent one of a run, and turns whose feedback is not in the tokens that follow.
+
+    The prompts of agents that begin several conversations in an episode are not compared: the agent wrote them.
+    """
     decoders = Decoders(evidence)
     prompts = _distinct_prompts(evidence, decoders)
     forms = _forms(prompts)
@@ -44,10 +47,10 @@ def template_drift(evidence: AuditEvidence) -> Measured:
     turns = _flag_pieces(evidence, lacking)
     says = (
         f"{beyond} forms of the prompt besides the usual one, in {rows:,} trajectories; {len(prompts):,} distinct "
-        f"prompts were checked. {len(lacking)} of {pieces:,} distinct pieces between turns lack their feedback, in "
-        f"{turns:,} turns"
+        f"prompts were checked. The feedback after {turns:,} turns is not in the tokens that follow; {pieces:,} "
+        "distinct pieces were checked"
     )
-    return Measured(beyond + len(lacking), len(prompts), says + decoders.remark)
+    return Measured(beyond + turns, len(prompts), says + decoders.remark)
 
 
 def _forms(prompts: list[_Prompt]) -> dict[str, Counter[str]]:
@@ -121,31 +124,31 @@ _Piece = tuple[str, str, int]
 
 
 def _pieces(evidence: AuditEvidence, decoders: Decoders) -> tuple[int, list[_Piece]]:
-    """Return the number of distinct pieces between turns, and those pieces that lack their feedback."""
-    query = (
-        f"select data_set, feedback, digest, any_value(ids) as ids from ({BETWEEN}) group by data_set, feedback, digest"
-    )
+    """Return the number of distinct pieces before turns that follow, and those pieces that lack the feedback."""
+    query = f"""select data_set, feedback, digest, any_value(ids) as ids from ({BETWEEN}) where trim(feedback) <> ''
+        group by data_set, feedback, digest"""
     pieces, lacking = 0, list[_Piece]()
     for part in decoders.decode(evidence, query, special=True):
         for row, text in zip(part.columns("feedback", "digest"), part.texts, strict=True):
             pieces += 1
-            feedback = row["feedback"].strip()
-            if feedback and _form(text, feedback, decoders.runs[part.run]) == _WITHOUT:
+            if not decoders.runs[part.run].shows(text, row["feedback"]):
                 lacking.append((part.run, row["feedback"], row["digest"]))
     return pieces, list(dict.fromkeys(lacking))
 
 
 def _flag_pieces(evidence: AuditEvidence, lacking: list[_Piece]) -> int:
+    """Flag the turns whose feedback none of the turns that follow them was given: branches are given other texts."""
     runs, feedback, digests = zip(*lacking, strict=True) if lacking else ((), (), ())
     return flag_rows(
         evidence.database,
         "template_drift",
         "turn",
         {"run": runs, "feedback": feedback, "digest": digests},
-        f"""select p.trajectory_id, p.data_set,
+        f"""select any_value(p.trajectory_id), p.data_set,
             'the tokens after turn ' || (p.turn + 1) || ' do not contain its feedback: "' || left(p.feedback, 80) || '"'
         from ({BETWEEN}) p join data_sets d using (data_set)
-        join found f on f.run = d.run and f.feedback = p.feedback and f.digest = p.digest""",
+        left join found f on f.run = d.run and f.feedback = p.feedback and f.digest = p.digest
+        group by p.row, p.data_set, p.turn, p.feedback having count(*) = count(f.digest)""",
     )
 
 

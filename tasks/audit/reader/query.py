@@ -78,7 +78,7 @@ def _on_check(wanted: Filter) -> list[_Condition]:
     joined = """row in (select l.row from listing l join data_sets d using (data_set) join cases c on c.id = {}
         where c.check_name = ? and c.unit in {} and c.data_set in ('', d.version))"""
     ways = (
-        ("l.trajectory_id", "('trajectory', 'turn')"),
+        ("l.trajectory_id", "('trajectory', 'turn', 'call')"),
         ("l.problem_id", "('group', 'problem')"),
         ("d.version", "('data set')"),
     )

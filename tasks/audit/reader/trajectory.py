@@ -108,7 +108,7 @@ class TrajectoryPages:
         """Return the cases of an audit for the trajectory: check and detail."""
         found = self._library.database.all(
             """select check_name, detail from cases
-            where unit in ('trajectory', 'turn') and id = ? and data_set in ('', ?) order by all limit 100""",
+            where unit in ('trajectory', 'turn', 'call') and id = ? and data_set in ('', ?) order by all limit 100""",
             conversation.trajectory_id,
             conversation.data_set,
         )

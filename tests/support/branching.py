@@ -1,0 +1,63 @@
+"""Episodes with branches and calls of tools, written as the endpoint for agents records them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from storage.records import Call, Trajectory
+from tasks.agents.chat import Chat
+from tasks.agents.endpoint.recording import record
+from tasks.agents.endpoint.tree import Node
+from tasks.agents.interface import EpisodeSpec
+from tasks.inference.api import Completion
+
+
+@dataclass
+class Branching:
+    """The completions of one episode, each after another one or at the begin of a conversation."""
+
+    chat: Chat
+    spec: EpisodeSpec
+    version: int = 0  # of the policy
+    nodes: list[Node] = field(default_factory=list)
+
+    def say(
+        self,
+        text: str,
+        after: Node | None = None,
+        told: str = "",
+        *,
+        calls: Sequence[Call] = (),
+        verdict: str = "",
+        rewritten: bool = False,
+    ) -> Node:
+        """Add what the policy said.
+
+        Args:
+            text: the completion.
+            after: the completion that it goes on from; None begins a conversation.
+            told: what the agent sent before it.
+            calls: the calls in it, with their outputs.
+            verdict: that of the environment, which grades a completion if there is one.
+            rewritten: the prompt does not begin with the tokens of `after`.
+        """
+        messages = [{"role": "user", "content": told}]
+        prompt_ids, continues = self.chat.prompt(messages), False
+        if after:
+            following = self.chat.next_prompt(after.messages, after.completion.token_ids, told)
+            messages, continues = following.messages, not rewritten
+            prompt_ids = after.token_ids + following.token_ids
+            if rewritten:
+                prompt_ids = self.chat.prompt([{"role": "system", "content": "Be brief."}, *messages])
+            after.feedback = after.feedback or told
+        ids = self.chat.encode(text + "<|im_end|>")
+        completion = Completion(ids, [-1.0] * len(ids), [self.version] * len(ids), "stop")
+        number = len(self.nodes)
+        node = Node(number, after, continues, prompt_ids, completion, self.spec.seed + number, 0.1, text, messages, {})
+        node.calls, node.verdict, node.graded = list(calls), verdict, bool(verdict)
+        node.reward = float(verdict == "correct")
+        self.nodes.append(node)
+        return node
+
+    def trajectory(self) -> Trajectory:
+        """Return the record of the episode."""
+        return replace(record(self.spec, self.nodes, 1.0), unplayed_turns=0)
