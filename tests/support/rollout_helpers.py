@@ -66,7 +66,7 @@ def play(
     problems: list[Problem] | None = None,
     group_size: int = 4,
     settings: Rollout | None = None,
-    environment: type[MathVerifyEnvironment] = MathVerifyEnvironment,
+    environment: Callable[[EnvironmentContext], Environment] = MathVerifyEnvironment,
     together: int | None = None,
 ) -> list[Trajectory]:
     """Play the problems, the episodes of a group `together` (None: all); return their trajectories, sorted by id."""

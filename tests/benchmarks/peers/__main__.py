@@ -17,10 +17,10 @@ from storage import interrupts
 from storage.commands.arguments import Parser, whole
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.peers import processes
-from tests.benchmarks.peers.environment import trl_python
 from tests.benchmarks.peers.sides import Side, check_same_work, ratios
 from tests.benchmarks.peers.workloads import STEPS, WORKLOADS, Workload
 from tests.benchmarks.result import spread
+from tests.support.overlay import overlay_python
 from tests.support.paths import ROOT
 
 FOLDER = ROOT / "var/peers"
@@ -33,7 +33,7 @@ def main() -> None:
     arguments = _arguments()
     print(f"{os.cpu_count()} CPUs, load average {os.getloadavg()[0]:.2f}", flush=True)
     os.environ["PREFECT_HOME"] = str(FOLDER / "prefect")  # before anything imports Prefect
-    python = trl_python(FOLDER / "trl")
+    python = overlay_python(FOLDER / "trl", Path(__file__).with_name("requirements.txt"))
     lines: list[list[str]] = []
     try:
         for name in arguments.names or WORKLOADS:

@@ -1,0 +1,74 @@
+"""Agents of four frameworks are trained as they are: what the policy sampled is recorded token by token."""
+
+import sys
+
+import pytest
+
+from storage.records import Call, Trajectory
+from tasks.agents.chat import Chat
+from tasks.score.verifier import Verifier
+from tests.support.paths import ROOT
+from tests.support.tool_calling import call, played, the_calls
+
+FOLDER = "tests.agents.frameworks"
+CALLS, ANSWER = call("calculator", expression="1 + 2"), r"\boxed{3}"
+ONE_SEQUENCE = [
+    ("openai", "plain_client:solve"),
+    ("openai", "plain_client:solve_in_a_stream"),
+    ("agents", "openai_sdk:solve"),
+    ("agents", "openai_sdk:solve_in_a_stream"),
+    ("langchain", "langgraph_react:solve"),
+    ("langchain", "langgraph_react:solve_in_a_stream"),
+]
+
+
+@pytest.mark.parametrize(("package", "entry"), ONE_SEQUENCE, ids=[entry for _, entry in ONE_SEQUENCE])
+def test_calls_and_answer_are_one_sequence(
+    chat: Chat, verifier: Verifier, far_away: list[str], package: str, entry: str
+) -> None:
+    """The framework sends back what it got, so the second prompt begins with the tokens of the first turn."""
+    pytest.importorskip(package, reason="make setup-agents")
+    row = played(chat, verifier, "openai", [CALLS, ANSWER], entry=f"{FOLDER}.{entry}")
+    check_answered(row, Call(0, "", "calculator", '{"expression": "1 + 2"}', "3", "answered"))
+    assert far_away == []
+
+
+def check_answered(row: Trajectory, made: Call) -> None:
+    """Check an episode of a call and an answer."""
+    assert (row.status, row.reason) == ("completed", "")
+    assert the_calls(row) == [made]
+    assert (row.ungraded, row.follows, row.sequence_starts) == ([0], [-1, 0], [0])
+    assert [turn.verdict for turn in row.turns] == ["", "correct"]
+    assert sum(row.action_mask) == sum(turn.end - turn.start for turn in row.turns)
+
+
+FINAL = call("final_answer", answer=r"\boxed{3}")
+ADDS = "Thought: I add.\n<code>\nprint(add(1, 2))\n</code>"
+ENDS = 'Thought: It is 3.\n<code>\nfinal_answer("\\\\boxed{3}")\n</code>'
+SMOLAGENTS: list[tuple[str, list[str], list[str]]] = [
+    ("solve", [call("add", first=1, second=2), FINAL], ["add", "final_answer"]),
+    ("solve_in_a_stream", [call("add", first=1, second=2), FINAL], ["add", "final_answer"]),
+    ("solve_with_code", [ADDS, ENDS], []),
+]
+
+
+@pytest.mark.parametrize(("function", "says", "called"), SMOLAGENTS, ids=[function for function, _, _ in SMOLAGENTS])
+def test_smolagents_has_a_sequence_for_each_step(
+    chat: Chat, verifier: Verifier, far_away: list[str], function: str, says: list[str], called: list[str]
+) -> None:
+    """It tells the policy its earlier steps in words of its own, so each step begins a sequence."""
+    pytest.importorskip("smolagents", reason="make setup-agents")
+    row = played(chat, verifier, "openai", says, entry=f"{FOLDER}.smol_agents:{function}")
+    assert (row.status, row.reason) == ("completed", "")
+    assert [(each.name, each.status) for each in row.calls] == [(name, "unanswered") for name in called]
+    assert (row.ungraded, row.follows, len(row.sequence_starts)) == ([0], [-1, -1], 2)
+    assert [turn.verdict for turn in row.turns] == ["", "correct"]
+    assert "3" in chat.decode(row.token_ids[row.sequence_starts[1] : row.turns[1].start]).split("Observation")[-1]
+    assert far_away == []
+
+
+def test_a_program_without_any_package(chat: Chat, verifier: Verifier) -> None:
+    """A program that posts JSON is an agent with tools as good as the others."""
+    argv = [sys.executable, str(ROOT / "tests/agents/frameworks/program.py")]
+    row = played(chat, verifier, "command", [call("add", numbers=[1, 2]), ANSWER], argv=argv)
+    check_answered(row, Call(0, "", "add", '{"numbers": [1, 2]}', "3", "answered"))

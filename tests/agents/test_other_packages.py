@@ -1,0 +1,26 @@
+"""Tests of packages that are not in this environment run in another one, which `make setup-agents` makes."""
+
+import os
+import subprocess
+
+import pytest
+
+from tests.support.overlay import is_made
+from tests.support.paths import ROOT
+
+FOLDER, LOCK = ROOT / "var/agents/.venv", ROOT / "requirements-agents.lock"
+REASON = "make setup-agents"
+"""What tests of these packages say when they are skipped here."""
+
+
+@pytest.mark.slow
+def test_they_pass_where_their_packages_are() -> None:
+    """All of them, and none is skipped there."""
+    if not is_made(FOLDER, LOCK):
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(f"no {FOLDER}: {REASON}")
+    needing = [path for path in (ROOT / "tests").rglob("test_*.py") if f'reason="{REASON}"' in path.read_text()]
+    command = [FOLDER / "bin/python", "-m", "pytest", "-q", "-p", "no:cacheprovider", *needing]
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-10_000:]
+    assert "skipped" not in done.stdout.splitlines()[-1]

@@ -1,0 +1,39 @@
+"""Episodes of a policy that calls tools as it is told to."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from configs.schema import ToolChoice
+from storage.records import TRAJECTORY_SCHEMA, Call, Problem, Trajectory, to_table
+from tasks.agents import AGENTS
+from tasks.agents.chat import Chat
+from tasks.score.verifier import Verifier
+from tasks.tools import open_toolbox
+from tasks.tools.interface import ToolContext
+from tasks.tools.sandbox import Sandboxes
+from tests.support.rollout_helpers import PROBLEM, ScriptedEngine, context, play
+
+
+def call(name: str, **arguments: Any) -> str:
+    """Return what the policy says to call a tool."""
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def played(
+    chat: Chat, verifier: Verifier, agent: str, says: Sequence[str], problem: Problem = PROBLEM, **arguments: Any
+) -> Trajectory:
+    """Play one episode of an agent with the tool `calculator`; in turn k the policy says `says[k]`."""
+    engine = ScriptedEngine(chat, lambda turn, _: says[turn])
+    toolbox = partial(open_toolbox, [ToolChoice(type="calculator")], ToolContext(Sandboxes()))
+    made = AGENTS.make(agent, replace(context(chat, 20_000), open_toolbox=toolbox), arguments)
+    (row,) = play(engine, made, verifier, [problem], group_size=1)
+    to_table([row], TRAJECTORY_SCHEMA)
+    return row
+
+
+def the_calls(row: Trajectory) -> list[Call]:
+    """Return the calls without their ids, which are hashes."""
+    return [replace(each, id="") for each in row.calls]
