@@ -21,7 +21,7 @@ def compute(expression: str, name: str = "calculator") -> str:
 
 
 def test_calls_are_answered_and_recorded(chat: Chat, verifier: Verifier) -> None:
-    """A turn with calls is no answer; its outputs are in the record, and in the tokens that follow, outside the loss."""
+    """A turn with calls is no answer; its outputs are recorded, and in the tokens that follow, outside the loss."""
     row = played(chat, verifier, "openai", [f"{compute('1 + 2')}\n{compute('2 * 3')}", RIGHT])
     assert (row.status, row.ungraded, row.follows) == ("completed", [0], [-1, 0])
     assert [turn.verdict for turn in row.turns] == ["", "correct"]
