@@ -24,7 +24,8 @@ def _checked(entry: str) -> str:
 class OpenAIAgent(EndpointAgent):
     """An agent that is a function: `async def solve(task: AgentTask, client: AsyncOpenAI, tools: Toolbox)`.
 
-    It returns its final answer as a text, for the environment, or a reward, or None if it has called `task.step`.
+    It returns its final answer as a text, for the environment, or a reward (a number or `Reward`), or None if it has
+    called `task.step`.
 
     Args:
         context: the pipeline gives it to every agent.

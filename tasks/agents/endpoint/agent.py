@@ -18,7 +18,7 @@ from tasks.agents.endpoint.requests import MODEL
 from tasks.agents.endpoint.server import EndpointServer
 from tasks.agents.interface import AgentContext, EpisodeSpec
 from tasks.agents.rendering.choice import open_renderer
-from tasks.environments.interface import Environment
+from tasks.environments.interface import Environment, verdict_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -38,6 +38,16 @@ class StepResult(NamedTuple):
     terminated: bool
     truncated: bool
     info: Mapping[str, Any]
+
+
+class Reward(NamedTuple):
+    """A reward with its named parts, for agents that grade themselves.
+
+    Example: Reward(1.2, {"correct": 1.0, "format": 0.2})
+    """
+
+    value: float
+    parts: Mapping[str, float] = {}
 
 
 @dataclass(eq=False)
@@ -72,7 +82,7 @@ class AgentTask:
             raise RuntimeError("the agent gave an answer before it asked for a completion")
         result = StepResult(*await self._environment.step(action))
         node = self._completions.tree.nodes[-1]
-        node.graded, node.verdict = True, str(result.info.get("verdict", ""))
+        node.graded, node.verdict = True, verdict_of(result.info)
         node.reward += result.reward
         for name, value in result.info.get("parts", {}).items():
             node.parts[name] = node.parts.get(name, 0.0) + value
@@ -80,9 +90,9 @@ class AgentTask:
         return result
 
     async def conclude(self, returned: object) -> None:
-        """Take what the agent returned: its final answer as a text, a reward, or None.
+        """Take what the agent returned: its final answer as a text, a reward (a number or `Reward`), or None.
 
-        After None, the newest completion is the answer, unless the environment was stepped.
+        A reward is that of the newest completion. After None, the newest completion is the answer, unless the environment was stepped.
 
         Raises:
             TypeError: it is something else.
@@ -92,9 +102,11 @@ class AgentTask:
         if not nodes:
             raise RuntimeError("the agent ended without a completion: it must ask the endpoint")
         if isinstance(returned, int | float) and not isinstance(returned, bool):
-            if not math.isfinite(returned):
-                raise ValueError(f"the agent returned the reward {returned}: give a finite number")
-            nodes[-1].graded, nodes[-1].reward = True, float(returned)
+            returned = Reward(float(returned))
+        if isinstance(returned, Reward):
+            if not math.isfinite(returned.value):
+                raise ValueError(f"the agent returned the reward {returned.value}: give a finite number")
+            nodes[-1].graded, nodes[-1].reward, nodes[-1].parts = True, returned.value, dict(returned.parts)
         elif isinstance(returned, str):
             await self.step(returned)
         elif returned is not None:

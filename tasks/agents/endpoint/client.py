@@ -23,7 +23,7 @@ from openai.types.chat.chat_completion_message_function_tool_call import Functio
 from pydantic import BaseModel
 
 from tasks.agents.endpoint.completions import Completions
-from tasks.agents.endpoint.errors import EndpointError
+from tasks.agents.endpoint.errors import ONLY_CHAT, EndpointError
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -144,7 +144,7 @@ class _Direct(httpx.AsyncBaseTransport):
         completions = request.extensions["episode"]
         try:
             if not request.url.path.endswith("/chat/completions"):
-                raise EndpointError(404, "unknown_url", f"{request.url.path}: only chat completions are answered")
+                raise EndpointError(404, "unknown_url", f"{request.url.path}: {ONLY_CHAT}")
             return await _answer(completions, await request.aread())
         except EndpointError as error:
             return httpx.Response(error.status, json=error.body(), request=request)

@@ -23,6 +23,7 @@ _LONGEST_TOKEN = 200
 """Characters of a token, generously: longer conversations do not fit, and need not be encoded to know it."""
 
 OUT_OF_CONTEXT = "context_length_exceeded"
+"""OpenAI's code. Frameworks look for it, or for the beginning of OpenAI's message."""
 
 
 class OverrunError(RuntimeError):
@@ -145,8 +146,8 @@ class Completions:
         limit = self.policy.max_model_len
         if tokens >= limit:
             raise invalid(
-                f"{tokens} tokens leave no room in the context of {limit} tokens (inference.max_model_len): shorten "
-                "the messages",
+                f"this model's maximum context length is {limit} tokens (inference.max_model_len), and the messages "
+                f"have at least {tokens}: shorten them",
                 "messages",
                 code=OUT_OF_CONTEXT,
             )

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+ONLY_CHAT = "only chat completions are answered; a client that prefers OpenAI's Responses API has a setting for them"
+
 
 class EndpointError(Exception):
     """An answer that is an error.

@@ -13,7 +13,7 @@ from aiohttp import web
 
 from tasks.agents.endpoint.answers import Answered
 from tasks.agents.endpoint.completions import Completions
-from tasks.agents.endpoint.errors import EndpointError, invalid
+from tasks.agents.endpoint.errors import ONLY_CHAT, EndpointError, invalid
 from tasks.agents.endpoint.requests import MODEL
 
 logger = logging.getLogger(__name__)
@@ -150,5 +150,7 @@ async def _in_form(
     except EndpointError as error:
         return web.json_response(error.body(), status=error.status)
     except web.HTTPException as error:
-        told = EndpointError(error.status, "unknown_url", f"{request.method} {request.path}: {error.reason}")
+        told = EndpointError(
+            error.status, "unknown_url", f"{request.method} {request.path}: {error.reason}; {ONLY_CHAT}"
+        )
         return web.json_response(told.body(), status=error.status)

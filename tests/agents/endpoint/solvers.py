@@ -58,6 +58,47 @@ async def rewards(task: Any, client: Any, tools: Any) -> float:
     return 0.25
 
 
+async def rewards_parts(task: Any, client: Any, tools: Any) -> object:
+    """Return a reward with its parts."""
+    from tasks.agents.endpoint.agent import Reward
+
+    await ask(task, client)
+    return Reward(1.25, {"right": 1.0, "short": 0.25})
+
+
+async def returns_a_nan_part(task: Any, client: Any, tools: Any) -> object:
+    """Return a part that is no number."""
+    from tasks.agents.endpoint.agent import Reward
+
+    await ask(task, client)
+    return Reward(1.0, {"right": float("nan")})
+
+
+async def is_of_a_framework(task: Any, client: Any, tools: Any) -> str:
+    """Send what the clients of frameworks send: contents in parts, null, other roles, all kinds of settings."""
+    add = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}, "strict": True}}
+    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": "{}"}, "index": 0}
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "Add."}]},
+        {"role": "user", "content": task.prompt, "name": "someone"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "audio": None, "annotations": []},
+        {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "3"}]},
+    ]
+    settings = {"parallel_tool_calls": False, "store": False, "user": "me", "metadata": {"step": "1"}, "top_p": 0.9}
+    settings |= {"stop": ["Observation:"], "temperature": 0.2, "frequency_penalty": 0, "reasoning_effort": "low"}
+    answer = await client.chat.completions.create(
+        model=task.model, messages=messages, tools=[add], tool_choice="required", **settings
+    )
+    assert answer.id
+    assert answer.usage.prompt_tokens > 0
+    return str(answer.choices[0].message.content)
+
+
+async def prefers_responses(task: Any, client: Any, tools: Any) -> None:
+    """Ask for OpenAI's other API."""
+    await client.responses.create(model=task.model, input=task.prompt)
+
+
 async def silent(task: Any, client: Any, tools: Any) -> None:
     """Never ask."""
 

@@ -64,6 +64,12 @@ def test_a_reward_may_be_returned(chat: Chat, verifier: Verifier) -> None:
     assert (row.status, row.turns[-1].reward, row.ungraded) == ("completed", 0.25, [])
 
 
+def test_a_reward_may_have_parts(chat: Chat, verifier: Verifier) -> None:
+    """They are recorded with the turn, as those of an environment are."""
+    row = played(chat, verifier, "rewards_parts")
+    assert (row.turns[-1].reward, row.reward_parts) == (1.25, [{"right": 1.0, "short": 0.25}])
+
+
 BAD = [
     ("silent", "failed", "ended without a completion"),
     ("never_ends", "failed", "deadline of 2 s"),
@@ -72,11 +78,13 @@ BAD = [
     ("exits", "failed", "SystemExit: 3"),
     ("returns_rubbish", "failed", "the agent returned dict"),
     ("returns_nan", "failed", "the reward nan"),
+    ("returns_a_nan_part", "failed", "part 'right' of a reward is nan"),
     ("floods", "failed", "more than 20 requests"),
     ("floods_at_once", "failed", "more than 20 requests"),
     ("is_large", "failed", "413 request_too_large"),
     ("is_no_json", "failed", "400 invalid_json"),
     ("wants_another_model", "failed", "model_not_found"),
+    ("prefers_responses", "failed", "only chat completions are answered"),
     ("wants_a_format", "failed", "response_format: only text"),
     ("sends_a_picture", "failed", "images and other media are not supported"),
     ("fills_the_context", "truncated", "context_length_exceeded"),

@@ -1,6 +1,5 @@
 """An agent of the plain OpenAI client: ask, call tools, ask again."""
 
-import json
 from typing import Any
 
 from openai import AsyncOpenAI
@@ -22,9 +21,7 @@ async def solve(task: AgentTask, client: AsyncOpenAI, tools: Toolbox) -> str:
         messages.append(message)
         if not message.tool_calls:
             return message.content or ""
-        for call in message.tool_calls:
-            result = await tools.call(call.function.name, json.loads(call.function.arguments))
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": result.output})
+        messages += await tools.results(message.tool_calls)
 
 
 async def solve_in_a_stream(task: AgentTask, client: AsyncOpenAI, tools: Toolbox) -> str:
