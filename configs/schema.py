@@ -130,7 +130,7 @@ class FileSource(Knobs):
     kind: Literal["jsonl", "parquet"]
     path: URI
     """Path or URI of the file, or a pattern for several (`new/*.jsonl`); ids then begin with the name of the file."""
-    preset: Literal["gsm8k", "math", "areal"] | None = None
+    preset: Literal["gsm8k", "math", "areal", "verifiers"] | None = None
     """Name of a known data set, whose field mapping is used; or give `fields`."""
     fields: Fields = {}
     """Your own mapping: the columns of the prompt and the solution(s) and, if you like, of the id and the source. The
@@ -157,7 +157,7 @@ class HubSource(Knobs):
     """Configuration of the data set (Hugging Face's term), such as `main`."""
     split: str = "train"
     """Split of the data set."""
-    preset: Literal["gsm8k", "math", "areal"] | None = None
+    preset: Literal["gsm8k", "math", "areal", "verifiers"] | None = None
     """Name of a known data set, whose field mapping is used; or give `fields`."""
     fields: Fields = {}
     """Your own mapping: the columns of the prompt and the solution(s) and, if you like, of the id and the source. The
@@ -181,7 +181,9 @@ class StoredSource(Knobs):
 
 def _check_mapping(preset: str | None, fields: Fields) -> None:
     if bool(preset) == bool(fields):
-        raise ValueError("give either preset (gsm8k, math, areal) or fields (prompt and solutions), not both")
+        raise ValueError(
+            "give either preset (gsm8k, math, areal, verifiers) or fields (prompt and solutions), not both"
+        )
     if fields and not {"prompt", "solutions"} <= fields.keys():
         raise ValueError(f"fields={fields} must name the columns of prompt and of solutions")
     if several := [name for name, columns in fields.items() if isinstance(columns, list) and name != "metadata"]:

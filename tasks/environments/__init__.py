@@ -13,3 +13,5 @@ register_environment = ENVIRONMENTS.register
 
 register_environment("math-verify", MathVerifyEnvironment)
 register_environment("null", NullEnvironment)
+# Its package is imported when it is used: not everybody has it.
+register_environment("gymnasium", "tasks.environments.gymnasium_env:GymnasiumEnvironment")

@@ -84,11 +84,38 @@ def _hidden_tests(row: Row) -> dict[str, Any]:
     return {name: tests[name] for name in ("fn_name", "inputs", "outputs") if tests.get(name)}
 
 
-PRESETS: dict[str, Callable[[Row, str], Problem]] = {"gsm8k": gsm8k, "math": math, "areal": areal}
+def verifiers(row: Row, number: str) -> Problem:
+    """Convert a row of the data set of an environment of the package verifiers: `load_environment(…).get_dataset()`.
+
+    Columns: `example_id`, `prompt` (a text or messages), and optionally `answer` and `info`. The metadata keep all of
+    them as `row`, for the agent `verifiers`.
+    """
+    prompt, answer = _present(row, "prompt"), row.get("answer")
+    try:
+        texts = [prompt] if isinstance(prompt, str) else [message["content"] for message in prompt]
+        shown = "\n\n".join(texts)
+    except (TypeError, KeyError):
+        raise RowError(f"column 'prompt' has no messages of text: {reprlib.repr(prompt)}") from None
+    return Problem(
+        problem_id=str(_present(row, "example_id")),
+        prompt=_checked(shown, "prompt"),
+        solutions=[answer] if isinstance(answer, str) and answer.strip() else [],
+        source="verifiers",
+        metadata=_json({"row": {name: row[name] for name in COLUMNS["verifiers"] if name in row}}),
+    )
+
+
+PRESETS: dict[str, Callable[[Row, str], Problem]] = {
+    "gsm8k": gsm8k,
+    "math": math,
+    "areal": areal,
+    "verifiers": verifiers,
+}
 COLUMNS: dict[str, Sequence[str]] = {
     "gsm8k": ["question", "answer"],
     "math": ["problem", "answer", "unique_id", "subject", "level"],
     "areal": ["query_id", "prompt", "task", "solutions", "input_output"],
+    "verifiers": ["example_id", "prompt", "answer", "info"],
 }
 """The columns that each preset uses. No other columns are read from Parquet files."""
 

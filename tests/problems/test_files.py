@@ -34,6 +34,7 @@ PRESET_ROWS: dict[str, dict[str, Any]] = {
     "gsm8k": {"question": "p", "answer": "#### 1"},
     "math": {"problem": "p", "answer": "1", "unique_id": "u", "subject": "Algebra", "level": 3, "solution": "long"},
     "areal": {"query_id": "u", "prompt": "p", "task": "math", "solutions": ["1"]},
+    "verifiers": {"example_id": 1, "prompt": [{"role": "user", "content": "p"}], "answer": "1", "question": "p"},
 }
 
 

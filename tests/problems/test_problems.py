@@ -246,6 +246,20 @@ def test_areal_rows(tmp_path: Path) -> None:
     ]
 
 
+def test_verifiers_rows(tmp_path: Path) -> None:
+    """Rows of verifiers' environments keep what their environment needs; an answer may be missing."""
+    asked = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 2?"}]
+    row = {"example_id": 0, "prompt": asked, "answer": "3", "info": {"level": 1}, "question": "1 + 2?"}
+    bad = row | {"prompt": [{"role": "user", "content": [{"type": "image_url"}]}]}
+    result = load_rows(tmp_path, [row, {"example_id": 1, "prompt": "Hi"}, bad], preset="verifiers")
+    kept = {name: row[name] for name in ("example_id", "prompt", "answer", "info")}
+    assert result.problems == [
+        Problem("0", "Add.\n\n1 + 2?", ["3"], "verifiers", json.dumps({"row": kept})),
+        Problem("1", "Hi", [], "verifiers", '{"row": {"example_id": 1, "prompt": "Hi"}}'),
+    ]
+    assert [each.line for each in result.bad] == [3]
+
+
 def test_presets_are_those_of_the_schema() -> None:
     """Every preset that the configuration allows exists, for files and for the hub."""
     for source in (FileSource, HubSource):

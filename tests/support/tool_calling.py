@@ -1,7 +1,7 @@
 """Episodes of a policy that calls tools as it is told to."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,6 +10,8 @@ from configs.schema import ToolChoice
 from storage.records import TRAJECTORY_SCHEMA, Call, Problem, Trajectory, to_table
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat
+from tasks.environments.interface import Environment, EnvironmentContext
+from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.score.verifier import Verifier
 from tasks.tools import open_toolbox
 from tasks.tools.interface import ToolContext
@@ -23,13 +25,19 @@ def call(name: str, **arguments: Any) -> str:
 
 
 def played(
-    chat: Chat, verifier: Verifier, agent: str, says: Sequence[str], problem: Problem = PROBLEM, **arguments: Any
+    chat: Chat,
+    verifier: Verifier,
+    agent: str,
+    says: Sequence[str],
+    arguments: Mapping[str, Any] | None = None,
+    problem: Problem = PROBLEM,
+    environment: Callable[[EnvironmentContext], Environment] = MathVerifyEnvironment,
 ) -> Trajectory:
     """Play one episode of an agent with the tool `calculator`; in turn k the policy says `says[k]`."""
     engine = ScriptedEngine(chat, lambda turn, _: says[turn])
     toolbox = partial(open_toolbox, [ToolChoice(type="calculator")], ToolContext(Sandboxes()))
-    made = AGENTS.make(agent, replace(context(chat, 20_000), open_toolbox=toolbox), arguments)
-    (row,) = play(engine, made, verifier, [problem], group_size=1)
+    made = AGENTS.make(agent, replace(context(chat, 20_000), open_toolbox=toolbox), arguments or {})
+    (row,) = play(engine, made, verifier, [problem], group_size=1, environment=environment)
     to_table([row], TRAJECTORY_SCHEMA)
     return row
 

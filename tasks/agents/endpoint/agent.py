@@ -91,7 +91,8 @@ class AgentTask:
     async def conclude(self, returned: object) -> None:
         """Take what the agent returned: its final answer as a text, a reward (a number or `Reward`), or None.
 
-        A reward is that of the newest completion. After None, the newest completion is the answer, unless the environment was stepped.
+        A reward is that of the newest completion. After None, the newest completion is the answer, unless the
+        environment was stepped.
 
         Raises:
             TypeError: it is something else.

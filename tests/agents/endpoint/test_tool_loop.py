@@ -53,6 +53,6 @@ def test_failed_calls(chat: Chat, verifier: Verifier, said: str, status: str, ou
 
 def test_what_clients_of_frameworks_send(chat: Chat, verifier: Verifier) -> None:
     """Contents in parts, null, the role `developer` and settings that decide nothing here are no reason to refuse."""
-    row = played(chat, verifier, "openai", ["", RIGHT], entry="tests.agents.endpoint.solvers:is_of_a_framework")
+    row = played(chat, verifier, "openai", ["", RIGHT], {"entry": "tests.agents.endpoint.solvers:is_of_a_framework"})
     assert (row.status, row.reason) == ("completed", "")
     assert [turn.verdict for turn in row.turns] == ["correct"]

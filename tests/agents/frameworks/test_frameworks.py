@@ -28,7 +28,7 @@ def test_calls_and_answer_are_one_sequence(
 ) -> None:
     """The framework sends back what it got, so the second prompt begins with the tokens of the first turn."""
     pytest.importorskip(package, reason="make setup-agents")
-    row = played(chat, verifier, "openai", [CALLS, ANSWER], entry=f"{FOLDER}.{entry}")
+    row = played(chat, verifier, "openai", [CALLS, ANSWER], {"entry": f"{FOLDER}.{entry}"})
     check_answered(row, Call(0, "", "calculator", '{"expression": "1 + 2"}', "3", "answered"))
     assert far_away == []
 
@@ -58,7 +58,7 @@ def test_smolagents_has_a_sequence_for_each_step(
 ) -> None:
     """It tells the policy its earlier steps in words of its own, so each step begins a sequence."""
     pytest.importorskip("smolagents", reason="make setup-agents")
-    row = played(chat, verifier, "openai", says, entry=f"{FOLDER}.smol_agents:{function}")
+    row = played(chat, verifier, "openai", says, {"entry": f"{FOLDER}.smol_agents:{function}"})
     assert (row.status, row.reason) == ("completed", "")
     assert [(each.name, each.status) for each in row.calls] == [(name, "unanswered") for name in called]
     assert (row.ungraded, row.follows, len(row.sequence_starts)) == ([0], [-1, -1], 2)
@@ -70,5 +70,5 @@ def test_smolagents_has_a_sequence_for_each_step(
 def test_a_program_without_any_package(chat: Chat, verifier: Verifier) -> None:
     """A program that posts JSON is an agent with tools as good as the others."""
     argv = [sys.executable, str(ROOT / "tests/agents/frameworks/program.py")]
-    row = played(chat, verifier, "command", [call("add", numbers=[1, 2]), ANSWER], argv=argv)
+    row = played(chat, verifier, "command", [call("add", numbers=[1, 2]), ANSWER], {"argv": argv})
     check_answered(row, Call(0, "", "add", '{"numbers": [1, 2]}', "3", "answered"))

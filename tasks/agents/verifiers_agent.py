@@ -1,0 +1,76 @@
+"""Agents that are environments of the package verifiers, each with a loop, tools and a rubric of its own."""
+
+import json
+from typing import Any
+from unittest.mock import patch
+
+from tasks.agents.endpoint.agent import AgentTask, Count, Discount, EndpointAgent, Reward
+from tasks.agents.endpoint.client import Clients
+from tasks.agents.endpoint.completions import Completions
+from tasks.agents.interface import AgentContext
+
+try:
+    import verifiers as vf
+    from verifiers.clients import OpenAIChatCompletionsClient
+    from verifiers.envs import environment as environment_module
+except ModuleNotFoundError as error:
+    raise ImportError(f"{error}: pip install 'verifiers<0.4' has the environments that this agent plays") from error
+
+
+class VerifiersError(RuntimeError):
+    """An environment of verifiers ended with an error."""
+
+
+class VerifiersAgent(EndpointAgent):
+    """An environment of verifiers: it plays each episode itself and its rubric gives the reward.
+
+    Problems are rows of its data set (preset `verifiers`). The last turn has the reward, whose parts are the values of
+    the rubric's functions, before their weights, and its metrics. `score.type=environment` trains on it.
+
+    Args:
+        context: the pipeline gives it to every agent.
+        environment: name of an installed environment, or of a module with `load_environment`.
+        arguments: keyword arguments of its `load_environment`.
+        turn_discount, renderer, listen, max_requests: see `EndpointAgent`.
+
+    Raises:
+        ValueError: its rubric compares the episodes of a group.
+    """
+
+    def __init__(
+        self,
+        context: AgentContext,
+        *,
+        environment: str,
+        arguments: dict[str, Any] | None = None,
+        turn_discount: Discount = 1.0,
+        renderer: str = "auto",
+        listen: str = "127.0.0.1:0",
+        max_requests: Count = 256,
+    ) -> None:
+        super().__init__(context, turn_discount, renderer, listen, max_requests)
+        with patch.object(environment_module, "signal"):  # it would take Ctrl-C and SIGTERM from the run
+            self._environment = vf.load_environment(environment, **(arguments or {}))
+        if self._environment.requires_group_rollouts:
+            raise ValueError(
+                f"agent.args.environment={environment!r}: its rubric compares episodes; score them one by one"
+            )
+        self._clients: Clients | None = None
+
+    async def solve(self, task: AgentTask, completions: Completions) -> object:
+        """See `EndpointAgent.solve`."""
+        self._clients = self._clients or Clients(task.base_url)
+        client = OpenAIChatCompletionsClient(self._clients.open(completions, task.api_key))
+        ended = await self._environment.run_rollout(_row(task), client, task.model, sampling_args={})
+        if ended["error"] or ended["stop_condition"] == "prompt_too_long":
+            raise VerifiersError(f"{ended['stop_condition']}: {ended['error']}")
+        return Reward(float(ended["reward"]), ended["metrics"])
+
+
+def _row(task: AgentTask) -> Any:
+    row = json.loads(task.problem.metadata).get("row")
+    if row is None:
+        raise ValueError(
+            f"problem {task.problem.problem_id!r} is no row of an environment: load it with preset verifiers"
+        )
+    return row
