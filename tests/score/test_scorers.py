@@ -232,7 +232,7 @@ def test_a_broken_verifier_is_no_verdict(fragile: Callable[[Exception], Scorers]
 )
 def test_what_the_environment_said_counts(verifier: Verifier, verdict: str, reward: float, name: str) -> None:
     """Its verdict decides; where it has none, the reward does. The reward is stored as it was, with its parts."""
-    scorer = EnvironmentScorer(ScorerContext(verifier), success_above=0.5)
+    scorer = EnvironmentScorer(ScorerContext(verifier, lambda *_: None), success_above=0.5)
     turns = [{"text": "x", "verdict": verdict, "reward": reward}]
     (judged,) = scorer.judge([Answer(row("x", turns=turns, reward_parts=[[("speed", 0.25)]]), 0)])
     assert (judged.name, judged.reward, judged.parts) == (name, reward, {"speed": 0.25})
