@@ -5,6 +5,7 @@ import hashlib
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
@@ -13,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from markdown_it import MarkdownIt
 
+from storage.records import Call
 from tasks.audit.conversations import ConversationTurn, StoredConversation
 from tasks.audit.report import wording
 from tasks.audit.report.drawing import for_any_background, for_page
@@ -81,9 +83,14 @@ def result(checks: list[CheckResult], sets: list[SetNumbers], histograms: list[H
     return AuditResult("s3://bucket/prefix", verdict, checks, sets, histograms or [], {"tables": 1.25})
 
 
-def conversation(id_: str, *texts: str, feedback: str = "") -> StoredConversation:
+def conversation(id_: str, *texts: str, feedback: str = "", calls: Sequence[Call] = ()) -> StoredConversation:
     turns = [
-        ConversationTurn(number, text, "wrong", 0.0, "stop", feedback, 7, "wrong", text[:20], "", 0.0, None)
+        ConversationTurn(
+            *(number, text, "wrong", 0.0, "stop", feedback, 7, "wrong", text[:20], "", 0.0, None),
+            follows=number - 1,
+            graded=True,
+            calls=list(calls) if number == 0 else [],
+        )
         for number, text in enumerate(texts)
     ]
     prompt = f"What is 12 + 7? {texts[0]}"
