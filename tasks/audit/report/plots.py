@@ -111,7 +111,7 @@ _KINDS = (
     _Kind(
         "Tools and branches",
         "Share of the episodes that call a tool, of the calls that failed, and of the episodes with branches.",
-        _attributes(episodes_with_calls="with_calls", failed_calls="failed_calls", episodes_with_branches="branched"),
+        _attributes(with_calls="with_calls", failed_calls="failed_calls", with_branches="branched"),
         whole=True,
     ),
 )
