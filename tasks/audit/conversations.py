@@ -1,8 +1,9 @@
-"""Read trajectories as conversations: prompt, turns, feedback and verdicts, without tokens."""
+"""Read trajectories as conversations: prompt, turns, calls, feedback and verdicts, without tokens."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from storage.records import Call
 from tasks.audit.database import AuditDatabase
 
 
@@ -22,11 +23,20 @@ class ConversationTurn:
     verdict_reason: str | None
     scored_reward: float | None
     parts: dict[str, float] | None  # of the reward
+    follows: int  # the turn that it follows; -1: none
+    graded: bool  # False: it answers nothing
+    calls: list[Call]
 
     @property
     def earned(self) -> float:
         """The reward of the score stage, or that of the environment without a score."""
         return self.reward if self.scored_reward is None else self.scored_reward
+
+    @property
+    def said(self) -> str:
+        """The feedback; empty if it is no more than the outputs of the calls."""
+        outputs = [call.output for call in self.calls if call.status in ("answered", "failed")]
+        return "" if outputs and self.feedback == "\n".join(outputs) else self.feedback
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +60,21 @@ class StoredConversation:
 
 def read_conversations(database: AuditDatabase, rows: Sequence[int]) -> list[StoredConversation]:
     """Return the trajectories with these row numbers, in this order; unknown row numbers are skipped."""
+    calls: dict[tuple[int, int], list[Call]] = {}
+    for row, *columns in database.all(
+        """select row, turn, id, name, arguments, output, status
+        from calls where list_contains(?, row) order by row, turn, number""",
+        list(rows),
+    ):
+        calls.setdefault((row, columns[0]), []).append(Call(*columns))
     turns: dict[int, list[ConversationTurn]] = {}
     for row, *columns in database.all(
         """select row, turn, text, environment_verdict, reward, finish_reason, feedback, "end" - "start", verdict,
-            extracted, verdict_reason, scored_reward, parts
+            extracted, verdict_reason, scored_reward, parts, follows, answer is not null
         from turns where list_contains(?, row) order by row, turn""",
         list(rows),
     ):
-        turns.setdefault(row, []).append(ConversationTurn(*columns))
+        turns.setdefault(row, []).append(ConversationTurn(*columns, calls=calls.get((row, columns[0]), [])))
     conversations = {}
     for values in database.all(
         """select row, trajectory_id, version, t.run, t.iteration, problem_id, sample, status, reason,

@@ -21,11 +21,14 @@ def set_numbers(database: AuditDatabase, drifts: Mapping[str, float]) -> list[Se
     rewards = defaultdict[int, dict[str, float]](dict)
     for number, name, mean in database.all(_REWARDS):
         rewards[number][name] = mean
+    calls = defaultdict[int, dict[str, dict[str, int]]](dict)
+    for number, name, status, count in database.all(_CALLS):
+        calls[number].setdefault(name, {})[status] = count
     zero_variance = f"select data_set, avg(same::integer) from ({GROUPS}) group by 1"
     by_turns, by_tokens, by_groups = (_by_set(database, query) for query in (_TURNS, _TOKENS, zero_variance))
     numbers = []
     for number, version, run, iteration, *episodes in database.all(_EPISODES):
-        trajectories, turns, any_turn, truncated, failed = episodes
+        trajectories, turns, any_turn, truncated, failed, with_calls, branched = episodes
         fixed, broken, length, unparsable = by_turns.get(number, (None,) * 4)
         tokens, staleness, logprob = by_tokens.get(number, (0, None, None))
         numbers.append(
@@ -49,6 +52,9 @@ def set_numbers(database: AuditDatabase, drifts: Mapping[str, float]) -> list[Se
                 logprob=logprob,
                 drift=drifts.get(version),
                 rewards=rewards[number],
+                calls=calls[number],
+                with_calls=with_calls,
+                branched=branched,
             )
         )
     return numbers
@@ -141,9 +147,13 @@ _REWARDS = """
     ) group by 1, 2
     order by 1, 2 desc"""
 
+_CALLS = "select data_set, name, status, count(*) from calls group by all order by all"
+
 _EPISODES = """
     select data_set, version, d.run, d.iteration, count(*), sum(turns), avg(best),
-        avg((status = 'truncated')::integer), avg((status = 'failed')::integer)
+        avg((status = 'truncated')::integer), avg((status = 'failed')::integer),
+        if((select max(calls) from episodes) > 0, avg((calls > 0)::integer), null),
+        if((select max(branches) from episodes) > 0, avg((branches > 0)::integer), null)
     from episodes join data_sets d using (data_set) group by all order by data_set"""
 
 _TURNS = """

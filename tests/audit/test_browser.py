@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from configs.audit import Audit
 from storage import layout
 from storage.objects.store import Store
-from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score, Trajectory, VerdictName
+from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Call, Score, Trajectory, VerdictName
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Provenance
 from tasks.audit.record import REPORT, commit_audit, read_audit
@@ -50,6 +50,19 @@ EVIL = [
 ]
 
 
+CALLED: dict[str, Any] = {
+    "calls": [
+        Call(0, "c1", "calculator", '{"expression": "12 + 7"}', "19", "answered"),
+        Call(0, "c2", EVIL[0], EVIL[2], EVIL[1] * 20, "failed"),
+        Call(0, "c3", "", EVIL[3][:5000], "", "unparsable"),
+    ],
+    "ungraded": [0],
+    "sequence_starts": [0, 5],
+    "reward_parts": [{}, {"format": 0.5, EVIL[0]: 1.5}],
+}
+"""Columns of an episode that calls tools; its second turn has a rewritten history."""
+
+
 def rows() -> list[Trajectory]:
     """Return 15 groups of 4 trajectories, each with text that tries to be more than text."""
     made = []
@@ -64,7 +77,8 @@ def rows() -> list[Trajectory]:
         ]
         policy = layout.checkpoint("shared", 0)
         prompt = f"What is {problem} + 1? {EVIL[0]}"
-        made.append(dataclasses.replace(row, sample=sample, turns=turns, prompt=prompt, solutions=["3"], policy=policy))
+        row = dataclasses.replace(row, sample=sample, turns=turns, prompt=prompt, solutions=["3"], policy=policy)
+        made.append(dataclasses.replace(row, **CALLED) if number % 4 == 1 else row)
     return made
 
 
@@ -182,6 +196,9 @@ def test_the_report_needs_no_other_file(browser: Browser, report: str, size: tup
     expect(watch.page.get_by_text("⟨U+202E⟩gnp.exe").first).to_be_visible()
     watch.page.locator("#plots").scroll_into_view_if_needed()
     watch.keep(f"report-plots-{size[0]}-{scheme}")
+    watch.page.locator("#tools").scroll_into_view_if_needed()
+    expect(watch.page.get_by_role("region", name="Calls of tools")).to_contain_text(EVIL[0])
+    watch.keep(f"report-tools-{size[0]}-{scheme}")
     watch.harmless()
     assert watch.requests == [report]
 
@@ -257,6 +274,10 @@ def test_trajectories_are_read_page_by_page(browser: Browser, reader: str, size:
     page.locator("td a.id").first.click()
     expect(page.get_by_text("[click](javascript:window.evil=1)").first).to_be_visible()
     watch.keep(f"reader-trajectory-{size[0]}-{scheme}")
+    page.get_by_text("Call of calculator").scroll_into_view_if_needed()
+    expect(page.get_by_text(f"Call of {EVIL[0][:40]}")).to_be_visible()
+    page.locator(".turn summary").first.click()
+    watch.keep(f"reader-calls-{size[0]}-{scheme}")
     watch.harmless()
     page.get_by_role("link", name="advantage").click()
     expect(page.locator("[aria-current]", has_text="advantage")).to_be_visible()

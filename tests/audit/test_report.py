@@ -5,6 +5,7 @@ import hashlib
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
@@ -13,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 from markdown_it import MarkdownIt
 
+from storage.records import Call
 from tasks.audit.conversations import ConversationTurn, StoredConversation
 from tasks.audit.report import wording
 from tasks.audit.report.drawing import for_any_background, for_page
@@ -81,9 +83,14 @@ def result(checks: list[CheckResult], sets: list[SetNumbers], histograms: list[H
     return AuditResult("s3://bucket/prefix", verdict, checks, sets, histograms or [], {"tables": 1.25})
 
 
-def conversation(id_: str, *texts: str, feedback: str = "") -> StoredConversation:
+def conversation(id_: str, *texts: str, feedback: str = "", calls: Sequence[Call] = ()) -> StoredConversation:
     turns = [
-        ConversationTurn(number, text, "wrong", 0.0, "stop", feedback, 7, "wrong", text[:20], "", 0.0, None)
+        ConversationTurn(
+            *(number, text, "wrong", 0.0, "stop", feedback, 7, "wrong", text[:20], "", 0.0, None),
+            follows=number - 1,
+            graded=True,
+            calls=list(calls) if number == 0 else [],
+        )
         for number, text in enumerate(texts)
     ]
     prompt = f"What is 12 + 7? {texts[0]}"
@@ -299,6 +306,40 @@ def test_a_group_shows_the_text_of_one_of_its_episodes() -> None:
     checks = [check("zero_variance", "warn", value=1.0, cases=1, examples=[group])]
     page = Page(render(result(checks, [numbers(0)]), {(SET, "12+7"): conversation("demo/0", "19")}, COMMAND))
     assert "demo/0, one of them" in page.text
+
+
+def test_calls_and_branches_are_shown_only_if_there_are_any() -> None:
+    """A table by tool and status, columns and a plot over iterations; without calls the page has none of them."""
+    calls = [{"tool": {"answered": 3, "failed": 1}, EVIL: {"unparsable": 9}}, {"tool": {"answered": 1}}, {}]
+    sets = [numbers(n, calls=each, with_calls=n / 10, branched=0.5) for n, each in enumerate(calls)]
+    assert [each.failed_calls for each in sets] == [0.25, 0.0, None]
+    page = Page(html := render(result([check("loops")], sets), {}, COMMAND))
+    rows = re.findall(r'<td role="rowheader" class="tight id">.*?</tr>', html[html.index('id="tools"') :], re.DOTALL)
+    assert [re.findall(r'data-sort="(\d+)"', row) for row in rows] == [
+        ["9", "0", "0", "0", "9"],
+        ["5", "4", "1", "0", "0"],
+    ]
+    assert EVIL in page.text
+    assert page.tags["script"] == 2
+    words = ("Calls of tools", "Tools and branches", "episodes with calls", "failed calls", "episodes with branches")
+    assert all(word in html for word in words)
+    without = render(result([check("loops")], [numbers(0), numbers(1)]), {}, COMMAND)
+    assert not any(word in without for word in words)
+
+
+def test_the_calls_of_a_case_are_shown() -> None:
+    """A conversation in the report has its calls with their outputs, escaped, and the feedback beyond these."""
+    calls = [Call(0, "c", EVIL, SHOWN[0], SHOWN[1], "failed")]
+    checks = [check("loops", "warn", cases=1, examples=[case("demo/0", unit="call")])]
+    told = {feedback: conversation("demo/0", "19", "20", feedback=feedback, calls=calls) for feedback in SHOWN[1:3]}
+    for feedback, shown in told.items():
+        turns = [shown.turns[0], replace(shown.turns[1], follows=-1, graded=False)]
+        page = Page(render(result(checks, [numbers(0)]), {(SET, "demo/0"): replace(shown, turns=turns)}, COMMAND))
+        words = " ".join(page.text.split())
+        assert f"Call of {EVIL} failed Arguments {SHOWN[0]} Output {SHOWN[1]}" in words
+        assert f"Feedback {feedback}" in words
+        assert words.count("Feedback") == (1 if feedback == SHOWN[1] else 2)
+        assert "Turn 2 begins another conversation answers nothing" in words
 
 
 def test_numbers_in_words() -> None:

@@ -44,10 +44,10 @@ class Branching:
         prompt_ids, continues = self.chat.prompt(messages), False
         if after:
             following = self.chat.next_prompt(after.messages, after.completion.token_ids, told)
-            messages, continues = following.messages, not rewritten
-            prompt_ids = after.token_ids + following.token_ids
+            messages, prompt_ids = following.messages, after.token_ids + following.token_ids
             if rewritten:
                 prompt_ids = self.chat.prompt([{"role": "system", "content": "Be brief."}, *messages])
+            continues = prompt_ids[: len(after.token_ids)] == after.token_ids
             after.feedback = after.feedback or told
         ids = self.chat.encode(text + "<|im_end|>")
         completion = Completion(ids, [-1.0] * len(ids), [self.version] * len(ids), "stop")

@@ -79,10 +79,14 @@ def _flag_feedback(evidence: AuditEvidence) -> int:
     return flag_rows(evidence.database, "leaked_answers", "turn", _turns(evidence, found), "from found")
 
 
-# The outputs of calls are taken out of the feedback, the longest first.
+# The outputs of calls are taken out of the feedback once each, the longest first.
 _SAID = """
     select row, turn, problem_id, text, list_reduce(
-        coalesce(outputs, []), lambda said, output: replace(said, output, ''), feedback) as feedback
+        coalesce(outputs, []),
+        lambda said, output: if(contains(said, output),
+            left(said, instr(said, output) - 1) || substr(said, instr(said, output) + length(output)), said),
+        feedback
+    ) as feedback
     from turns left join (
         select row, turn, list(output order by length(output) desc) as outputs
         from calls where output <> '' group by row, turn

@@ -9,7 +9,7 @@ A calculator puts out answers rightly, so an output with the gold answer alone i
 So a tool that returns the bare answer for arguments which differ from problem to problem is taken for a calculator.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
@@ -40,13 +40,14 @@ _Leak = tuple[str, str, str]
 
 def leaked_by_tool(evidence: AuditEvidence) -> Measured:
     """Count calls whose output states the gold answer, or gives each problem its own one for the same arguments."""
-    stating = _flag(evidence, _stating(_outputs(evidence, _STATING)), _STATING)
-    fetching = _flag(evidence, _fetching(_outputs(evidence, _FIRST)), _FIRST)
+    stating = set(_stating(_outputs(evidence, _STATING)))
+    fetching = set(_fetching(_outputs(evidence, _FIRST))) - stating
+    state, fetch = _flag(evidence, stating, _STATING), _flag(evidence, fetching, _FIRST)
     says = (
-        f"the outputs of {stating:,} of {evidence.calls:,} calls state the gold answer; those of {fetching:,} have it "
+        f"the outputs of {state:,} of {evidence.calls:,} calls state the gold answer; those of {fetch:,} have it, "
         "although the same arguments gave other problems theirs"
     )
-    return Measured(stating + fetching, evidence.calls, says)
+    return Measured(state + fetch, evidence.calls, says)
 
 
 def _outputs(evidence: AuditEvidence, calls: str) -> list[_Output]:
@@ -91,9 +92,9 @@ def _is_own(each: _Output, others: Sequence[str]) -> bool:
     )
 
 
-def _flag(evidence: AuditEvidence, found: Iterable[_Leak], calls: str) -> int:
+def _flag(evidence: AuditEvidence, found: Set[_Leak], calls: str) -> int:
     """Flag the calls with these outputs, among those of `calls`."""
-    problems, names, outputs = zip(*found, strict=True) if (found := list(dict.fromkeys(found))) else ((), (), ())
+    problems, names, outputs = zip(*found, strict=True) if found else ((), (), ())
     return flag_rows(
         evidence.database,
         "leaked_by_tool",

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from typing import Any, get_args
 from urllib.parse import urlencode
 
-from storage.records import Status, VerdictName
+from storage.records import CallStatus, Status, VerdictName
 
 LONGEST_TEXT = 1000
 VERDICTS = {
@@ -20,6 +20,11 @@ VERDICTS = {
 }
 STATUSES = {name: name for name in get_args(Status)}
 PLACES = {"anywhere": "all texts", "prompt": "the prompt", "answers": "answers", "feedback": "feedback"}
+CALLS = {
+    "some": "some",
+    "none": "none",
+    **{name: f"one that is {name}" for name in get_args(CallStatus)},
+}
 TURNS = {"any": "any turn", "first": "the first turn", "last": "the last turn"}
 """Other values are turn numbers, from 1 on."""
 ORDERS = {
@@ -29,6 +34,7 @@ ORDERS = {
     "slowest": "slowest first",
     "best": "best reward first",
     "worst": "worst reward first",
+    "calls": "most calls of tools first",
 }
 
 NAMES = {
@@ -41,6 +47,7 @@ NAMES = {
     "least": "Reward from",
     "most": "Reward up to",
     "turns": "Number of turns",
+    "calls": "Calls of tools",
     "data_set": "Data set, or a part",
     "begin": "Iteration from",
     "end": "Iteration up to",
@@ -49,7 +56,7 @@ NAMES = {
     "page": "Page",
 }
 """The labels of the parameters."""
-MORE = ("least", "most", "turns", "data_set", "begin", "end", "check", "order")
+MORE = ("least", "most", "turns", "calls", "data_set", "begin", "end", "check", "order")
 """Parameters in the second part of the form, which is open if one of them is set."""
 
 
@@ -70,6 +77,7 @@ class Filter:
     most: float | None = None
     status: str = ""
     turns: int | None = None  # number of turns
+    calls: str = ""  # whether there are calls of tools, and what became of one
     problem: str = ""  # id
     data_set: str = ""  # a part of its version
     begin: int | None = None  # first iteration
@@ -154,6 +162,7 @@ _READERS: dict[str, Callable[[str], Any]] = {
     "most": _real,
     "status": _one_of(STATUSES),
     "turns": _whole,
+    "calls": _one_of(CALLS),
     "problem": _text,
     "data_set": _stripped,
     "begin": _whole,

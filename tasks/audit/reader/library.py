@@ -36,7 +36,7 @@ _TABLES = (
         from turns group by row
     )
     select row_number() over (order by e.data_set, e.problem_id, e.sample, e.row) as place, e.row, e.data_set, e.run,
-           e.iteration, e.trajectory_id, e.problem_id, e.sample, e.status, e.turns, e.sampled as tokens,
+           e.iteration, e.trajectory_id, e.problem_id, e.sample, e.status, e.turns, e.calls, e.sampled as tokens,
            t.latency_s as latency, s.reward, s.verdicts, s.answer, p.number as prompt,
            count(*) over (partition by e.trajectory_id) > 1 as doubled
     from episodes e join (select row, latency_s, prompt from trajectories) t using (row)
@@ -77,6 +77,7 @@ class ListItem:
     sample: int
     status: str
     turns: int
+    calls: int
     tokens: int  # sampled
     reward: float | None  # of its best turn: from the score, or from the environment without a score
     verdicts: list[str] | None  # of its turns, from the same source
@@ -112,6 +113,7 @@ class Library:
             self.database.all(f"insert into cases select {columns} from read_parquet(?)", str(cases))
         self._files = dict(self.database.all("select file, filename from trajectories_files"))
         self.find = lru_cache(_CACHED_LISTS)(self._find)
+        self.calls = int(self.database.number("select count(*) from calls"))
         self.most_turns = int(self.database.number("select max(turns) from episodes"))
 
     def _find(self, wanted: Filter) -> Rows:
@@ -128,8 +130,9 @@ class Library:
     def entries(self, rows: Sequence[int]) -> list[ListItem]:
         """Return the lines of the list for `rows`, in the same order."""
         found = self.database.all(
-            """select row, trajectory_id, doubled, version, l.iteration, problem_id, sample, status, turns, tokens,
-            reward, verdicts, answer from listing l join data_sets using (data_set) where list_contains(?, row)""",
+            """select row, trajectory_id, doubled, version, l.iteration, problem_id, sample, status, turns, calls,
+            tokens, reward, verdicts, answer
+            from listing l join data_sets using (data_set) where list_contains(?, row)""",
             list(rows),
         )
         by_row = {columns[0]: ListItem(*columns) for columns in found}

@@ -81,6 +81,7 @@ class Lists:
             "wrong": wrong,
             "choices": filters,
             "turns": [*filters.TURNS.items(), *((number, f"turn {number}") for number in numbers)],
+            "calls": self._library.calls,
             "checks": [(name, name.replace("_", " ")) for name in self._found],
             "versions": self._versions[:_MOST_DATA_SETS],
             "more": any(given.get(name) for name in filters.MORE),

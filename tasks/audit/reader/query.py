@@ -11,6 +11,7 @@ ORDERS = {
     "slowest": "latency desc nulls last, place",
     "best": "reward desc nulls last, place",
     "worst": "reward nulls last, place",
+    "calls": "calls desc, place",
 }
 """The SQL for each name in `filters.ORDERS`."""
 
@@ -20,7 +21,13 @@ _Condition = tuple[str, list[Any]]  # SQL and its parameters
 def where(wanted: Filter) -> tuple[str, list[Any]]:
     """Return the filter as an SQL condition and its parameters."""
     conditions, parameters = ["true"], list[Any]()
-    for condition, values in (*_on_episode(wanted), *_on_turns(wanted), *_on_text(wanted), *_on_check(wanted)):
+    for condition, values in (
+        *_on_episode(wanted),
+        *_on_turns(wanted),
+        *_on_calls(wanted),
+        *_on_text(wanted),
+        *_on_check(wanted),
+    ):
         conditions.append(condition)
         parameters += values
     return " and ".join(f"({condition})" for condition in conditions), parameters
@@ -56,6 +63,12 @@ def _on_turns(wanted: Filter) -> list[_Condition]:
     on_turn.append((places[wanted.turn], []) if wanted.turn in places else ("turn = ?", [int(wanted.turn) - 1]))
     condition = " and ".join(condition for condition, _ in on_turn)
     return [(f"row in (select row from turns where {condition})", [value for _, values in on_turn for value in values])]
+
+
+def _on_calls(wanted: Filter) -> list[_Condition]:
+    if wanted.calls in ("", "some", "none"):
+        return [(f"calls {'=' if wanted.calls == 'none' else '>'} 0", [])] if wanted.calls else []
+    return [("row in (select row from calls where status = ?)", [wanted.calls])]
 
 
 def _on_text(wanted: Filter) -> list[_Condition]:

@@ -16,6 +16,7 @@ from tasks.audit.reader.colours import advantage_legend, advantage_step, logprob
 from tasks.audit.reader.filters import Filter, parse
 from tasks.audit.reader.library import Library, ListItem
 from tasks.audit.reader.pages import LINES, PageError, Pages, plain
+from tasks.audit.reader.sequences import beginnings
 from tasks.audit.reader.tokens import PART, Token, parts, spans
 from tasks.audit.reader.vocabulary import Vocabularies
 from tasks.audit.selection import DataSet
@@ -65,6 +66,7 @@ class TrajectoryPages:
             trajectory=trajectory,
             conversation=conversation,
             turns=list(zip(conversation.turns, trajectory.turns, strict=True)),
+            beginnings=beginnings(trajectory),
             cases=self._cases(conversation),
             neighbours=self._neighbours(given, row),
             **self._tokens(given, trajectory, row),
@@ -79,6 +81,9 @@ class TrajectoryPages:
             texts[f"answer-{turn.turn + 1}"] = turn.text
             texts[f"feedback-{turn.turn + 1}"] = turn.feedback
             texts[f"extracted-{turn.turn + 1}"] = turn.extracted or ""
+            for number, call in enumerate(turn.calls, 1):
+                texts[f"arguments-{turn.turn + 1}-{number}"] = call.arguments
+                texts[f"output-{turn.turn + 1}-{number}"] = call.output
         if (name := given.get("of", "")) not in texts:
             raise PageError(404, "No such text", f"There is no text {name[:100]!r}: choose one of {', '.join(texts)}.")
         return plain(texts[name])

@@ -7,6 +7,7 @@ escapes the expression. Only the style sheets, the scripts and the plots go into
 import hashlib
 import math
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,7 @@ def render(result: AuditResult, conversations: Conversations, reader_command: st
         policy=_policy(scripts),
         plots=[(plot, for_page(plot.svg)) for plot in plots(result.sets, result.histograms)],
         columns=_columns(result.sets),
+        tools=_tools(result.sets),
         places={each.version: f"set-{number}" for number, each in enumerate(result.sets)},
         words=wording,
     )
@@ -110,7 +112,7 @@ def _most_characters(result: AuditResult, conversations: Conversations) -> int:
     """Return the most characters of each text, so that the page stays small with any number of conversations."""
     cases = [(case.data_set, case.id) for check in result.checks for case in check.examples]
     shown = [conversations[case] for case in cases if case in conversations]
-    texts = sum(1 + len(conversation.turns) for conversation in shown)
+    texts = sum(1 + sum(1 + 2 * len(turn.calls) for turn in conversation.turns) for conversation in shown)
     least, most = _TEXT
     return max(least, min(most, _CONVERSATIONS // max(texts, 1)))
 
@@ -137,7 +139,16 @@ def _columns(sets: list[SetNumbers]) -> list[_Column]:
     by_turn = [_Column(f"turn {turn + 1} right", _success(turn), wording.share) for turn in range(turns)]
     names = dict.fromkeys(name for each in sets for name in each.rewards)
     rewards = [_Column(name, _reward(name), wording.decimal) for name in names]
-    return [*_attribute_columns(_SIZES), *by_turn, *rewards, *_attribute_columns(_REST)]
+    tools = [column for column in _attribute_columns(_TOOLS) if any(column.number(each) is not None for each in sets)]
+    return [*_attribute_columns(_SIZES), *by_turn, *rewards, *tools, *_attribute_columns(_REST)]
+
+
+def _tools(sets: list[SetNumbers]) -> dict[str, Counter[str]]:
+    """Return the number of calls of each tool by status, over all data sets, the most frequent tool first."""
+    tools: dict[str, Counter[str]] = {}
+    for name, by_status in [item for each in sets for item in each.calls.items()]:
+        tools.setdefault(name, Counter()).update(by_status)
+    return dict(sorted(tools.items(), key=lambda item: -item[1].total()))
 
 
 def _success(turn: int) -> Callable[[SetNumbers], float | None]:
@@ -165,6 +176,11 @@ _SIZES = (
     ("trajectories", "trajectories", wording.decimal),
     ("turns", "turns", wording.decimal),
     ("tokens", "tokens", wording.decimal),
+)
+_TOOLS = (
+    ("episodes with calls", "with_calls", wording.share),
+    ("failed calls", "failed_calls", wording.share),
+    ("episodes with branches", "branched", wording.share),
 )
 _REST = (
     ("any turn right", "any_turn", wording.share),

@@ -108,6 +108,12 @@ _KINDS = (
         shares=False,
     ),
     _Kind("Rewards", "Mean reward of a turn, and of its named parts.", _rewards, shares=False, from_zero=False),
+    _Kind(
+        "Tools and branches",
+        "Share of the episodes that call a tool, of the calls that failed, and of the episodes with branches.",
+        _attributes(with_calls="with_calls", failed_calls="failed_calls", with_branches="branched"),
+        whole=True,
+    ),
 )
 
 

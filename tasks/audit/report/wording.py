@@ -1,8 +1,10 @@
 """Write numbers and verdicts for people, with the same words on the page, in the terminal and in artifacts."""
 
 import math
+from typing import get_args
 
 from configs.audit import Checks
+from storage.records import CallStatus
 from tasks.audit.results import AuditResult, CheckResult, Verdict
 
 MISSING = "\u2013"  # an en dash
@@ -13,8 +15,12 @@ VERDICTS: tuple[Verdict, ...] = ("fail", "warn", "pass", "skipped")
 COLOURWAYS = {
     **{"fail": "bad", "warn": "warn", "pass": "ok", "skipped": "plain"},
     **{"correct": "ok", "wrong": "bad", "none": "plain"},
+    **{"answered": "ok", "failed": "bad"},
 }
-"""The style sheet's classes for verdicts of the audit and of the verifier; the verifier's others are "warn"."""
+"""The style sheet's classes for verdicts of the audit and of the verifier, and for calls; all others are "warn"."""
+
+CALLS: tuple[CallStatus, ...] = get_args(CallStatus)
+"""What can become of a call of a tool."""
 
 _ONE = {"fail": "fails", "warn": "warns", "pass": "passes", "skipped": "skipped"}
 

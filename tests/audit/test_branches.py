@@ -1,0 +1,249 @@
+"""Episodes with branches, rewritten histories and several conversations, in the tables, checks and numbers."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from configs.audit import Audit
+from configs.schema import Reward
+from storage.objects.store import Store
+from storage.records import Call, Problem, Trajectory
+from storage.versions.contents import _NEW_IN
+from tasks.agents.interface import EpisodeSpec
+from tasks.audit.conversations import read_conversations
+from tasks.audit.numbers import set_numbers
+from tasks.audit.reader.sequences import Beginning, beginnings
+from tasks.problems.exclusions import commit_exclusions, read_exclusions, set_aside
+from tasks.provenance.proposals import propose_ids, propose_problem
+from tasks.score.verifier import Verifier
+from tasks.train.samples import build_samples
+from tests.support.audit_play import FEEDBACK, SUM, Audited, Play, judged, say
+from tests.support.branching import Branching
+from tests.support.chain_helpers import TRAJECTORIES, rewrite_shard
+from tests.support.train_helpers import make_trajectory, save_tiny
+
+CHECKS = (
+    "mask_and_spans",
+    "broken_prefix",
+    "falling_versions",
+    "bad_logprobs",
+    "text_differs",
+    "template_drift",
+    "loops",
+    "identical_answers",
+    "leaked_answers",
+    "repeated_seeds",
+    "broken_answers",
+)
+"""Checks that an episode with branches must pass."""
+
+
+@pytest.fixture(scope="module")
+def play() -> Play:
+    from tasks.warm_start.tokenizer import build_tokenizer
+
+    return Play(build_tokenizer([SUM.prompt, FEEDBACK, r"\boxed"]))
+
+
+@pytest.fixture(scope="module")
+def model(play: Play, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save_tiny(tmp_path_factory.mktemp("model"))
+    play.tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def audited(store: Store, tmp_path: Path, verifier: Verifier, model: Path) -> Audited:
+    audited = Audited(store, tmp_path, verifier)
+    audited.add_policy(model)
+    return audited
+
+
+def begin(play: Play, name: str, sample: int = 0, problem: Problem = SUM) -> Branching:
+    row = replace(make_trajectory(name, [], problem=problem.problem_id), sample=sample, prompt=problem.prompt)
+    return Branching(play.chat, EpisodeSpec(name, problem, 100 * sample, replace(row, solutions=problem.solutions)))
+
+
+def branching(play: Play, name: str, sample: int = 0) -> Trajectory:
+    """A helper is asked, two answers follow the first one, and the last one has a rewritten history.
+
+    Turns: the helper's (0), the conversation (1, 2), the branch (3), and the rewritten end (4).
+    """
+    episode = begin(play, name, sample)
+    first = episode.say(r"\boxed{18}", told=SUM.prompt, verdict="wrong")
+    episode.say("Units first.", told="How would you add 12 and 7?")
+    one, _ = (episode.say(rf"\boxed{{{answer}}}", first, FEEDBACK, verdict="wrong") for answer in (19, 17))
+    episode.say(r"\boxed{19}", one, "Are you sure?", verdict="correct", rewritten=True)
+    return episode.trajectory()
+
+
+def test_episodes_with_branches_pass(audited: Audited, play: Play) -> None:
+    """What an agent may do is no fault, beside episodes of the same group without branches."""
+    rows = [branching(play, f"b{number}", number) for number in range(2)]
+    seeds = [[turn.seed for turn in row.turns] for row in rows]
+    assert not set(seeds[0]) & set(seeds[1])
+    rows += [play(f"{number}", r"\boxed{18}", rf"\boxed{{{number}}}") for number in range(40, 43)]
+    audited.add(rows[:2] + [say(row, 0, seed=number) for number, row in enumerate(rows[2:], 900)])
+    for check in CHECKS:
+        measured, found = audited.run(check)
+        assert (measured.value, found) == (0, []), check
+
+
+def test_their_tables_and_numbers(audited: Audited, play: Play) -> None:
+    """Each answer is compared with the one that it follows, past turns that answer nothing; never across branches."""
+    row = branching(play, "a")
+    assert (row.follows, row.ungraded) == ([-1, -1, 1, 1, 2], [0])
+    audited.add([row], *judged(row, *(("none" if turn in row.ungraded else "wrong") for turn in range(5))))
+    with audited.evidence(Audit()) as evidence:
+        database = evidence.database
+        assert database.all("select follows from turns order by turn") == [(turn,) for turn in row.follows]
+        assert database.all("select turns, calls, branches from episodes") == [(5, 0, 2)]
+        pairs = {(before, turn) for turn, before in enumerate(row.follows) if before >= 0}
+        assert set(database.all("select before, turn from revisions")) == pairs
+        (numbers,) = set_numbers(database, {})
+        assert (numbers.branched, numbers.with_calls, numbers.fixed) == (1.0, None, 0.0)
+        (conversation,) = read_conversations(database, [0])
+        assert [turn.graded for turn in conversation.turns] == [turn not in row.ungraded for turn in range(5)]
+
+
+def test_right_then_wrong_is_a_matter_of_one_conversation(audited: Audited, play: Play) -> None:
+    """A wrong answer in another branch is no answer given up; one after a call of a tool is."""
+    rows = []
+    for name, linear in (("apart", False), ("after", True)):
+        episode = begin(play, name)
+        first = episode.say("thinking", told=SUM.prompt)
+        right = episode.say(r"\boxed{19}", first, FEEDBACK, verdict="correct")
+        asked = episode.say("call", right if linear else first, FEEDBACK)
+        episode.say(r"\boxed{18}", asked, FEEDBACK, verdict="wrong")
+        rows.append(episode.trajectory())
+    verdicts = {"correct": "correct", "wrong": "wrong", "": "none"}
+    scores = [score for row in rows for score in judged(row, *(verdicts[turn.verdict] for turn in row.turns))]  # type: ignore[arg-type]
+    audited.add(rows, *scores)
+    measured, found = audited.run("broken_answers")
+    assert measured.value == 1
+    assert found == [("after", "turn 2 was right, turn 4 is not")]
+
+
+FAULTS: dict[str, Callable[[Trajectory], Trajectory]] = {
+    "itself": lambda row: replace(row, follows=[*row.follows[:-1], len(row.turns) - 1]),
+    "nowhere": lambda row: replace(row, follows=[*row.follows[:-1], 7]),
+    "call": lambda row: replace(row, calls=[Call(9, "c", "tool", "{}", "", "unanswered")]),
+    "order": lambda row: replace(row, sequence_starts=[0]),
+}
+
+
+def test_wrong_branches_are_found(audited: Audited, play: Play) -> None:
+    """Rows that name turns which they lack, or contradict the order of their tokens, are named."""
+    rows = [replace(branching(play, "right"), problem_id="right")]
+    rows += [replace(spoil(branching(play, name)), problem_id=name) for name, spoil in FAULTS.items()]
+    audited.add(rows)
+    found = dict(audited.run("broken_prefix")[1])
+    assert sorted(found) == sorted(FAULTS)
+    assert found["call"] == "it has a call in turn 10, which does not exist"
+
+
+def test_another_prompt_is_found_among_branches(audited: Audited, play: Play) -> None:
+    """The prompt of a group is that of any of an episode's conversations, wherever it stands in the row."""
+    odd = begin(play, "odd", 9)
+    first = odd.say("18", told="What is 1 + 1?", verdict="wrong")
+    odd.say("18", first, FEEDBACK, verdict="wrong")
+    audited.add([*(branching(play, f"{number}", number) for number in range(3)), odd.trajectory()])
+    assert [name for name, _ in audited.run("broken_prefix")[1]] == ["odd"]
+
+
+def test_feedback_that_no_branch_was_given_is_found(audited: Audited, play: Play) -> None:
+    """A turn with branches has the feedback of one of them; with none of theirs it is a case."""
+    episode = begin(play, "a")
+    first = episode.say("18", told=SUM.prompt, verdict="wrong")
+    for number in range(2):
+        episode.say("19", first, f"No {number}.", verdict="correct")
+    rows = {
+        told: say(replace(episode.trajectory(), trajectory_id=told), 0, feedback=told) for told in ("No 0.", "What?")
+    }
+    # Of rows with several sequences a sixteenth is looked at, so that there must be many of them.
+    rows |= {f"{told} {n}": replace(row, trajectory_id=f"{told} {n}") for told, row in rows.items() for n in range(100)}
+    audited.add(list(rows.values()))
+    found = [name for name, _ in audited.run("template_drift")[1]]
+    assert found
+    assert all(name.startswith("What?") for name in found)
+
+
+def test_where_sequences_begin(play: Play) -> None:
+    """A branch, a rewritten history and a conversation of its own are told apart by the tokens."""
+    row = branching(play, "a")
+    kinds = {begin.kind: (begin.follows, row.turns[turn].text) for turn, begin in beginnings(row).items()}
+    assert len(beginnings(row)) == len(row.sequence_starts) == 4
+    first = next(turn for turn, stored in enumerate(row.turns) if stored.text == r"\boxed{18}")
+    assert kinds["branch"] == (first, r"\boxed{17}")
+    assert kinds["rewritten"] == (first + 1, r"\boxed{19}")
+    assert row.turns[first + 1].text == r"\boxed{19}"
+    assert kinds["conversation"][0] == -1
+    assert beginnings(play("b", "18", "19")) == {}
+    rewritten = replace(make_trajectory("c", [[7], [8]]), sequence_starts=[0, 4])
+    assert beginnings(rewritten)[1] == Beginning(2, 2, "rewritten", 0)
+
+
+def without(columns: set[str], version: int) -> Callable[[pa.Table], pa.Table]:
+    def change(rows: pa.Table) -> pa.Table:
+        kept = rows.drop_columns([name for name in rows.column_names if name in columns])
+        return kept.replace_schema_metadata({**(kept.schema.metadata or {}), b"schema_version": str(version).encode()})
+
+    return change
+
+
+def test_files_of_all_schemas_are_read_together(audited: Audited, play: Play) -> None:
+    """Rows without the newer columns have no calls and no branches; all checks run over the mixture."""
+    rows = [play(f"{number}", "18", "19") for number in range(3)]
+    rows.append(replace(branching(play, "4"), calls=[Call(0, "c", "tool", "{}", "x", "answered")]))
+    ordered = [row for row in rows for _ in range(2)]  # two rows a shard
+    named = [replace(row, trajectory_id=f"{row.trajectory_id}/{n % 2}", sample=n) for n, row in enumerate(ordered)]
+    audited.add(named)
+    for version in (1, 2, 3):
+        newer = {name for since, names in _NEW_IN["trajectories"].items() if since > version for name in names}
+        rewrite_shard(audited.store, TRAJECTORIES, without(newer, version), f"part-{version - 1:05}.parquet")
+    with audited.evidence(Audit()) as evidence:
+        assert not evidence.intake.foreign
+        found = evidence.database.all("select trajectory_id, turns, calls, branches from episodes order by 1")
+        assert found == [(row.trajectory_id, len(row.turns), len(row.calls), 2 * bool(row.follows)) for row in named]
+        follows = evidence.database.all("select follows from turns where trajectory_id = '0/0' order by turn")
+        assert follows == [(-1,), (0,)]
+    for check in ("broken_prefix", "template_drift", "repeated_calls", "tool_output_in_loss", "broken_answers"):
+        audited.run(check)
+
+
+@given(data=st.data())
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_tree_passes(data: st.DataObject, play: Play) -> None:
+    """Whatever the endpoint records has one beginning for each sequence, and follows as its tokens say."""
+    episode = begin(play, "a")
+    episode.say("0", told=SUM.prompt)
+    for number in range(1, data.draw(st.integers(1, 7))):
+        after = data.draw(st.sampled_from([None, *episode.nodes]))
+        episode.say(str(number), after, FEEDBACK, rewritten=data.draw(st.booleans()))
+    row = episode.trajectory()
+    found = beginnings(row)
+    assert len(found) == (len(row.sequence_starts) if len(row.sequence_starts) > 1 else 0)
+    for turn, begin_ in found.items():
+        node = next(node for node in episode.nodes if node.text == row.turns[turn].text)
+        expected = "conversation" if not node.parent else "branch" if node.continues else "rewritten"
+        assert begin_.kind == expected
+
+
+def test_an_episode_with_branches_is_excluded_as_any_other(audited: Audited, play: Play, tmp_path: Path) -> None:
+    """By its id or with its problem, all turns of all its branches are left out."""
+    rows = [branching(play, "r/000000/12+7/0"), play("r/000000/12+7/1", "18")]
+    audited.add(rows)
+    alone = commit_exclusions(audited.store, propose_ids(audited.store, [rows[0].trajectory_id], tmp_path, "odd").rows)
+    excluded = read_exclusions(audited.store, [alone], tmp_path)
+    marked, left_out = set_aside(rows, TRAJECTORIES, excluded)
+    assert left_out == [rows[0].trajectory_id]
+    scores = [score for row in rows for score in judged(row, *("wrong" for _ in row.turns))]
+    samples = build_samples(marked, scores, Reward())
+    assert [sample.trajectory_id for sample in samples] == [rows[1].trajectory_id]
+    whole = propose_problem(audited.store, SUM.problem_id, tmp_path, "wrong gold")
+    assert {row.trajectory_id for row in whole.rows} == {row.trajectory_id for row in rows}
