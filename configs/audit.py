@@ -49,8 +49,8 @@ class Checks(Knobs):
     mask_and_spans: CheckKnobs = _fail()
     """Rows whose mask is not exactly the spans of their turns, or whose columns differ in length."""
     broken_prefix: CheckKnobs = _fail()
-    """Rows in which a turn does not continue the tokens before it or follows none that exists, or whose group began with
-    another prompt."""
+    """Rows in which a turn does not continue the tokens before it or follows none that exists, or whose group began
+    with another prompt."""
     bad_logprobs: CheckKnobs = _fail()
     """Rows with a logprob that is not finite, is above 0, or is outside of the mask."""
     falling_versions: CheckKnobs = _fail()
