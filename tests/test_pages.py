@@ -59,6 +59,8 @@ RUN_BY = {
     ),
     'PYTHONPATH=. python -m flows.math_mt_ppo smoke run.name=polite agent=\'{type: "my_agents:PoliteAgent", '
     'args: {greeting: "Sorry. Try again."}}\'': "flows/test_flows.py::test_an_agent_of_ones_own",
+    "PYTHONPATH=. python -m flows.math_mt_ppo smoke run.name=mine agent='{type: openai, tools: [calculator], "
+    'args: {entry: "my_solver:solve"}}\'': "agents/test_page.py::test_the_function_is_an_agent",
     "python -m flows.retrain retrain": "retrain/test_retrain.py::test_nights_in_order",
     "python -m flows.retrain retrain --explain": "retrain/test_retrain.py::test_the_command_line",
     "python -m flows.retrain retrain --nights": "retrain/test_retrain.py::test_nights_in_order",
@@ -91,6 +93,7 @@ RUN_BY = {
 """The test that runs each command line, perhaps with another store or a smaller configuration."""
 NOT_RUN = {
     "make setup": "it made the environment that this test runs in",
+    "make setup-agents": "it needs a package index; continuous integration runs it before the tests",
     "make check": "continuous integration runs it before the tests",
     "make test": "it runs this test",
     "make test-fast": "it runs a part of the tests",

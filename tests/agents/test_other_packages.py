@@ -2,9 +2,12 @@
 
 import os
 import subprocess
+import sys
 
 import pytest
 
+from configs import ConfigError
+from tasks.run.configuration import resolve
 from tests.support.overlay import is_made
 from tests.support.paths import ROOT
 
@@ -24,3 +27,30 @@ def test_they_pass_where_their_packages_are() -> None:
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-10_000:]
     assert "skipped" not in done.stdout.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("package", "module", "override", "remedy"),
+    [
+        (
+            "verifiers",
+            "tasks.agents.verifiers_agent",
+            "agent={type: verifiers, args: {environment: my_env}}",
+            "pip install 'verifiers<0.4'",
+        ),
+        (
+            "gymnasium",
+            "tasks.environments.gymnasium_env",
+            "environment={type: gymnasium, args: {id: FrozenLake-v1}}",
+            "pip install gymnasium",
+        ),
+    ],
+)
+def test_a_missing_package_is_named(
+    package: str, module: str, override: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a package is not installed, the configuration that needs it is refused with the remedy."""
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not there, wherever this runs
+    monkeypatch.delitem(sys.modules, module, raising=False)
+    with pytest.raises(ConfigError, match=remedy):
+        resolve("smoke", [override])

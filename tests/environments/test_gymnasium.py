@@ -32,7 +32,7 @@ def chat() -> Chat:
 
 @pytest.fixture
 def play(chat: Chat, verifier: Verifier) -> Callable[..., Trajectory]:
-    return partial(played, chat, verifier, "openai", arguments={"num_turns": 8})
+    return partial(played, chat, verifier, "openai", arguments={"arguments": {"num_turns": 8}})
 
 
 def test_a_lake_is_crossed(play: Callable[..., Trajectory]) -> None:

@@ -18,17 +18,27 @@ def chat() -> Chat:
 
 
 @pytest.fixture(scope="session")
-def far_away() -> Iterator[list[str]]:
-    """Yield the hosts beyond this machine that this process looks up or connects to; at the end there are none."""
+def hosts() -> list[str]:
+    """Return a growing list of the hosts beyond this machine that this process looks up or connects to."""
     hosts: list[str] = []
 
     def note(event: str, arguments: tuple[Any, ...]) -> None:
         if event == "socket.connect" and isinstance(arguments[1], tuple):
-            hosts.append(str(arguments[1][0]))
+            host = str(arguments[1][0])
         elif event == "socket.getaddrinfo":
-            hosts.append(str(arguments[0]))
-        hosts[:] = [host for host in hosts if host not in LOCAL]
+            host = str(arguments[0])
+        else:
+            return
+        if host not in LOCAL:
+            hosts.append(host)
 
     sys.addaudithook(note)  # it stays until the process ends
+    return hosts
+
+
+@pytest.fixture(scope="module")
+def far_away(hosts: list[str]) -> Iterator[list[str]]:
+    """Yield the hosts that the tests of a file reach for; at its end there are none."""
+    hosts.clear()  # those of other files
     yield hosts
     assert hosts == []
