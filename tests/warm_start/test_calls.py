@@ -78,7 +78,7 @@ def test_a_call_is_taught_as_the_agent_will_render_it(tokenizer: PreTrainedToken
     assert example.token_ids == prompt + call + between + right
     parts = [(prompt, False), (call, True), (between, False), (right, True)]
     assert example.loss_mask == [taught for ids, taught in parts for _ in ids]
-    assert tokenizer.decode(prompt).startswith("<|im_start|>system\nTools: calculator<|im_end|>\n")
+    assert str(tokenizer.decode(prompt)).startswith("<|im_start|>system\nTools: calculator<|im_end|>\n")
     assert tokenizer.decode(between) == "\n<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n"
 
 
