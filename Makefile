@@ -22,8 +22,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Threads that spin while they wait would slow vLLM and trainer ten times on shared cores; see flows/launch/threads.py.
 export OMP_WAIT_POLICY := passive
 
-.PHONY: help setup setup-agents demo smoke retrain-demo cluster-demo audit read test test-fast soak check format bench bench-peers pictures \
-    experiment-staleness experiment-control lock up down clean
+.PHONY: help setup setup-agents demo demo-tools smoke retrain-demo cluster-demo audit read test test-fast soak check format bench \
+    bench-peers pictures experiment-staleness experiment-control experiment-tools lock up down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' Makefile
@@ -64,6 +64,9 @@ setup-agents: setup ## Make var/agents/.venv: agent frameworks and environment p
 
 demo: setup ## Train a tiny model on this machine's CPU, from nothing to a better policy
 	@$(BIN)/python -m flows.math_mt_ppo demo $(ARGS)
+
+demo-tools: setup ## The same with sums too large for its head: it learns to call a calculator
+	@$(BIN)/python -m flows.math_mt_ppo demo-tools $(ARGS)
 
 smoke: setup ## The same pipeline, as small as it gets: does it run at all?
 	@$(BIN)/python -m flows.math_mt_ppo smoke $(ARGS)
@@ -115,6 +118,9 @@ experiment-staleness: setup ## Staleness, stream, decoupled objective, critic: 1
 
 experiment-control: setup ## The demo with coin flips for verdicts: does it learn from them? 6 runs, about 25 minutes
 	@$(BIN)/python -m tests.experiments.control $(ARGS)
+
+experiment-tools: setup ## The demo of tools on three seeds, with verdicts and with coin flips: 6 runs, about 40 minutes
+	@$(BIN)/python -m tests.experiments.tools $(ARGS)
 
 # torchvision, torchaudio and torchcodec exist for CUDA only and break `import transformers` here; triton is for GPUs.
 lock: setup ## Write the lock files again from pyproject.toml (ARGS=--upgrade: newest versions)

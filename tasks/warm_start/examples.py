@@ -75,7 +75,7 @@ def _render(
 ) -> list[int]:
     ids = tokenizer.apply_chat_template(
         messages,
-        tools=list(tools) or None,  # type: ignore[arg-type]  # the library's type allows no nested schemas
+        tools=list(tools) or None,
         add_generation_prompt=add_generation_prompt,
         return_dict=False,
     )
