@@ -1,13 +1,20 @@
 """SQL for the tables of `tasks.audit.database` that are made of its views."""
 
 TABLES = (
+    """create table calls as
+    select row, data_set, trajectory_id, problem_id, call.turn,
+           (row_number() over (partition by row, call.turn order by place) - 1)::integer as number,
+           call.id, call.name, call.arguments, call.output, call.status
+    from (
+        select row, data_set, trajectory_id, problem_id, unnest(calls) as call, generate_subscripts(calls, 1) as place
+        from trajectories
+    )""",
     # If a turn has several scores, the first is used; the check `orphan_scores` reports the others.
     """create table turns as
     with spoken as (
         select row, data_set, run, iteration, trajectory_id, problem_id, sample, unnest(turns) as t,
-               generate_subscripts(turns, 1) - 1 as turn, len(turns) as turns, ungraded, reward_parts, follows,
-               list_transform(calls, lambda c: c.turn) as called,
-               coalesce(scorers[source], scorers['default']) as scorer
+               generate_subscripts(turns, 1) - 1 as turn, len(turns) as turns, ungraded, reward_parts,
+               follows, coalesce(scorers[source], scorers['default']) as scorer
         from trajectories join (select data_set, scorers from data_sets) using (data_set)
     ), judged as (
         select distinct on (data_set, trajectory_id, turn) data_set, trajectory_id, turn, verdict, success, extracted,
@@ -22,28 +29,19 @@ TABLES = (
            s.turn = s.turns - 1 as "last", s.t."start"::bigint as "start", s.t."end"::bigint as "end", s.t.text as text,
            s.t.verdict as environment_verdict, s.t.reward as reward, s.t.finish_reason as finish_reason,
            s.t.feedback as feedback, s.t.seed as seed,
-           coalesce(s.follows[s.turn + 1], s.turn - 1)::integer as follows,
-           coalesce(list_count(list_filter(s.called, lambda c: c = s.turn)), 0)::integer as calls,
+           coalesce(s.follows[s.turn + 1], s.turn - 1)::integer as follows, coalesce(c.calls, 0)::integer as calls,
            if(silent, null, row_number() over (partition by s.row, silent order by s.turn) - 1)::integer as answer,
            if(cardinality(parts) > 0, parts, reward_parts[s.turn + 1]) as parts, scorer, verdict,
            if(silent, null, success) as success, extracted, solution, s.reason as verdict_reason, scored_reward
-    from joined s""",
+    from joined s left join (select row, turn, count(*) as calls from calls group by 1, 2) c using (row, turn)""",
     """create table episodes as
     select t.row, t.data_set, t.run, t.iteration, t.trajectory_id, t.problem_id, t.sample, t.status, t.reason,
            len(t.turns)::integer as turns, list_count(list_filter(t.action_mask, lambda m: m))::integer as sampled,
            t.policy_version, coalesce(len(t.calls), 0)::integer as calls,
-           coalesce(len(t.follows) - len(list_distinct(t.follows)), 0)::integer as branches, g.first, g.best
+           coalesce(len(t.follows) - list_unique(t.follows), 0)::integer as branches, g.first, g.best
     from trajectories t
     left join (select row, max(success) filter (answer = 0) as first, max(success) as best from turns group by row) g
     using (row)""",
-    """create table calls as
-    select row, data_set, trajectory_id, problem_id, call.turn,
-           (row_number() over (partition by row, call.turn order by place) - 1)::integer as number,
-           call.id, call.name, call.arguments, call.output, call.status
-    from (
-        select row, data_set, trajectory_id, problem_id, unnest(calls) as call, generate_subscripts(calls, 1) as place
-        from trajectories
-    )""",
     # From each graded turn up its branch, past calls of tools, to the graded turn before it.
     """create table revisions as
     with recursive climbing as (
