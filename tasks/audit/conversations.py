@@ -74,7 +74,7 @@ def read_conversations(database: AuditDatabase, rows: Sequence[int]) -> list[Sto
         from turns where list_contains(?, row) order by row, turn""",
         list(rows),
     ):
-        turns.setdefault(row, []).append(ConversationTurn(turn, *columns, calls.get((row, turn), [])))
+        turns.setdefault(row, []).append(ConversationTurn(*(turn, *columns, calls.get((row, turn), []))))
     conversations = {}
     for values in database.all(
         """select row, trajectory_id, version, t.run, t.iteration, problem_id, sample, status, reason,
