@@ -54,7 +54,9 @@ BETWEEN = f"""
                     from trajectories where len(action_mask) = len(token_ids) and {SAMPLED}
                 )
             )
-        ) where parent > 0 and action_mask[turns[parent]."end"] and action_mask[turns[child]."start"::bigint + 1]
+        ) where parent > 0
+            and (turns[parent]."end" <= turns[child]."start" or turns[parent]."start" >= turns[child]."end")
+            and action_mask[turns[parent]."end"] and action_mask[turns[child]."start"::bigint + 1]
     )"""
 """SQL: for each turn and each that follows it the feedback, the ids and digest of the tokens between them, and the ids
 among these that are no action tokens. Between two sequences these are the tokens before the second turn.

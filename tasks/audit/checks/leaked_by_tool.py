@@ -77,9 +77,10 @@ def _fetching(outputs: Iterable[_Output]) -> Iterator[_Leak]:
     """Yield the outputs of calls that give most problems their own gold, and not that of another problem, too."""
     for _, same in groupby(outputs, key=lambda each: (each.name, each.arguments)):
         by_problem = {each.problem_id: each for each in same}
-        played = list(by_problem.values())
-        own = [each for each, other in pairwise([*played, played[0]]) if _is_own(each, other.solutions)]
-        if len(own) >= _LEAST and len(own) > MOST_PROBLEMS * len(played):
+        golds = list(dict.fromkeys(tuple(each.solutions) for each in by_problem.values()))
+        others = dict(pairwise([*golds, golds[0]]))
+        own = [each for each in by_problem.values() if _is_own(each, others[tuple(each.solutions)])]
+        if len(own) >= _LEAST and len(own) > MOST_PROBLEMS * len(by_problem):
             yield from ((each.problem_id, each.name, each.output) for each in own)
 
 
