@@ -260,7 +260,7 @@ def test_a_turn_shows_what_it_earned_and_for_what(store: Store, tmp_path: Path) 
         page = reader.get("/trajectory?id=0/0/0").text
         assert "reward 1.25 (<right> 1, format 0.25), 0 from the environment, 2 tokens" in text(page)
         assert "<right>" not in page
-        assert '<span class="chip plain">none</span>' in reader.get("/trajectory?id=0/0/1").text
+        assert "answers nothing, not graded" in text(reader.get("/trajectory?id=0/0/1").text)
         assert ids(reader.get("/?least=1.2").text) == ["0/0/0"]
         assert "0/0/1" not in ids(reader.get("/?verdict=disagree&turn=first").text)
         assert reader.get("/trajectory?id=0/0/1&colour=advantage").status_code == 200

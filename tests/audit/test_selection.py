@@ -29,7 +29,10 @@ from tests.support.train_helpers import make_trajectory
 
 def episode(sample: int, *rewards: float, length: int = 2, status: Status = "completed") -> Trajectory:
     row = make_trajectory(f"t{sample}", [[10] * length for _ in rewards], status=status)
-    turns = [replace(turn, reward=reward) for turn, reward in zip(row.turns, rewards, strict=True)]
+    turns = [
+        replace(turn, reward=reward, verdict="correct" if reward else "wrong")
+        for turn, reward in zip(row.turns, rewards, strict=True)
+    ]
     return replace(row, sample=sample, turns=turns)
 
 

@@ -31,8 +31,9 @@ async def run_code(sandboxes: Sandboxes, code: str, **arguments: Any) -> str:
 
 
 def descendants() -> list[psutil.Process]:
-    """Return the processes that this one has started, and theirs, those in sandboxes included."""
-    return psutil.Process().children(recursive=True)
+    """Return the processes of all sandboxes of this process: bubblewrap's, and those inside."""
+    started = [child for child in psutil.Process().children() if child.name() == "bwrap"]
+    return [process for child in started for process in (child, *child.children(recursive=True))]
 
 
 def wait_gone(processes: list[psutil.Process]) -> None:
