@@ -74,7 +74,7 @@ def read_conversations(database: AuditDatabase, rows: Sequence[int]) -> list[Sto
         from turns where list_contains(?, row) order by row, turn""",
         list(rows),
     ):
-        turns.setdefault(row, []).append(ConversationTurn(*columns, calls=calls.get((row, columns[0]), [])))
+        turns.setdefault(row, []).append(ConversationTurn(*[*columns, calls.get((row, columns[0]), [])]))
     conversations = {}
     for values in database.all(
         """select row, trajectory_id, version, t.run, t.iteration, problem_id, sample, status, reason,

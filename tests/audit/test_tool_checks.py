@@ -79,8 +79,9 @@ def output_as_turn(row: Trajectory, play: Play) -> Trajectory:
     """Take the output in its marks for a turn of its own."""
     first, last = row.turns
     ids = row.token_ids
-    begin = ids.index(play.tokenizer.convert_tokens_to_ids("<tool_response>"), first.end)
-    end = ids.index(play.tokenizer.convert_tokens_to_ids("</tool_response>"), begin) + 1
+    (opens,), (closes,) = (play.chat.encode(mark) for mark in ("<tool_response>", "</tool_response>"))
+    begin = ids.index(opens, first.end)
+    end = ids.index(closes, begin) + 1
     mask = [sampled or begin <= place < end for place, sampled in enumerate(row.action_mask)]
     turns = [first, replace(first, start=begin, end=end), last]
     return replace(row, turns=turns, action_mask=mask, follows=[], ungraded=[])
@@ -121,7 +122,8 @@ def test_outputs_of_parallel_calls_and_branches_are_given(audited: Audited, play
 
 def test_shares_of_calls(audited: Audited, play: Play) -> None:
     """Each share is that of its status; failed calls count among calls with an output, and of few calls never."""
-    statuses: list[CallStatus] = ["answered"] * 21 + ["failed"] * 7 + ["unparsable"] * 3 + ["unanswered"] * 2
+    counts: dict[CallStatus, int] = {"answered": 21, "failed": 7, "unparsable": 3, "unanswered": 2}
+    statuses = [status for status, count in counts.items() for _ in range(count)]
     rows = [called(play, f"{n:02}", call("x", status=status)) for n, status in enumerate(statuses)]
     audited.add([*rows, called(play, "other", call("error", name="other", status="failed"))])
     assert audited.run("unanswered_calls")[0].value == pytest.approx(2 / 34)
