@@ -68,13 +68,13 @@ def read_conversations(database: AuditDatabase, rows: Sequence[int]) -> list[Sto
     ):
         calls.setdefault((row, columns[0]), []).append(Call(*columns))
     turns: dict[int, list[ConversationTurn]] = {}
-    for row, turn, *columns in database.all(
+    for row, *columns in database.all(
         """select row, turn, text, environment_verdict, reward, finish_reason, feedback, "end" - "start", verdict,
             extracted, verdict_reason, scored_reward, parts, follows, answer is not null
         from turns where list_contains(?, row) order by row, turn""",
         list(rows),
     ):
-        turns.setdefault(row, []).append(ConversationTurn(*(turn, *columns, calls.get((row, turn), []))))
+        turns.setdefault(row, []).append(ConversationTurn(*[*columns, calls.get((row, columns[0]), [])]))
     conversations = {}
     for values in database.all(
         """select row, trajectory_id, version, t.run, t.iteration, problem_id, sample, status, reason,

@@ -242,8 +242,8 @@ def test_an_episode_with_branches_is_excluded_as_any_other(audited: Audited, pla
     excluded = read_exclusions(audited.store, [alone], tmp_path)
     marked, left_out = set_aside(rows, TRAJECTORIES, excluded)
     assert left_out == [rows[0].trajectory_id]
-    wrong: list[VerdictName] = ["wrong"]
-    scores = [score for row in rows for score in judged(row, *wrong * len(row.turns))]
+    wrong: VerdictName = "wrong"
+    scores = [score for row in rows for score in judged(row, *(wrong for _ in row.turns))]
     samples = build_samples(marked, scores, Reward())
     assert [sample.trajectory_id for sample in samples] == [rows[1].trajectory_id]
     whole = propose_problem(audited.store, SUM.problem_id, tmp_path, "wrong gold")

@@ -78,9 +78,10 @@ def one_turn(row: Trajectory) -> Trajectory:
 def output_as_turn(row: Trajectory, play: Play) -> Trajectory:
     """Take the output in its marks for a turn of its own."""
     first, last = row.turns
-    marks = play.tokenizer.get_vocab()
-    begin = row.token_ids.index(marks["<tool_response>"], first.end)
-    end = row.token_ids.index(marks["</tool_response>"], begin) + 1
+    ids = row.token_ids
+    (opens,), (closes,) = (play.chat.encode(mark) for mark in ("<tool_response>", "</tool_response>"))
+    begin = ids.index(opens, first.end)
+    end = ids.index(closes, begin) + 1
     mask = [sampled or begin <= place < end for place, sampled in enumerate(row.action_mask)]
     turns = [first, replace(first, start=begin, end=end), last]
     return replace(row, turns=turns, action_mask=mask, follows=[], ungraded=[])
