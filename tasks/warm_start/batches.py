@@ -33,10 +33,11 @@ def batches(
     without one: the probabilities of these two kinds add up, so their weights do not depend on their shares.
     """
     pools = _pools(problems, tokenizer, knobs, feedback, random.Random(seed))
-    two_turn_rows, call_rows = (round(share * knobs.batch_size) for share in (knobs.two_turn_share, knobs.tool_share))
-    first_rows = knobs.batch_size - two_turn_rows
-    sizes = [first_rows - call_rows, two_turn_rows, call_rows]
-    weights = [first_rows / max(1, first_rows - call_rows), 1.0, first_rows / max(1, call_rows)]
+    corrected = round(knobs.two_turn_share * knobs.batch_size)
+    first = knobs.batch_size - corrected
+    called = min(first, round(knobs.tool_share * knobs.batch_size))
+    sizes = [first - called, corrected, called]
+    weights = [first / max(1, first - called), 1.0, first / max(1, called)]
     generator = torch.Generator().manual_seed(seed)
     while True:
         yield [

@@ -1,6 +1,6 @@
 """Test if a policy learns from the verdicts when to call a tool: the demo of tools, and the same with coin flips.
 
-python -m tests.experiments.tools                     two arms, three seeds, 30 updates each: 40 minutes on 2 cores
+python -m tests.experiments.tools                     two arms, three seeds, 20 updates each: 40 minutes on 2 cores
 python -m tests.experiments.tools --seeds 1 --arms 0  one run of the demo
 
 Writes tools.md and tools.png.
@@ -43,5 +43,5 @@ def _cell(share: dict[str, Any] | None) -> str:
 ARMS = [Arm("verdicts"), Arm("coin flips", around=coin_flips)]
 
 if __name__ == "__main__":
-    experiment = ToolExperiment("tools", "Calls of a calculator", ARMS, 30, config="demo-tools")
+    experiment = ToolExperiment("tools", "Calls of a calculator", ARMS, 20, config="demo-tools")
     experiment.main((__doc__ or "").splitlines()[0])
