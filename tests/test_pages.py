@@ -108,7 +108,7 @@ NOT_RUN = {
     "make format": "it changes the source tree",
     "make lock": "it needs a package index",
     "make demo": "ten minutes; the tests run the same flow with the configuration smoke",
-    "make demo-tools": "nine minutes; the tests run the same flow with the configuration smoke",
+    "make demo-tools": "many minutes; the tests run the same flow with the configuration smoke",
     "make retrain-demo": "fifteen minutes; the tests run nights of seconds",
     "make cluster-demo": "many minutes, with three vLLM servers; the tests run the same flow on such a cluster",
     "RAY_AUTH_MODE=token ray up tasks/cluster/ray-up.yaml": "it needs hosts; cluster/test_manifests.py checks the file",
