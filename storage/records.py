@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-SCHEMA_VERSION = (
-    4  # 2: sequence_starts, 3: unplayed_turns, 4: calls, branches, reward parts and metadata; rewards of scores
-)
+SCHEMA_VERSION = 4
+"""2: sequence_starts. 3: unplayed_turns. 4: calls, branches, parts of rewards, source and metadata; rewards of
+scores."""
 
 Status = Literal["completed", "truncated", "rejected", "failed"]
 """completed: the agent ended the episode. truncated: the token limit cut its last turn, or the context had no room for

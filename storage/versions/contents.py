@@ -47,16 +47,17 @@ _KEYS = {
     "exclusions": ("trajectory_id", "data_set", "problem_key"),
 }
 """The columns that identify a row of a version: no two rows may have the same values in them."""
-_NEW_IN: dict[str, dict[int, set[str]]] = {
-    "trajectories": {
-        2: {"sequence_starts"},
-        3: {"unplayed_turns"},
-        4: {"source", "metadata", "calls", "ungraded", "follows", "reward_parts"},
-    },
+_NEW_IN_TRAJECTORIES = {
+    2: {"sequence_starts"},
+    3: {"unplayed_turns"},
+    4: {"source", "metadata", "calls", "ungraded", "follows", "reward_parts"},
+}
+_NEW_IN = {
+    "trajectories": _NEW_IN_TRAJECTORIES,
+    "evaluation": _NEW_IN_TRAJECTORIES,
     "scores": {4: {"reward", "parts"}},
 }
 """Columns that files of an older schema lack, by kind and by the schema version that added them."""
-_NEW_IN["evaluation"] = _NEW_IN["trajectories"]
 _PER_TOKEN = ("token_ids", "action_mask", "logprobs", "versions")
 _NAMED = 3  # number of rows that a message names
 

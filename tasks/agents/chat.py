@@ -74,7 +74,7 @@ class Chat:
 
     @property
     def opens_thoughts(self) -> bool:
-        """Whether the template itself writes the `<think>` with which an answer begins."""
+        """True if the template itself writes the `<think>` with which an answer begins."""
         return "<think>" in self._template.lead
 
     def conversation(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> list[int]:

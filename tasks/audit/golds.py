@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 MOST_PROBLEMS = 0.5
-"""The same words about many problems may be an example or a fixed phrase. They count as a leak only if they contain the
-gold answers of more than this share of the problems."""
+"""Share of the problems. The same words about many problems may be an example or a fixed phrase. They count as a leak
+only if they contain the gold answers of more than this share of the problems."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,12 +104,12 @@ class Conversation:
     async def _answer(self, observation: Observation, number: int, before: asyncio.Task[None] | None) -> None:
         """Answer the observation with this number in the episode, after the one `before` it."""
         _, _, gconfig = observation
-        own = () if gconfig.seed is None else ("seed", gconfig.seed)
+        place = (number,) if gconfig.seed is None else ("seed", gconfig.seed)
         if before:
             await asyncio.wait([before])
         self._asking += 1
         try:
-            outputs = await self._turns.ask(observation, derive(self.prompt.seed, *(own or (number,))))
+            outputs = await self._turns.ask(observation, derive(self.prompt.seed, *place))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task and task.cancelling():

@@ -5,13 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.audit import Audit
 from configs.schema import Reward
-from storage.objects.store import Store
 from storage.records import Call, Problem, Trajectory, VerdictName
 from storage.versions.contents import _NEW_IN
 from tasks.agents.interface import EpisodeSpec
@@ -20,12 +18,11 @@ from tasks.audit.numbers import set_numbers
 from tasks.audit.reader.sequences import Beginning, beginnings
 from tasks.problems.exclusions import commit_exclusions, read_exclusions, set_aside
 from tasks.provenance.proposals import propose_ids, propose_problem
-from tasks.score.verifier import Verifier
 from tasks.train.samples import build_samples
 from tests.support.audit_play import FEEDBACK, SUM, Audited, Play, judged, say
 from tests.support.branching import Branching
 from tests.support.chain_helpers import TRAJECTORIES, rewrite_shard
-from tests.support.train_helpers import make_trajectory, save_tiny
+from tests.support.train_helpers import make_trajectory
 
 CHECKS = (
     "mask_and_spans",
@@ -41,27 +38,6 @@ CHECKS = (
     "broken_answers",
 )
 """Checks that an episode with branches must pass."""
-
-
-@pytest.fixture(scope="module")
-def play() -> Play:
-    from tasks.warm_start.tokenizer import build_tokenizer
-
-    return Play(build_tokenizer([SUM.prompt, FEEDBACK, r"\boxed"]))
-
-
-@pytest.fixture(scope="module")
-def model(play: Play, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = save_tiny(tmp_path_factory.mktemp("model"))
-    play.tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def audited(store: Store, tmp_path: Path, verifier: Verifier, model: Path) -> Audited:
-    audited = Audited(store, tmp_path, verifier)
-    audited.add_policy(model)
-    return audited
 
 
 def begin(play: Play, name: str, sample: int = 0, problem: Problem = SUM) -> Branching:

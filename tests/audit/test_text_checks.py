@@ -11,31 +11,9 @@ from storage.objects.store import Store
 from storage.records import PROBLEM_SCHEMA, TRAJECTORY_SCHEMA, Problem, Trajectory
 from tasks.audit.checks import CHECKS, SkippedError, text_differs
 from tasks.score.verifier import Verifier
-from tests.support.audit_play import FEEDBACK, SUM, TEXTS, Audited, Play, judged, look, say
+from tests.support.audit_play import SUM, TEXTS, Audited, Play, judged, look, say
 from tests.support.chain_helpers import FIRST, PROBLEMS, commit_rows
-from tests.support.train_helpers import make_trajectory, save_tiny, tiny_model
-
-
-@pytest.fixture(scope="module")
-def play() -> Play:
-    from tasks.warm_start.tokenizer import build_tokenizer
-
-    return Play(build_tokenizer([SUM.prompt, FEEDBACK, r"\boxed"]))
-
-
-@pytest.fixture(scope="module")
-def model(play: Play, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model with a tokenizer that has more tokens than the model."""
-    folder = save_tiny(tmp_path_factory.mktemp("model"))
-    play.tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def audited(store: Store, tmp_path: Path, verifier: Verifier, model: Path) -> Audited:
-    audited = Audited(store, tmp_path, verifier)
-    audited.add_policy(model)
-    return audited
+from tests.support.train_helpers import make_trajectory, tiny_model
 
 
 def test_text_differs(audited: Audited, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from tasks.audit.run import _reason_to_skip
 from tasks.score.verifier import Verifier
 from tests.support.audit_play import SUM, Audited, Play
 from tests.support.branching import Branching
-from tests.support.train_helpers import make_trajectory, save_tiny
+from tests.support.train_helpers import make_trajectory
 
 
 @pytest.fixture(scope="module")
@@ -23,20 +23,6 @@ def play() -> Play:
     from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
 
     return Play(build_qwen3_tokenizer())
-
-
-@pytest.fixture(scope="module")
-def model(play: Play, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = save_tiny(tmp_path_factory.mktemp("model"))
-    play.tokenizer.save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture
-def audited(store: Store, tmp_path: Path, verifier: Verifier, model: Path) -> Audited:
-    audited = Audited(store, tmp_path, verifier)
-    audited.add_policy(model)
-    return audited
 
 
 def call(output: str, arguments: str = "{}", name: str = "tool", status: CallStatus = "answered") -> Call:

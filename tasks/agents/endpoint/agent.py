@@ -1,4 +1,4 @@
-"""What agents that speak to the endpoint share: an episode from the first request to its trajectory."""
+"""The base of agents that speak to the endpoint: it plays an episode from the first request to its trajectory."""
 
 import asyncio
 import math
@@ -30,7 +30,7 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class StepResult(NamedTuple):
-    """What the environment said to an answer."""
+    """The environment's reply to an answer."""
 
     observation: str
     reward: float
@@ -83,7 +83,7 @@ class AgentTask:
         node = self._completions.tree.nodes[-1]
         node.graded, node.verdict = True, verdict_of(result.info)
         node.reward += result.reward
-        for name, value in result.info.get("parts", {}).items():
+        for name, value in (result.info.get("parts") or {}).items():
             node.parts[name] = node.parts.get(name, 0.0) + value
         self.steps += 1
         return result
@@ -171,7 +171,7 @@ class EndpointAgent(ABC):
             if isinstance(error, asyncio.CancelledError):  # at the deadline
                 raise
             if completions.out_of_context and completions.tree.nodes:
-                reason = f"no room in the context: {completions.refused[-1]}"
+                reason = f"no room in the context: {completions.out_of_context}"
                 return [record(prompt, completions.tree.nodes, self.turn_discount, "truncated", reason)]
             raise _with_refusals(error, completions) from error
         return [record(prompt, completions.tree.nodes, self.turn_discount)]

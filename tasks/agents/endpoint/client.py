@@ -32,12 +32,6 @@ _LONG_WAY = ("stream", "logprobs", "extra_headers", "extra_query", "extra_body")
 _CLIENTS_OWN = ("timeout",)
 """Arguments that are no part of a request."""
 _JSON = {"Content-Type": "application/json"}
-_ERRORS: dict[int, type[openai.APIStatusError]] = {
-    400: openai.BadRequestError,
-    401: openai.AuthenticationError,
-    404: openai.NotFoundError,
-    429: openai.RateLimitError,
-}
 
 
 class Clients:
@@ -77,6 +71,12 @@ class EpisodeClient(AsyncOpenAI):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
+    def status_error(self, error: EndpointError) -> openai.APIStatusError:
+        """Return the exception that OpenAI's client raises for this error."""
+        request = httpx.Request("POST", f"{self.base_url}chat/completions")
+        response = httpx.Response(error.status, json=error.body(), request=request)
+        return self._make_status_error(error.message, body=error.body(), response=response)
+
     async def _prepare_request(self, request: httpx.Request) -> None:
         request.extensions["episode"] = self.episode
 
@@ -98,10 +98,7 @@ class _Completions(AsyncCompletions):
         try:
             answered = await episode.complete(body)
         except EndpointError as error:
-            request = httpx.Request("POST", f"{self._client.base_url}chat/completions")
-            response = httpx.Response(error.status, json=error.body(), request=request)
-            kind = _ERRORS.get(error.status, openai.APIStatusError)
-            raise kind(error.message, response=response, body=error.body()["error"]) from None
+            raise self._client.status_error(error) from None
         return _as_object(answered.body(episode.policy.chat.decode))
 
 

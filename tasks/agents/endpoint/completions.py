@@ -19,6 +19,8 @@ from tasks.inference.api import BundledGenerationOutputs, GenerationConfig, Obse
 
 MOST_AT_ONCE = 64
 """Most requests of an episode that wait for their answers."""
+_NOTED = 3
+"""Most refusals that the reason of a failed episode names."""
 _OVERRUN_S = 0.5
 """Wait before each refusal of an agent that asks too often: others are to be played meanwhile."""
 _LONGEST_TOKEN = 200
@@ -34,7 +36,7 @@ class OverrunError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What all episodes of a rollout share."""
+    """The parts that all episodes of a rollout share."""
 
     renderer: Renderer
     chat: Chat
@@ -50,7 +52,7 @@ class Completions:
     Attributes:
         tree: what was sampled so far.
         refused: what was wrong with the requests that were refused, the first few.
-        out_of_context: whether the last of them was refused because the context has no room.
+        out_of_context: why the newest request was refused, if the context has no room for it; otherwise empty.
         overrun: whether there were more requests than an episode may send.
     """
 
@@ -60,7 +62,7 @@ class Completions:
     actions: "asyncio.Queue[BundledGenerationOutputs]"
     tree: Tree = field(default_factory=Tree)
     refused: list[str] = field(default_factory=list)
-    out_of_context: bool = False
+    out_of_context: str = ""
     overrun: bool = False
     _agent: "asyncio.Task[Any] | None" = None
     _waiting: dict[str, "asyncio.Future[BundledGenerationOutputs]"] = field(default_factory=dict)
@@ -95,14 +97,15 @@ class Completions:
         except EndpointError as error:
             self.refuse(error)
             raise
-        self.out_of_context = False
+        self.out_of_context = ""
         return answered
 
     def refuse(self, error: EndpointError) -> None:
         """Note that a request was refused."""
-        self.out_of_context = error.code == OUT_OF_CONTEXT
-        if len(self.refused) < 3:
-            self.refused.append(f"{error.status} {error.code}: {error.message}")
+        told = f"{error.status} {error.code}: {error.message}"
+        self.out_of_context = told if error.code == OUT_OF_CONTEXT else ""
+        if len(self.refused) < _NOTED:
+            self.refused.append(told)
 
     async def _complete(self, request: ChatRequest) -> Answered:
         number = next(self._numbers)
@@ -113,9 +116,8 @@ class Completions:
         outputs = await self._ask(f"{self.qid}#{number}", prompt_ids, self._gconfig(request, prompt_ids))
         if place.parent:
             _note_answers(place.parent, place.new)
-        nodes = [
-            self._node(request, place.parent, continues, outputs, choice) for choice in range(len(outputs.completions))
-        ]
+        choices = range(len(outputs.completions))
+        nodes = [self._node(request, tools, place.parent, continues, outputs, choice) for choice in choices]
         for node in nodes:
             self.tree.add(node, place)
         return Answered(request, nodes, f"chatcmpl-{_digest(self.qid, number)}")
@@ -148,8 +150,8 @@ class Completions:
                 ids = renderer.continuation(*before, place.new, tools)
                 if ids is not None:
                     return parent.token_ids + ids, True
-            prompt_ids = renderer.prompt(messages, tools)
-            return prompt_ids, bool(parent and prompt_ids[: len(parent.token_ids)] == parent.token_ids)
+            prompt_ids, held = renderer.prompt(messages, tools), parent.token_ids if parent else []
+            return prompt_ids, bool(held) and prompt_ids[: len(held)] == held
         except RenderingError as error:
             raise invalid(str(error), "messages", code="unsupported_conversation") from None
 
@@ -194,13 +196,14 @@ class Completions:
     def _node(
         self,
         request: ChatRequest,
+        tools: Sequence[ToolSpec],
         parent: Node | None,
         continues: bool,
         outputs: BundledGenerationOutputs,
         choice: int,
     ) -> Node:
         completion, number = outputs.completions[choice], len(self.tree.nodes) + choice
-        readable = [] if request.tool_choice == "none" else request.specs
+        readable = () if request.tool_choice == "none" else tools
         answer = self.policy.renderer.answer(outputs.prompt_ids, completion.token_ids, readable)
         calls = [
             Call(

@@ -64,8 +64,9 @@ def _sequences(nodes: Sequence[Node]) -> list[list[Node]]:
     """Return the completions as sequences, each of which goes on with the tokens of the one before it."""
     by_last: dict[Node, list[Node]] = {}
     for node in sorted(nodes, key=lambda node: node.number):
-        before = by_last.pop(node.parent, None) if node.parent and node.continues else None
-        by_last[node] = [*(before or ()), node]
+        sequence = by_last.pop(node.parent, []) if node.parent and node.continues else []
+        sequence.append(node)
+        by_last[node] = sequence
     return sorted(by_last.values(), key=lambda sequence: sequence[-1].number)
 
 

@@ -1,16 +1,20 @@
 """The HTTP server of a rollout's process: one for all of its episodes, each of which has a key of its own."""
 
+import json
 import logging
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+import orjson
 from aiohttp import web
 
+from storage.visible import described
 from tasks.agents.endpoint.answers import Answered
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.endpoint.errors import ONLY_CHAT, EndpointError, invalid
@@ -103,13 +107,7 @@ class EndpointServer:
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
         served = self._served(request)
-        try:
-            body = await request.read()
-        except web.HTTPRequestEntityTooLarge:
-            too_large = EndpointError(413, "request_too_large", f"a request may have {LARGEST_BODY:,} bytes")
-            served.completions.refuse(too_large)
-            raise too_large from None
-        answered = await served.completions.complete(body)
+        answered = await served.completions.complete(await _read(request, served))
         decode = served.completions.policy.chat.decode
         if answered.request.stream:
             return await _stream(request, answered, decode)
@@ -118,17 +116,37 @@ class EndpointServer:
     async def _step(self, request: web.Request) -> web.Response:
         served = self._served(request)
         try:
-            action = (await request.json())["action"]
+            action = orjson.loads(await _read(request, served))["action"]
         except (ValueError, KeyError, TypeError):
             action = None
         if not isinstance(action, str):
             raise invalid('send {"action": "…"}, the answer for the environment', "action")
-        return web.json_response(await served.step(action))
+        try:
+            said = await served.step(action)
+        except Exception as error:
+            failed = EndpointError(500, "environment_failed", described(error))
+            served.completions.refuse(failed)
+            raise failed from error
+        return web.json_response(said, dumps=partial(json.dumps, default=str))  # `info` may hold anything
 
     async def _models(self, request: web.Request) -> web.Response:
         self._served(request)
         model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "math-mt-ppo"}
         return web.json_response({"object": "list", "data": [model]})
+
+
+async def _read(request: web.Request, served: Served) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        EndpointError: it is too large, which the reason of a failed episode will name.
+    """
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        too_large = EndpointError(413, "request_too_large", f"a request may have {LARGEST_BODY:,} bytes")
+        served.completions.refuse(too_large)
+        raise too_large from None
 
 
 async def _stream(request: web.Request, answered: Answered, decode: Callable[[list[int]], str]) -> web.StreamResponse:

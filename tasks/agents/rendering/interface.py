@@ -1,4 +1,4 @@
-"""What a renderer does, and the messages that it reads and writes."""
+"""The interface of renderers, and the messages that they read and write."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

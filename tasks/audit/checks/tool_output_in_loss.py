@@ -14,7 +14,7 @@ from tasks.audit.prompts import BETWEEN, SAMPLED
 from tasks.audit.tokens import Decoder, Decoders
 
 _AROUND = r"""(?:^|$|[\n<>\[\]|"])"""
-"""What templates write around an output: marks, quotes, or a line's begin and end."""
+"""Texts that templates write around an output: marks, quotes, or the begin and the end of a line."""
 
 
 def tool_output_in_loss(evidence: AuditEvidence) -> Measured:

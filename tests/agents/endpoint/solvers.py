@@ -1,5 +1,6 @@
 """Agents of users, written against OpenAI's client."""
 
+import contextlib
 from typing import Any
 
 WRONG = "Your answer is wrong. Try again."
@@ -192,6 +193,16 @@ async def fills_the_context(task: Any, client: Any, tools: Any) -> None:
     while True:
         answer = await client.chat.completions.create(model=task.model, messages=messages)
         messages += [answer.choices[0].message, {"role": "user", "content": "Try again. " * 5}]
+
+
+async def errs_and_fills_the_context(task: Any, client: Any, tools: Any) -> None:
+    """Send wrong requests first: the reason is the one that ends the agent."""
+    import openai
+
+    for _ in range(4):
+        with contextlib.suppress(openai.APIStatusError):
+            await ask(task, client, n=0)
+    await fills_the_context(task, client, tools)
 
 
 async def post(task: Any, body: bytes) -> None:

@@ -11,6 +11,7 @@ from configs.schema import Rollout
 from storage.records import Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.command_agent import CommandAgent
+from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.score.verifier import Verifier
 from tests.support.rollout_helpers import ScriptedEngine, context, play
 
@@ -93,3 +94,19 @@ def test_no_process_stays(chat: Chat, verifier: Verifier, leave: str, tmp_path: 
     the_one(chat, verifier, code, deadline_s=5.0)
     left = int(note.read_text())
     assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
+
+
+class Broken(MathVerifyEnvironment):
+    """An environment that cannot grade."""
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        raise LookupError("no rubric")
+
+
+def test_an_environment_that_fails_is_named(chat: Chat, verifier: Verifier) -> None:
+    """A command hears of status 500; the reason of the episode has the environment's error."""
+    engine = ScriptedEngine(chat, lambda *_: r"\boxed{3}")
+    agent = command(chat, "a = ask(); post('/environment/step', {'action': a})")
+    (row,) = play(engine, agent, verifier, group_size=1, environment=Broken)
+    assert row.status == "failed"
+    assert "500 environment_failed: LookupError: no rubric" in row.reason

@@ -90,6 +90,7 @@ BAD = [
     ("wants_a_format", "failed", "response_format: only text"),
     ("sends_a_picture", "failed", "images and other media are not supported"),
     ("fills_the_context", "truncated", "context_length_exceeded"),
+    ("errs_and_fills_the_context", "truncated", "context_length_exceeded"),
 ]
 
 
