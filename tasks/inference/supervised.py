@@ -1,5 +1,6 @@
 """A command that ends with this process, however that ends, and its folder, which no other user may enter."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -95,7 +96,9 @@ class Supervised:
             if self._process is None:
                 return
             assert self._process.stdin is not None
-            self._process.stdin.close()  # the supervisor ends the group on end of file
+            with contextlib.suppress(BrokenPipeError):  # it has ended
+                self._process.stdin.write(supervisor.STOP)
+                self._process.stdin.close()
             try:
                 self._process.wait(timeout=supervisor.GRACE_S + 10)
             except subprocess.TimeoutExpired:  # a signal (SIGSTOP) has stopped the supervisor

@@ -1,14 +1,14 @@
 """A process that runs a command in a new process group and ends the whole group when its parent ends.
 
 A killed vLLM server leaves child processes behind. This small process (standard library only) reads a pipe from the
-pipeline: end of file means that the pipeline has ended in any way, including SIGKILL. At the end it also kills
-descendants of the command that have left the group and lost their parent. If this process itself is killed, the kernel
-terminates the command, and `Supervised.stop` kills the rest of the group.
+pipeline: end of file means that the pipeline has ended in any way, including SIGKILL; one that goes on writes `STOP`.
+At the end it also kills descendants of the command that have left the group and lost their parent. If this process
+itself is killed, the kernel terminates the command, and `Supervised.stop` kills the rest of the group.
 
     python supervisor.py LOG FOLDER COMMAND [ARG …]
 
 FOLDER is for the command's sockets and temporary files; its file `group` contains the id of the process group. At the
-end this process empties FOLDER, and removes it if the pipeline is gone.
+end this process empties FOLDER, and removes it if the pipeline has ended.
 """
 
 import contextlib
@@ -24,25 +24,26 @@ from pathlib import Path
 
 GRACE_S = 5.0
 GROUP = "group"
+STOP = b"stop"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 def main(log_path: str, folder: Path, command: list[str]) -> int:
     """Run `command` until it or standard input ends; return its exit status."""
-    pipeline = os.getppid()
+    pipeline, ended = os.getppid(), False
     # Descendants that lose their parent become children of this process, which can then end them.
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     child = _start(log_path, command)
     try:
         (folder / f"{GROUP}.new").write_text(str(child.pid))
         (folder / f"{GROUP}.new").rename(folder / GROUP)
-        _wait(child)
+        ended = _wait(child)
     finally:
         _end_group(child)
         empty(folder)
-        if os.getppid() != pipeline:
-            shutil.rmtree(folder, ignore_errors=True)  # a pipeline that ends normally removes it itself
+        if ended or os.getppid() != pipeline:  # a process closes its pipes before it loses its children
+            shutil.rmtree(folder, ignore_errors=True)  # a pipeline that goes on removes it itself
     return child.returncode
 
 
@@ -84,11 +85,13 @@ def _start(log_path: str, command: list[str]) -> "subprocess.Popen[bytes]":
         )
 
 
-def _wait(child: "subprocess.Popen[bytes]") -> None:
+def _wait(child: "subprocess.Popen[bytes]") -> bool:
+    """Wait for the end of the child or of the pipeline, or for `STOP`; return whether the pipeline has ended."""
     with selectors.DefaultSelector() as selector:
         selector.register(sys.stdin, selectors.EVENT_READ)
         selector.register(os.pidfd_open(child.pid), selectors.EVENT_READ)
-        selector.select()  # the pipeline writes nothing: an event is the end of the pipe or of the child
+        events = selector.select()
+    return any(key.fileobj is sys.stdin for key, _ in events) and not os.read(sys.stdin.fileno(), len(STOP))
 
 
 def _end_group(child: "subprocess.Popen[bytes]") -> None:
