@@ -1,11 +1,13 @@
 """The collector: it plays many episodes at the same time, each with a deadline, and keeps a record of every one."""
 
 import asyncio
+import contextvars
 import ctypes
 import logging
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,7 +57,8 @@ class Collector:
         The next group is taken when each episode of this one has begun.
         """
         loads = [0] * self.generator.replicas
-        writing, room = asyncio.Lock(), asyncio.Semaphore(max(self.settings.concurrency, together))
+        room = asyncio.Semaphore(max(self.settings.concurrency, together))
+        writer, loop = ThreadPoolExecutor(1, "rollout-writer"), asyncio.get_running_loop()
         before, collecting = asyncio.all_tasks(), asyncio.current_task()
         assert collecting
 
@@ -64,8 +67,7 @@ class Collector:
             loads[replica] += 1
             try:
                 trajectories = await self._play(group, replica, watch, places, room)
-                async with writing:
-                    await asyncio.to_thread(sink, group, trajectories)
+                await loop.run_in_executor(writer, contextvars.copy_context().run, sink, group, trajectories)
             except asyncio.CancelledError:
                 if collecting.cancelling():
                     raise
@@ -86,6 +88,7 @@ class Collector:
             raise errors.exceptions[0] from None
         finally:
             await _end_tasks(before)
+            writer.shutdown()
 
     async def _play(
         self, group: Group, replica: int, watch: Watch, places: asyncio.Semaphore, room: asyncio.Semaphore

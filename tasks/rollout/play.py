@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import itertools
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
@@ -15,6 +16,7 @@ from storage.versions.drafts import Draft
 from tasks.rollout.data_set import FinishedGroup, OpenDataSet
 from tasks.rollout.groups import Change
 from tasks.rollout.plan import RolloutPlan, Start
+from tasks.rollout.threads import AgentThreads
 from tasks.rollout.workers import Workers
 
 
@@ -148,7 +150,7 @@ def run_loop(playing: Coroutine[Any, Any, None]) -> None:
         RuntimeError: an agent's code ended, cancelled or stopped the whole rollout; says which of these.
     """
     try:
-        asyncio.run(playing)
+        asyncio.run(_with_threads(playing))
     except (SystemExit, asyncio.CancelledError) as error:
         if interrupts.raised_by_handler(error):
             raise
@@ -161,3 +163,13 @@ def run_loop(playing: Coroutine[Any, Any, None]) -> None:
         if not str(error).startswith("Event loop stopped"):  # asyncio has no exception class for it
             raise
         raise RuntimeError("an agent stopped the event loop, which ends the rollout: it must return instead") from error
+
+
+async def _with_threads(playing: Coroutine[Any, Any, None]) -> None:
+    threads = AgentThreads()
+    asyncio.get_running_loop().set_default_executor(threads)
+    try:
+        await playing
+    finally:
+        if not isinstance(sys.exception(), Exception | None):  # interrupted
+            threads.patience_s = 0.0

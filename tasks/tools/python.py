@@ -49,7 +49,7 @@ class PythonTool:
     ) -> None:
         context.sandboxes.check()
         self._limits = Limits(timeout_s, timeout_s * (_CALLS if stateful else 1), memory_mb, processes)
-        self._output_chars, self._stateful = output_chars, stateful
+        self._output_chars, self._stateful, self._sandboxes = output_chars, stateful, context.sandboxes
         self._interpreter = Interpreter(context.sandboxes, self._limits, packages)
         self._turn = asyncio.Lock()  # an interpreter makes one call at a time
         self._function = FunctionTool(self.run)
@@ -68,7 +68,7 @@ class PythonTool:
         Raises:
             ToolError: it raised an exception or met a limit; the message begins with the output.
         """
-        async with self._turn:
+        async with self._turn, self._sandboxes.place():  # an interpreter that stays needs none between calls
             execution = await self._interpreter.execute(code)
             if not self._stateful:
                 await self._interpreter.close()

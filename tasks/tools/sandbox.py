@@ -108,7 +108,7 @@ class Sandboxes:
     """The sandboxes of this process; threads and event loops may share it.
 
     Args:
-        most_at_once: number of sandboxes that one event loop opens; further ones wait.
+        most_at_once: number of `place`s of one event loop.
     """
 
     def __init__(self, most_at_once: int = 200) -> None:
@@ -124,35 +124,40 @@ class Sandboxes:
         check_host()
 
     @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """Wait for one of the places of sandboxes that work at the same time, and give it back at the end."""
+        async with self._places.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._most_at_once)):
+            yield
+
+    @asynccontextmanager
     async def open(
         self, argv: Sequence[str], limits: Limits, *, packages: bool = False, merged: bool = False
     ) -> AsyncIterator[Sandbox]:
         """Start a program; kill it at the end.
 
-        Its limits of time and output are the caller's to hold. With `merged`, standard error goes to standard output.
+        Its limits of time and output are the caller's to hold, and so is a `place` while it works. With `merged`,
+        standard error goes to standard output.
         """
         stderr = STDOUT if merged else PIPE
-        places = self._places.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self._most_at_once))
-        async with places:
-            with Launch(argv, limits, packages) as start:
-                process = await asyncio.create_subprocess_exec(
-                    *start.command, stdin=PIPE, stdout=PIPE, stderr=stderr, limit=limits.output_bytes, **start.options
-                )
-                start.started()
-                sandbox = Sandbox(process, start)
-                try:
-                    yield sandbox
-                finally:
-                    await sandbox.end()
+        with Launch(argv, limits, packages) as start:
+            process = await asyncio.create_subprocess_exec(
+                *start.command, stdin=PIPE, stdout=PIPE, stderr=stderr, limit=limits.output_bytes, **start.options
+            )
+            start.started()
+            sandbox = Sandbox(process, start)
+            try:
+                yield sandbox
+            finally:
+                await sandbox.end()
 
     async def run(self, argv: Sequence[str], given: bytes, limits: Limits, *, packages: bool = False) -> Result:
-        """Run a program on one input, until its end or a limit.
+        """Run a program on one input, in a `place`, until its end or a limit.
 
         Raises:
             SandboxError: it was not started.
         """
         out, err = bytearray(), bytearray()
-        async with self.open(argv, limits, packages=packages) as sandbox:
+        async with self.place(), self.open(argv, limits, packages=packages) as sandbox:
             assert sandbox.stderr
             try:
                 async with asyncio.timeout(limits.seconds):

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,7 @@ from tasks.environments.interface import Environment, EnvironmentContext
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import EngineClosedError, GenerationConfig, InferenceError
 from tasks.rollout import collector, conversation
+from tasks.rollout import threads as agent_threads
 from tasks.rollout import turns as turn_batcher
 from tasks.rollout.play import run_loop
 from tasks.rollout.watch import Watch
@@ -315,6 +317,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn_batcher, "PATIENCE_S", 0.1)
     monkeypatch.setattr(conversation, "FAREWELL_S", 0.1)
     monkeypatch.setattr(collector, "CLEAN_UP_S", 0.1)
+    monkeypatch.setattr(agent_threads, "PATIENCE_S", 0.1)
 
 
 def test_an_agent_that_cleans_up_for_long_finishes(
@@ -343,6 +346,61 @@ def test_an_endless_agent_ends_at_its_deadline(chat: Chat, verifier: Verifier, a
     assert "deadline" in reason
     if act in (sleeps, computes, matches):
         assert re.search(rf"StalledError: .* test_hostile_agents.py:\d+ in {act.__name__}", reason.replace(HERE, " "))
+
+
+THREAD_THAT_STAYS = """
+import asyncio, logging, sys, time
+from tasks.rollout import threads
+from tasks.rollout.play import run_loop
+threads.PATIENCE_S = float(sys.argv[1])
+logging.basicConfig(format="%(message)s")
+
+def never_ends():
+    while True:
+        time.sleep(0.01)
+
+async def rollout():
+    asyncio.create_task(asyncio.to_thread(never_ends))
+    await asyncio.sleep(0.1)
+    if sys.argv[2] == "interrupted":
+        raise KeyboardInterrupt
+
+run_loop(rollout())
+print("the process goes on")
+"""
+
+
+@pytest.mark.parametrize(("patience_s", "end", "status"), [("0.1", "complete", 0), ("600", "interrupted", -2)])
+def test_a_thread_that_never_ends_holds_up_nothing(patience_s: str, end: str, status: int, tmp_path: Path) -> None:
+    """Neither the end of the rollout nor that of the process waits for it; a warning names its line."""
+    script = tmp_path / "stays.py"
+    script.write_text(THREAD_THAT_STAYS)
+    done = subprocess.run(
+        [sys.executable, script, patience_s, end],
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == status
+    assert f"in {script}:10 in never_ends" in done.stderr
+    assert ("goes on" in done.stdout) == (end == "complete")
+
+
+def test_every_call_has_a_thread_of_its_own(chat: Chat, verifier: Verifier) -> None:
+    """Agents that are not asynchronous play at the same time, too, however many they are."""
+    at_once = 64
+    meeting = threading.Barrier(at_once, timeout=60)
+
+    class Meets(MathMultiTurnAgent):
+        async def collect_trajectory(self, *arguments: Any) -> list[Trajectory]:
+            await asyncio.to_thread(meeting.wait)
+            return await super().collect_trajectory(*arguments)
+
+    engine = ScriptedEngine(chat, lambda turn, _: r"\boxed{3}")
+    played = play(engine, Meets(context(chat), num_turns=2), verifier, group_size=at_once)
+    assert [row.status for row in played] == ["completed"] * at_once
 
 
 def test_a_thread_is_watched_too(chat: Chat, verifier: Verifier) -> None:

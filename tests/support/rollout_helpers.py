@@ -16,6 +16,7 @@ from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import Completion, GenerationConfig
 from tasks.rollout.collector import Collector
 from tasks.rollout.plan import Group, RolloutPlan
+from tasks.rollout.play import run_loop
 from tasks.score.verifier import Verifier
 
 PROBLEM = Problem("1+2", "What is 1 + 2?", ["3"])
@@ -82,7 +83,7 @@ def play(
         async with entered(agent):
             await collector.collect(groups, together or group_size, lambda _, ended: played.extend(ended))
 
-    asyncio.run(collect())
+    run_loop(collect())
     return sorted(played, key=lambda trajectory: trajectory.trajectory_id)
 
 

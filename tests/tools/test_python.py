@@ -169,6 +169,20 @@ async def test_many_at_once_wait_for_places() -> None:
     assert time.monotonic() - start >= 0.9
 
 
+async def test_an_interpreter_that_stays_needs_no_place_between_calls() -> None:
+    """Otherwise episodes beyond the number of places would wait for the end of others."""
+    sandboxes = Sandboxes(most_at_once=1)
+    sandboxes.check()
+    tools = [PythonTool(ToolContext(sandboxes), stateful=True, timeout_s=60) for _ in range(3)]
+    try:
+        async with asyncio.timeout(60):
+            for code, results in (("x = 1", [""] * 3), ("x", ["1\n"] * 3)):
+                assert await asyncio.gather(*(tool.call({"code": code}) for tool in tools)) == results
+    finally:
+        for tool in tools:
+            await tool.close()
+
+
 def test_sandboxes_serve_one_event_loop_after_the_other() -> None:
     """A stage opens an event loop for each rollout."""
     sandboxes = Sandboxes(most_at_once=1)

@@ -1,0 +1,79 @@
+"""Threads for what agents and environments run with `asyncio.to_thread`, LangGraph's synchronous tools, for example."""
+
+import functools
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+from tasks.rollout.watch import place_of
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 60.0
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class AgentThreads(ThreadPoolExecutor):
+    """The default executor of a rollout's event loop: a new thread for each call.
+
+    asyncio's own has few threads: slow calls of some episodes would hold up all others. And it waits for every thread
+    at the end, also for one that never ends. These threads end with the process at the latest.
+
+    Attributes:
+        patience_s: time at the end for calls that still run; then the rollout ends without them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(1)  # asyncio accepts no other class; it starts no thread by itself
+        self.patience_s = PATIENCE_S
+        self._running = set[threading.Thread]()
+        self._ended = False
+
+    def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call in a thread of its own."""
+        if self._ended:
+            raise RuntimeError("the rollout has ended")
+        future = Future[T]()
+        thread = threading.Thread(
+            target=self._run, args=(future, functools.partial(call, *args, **kwargs)), name="agent", daemon=True
+        )
+        self._running.add(thread)
+        try:
+            thread.start()
+        except BaseException:
+            self._running.discard(thread)
+            raise
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Wait a limited time for calls that still run, and name the place of each that goes on."""
+        self._ended = True
+        deadline = time.monotonic() + (self.patience_s if wait else 0.0)
+        for thread in list(self._running):
+            thread.join(max(0.0, deadline - time.monotonic()))
+            if thread.is_alive():
+                logger.warning(
+                    "a thread of an agent still runs, %s, and the rollout ends without it: what runs in "
+                    "asyncio.to_thread must end by itself, soon after the deadline of its episode",
+                    place_of(traceback.extract_stack(sys._current_frames().get(thread.ident or 0))),
+                )
+
+    def _run(self, future: Future[T], call: Callable[[], T]) -> None:
+        try:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = call()
+            except BaseException as error:  # noqa: BLE001  # whoever awaits the call gets it
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+        finally:
+            self._running.discard(threading.current_thread())
