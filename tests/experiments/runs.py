@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, NoReturn
 
+from flows.launch.temporary_server import temporary_server
 from flows.launch.threads import share_cores
 from storage import interrupts
 
@@ -85,9 +86,10 @@ class Experiment:
         if unknown := set(arguments.arms) - set(range(len(self.arms))):
             parser.error(f"there is no arm {min(unknown)}: choose from {listing}")
         arms = [self.arms[index] for index in sorted({0, *arguments.arms})]  # the others are compared with the first
-        results = [
-            self._run(arm, seed, arguments.iterations, arguments.root) for seed in arguments.seeds for arm in arms
-        ]
+        with temporary_server():
+            results = [
+                self._run(arm, seed, arguments.iterations, arguments.root) for seed in arguments.seeds for arm in arms
+            ]
         folder, text = Path(arguments.root), self.report(results)
         (folder / f"{self.name}.md").write_text(text)
         self.plot(results, folder / f"{self.name}.png")
