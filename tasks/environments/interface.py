@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from tasks.score.verifier import Verifier
 
@@ -12,6 +12,16 @@ class EnvironmentContext:
     """The first argument of every environment's constructor; the others are `environment.args`."""
 
     verifier: Verifier
+
+
+class StepResult(NamedTuple):
+    """What an environment's `step` returns."""
+
+    observation: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: Mapping[str, Any]
 
 
 class Environment(Protocol):

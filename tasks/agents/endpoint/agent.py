@@ -4,10 +4,9 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
 from pydantic import Field
 
@@ -16,10 +15,10 @@ from storage.visible import described
 from tasks.agents.endpoint.completions import Completions, OverrunError, Policy
 from tasks.agents.endpoint.recording import record
 from tasks.agents.endpoint.requests import MODEL
-from tasks.agents.endpoint.server import EndpointServer
+from tasks.agents.endpoint.server import EndpointServer, new_key
 from tasks.agents.interface import AgentContext, EpisodeSpec
 from tasks.agents.rendering.choice import open_renderer
-from tasks.environments.interface import Environment, verdict_of
+from tasks.environments.interface import Environment, StepResult, verdict_of
 
 if TYPE_CHECKING:
     from tasks.inference.api import BundledGenerationOutputs, Observation
@@ -27,16 +26,6 @@ if TYPE_CHECKING:
 
 Discount = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
-
-
-class StepResult(NamedTuple):
-    """The environment's reply to an answer."""
-
-    observation: str
-    reward: float
-    terminated: bool
-    truncated: bool
-    info: Mapping[str, Any]
 
 
 class Reward(NamedTuple):
@@ -178,16 +167,10 @@ class EndpointAgent(ABC):
 
     async def _play(self, prompt: EpisodeSpec, env: Environment, question: str, completions: Completions) -> None:
         problem = Problem(prompt.problem.problem_id, question, [], prompt.problem.source, prompt.problem.metadata)
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(completions.open())
-            task: AgentTask
-
-            async def step(action: str) -> dict[str, Any]:
-                return {**(result := await task.step(action))._asdict(), "info": dict(result.info)}
-
-            key = stack.enter_context(self._server.serve(completions, step))
-            task = AgentTask(question, problem, prompt.seed, self._server.base_url, key, env, completions)
-            await task.conclude(await self.solve(task, completions))
+        task = AgentTask(question, problem, prompt.seed, self._server.base_url, new_key(), env, completions)
+        async with completions.open():
+            with self._server.serve(task.api_key, completions, task.step):
+                await task.conclude(await self.solve(task, completions))
 
 
 class AgentFailedError(RuntimeError):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import orjson
 from aiohttp import web
@@ -19,6 +19,7 @@ from tasks.agents.endpoint.answers import Answered
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.endpoint.errors import ONLY_CHAT, EndpointError, invalid
 from tasks.agents.endpoint.requests import MODEL
+from tasks.environments.interface import StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +28,13 @@ LARGEST_BODY = 4 * 2**20
 _REMEMBERED = 10_000
 """Keys of ended episodes that get an answer of their own."""
 
-Step = Callable[[str], Awaitable[dict[str, Any]]]
-"""Steps the environment of an episode with an answer; returns what it said, JSON-ready."""
+Step = Callable[[str], Awaitable[StepResult]]
+"""Steps the environment of an episode with an answer."""
+
+
+def new_key() -> str:
+    """Return a key for an episode."""
+    return secrets.token_urlsafe(24)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +92,11 @@ class EndpointServer:
         self.base_url = f"http://{f'[{name}]' if ':' in name else name}:{number}/v1"
 
     @contextmanager
-    def serve(self, completions: Completions, step: Step) -> Iterator[str]:
-        """Answer requests of an episode until the block ends; yields its key."""
-        key = secrets.token_urlsafe(24)
+    def serve(self, key: str, completions: Completions, step: Step) -> Iterator[None]:
+        """Answer requests that have the key of an episode, until the block ends."""
         self._episodes[key] = Served(completions, step)
         try:
-            yield key
+            yield
         finally:
             del self._episodes[key]
             self._ended.append(key)
@@ -127,7 +132,8 @@ class EndpointServer:
             failed = EndpointError(500, "environment_failed", described(error))
             served.completions.refuse(failed)
             raise failed from error
-        return web.json_response(said, dumps=partial(json.dumps, default=str))  # `info` may hold anything
+        body = said._asdict() | {"info": dict(said.info)}
+        return web.json_response(body, dumps=partial(json.dumps, default=str))  # `info` may hold anything
 
     async def _models(self, request: web.Request) -> web.Response:
         self._served(request)
