@@ -5,7 +5,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import tempfile
 from typing import Annotated
 
@@ -15,6 +14,7 @@ from pydantic import Field
 from tasks.agents.endpoint.agent import AgentTask, Count, Discount, EndpointAgent
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.interface import AgentContext
+from tasks.tools import orphans
 
 LONGEST_OUTPUT = 1_000_000
 """Most characters that a command may print."""
@@ -23,11 +23,6 @@ _ROUNDS = 20
 _PATIENCE_S = 1.0
 """Longest wait for the end of a killed command."""
 _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
-_TIED = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); "  # PR_SET_PDEATHSIG, SIGKILL
-    "os.getppid() == int(sys.argv[1]) or sys.exit(1); os.execvp(sys.argv[2], sys.argv[2:])"
-)
-"""Python code that becomes a command which the kernel kills when the rollout's process ends."""
 
 
 class CommandError(RuntimeError):
@@ -43,7 +38,7 @@ class CommandAgent(EndpointAgent):
     `$OPENAI_BASE_URL/environment/step` and read what the environment says. A status other than 0 fails the episode.
 
     It runs in an empty folder of its own. When it ends, or its episode does, its process group is killed, and every
-    process with its key in the environment.
+    process with its key in the environment. They are also killed when the rollout's process ends, however it does.
 
     Args:
         context: the pipeline gives it to every agent.
@@ -86,11 +81,11 @@ class CommandAgent(EndpointAgent):
         given = {name: os.environ[name] for name in self._names if name in os.environ}
         own = {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key, "OPENAI_MODEL": task.model}
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", "-c", _TIED, str(os.getpid()), *self._argv),
+            *self._argv,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
-            env=given | own,
+            env=given | own | orphans.mark(),
             cwd=folder,
             start_new_session=True,
         )

@@ -8,16 +8,20 @@ be a method of a class `Solution`.
 
 import json
 import re
+import textwrap
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated
 
 from pydantic import Field
 
-from tasks.score.interface import Answer, RunProgram, ScorerContext
+from storage.visible import described
+from tasks.score.interface import Answer, ProgramError, RunProgram, ScorerContext
 from tasks.score.verdict import Verdict, storable
 
-_BLOCK = re.compile(r"```(?:python|py|python3)?[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"[ \t]*(```+|~~~+)[ \t]*([^`\s]*)[^`]*")
+_PYTHON = ("python", "py", "python3")
 _MARK = "result of the last call: "
 _CALL = f"""
 
@@ -44,7 +48,13 @@ class CodeScorer:
 
     def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
         with ThreadPoolExecutor(self._at_once) as threads:
-            return list(threads.map(lambda answer: judge_program(answer, self._run), answers))
+            return list(threads.map(self._judge, answers))
+
+    def _judge(self, answer: Answer) -> Verdict:
+        try:
+            return judge_program(answer, self._run)
+        except Exception as error:  # noqa: BLE001 - costs this turn only; the verdict has the reason
+            return Verdict("error", reason=storable(described(error)))
 
 
 def judge_program(answer: Answer, run: RunProgram) -> Verdict:
@@ -57,21 +67,42 @@ def judge_program(answer: Answer, run: RunProgram) -> Verdict:
         return Verdict("unparsable", reason="no block of code between ```python and ```")
     function = tests.get("fn_name")
     whole = program + _CALL % {"name": function} if function else program
-    for given, expected in zip(tests["inputs"], tests["outputs"], strict=True):
-        printed = run(whole, given)
-        if printed is None or not (same_result if function else same_lines)(printed, expected):
-            return Verdict("wrong", extracted=storable(program))
+    same = same_result if function else same_lines
+    for number, (given, expected) in enumerate(zip(tests["inputs"], tests["outputs"], strict=True), 1):
+        try:
+            trouble = "" if same(run(whole, given), expected) else "another result"
+        except ProgramError as error:
+            trouble = str(error)
+        if trouble:
+            return Verdict("wrong", extracted=storable(program), reason=storable(f"test {number}: {trouble}"))
     return Verdict("correct", extracted=storable(program))
 
 
 def program_in(text: str) -> str | None:
-    r"""Return the last block of code in a text.
+    r"""Return the last block of Python in a text, between fences as in Markdown, or else the last one of no language.
 
-    >>> program_in("First:\n```python\nprint(1)\n```\nNo:\n```python\nprint(2)\n```")
-    'print(2)\n'
+    >>> program_in("First:\n```python\nprint(1)\n```\nNo:\n```python\nprint(2)\n```\nIt prints:\n```\n2\n```")
+    'print(2)'
     """
-    blocks = _BLOCK.findall(text)
-    return str(blocks[-1]) if blocks else None
+    blocks = _blocks(text)
+    programs = blocks.get("python") or blocks.get("")
+    return textwrap.dedent("\n".join(programs[-1])) if programs else None
+
+
+def _blocks(text: str) -> dict[str, list[list[str]]]:
+    """Return the lines of the closed blocks of code in a text, by language."""
+    blocks, fence, language = defaultdict[str, list[list[str]]](list), "", ""
+    block = list[str]()
+    for line in text.splitlines():
+        mark = _FENCE.fullmatch(line)
+        if mark and not fence:
+            fence, language, block = mark[1], mark[2].lower(), []
+        elif mark and mark[1].startswith(fence) and not mark[2]:
+            blocks["python" if language in _PYTHON else language].append(block)
+            fence = ""
+        elif fence:
+            block.append(line)
+    return blocks
 
 
 def same_lines(printed: str, expected: str) -> bool:
@@ -88,5 +119,5 @@ def same_result(printed: str, expected: str) -> bool:
     _, mark, result = printed.rpartition(_MARK)
     try:
         return bool(mark) and bool(json.loads(result) == json.loads(expected))
-    except ValueError:
+    except (ValueError, RecursionError):
         return False

@@ -1,5 +1,6 @@
 """The scorer that repeats what the environment said while playing, for rewards that cannot be computed again."""
 
+import struct
 from collections.abc import Sequence
 from typing import get_args
 
@@ -16,14 +17,15 @@ class EnvironmentScorer:
 
     Args:
         context: what scorers share.
-        success_above: a turn on which the environment gave no verdict is right if its reward is above this number.
+        success_above: a turn on which the environment gave no verdict is right if its reward is above this number. The
+            filters of a rollout know only what was said while playing: for them it is 0.
     """
 
     columns: Sequence[str] = ("reward_parts",)
     version = 1
 
     def __init__(self, context: ScorerContext, *, success_above: float = 0.0) -> None:
-        self._success_above = success_above
+        (self._success_above,) = struct.unpack("f", struct.pack("f", success_above))  # as the rewards are stored
 
     def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
         return [self._verdict(answer) for answer in answers]

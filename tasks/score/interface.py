@@ -10,14 +10,18 @@ from tasks.score.verdict import Verdict
 if TYPE_CHECKING:
     from tasks.score.verifier import Verifier
 
-RunProgram = Callable[[str, str], str | None]
+RunProgram = Callable[[str, str], str]
 """Runs a Python program with a text as its input, in a sandbox. Many threads may call it at the same time.
 
-It returns what the program printed, or None if the program failed or met a limit. It raises an exception if the sandbox
-is to blame.
+It returns what the program printed, and raises `ProgramError` if the program is to blame for having no result, another
+exception if the sandbox is.
 """
 COLUMNS = ("trajectory_id", "turns", "source", "ungraded")
 """The columns that every scorer gets."""
+
+
+class ProgramError(Exception):
+    """A program failed or met a limit; the message says how."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """How a sandbox is started: the command line of bubblewrap, with the limits that the kernel holds.
 
 A sandbox has namespaces of its own for everything, and neither network, variables nor privileges. Beside what
-`tasks.tools.view` lists it sees only a new /proc, two devices, and an empty /tmp in memory.
+`tasks.tools.view` lists it sees only two devices, and an empty /tmp in memory. There is no /proc: in /proc/1/mem the
+program could overwrite bubblewrap's own process, which has no limits.
 """
 
 import json
@@ -11,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from tasks.tools import seccomp
+from tasks.tools import orphans, seccomp
 from tasks.tools.view import hidden, interpreter, links, package_folders, prlimit, visible
 
 _NOBODY = "65534"
@@ -50,8 +51,7 @@ class Launch:
         os.close(writing)
         self._passed = [status, refused]
         self.command = _command(argv, limits, package_folders() if packages else (), status, refused)
-        # A sandbox can read the environment of bubblewrap in /proc/1/environ.
-        environment = {"PATH": os.environ.get("PATH", os.defpath)}
+        environment = {"PATH": os.environ.get("PATH", os.defpath), **orphans.mark()}
         self.options: dict[str, Any] = {"pass_fds": (status, refused), "env": environment, "start_new_session": True}
 
     def __enter__(self) -> Self:
@@ -95,7 +95,7 @@ def _command(argv: Sequence[str], limits: Limits, packages: Sequence[str], statu
         *_each("--ro-bind", packages),
         *(word for path in covered for word in ("--remount-ro", path)),
         *_each("--dev-bind", _DEVICES),
-        *("--proc", "/proc", "--size", str(limits.folder_mb << 20), "--tmpfs", "/tmp", "--chdir", "/tmp"),
+        *("--size", str(limits.folder_mb << 20), "--tmpfs", "/tmp", "--chdir", "/tmp"),
         *("--remount-ro", "/", "--", *_limited(limits), *argv),
     ]
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from configs.schema import FileSource, Score
 from tasks.problems import load_problems
-from tasks.score.code import judge_program, same_lines
-from tasks.score.interface import Answer
+from tasks.score.code import judge_program, program_in, same_lines
+from tasks.score.interface import Answer, ProgramError
 from tasks.score.scorers import Scorers, check_scorers
 from tasks.score.verifier import Verifier
 
@@ -22,10 +22,12 @@ CALLS = {"fn_name": "add", "inputs": ["1\n2", "[1]\n[2]"], "outputs": ["3", "[1,
 READS = "print(sum(map(int, input().split())))"
 
 
-def run(program: str, given: str) -> str | None:
+def run(program: str, given: str) -> str:
     """Run a program without any sandbox: those of these tests are ours."""
     done = subprocess.run([sys.executable, "-c", program], input=given, capture_output=True, text=True, check=False)
-    return None if done.returncode else done.stdout
+    if done.returncode:
+        raise ProgramError(f"exit status {done.returncode}")
+    return done.stdout
 
 
 def answer(text: str, tests: Any = SUMS) -> Answer:
@@ -60,7 +62,26 @@ def test_programs(text: str, tests: dict[str, Any], name: str) -> None:
     """All tests must pass; a program that fails is a wrong answer, and a problem without tests is an error."""
     verdict = judge_program(answer(text, tests), run)
     assert verdict.name == name
-    assert bool(verdict.reason) == (name in ("unparsable", "error"))
+    assert bool(verdict.reason) == (name != "correct")
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        ("```text\nno code\n```\nThe program:\n```python\nx\n```", "x"),
+        ("```python\nx\n```\nIt prints:\n```\n3\n```\nor\n```console\n3\n```", "x"),
+        ("```\nx\n```\n```\ny\n```", "y"),
+        ("```python\r\nif x:\r\n    y\r\n```\r\n", "if x:\n    y"),
+        ("1. So:\n   ```Python3 title=a\n   if x:\n       y\n   ```", "if x:\n    y"),
+        ("````py\ns = '''\n```\n'''\n````", "s = '''\n```\n'''"),
+        ("~~~\nx\n~~~", "x"),
+        ("```python\ncut off", None),
+        ("`x`", None),
+    ],
+)
+def test_the_last_block_of_python_counts(text: str, program: str | None) -> None:
+    """Fences are those of Markdown: what stands between two blocks is none, nor is a block of another language."""
+    assert program_in(text) == program
 
 
 @given(st.lists(st.text(alphabet="ab 1", max_size=5), max_size=4), st.sampled_from(["", " ", "\n", " \n\n"]))
@@ -73,7 +94,7 @@ def test_only_white_space_at_ends_is_ignored(lines: list[str], end: str) -> None
 def test_several_programs_run_at_once_and_in_order(verifier: Verifier) -> None:
     """Verdicts stay with their answers; a sandbox that cannot start is an error of its turn with the reason."""
 
-    def runs(program: str, given: str) -> str | None:
+    def runs(program: str, given: str) -> str:
         if "broken" in program:
             raise OSError("no namespace left")
         return run(program, given)
@@ -91,10 +112,29 @@ def test_several_programs_run_at_once_and_in_order(verifier: Verifier) -> None:
 def test_programs_run_in_sandboxes(verifier: Verifier) -> None:
     """The real sandbox: a right program, wrong ones, and those that exceed a limit or fail are not right."""
     settings = Score(type={"default": "math-verify", "code": "code"}, timeout_s=1)
-    programs = [READS, "print(0)", "while True: pass", "import socket; socket.create_connection(('127.0.0.1', 1))"]
-    texts = [*map(block, programs), block("x = 1\n" * 50_000)]
-    verdicts = Scorers(settings, verifier).judge([answer(text) for text in texts])
-    assert [verdict.name for verdict in verdicts] == ["correct", *["wrong"] * 4]
+    reasons = {
+        READS: "",
+        f"{READS}\nexit()": "",
+        f"import threading\nthread = threading.Thread(target=lambda: {READS})\nthread.start()": "",
+        "print(0)": "test 1: another result",
+        "while True: pass": "test 1: exit status 137",
+        "1 / 0": "test 1: exit status 1: ZeroDivisionError: division by zero",
+        "print('x' * 2**21)": "test 1: more than 1,048,576 bytes of output",
+        "x = 1\n" * 50_000: "test 1: the program has 300,",
+        "x = '\0'": "test 1: the program contains a NUL character",
+    }
+    verdicts = Scorers(settings, verifier).judge([answer(block(program)) for program in reasons])
+    assert [verdict.name for verdict in verdicts] == [*["correct"] * 3, *["wrong"] * 6]
+    for verdict, reason in zip(verdicts, reasons.values(), strict=True):
+        assert verdict.reason.startswith(reason)
+
+
+def test_a_result_that_cannot_be_read_is_wrong() -> None:
+    """A program can forge any line, also one of 200,000 brackets: that costs its own turn, and is no error."""
+    verdict = judge_program(
+        answer(block("def add(a, b): pass"), CALLS), lambda *_: f"result of the last call: {'[' * 200_000}"
+    )
+    assert (verdict.name, verdict.reason) == ("wrong", "test 1: another result")
 
 
 def test_without_sandboxes_a_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -232,10 +233,17 @@ def test_a_broken_verifier_is_no_verdict(fragile: Callable[[Exception], Scorers]
 )
 def test_what_the_environment_said_counts(verifier: Verifier, verdict: str, reward: float, name: str) -> None:
     """Its verdict decides; where it has none, the reward does. The reward is stored as it was, with its parts."""
-    scorer = EnvironmentScorer(ScorerContext(verifier, lambda *_: None), success_above=0.5)
+    scorer = EnvironmentScorer(ScorerContext(verifier, lambda *_: ""), success_above=0.5)
     turns = [{"text": "x", "verdict": verdict, "reward": reward}]
     (judged,) = scorer.judge([Answer(row("x", turns=turns, reward_parts=[[("speed", 0.25)]]), 0)])
     assert (judged.name, judged.reward, judged.parts) == (name, reward, {"speed": 0.25})
+
+
+def test_a_reward_at_the_threshold_is_not_above_it(verifier: Verifier) -> None:
+    """Rewards are stored as float32, in which 0.2 is a little more."""
+    scorer = EnvironmentScorer(ScorerContext(verifier, lambda *_: ""), success_above=0.2)
+    turns = [{"text": "x", "verdict": "", "reward": float(np.float32(0.2))}]
+    assert scorer.judge([Answer(row("x", turns=turns, reward_parts=[]), 0)])[0].name == "wrong"
 
 
 @given(st.sampled_from(["correct", "wrong", "unparsable", "timeout", "error"]), st.floats(-3, 3))

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -34,6 +35,14 @@ def descendants() -> list[psutil.Process]:
     """Return the processes of all sandboxes of this process: bubblewrap's, and those inside."""
     started = [child for child in psutil.Process().children() if child.name() == "bwrap"]
     return [process for child in started for process in (child, *child.children(recursive=True))]
+
+
+async def inside(sandboxes: Sandboxes, file: str) -> str:
+    """Return what a file of /proc says of the interpreter in a sandbox; there is no /proc inside."""
+    async with open_tool(sandboxes, stateful=True) as tool:
+        await tool.call({"code": "1"})
+        (interpreter,) = (process for process in descendants() if process.name().startswith("python"))
+        return Path(f"/proc/{interpreter.pid}", file).read_text()  # noqa: ASYNC240  # the kernel answers at once
 
 
 def wait_gone(processes: list[psutil.Process]) -> None:

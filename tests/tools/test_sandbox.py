@@ -94,7 +94,7 @@ print(asyncio.run(sandboxes.run(python(program), b"", Limits())).stdout.decode()
 
 
 SYSTEM_PYTHON = "/usr/bin/python3"
-MODULES = ["bubblewrap", "host", "sandbox", "seccomp", "view"]
+MODULES = ["bubblewrap", "host", "orphans", "sandbox", "seccomp", "view"]
 """What a sandbox needs, which imports the standard library only."""
 
 

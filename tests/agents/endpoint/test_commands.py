@@ -1,6 +1,8 @@
 """A program is an agent, whatever it does to its processes."""
 
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,9 @@ from tasks.agents.chat import Chat
 from tasks.agents.command_agent import CommandAgent
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.score.verifier import Verifier
+from tests.support.paths import ROOT
 from tests.support.rollout_helpers import ScriptedEngine, context, play
+from tests.support.sandbox_helpers import wait_gone
 
 ASK = """
 import json, os, sys, urllib.request
@@ -94,6 +98,33 @@ def test_no_process_stays(chat: Chat, verifier: Verifier, leave: str, tmp_path: 
     the_one(chat, verifier, code, deadline_s=5.0)
     left = int(note.read_text())
     assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
+
+
+KILLED = """
+import asyncio, os
+from tasks.tools import orphans
+
+async def main():
+    code = "import subprocess, time; subprocess.Popen(['sleep', '600'], start_new_session=True); time.sleep(600)"
+    process = await asyncio.create_subprocess_exec({python!r}, "-c", code, env=os.environ | orphans.mark())
+    print(process.pid, flush=True)
+    await process.wait()
+
+asyncio.run(main())
+"""
+
+
+def test_what_is_marked_ends_with_a_killed_process() -> None:
+    """Commands, and what they started in groups of their own, carry the mark of the rollout's process."""
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED.format(python=sys.executable)], cwd=ROOT, stdout=subprocess.PIPE
+    ) as owner:
+        assert owner.stdout
+        command = psutil.Process(int(owner.stdout.readline()))
+        while not (children := command.children()):
+            time.sleep(0.01)
+        owner.kill()
+    wait_gone([command, *children])
 
 
 class Broken(MathVerifyEnvironment):
