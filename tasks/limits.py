@@ -13,6 +13,8 @@ OUT_OF_TIME = -signal.SIGPROF
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _OTHER_FILES = 256
 """Files that a process has open besides its connections to servers: stores, shards, pipes, libraries."""
+_AGENTS_FILES = 8
+"""Files of an episode besides its connection to the engine: its own server's, and pipes of a command or interpreter."""
 
 
 def end_with_parent() -> None:
@@ -54,9 +56,13 @@ def limited(seconds: float, most: int) -> Iterator[None]:
 
 
 def sockets(wanted: int) -> int:
-    """Return how many of `wanted` sockets this process may open; raise its soft limit of open files for them."""
+    """Return how many of `wanted` sockets, one of each episode, this process may open.
+
+    Raises its soft limit of open files for them, and for what agents open.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = wanted + _OTHER_FILES if hard == resource.RLIM_INFINITY else min(wanted + _OTHER_FILES, hard)
+    useful = wanted * (1 + _AGENTS_FILES) + _OTHER_FILES
+    most = useful if hard == resource.RLIM_INFINITY else min(useful, hard)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     return min(wanted, max(most // 2, most - _OTHER_FILES))

@@ -64,13 +64,13 @@ class GymnasiumEnvironment:
             wanted = f"one of {', '.join(self._names)}" if self._names else str(self._environment.action_space)
             return f"This is no action. Answer with {wanted}.", 0.0, False, False, {"verdict": "unparsable"}
         observation, reward, terminated, truncated, info = await asyncio.to_thread(self._environment.step, chosen)
-        ended = terminated or truncated
-        if ended:
-            self._environment.close()
         told = {name.removeprefix("is_"): info[name] for name in ("is_success", "success", "parts") if name in info}
-        if not (ended or reward or told.get("success")):
+        if not (terminated or truncated or reward or told.get("success")):
             told = {"verdict": "none"}
         return self._shown(observation), float(reward), bool(terminated), bool(truncated), told
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._environment.close)
 
     def _shown(self, observation: Any) -> str:
         if self._environment.render_mode == "ansi":

@@ -25,7 +25,10 @@ class StepResult(NamedTuple):
 
 
 class Environment(Protocol):
-    """An environment; every episode gets a new one."""
+    """An environment; every episode gets a new one.
+
+    It may also have an `async def close(self)`, which is called at the episode's end, whatever ended it.
+    """
 
     async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         """Begin with `options["problem"]` (a `storage.records.Problem`); return (observation, info)."""

@@ -7,7 +7,8 @@ its trajectory with `tasks.agents.episode.Episode`, whose docstring shows an exa
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from storage import interrupts
@@ -128,9 +129,10 @@ class Conversation:
         task = asyncio.current_task()
         assert task
         try:
-            returned = await agent.collect_trajectory(
-                _copy_for_agent(self.prompt), make_environment(), self._observations, self._actions
-            )
+            async with _opened(make_environment()) as environment:
+                returned = await agent.collect_trajectory(
+                    _copy_for_agent(self.prompt), environment, self._observations, self._actions
+                )
             served = [completion for outputs in self.exchanges for completion in outputs.completions]
             return admit(returned, self.prompt.record, self._vocabulary, served)
         except RefusedError:
@@ -165,6 +167,16 @@ def _agent_result(player: asyncio.Task[list[Trajectory]]) -> list[Trajectory]:
         if own and own.cancelling():
             raise
         raise AgentError(reason_of(error)) from error
+
+
+@asynccontextmanager
+async def _opened(environment: Environment) -> AsyncIterator[Environment]:
+    """Close an environment at the end, if it can be closed."""
+    try:
+        yield environment
+    finally:
+        if close := getattr(environment, "close", None):
+            await close()
 
 
 def _copy_for_agent(prompt: EpisodeSpec) -> EpisodeSpec:

@@ -46,10 +46,13 @@ class Launch:
 
     def __init__(self, argv: Sequence[str], limits: Limits, packages: bool = False) -> None:
         self._report, status = os.pipe()
-        refused, writing = os.pipe()
-        os.write(writing, seccomp.program())
-        os.close(writing)
-        self._passed = [status, refused]
+        self._passed = [status]
+        try:
+            refused = _filter()
+        except OSError:
+            self.__exit__()
+            raise
+        self._passed.append(refused)
         self.command = _command(argv, limits, package_folders() if packages else (), status, refused)
         environment = {"PATH": os.environ.get("PATH", os.defpath), **orphans.mark()}
         self.options: dict[str, Any] = {"pass_fds": (status, refused), "env": environment, "start_new_session": True}
@@ -70,6 +73,14 @@ class Launch:
         """Return the program's exit status after its end; 128 + n for signal n. None: it was not started, or killed."""
         reports = [json.loads(line) for line in os.read(self._report, 2**16).splitlines()]
         return next((report["exit-code"] for report in reports if "exit-code" in report), None)
+
+
+def _filter() -> int:
+    """Return a descriptor from which bubblewrap reads the filter of system calls."""
+    refused, writing = os.pipe()
+    os.write(writing, seccomp.program())
+    os.close(writing)
+    return refused
 
 
 def python(program: str, packages: bool = False) -> list[str]:

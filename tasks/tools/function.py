@@ -43,7 +43,7 @@ class FunctionTool:
         """Call the function; return its result as text.
 
         Raises:
-            ToolError: an argument is wrong, or the function raised an exception.
+            ToolError: an argument is wrong, or the function raised an exception or returned what JSON cannot hold.
             SandboxError: it needed a sandbox, which could not be made; that is not the policy's fault.
         """
         try:
@@ -52,11 +52,11 @@ class FunctionTool:
             raise ToolError(_explain(error)) from None
         try:
             result = await running
+            return result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
         except (ToolError, SandboxError):
             raise
         except (Exception, SystemExit) as error:
             raise ToolError(described(error)) from error
-        return result if isinstance(result, str) else json.dumps(result, default=str, ensure_ascii=False)
 
     async def close(self) -> None:
         pass

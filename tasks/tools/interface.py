@@ -5,6 +5,11 @@ from typing import Any, Protocol
 
 from tasks.tools.sandbox import Sandboxes
 
+LONGEST_CALL_S = 120.0
+"""Wall-clock limit of every call; a tool's own limits, which give better errors, are not above it."""
+LONGEST_OUTPUT = 20_000
+"""Most characters that the policy reads of a call; a longer output loses its middle."""
+
 
 @dataclass(frozen=True, slots=True)
 class ToolContext:

@@ -1,13 +1,14 @@
 """The tool `python`: it executes the policy's code in a sandbox."""
 
 import asyncio
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from tasks.tools.bubblewrap import Limits
 from tasks.tools.function import FunctionTool
-from tasks.tools.interface import ToolContext, ToolError
+from tasks.tools.interface import LONGEST_CALL_S, LONGEST_OUTPUT, ToolContext, ToolError
 from tasks.tools.interpreter import Execution, Interpreter
 from tasks.tools.texts import shorten
 
@@ -40,17 +41,18 @@ class PythonTool:
         self,
         context: ToolContext,
         *,
-        timeout_s: Annotated[float, Field(gt=0)] = 10.0,
+        timeout_s: Annotated[float, Field(gt=0, le=LONGEST_CALL_S)] = 10.0,
         memory_mb: Annotated[int, Field(ge=64)] = 512,
         processes: Annotated[int, Field(ge=1)] = 1,
         stateful: bool = False,
-        output_chars: Annotated[int, Field(ge=100)] = 4000,
+        output_chars: Annotated[int, Field(ge=100, le=LONGEST_OUTPUT)] = 4000,
         packages: bool = False,
     ) -> None:
         context.sandboxes.check()
         self._limits = Limits(timeout_s, timeout_s * (_CALLS if stateful else 1), memory_mb, processes)
         self._output_chars, self._stateful, self._sandboxes = output_chars, stateful, context.sandboxes
-        self._interpreter = Interpreter(context.sandboxes, self._limits, packages)
+        self._open = partial(Interpreter, context.sandboxes, self._limits, packages)
+        self._kept = self._open()
         self._turn = asyncio.Lock()  # an interpreter makes one call at a time
         self._function = FunctionTool(self.run)
         self.parameters = self._function.parameters
@@ -60,7 +62,7 @@ class PythonTool:
         return await self._function.call(arguments)
 
     async def close(self) -> None:
-        await self._interpreter.close()
+        await self._kept.close()
 
     async def run(self, code: str) -> str:
         """Return the output of `code`.
@@ -68,14 +70,23 @@ class PythonTool:
         Raises:
             ToolError: it raised an exception or met a limit; the message begins with the output.
         """
-        async with self._turn, self._sandboxes.place():  # an interpreter that stays needs none between calls
-            execution = await self._interpreter.execute(code)
-            if not self._stateful:
-                await self._interpreter.close()
+        execution = await (self._continue(code) if self._stateful else self._once(code))
         output = shorten(execution.output, self._output_chars)
         if execution.outcome == "returned":
             return output
         raise ToolError("\n".join(filter(None, [output.rstrip("\n"), self._trouble(execution)])))
+
+    async def _continue(self, code: str) -> Execution:
+        async with self._turn, self._sandboxes.place():  # between calls it needs no place
+            return await self._kept.execute(code)
+
+    async def _once(self, code: str) -> Execution:
+        async with self._sandboxes.place():
+            interpreter = self._open()
+            try:
+                return await interpreter.execute(code)
+            finally:
+                await interpreter.close()
 
     def _trouble(self, execution: Execution) -> str:
         """Say how a call ended that did not return; empty if a traceback says it."""

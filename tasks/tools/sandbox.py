@@ -9,7 +9,7 @@ import os
 import signal
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -137,12 +137,19 @@ class Sandboxes:
 
         Its limits of time and output are the caller's to hold, and so is a `place` while it works. With `merged`,
         standard error goes to standard output.
+
+        Raises:
+            SandboxError: it cannot be started, for example because this process has too many open files.
         """
         stderr = STDOUT if merged else PIPE
-        with Launch(argv, limits, packages) as start:
-            process = await asyncio.create_subprocess_exec(
-                *start.command, stdin=PIPE, stdout=PIPE, stderr=stderr, limit=limits.output_bytes, **start.options
-            )
+        async with AsyncExitStack() as stack:
+            try:
+                start = stack.enter_context(Launch(argv, limits, packages))
+                process = await asyncio.create_subprocess_exec(
+                    *start.command, stdin=PIPE, stdout=PIPE, stderr=stderr, limit=limits.output_bytes, **start.options
+                )
+            except OSError as error:
+                raise SandboxError(f"no sandbox can be started: {error}") from error
             start.started()
             sandbox = Sandbox(process, start)
             try:

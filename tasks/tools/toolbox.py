@@ -5,12 +5,14 @@ import json
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from storage.visible import described
 from tasks.registry import nearest
-from tasks.tools.interface import Tool, ToolError
+from tasks.tools.interface import LONGEST_CALL_S, LONGEST_OUTPUT, Tool, ToolError
 from tasks.tools.texts import shorten
+
+T = TypeVar("T")
 
 _GRACE_S = 1.0
 """A tool that was cancelled has so many seconds to clean up; then the episode goes on without it."""
@@ -32,7 +34,7 @@ class Toolbox:
 
     Args:
         tools: they have different names.
-        call_timeout_s: wall-clock limit of every call. It is larger than a tool's own limits, which give better errors.
+        call_timeout_s: wall-clock limit of every call, and of closing a tool.
         output_chars: a longer output loses its middle.
 
     Attributes:
@@ -44,13 +46,15 @@ class Toolbox:
         ValueError: two tools have the same name.
     """
 
-    def __init__(self, tools: Sequence[Tool], call_timeout_s: float = 120.0, output_chars: int = 20_000) -> None:
+    def __init__(
+        self, tools: Sequence[Tool], call_timeout_s: float = LONGEST_CALL_S, output_chars: int = LONGEST_OUTPUT
+    ) -> None:
         self._tools = {tool.name: tool for tool in tools}
         if len(self._tools) < len(tools):
             names = ", ".join(tool.name for tool in tools)
             raise ValueError(f"tools with the same name: {names}; the policy chooses by name, so leave one out")
         self._call_timeout_s, self._output_chars = call_timeout_s, output_chars
-        self._stubborn = set[asyncio.Future[str]]()
+        self._stubborn = set[asyncio.Future[Any]]()
         self.schemas = [_schema(tool) for tool in tools]
         self.calls = self.errors = 0
 
@@ -63,10 +67,11 @@ class Toolbox:
         await self.close()
 
     async def close(self) -> None:
-        """Close all tools, even if one fails."""
-        errors = await asyncio.gather(*(tool.close() for tool in self._tools.values()), return_exceptions=True)
+        """Close all tools, even if one fails or hangs; then raise its error."""
+        closing = [self._in_time(tool.close()) for tool in self._tools.values()]
+        errors = await asyncio.gather(*closing, return_exceptions=True)
         for error in filter(None, errors):
-            raise error
+            raise RuntimeError(f"a tool was not closed: {described(error)}") from error
 
     async def call(self, name: str, arguments: str | Mapping[str, Any]) -> ToolResult:
         """Call a tool with arguments as the policy wrote them: JSON, or a mapping.
@@ -77,10 +82,10 @@ class Toolbox:
         self.calls += 1
         try:
             output = await self._in_time(_contained(self._find(name).call(_parse(arguments))))
-            return ToolResult(shorten(output, self._output_chars), False)
+            return ToolResult(self._readable(output), False)
         except ToolError as error:
             self.errors += 1
-            return ToolResult(f"error: {shorten(str(error), self._output_chars)}", True)
+            return ToolResult(f"error: {self._readable(str(error))}", True)
 
     async def results(self, calls: Iterable[Any]) -> list[dict[str, Any]]:
         """Call what an assistant's message of OpenAI's client asks for; return the messages that answer it.
@@ -95,13 +100,17 @@ class Toolbox:
             for each, result in zip(asked, results, strict=True)
         ]
 
+    def _readable(self, output: str) -> str:
+        """Return an output for the policy, without halves of surrogate pairs, which no request could hold."""
+        return shorten(output, self._output_chars).encode("utf-8", "replace").decode()
+
     def _find(self, name: str) -> Tool:
         if name not in self._tools:
             known = f"; the tools are {', '.join(self._tools)}" if self._tools else "; there are none"
             raise ToolError(f"no tool {shorten(repr(name), 100)}{nearest(name, self._tools)}{known}")
         return self._tools[name]
 
-    async def _in_time(self, call: "Awaitable[str]") -> str:
+    async def _in_time(self, call: "Awaitable[T]") -> T:
         """Return the result of a call; cancel it at the limit, and do not wait long for it to obey."""
         task = asyncio.ensure_future(call)
         try:
@@ -115,7 +124,7 @@ class Toolbox:
             raise ToolError("the tool cancelled its own call")
         return task.result()
 
-    async def _cancel(self, task: "asyncio.Future[str]") -> None:
+    async def _cancel(self, task: "asyncio.Future[Any]") -> None:
         task.cancel()
         await asyncio.wait({task}, timeout=_GRACE_S)
         if not task.done():

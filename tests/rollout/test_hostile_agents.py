@@ -348,6 +348,35 @@ def test_an_endless_agent_ends_at_its_deadline(chat: Chat, verifier: Verifier, a
         assert re.search(rf"StalledError: .* test_hostile_agents.py:\d+ in {act.__name__}", reason.replace(HERE, " "))
 
 
+class Closes(MathVerifyEnvironment):
+    """An environment that holds something, such as a game's window."""
+
+    open = 0
+
+    async def reset(self, *arguments: Any, **named: Any) -> tuple[str, dict[str, Any]]:
+        Closes.open += 1
+        return await super().reset(*arguments, **named)
+
+    async def close(self) -> None:
+        Closes.open -= 1
+
+
+@pytest.mark.usefixtures("hurry")
+def test_environments_are_closed(chat: Chat, verifier: Verifier) -> None:
+    """Whatever ends an episode: its agent, an exception, or its deadline."""
+
+    async def act(prompt: EpisodeSpec, env: Environment, obs_queue: Queue, act_queue: Queue) -> Any:
+        await env.reset(options={"problem": prompt.problem})
+        if prompt.problem.problem_id == "1+2":
+            await asyncio.sleep(1000)
+        raise LookupError
+
+    engine = ScriptedEngine(chat, lambda *_: r"\boxed{3}")
+    settings = Rollout(episode_deadline_s=5)
+    play(engine, OneOfThemIs(chat, act), verifier, PROBLEMS, settings=settings, environment=Closes)
+    assert Closes.open == 0
+
+
 THREAD_THAT_STAYS = """
 import asyncio, logging, sys, time
 from tasks.rollout import threads

@@ -185,6 +185,7 @@ async def test_sockets_are_for_its_own_processes_only(family: str, sandboxes: Sa
         ("mount", "165, b'none', b'/tmp', b'tmpfs', 0, 0"),
         ("bpf", "321, 0, 0, 0"),
         ("io_uring_setup", "425, 1, 0"),
+        ("io_setup", "206, 1000, 0"),
         ("shmget", "29, 0, 4096, 0o1600"),
         ("memfd_create", "319, b'x', 0"),
     ],

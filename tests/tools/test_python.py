@@ -169,6 +169,17 @@ async def test_many_at_once_wait_for_places() -> None:
     assert time.monotonic() - start >= 0.9
 
 
+async def test_calls_without_a_state_run_at_the_same_time(sandboxes: Sandboxes) -> None:
+    """A policy may ask for several in one message; each gets its time."""
+    code = "import os, time; time.sleep(2); os.listdir('/tmp')"
+    async with open_tool(sandboxes, timeout_s=60) as tool:
+        calls = [asyncio.create_task(tool.call({"code": code})) for _ in range(4)]
+        while len([process for process in descendants() if process.name().startswith("python")]) < 4:
+            assert not all(call.done() for call in calls)
+            await asyncio.sleep(0.01)
+        assert await asyncio.gather(*calls) == ["[]\n"] * 4
+
+
 async def test_an_interpreter_that_stays_needs_no_place_between_calls() -> None:
     """Otherwise episodes beyond the number of places would wait for the end of others."""
     sandboxes = Sandboxes(most_at_once=1)

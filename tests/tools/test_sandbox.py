@@ -1,6 +1,7 @@
 """Sandboxes for programs: their results, their errors, and users without privileges."""
 
 import os
+import resource
 import shutil
 import subprocess
 import tempfile
@@ -79,6 +80,21 @@ def test_a_kernel_that_does_not_limit_processes_is_refused(
     host.check_host.cache_clear()
     with pytest.raises(ValueError, match="cannot limit the number of processes on Linux .*: it must be 5.14 or newer"):
         sandboxes.check()
+
+
+async def test_too_many_open_files_are_not_the_policys_fault(sandboxes: Sandboxes) -> None:
+    """Its calls would fail for no reason of theirs; an episode that meets a SandboxError is left out of training."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held = os.open(os.devnull, os.O_RDONLY)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (held + 3, hard))
+    try:
+        for _ in range(2):  # the first failure leaves nothing open
+            with pytest.raises(SandboxError, match=r"no sandbox can be started: .*Too many open files"):
+                await sandboxes.run(python("print(1)"), b"", Limits())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        os.close(held)
+    assert (await sandboxes.run(python("print(1)"), b"", Limits())).stdout == b"1\n"
 
 
 AS_NOBODY = """

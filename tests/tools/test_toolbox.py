@@ -45,6 +45,14 @@ async def shout() -> str:
     return "x" * 10_000
 
 
+async def echo(text: str) -> str:
+    return text
+
+
+async def pairs() -> Any:
+    return {(1, 2): 3}
+
+
 def box(*functions: Any, **arguments: Any) -> Toolbox:
     return Toolbox([FunctionTool(function) for function in functions], **arguments)
 
@@ -89,12 +97,14 @@ def test_schemas_are_those_of_chat_completions() -> None:
         ("stubborn", "{}", "error: no result within 0.1 s"),
         ("leave", "{}", "error: SystemExit: 3"),
         ("cancel", "{}", "error: the tool cancelled its own call"),
+        ("echo", '{"text": "\\ud83d!"}', "?!"),
+        ("pairs", "{}", "error: TypeError: keys must be str, int, float, bool or None, not tuple"),
         ("shout", "{}", "x" * 100 + "\n… 9,800 characters left out …\n" + "x" * 100),
     ],
 )
 async def test_every_call_ends_with_a_text(name: str, arguments: Any, output: str) -> None:
     """Errors of the policy and of a tool's function cost only the call, in time."""
-    toolbox = box(add, hang, stubborn, leave, cancel, shout, call_timeout_s=0.1, output_chars=200)
+    toolbox = box(add, hang, stubborn, leave, cancel, shout, echo, pairs, call_timeout_s=0.1, output_chars=200)
     result = await toolbox.call(name, arguments)
     assert result.output.startswith(output)
     assert result.error == output.startswith("error: ")
@@ -122,6 +132,23 @@ async def test_an_error_of_a_tools_own_code_is_no_answer() -> None:
     assert Broken.closed == 1
 
 
+class Hanging(Broken):
+    """A tool that never closes."""
+
+    async def close(self) -> None:
+        await asyncio.sleep(1000)
+
+
+async def test_a_tool_that_does_not_close_holds_up_nothing() -> None:
+    """The episode fails, and the other tools are closed."""
+    Broken.closed, context = 0, ToolContext(Sandboxes())
+    other = Broken(context)
+    other.name = "other"
+    with pytest.raises(RuntimeError, match=r"a tool was not closed: .*no result within 0.1 s"):
+        await Toolbox([Hanging(context), other], call_timeout_s=0.1).close()
+    assert Broken.closed == 1
+
+
 def test_two_tools_with_one_name_are_refused() -> None:
     with pytest.raises(ValueError, match="tools with the same name: add, add; the policy chooses by name"):
         box(add, add)
@@ -133,6 +160,7 @@ def test_two_tools_with_one_name_are_refused() -> None:
         ({"type": "pyton"}, "tool.type='pyton' is not registered, did you mean 'python'"),
         ({"type": "python", "args": {"timeout": 1}}, "tool.args.timeout=1: .*, did you mean 'timeout_s'"),
         ({"type": "python", "args": {"memory_mb": 1}}, "tool.args.memory_mb=1: Input should be greater .* to 64"),
+        ({"type": "python", "args": {"timeout_s": 600}}, "tool.args.timeout_s=600: Input should be less .* to 120"),
         ({"type": "calculator", "args": {"digits": 1}}, "tool.args.digits=1: calculator takes no such argument"),
         ({"type": f"{__name__}:ad"}, "has no class 'ad'"),
         ({"type": "no_such_module:tool"}, "no module 'no_such_module'"),
