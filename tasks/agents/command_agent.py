@@ -17,11 +17,11 @@ from tasks.agents.interface import AgentContext
 from tasks.tools import orphans
 
 LONGEST_OUTPUT = 1_000_000
-"""Most characters that a command may print."""
+"""Most bytes that a command may print."""
 _ROUNDS = 20
 """Most searches for processes that a command left; each kills those that it finds."""
 _PATIENCE_S = 1.0
-"""Longest wait for the end of a killed command."""
+"""Longest wait for the rest of what a command printed."""
 _PASSED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "PYTHONPATH", "VIRTUAL_ENV")
 
 
@@ -69,13 +69,21 @@ class CommandAgent(EndpointAgent):
                 process = await self._start(task, folder)
             except OSError as error:
                 raise CommandError(f"{self._argv[0]!r} cannot be started: {error}") from error
+            output, errors = _Output(process.stdout), _Output(process.stderr)
             try:
-                said = await _converse(process, _line(task))
+                await _run(process, _line(task), [output, errors])
             finally:
                 _kill(process)
                 await asyncio.shield(asyncio.to_thread(_kill_left, task.api_key))
-                await _drain(process)
-            return None if task.steps else said
+                await _let_go(process, [output, errors])
+            if process.returncode:
+                said = errors.text.strip()[-500:] or "it said nothing"
+                raise CommandError(f"the command ended with status {process.returncode}: {said}")
+            return None if task.steps else output.text.strip() or None
+
+    def ended_by_context(self, error: Exception, completions: Completions) -> bool:
+        """See `EndpointAgent.ended_by_context`."""
+        return bool(completions.out_of_context)
 
     async def _start(self, task: AgentTask, folder: str) -> asyncio.subprocess.Process:
         given = {name: os.environ[name] for name in self._names if name in os.environ}
@@ -91,42 +99,67 @@ class CommandAgent(EndpointAgent):
         )
 
 
-async def _converse(process: asyncio.subprocess.Process, line: bytes) -> str | None:
-    """Give the command its problem; return what it prints, None if that is nothing."""
-    assert process.stdin
-    assert process.stdout
-    assert process.stderr
-    process.stdin.write(line)
-    process.stdin.close()
-    said, complained = await asyncio.gather(_read(process.stdout), _read(process.stderr))
-    if status := await process.wait():
-        raise CommandError(f"the command ended with status {status}: {complained.strip()[-500:] or 'it said nothing'}")
-    return said.strip() or None
+class _Output:
+    """What a command prints; a task reads it until the end."""
+
+    def __init__(self, stream: asyncio.StreamReader | None) -> None:
+        assert stream
+        self._stream, self._read = stream, bytearray()
+        self.reading = asyncio.create_task(self._keep_reading())
+
+    @property
+    def text(self) -> str:
+        return self._read.decode(errors="replace")
+
+    async def _keep_reading(self) -> None:
+        while part := await self._stream.read(65536):
+            self._read += part
+            if len(self._read) > LONGEST_OUTPUT:
+                raise CommandError(f"the command printed more than {LONGEST_OUTPUT:,} bytes")
 
 
-async def _drain(process: asyncio.subprocess.Process) -> None:
-    """Wait for the end of a killed command, and let go of its pipes."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_PATIENCE_S):
-            for stream in filter(None, (process.stdout, process.stderr)):
-                while await stream.read(65536):
-                    pass
-            await process.wait()
-
-
-async def _read(stream: asyncio.StreamReader) -> str:
-    """Read to the end.
+async def _run(process: asyncio.subprocess.Process, line: bytes, outputs: list[_Output]) -> None:
+    """Give a command its problem, and wait for its end.
 
     Raises:
-        CommandError: the command says too much.
+        CommandError: it prints too much.
     """
-    parts, size = [], 0
-    while part := await stream.read(65536):
-        parts.append(part)
-        size += len(part)
-        if size > LONGEST_OUTPUT:
-            raise CommandError(f"the command printed more than {LONGEST_OUTPUT:,} bytes")
-    return b"".join(parts).decode(errors="replace")
+    assert process.stdin
+    process.stdin.write(line)
+    process.stdin.close()
+    ended = asyncio.create_task(_end_of(process.pid))
+    waiting: set[asyncio.Task[None]] = {ended, *(output.reading for output in outputs)}
+    try:
+        while not ended.done():
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+    finally:
+        ended.cancel()
+
+
+async def _end_of(pid: int) -> None:
+    """Wait for the end of a process. asyncio's own `wait` also waits for all that hold its pipes open."""
+    ended, loop = asyncio.Event(), asyncio.get_running_loop()
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    loop.add_reader(descriptor, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
+
+
+async def _let_go(process: asyncio.subprocess.Process, outputs: list[_Output]) -> None:
+    """Read what a killed command has printed, unless a process that could not be found holds the pipes open."""
+    ended = asyncio.create_task(process.wait())
+    _, late = await asyncio.wait([ended, *(output.reading for output in outputs)], timeout=_PATIENCE_S)
+    for task in late:
+        task.cancel()
+    process._transport.close()  # type: ignore[attr-defined]  # there is no other way to close the pipes
 
 
 def _line(task: AgentTask) -> bytes:

@@ -66,6 +66,10 @@ class VerifiersAgent(EndpointAgent):
             raise VerifiersError(f"{ended['stop_condition']}: {ended['error']}")
         return Reward(float(ended["reward"]), ended["metrics"])
 
+    def ended_by_context(self, error: Exception, completions: Completions) -> bool:
+        """See `EndpointAgent.ended_by_context`."""
+        return bool(completions.out_of_context)
+
 
 def _row(task: AgentTask) -> Any:
     row = json.loads(task.problem.metadata).get("row")

@@ -12,10 +12,12 @@ from pydantic import Field
 
 from storage.records import Problem, Trajectory
 from storage.visible import described
-from tasks.agents.endpoint.completions import Completions, OverrunError, Policy
+from tasks.agents.endpoint.completions import OUT_OF_CONTEXT, Completions, OverrunError, Policy
+from tasks.agents.endpoint.errors import StepError
 from tasks.agents.endpoint.recording import record
 from tasks.agents.endpoint.requests import MODEL
 from tasks.agents.endpoint.server import EndpointServer, new_key
+from tasks.agents.endpoint.tree import Node
 from tasks.agents.interface import AgentContext, EpisodeSpec
 from tasks.agents.rendering.choice import open_renderer
 from tasks.environments.interface import Environment, StepResult, verdict_of
@@ -61,15 +63,22 @@ class AgentTask:
     steps: int = field(default=0, init=False)
 
     async def step(self, action: str) -> StepResult:
-        """Give the environment an answer. Its verdict and reward are recorded with the newest completion.
+        """Give the environment an answer; what it says is recorded with the completion that gave this answer.
+
+        This is the newest one with this content or, if the answer is another text, the newest one.
 
         Raises:
-            RuntimeError: the agent has asked for no completion yet.
+            StepError: the agent has no completion yet.
         """
-        if not self._completions.tree.nodes:
-            raise RuntimeError("the agent gave an answer before it asked for a completion")
+        return await self._completions.in_loop(self._step(action))
+
+    async def _step(self, action: str) -> StepResult:
+        received = self._received()
+        if not received:
+            raise StepError("the agent gave an answer before it had a completion")
+        same = [node for node in received if action.strip() and node.message["content"].strip() == action.strip()]
+        node = (same or received)[-1]
         result = StepResult(*await self._environment.step(action))
-        node = self._completions.tree.nodes[-1]
         node.graded, node.verdict = True, verdict_of(result.info)
         node.reward += result.reward
         for name, value in (result.info.get("parts") or {}).items():
@@ -87,7 +96,7 @@ class AgentTask:
             TypeError: it is something else.
             RuntimeError: the agent has asked for no completion.
         """
-        nodes = self._completions.tree.nodes
+        nodes = self._received()
         if not nodes:
             raise RuntimeError("the agent ended without a completion: it must ask the endpoint")
         if isinstance(returned, int | float) and not isinstance(returned, bool):
@@ -102,6 +111,9 @@ class AgentTask:
             raise TypeError(f"the agent returned {type(returned).__name__}: return a text, a reward or None")
         elif not self.steps:
             await self.step(nodes[-1].message["content"])
+
+    def _received(self) -> list[Node]:
+        return [node for node in self._completions.tree.nodes if node.received]
 
 
 class EndpointAgent(ABC):
@@ -142,6 +154,19 @@ class EndpointAgent(ABC):
     async def solve(self, task: AgentTask, completions: Completions) -> object:
         """Run the agent; return its final answer as a text, a reward, or None."""
 
+    def ended_by_context(self, error: Exception, completions: Completions) -> bool:
+        """Return whether the agent failed because a conversation had no room in the context.
+
+        Here the error says so, or one that it came from. Where only the error of another program is known, it counts
+        whether the newest request was refused for this reason.
+        """
+        cause: BaseException | None = error
+        while cause:
+            if getattr(cause, "code", None) == OUT_OF_CONTEXT or OUT_OF_CONTEXT in described(cause):
+                return True
+            cause = cause.__cause__ or cause.__context__
+        return False
+
     async def collect_trajectory(
         self,
         prompt: EpisodeSpec,
@@ -152,17 +177,20 @@ class EndpointAgent(ABC):
         """See `Agent.collect_trajectory`."""
         question, _ = await env.reset(seed=prompt.seed, options={"problem": prompt.problem})
         completions = Completions(prompt.qid, self._policy, obs_queue, act_queue)
+        too_many = f"the agent sent more than {self._policy.max_requests} requests"
         try:
             await self._play(prompt, env, question, completions)
         except (Exception, asyncio.CancelledError) as error:
             if completions.overrun:
-                raise OverrunError(f"the agent sent more than {self._policy.max_requests} requests") from error
+                raise OverrunError(too_many) from error
             if isinstance(error, asyncio.CancelledError):  # at the deadline
                 raise
-            if completions.out_of_context and completions.tree.nodes:
-                reason = f"no room in the context: {completions.out_of_context}"
+            if completions.tree.nodes and self.ended_by_context(error, completions):
+                reason = f"no room in the context: {completions.out_of_context or described(error)}"
                 return [record(prompt, completions.tree.nodes, self.turn_discount, "truncated", reason)]
             raise _with_refusals(error, completions) from error
+        if completions.overrun:  # the agent has swallowed its cancellation
+            raise OverrunError(too_many)
         return [record(prompt, completions.tree.nodes, self.turn_discount)]
 
     async def _play(self, prompt: EpisodeSpec, env: Environment, question: str, completions: Completions) -> None:

@@ -26,7 +26,7 @@ class Answered:
         choices = [
             {
                 "index": index,
-                "message": {"refusal": None, **node.message, "content": node.message["content"] or None},
+                "message": {"refusal": None, **node.message, "content": _content(node)},
                 "finish_reason": finish_reason(node),
                 "logprobs": self._logprobs(node, decode),
             }
@@ -69,6 +69,11 @@ class Answered:
 def finish_reason(node: Node) -> str:
     """Return OpenAI's reason for the end of a completion."""
     return "tool_calls" if node.message.get("tool_calls") else node.completion.finish_reason
+
+
+def _content(node: Node) -> str | None:
+    """Return the content of a message; without one, only a message with calls has null."""
+    return node.message["content"] or (None if node.message.get("tool_calls") else "")
 
 
 def _chunk(

@@ -6,6 +6,7 @@ endpoint directly; everything else (streams, raw responses, other resources) goe
 answers here.
 """
 
+import asyncio
 import copy
 from collections.abc import Mapping
 from functools import cached_property
@@ -24,13 +25,12 @@ from pydantic import BaseModel
 
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.endpoint.errors import ONLY_CHAT, EndpointError
+from tasks.agents.endpoint.requests import MODELS
 
 Model = TypeVar("Model", bound=BaseModel)
 
 _LONG_WAY = ("stream", "logprobs", "extra_headers", "extra_query", "extra_body")
 """Arguments of requests that go through the transport."""
-_CLIENTS_OWN = ("timeout",)
-"""Arguments that are no part of a request."""
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -62,6 +62,14 @@ class EpisodeClient(AsyncOpenAI):
     def chat(self) -> AsyncChat:
         return _Chat(self)
 
+    def copy(self, *arguments: Any, **named: Any) -> Self:
+        """Return a client of the same episode with other settings."""
+        copied = super().copy(*arguments, **named)
+        copied.episode = self.episode
+        return copied
+
+    with_options = copy
+
     async def close(self) -> None:
         """Do nothing: the clients of all episodes share what could be closed."""
 
@@ -73,9 +81,12 @@ class EpisodeClient(AsyncOpenAI):
 
     def status_error(self, error: EndpointError) -> openai.APIStatusError:
         """Return the exception that OpenAI's client raises for this error."""
-        request = httpx.Request("POST", f"{self.base_url}chat/completions")
-        response = httpx.Response(error.status, json=error.body(), request=request)
+        response = httpx.Response(error.status, json=error.body(), request=self.request_of_errors())
         return self._make_status_error(error.message, body=error.body(), response=response)
+
+    def request_of_errors(self) -> httpx.Request:
+        """Return the request that OpenAI's exceptions name."""
+        return httpx.Request("POST", f"{self.base_url}chat/completions")
 
     async def _prepare_request(self, request: httpx.Request) -> None:
         request.extensions["episode"] = self.episode
@@ -93,13 +104,20 @@ class _Completions(AsyncCompletions):
         if any(given.get(name) for name in _LONG_WAY):
             return await super().create(**arguments)
         assert isinstance(self._client, EpisodeClient)
-        body = {name: _plain(value) for name, value in given.items() if name not in _CLIENTS_OWN}
-        episode = self._client.episode
+        body, episode = {name: _plain(value) for name, value in given.items()}, self._client.episode
         try:
-            answered = await episode.complete(body)
+            async with asyncio.timeout(_seconds(body.pop("timeout", None))):
+                answered = await episode.complete(body)
         except EndpointError as error:
             raise self._client.status_error(error) from None
+        except TimeoutError:
+            raise openai.APITimeoutError(self._client.request_of_errors()) from None
         return _as_object(answered.body(episode.policy.chat.decode))
+
+
+def _seconds(timeout: Any) -> float | None:
+    """Return a timeout of OpenAI's client in seconds: a number, or httpx's limits of each step of a request."""
+    return timeout.read if isinstance(timeout, httpx.Timeout) else timeout
 
 
 def _is_given(value: Any) -> bool:
@@ -123,7 +141,9 @@ def _make(kind: type[Model], values: dict[str, Any]) -> Model:
 def _as_object(body: dict[str, Any]) -> ChatCompletion:
     """Return the body of an answer as OpenAI's object; nothing needs to be checked."""
     choices = [_make(Choice, choice | {"message": _message_object(choice["message"])}) for choice in body["choices"]]
-    return _make(ChatCompletion, body | {"choices": choices, "usage": _make(CompletionUsage, body["usage"])})
+    answer = _make(ChatCompletion, body | {"choices": choices, "usage": _make(CompletionUsage, body["usage"])})
+    answer._request_id = None
+    return answer
 
 
 def _message_object(message: dict[str, Any]) -> ChatCompletionMessage:
@@ -140,6 +160,8 @@ class _Direct(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         completions = request.extensions["episode"]
         try:
+            if request.url.path.endswith("/models"):
+                return httpx.Response(200, json=MODELS)
             if not request.url.path.endswith("/chat/completions"):
                 raise EndpointError(404, "unknown_url", f"{request.url.path}: {ONLY_CHAT}")
             return await _answer(completions, await request.aread())

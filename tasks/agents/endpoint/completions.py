@@ -3,22 +3,25 @@
 import asyncio
 import hashlib
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from storage.records import Call
+from storage.visible import described
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.answers import Answered
-from tasks.agents.endpoint.errors import EndpointError, invalid
+from tasks.agents.endpoint.errors import EndpointError, episode_ended, invalid
 from tasks.agents.endpoint.requests import ChatRequest, check_request, parse_request
 from tasks.agents.endpoint.tree import Node, Place, Tree
 from tasks.agents.rendering.interface import ChatMessage, ParsedAnswer, Renderer, RenderingError, ToolSpec
 from tasks.inference.api import BundledGenerationOutputs, GenerationConfig, Observation
 
-MOST_AT_ONCE = 64
-"""Most requests of an episode that wait for their answers."""
+T = TypeVar("T")
+
+_AT_ONCE = 64
+"""Requests of an episode that are answered at the same time; further ones wait."""
 _NOTED = 3
 """Most refusals that the reason of a failed episode names."""
 _OVERRUN_S = 0.5
@@ -65,6 +68,10 @@ class Completions:
     out_of_context: str = ""
     overrun: bool = False
     _agent: "asyncio.Task[Any] | None" = None
+    _loop: "asyncio.AbstractEventLoop | None" = None
+    _closed: bool = False
+    _room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
+    _answering: "set[asyncio.Task[Answered]]" = field(default_factory=set)
     _waiting: dict[str, "asyncio.Future[BundledGenerationOutputs]"] = field(default_factory=dict)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
@@ -74,29 +81,65 @@ class Completions:
 
         The task of the block is cancelled if the agent asks too often.
         """
-        self._agent = asyncio.current_task()
+        self._agent, self._loop = asyncio.current_task(), asyncio.get_running_loop()
         delivering = asyncio.create_task(self._deliver())
         try:
             yield self
         finally:
+            self._closed = True
             delivering.cancel()
             for waiting in self._waiting.values():
                 if not waiting.done():
-                    waiting.set_exception(EndpointError(410, "episode_ended", "the episode has ended"))
-                    waiting.exception()  # its handler may be gone
+                    waiting.set_exception(episode_ended())
 
     async def complete(self, body: bytes | dict[str, Any]) -> Answered:
         """Answer a request: its JSON, or what was read from it.
 
+        What was sampled is recorded, also if the one who asked no longer waits for it.
+
         Raises:
             EndpointError: it cannot be answered; says why, and what to do.
         """
+        return await self.in_loop(self._shielded(body))
+
+    async def in_loop(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await a coroutine in the rollout's event loop: a thread of an agent may have a loop of its own.
+
+        Raises:
+            EndpointError: the episode has ended.
+        """
+        if self._closed or not self._loop:
+            coroutine.close()
+            raise episode_ended()
+        if asyncio.get_running_loop() is self._loop:
+            return await coroutine
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+
+    async def _shielded(self, body: bytes | dict[str, Any]) -> Answered:
+        answering = asyncio.create_task(self._answer(body))
+        self._answering.add(answering)
+        answering.add_done_callback(self._forget)
+        answered = await asyncio.shield(answering)
+        for node in answered.nodes:
+            node.received = True
+        return answered
+
+    def _forget(self, answering: "asyncio.Task[Answered]") -> None:
+        self._answering.discard(answering)
+        if not answering.cancelled():
+            answering.exception()  # the one who asked may be gone
+
+    async def _answer(self, body: bytes | dict[str, Any]) -> Answered:
         try:
             request = parse_request(body) if isinstance(body, bytes) else check_request(body)
             answered = await self._complete(request)
         except EndpointError as error:
             self.refuse(error)
             raise
+        except Exception as error:
+            failed = EndpointError(500, "internal_error", described(error))
+            self.refuse(failed)
+            raise failed from error
         self.out_of_context = ""
         return answered
 
@@ -111,9 +154,10 @@ class Completions:
         number = next(self._numbers)
         await self._check_number(number)
         tools = request.specs
-        place = self.tree.find(request.messages, tools)
-        prompt_ids, continues = self._prompt(request.messages, place, tools)
-        outputs = await self._ask(f"{self.qid}#{number}", prompt_ids, self._gconfig(request, prompt_ids))
+        async with self._room:
+            place = self._place(request.messages, tools)
+            prompt_ids, continues = self._prompt(request.messages, place, tools)
+            outputs = await self._ask(f"{self.qid}#{number}", prompt_ids, self._gconfig(request, prompt_ids))
         if place.parent:
             _note_answers(place.parent, place.new)
         choices = range(len(outputs.completions))
@@ -133,10 +177,12 @@ class Completions:
                 "too_many_requests",
                 f"an episode may send {self.policy.max_requests} requests (agent.args.max_requests)",
             )
-        if len(self._waiting) >= MOST_AT_ONCE:
-            raise EndpointError(
-                429, "rate_limit_exceeded", f"{MOST_AT_ONCE} requests wait already: wait for one of their answers"
-            )
+
+    def _place(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Place:
+        try:
+            return self.tree.find(messages, tools)
+        except TypeError as error:
+            raise invalid(f"messages or tools hold what JSON cannot: {error}", "messages") from None
 
     def _prompt(
         self, messages: Sequence[ChatMessage], place: Place, tools: Sequence[ToolSpec]
@@ -179,6 +225,8 @@ class Completions:
         )
 
     async def _ask(self, qid: str, prompt_ids: list[int], gconfig: GenerationConfig) -> BundledGenerationOutputs:
+        if self._closed:
+            raise episode_ended()
         self._waiting[qid] = asyncio.get_running_loop().create_future()
         try:
             await self.observations.put((qid, prompt_ids, gconfig))
@@ -203,6 +251,7 @@ class Completions:
         choice: int,
     ) -> Node:
         completion, number = outputs.completions[choice], len(self.tree.nodes) + choice
+        most = self.policy.gconfig.max_new_tokens
         readable = () if request.tool_choice == "none" else tools
         answer = self.policy.renderer.answer(outputs.prompt_ids, completion.token_ids, readable)
         calls = [
@@ -227,6 +276,7 @@ class Completions:
             text=self.policy.chat.decode(completion.token_ids),
             messages=request.messages,
             message=_message(answer, calls, request.stop_texts, self.policy.chat.completion_text(completion.token_ids)),
+            cut=(request.most_tokens or most) < most and completion.finish_reason == "length",
             calls=calls,
         )
 

@@ -25,6 +25,15 @@ class EndpointError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.parameter, "code": self.code}}
 
 
+class StepError(RuntimeError):
+    """The agent asked the environment at the wrong time."""
+
+
+def episode_ended() -> EndpointError:
+    """Return the error of a request that comes too late."""
+    return EndpointError(410, "episode_ended", "the episode of this key has ended")
+
+
 def invalid(message: str, parameter: str | None = None, code: str = "invalid_value") -> EndpointError:
     """Return the error of a request that the endpoint cannot answer."""
     return EndpointError(400, code, message, parameter)

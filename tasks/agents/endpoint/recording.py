@@ -45,13 +45,16 @@ def record(
             episode.add_feedback("", node.prompt_ids[len(episode.prompt_ids) :])
             _add(episode, node)
     ordered = [node for sequence in sequences for node in sequence]
+    unplayed_turns = None
+    if status is None and ordered[-1].cut:  # the agent wanted no more of it, and ended
+        status, unplayed_turns = "completed", 0
     turns = [
         replace(turn, feedback=node.feedback, verdict=node.verdict, reward=node.reward)
         for turn, node in zip(episode.turns, ordered, strict=True)
     ]
     places = {node: place for place, node in enumerate(ordered)}
     return replace(
-        episode.trajectory(turn_discount, status, reason),
+        episode.trajectory(turn_discount, status, reason, unplayed_turns),
         turns=turns,
         calls=[replace(call, turn=place) for node, place in places.items() for call in node.calls],
         ungraded=[place for node, place in places.items() if not node.graded],

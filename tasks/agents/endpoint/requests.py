@@ -4,17 +4,21 @@ The run's `sampling` decides temperature, top_p and top_k, since PPO needs the d
 what a request says about these is ignored. Parameters that would change the distribution in another way are refused.
 """
 
-import json
 from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tasks.agents.endpoint.errors import EndpointError, invalid
-from tasks.agents.rendering.interface import ChatMessage, ToolSpec
+from tasks.agents.rendering.interface import ChatMessage, ToolSpec, read_arguments
 
 MODEL = "policy"
 """The name of the only model."""
+MODELS = {
+    "object": "list",
+    "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "math-mt-ppo"}],
+}
+"""What a client reads that asks for the models."""
 MOST_CHOICES = 64
 
 _ROLES = {"developer": "system", "function": "tool"}
@@ -100,9 +104,10 @@ def check_request(stated: Any) -> ChatRequest:
     try:
         request = ChatRequest.model_validate(stated)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise invalid(f"{place or 'the body'}: {first['msg']}", place or None) from None
+        errors = error.errors()  # of several forms that a value may have, the last one's error tells most
+        first = next(each for each in reversed(errors) if each["loc"][:1] == errors[0]["loc"][:1])
+        place, parameter = ".".join(map(str, first["loc"])), str(first["loc"][0]) if first["loc"] else None
+        raise invalid(f"{place or 'the body'}: {first['msg']}", parameter) from None
     if request.model != MODEL:
         raise EndpointError(
             404, "model_not_found", f"there is no model {request.model!r}: the policy is called {MODEL!r}", "model"
@@ -142,6 +147,8 @@ def _message(place: int, message: dict[str, Any]) -> ChatMessage:
         if isinstance(message.get(name), str):
             form[name] = message[name]
     if calls := message.get("tool_calls"):
+        if not isinstance(calls, list):
+            raise ValueError(f"message {place}: tool_calls is no list")
         form["tool_calls"] = [_call(place, call) for call in calls]
     return form
 
@@ -152,7 +159,8 @@ def _text(place: int, content: Any) -> str:
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [content]
-    texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") in ("text", "refusal")]
+    known = [part for part in parts if isinstance(part, dict) and part.get("type") in ("text", "refusal")]
+    texts = [part.get(part["type"]) for part in known]
     if len(texts) != len(parts) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"message {place} has a content that is no text: images and other media are not supported")
     return "".join(map(str, texts))
@@ -162,10 +170,10 @@ def _call(place: int, call: Any) -> dict[str, Any]:
     """Return a call in its one form; its arguments are JSON of an object, as templates need it."""
     try:
         name, arguments = call["function"]["name"], call["function"].get("arguments") or "{}"
-        stated = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"message {place} has a call that cannot be read: {error!r}") from None
-    if not isinstance(name, str) or not isinstance(stated, dict):
+    read = read_arguments(arguments)
+    if not isinstance(name, str) or read is None:
         raise ValueError(f"message {place} has a call whose arguments are no JSON object")
-    function = {"name": name, "arguments": json.dumps(stated, ensure_ascii=False)}
+    function = {"name": name, "arguments": read}
     return {"id": str(call.get("id") or ""), "type": "function", "function": function}

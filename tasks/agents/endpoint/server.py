@@ -17,8 +17,8 @@ from aiohttp import web
 from storage.visible import described
 from tasks.agents.endpoint.answers import Answered
 from tasks.agents.endpoint.completions import Completions
-from tasks.agents.endpoint.errors import ONLY_CHAT, EndpointError, invalid
-from tasks.agents.endpoint.requests import MODEL
+from tasks.agents.endpoint.errors import ONLY_CHAT, EndpointError, StepError, episode_ended, invalid
+from tasks.agents.endpoint.requests import MODELS
 from tasks.environments.interface import StepResult
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class EndpointServer:
         await self._runner.setup()
         try:
             await self._open(self._runner)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, OverflowError, IndexError) as error:
             await self._runner.cleanup()
             raise ValueError(f"agent.args.listen={self._listen!r} cannot be listened on: {error}") from error
         return self
@@ -107,7 +107,7 @@ class EndpointServer:
             return self._episodes[key]
         if key in self._ended:
             logger.warning("an agent called the endpoint after its episode had ended: it must end what it starts")
-            raise EndpointError(410, "episode_ended", "the episode of this key has ended")
+            raise episode_ended()
         raise EndpointError(401, "invalid_api_key", "no episode has this key: use OPENAI_API_KEY, or the given client")
 
     async def _complete(self, request: web.Request) -> web.StreamResponse:
@@ -128,6 +128,8 @@ class EndpointServer:
             raise invalid('send {"action": "…"}, the answer for the environment', "action")
         try:
             said = await served.step(action)
+        except StepError as error:
+            raise invalid(str(error), code="no_completion") from None
         except Exception as error:
             failed = EndpointError(500, "environment_failed", described(error))
             served.completions.refuse(failed)
@@ -137,8 +139,7 @@ class EndpointServer:
 
     async def _models(self, request: web.Request) -> web.Response:
         self._served(request)
-        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "math-mt-ppo"}
-        return web.json_response({"object": "list", "data": [model]})
+        return web.json_response(MODELS)
 
 
 async def _read(request: web.Request, served: Served) -> bytes:

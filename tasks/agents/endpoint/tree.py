@@ -5,6 +5,7 @@ is the node's own tokens and what the new messages add. Other requests begin a c
 """
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -29,6 +30,8 @@ class Node:
         feedback: what the agent sent next.
         verdict, reward, parts: what the environment said about it.
         graded: whether the environment was asked about it.
+        cut: whether a limit of the request, lower than the run's, ended it.
+        received: whether the agent got it; one that no longer waited did not.
     """
 
     number: int
@@ -47,6 +50,8 @@ class Node:
     reward: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
     graded: bool = False
+    cut: bool = False
+    received: bool = False
 
     @property
     def token_ids(self) -> list[int]:
@@ -97,8 +102,22 @@ class Tree:
 def _essence(message: ChatMessage) -> bytes:
     """Return what counts of a message when two are compared.
 
-    What clients change without meaning does not: whitespace around the content, the order of members, thoughts.
+    What clients change without meaning does not: whitespace around the content and in the arguments of a call, the
+    order of members, the form of a whole number, thoughts.
     """
-    calls = [(call["id"], call["function"]) for call in message.get("tool_calls", ())]
+    calls = [
+        (call["id"], call["function"]["name"], _canonical(call["function"]["arguments"]))
+        for call in message.get("tool_calls", ())
+    ]
     parts = [message["role"], message["content"].strip(), calls, message.get("tool_call_id")]
     return orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)
+
+
+def _canonical(arguments: str) -> str:
+    """Return the JSON of arguments in one form."""
+    return json.dumps(json.loads(arguments, parse_float=_number), sort_keys=True)
+
+
+def _number(text: str) -> float | int:
+    value = float(text)
+    return int(value) if value.is_integer() else value

@@ -1,5 +1,6 @@
 """The interface of renderers, and the messages that they read and write."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -37,6 +38,32 @@ class ParsedAnswer:
     content: str
     reasoning: str = ""
     calls: list[ParsedCall] = field(default_factory=list)
+
+
+def read_arguments(given: Any) -> str | None:
+    """Return the arguments of a call, a mapping or JSON of one, as JSON; None if they are not.
+
+    >>> read_arguments('{"a":1}'), read_arguments({"a": "ü"}), read_arguments("[1]"), read_arguments('{"a": NaN}')
+    ('{"a": 1}', '{"a": "ü"}', None, None)
+    """
+    try:
+        stated = json.loads(given) if isinstance(given, str) else given
+        written = json.dumps(stated, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return written if isinstance(stated, dict) and _is_text(written) else None
+
+
+def read_call(name: object, arguments: Any, text: str) -> ParsedCall:
+    """Return a call with this name and these arguments; `text` is that of the whole call, should it not be readable."""
+    named = name if isinstance(name, str) and _is_text(name) else ""
+    read = read_arguments(arguments)
+    return ParsedCall(named, read, True) if named and read is not None else ParsedCall(named, text, False)
+
+
+def _is_text(text: str) -> bool:
+    """Return whether UTF-8 can hold a text: no half of a surrogate pair."""
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 class Renderer(Protocol):

@@ -1,13 +1,18 @@
 """The package `renderers`, which knows the chat formats of many model families, as a renderer."""
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tasks.agents.rendering.interface import ChatMessage, ParsedAnswer, ParsedCall, RenderingError, ToolSpec
+from tasks.agents.rendering.interface import (
+    ChatMessage,
+    ParsedAnswer,
+    RenderingError,
+    ToolSpec,
+    read_call,
+)
 
 if TYPE_CHECKING:
-    from renderers import Message, ParsedToolCall
+    from renderers import Message
     from renderers import ToolSpec as LibrarySpec
     from transformers import PreTrainedTokenizerBase
 
@@ -23,6 +28,7 @@ class LibraryRenderer:
         from renderers import config_from_name, create_renderer
 
         self.name = family
+        self._tokenizer = tokenizer
         self._renderer = create_renderer(tokenizer, config_from_name(family))
         self.stop_token_ids = tuple(sorted(self._renderer.get_stop_token_ids()))
 
@@ -51,20 +57,13 @@ class LibraryRenderer:
 
     def answer(self, prompt_ids: list[int], completion_ids: list[int], tools: Sequence[ToolSpec]) -> ParsedAnswer:
         """See `Renderer.answer`."""
-        parsed = self._renderer.parse_response(completion_ids, tools=_specs(tools), prompt_ids=prompt_ids)
-        return ParsedAnswer(parsed.content, parsed.reasoning_content or "", [_call(call) for call in parsed.tool_calls])
-
-
-def _call(call: "ParsedToolCall") -> ParsedCall:
-    arguments = call.arguments
-    if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
-        except ValueError:
-            arguments = None
-    if call.name and isinstance(arguments, dict):  # a name that no tool has is the agent's business
-        return ParsedCall(call.name, json.dumps(arguments, ensure_ascii=False), True)
-    return ParsedCall(call.name or "", call.raw, False)
+            parsed = self._renderer.parse_response(completion_ids, tools=_specs(tools), prompt_ids=prompt_ids)
+        except RecursionError:  # thousands of brackets
+            return ParsedAnswer("", "", [read_call(None, None, str(self._tokenizer.decode(completion_ids)))])
+        # A name that no tool has is the agent's business.
+        calls = [read_call(call.name, call.arguments, call.raw) for call in parsed.tool_calls]
+        return ParsedAnswer(parsed.content, parsed.reasoning_content or "", calls)
 
 
 def _messages(messages: Sequence[ChatMessage]) -> "list[Message]":

@@ -8,7 +8,14 @@ import re
 from collections.abc import Sequence
 
 from tasks.agents.chat import Chat
-from tasks.agents.rendering.interface import ChatMessage, ParsedAnswer, ParsedCall, RenderingError, ToolSpec
+from tasks.agents.rendering.interface import (
+    ChatMessage,
+    ParsedAnswer,
+    ParsedCall,
+    RenderingError,
+    ToolSpec,
+    read_call,
+)
 
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
 _THOUGHTS = re.compile(r"\A\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
@@ -53,10 +60,8 @@ def _call(body: str, *, closed: bool) -> ParsedCall:
     """Read the text between the tags of a call."""
     try:
         stated = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         stated = None
-    if closed and isinstance(stated, dict) and isinstance(stated.get("name"), str):
-        arguments = stated.get("arguments", {})
-        if isinstance(arguments, dict):
-            return ParsedCall(stated["name"], json.dumps(arguments, ensure_ascii=False), True)
+    if closed and isinstance(stated, dict) and isinstance(arguments := stated.get("arguments", {}), dict):
+        return read_call(stated.get("name"), arguments, body.strip())
     return ParsedCall("", body.strip(), False)

@@ -62,6 +62,7 @@ def test_a_command_answers(chat: Chat, verifier: Verifier, code: str) -> None:
         ("sys.exit('no idea')", "ended with status 1: no idea"),
         ("ask(); os.kill(os.getpid(), 9)", "ended with status -9"),
         ("print('x' * 2_000_000)", "printed more than 1,000,000 bytes"),
+        ("print('x' * 2_000_000, file=sys.stderr, flush=True); ask()", "printed more than 1,000,000 bytes"),
         ("print('4')", "ended without a completion"),
     ],
 )
@@ -70,6 +71,21 @@ def test_a_failed_command_fails_its_episode(chat: Chat, verifier: Verifier, code
     row = the_one(chat, verifier, code)
     assert row.status == "failed"
     assert reason in row.reason
+
+
+def test_a_process_that_escapes_holds_up_nothing(chat: Chat, verifier: Verifier, tmp_path: Path) -> None:
+    """One that left the group and cleared its environment cannot be found, and holds the command's output open."""
+    note = tmp_path / "pid"
+    leave = f"p = subprocess.Popen(['sleep', '600'], start_new_session=True, env={{}})\nopen({str(note)!r}, 'w').write"
+    row = the_one(chat, verifier, f"import subprocess\n{leave}(str(p.pid))\nprint(ask())")
+    psutil.Process(int(note.read_text())).kill()
+    assert (row.status, row.turns[-1].verdict) == ("completed", "correct")
+
+
+def test_a_program_that_is_missing_is_named(chat: Chat, verifier: Verifier) -> None:
+    engine, agent = ScriptedEngine(chat, lambda *_: ""), CommandAgent(context(chat), argv=["no-such-program"])
+    (row,) = play(engine, agent, verifier, group_size=1)
+    assert "'no-such-program' cannot be started" in row.reason
 
 
 def test_secrets_stay_here(chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -95,7 +111,8 @@ def test_no_process_stays(chat: Chat, verifier: Verifier, leave: str, tmp_path: 
     """Whatever a command starts ends with its episode, in whichever process group it is."""
     note = tmp_path / "pid"
     code = f"FILE = {str(note)!r}\n{leave}\nif p: open(FILE, 'w').write(str(p.pid))\nask()"
-    the_one(chat, verifier, code, deadline_s=5.0)
+    row = the_one(chat, verifier, code, deadline_s=5.0 if "p = None" in leave else 60.0)
+    assert row.status == ("failed" if "p = None" in leave else "completed"), row.reason
     left = int(note.read_text())
     assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
 

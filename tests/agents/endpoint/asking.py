@@ -1,0 +1,68 @@
+"""Episodes of an agent that does what a test says with the given client, for an engine that a test scripts."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from configs.schema import Rollout
+from storage.records import TRAJECTORY_SCHEMA, Trajectory, to_table
+from tasks.agents.chat import Chat
+from tasks.agents.endpoint.agent import AgentTask, EndpointAgent
+from tasks.agents.endpoint.client import Clients
+from tasks.agents.endpoint.completions import Completions
+from tasks.environments.math_verify import MathVerifyEnvironment
+from tasks.inference.api import Completion, GenerationConfig
+from tasks.score.verifier import Verifier
+from tests.support.rollout_helpers import ScriptedEngine, context, play
+
+Ask = Callable[[AgentTask, Any], Awaitable[object]]
+RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
+
+
+class Asking(EndpointAgent):
+    """An agent that is a function of a test."""
+
+    def __init__(self, chat: Chat, ask: Ask) -> None:
+        super().__init__(context(chat, 4000), 1.0, "auto", "127.0.0.1:0", 100)
+        self._ask = ask
+
+    async def solve(self, task: AgentTask, completions: Completions) -> object:
+        return await self._ask(task, Clients(task.base_url).open(completions, task.api_key))
+
+
+@dataclass
+class InTurn(ScriptedEngine):
+    """An engine that answers its n-th request with `says[n]` after `delays[n]` seconds, later ones as the last."""
+
+    says: Sequence[str] = (RIGHT,)
+    delays: Sequence[float] = (0.0,)
+
+    async def generate(
+        self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
+    ) -> list[Completion]:
+        number = len(self.requests)
+        self.requests.append((token_ids, gconfig, seed, replica))
+        await asyncio.sleep(self.delays[min(number, len(self.delays) - 1)])
+        return [self._completion(self.says[min(number + each, len(self.says) - 1)]) for each in range(gconfig.n)]
+
+
+def asked(
+    chat: Chat,
+    verifier: Verifier,
+    ask: Ask,
+    says: Sequence[str] = (RIGHT,),
+    delays: Sequence[float] = (0.0,),
+    environment: Any = MathVerifyEnvironment,
+    episodes: int = 1,
+) -> list[Trajectory]:
+    """Play episodes; return their trajectories, which can be stored."""
+    engine = InTurn(chat, lambda *_: "", says=says, delays=delays)
+    settings = Rollout(episode_deadline_s=60)
+    rows = play(engine, Asking(chat, ask), verifier, None, episodes, settings, environment)
+    to_table(rows, TRAJECTORY_SCHEMA)
+    return rows
+
+
+def question(task: AgentTask) -> list[Any]:
+    return [{"role": "user", "content": task.prompt}]

@@ -1,0 +1,173 @@
+"""The given client is OpenAI's in all its forms, and what it cannot send is refused as the server would."""
+
+from typing import Any
+
+import openai
+import pytest
+
+from tasks.agents.chat import Chat
+from tasks.agents.endpoint.agent import AgentTask
+from tasks.inference.api import Completion, GenerationConfig
+from tasks.score.verifier import Verifier
+from tests.agents.endpoint.asking import RIGHT, InTurn, asked, question
+from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
+
+ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+
+
+@pytest.fixture(scope="module")
+def qwen3() -> Chat:
+    return Chat(build_qwen3_tokenizer())
+
+
+def test_all_forms_of_the_client_ask_the_same_episode(chat: Chat, verifier: Verifier) -> None:
+    """Copies with other settings, raw and streamed responses, and the list of models."""
+
+    async def ask(task: AgentTask, client: Any) -> str:
+        messages = question(task)
+        forms = [
+            client.with_options(timeout=50),
+            client.copy(max_retries=1),
+            client.with_options(timeout=5).with_options(max_retries=2),
+        ]
+        answers = [await form.chat.completions.create(model=task.model, messages=messages) for form in forms]
+        raw = await client.chat.completions.with_raw_response.create(model=task.model, messages=messages)
+        async with client.chat.completions.stream(model=task.model, messages=messages) as stream:
+            answers += [raw.parse(), await stream.get_final_completion()]
+        assert {answer.choices[0].message.content for answer in answers} == {RIGHT}
+        assert answers[0]._request_id is None
+        assert [model.id for model in (await client.models.list()).data] == [task.model]
+        return RIGHT
+
+    (row,) = asked(chat, verifier, ask)
+    assert (row.status, row.reason, len(row.turns)) == ("completed", "", 5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parameter"),
+    [
+        ({"messages": [{"role": "user", "content": "half a pair: \ud800"}]}, "messages"),
+        ({"messages": [{"role": "assistant", "tool_calls": 5}, {"role": "user", "content": "?"}]}, "messages"),
+        ({"tools": [{"type": "function", "function": {"name": "a", "parameters": {"maximum": 10**20}}}]}, "messages"),
+        ({"stop": ["a"] * 17}, "stop"),
+    ],
+)
+def test_what_cannot_be_sent_is_a_bad_request(
+    chat: Chat, verifier: Verifier, arguments: dict[str, Any], parameter: str
+) -> None:
+    """The error is OpenAI's, not one of a library below, and names the parameter as OpenAI's API has it."""
+
+    async def ask(task: AgentTask, client: Any) -> str:
+        with pytest.raises(openai.BadRequestError) as caught:
+            await client.chat.completions.create(**{"model": task.model, "messages": question(task)} | arguments)
+        assert caught.value.param == parameter
+        await client.chat.completions.create(model=task.model, messages=question(task))
+        return RIGHT
+
+    (row,) = asked(chat, verifier, ask)
+    assert (row.status, row.reason) == ("completed", "")
+
+
+@pytest.mark.parametrize("over_http", [False, True])
+@pytest.mark.parametrize(
+    "says",
+    [
+        '<tool_call>\n{"name": "add", "arguments": {"a": "\\ud83d"}}\n</tool_call>',
+        '<tool_call>\n{"name": "add", "arguments": {"a": NaN}}\n</tool_call>',
+        "<tool_call>\n" + "[" * 3000 + "\n</tool_call>",
+    ],
+    ids=["half a pair", "no number", "deep"],
+)
+def test_a_call_that_cannot_be_read_is_one_of_the_calls(
+    qwen3: Chat, verifier: Verifier, says: str, over_http: bool
+) -> None:
+    """Whatever the policy samples, the agent gets an answer, and what was sampled is recorded once."""
+
+    async def ask(task: AgentTask, client: Any) -> str:
+        if over_http:
+            client = openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key)
+        answer = await client.chat.completions.create(model=task.model, messages=question(task), tools=[ADD])
+        assert not answer.choices[0].message.tool_calls
+        return RIGHT
+
+    (row,) = asked(qwen3, verifier, ask, says=[says])
+    assert (row.status, row.reason) == ("completed", "")
+    assert [call.status for call in row.calls] == ["unparsable"]
+
+
+def test_a_call_is_found_again_in_whichever_form_it_is_sent_back(qwen3: Chat, verifier: Verifier) -> None:
+    """Other languages and libraries write numbers and members in their own way; the sequence goes on."""
+
+    async def ask(task: AgentTask, client: Any) -> str:
+        answer = await client.chat.completions.create(model=task.model, messages=question(task), tools=[ADD])
+        message = answer.choices[0].message.model_dump(exclude_none=True)
+        (call,) = message["tool_calls"]
+        assert call["function"]["arguments"] == '{"b": 1.0, "a": [2]}'
+        call["function"]["arguments"] = '{"a":[2],"b":1}'
+        output = {"role": "tool", "tool_call_id": call["id"], "content": "3"}
+        messages = [*question(task), message, output]
+        answer = await client.chat.completions.create(model=task.model, messages=messages, tools=[ADD])
+        return str(answer.choices[0].message.content)
+
+    says = ['<tool_call>\n{"name": "add", "arguments": {"b": 1.0, "a": [2]}}\n</tool_call>', RIGHT]
+    (row,) = asked(qwen3, verifier, ask, says=says)
+    assert (row.follows, len(row.sequence_starts)) == ([-1, 0], 1)
+    assert [(call.output, call.status) for call in row.calls] == [("3", "answered")]
+
+
+def test_an_empty_answer_is_an_empty_text(chat: Chat, verifier: Verifier) -> None:
+    """OpenAI's null stands for a message that has something else; agents call methods of the content."""
+
+    async def ask(task: AgentTask, client: Any) -> str:
+        answer = await client.chat.completions.create(model=task.model, messages=question(task))
+        return str(answer.choices[0].message.content.strip())
+
+    (row,) = asked(chat, verifier, ask, says=[""])
+    assert (row.status, row.reason) == ("completed", "")
+
+
+class Cutting(InTurn):
+    """An engine that ends each completion at the request's limit."""
+
+    async def generate(
+        self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
+    ) -> list[Completion]:
+        most = gconfig.max_new_tokens
+        return [
+            Completion(made.token_ids[:most], made.logprobs[:most], made.versions[:most], "length")
+            for made in await super().generate(token_ids, gconfig, seed, replica)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("most", "status", "reason"),
+    [(3, "completed", ""), (None, "truncated", "the last turn reached sampling.max_new_tokens")],
+)
+def test_a_limit_of_the_agents_own_truncates_nothing(
+    chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch, most: int | None, status: str, reason: str
+) -> None:
+    """The agent wanted no more tokens. At the run's limit the answer is cut."""
+
+    async def ask(task: AgentTask, client: Any) -> str:
+        limit = {"max_tokens": most} if most else {}
+        answer = await client.chat.completions.create(model=task.model, messages=question(task), **limit)
+        assert answer.choices[0].finish_reason == "length"
+        return RIGHT
+
+    monkeypatch.setattr("tests.agents.endpoint.asking.InTurn", Cutting)
+    (row,) = asked(chat, verifier, ask, says=["3" * 300])
+    assert (row.status, row.reason) == (status, reason)
+
+
+def test_only_a_full_context_truncates(chat: Chat, verifier: Verifier) -> None:
+    """An agent that goes on after such an error and fails for another reason has failed."""
+
+    async def ask(task: AgentTask, client: Any) -> str:
+        await client.chat.completions.create(model=task.model, messages=question(task))
+        with pytest.raises(openai.BadRequestError, match="maximum context length"):
+            await client.chat.completions.create(model=task.model, messages=[{"role": "user", "content": "1 " * 9000}])
+        raise LookupError("something else")
+
+    (row,) = asked(chat, verifier, ask)
+    assert row.status == "failed"
+    assert "LookupError: something else" in row.reason

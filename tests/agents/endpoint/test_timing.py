@@ -1,0 +1,145 @@
+"""Requests at the same time, too late, from another thread, and requests that nobody waits for any more."""
+
+import asyncio
+from typing import Any
+
+import openai
+import orjson
+import pytest
+
+from tasks.agents.chat import Chat
+from tasks.agents.endpoint.agent import AgentTask
+from tasks.environments.math_verify import MathVerifyEnvironment
+from tasks.score.verifier import Verifier
+from tests.agents.endpoint.asking import RIGHT, WRONG, asked, question
+
+
+class Slow(MathVerifyEnvironment):
+    """An environment that grades for so long that other completions come meanwhile."""
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        await asyncio.sleep(0.5)
+        return await super().step(action)
+
+
+def create(task: AgentTask, client: Any, **more: Any) -> Any:
+    return client.chat.completions.create(model=task.model, messages=question(task), **more)
+
+
+def graded(row: Any) -> list[tuple[str, str]]:
+    """Return text and verdict of the turns that the environment graded."""
+    return [(turn.text, turn.verdict) for place, turn in enumerate(row.turns) if place not in row.ungraded]
+
+
+def test_the_verdict_is_that_of_the_answer(chat: Chat, verifier: Verifier) -> None:
+    """Of several completions the one is graded whose content is the answer, whichever is the newest."""
+
+    async def first_of_three(task: AgentTask, client: Any) -> str:
+        answer = await create(task, client, n=3)
+        return str(answer.choices[0].message.content)
+
+    (row,) = asked(chat, verifier, first_of_three, says=[RIGHT, WRONG, WRONG])
+    assert graded(row) == [(RIGHT, "correct")]
+    assert len(row.turns) == 3
+
+
+def test_a_completion_that_comes_while_the_environment_grades_is_another(chat: Chat, verifier: Verifier) -> None:
+    """The verdict stays with the completion that was the newest when the answer was given."""
+
+    async def first_wins(task: AgentTask, client: Any) -> str:
+        asking = [asyncio.create_task(create(task, client, seed=seed)) for seed in (1, 2)]
+        done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        return f"I say {done.pop().result().choices[0].message.content}"
+
+    (row,) = asked(chat, verifier, first_wins, says=[RIGHT, WRONG], delays=[0, 0.2], environment=Slow)
+    assert graded(row) == [(RIGHT, "correct")]
+    assert len(row.turns) == 2
+
+
+@pytest.mark.parametrize("over_http", [False, True])
+def test_what_nobody_waits_for_is_recorded(chat: Chat, verifier: Verifier, over_http: bool) -> None:
+    """Otherwise the long completions would be missing in training: those at which clients lose patience."""
+
+    async def impatient(task: AgentTask, client: Any) -> str:
+        if over_http:
+            client = openai.AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=0)
+        with pytest.raises(openai.APITimeoutError):
+            await create(task, client, timeout=0.2)
+        answer = await create(task, client)
+        await asyncio.sleep(1)
+        return str(answer.choices[0].message.content)
+
+    (row,) = asked(chat, verifier, impatient, says=[WRONG, RIGHT], delays=[0.7, 0])
+    assert sorted(turn.text for turn in row.turns) == [RIGHT, WRONG]
+    assert graded(row) == [(RIGHT, "correct")]  # not the newest, which nobody has received
+
+
+def test_a_request_after_the_end_is_refused(chat: Chat, verifier: Verifier) -> None:
+    """Also by the given client, and also if it had begun before: otherwise it would wait until the rollout's end."""
+    told: list[str] = []
+
+    async def ask(task: AgentTask, client: Any) -> object:
+        await create(task, client)
+        if told:  # the second episode: its rollout goes on
+            await asyncio.sleep(3)
+            return 0.0
+
+        async def later() -> None:
+            await asyncio.sleep(0.5)
+            try:
+                await create(task, client)
+            except openai.APIStatusError as error:
+                told.append(f"{error.status_code} {error.code}")
+
+        async def slow_body() -> None:
+            import aiohttp
+
+            body = orjson.dumps({"model": task.model, "messages": question(task)})
+
+            async def parts() -> Any:
+                yield body[:10]
+                await asyncio.sleep(0.5)
+                yield body[10:]
+
+            headers = {"Authorization": f"Bearer {task.api_key}"}
+            async with (
+                aiohttp.ClientSession() as session,
+                session.post(f"{task.base_url}/chat/completions", data=parts(), headers=headers) as response,
+            ):
+                told.append(f"{response.status} {(await response.json())['error']['code']}")
+
+        told.append("begun")
+        LATE.extend([asyncio.create_task(later()), asyncio.create_task(slow_body())])
+        await asyncio.sleep(0.1)
+        return 0.0
+
+    asked(chat, verifier, ask, episodes=2)
+    assert told == ["begun", "410 episode_ended", "410 episode_ended"]
+
+
+LATE: list[asyncio.Task[None]] = []
+
+
+def test_a_thread_with_an_event_loop_of_its_own_is_answered(chat: Chat, verifier: Verifier) -> None:
+    """Synchronous forms of frameworks make one (`Runner.run_sync`); both the client and the task work there."""
+
+    async def ask(task: AgentTask, client: Any) -> None:
+        async def inside() -> bool:
+            answer = await create(task, client)
+            return (await task.step(answer.choices[0].message.content)).terminated
+
+        assert await asyncio.to_thread(asyncio.run, inside())
+
+    (row,) = asked(chat, verifier, ask, delays=[0.05])
+    assert (row.status, row.reason) == ("completed", "")
+    assert graded(row) == [(RIGHT, "correct")]
+
+
+def test_many_requests_at_once_wait_for_each_other(chat: Chat, verifier: Verifier) -> None:
+    """64 are answered at the same time; none of the others is refused."""
+
+    async def ask(task: AgentTask, client: Any) -> None:
+        await asyncio.gather(*(create(task, client, seed=seed) for seed in range(90)))
+
+    (row,) = asked(chat, verifier, ask, delays=[0.05])
+    assert (row.status, len(row.turns)) == ("completed", 90)
