@@ -8,7 +8,6 @@ import signal
 import tempfile
 from typing import Annotated
 
-import psutil
 from pydantic import Field
 
 from tasks.agents.endpoint.agent import AgentTask, Count, Discount, EndpointAgent
@@ -183,18 +182,5 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 def _kill_left(key: str) -> None:
     """Kill the processes that a command has started in groups of their own: they have its key in the environment."""
     for _ in range(_ROUNDS):
-        left = [process for process in psutil.process_iter() if _key_of(process) == key]
-        if not left:
+        if not orphans.kill_with(f"OPENAI_API_KEY={key}"):
             return
-        for process in left:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-
-
-def _key_of(process: psutil.Process) -> str | None:
-    try:
-        return process.environ().get("OPENAI_API_KEY")
-    except (psutil.Error, OSError):  # it has ended, is a zombie, or another user's
-        return None

@@ -38,6 +38,17 @@ def _watched(owner: int) -> str:
     return made
 
 
+def kill_with(variable: str) -> bool:
+    """Kill the processes with a variable, `NAME=value`, in their environment; return whether there were any."""
+    found = False
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if variable.encode() in path.read_bytes().split(b"\0"):
+                os.kill(int(path.parent.name), signal.SIGKILL)
+                found = True
+    return found
+
+
 def main(owner: int, given: str) -> None:
     """Wait for the end of the process `owner`, which has started this one, and kill all with its mark."""
     with contextlib.suppress(ProcessLookupError):  # it has ended already
@@ -46,19 +57,8 @@ def main(owner: int, given: str) -> None:
             select.select([end], [], [])
     quiet = 0
     while quiet < _QUIET:
-        quiet = 0 if _kill(f"{_VARIABLE}={given}".encode()) else quiet + 1
+        quiet = 0 if kill_with(f"{_VARIABLE}={given}") else quiet + 1
         time.sleep(_PAUSE_S)
-
-
-def _kill(variable: bytes) -> bool:
-    """Kill the processes with this variable; return whether there were any."""
-    found = False
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):  # it has ended, or is another user's
-            if variable in path.read_bytes().split(b"\0"):
-                os.kill(int(path.parent.name), signal.SIGKILL)
-                found = True
-    return found
 
 
 if __name__ == "__main__":
