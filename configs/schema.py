@@ -857,10 +857,7 @@ class Config(Knobs):
         return self
 
     @model_validator(mode="after")
-    def _possible(self) -> Self:
-        sampling, rollout = self.sampling, self.rollout
-        if sampling.temperature == 0:
-            raise ValueError("sampling.temperature=0 is greedy and cannot be trained on: use 1.0")
+    def _warm_start_fits(self) -> Self:
         warm_start = self.policy.warm_start
         if warm_start and not warm_start.teaches and self.problems.train.kind != "arithmetic":
             raise ValueError(
@@ -872,6 +869,18 @@ class Config(Knobs):
                 f"policy.warm_start.tool_share={warm_start.tool_share:g} teaches calls of a tool that agent.tools does "
                 "not offer: set agent.tools=[calculator], or tool_share to 0"
             )
+        if warm_start and self.agent.tools and not warm_start.tool_share:
+            raise ValueError(
+                "agent.tools: the tiny model of policy.warm_start would not be shown them: set policy.warm_start."
+                "tool_share=0.3 as the configuration demo-tools does, or give policy.path"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        sampling, rollout = self.sampling, self.rollout
+        if sampling.temperature == 0:
+            raise ValueError("sampling.temperature=0 is greedy and cannot be trained on: use 1.0")
         if (sampling.top_p < 1 or sampling.top_k > 0) and not rollout.allow_biased_sampling:
             raise ValueError(
                 f"sampling.top_p={sampling.top_p}, sampling.top_k={sampling.top_k} bias the recorded logprobs: "

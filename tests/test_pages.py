@@ -59,7 +59,7 @@ RUN_BY = {
     ),
     'PYTHONPATH=. python -m flows.math_mt_ppo smoke run.name=polite agent=\'{type: "my_agents:PoliteAgent", '
     'args: {greeting: "Sorry. Try again."}}\'': "flows/test_flows.py::test_an_agent_of_ones_own",
-    "PYTHONPATH=. python -m flows.math_mt_ppo smoke run.name=mine agent='{type: openai, tools: [calculator], "
+    "PYTHONPATH=. python -m flows.math_mt_ppo demo-tools run.name=mine agent='{type: openai, tools: [calculator], "
     'args: {entry: "my_solver:solve"}}\'': "agents/test_page.py::test_the_function_is_an_agent",
     "python -m flows.retrain retrain": "retrain/test_retrain.py::test_nights_in_order",
     "python -m flows.retrain retrain --explain": "retrain/test_retrain.py::test_the_command_line",

@@ -5,11 +5,12 @@ import contextlib
 import json
 import os
 import signal
-import tempfile
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field
 
+from storage.objects.temporary import TemporaryFolder
 from tasks.agents.endpoint.agent import AgentTask, Count, Discount, EndpointAgent
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.interface import AgentContext
@@ -63,29 +64,35 @@ class CommandAgent(EndpointAgent):
 
     async def solve(self, task: AgentTask, completions: Completions) -> object:
         """See `EndpointAgent.solve`."""
-        with tempfile.TemporaryDirectory(prefix="agent-", ignore_cleanup_errors=True) as folder:
-            try:
-                process = await self._start(task, folder)
-            except OSError as error:
-                raise CommandError(f"{self._argv[0]!r} cannot be started: {error}") from error
-            output, errors = _Output(process.stdout), _Output(process.stderr)
-            try:
-                await _run(process, _line(task), [output, errors])
-            finally:
-                _kill(process)
-                await asyncio.shield(asyncio.to_thread(_kill_left, task.api_key))
-                await _let_go(process, [output, errors])
-            if process.returncode:
-                said = errors.text.strip()[-500:] or "it said nothing"
-                raise CommandError(f"the command ended with status {process.returncode}: {said}")
-            return None if task.steps else output.text.strip() or None
+        folder = TemporaryFolder()
+        try:
+            return await self._run_in(folder.path, task)
+        finally:
+            folder.remove()
+
+    async def _run_in(self, folder: Path, task: AgentTask) -> str | None:
+        try:
+            process = await self._start(task, folder)
+        except OSError as error:
+            raise CommandError(f"{self._argv[0]!r} cannot be started: {error}") from error
+        output, errors = _Output(process.stdout), _Output(process.stderr)
+        try:
+            await _run(process, _line(task), [output, errors])
+        finally:
+            _kill(process)
+            await asyncio.shield(asyncio.to_thread(_kill_left, task.api_key))
+            await _let_go(process, [output, errors])
+        if process.returncode:
+            said = errors.text.strip()[-500:] or "it said nothing"
+            raise CommandError(f"the command ended with status {process.returncode}: {said}")
+        return None if task.steps else output.text.strip() or None
 
     def ended_by_context(self, error: Exception, completions: Completions) -> bool:
         """See `EndpointAgent.ended_by_context`."""
         return bool(completions.out_of_context)
 
-    async def _start(self, task: AgentTask, folder: str) -> asyncio.subprocess.Process:
-        given = {name: os.environ[name] for name in self._names if name in os.environ}
+    async def _start(self, task: AgentTask, folder: Path) -> asyncio.subprocess.Process:
+        given = {name: _value(name) for name in self._names if name in os.environ}
         own = {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key, "OPENAI_MODEL": task.model}
         return await asyncio.create_subprocess_exec(
             *self._argv,
@@ -96,6 +103,12 @@ class CommandAgent(EndpointAgent):
             cwd=folder,
             start_new_session=True,
         )
+
+
+def _value(name: str) -> str:
+    """Return the value of a variable for a command, which runs in another folder."""
+    value = os.environ[name]
+    return os.pathsep.join(map(os.path.abspath, value.split(os.pathsep))) if name == "PYTHONPATH" else value
 
 
 class _Output:

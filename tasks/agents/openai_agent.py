@@ -67,6 +67,8 @@ def _import(entry: str) -> Solve:
         ValueError: there is none, or it is no `async def`.
     """
     module_name, _, name = entry.partition(":")
+    if not name:
+        raise ValueError(f"{entry!r} names no function: write package.module:function")
     try:
         module = importlib.import_module(module_name)
     except (Exception, SystemExit) as error:  # any error of a user's module
@@ -75,5 +77,12 @@ def _import(entry: str) -> Solve:
         ) from error
     functions = [key for key, value in vars(module).items() if inspect.iscoroutinefunction(value)]
     if name not in functions:
+        if callable(getattr(module, name, None)):
+            raise ValueError(f"{entry} is no `async def`: await what is slow, or run it with asyncio.to_thread")
         raise ValueError(f"{module_name} has no `async def {name}(task, client, tools)`{nearest(name, functions)}")
-    return cast(Solve, getattr(module, name))
+    solve = cast(Solve, getattr(module, name))
+    try:
+        inspect.signature(solve).bind_partial("task", "client", "tools")
+    except TypeError as error:
+        raise ValueError(f"{entry} cannot be called with (task, client, tools): {error}") from None
+    return solve

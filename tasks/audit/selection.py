@@ -146,7 +146,7 @@ def _versions(store: Store, target: str, attempts: Iterable[str], *, everything:
 
 def _resolved(store: Store, target: str, attempts: Iterable[str]) -> str:
     """Return the version of trajectories that an alias or a version of scores names."""
-    known = f"runs in {store.root}: {', '.join(_runs(attempts)) or 'none'}"
+    known = f"runs in {store.root} (--root or storage.root): {', '.join(_runs(attempts)) or 'none'}"
     try:
         version = aliases.resolve_version(store, split_uri(target)[1])
         manifest = manifests.read(store, version)

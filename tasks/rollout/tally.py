@@ -103,8 +103,8 @@ class Tally:
                 f"{count} x {visible(reason, _LONGEST_REASON)}" for reason, count in self._of("reason").most_common(3)
             )
             raise ValueError(
-                f"{failed} of {done} episodes failed, more than rollout.max_failed_share={max_failed_share:g}: "
-                f"{listing}"
+                f"{failed} of {done} episodes failed, more than the share {max_failed_share:g} "
+                f"(rollout.max_failed_share, in evaluations also evaluation.max_failed_share): {listing}"
             )
 
     @property

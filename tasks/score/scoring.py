@@ -148,8 +148,9 @@ def metrics_of(grades: Grades, settings: ScoreSettings, seconds: float) -> dict[
     total, failures = verdicts.total() - verdicts["none"], sum(verdicts[name] for name in _FAILED)
     if total and failures / total > settings.max_failure_share:
         raise ValueError(
-            f"{failures} of {total} answers ended in a timeout or an error, more than "
-            f"score.max_failure_share={settings.max_failure_share:g}; the first one is {grades.example}"
+            f"{failures} of {total} answers ended in a timeout or an error, more than the share "
+            f"{settings.max_failure_share:g} (score.max_failure_share, in evaluations also "
+            f"evaluation.max_failed_share); the first one is {grades.example}"
         )
     means = {"reward": grades.reward.value, "parts": {name: mean.value for name, mean in sorted(grades.parts.items())}}
     return {"turns": verdicts.total(), "verdicts": dict(verdicts), **means, "seconds": seconds}

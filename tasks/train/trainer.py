@@ -200,7 +200,7 @@ class Trainer:
             return [], left_out
         if all(not sample.successes.any() for sample in samples):
             logger.warning(
-                "ALARM: every reward is minimal: not one of %d trajectories has a right turn. "
+                "ALARM: not one of %d trajectories has a right turn. "
                 "Read their texts: is the answer's format wrong, is the verifier wrong, or are the problems too hard?",
                 len(samples),
             )

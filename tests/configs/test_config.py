@@ -139,6 +139,7 @@ def test_a_mapping_replaces_its_section() -> None:
             "policy.warm_start.tool_share=0.2",
             r"tools does not offer: set agent\.tools=\[calculator\], or tool_share to 0",
         ),
+        ("agent={type: openai, tools: [calculator]}", r"agent\.tools: .* set policy\.warm_start\.tool_share=0\.3"),
         ("policy.warm_start.tool_share=0.8", r"two_turn_share=0\.25 and tool_share=0\.8 are more than 1 together"),
         ("agent.type=tasks.agents.null:NoAgent", "did you mean 'NullAgent'"),
     ],

@@ -2,12 +2,14 @@
 
 import json
 import logging
+import os
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -79,11 +81,17 @@ class EndpointServer:
     ) -> None:
         assert self._runner
         await self._runner.cleanup()
+        if path := self._socket:
+            path.unlink(missing_ok=True)
+
+    @property
+    def _socket(self) -> Path | None:
+        return Path(self._listen.removeprefix("unix:")) if self._listen.startswith("unix:") else None
 
     async def _open(self, runner: web.AppRunner) -> None:
-        if self._listen.startswith("unix:"):
-            path = self._listen.removeprefix("unix:")
+        if path := self._socket:
             await web.UnixSite(runner, path).start()
+            os.chmod(path, 0o600)
             self.base_url = "http://localhost/v1"
             return
         host, _, port = self._listen.rpartition(":")

@@ -7,7 +7,8 @@ def verdicts_disagree(evidence: AuditEvidence) -> Measured:
     """Count turns that environment and score judge differently, and turns judged unlike the same answer elsewhere.
 
     If an answer was judged correct and wrong equally often, the turns that were judged correct are counted.
-    Verdicts with other names, which a custom environment may use, are not compared.
+    Verdicts with other names, which a custom environment may use, are not compared, and neither are those of scorers
+    other than math-verify: their rules need not be the environment's.
     """
     database = evidence.database
     unlike_environment = database.flag(
@@ -16,7 +17,7 @@ def verdicts_disagree(evidence: AuditEvidence) -> Measured:
         """select trajectory_id, data_set,
             'turn ' || (turn + 1) || ': the environment said ' || environment_verdict || ', the score ' || verdict
         from turns where environment_verdict in ('correct', 'wrong', 'unparsable')
-        and verdict in ('correct', 'wrong', 'unparsable')
+        and verdict in ('correct', 'wrong', 'unparsable') and scorer = 'math-verify'
         and (environment_verdict = 'correct') <> (verdict = 'correct')""",
     )
     unlike_elsewhere = database.flag(

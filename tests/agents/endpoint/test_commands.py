@@ -73,6 +73,17 @@ def test_a_failed_command_fails_its_episode(chat: Chat, verifier: Verifier, code
     assert reason in row.reason
 
 
+def test_modules_beside_the_pipeline_are_found(
+    chat: Chat, verifier: Verifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command runs in an empty folder; PYTHONPATH=. still means the folder in which the pipeline was started."""
+    (tmp_path / "beside.py").write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", ".")
+    row = the_one(chat, verifier, "import beside; assert os.listdir('.') == []; print(ask())")
+    assert (row.status, row.reason) == ("completed", "")
+
+
 def test_a_process_that_escapes_holds_up_nothing(chat: Chat, verifier: Verifier, tmp_path: Path) -> None:
     """One that left the group and cleared its environment cannot be found, and holds the command's output open."""
     note = tmp_path / "pid"

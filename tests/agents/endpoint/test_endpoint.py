@@ -117,7 +117,9 @@ def test_bad_agents_do_not_stop_the_others(chat: Chat, verifier: Verifier) -> No
     [
         ("nowhere:solve", "'nowhere' cannot be imported: .*No module named 'nowhere'.*PYTHONPATH"),
         (f"{HERE}:two_turn", "has no `async def two_turn.*did you mean 'two_turns'"),
-        (f"{HERE}:question", "has no `async def question"),
+        (f"{HERE}:question", f"{HERE}:question is no `async def`"),
+        (HERE, "names no function: write package.module:function"),
+        (f"{HERE}:post", "cannot be called with"),
     ],
 )
 def test_a_wrong_entry_stops_before_anything_starts(entry: str, message: str) -> None:
@@ -129,4 +131,4 @@ def test_a_wrong_entry_stops_before_anything_starts(entry: str, message: str) ->
 def test_tools_for_an_agent_without_tools_are_refused() -> None:
     """A policy that would never see them is an error of the configuration."""
     with pytest.raises(ConfigError, match="agent 'math-multi-turn' uses no tools"):
-        resolve("smoke", ["agent.tools=[calculator]"])
+        resolve("demo-tools", ["agent={type: math-multi-turn, tools: [calculator]}"])
