@@ -11,7 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 from storage.objects.temporary import TemporaryFolder
-from tasks.agents.endpoint.agent import AgentTask, Count, Discount, EndpointAgent
+from tasks.agents.endpoint.agent import Address, AgentTask, Count, Discount, EndpointAgent
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.interface import AgentContext
 from tasks.tools import orphans
@@ -56,7 +56,7 @@ class CommandAgent(EndpointAgent):
         pass_environment: list[str] | None = None,
         turn_discount: Discount = 1.0,
         renderer: str = "auto",
-        listen: str = "127.0.0.1:0",
+        listen: Address = "127.0.0.1:0",
         max_requests: Count = 256,
     ) -> None:
         super().__init__(context, turn_discount, renderer, listen, max_requests)

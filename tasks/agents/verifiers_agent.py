@@ -4,7 +4,7 @@ import json
 from typing import Any
 from unittest.mock import patch
 
-from tasks.agents.endpoint.agent import AgentTask, Count, Discount, EndpointAgent, Reward
+from tasks.agents.endpoint.agent import Address, AgentTask, Count, Discount, EndpointAgent, Reward
 from tasks.agents.endpoint.client import Clients
 from tasks.agents.endpoint.completions import Completions
 from tasks.agents.interface import AgentContext
@@ -45,7 +45,7 @@ class VerifiersAgent(EndpointAgent):
         arguments: dict[str, Any] | None = None,
         turn_discount: Discount = 1.0,
         renderer: str = "auto",
-        listen: str = "127.0.0.1:0",
+        listen: Address = "127.0.0.1:0",
         max_requests: Count = 256,
     ) -> None:
         super().__init__(context, turn_discount, renderer, listen, max_requests)

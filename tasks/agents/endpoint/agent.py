@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from storage.records import Problem, Trajectory
 from storage.visible import described
@@ -16,7 +16,7 @@ from tasks.agents.endpoint.completions import OUT_OF_CONTEXT, Completions, Overr
 from tasks.agents.endpoint.errors import StepError
 from tasks.agents.endpoint.recording import record
 from tasks.agents.endpoint.requests import MODEL
-from tasks.agents.endpoint.server import EndpointServer, new_key
+from tasks.agents.endpoint.server import EndpointServer, check_address, new_key
 from tasks.agents.endpoint.tree import Node
 from tasks.agents.interface import AgentContext, EpisodeSpec
 from tasks.agents.rendering.choice import open_renderer
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Discount = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
+Address = Annotated[str, AfterValidator(check_address)]
 
 
 class Reward(NamedTuple):

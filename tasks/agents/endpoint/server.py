@@ -27,11 +27,28 @@ logger = logging.getLogger(__name__)
 
 LARGEST_BODY = 4 * 2**20
 """Bytes of the largest request."""
+_LAST_PORT = 65535
 _REMEMBERED = 10_000
 """Keys of ended episodes that get an answer of their own."""
 
 Step = Callable[[str], Awaitable[StepResult]]
 """Steps the environment of an episode with an answer."""
+
+
+def check_address(listen: str) -> str:
+    """Return an address to listen on, `host:port` or `unix:/path`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if listen.startswith("unix:"):
+        if not listen.startswith("unix:/"):
+            raise ValueError("give the whole path of a socket, such as unix:/home/me/agents.sock")
+        return listen
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > _LAST_PORT:
+        raise ValueError(f"give host:port with a port up to {_LAST_PORT}, such as 127.0.0.1:0, or unix:/path")
+    return listen
 
 
 def new_key() -> str:
@@ -71,7 +88,7 @@ class EndpointServer:
         await self._runner.setup()
         try:
             await self._open(self._runner)
-        except (OSError, ValueError, OverflowError, IndexError) as error:
+        except OSError as error:
             await self._runner.cleanup()
             raise ValueError(f"agent.args.listen={self._listen!r} cannot be listened on: {error}") from error
         return self

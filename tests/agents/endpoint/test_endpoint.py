@@ -128,6 +128,13 @@ def test_a_wrong_entry_stops_before_anything_starts(entry: str, message: str) ->
         resolve("smoke", [f"agent={{type: openai, args: {{entry: '{entry}'}}}}"])
 
 
+@pytest.mark.parametrize("listen", ["127.0.0.1", "127.0.0.1:99999", ":80", "unix:", "unix:here.sock"])
+def test_an_address_that_nobody_can_listen_on_is_refused(listen: str) -> None:
+    """Before vLLM starts, which takes a minute."""
+    with pytest.raises(ConfigError, match=rf"agent.args.listen='{listen}': .*give (host:port|the whole path)"):
+        resolve("smoke", [f"agent={{type: openai, args: {{listen: '{listen}'}}}}"])
+
+
 def test_tools_for_an_agent_without_tools_are_refused() -> None:
     """A policy that would never see them is an error of the configuration."""
     with pytest.raises(ConfigError, match="agent 'math-multi-turn' uses no tools"):
