@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -49,10 +49,12 @@ with connected(sys.argv[1]):
 
 
 class Killer:
-    """Kills what it is told to; a victim is chosen by chance."""
+    """Kills what it is told to, except the `spared`; a victim is chosen by chance."""
 
-    def __init__(self, cluster: RayCluster, flow: Flow, chance: random.Random) -> None:
-        self._cluster, self._flow, self._chance = cluster, flow, chance
+    def __init__(
+        self, cluster: RayCluster, flow: Flow, chance: random.Random, spared: Sequence[psutil.Process | Path]
+    ) -> None:
+        self._cluster, self._flow, self._chance, self._spared = cluster, flow, chance, spared
 
     def node(self) -> None:
         """End a node, all its processes at once, and let another one join."""
@@ -70,7 +72,7 @@ class Killer:
 
         def kill() -> None:
             deadline = time.monotonic() + PATIENCE_S
-            while not (found := ray_cluster.actors(name) or running(name)):
+            while not (found := ray_cluster.actors(name) or [p for p in running(name) if p not in self._spared]):
                 assert time.monotonic() < deadline
                 time.sleep(0.05)
             self._chance.choice(found).kill()
@@ -131,7 +133,7 @@ def test_kills_at_random_moments(
     chance, before = random.Random(SEED), remains(cluster[0])
     settings = [*settings, *OVERLAP, *more, "run.iterations=1000"]
     with Flow(settings, tmp_path / "log", environment={"TMPDIR": str(cluster[0].scratch)}) as flow:
-        killer = Killer(cluster[0], flow, chance)
+        killer = Killer(cluster[0], flow, chance, before)
         victims: dict[str, Callable[[], None]] = {"node": killer.node, "flow": killer.flow}
         if SOAK:
             victims |= {"worker": killer.process("ray::WaitingNode")}
@@ -171,7 +173,7 @@ def test_kills_of_vllm_on_nodes(cluster: tuple[RayCluster, str], settings: list[
     chance, before = random.Random(SEED), remains(cluster[0])
     settings = [*settings, *OVERLAP, *VLLM, "run.iterations=1000", "cluster.silence_s=60", "cluster.rollout_workers=2"]
     with Flow(settings, tmp_path / "log", "flows.math_mt_ppo", {"TMPDIR": str(cluster[0].scratch)}) as flow:
-        killer = Killer(cluster[0], flow, chance)
+        killer = Killer(cluster[0], flow, chance, before)
         names = {"vLLM": SERVER, "supervisor": SUPERVISOR, "worker": "ray::NodeWorker"}
         victims = {name: killer.process(text) for name, text in names.items()}
         made = kill_all(flow, victims | {"node": killer.node, "flow": killer.flow}, chance)
