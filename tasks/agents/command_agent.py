@@ -112,7 +112,7 @@ def _value(name: str) -> str:
 
 
 class _Output:
-    """What a command prints; a task reads it until the end."""
+    """The output of a command, which a task reads until its end."""
 
     def __init__(self, stream: asyncio.StreamReader | None) -> None:
         assert stream

@@ -53,7 +53,7 @@ class Template:
         self._toys: dict[tuple[str, ...], list[Message] | None] = {}
         """By roles: a toy conversation that represents all real ones; None if each real one must be rendered."""
         self._shown_tools: set[tuple[tuple[str, ...], bool]] = set()
-        """The same for conversations with tools: roles with their numbers of calls, and True if there are tools."""
+        """Conversations with tools that it shows whole: roles with their numbers of calls; True if it gets tools."""
         self._warned = False  # whether the warning about rewritten turns was logged
         twice = self.extend(self.extend([_QUESTION], _PLAIN, "?"), _PLAIN, "?")
         for conversation in (twice[:3], twice):

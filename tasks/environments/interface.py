@@ -15,7 +15,7 @@ class EnvironmentContext:
 
 
 class StepResult(NamedTuple):
-    """What an environment's `step` returns."""
+    """The return value of an environment's `step`."""
 
     observation: str
     reward: float

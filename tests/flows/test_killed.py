@@ -251,7 +251,7 @@ def test_killed_on_s3(overrides: list[str], tmp_path: Path, environment: dict[st
 
 @pytest.mark.timeout(scaled(600, 3600))
 def test_killed_while_commands_run(overrides: list[str], tmp_path: Path, environment: dict[str, str]) -> None:
-    """The same holds for agents that are programs: they and what they have started end with the flow."""
+    """Agents that are programs end with the flow, and so does what they have started; the run continues as ever."""
     argv = f"[{sys.executable}, {ROOT}/tests/support/asking_command.py]"
     agent = f"agent={{type: command, args: {{argv: {argv}, pass_environment: [{MARK}]}}}}"
     witness = Witness(f"{tmp_path}/var", scaled(2, 30), [*overrides, agent], tmp_path / "log", environment)

@@ -18,7 +18,7 @@ MODELS = {
     "object": "list",
     "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "math-mt-ppo"}],
 }
-"""What a client reads that asks for the models."""
+"""The answer to a client that asks for the models."""
 MOST_CHOICES = 64
 
 _ROLES = {"developer": "system", "function": "tool"}

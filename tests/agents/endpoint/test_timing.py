@@ -32,7 +32,7 @@ def graded(row: Any) -> list[tuple[str, str]]:
 
 
 def test_the_verdict_is_that_of_the_answer(chat: Chat, verifier: Verifier) -> None:
-    """Of several completions the one is graded whose content is the answer, whichever is the newest."""
+    """The graded completion is the one with the answer as its content, even if others are newer."""
 
     async def first_of_three(task: AgentTask, client: Any) -> str:
         answer = await create(task, client, n=3)
