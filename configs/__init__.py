@@ -2,11 +2,12 @@
 
 from configs.loader import ConfigError, available, differences, flatten, load, to_yaml
 from configs.schema import Config
-from configs.stored import read_stored, unknown, up_to_date
+from configs.stored import as_begun, read_stored, unknown, up_to_date
 
 __all__ = [
     "Config",
     "ConfigError",
+    "as_begun",
     "available",
     "differences",
     "flatten",

@@ -1,15 +1,15 @@
 """Converts stored configurations to the schema of this program.
 
 A manifest or a night holds the configuration of the program that wrote it, and is never rewritten. Readers bring it up
-to date: they apply `MIGRATIONS` in order and then add the default of every missing knob. So the default of a new knob
-must keep the behaviour from before the knob existed.
+to date: they apply `MIGRATIONS` in order and then add every missing knob, with its value in `BEFORE` or else its
+default. So a new knob whose default is not the behaviour from before it needs a line in `BEFORE`.
 
 Example: {"ppo": {"minibatches": 2}} becomes {"ppo": {"ppo_n_minibatches": 2, "eps_clip": 0.2, …}, …}
 """
 
 import copy
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -94,6 +94,9 @@ MIGRATIONS: Sequence[Migration] = (
 )
 """All migrations, oldest first. None is ever removed, because old stores still exist."""
 
+BEFORE: Mapping[str, Any] = {}
+"""Knobs whose default is another behaviour than that of the programs before the knob, and the value for the latter."""
+
 
 def up_to_date(values: Values, migrations: Sequence[Migration] = MIGRATIONS) -> Values:
     """Convert a stored configuration to this program's schema; knobs and values that it does not know stay in it.
@@ -104,7 +107,32 @@ def up_to_date(values: Values, migrations: Sequence[Migration] = MIGRATIONS) -> 
     values = copy.deepcopy(values)
     for migrate in migrations:
         migrate(values)
+    for key, value in BEFORE.items():
+        _put_missing(values, key, value)
     return _filled(Config, values)
+
+
+def as_begun(config: Config, begun: Values) -> Config:
+    """Return the configuration of a run that continues: knobs of `BEFORE` that it does not set stay as the run `begun`.
+
+    So a run that was begun by an older program continues as it began, with the YAML file that it was begun with.
+    """
+    for key in BEFORE:
+        if not _is_set(config, path := key.split(".")) and (value := _get(begun, path)) is not _ABSENT:
+            config = _copy_with(config, path, value)
+    return config
+
+
+def _is_set(section: Any, path: Sequence[str]) -> bool:
+    """Return whether a knob was given, and is not a default."""
+    name, *rest = path
+    return name in section.model_fields_set and (not rest or _is_set(getattr(section, name), rest))
+
+
+def _copy_with(section: Any, path: Sequence[str], value: Any) -> Any:
+    name, *rest = path
+    inner = _copy_with(getattr(section, name), rest, value) if rest else value
+    return section.model_copy(update={name: inner})
 
 
 def read_stored(values: Values, what: str) -> Config:
@@ -162,8 +190,26 @@ def _pop(values: Values, key: str) -> Any:
     return section.pop(name, _ABSENT) if isinstance(section, dict) else _ABSENT
 
 
+def _get(values: Values, path: Sequence[str]) -> Any:
+    """Return the value at a path of keys; `_ABSENT` if there is none."""
+    section: Any = values
+    for part in path:
+        section = section.get(part, _ABSENT) if isinstance(section, dict) else _ABSENT
+    return section
+
+
 def _put(values: Values, key: str, value: Any) -> None:
     *path, name = key.split(".")
     for part in path:
         values = values.setdefault(part, {})
     values[name] = value
+
+
+def _put_missing(values: Values, key: str, value: Any) -> None:
+    """Set a knob that is absent, unless a section above it is no mapping."""
+    *path, name = key.split(".")
+    section: Any = values
+    for part in path:
+        section = section.setdefault(part, {}) if isinstance(section, dict) else None
+    if isinstance(section, dict):
+        section.setdefault(name, value)

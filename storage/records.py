@@ -11,13 +11,17 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """2: sequence_starts. 3: unplayed_turns. 4: calls, branches, parts of rewards, source and metadata; rewards of
-scores."""
+scores. 5: the fault at an end without a verdict, answers, limits, and the order in which turns were asked and paid."""
 
 Status = Literal["completed", "truncated", "rejected", "failed"]
 """completed: the agent ended the episode. truncated: the token limit cut its last turn, or the context had no room for
 the next turn. rejected: the agent returned nothing. failed: an error or the deadline; `reason` says which."""
+
+Fault = Literal["", "policy", "set-up"]
+"""What ended an episode without a verdict. policy: its own behaviour, such as a full context, too many requests, or
+sampling until the deadline. set-up: an error of the agent, the environment, the engine or the machine."""
 
 LAST_TURN_CUT = "the last turn reached sampling.max_new_tokens"
 """Reason of a truncated trajectory that is complete all the same: its last turn was graded, no turn was to follow."""
@@ -134,6 +138,13 @@ class Trajectory:
     ungraded: list[int] = field(default_factory=list)  # turns that answer nothing, such as calls of tools
     follows: list[int] = field(default_factory=list)  # K, the turn that each one follows, -1: none; []: the one before
     reward_parts: list[dict[str, float]] = field(default_factory=list)  # K, the named parts of each reward; []: none
+    fault: Fault = ""  # of an episode that ended without a verdict; empty for others, and in files before schema 5
+    answers: list[str | None] = field(default_factory=list)  # K, given to the environment; null: the text; []: all null
+    limits: list[int] = field(default_factory=list)  # K, most tokens of the turn; []: as `sampling` says
+    received: list[int] = field(default_factory=list)  # K, place among the completions that the agent got, or -1
+    asked: list[int] = field(default_factory=list)  # K, how many completions the agent had when it asked for this one
+    paid: list[int] = field(default_factory=list)  # K, how many it had when this turn's reward was given; 0: none was
+    # received, asked and paid are [] in a chain, where turn k is asked with k completions and paid with k + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +304,12 @@ TRAJECTORY_SCHEMA = _schema(
     ("ungraded", pa.list_(pa.int32())),
     ("follows", pa.list_(pa.int32())),
     ("reward_parts", pa.list_(_PARTS)),
+    ("fault", pa.string()),
+    ("answers", pa.list_(pa.string())),
+    ("limits", pa.list_(pa.int32())),
+    ("received", pa.list_(pa.int32())),
+    ("asked", pa.list_(pa.int32())),
+    ("paid", pa.list_(pa.int32())),
 )
 
 SCORE_SCHEMA = _schema(
@@ -381,7 +398,8 @@ def to_trajectory(row: dict[str, Any]) -> Trajectory:
     """Convert a row of a Parquet file (`Table.to_pylist`) to a record.
 
     In files of schema 1 each row is one sequence. Files before schema 3 do not have the number of unplayed turns, those
-    before schema 4 neither calls nor branches, reward parts or the problem's source and metadata.
+    before schema 4 neither calls nor branches, reward parts or the problem's source and metadata, those before schema 5
+    neither faults, answers nor limits.
     """
     records = {name: [record(**each) for each in row.get(name, ())] for name, record in _STRUCTS.items()}
     parts = [dict(parts) for parts in row.get("reward_parts", ())]

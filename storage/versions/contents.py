@@ -51,6 +51,7 @@ _NEW_IN_TRAJECTORIES = {
     2: {"sequence_starts"},
     3: {"unplayed_turns"},
     4: {"source", "metadata", "calls", "ungraded", "follows", "reward_parts"},
+    5: {"fault", "answers", "limits", "received", "asked", "paid"},
 }
 _NEW_IN = {
     "trajectories": _NEW_IN_TRAJECTORIES,

@@ -8,7 +8,7 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from configs import Config, ConfigError, differences, unknown, up_to_date
+from configs import Config, ConfigError, as_begun, differences, unknown, up_to_date
 from storage import layout
 from storage.logs import catalog
 from storage.logs.leases import Lease
@@ -73,10 +73,12 @@ def open_run(config: Config) -> Iterator[Workspace]:
 
 
 def _with_begun(config: Config, begun: dict[str, Any]) -> Config:
-    """Fill an empty `ppo.micro_batch_tokens` with the number that the run was begun with.
+    """Fill in what the run was begun with, where the present configuration says nothing else.
 
-    Earlier programs had another default, and another number would change the last bits of the weights.
+    These are the knobs whose defaults have changed (`configs.stored.BEFORE`), and an empty `ppo.micro_batch_tokens`:
+    another number would change the last bits of the weights.
     """
+    config = as_begun(config, begun)
     tokens = begun.get("ppo", {}).get("micro_batch_tokens")
     if config.ppo.micro_batch_tokens is not None or not isinstance(tokens, int):
         return config
@@ -125,7 +127,7 @@ def _fixed_settings(workspace: Workspace) -> dict[str, Any]:
 def start_run(workspace: Workspace) -> None:
     """Commit the run's configuration; if the run exists already, refuse a different configuration.
 
-    A knob that follows the device when it is empty takes the value that the run was begun with.
+    A knob that is not set, and follows the device or has another default now, stays as the run was begun.
     """
     version = layout.run(workspace.name)
     begins = not manifests.committed(workspace.store, version)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from configs import Config, ConfigError, differences, load, unknown, up_to_date
-from configs.stored import changed, removed, renamed
+from configs import Config, ConfigError, as_begun, differences, load, unknown, up_to_date
+from configs.stored import BEFORE, changed, removed, renamed
 from storage import layout
 from storage.errors import StorageError
 from storage.logs import catalog
@@ -43,8 +43,20 @@ def test_first_configurations_mean_the_same(commit: str) -> None:
     Their number of tokens in a micro-batch, which is empty in present configurations, is filled in when they continue.
     """
     assert differences(FIRST[commit], load("smoke").model_dump(mode="json"))
-    present = load("smoke", ["ppo.micro_batch_tokens=16384"]).model_dump(mode="json")
+    before = [f"{key}={'null' if value is None else value}" for key, value in BEFORE.items()]
+    present = load("smoke", ["ppo.micro_batch_tokens=16384", *before]).model_dump(mode="json")
     assert differences(up_to_date(FIRST[commit]), present) == []
+
+
+def test_a_run_of_an_older_program_continues_as_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a default has changed, a run keeps what it was begun with unless its configuration says something else."""
+    monkeypatch.setattr("configs.stored.BEFORE", {"rollout.group_size": 3, "ppo.kl.target": 7.0})
+    begun = up_to_date(without(dump(), "rollout", "ppo.kl.target"))
+    assert (begun["rollout"]["group_size"], begun["ppo"]["kl"]["target"]) == (3, 7.0)
+    continued_config = as_begun(Config.model_validate(without(dump(), "rollout", "ppo.kl")), begun)
+    assert (continued_config.rollout.group_size, continued_config.ppo.kl.target) == (3, 7.0)
+    chosen = as_begun(load("smoke", ["rollout.group_size=4"]), begun)
+    assert chosen.rollout.group_size == 4
 
 
 def test_a_renamed_knob_keeps_its_value() -> None:
