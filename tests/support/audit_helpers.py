@@ -313,6 +313,9 @@ def _lists(offsets: npt.NDArray[np.int32], values: Any) -> Any:
     return make(pa.array(offsets), values)
 
 
+_PER_TURN = ("calls", "ungraded", "follows", "reward_parts", "answers", "limits", "received", "asked", "paid")
+
+
 def _common(identity: Identity, count: int) -> dict[str, Any]:
     sampling = f'{{"temperature": {identity.temperature}, "top_p": 1.0, "top_k": 0, "max_new_tokens": {LIMIT}}}'
     values: dict[str, Any] = {
@@ -329,7 +332,8 @@ def _common(identity: Identity, count: int) -> dict[str, Any]:
         "environment_args": "{}",
         "unplayed_turns": 0,
         **{"source": "arithmetic", "metadata": "{}"},
-        **{name: [] for name in ("calls", "ungraded", "follows", "reward_parts")},
+        "fault": "",
+        **{name: [] for name in _PER_TURN},
     }
     return {
         name: pa.repeat(pa.scalar(value, TRAJECTORY_SCHEMA.field(name).type), count) for name, value in values.items()
