@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from configs.knobs import Knobs, NonNegativeFloat, NonNegativeInt
+from configs.knobs import Knobs, NonNegativeFloat, NonNegativeInt, Share
 
 
 class CheckKnobs(Knobs):
@@ -63,7 +63,8 @@ class Checks(Knobs):
     # policy
     logprob_drift: CheckKnobs = _fail(0.001)
     """Mean difference between stored logprobs and those recomputed with the stored weights, in nats per token, beyond
-    what rounding explains: 0.02 if the served weights were bfloat16, 0.005 if float16. Float32 gives 1e-5."""
+    what the number format of the engine explains: 1.5 times the difference that it makes when the same tokens are
+    recomputed in it. Float32 gives 1e-5."""
     staleness: CheckKnobs = _fail()
     """Tokens sampled by a policy that is older than `rollout.max_head_offpolicyness` allows."""
     # learning
@@ -111,6 +112,8 @@ class Checks(Knobs):
     """Share of `wrong` verdicts that a second checker calls right: the lower end of its interval."""
     false_positives: CheckKnobs = _warn(0.05)
     """Share of `correct` verdicts that a second checker calls wrong: the lower end of its interval."""
+    repeated_question: CheckKnobs = _fail(0.05)
+    """Share of right answers that hold no number beyond the question's, where the gold answer is another number."""
     # problems
     leaked_answers: CheckKnobs = _fail()
     """Prompts that state the gold answer, and feedback that reveals it."""
@@ -148,6 +151,8 @@ class Audit(Knobs):
     """The checks and their thresholds."""
     judged_again: PositiveInt = 2000
     """Number of verdicts of each kind that the second checker grades again."""
+    least_judged: Share = 0.5
+    """A check that could judge a smaller share of its sample warns, whatever it found, and shows what it could not."""
     recomputed: NonNegativeInt = 64
     """Number of trajectories whose logprobs are recomputed with the policy that played them; 0: no model is loaded."""
     recomputed_sets: PositiveInt = 3

@@ -9,11 +9,12 @@ episodes       one row for each trajectory, without tokens: row, data_set, run, 
                turns that follow the same turn as an earlier one, or begin another conversation); first and best:
                success of the first and of the best graded turn, null without scores
 turns          one row for each turn: row, data_set, run, iteration, trajectory_id, problem_id, sample, turn, "last",
-               "start", "end", text, environment_verdict, reward, finish_reason, feedback, seed; follows (the turn
-               that it follows, -1: none); calls (number); answer (its number among the graded turns, null for calls
-               of tools and others that answer nothing); parts (a map of its reward's parts, those of the score if
-               it has any); scorer (its name in `score.type`); from its score, null without one: verdict, success
-               (null, too, if it answers nothing), extracted, solution, verdict_reason, scored_reward
+               "start", "end", text, given (what the environment got as the answer), environment_verdict, reward,
+               finish_reason, feedback, seed; follows (the turn that it follows, -1: none); calls (number); answer (its
+               number among the graded turns, null for calls of tools and others that answer nothing); parts (a map of
+               its reward's parts, those of the score if it has any); scorer (its name in `score.type`); from its
+               score, null without one: verdict, success (null, too, if it answers nothing), extracted, solution,
+               verdict_reason, scored_reward
 calls          one row for each call of a tool: row, data_set, trajectory_id, problem_id, turn, number (among the calls
                of its turn, from 0 on), id, name, arguments, output, status
 revisions      one row for each graded turn that comes after another one in its conversation: row, data_set,

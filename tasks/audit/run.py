@@ -81,6 +81,8 @@ def _run_check(check: AuditCheck, evidence: AuditEvidence, clock: "_Clock") -> C
             return replace(result, says=str(reason))
         database = evidence.database
         verdict: Verdict = knob.severity if measured.value > knob.threshold else "pass"
+        if verdict == "pass" and measured.judged < evidence.settings.least_judged:
+            verdict = "warn"
         return replace(
             result,
             verdict=verdict,

@@ -13,7 +13,7 @@ TABLES = (
     """create table turns as
     with spoken as (
         select row, data_set, run, iteration, trajectory_id, problem_id, sample, unnest(turns) as t,
-               generate_subscripts(turns, 1) - 1 as turn, len(turns) as turns, ungraded, reward_parts,
+               generate_subscripts(turns, 1) - 1 as turn, len(turns) as turns, ungraded, reward_parts, answers,
                follows, coalesce(scorers[source], scorers['default']) as scorer
         from trajectories join (select data_set, scorers from data_sets) using (data_set)
     ), judged as (
@@ -27,6 +27,7 @@ TABLES = (
     )
     select s.row, s.data_set, s.run, s.iteration, s.trajectory_id, s.problem_id, s.sample, s.turn::integer as turn,
            s.turn = s.turns - 1 as "last", s.t."start"::bigint as "start", s.t."end"::bigint as "end", s.t.text as text,
+           coalesce(s.answers[s.turn + 1], s.t.text) as given,
            s.t.verdict as environment_verdict, s.t.reward as reward, s.t.finish_reason as finish_reason,
            s.t.feedback as feedback, s.t.seed as seed,
            coalesce(s.follows[s.turn + 1], s.turn - 1)::integer as follows, coalesce(c.calls, 0)::integer as calls,

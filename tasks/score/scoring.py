@@ -33,6 +33,10 @@ _ABSENT: dict[str, Any] = {
 }
 """The values of columns that files before schema 4 lack."""
 _FAILED = ("timeout", "error")
+_COMPARED = ("correct", "wrong", "unparsable")
+_DISAGREEMENT = 0.03
+"""Share of turns that environment and scorer judge differently; above it something is wrong with one of them."""
+_LEAST_COMPARED = 20
 _LIBRARIES = ("math-verify", "latex2sympy2_extended", "antlr4-python3-runtime", "sympy", "mpmath")
 _RULES = 2  # raise it when a change of this project changes verdicts; 2: timeouts by processor time
 
@@ -72,6 +76,8 @@ class Grades:
     example: str = ""  # the first timeout or error; empty if there was none
     reward: Mean = Mean()  # of the turns that were graded
     parts: dict[str, Mean] = field(default_factory=dict)  # by name, of the turns whose rewards have the part
+    disagree: Mean = Mean()  # of the turns that the environment judged, too: 1 where its verdict was another one
+    disputed: str = ""  # the first turn about which they disagree
 
     def __add__(self, other: "Grades") -> "Grades":
         return Grades(
@@ -82,6 +88,8 @@ class Grades:
                 name: self.parts.get(name, Mean()) + other.parts.get(name, Mean())
                 for name in {**self.parts, **other.parts}
             },
+            self.disagree + other.disagree,
+            self.disputed or other.disputed,
         )
 
 
@@ -125,9 +133,13 @@ def score_rows(
     """
     verdicts: Counter[str] = Counter()
     example, rewards, parts = "", Mean(), defaultdict[str, Mean](Mean)
+    disagree, disputed = Mean(), ""
     with ShardWriter(draft, SCORE_SCHEMA, rows_per_shard, prefix) as writer:
-        for score in _scores(rows, scorers):
+        for score, heard in _scores(rows, scorers):
             verdicts[score.verdict] += 1
+            if heard in _COMPARED and score.verdict in _COMPARED:
+                dispute = _dispute(score, heard)
+                disagree, disputed = disagree + Mean(bool(dispute), 1), disputed or dispute
             if score.verdict in _FAILED and not example:
                 example = f"{score.trajectory_id} turn {score.turn}: {score.verdict}, {score.reason}"
             if score.verdict != "none":
@@ -135,7 +147,7 @@ def score_rows(
             for name, value in score.parts.items():
                 parts[name] += Mean(value, 1)
             writer.write(score)
-    return Grades(verdicts, example, rewards, dict(parts))
+    return Grades(verdicts, example, rewards, dict(parts), disagree, disputed)
 
 
 def metrics_of(grades: Grades, settings: ScoreSettings, seconds: float) -> dict[str, Any]:
@@ -153,16 +165,42 @@ def metrics_of(grades: Grades, settings: ScoreSettings, seconds: float) -> dict[
             f"evaluation.max_failed_share); the first one is {grades.example}"
         )
     means = {"reward": grades.reward.value, "parts": {name: mean.value for name, mean in sorted(grades.parts.items())}}
-    return {"turns": verdicts.total(), "verdicts": dict(verdicts), **means, "seconds": seconds}
+    turns = {"turns": verdicts.total(), "verdicts": dict(verdicts), "disagreement": grades.disagree.value}
+    return {**turns, **means, "seconds": seconds}
 
 
-def _scores(rows: Iterable[dict[str, Any]], scorers: Scorers) -> Iterator[Score]:
+def disagreement(grades: Grades) -> str:
+    """Return an alarm if scorer and environment disagree about many turns, else an empty text.
+
+    The policy then hears other verdicts than those that it is trained on: one of the two misreads its answers.
+    """
+    share, turns = grades.disagree.value or 0.0, grades.disagree.count
+    if share <= _DISAGREEMENT or turns < _LEAST_COMPARED:
+        return ""
+    return (
+        f"environment and scorer disagree about {share:.1%} of {turns:,} turns, so one of them misreads answers; the "
+        f"first one is {grades.disputed}"
+    )
+
+
+def _scores(rows: Iterable[dict[str, Any]], scorers: Scorers) -> Iterator[tuple[Score, str]]:
+    """Yield the scores, and what the environment said of the same turns."""
     stream = iter(rows)
     while batch := [_ABSENT | row for row in itertools.islice(stream, _BATCH_ROWS)]:
         turns = [Answer(row, index) for row in batch for index in range(len(row["turns"]))]
         verdicts = iter(scorers.judge([turn for turn in turns if not turn.ungraded]))
         for turn in turns:
-            yield _score(turn.row["trajectory_id"], turn.turn, Verdict("none") if turn.ungraded else next(verdicts))
+            verdict = Verdict("none") if turn.ungraded else next(verdicts)
+            yield _score(turn.row["trajectory_id"], turn.turn, verdict), turn.row["turns"][turn.turn]["verdict"]
+
+
+def _dispute(score: Score, heard: str) -> str:
+    """Say what environment and scorer disagree about; empty if they agree."""
+    if (heard == "correct") == (score.verdict == "correct"):
+        return ""
+    read = f"which reads {score.extracted!r}" if score.extracted else "which reads nothing"
+    said = f"{heard} for the environment, {score.verdict} for the scorer, {read}"
+    return f"{score.trajectory_id} turn {score.turn}: {said}"
 
 
 def _score(trajectory_id: str, turn: int, verdict: Verdict) -> Score:

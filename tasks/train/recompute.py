@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from tasks.train.policy import load_policy
 from tasks.train.rows import Places, Rows, batching_for
 from tasks.train.samples import Logprobs, Sample
 
+NumberFormat = Literal["float32", "bfloat16", "float16"]
+
 
 @dataclass(frozen=True, slots=True)
 class StoredTokens:
@@ -28,9 +31,13 @@ class StoredTokens:
 
 
 def recompute(
-    folder: Path, rows: Sequence[StoredTokens], temperature: float, ppo: PPO | None = None
+    folder: Path,
+    rows: Sequence[StoredTokens],
+    temperature: float,
+    ppo: PPO | None = None,
+    number_format: NumberFormat = "float32",
 ) -> list[Logprobs | None]:
-    """Compute the float32 logprobs [A] of each row's sampled tokens, or None for a row that no model can score.
+    """Compute the logprobs [A] of each row's sampled tokens, or None for a row that no model can score.
 
     A row cannot be scored if it has no sampled tokens, a sampled token where a sequence begins, ids that the vocabulary
     does not have, a mask of another length than its tokens, or starts that do not begin at 0 and rise.
@@ -40,13 +47,14 @@ def recompute(
         rows: the stored tokens.
         temperature: divides the logits, as in sampling.
         ppo: sizes of the passes, and the device.
+        number_format: of weights, activations and logits, as in an engine that serves in it.
 
     Raises:
         ValueError: `folder` holds no model, or some of the weights are missing.
     """
     ppo = ppo or PPO()
     torch.set_num_threads(ppo.threads)
-    model = load_policy(folder, ppo)
+    model = load_policy(folder, ppo).to(getattr(torch, number_format))
     usable = [index for index, row in enumerate(rows) if _usable(row, model.config.vocab_size)]
     samples = [_sample(rows[index]) for index in usable]
     scorer = _logprob_scorer(model, temperature, ppo)

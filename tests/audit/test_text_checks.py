@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from configs.audit import Audit
 from storage import layout
 from storage.objects.store import Store
 from storage.records import PROBLEM_SCHEMA, TRAJECTORY_SCHEMA, Problem, Trajectory
-from tasks.audit.checks import CHECKS, SkippedError, text_differs
+from tasks.audit.checks import CHECKS, SkippedError, logprob_drift, text_differs
 from tasks.score.verifier import Verifier
 from tests.support.audit_play import SUM, TEXTS, Audited, Play, judged, look, say
 from tests.support.chain_helpers import FIRST, PROBLEMS, commit_rows
@@ -145,24 +146,46 @@ def test_searches_texts(audited: Audited, play: Play, check: str) -> None:
     assert not any(text in detail for text, _ in TEXTS[check] for _, detail in found)
 
 
+def sampled_by(weights: PreTrainedModel, name: str, number: int, shift: float = 0.0) -> Trajectory:
+    """Return a trajectory with the logprobs of a model at temperature 0.5, all moved by `shift`."""
+    row = dataclasses.replace(make_trajectory(name, [[number + 7, 8], [9]]), policy=FIRST)
+    logprobs = (weights(torch.tensor([row.token_ids])).logits.detach().float() / 0.5).log_softmax(-1)[0]
+    known = [0.0] + [float(logprobs[at, token]) for at, token in enumerate(row.token_ids[1:])]
+    known = [value + shift if sampled else 0.0 for value, sampled in zip(known, row.action_mask, strict=True)]
+    return dataclasses.replace(row, logprobs=known, sampling='{"temperature": 0.5}')
+
+
 def test_logprob_drift(audited: Audited) -> None:
     """One of five trajectories has logprobs of another policy than the stored weights."""
     weights = tiny_model()
-    rows = []
-    for number in range(5):
-        row = dataclasses.replace(make_trajectory(str(number), [[number + 7, 8], [9]]), policy=FIRST)
-        logprobs = (weights(torch.tensor([row.token_ids])).logits.detach() / 0.5).log_softmax(-1)[0]
-        known = [0.0] + [float(logprobs[at, token]) for at, token in enumerate(row.token_ids[1:])]
-        known = [
-            value - (number == 3) if sampled else 0.0 for value, sampled in zip(known, row.action_mask, strict=True)
-        ]
-        rows.append(dataclasses.replace(row, logprobs=known, sampling='{"temperature": 0.5}'))
-    audited.add(rows)
+    audited.add([sampled_by(weights, str(number), number, shift=-float(number == 3)) for number in range(5)])
     measured, found = audited.run("logprob_drift")
     assert measured.value == pytest.approx(0.2, abs=1e-4)
     assert [name for name, _ in found] == ["3"]
     with pytest.raises(SkippedError, match="recomputed=0"):
         audited.run("logprob_drift", recomputed=0)
+
+
+@pytest.mark.parametrize(("shift", "passes"), [(0.0, True), (0.1, False)])
+def test_logprobs_of_a_policy_served_in_half_precision(
+    audited: Audited, monkeypatch: pytest.MonkeyPatch, shift: float, passes: bool
+) -> None:
+    """The rounding of an engine in bfloat16 is no drift, whatever its size; several times as much is."""
+    monkeypatch.setattr(logprob_drift, "_served_format", lambda *_: "bfloat16")
+    weights = tiny_model().bfloat16()
+    audited.add([sampled_by(weights, str(number), number, shift) for number in range(5)])
+    measured, _ = audited.run("logprob_drift")
+    assert (measured.value <= 0) == passes
+
+
+def test_little_judged_is_no_pass(audited: Audited, play: Play) -> None:
+    """Of 30 right answers the second checker can judge none: the examples are shown, and the audit warns."""
+    problem = Problem("p", "Expand (x + 1)^2.", ["x^2 + 2x + 1"])
+    rows = [play(str(number), r"\boxed{1 + 2x + x^2}", problem=problem) for number in range(30)]
+    audited.add(rows, *(score for row in rows for score in judged(row, "correct")))
+    measured, found = audited.run("false_positives")
+    assert (measured.value, measured.judged, len(found)) == (0, 0, 30)
+    assert "the second checker cannot judge" in found[0][1]
 
 
 def test_empty_and_without_checkpoints(store: Store, tmp_path: Path, verifier: Verifier) -> None:

@@ -21,7 +21,7 @@ from tasks.rollout.workers import LocalWorkers
 from tasks.score.environment import EnvironmentScorer, heard
 from tasks.score.interface import Answer, Scorer, ScorerContext
 from tasks.score.scorers import SCORERS, Scorers, check_scorers
-from tasks.score.scoring import Grades, metrics_of, scorer_fingerprint
+from tasks.score.scoring import Grades, Mean, disagreement, metrics_of, scorer_fingerprint
 from tasks.score.verdict import Verdict, checked
 from tasks.score.verifier import Verifier, VerifierBrokenError
 from tests.support.train_helpers import make_trajectory
@@ -330,6 +330,16 @@ def test_calls_of_tools_do_not_hide_failures() -> None:
     grades = Grades(Counter(correct=1, error=1, none=98))
     with pytest.raises(ValueError, match="1 of 2 answers ended in a timeout or an error"):
         metrics_of(grades, ScoreSettings(), 1.0)
+
+
+def test_environment_and_scorer_that_disagree_raise_an_alarm(tmp_path: Path, verifier: Verifier) -> None:
+    """The environment heard the final answer 3, the scorer reads what surrounds it: the alarm names the first turn."""
+    rows = [played(f"t{n}", "", (r"\boxed{3}" if n % 10 else r"\boxed{0.9}", "correct", 1.0)) for n in range(40)]
+    _, grades = scored(stored(tmp_path, rows), tmp_path, verifier, ScoreSettings())
+    assert metrics_of(grades, ScoreSettings(), 1.0)["disagreement"] == 0.1
+    assert "disagree about 10.0% of 40 turns" in disagreement(grades)
+    assert "t0 turn 0: correct for the environment, wrong for the scorer, which reads '0.9'" in disagreement(grades)
+    assert disagreement(Grades(disagree=Mean(1, 10))) == disagreement(Grades()) == ""
 
 
 def test_every_registered_scorer_says_what_it_reads() -> None:

@@ -681,6 +681,15 @@ def generous_judge(scene: Scene) -> Ids:
     return ids(rows)
 
 
+@in_rows("repeated_question", also=["false_positives"])
+def paid_to_repeat(scene: Scene) -> Ids:
+    """The verifier computes what it reads, so an answer that repeats the question counts as right."""
+    rows = [row for row in scene.rows if row.sample % 4 == 0 and answered(row)]
+    for row in rows:
+        scene.replay(row, f"To find {row.prompt}", grade=lambda *_: "correct")
+    return ids(rows)
+
+
 # Problems
 
 

@@ -18,12 +18,13 @@ def _contradicted(
 ) -> Measured:
     """Judge a sample of math-verify's turns with `verdict` again, and flag those that the second checker contradicts.
 
-    The value is the lower end of the 95 % interval of the share that the second checker contradicts.
+    The value is the lower end of the 95 % interval of the share that the second checker contradicts. If it could judge
+    too few, those that it could not judge are flagged, too.
     """
     sample = evidence.database.all(
-        """select trajectory_id, version, turn, text, solutions
+        """select trajectory_id, version, turn, given, solutions
         from (
-            select row, data_set, turn, text, trajectory_id from turns
+            select row, data_set, turn, given, trajectory_id from turns
             where verdict = ? and scorer = 'math-verify'
             order by hash(row, turn), row, turn limit ?
         ) join (select row, solutions from trajectories) using (row) join data_sets using (data_set)
@@ -31,18 +32,21 @@ def _contradicted(
         verdict,
         evidence.settings.judged_again,
     )
-    opinions = [opinion(text, solutions) for _, _, _, text, solutions in sample]
+    opinions = [opinion(given, solutions) for _, _, _, given, solutions in sample]
+    measured = _measured([judged for judged, _ in opinions], verdict, contrary)
+    flagged = {contrary, "cannot say"} if measured.judged < evidence.settings.least_judged else {contrary}
     pairs = zip(sample, opinions, strict=True)
-    evidence.database.flag_all(
-        check, [_case(row, answer, verdict) for row, (judged, answer) in pairs if judged == contrary]
-    )
-    return _measured([judged for judged, _ in opinions], verdict, contrary)
+    evidence.database.flag_all(check, [_case(row, *judged, verdict) for row, judged in pairs if judged[0] in flagged])
+    return measured
 
 
-def _case(row: tuple[Any, ...], answer: str, verdict: str) -> Case:
-    name, version, turn, _, solutions = row
-    read = f"the second checker reads {answer[:_SHOWN]!r}, the gold is {_gold(solutions)}"
-    return Case("turn", name, version, f"turn {turn + 1}: judged {verdict}; {read}")
+def _case(row: tuple[Any, ...], judged: Opinion, answer: str, verdict: str) -> Case:
+    name, version, turn, given, solutions = row
+    if judged == "cannot say":
+        read = f"the second checker cannot judge {given[-_SHOWN:]!r}"
+    else:
+        read = f"the second checker reads {answer[:_SHOWN]!r}"
+    return Case("turn", name, version, f"turn {turn + 1}: judged {verdict}; {read}, the gold is {_gold(solutions)}")
 
 
 def _gold(solutions: list[str]) -> str:
@@ -51,8 +55,10 @@ def _gold(solutions: list[str]) -> str:
 
 def _measured(opinions: list[Opinion], verdict: str, contrary: Opinion) -> Measured:
     decided: list[Opinion] = [opinion for opinion in opinions if opinion != "cannot say"]
+    judged = len(decided) / len(opinions) if len(opinions) >= _LEAST else 1.0
     if not decided:
-        return Measured(0.0, 0, f"the second checker could judge none of {len(opinions):,} turns judged {verdict}")
+        says = f"the second checker could judge none of {len(opinions):,} turns judged {verdict}"
+        return Measured(0.0, 0, says, judged)
     estimate = proportion([float(opinion == contrary) for opinion in decided])
     says = (
         f"the second checker calls {decided.count(contrary):,} of {len(decided):,} turns judged {verdict} {contrary}: "
@@ -62,7 +68,7 @@ def _measured(opinions: list[Opinion], verdict: str, contrary: Opinion) -> Measu
         says += f"; fewer than {_LEAST} turns raise no alarm"
     if undecided := len(opinions) - len(decided):
         says += f"; it cannot judge {undecided:,} more"
-    return Measured(estimate.low if len(decided) >= _LEAST else 0.0, len(decided), says)
+    return Measured(estimate.low if len(decided) >= _LEAST else 0.0, len(decided), says, judged)
 
 
 false_negatives: Callable[[AuditEvidence], Measured] = partial(_contradicted, "false_negatives", "wrong", "right")

@@ -75,6 +75,7 @@ class Measured:
     value: float  # compared with the threshold
     of: int  # number of units that were checked
     says: str  # a sentence with the numbers
+    judged: float = 1.0  # share of its sample that the check could judge
 
 
 class SkippedError(Exception):

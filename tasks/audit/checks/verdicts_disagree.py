@@ -26,11 +26,11 @@ def verdicts_disagree(evidence: AuditEvidence) -> Measured:
         """select t.trajectory_id, t.data_set,
             'turn ' || (t.turn + 1) || ': elsewhere this answer was judged the other way'
         from turns t join (
-            select problem_id, prompt, solutions, text, count(*) filter (verdict = 'correct') * 2 > count(*) as usual
+            select problem_id, prompt, solutions, given, count(*) filter (verdict = 'correct') * 2 > count(*) as usual
             from turns join (select row, prompt, solutions from trajectories) using (row)
             where verdict in ('correct', 'wrong') group by 1, 2, 3, 4
             having count(distinct verdict = 'correct') > 1
-        ) b using (problem_id, text)
+        ) b using (problem_id, given)
         join (select row, prompt, solutions from trajectories) p on p.row = t.row
         where p.prompt = b.prompt and p.solutions = b.solutions
         and t.verdict in ('correct', 'wrong') and (t.verdict = 'correct') <> b.usual""",
