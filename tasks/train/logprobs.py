@@ -93,7 +93,8 @@ def output_logits(head: nn.Module, states: Tensor) -> Tensor:
     In training these are float32: large logits in bfloat16 have errors of 0.03.
     """
     with torch.autocast(states.device.type, enabled=False):
-        logits: Tensor = head(states.to(head.weight.dtype)).float()
+        weight: Tensor = head.weight  # type: ignore[assignment]
+        logits: Tensor = head(states.to(weight.dtype)).float()
     return logits
 
 

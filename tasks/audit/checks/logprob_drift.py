@@ -161,8 +161,8 @@ def _differences(evidence: AuditEvidence, played: _Played, count: int) -> list[_
         raise SkippedError(f"the policy {played.policy} cannot be loaded: {error}") from error
     return [
         difference
-        for row, *recomputed in zip(rows, exact, rounded, strict=True)
-        if recomputed[0] is not None and (difference := _difference(row, *recomputed, played.policy_version)).nats.size
+        for row, of_row, of_served in zip(rows, exact, rounded, strict=True)
+        if of_row is not None and (difference := _difference(row, of_row, of_served, played.policy_version)).nats.size
     ]
 
 
@@ -176,7 +176,8 @@ def _difference(row: tuple[Any, ...], exact: Any, rounded: Any, version: int) ->
 
 
 def _distance(left: Any, right: Any) -> Nats:
-    return np.nan_to_num(np.abs(left - right), nan=_WORST, posinf=_WORST).clip(max=_WORST)
+    nats: Nats = np.nan_to_num(np.abs(left - right), nan=_WORST, posinf=_WORST).clip(max=_WORST)
+    return nats
 
 
 def _flag(evidence: AuditEvidence, played: _Played, differences: list[_Difference], rounding: float) -> None:
