@@ -23,7 +23,7 @@ LONGEST_REASON = 2000
 
 _AGENTS_OWN = {"status", "reason", "token_ids", "action_mask", "logprobs", "versions", "turns", "turn_discount"} | {
     "sequence_starts", "unplayed_turns", "sampling", "started_at", "latency_s"} | {
-    "calls", "ungraded", "follows", "reward_parts"}  # fmt: skip
+    "calls", "ungraded", "follows", "reward_parts", "answers", "limits", "received", "asked", "paid"}  # fmt: skip
 _IDENTITY = [field.name for field in dataclasses.fields(Trajectory) if field.name not in _AGENTS_OWN]
 _identity = attrgetter(*_IDENTITY)
 
@@ -95,6 +95,7 @@ def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Sequenc
         raise RefusedError(f"turn_discount={discount}: give a number from 0 to 1")
     turns = [_checked_turn(f"turn {place}", turn) for place, turn in enumerate(trajectory.turns)]
     _check_branches(trajectory)
+    _check_requests(trajectory)
     parts = _checked_parts(trajectory)
     # The gold answers come from our record: the agent may still change the list that it returned.
     return dataclasses.replace(
@@ -188,6 +189,23 @@ def _check_branches(trajectory: Trajectory) -> None:
             )
     if trajectory.follows and len(trajectory.follows) != count:
         raise RefusedError(f"follows has {len(trajectory.follows)} values for {count} turns: every turn needs one")
+
+
+def _check_requests(trajectory: Trajectory) -> None:
+    """Check what was asked, given and paid with each turn: K values in each of these columns, or none."""
+    count, order = len(trajectory.turns), [trajectory.received, trajectory.asked, trajectory.paid]
+    check_kinds("answers", trajectory.answers, {str, type(None)})
+    for answer in filter(None, trajectory.answers):
+        check_text("an answer", answer)
+    for name, least in {"limits": 1, "received": -1, "asked": 0, "paid": 0}.items():
+        check_kinds(name, getattr(trajectory, name), {int})
+        if not all(least <= value < 2**31 for value in getattr(trajectory, name)):
+            raise RefusedError(f"{name}={shown(str(getattr(trajectory, name)))}: give numbers, {least} or more")
+    for name in ("answers", "limits", "received", "asked", "paid"):
+        if len(getattr(trajectory, name)) not in (0, count):
+            raise RefusedError(f"{name} has not one value for each of {count} turns: give so many, or none")
+    if len(set(map(len, order))) > 1:
+        raise RefusedError("received, asked and paid belong together: give all of them, or none")
 
 
 def _checked_parts(trajectory: Trajectory) -> list[dict[str, float]]:

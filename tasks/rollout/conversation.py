@@ -187,6 +187,7 @@ def _copy_for_agent(prompt: EpisodeSpec) -> EpisodeSpec:
 
 def _copy_outputs(outputs: BundledGenerationOutputs) -> BundledGenerationOutputs:
     completions = [
-        Completion(list(c.token_ids), list(c.logprobs), list(c.versions), c.finish_reason) for c in outputs.completions
+        replace(c, token_ids=list(c.token_ids), logprobs=list(c.logprobs), versions=list(c.versions))
+        for c in outputs.completions
     ]
     return replace(outputs, prompt_ids=list(outputs.prompt_ids), completions=completions)

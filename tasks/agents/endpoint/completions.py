@@ -116,12 +116,12 @@ class Completions:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
     async def _shielded(self, body: bytes | dict[str, Any]) -> Answered:
-        answering = asyncio.create_task(self._answer(body))
+        answering = asyncio.create_task(self._answer(body, len(self.tree.received)))
         self._answering.add(answering)
         answering.add_done_callback(self._forget)
         answered = await asyncio.shield(answering)
         for node in answered.nodes:
-            node.received = True
+            self.tree.hand_out(node)
         return answered
 
     def _forget(self, answering: "asyncio.Task[Answered]") -> None:
@@ -129,10 +129,13 @@ class Completions:
         if not answering.cancelled():
             answering.exception()  # the one who asked may be gone
 
-    async def _answer(self, body: bytes | dict[str, Any]) -> Answered:
+    async def _answer(self, body: bytes | dict[str, Any], asked: int) -> Answered:
+        """Answer a request of an agent that has got `asked` completions."""
         try:
             request = parse_request(body) if isinstance(body, bytes) else check_request(body)
             answered = await self._complete(request)
+            for node in answered.nodes:
+                node.asked = asked
         except EndpointError as error:
             self.refuse(error)
             raise
@@ -251,7 +254,6 @@ class Completions:
         choice: int,
     ) -> Node:
         completion, number = outputs.completions[choice], len(self.tree.nodes) + choice
-        most = self.policy.gconfig.max_new_tokens
         readable = () if request.tool_choice == "none" else tools
         answer = self.policy.renderer.answer(outputs.prompt_ids, completion.token_ids, readable)
         calls = [
@@ -276,9 +278,13 @@ class Completions:
             text=self.policy.chat.decode(completion.token_ids),
             messages=request.messages,
             message=_message(answer, calls, request.stop_texts, self.policy.chat.completion_text(completion.token_ids)),
-            cut=(request.most_tokens or most) < most and completion.finish_reason == "length",
+            cut=completion.finish_reason == "length" and self._is_own_limit(request.most_tokens, completion.limit),
             calls=calls,
         )
+
+    def _is_own_limit(self, own: int | None, limit: int | None) -> bool:
+        """Return whether the request's `own` limit, and neither the run's nor the room in the context, was in force."""
+        return own is not None and own < self.policy.gconfig.max_new_tokens and limit in (None, own)
 
 
 def _message(answer: ParsedAnswer, calls: Sequence[Call], stop: Sequence[str], whole: str) -> dict[str, Any]:

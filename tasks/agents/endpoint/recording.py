@@ -60,7 +60,18 @@ def record(
         ungraded=[place for node, place in places.items() if not node.graded],
         follows=[places[node.parent] if node.parent else -1 for node in ordered],
         reward_parts=[node.parts for node in ordered] if any(node.parts for node in ordered) else [],
+        answers=[node.given for node in ordered] if any(node.given is not None for node in ordered) else [],
+        **_order(ordered),
     )
+
+
+def _order(nodes: Sequence[Node]) -> dict[str, list[int]]:
+    """Return the columns `received`, `asked` and `paid`, which are empty in a chain."""
+    received, asked, paid = zip(*((node.received, node.asked, node.paid) for node in nodes), strict=True)
+    places = tuple(range(len(nodes)))
+    if received == asked == places and all(number in (0, place + 1) for place, number in enumerate(paid)):
+        return {}
+    return {"received": list(received), "asked": list(asked), "paid": list(paid)}
 
 
 def _sequences(nodes: Sequence[Node]) -> list[list[Node]]:
