@@ -15,7 +15,7 @@ from storage import interrupts
 from storage.records import Trajectory
 from tasks.agents.interface import Agent, EpisodeSpec
 from tasks.environments.interface import Environment
-from tasks.inference.api import BundledGenerationOutputs, Completion, Observation
+from tasks.inference.api import BundledGenerationOutputs, Observation
 from tasks.rollout.admission import admit, check_observation, reason_of
 from tasks.rollout.turns import TurnBatcher
 from tasks.rollout.values import RefusedError

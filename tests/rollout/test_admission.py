@@ -128,6 +128,11 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "starts": (rowed(sequence_starts=[0, 10**6]), "sequence_starts=a value of type list: it must begin with 0"),
     "discount": (rowed(turn_discount=2.0), "turn_discount=2.0: give a number from 0 to 1"),
     "unplayed": (rowed(unplayed_turns=-2), "unplayed_turns=-2"),
+    "answers": (rowed(answers=[3, None]), "answers holds values of type int, not NoneType or str"),
+    "limits": (rowed(limits=[8, 0]), "limits='[8, 0]': give numbers, 1 or more"),
+    "one limit": (rowed(limits=[8]), "limits has not one value for each of 2 turns"),
+    "order": (rowed(received=[0, 1], asked=[0, 0]), "received, asked and paid belong together"),
+    "received": (rowed(received=[0, -2], asked=[0, 0], paid=[0, 0]), "received='[0, -2]': give numbers, -1 or more"),
     "sampling": (rowed(sampling="{}"), "sampling='{}'"),
     "nothing sampled": (
         rowed(token_ids=[5], action_mask=[False], logprobs=[0.0], versions=[-1], turns=[]),
