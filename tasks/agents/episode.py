@@ -137,6 +137,6 @@ class Episode:
 
     def _effective_limits(self) -> list[int]:
         """Return the most tokens of each turn; nothing if `sampling.max_new_tokens` was in force everywhere."""
-        usual = json.loads(self._record.sampling)["max_new_tokens"]
+        usual = json.loads(self._record.sampling).get("max_new_tokens", 0)
         limits = [limit or usual for limit in self._limits]
         return limits if any(limit != usual for limit in limits) else []
