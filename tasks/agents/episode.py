@@ -8,7 +8,7 @@ from storage.records import LAST_TURN_CUT, Status, Trajectory, Turn
 from tasks.agents.interface import EpisodeSpec
 from tasks.inference.api import BundledGenerationOutputs
 
-_OTHER_LIMIT = "the last turn reached its limit: max_new_tokens of its request, or the room in the context"
+_OTHER_LIMIT = "the last turn reached its limit: that of its request, the room in the context, or a request's time"
 
 
 class Episode:

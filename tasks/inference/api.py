@@ -69,7 +69,7 @@ class Completion:
     logprobs: list[float]  # N, in the distribution that was sampled from
     versions: list[int]  # N, policy version that sampled each token
     finish_reason: str  # stop | length
-    limit: int | None = None  # most tokens that request and context allowed; None: the engine does not say
+    limit: int | None = None  # its most tokens, by request, context and time; None: the engine does not say
 
 
 @dataclass(frozen=True, slots=True)

@@ -185,5 +185,5 @@ def _completion(choice: dict[str, Any], limit: int) -> Completion:
         logprobs=[entry["logprob"] for entry in choice["logprobs"]["content"]],
         versions=versions,
         finish_reason=choice["finish_reason"],
-        limit=limit,
+        limit=len(choice["token_ids"]) if choice["finish_reason"] == "length" else limit,
     )

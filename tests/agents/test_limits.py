@@ -15,7 +15,7 @@ from tests.agents.endpoint.asking import RIGHT, InTurn, asked, question
 from tests.support.rollout_helpers import context, play
 
 CUT = "the last turn reached sampling.max_new_tokens"
-CUT_OTHERWISE = "the last turn reached its limit: max_new_tokens of its request, or the room in the context"
+CUT_OTHERWISE = "the last turn reached its limit: that of its request, the room in the context, or a request's time"
 LONG = "3" * 300
 
 

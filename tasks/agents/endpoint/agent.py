@@ -122,9 +122,9 @@ class AgentTask:
 
 def _that_said(answer: str, received: Sequence[Node]) -> Node:
     """Return the completion that gave an answer: the newest one that has it in it, or else the newest one."""
-    names = {call.name for call in received[-1].calls}
-    said = [node for node in received if answer.strip() in node.said(names)] if answer.strip() else []
-    return (said or received)[-1]
+    answer, names = answer.strip(), {call.name for call in received[-1].calls}
+    said = (node for node in reversed(received) if answer and answer in node.said(names))
+    return next(said, received[-1])
 
 
 def _pay(node: Node, reward: Reward, paid: int) -> None:

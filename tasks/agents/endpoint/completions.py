@@ -254,6 +254,8 @@ class Completions:
         choice: int,
     ) -> Node:
         completion, number = outputs.completions[choice], len(self.tree.nodes) + choice
+        most = self.policy.gconfig.max_new_tokens
+        own = request.most_tokens or most
         readable = () if request.tool_choice == "none" else tools
         answer = self.policy.renderer.answer(outputs.prompt_ids, completion.token_ids, readable)
         calls = [
@@ -278,13 +280,9 @@ class Completions:
             text=self.policy.chat.decode(completion.token_ids),
             messages=request.messages,
             message=_message(answer, calls, request.stop_texts, self.policy.chat.completion_text(completion.token_ids)),
-            cut=completion.finish_reason == "length" and self._is_own_limit(request.most_tokens, completion.limit),
+            cut=completion.finish_reason == "length" and len(completion.token_ids) == own < most,
             calls=calls,
         )
-
-    def _is_own_limit(self, own: int | None, limit: int | None) -> bool:
-        """Return whether the request's `own` limit, and neither the run's nor the room in the context, was in force."""
-        return own is not None and own < self.policy.gconfig.max_new_tokens and limit in (None, own)
 
 
 def _message(answer: ParsedAnswer, calls: Sequence[Call], stop: Sequence[str], whole: str) -> dict[str, Any]:
