@@ -192,20 +192,34 @@ def _check_branches(trajectory: Trajectory) -> None:
 
 
 def _check_requests(trajectory: Trajectory) -> None:
-    """Check what was asked, given and paid with each turn: K values in each of these columns, or none."""
-    count, order = len(trajectory.turns), [trajectory.received, trajectory.asked, trajectory.paid]
-    check_kinds("answers", trajectory.answers, {str, type(None)})
-    for answer in filter(None, trajectory.answers):
-        check_text("an answer", answer)
-    for name, least in {"limits": 1, "received": -1, "asked": 0, "paid": 0}.items():
-        check_kinds(name, getattr(trajectory, name), {int})
-        if not all(least <= value < 2**31 for value in getattr(trajectory, name)):
-            raise RefusedError(f"{name}={shown(str(getattr(trajectory, name)))}: give numbers, {least} or more")
+    """Check what each turn was asked for with, given and paid: these columns have a value for each turn, or none."""
     for name in ("answers", "limits", "received", "asked", "paid"):
-        if len(getattr(trajectory, name)) not in (0, count):
-            raise RefusedError(f"{name} has not one value for each of {count} turns: give so many, or none")
-    if len(set(map(len, order))) > 1:
-        raise RefusedError("received, asked and paid belong together: give all of them, or none")
+        values = getattr(trajectory, name)
+        check_kinds(name, values, {str, type(None)} if name == "answers" else {int})
+        if len(values) not in (0, len(trajectory.turns)):
+            raise RefusedError(
+                f"{name} has {len(values)} values for {len(trajectory.turns)} turns: give one each, or []"
+            )
+    for answer in trajectory.answers:
+        check_text("an answer", answer or "")
+    if not all(0 < limit < 2**31 for limit in trajectory.limits):
+        raise RefusedError(f"limits={shown(str(trajectory.limits))}: give numbers above 0")
+    _check_order(trajectory)
+
+
+def _check_order(trajectory: Trajectory) -> None:
+    """Check that turns are asked for before they are received, and paid after."""
+    columns = trajectory.received, trajectory.asked, trajectory.paid
+    got = sorted(place for place in trajectory.received if place >= 0)
+    possible = len(set(map(len, columns))) == 1 and got == list(range(len(got)))
+    if not possible or not all(
+        0 <= asked <= (place if place >= 0 else len(got)) and (not paid or place < paid <= len(got))
+        for place, asked, paid in zip(*columns, strict=True)
+    ):
+        raise RefusedError(
+            "received={}, asked={}, paid={} is not possible: count the completions that the agent had, and give all "
+            "three columns, or none".format(*(shown(str(column)) for column in columns))
+        )
 
 
 def _checked_parts(trajectory: Trajectory) -> list[dict[str, float]]:
