@@ -1,11 +1,14 @@
 """The turns of one episode, collected into the token columns of a trajectory."""
 
 import dataclasses
+import json
 from collections.abc import Mapping
 
 from storage.records import LAST_TURN_CUT, Status, Trajectory, Turn
 from tasks.agents.interface import EpisodeSpec
 from tasks.inference.api import BundledGenerationOutputs
+
+_OTHER_LIMIT = "the last turn reached its limit: that of its request, the room in the context, or a request's time"
 
 
 class Episode:
@@ -39,6 +42,7 @@ class Episode:
         self._versions = [-1] * len(token_ids)
         self.turns: list[Turn] = []
         self._parts: list[dict[str, float]] = []
+        self._limits: list[int | None] = []
 
     @property
     def prompt_ids(self) -> list[int]:
@@ -73,6 +77,7 @@ class Episode:
             )
         )
         self._parts.append({})
+        self._limits.append(completion.limit)
 
     def set_verdict(self, verdict: str, reward: float, parts: Mapping[str, float] | None = None) -> None:
         """Record the environment's verdict on the last turn, and its reward with its named parts, if it has any."""
@@ -109,9 +114,9 @@ class Episode:
             unplayed_turns: number of turns for which the context had no room; each counts as a wrong answer. Without
                 this number, a truncated episode needs a critic: a group baseline leaves it out.
         """
-        ended = status is None
+        ended, limits = status is None, self._effective_limits()
         if ended and self.turns and self.turns[-1].finish_reason == "length":
-            status, reason = "truncated", LAST_TURN_CUT
+            status, reason = "truncated", _OTHER_LIMIT if limits else LAST_TURN_CUT
         if unplayed_turns is None:
             unplayed_turns = 0 if ended else -1
         return dataclasses.replace(
@@ -127,4 +132,11 @@ class Episode:
             sequence_starts=self._starts,
             unplayed_turns=unplayed_turns,
             reward_parts=self._parts if any(self._parts) else [],
+            limits=limits,
         )
+
+    def _effective_limits(self) -> list[int]:
+        """Return the most tokens of each turn; nothing if `sampling.max_new_tokens` was in force everywhere."""
+        usual = json.loads(self._record.sampling).get("max_new_tokens", 0)
+        limits = [limit or usual for limit in self._limits]
+        return limits if any(limit != usual for limit in limits) else []

@@ -62,13 +62,14 @@ class GenerationConfig:
 class Completion:
     """One sampled completion of N tokens.
 
-    Example: Completion(token_ids=[7, 2], logprobs=[-0.1, -0.3], versions=[3, 3], finish_reason="stop")
+    Example: Completion(token_ids=[7, 2], logprobs=[-0.1, -0.3], versions=[3, 3], finish_reason="stop", limit=16)
     """
 
     token_ids: list[int]  # N
     logprobs: list[float]  # N, in the distribution that was sampled from
     versions: list[int]  # N, policy version that sampled each token
     finish_reason: str  # stop | length
+    limit: int | None = None  # its most tokens, by request, context and time; None: the engine does not say
 
 
 @dataclass(frozen=True, slots=True)

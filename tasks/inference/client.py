@@ -87,12 +87,13 @@ class Client:
             raise ContextLengthError(
                 f"prompt of {len(token_ids)} tokens leaves no room in inference.max_model_len={self._max_model_len}"
             )
+        limit = min(gconfig.max_new_tokens, self._max_model_len - len(token_ids))
         parameters: dict[str, Any] = {
             "n": gconfig.n,
             "temperature": gconfig.temperature,
             "top_p": gconfig.top_p,
             "top_k": gconfig.top_k,
-            "max_tokens": min(gconfig.max_new_tokens, self._max_model_len - len(token_ids)),
+            "max_tokens": limit,
             "stop_token_ids": gconfig.stop_token_ids,
             "seed": seed,
             "logprobs": 0,  # of the sampled token only
@@ -104,7 +105,7 @@ class Client:
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
         if unfinished := {choice["finish_reason"] for choice in choices} - {"stop", "length"}:
             raise AbortedError(f"{self.url} aborted a request: finish_reason={', '.join(unfinished)}")
-        return [_completion(choice) for choice in choices]
+        return [_completion(choice, limit) for choice in choices]
 
     async def prompt_logprobs(self, token_ids: list[int]) -> list[float]:
         """Return the logprobs of token_ids[1:] at temperature 1, for as many tokens as fit into the context."""
@@ -175,7 +176,7 @@ async def _checked(response: aiohttp.ClientResponse) -> dict[str, Any]:
     return body
 
 
-def _completion(choice: dict[str, Any]) -> Completion:
+def _completion(choice: dict[str, Any], limit: int) -> Completion:
     versions: list[int] = []
     for span in choice["weight_versions"]:
         versions += [int(span["version"])] * (span["end"] - span["start"])
@@ -184,4 +185,5 @@ def _completion(choice: dict[str, Any]) -> Completion:
         logprobs=[entry["logprob"] for entry in choice["logprobs"]["content"]],
         versions=versions,
         finish_reason=choice["finish_reason"],
+        limit=len(choice["token_ids"]) if choice["finish_reason"] == "length" else limit,
     )

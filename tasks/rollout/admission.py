@@ -23,7 +23,7 @@ LONGEST_REASON = 2000
 
 _AGENTS_OWN = {"status", "reason", "token_ids", "action_mask", "logprobs", "versions", "turns", "turn_discount"} | {
     "sequence_starts", "unplayed_turns", "sampling", "started_at", "latency_s"} | {
-    "calls", "ungraded", "follows", "reward_parts"}  # fmt: skip
+    "calls", "ungraded", "follows", "reward_parts", "answers", "limits", "received", "asked", "paid"}  # fmt: skip
 _IDENTITY = [field.name for field in dataclasses.fields(Trajectory) if field.name not in _AGENTS_OWN]
 _identity = attrgetter(*_IDENTITY)
 
@@ -95,6 +95,7 @@ def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Sequenc
         raise RefusedError(f"turn_discount={discount}: give a number from 0 to 1")
     turns = [_checked_turn(f"turn {place}", turn) for place, turn in enumerate(trajectory.turns)]
     _check_branches(trajectory)
+    _check_requests(trajectory)
     parts = _checked_parts(trajectory)
     # The gold answers come from our record: the agent may still change the list that it returned.
     return dataclasses.replace(
@@ -188,6 +189,37 @@ def _check_branches(trajectory: Trajectory) -> None:
             )
     if trajectory.follows and len(trajectory.follows) != count:
         raise RefusedError(f"follows has {len(trajectory.follows)} values for {count} turns: every turn needs one")
+
+
+def _check_requests(trajectory: Trajectory) -> None:
+    """Check what each turn was asked for with, given and paid: these columns have a value for each turn, or none."""
+    for name in ("answers", "limits", "received", "asked", "paid"):
+        values = getattr(trajectory, name)
+        check_kinds(name, values, {str, type(None)} if name == "answers" else {int})
+        if len(values) not in (0, len(trajectory.turns)):
+            raise RefusedError(
+                f"{name} has {len(values)} values for {len(trajectory.turns)} turns: give one each, or []"
+            )
+    for answer in trajectory.answers:
+        check_text("an answer", answer or "")
+    if not all(0 < limit < 2**31 for limit in trajectory.limits):
+        raise RefusedError(f"limits={shown(str(trajectory.limits))}: give numbers above 0")
+    _check_order(trajectory)
+
+
+def _check_order(trajectory: Trajectory) -> None:
+    """Check that turns are asked for before they are received, and paid after."""
+    columns = trajectory.received, trajectory.asked, trajectory.paid
+    got = sorted(place for place in trajectory.received if place >= 0)
+    possible = len(set(map(len, columns))) == 1 and got == list(range(len(got)))
+    if not possible or not all(
+        0 <= asked <= (place if place >= 0 else len(got)) and (not paid or place < paid <= len(got))
+        for place, asked, paid in zip(*columns, strict=True)
+    ):
+        raise RefusedError(
+            "received={}, asked={}, paid={} is not possible: count the completions that the agent had, and give all "
+            "three columns, or none".format(*(shown(str(column)) for column in columns))
+        )
 
 
 def _checked_parts(trajectory: Trajectory) -> list[dict[str, float]]:

@@ -15,7 +15,7 @@ from storage import interrupts
 from storage.records import Trajectory
 from tasks.agents.interface import Agent, EpisodeSpec
 from tasks.environments.interface import Environment
-from tasks.inference.api import BundledGenerationOutputs, Completion, Observation
+from tasks.inference.api import BundledGenerationOutputs, Observation
 from tasks.rollout.admission import admit, check_observation, reason_of
 from tasks.rollout.turns import TurnBatcher
 from tasks.rollout.values import RefusedError
@@ -187,6 +187,7 @@ def _copy_for_agent(prompt: EpisodeSpec) -> EpisodeSpec:
 
 def _copy_outputs(outputs: BundledGenerationOutputs) -> BundledGenerationOutputs:
     completions = [
-        Completion(list(c.token_ids), list(c.logprobs), list(c.versions), c.finish_reason) for c in outputs.completions
+        replace(c, token_ids=list(c.token_ids), logprobs=list(c.logprobs), versions=list(c.versions))
+        for c in outputs.completions
     ]
     return replace(outputs, prompt_ids=list(outputs.prompt_ids), completions=completions)

@@ -351,6 +351,15 @@ def test_a_prompt_longer_than_the_context_is_refused(engine: Engine, policies: l
         generate(engine, GenerationConfig(), [5] * 128)
 
 
+def test_a_completion_says_how_long_it_could_have_been(engine: Engine, policies: list[Checkpoint]) -> None:
+    """By its request, or by the room in the context, whichever is less: a penalty for long answers depends on it."""
+    engine.serve(policies[0])
+    for prompt, most, limit in [([5] * 100, 60, 28), ([5] * 100, 20, 20)]:
+        (completion,) = generate(engine, GenerationConfig(max_new_tokens=most), prompt)
+        assert completion.limit == limit
+        assert len(completion.token_ids) <= limit
+
+
 def test_a_server_that_does_not_start_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error shows the end of the server's log."""
     failing = [sys.executable, "-c", "import sys; sys.exit('no config.json in this folder')"]

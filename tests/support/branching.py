@@ -55,6 +55,8 @@ class Branching:
         node = Node(number, after, continues, prompt_ids, completion, self.spec.seed + number, 0.1, text, messages, {})
         node.calls, node.verdict, node.graded = list(calls), verdict, bool(verdict)
         node.reward = float(verdict == "correct")
+        node.asked = node.received = number
+        node.paid = number + 1 if verdict else 0
         self.nodes.append(node)
         return node
 

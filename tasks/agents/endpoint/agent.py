@@ -3,7 +3,7 @@
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
@@ -34,11 +34,16 @@ Address = Annotated[str, AfterValidator(check_address)]
 class Reward(NamedTuple):
     """A reward with its named parts, for agents that grade themselves.
 
-    Example: Reward(1.2, {"correct": 1.0, "format": 0.2})
+    Example: Reward(1.2, {"correct": 1.0, "format": 0.2}, success=True)
+
+    Attributes:
+        success: whether the answer is right, which evaluations, filters and the gate count. Without it the scorer
+            decides.
     """
 
     value: float
     parts: Mapping[str, float] = {}
+    success: bool | None = None
 
 
 @dataclass(eq=False)
@@ -66,7 +71,8 @@ class AgentTask:
     async def step(self, action: str) -> StepResult:
         """Give the environment an answer; what it says is recorded with the completion that gave this answer.
 
-        This is the newest one with this content or, if the answer is another text, the newest one.
+        This is the newest one with this content, or whose call of a tool holds the answer, if the newest one is such a
+        call (`final_answer(answer="3")`). If the answer is another text, it is the newest one.
 
         Raises:
             StepError: the agent has no completion yet.
@@ -74,13 +80,13 @@ class AgentTask:
         return await self._completions.in_loop(self._step(action))
 
     async def _step(self, action: str) -> StepResult:
-        received = self._received()
+        received = self._completions.tree.received
         if not received:
             raise StepError("the agent gave an answer before it had a completion")
-        same = [node for node in received if action.strip() and node.message["content"].strip() == action.strip()]
-        node = (same or received)[-1]
+        node, paid = _that_said(action, received), len(received)
         result = StepResult(*await self._environment.step(action))
-        node.graded, node.verdict = True, verdict_of(result.info)
+        node.graded, node.verdict, node.paid = True, verdict_of(result.info), max(node.paid, paid)
+        node.given = None if action.strip() == node.text.strip() else action
         node.reward += result.reward
         for name, value in (result.info.get("parts") or {}).items():
             node.parts[name] = node.parts.get(name, 0.0) + value
@@ -97,7 +103,7 @@ class AgentTask:
             TypeError: it is something else.
             RuntimeError: the agent has asked for no completion.
         """
-        nodes = self._received()
+        nodes = self._completions.tree.received
         if not nodes:
             raise RuntimeError("the agent ended without a completion: it must ask the endpoint")
         if isinstance(returned, int | float) and not isinstance(returned, bool):
@@ -105,7 +111,7 @@ class AgentTask:
         if isinstance(returned, Reward):
             if not math.isfinite(returned.value):
                 raise ValueError(f"the agent returned the reward {returned.value}: give a finite number")
-            nodes[-1].graded, nodes[-1].reward, nodes[-1].parts = True, returned.value, dict(returned.parts)
+            _pay(nodes[-1], returned, len(nodes))
         elif isinstance(returned, str):
             await self.step(returned)
         elif returned is not None:
@@ -113,8 +119,19 @@ class AgentTask:
         elif not self.steps:
             await self.step(nodes[-1].message["content"])
 
-    def _received(self) -> list[Node]:
-        return [node for node in self._completions.tree.nodes if node.received]
+
+def _that_said(answer: str, received: Sequence[Node]) -> Node:
+    """Return the completion that gave an answer: the newest one that has it in it, or else the newest one."""
+    answer, names = answer.strip(), {call.name for call in received[-1].calls}
+    said = (node for node in reversed(received) if answer and answer in node.said(names))
+    return next(said, received[-1])
+
+
+def _pay(node: Node, reward: Reward, paid: int) -> None:
+    """Record what the agent says about its completion."""
+    node.graded, node.reward, node.parts, node.paid = True, reward.value, dict(reward.parts), paid
+    if reward.success is not None:
+        node.verdict = "correct" if reward.success else "wrong"
 
 
 class EndpointAgent(ABC):

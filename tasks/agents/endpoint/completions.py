@@ -116,12 +116,12 @@ class Completions:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
     async def _shielded(self, body: bytes | dict[str, Any]) -> Answered:
-        answering = asyncio.create_task(self._answer(body))
+        answering = asyncio.create_task(self._answer(body, len(self.tree.received)))
         self._answering.add(answering)
         answering.add_done_callback(self._forget)
         answered = await asyncio.shield(answering)
         for node in answered.nodes:
-            node.received = True
+            self.tree.hand_out(node)
         return answered
 
     def _forget(self, answering: "asyncio.Task[Answered]") -> None:
@@ -129,10 +129,13 @@ class Completions:
         if not answering.cancelled():
             answering.exception()  # the one who asked may be gone
 
-    async def _answer(self, body: bytes | dict[str, Any]) -> Answered:
+    async def _answer(self, body: bytes | dict[str, Any], asked: int) -> Answered:
+        """Answer a request of an agent that has got `asked` completions."""
         try:
             request = parse_request(body) if isinstance(body, bytes) else check_request(body)
             answered = await self._complete(request)
+            for node in answered.nodes:
+                node.asked = asked
         except EndpointError as error:
             self.refuse(error)
             raise
@@ -252,6 +255,7 @@ class Completions:
     ) -> Node:
         completion, number = outputs.completions[choice], len(self.tree.nodes) + choice
         most = self.policy.gconfig.max_new_tokens
+        own = request.most_tokens or most
         readable = () if request.tool_choice == "none" else tools
         answer = self.policy.renderer.answer(outputs.prompt_ids, completion.token_ids, readable)
         calls = [
@@ -276,7 +280,7 @@ class Completions:
             text=self.policy.chat.decode(completion.token_ids),
             messages=request.messages,
             message=_message(answer, calls, request.stop_texts, self.policy.chat.completion_text(completion.token_ids)),
-            cut=(request.most_tokens or most) < most and completion.finish_reason == "length",
+            cut=completion.finish_reason == "length" and len(completion.token_ids) == own < most,
             calls=calls,
         )
 

@@ -12,8 +12,11 @@ asks the first question's answer something else (3), and is answered with 9:
     sequence_starts  [0, 5]
     turns            7, 8, 9         follows  [-1, 0, 0]
 
-Sequences are ordered by their last completions. So the return of a turn, which adds up what follows it in this order,
-contains what the environment said at the end of the episode.
+Sequences are ordered by their last completions. What the agent knew when is not in this order, but in the columns
+`asked`, `received` and `paid`. They are empty here, since each question came after the answer before it. Had the agent
+asked both further questions at once, and given 9 to the environment when it had all three:
+
+    asked  [0, 1, 1]    received  [0, 1, 2]    paid  [0, 0, 3]
 """
 
 from collections.abc import Sequence
@@ -52,6 +55,7 @@ def record(
         replace(turn, feedback=node.feedback, verdict=node.verdict, reward=node.reward)
         for turn, node in zip(episode.turns, ordered, strict=True)
     ]
+    received, asked, paid = _order(ordered)
     places = {node: place for place, node in enumerate(ordered)}
     return replace(
         episode.trajectory(turn_discount, status, reason, unplayed_turns),
@@ -60,7 +64,18 @@ def record(
         ungraded=[place for node, place in places.items() if not node.graded],
         follows=[places[node.parent] if node.parent else -1 for node in ordered],
         reward_parts=[node.parts for node in ordered] if any(node.parts for node in ordered) else [],
+        answers=[node.given for node in ordered] if any(node.given is not None for node in ordered) else [],
+        received=received,
+        asked=asked,
+        paid=paid,
     )
+
+
+def _order(nodes: Sequence[Node]) -> tuple[list[int], list[int], list[int]]:
+    """Return the columns `received`, `asked` and `paid`, which are empty in a chain."""
+    if all(node.received == node.asked == place and node.paid in (0, place + 1) for place, node in enumerate(nodes)):
+        return [], [], []
+    return [node.received for node in nodes], [node.asked for node in nodes], [node.paid for node in nodes]
 
 
 def _sequences(nodes: Sequence[Node]) -> list[list[Node]]:

@@ -6,7 +6,7 @@ is the node's own tokens and what the new messages add. Other requests begin a c
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import orjson
@@ -30,8 +30,12 @@ class Node:
         feedback: what the agent sent next.
         verdict, reward, parts: what the environment said about it.
         graded: whether the environment was asked about it.
+        given: what the environment was given; None: the text itself.
         cut: whether a limit of the request, lower than the run's, ended it.
-        received: whether the agent got it; one that no longer waited did not.
+        asked: how many completions the agent had when it sent the request.
+        received: its place among the completions that the agent got; -1: the agent no longer waited for it.
+        paid: how many completions the agent had when it gave this one to the environment, the last time; 0: never.
+        conversation: the digest of its conversation, the completion included.
     """
 
     number: int
@@ -50,13 +54,23 @@ class Node:
     reward: float = 0.0
     parts: dict[str, float] = field(default_factory=dict)
     graded: bool = False
+    given: str | None = None
     cut: bool = False
-    received: bool = False
+    asked: int = 0
+    received: int = -1
+    paid: int = 0
+    conversation: bytes = b""
 
     @property
     def token_ids(self) -> list[int]:
         """The ids of prompt and completion."""
         return self.prompt_ids + self.completion.token_ids
+
+    def said(self, names: Collection[str]) -> set[str]:
+        """Return its content, and the values in its calls of these tools: answers in the form of a call are there."""
+        calls = [call for call in self.calls if call.name in names and call.status != "unparsable"]
+        values = [value for call in calls for value in json.loads(call.arguments).values()]
+        return {str(value).strip() for value in (self.message["content"], *values)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +89,11 @@ class Place:
 
 
 class Tree:
-    """The completions of an episode, found by the conversations that they end."""
+    """The completions of an episode; those that the agent got are found by the conversations that they end."""
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
+        self.received: list[Node] = []
         self._by_conversation: dict[bytes, Node] = {}
 
     def find(self, messages: Sequence[ChatMessage], tools: Sequence[ToolSpec]) -> Place:
@@ -95,8 +110,14 @@ class Tree:
         """Add a completion of a request that has this place."""
         digest = place.conversation.copy()
         digest.update(_essence(node.message))
+        node.conversation = digest.digest()
         self.nodes.append(node)
-        self._by_conversation[digest.digest()] = node
+
+    def hand_out(self, node: Node) -> None:
+        """Note that the agent gets a completion; its requests may go on from it now."""
+        node.received = len(self.received)
+        self.received.append(node)
+        self._by_conversation[node.conversation] = node
 
 
 def _essence(message: ChatMessage) -> bytes:

@@ -7,9 +7,8 @@ import pytest
 
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.agent import AgentTask
-from tasks.inference.api import Completion, GenerationConfig
 from tasks.score.verifier import Verifier
-from tests.agents.endpoint.asking import RIGHT, InTurn, asked, question
+from tests.agents.endpoint.asking import RIGHT, asked, question
 from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
 
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -124,39 +123,6 @@ def test_an_empty_answer_is_an_empty_text(chat: Chat, verifier: Verifier) -> Non
 
     (row,) = asked(chat, verifier, ask, says=[""])
     assert (row.status, row.reason) == ("completed", "")
-
-
-class Cutting(InTurn):
-    """An engine that ends each completion at the request's limit."""
-
-    async def generate(
-        self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
-    ) -> list[Completion]:
-        most = gconfig.max_new_tokens
-        return [
-            Completion(made.token_ids[:most], made.logprobs[:most], made.versions[:most], "length")
-            for made in await super().generate(token_ids, gconfig, seed, replica)
-        ]
-
-
-@pytest.mark.parametrize(
-    ("most", "status", "reason"),
-    [(3, "completed", ""), (None, "truncated", "the last turn reached sampling.max_new_tokens")],
-)
-def test_a_limit_of_the_agents_own_truncates_nothing(
-    chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch, most: int | None, status: str, reason: str
-) -> None:
-    """The agent wanted no more tokens. At the run's limit the answer is cut."""
-
-    async def ask(task: AgentTask, client: Any) -> str:
-        limit = {"max_tokens": most} if most else {}
-        answer = await client.chat.completions.create(model=task.model, messages=question(task), **limit)
-        assert answer.choices[0].finish_reason == "length"
-        return RIGHT
-
-    monkeypatch.setattr("tests.agents.endpoint.asking.InTurn", Cutting)
-    (row,) = asked(chat, verifier, ask, says=["3" * 300])
-    assert (row.status, row.reason) == (status, reason)
 
 
 def test_only_a_full_context_truncates(chat: Chat, verifier: Verifier) -> None:

@@ -124,7 +124,10 @@ SCRIPTS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 20), st.inte
 @given(script=SCRIPTS, seed=st.integers(0, 10**6))
 @settings(max_examples=60, deadline=None)
 def test_nothing_but_what_was_sampled_is_in_the_loss(family: str, script: Script, seed: int) -> None:
-    """For random conversations with branches, retries, edited history, sub-agents and calls."""
+    """For random conversations with branches, retries, edited history, sub-agents and calls.
+
+    What a turn follows, the agent had when it asked.
+    """
     episode = Episode(seed, family)
     row = asyncio.run(episode.play(script))
     served = [completion for _, completion in episode.sampled]
@@ -151,6 +154,9 @@ def test_nothing_but_what_was_sampled_is_in_the_loss(family: str, script: Script
         Score(row.trajectory_id, place, "none" if place in row.ungraded else "wrong", 0.0, "", "", "", 0.0)
         for place in range(len(row.turns))
     ]
+    received, asked = (column or list(range(len(row.turns))) for column in (row.received, row.asked))
+    assert sorted(received) == list(range(len(row.turns)))
+    assert all(before < 0 or received[before] < asked[place] for place, before in enumerate(row.follows))
     (sample,) = build_samples([row], scores, Reward())
     assert np.array_equal(sample.actions, np.flatnonzero(row.action_mask))
     assert sum(row.action_mask) == sum(len(done.token_ids) for done in served)

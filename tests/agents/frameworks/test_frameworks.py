@@ -63,6 +63,7 @@ def test_smolagents_has_a_sequence_for_each_step(
     assert [(each.name, each.status) for each in row.calls] == [(name, "unanswered") for name in called]
     assert (row.ungraded, row.follows, len(row.sequence_starts)) == ([0], [-1, -1], 2)
     assert [turn.verdict for turn in row.turns] == ["", "correct"]
+    assert row.answers == [None, r"\boxed{3}"]
     assert "3" in chat.decode(row.token_ids[row.sequence_starts[1] : row.turns[1].start]).split("Observation")[-1]
     assert far_away == []
 

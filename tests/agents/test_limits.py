@@ -1,0 +1,78 @@
+"""Each turn says how many tokens it could have had, and whose limit cut it."""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tasks.agents.chat import Chat
+from tasks.agents.endpoint.agent import AgentTask
+from tasks.agents.math_multi_turn import MathMultiTurnAgent
+from tasks.inference.api import Completion, GenerationConfig
+from tasks.score.verifier import Verifier
+from tests.agents.endpoint.asking import RIGHT, InTurn, asked, question
+from tests.support.rollout_helpers import context, play
+
+CUT = "the last turn reached sampling.max_new_tokens"
+CUT_OTHERWISE = "the last turn reached its limit: that of its request, the room in the context, or a request's time"
+LONG = "3" * 300
+
+
+@dataclass
+class Cutting(InTurn):
+    """An engine whose completions all reach their limit: that of the request, or the room in the context."""
+
+    room: int = 100
+
+    async def generate(
+        self, token_ids: list[int], gconfig: GenerationConfig, seed: int, replica: int
+    ) -> list[Completion]:
+        most = min(gconfig.max_new_tokens, self.room)
+        return [
+            Completion(made.token_ids[:most], made.logprobs[:most], made.versions[:most], "length", most)
+            for made in await super().generate(token_ids, gconfig, seed, replica)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("own", "room", "limits", "status", "reason"),
+    [
+        (3, 100, [3], "completed", ""),
+        (None, 100, [], "truncated", CUT),
+        (100, 100, [], "truncated", CUT),
+        (None, 5, [5], "truncated", CUT_OTHERWISE),
+        (6, 5, [5], "truncated", CUT_OTHERWISE),
+    ],
+)
+def test_only_a_limit_of_the_agents_own_truncates_nothing(
+    chat: Chat,
+    verifier: Verifier,
+    monkeypatch: pytest.MonkeyPatch,
+    own: int | None,
+    room: int,
+    limits: list[int],
+    status: str,
+    reason: str,
+) -> None:
+    """The agent wanted no more tokens. At the run's limit (8), or that of the context, the answer is cut."""
+
+    async def ask(task: AgentTask, client: Any) -> str:
+        limit = {"max_tokens": own} if own else {}
+        answer = await client.chat.completions.create(model=task.model, messages=question(task), **limit)
+        assert answer.choices[0].finish_reason == "length"
+        return RIGHT
+
+    monkeypatch.setattr("tests.agents.endpoint.asking.InTurn", partial(Cutting, room=room))
+    (row,) = asked(chat, verifier, ask, says=[LONG])
+    assert (row.limits, row.status, row.reason) == (limits, status, reason)
+
+
+@pytest.mark.parametrize(("room", "limits", "reason"), [(100, [], CUT), (5, [5, 5], CUT_OTHERWISE)])
+def test_agents_with_queues_know_their_limits_too(
+    chat: Chat, verifier: Verifier, room: int, limits: list[int], reason: str
+) -> None:
+    """They come with the completions."""
+    engine = Cutting(chat, lambda *_: "", says=[LONG], room=room)
+    (row,) = play(engine, MathMultiTurnAgent(context(chat, 4000), num_turns=2), verifier, group_size=1)
+    assert (row.limits, row.reason) == (limits, reason)
