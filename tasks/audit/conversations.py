@@ -25,6 +25,7 @@ class ConversationTurn:
     parts: dict[str, float] | None  # of the reward
     follows: int  # the turn that it follows; -1: none
     graded: bool  # False: it answers nothing
+    given: str  # what the environment got as the answer
     calls: list[Call]
 
     @property
@@ -52,6 +53,7 @@ class StoredConversation:
     sample: int
     status: str
     reason: str
+    fault: str  # what ended it without a verdict: the policy, or the set-up; empty if nothing did
     policy_version: int
     prompt: str
     solutions: list[str]
@@ -70,7 +72,7 @@ def read_conversations(database: AuditDatabase, rows: Sequence[int]) -> list[Sto
     turns: dict[int, list[ConversationTurn]] = {}
     for row, *columns in database.all(
         """select row, turn, text, environment_verdict, reward, finish_reason, feedback, "end" - "start", verdict,
-            extracted, verdict_reason, scored_reward, parts, follows, answer is not null
+            extracted, verdict_reason, scored_reward, parts, follows, answer is not null, given
         from turns where list_contains(?, row) order by row, turn""",
         list(rows),
     ):
@@ -78,7 +80,7 @@ def read_conversations(database: AuditDatabase, rows: Sequence[int]) -> list[Sto
     conversations = {}
     for values in database.all(
         """select row, trajectory_id, version, t.run, t.iteration, problem_id, sample, status, reason,
-            policy_version, prompt, solutions
+            coalesce(fault, ''), policy_version, prompt, solutions
         from trajectories t join data_sets using (data_set) where list_contains(?, row)""",
         list(rows),
     ):
