@@ -94,7 +94,11 @@ MIGRATIONS: Sequence[Migration] = (
 )
 """All migrations, oldest first. None is ever removed, because old stores still exist."""
 
-BEFORE: Mapping[str, Any] = {}
+BEFORE: Mapping[str, Any] = {
+    "ppo.advantage.credit": "order",
+    "reward.shape": "success",
+    "reward.unfinished": "leave-out",
+}
 """Knobs whose default is another behaviour than that of the programs before the knob, and the value for the latter."""
 
 
