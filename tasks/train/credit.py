@@ -2,8 +2,9 @@
 
 A reward pays every completion that the agent had received before the reward was given. So in a chain a turn earns its
 own reward and all later ones; candidates of one request, and requests that ran at the same time, earn the same future
-and not each other's past; and a reward at the end of the episode pays all. A completion that the agent never received
-earns nothing.
+and not each other's past; and a reward at the end of the episode pays all. A completion that the agent never received,
+because it no longer waited for it, is paid what was given after it was asked for: a policy cannot escape a bad end by
+writing longer than anybody waits.
 
 Example: a planner (P) asks two workers (A, B) at once and answers (Q). It hears A first. Both are graded when both
 are there, with 1 and 0; nobody grades P and Q. In the order in which they are stored:
@@ -32,31 +33,35 @@ Bools = npt.NDArray[np.bool_]
 class Causes:
     """What came before what in an episode of K turns, of which the agent received N."""
 
-    order: Ints  # K, place among the completions that the agent got, -1: it never got it; 0..K-1 in a chain
+    order: Ints  # K, place among the completions that the agent got, or would have had if it never got it
+    got: Bools  # K, whether the agent got it
     depth: Ints  # K, number of turns in the longest line of causes before it; 0..K-1 in a chain
     paid: Ints  # K, completions that the agent had when the turn's reward was given; 1..K in a chain, 0 if never got
 
     @property
     def is_chain(self) -> bool:
         """Return whether each turn was asked for, received and paid before the next one, in the stored order."""
-        return all(map(np.array_equal, (self.order, self.depth, self.paid), _chain(len(self.order))))
+        columns = self.order, self.got, self.depth, self.paid
+        return all(map(np.array_equal, columns, _chain(len(self.order))))
 
     def returns(self, rewards: Floats, penalties: Floats, discount: float, after: float) -> Floats:
-        """Compute the returns [K] from the rewards [K] and penalties [K] of the turns; 0 for turns never received.
+        """Compute the returns [K] from the rewards [K] and penalties [K] of the turns.
 
         A reward is discounted by `discount` as often as the deepest turn that the agent had when the reward was given
         is deeper than the turn that earns it. A penalty is due as soon as its turn is received. `after` comes one turn
         deeper than the deepest. In a chain: `R_k = r_k + p_k + discount * R_{k+1}`, with `after` as R after the last.
         """
-        turns = [turn for turn in np.argsort(self.order).tolist() if self.order[turn] >= 0]  # N, as received
-        due = np.bincount(self.paid, rewards, len(turns) + 1) + np.bincount(self.order + 1, penalties, len(turns) + 1)
+        turns = [turn for turn in np.argsort(self.order, kind="stable").tolist() if self.got[turn]]  # N, as received
+        due = np.bincount(self.paid, rewards, len(turns) + 1)
+        due += np.bincount(self.order + 1, np.where(self.got, penalties, 0.0), len(turns) + 1)[: len(turns) + 1]
         deepest = np.maximum.accumulate(self.depth[turns]).tolist()  # N, depth of the deepest turn received so far
-        result, following, later = np.zeros(len(self.order)), after, deepest[-1] + 1 if turns else 0
-        for turn, now, value in zip(turns[::-1], deepest[::-1], due[:0:-1].tolist(), strict=True):
-            following = value + discount ** (later - now) * following
-            result[turn] = discount ** (now - int(self.depth[turn])) * following
-            later = now
-        return result
+        deepest.append(deepest[-1] + 1 if turns else 0)
+        ahead = [after] * (len(turns) + 1)  # N + 1, return when the agent gets its k-th completion, and after the last
+        for place in range(len(turns) - 1, -1, -1):
+            ahead[place] = due[place + 1] + discount ** (deepest[place + 1] - deepest[place]) * ahead[place + 1]
+        steps = [max(0, deepest[place] - depth) for place, depth in zip(self.order, self.depth, strict=True)]
+        earned = [discount**step * ahead[place] for step, place in zip(steps, self.order, strict=True)]
+        return np.array(earned) + np.where(self.got, 0.0, penalties)
 
 
 def chain(turns: int) -> Causes:
@@ -72,9 +77,11 @@ def causes_of(row: Trajectory, graded: Bools) -> Causes:
     """
     if not row.received:
         return chain(len(row.turns))
-    received, paid = np.array(row.received, np.int64), np.array(row.paid, np.int64)
-    given = np.where(graded, (received >= 0).sum(), received + 1)
-    return Causes(received, _depth(received, row.asked), np.where(received < 0, 0, np.where(paid > 0, paid, given)))
+    received, paid, asked = (np.array(column, np.int64) for column in (row.received, row.paid, row.asked))
+    got = received >= 0
+    given = np.where(graded, got.sum(), received + 1)
+    order = np.where(got, received, asked)
+    return Causes(order, got, _depth(received, row.asked), np.where(got, np.where(paid > 0, paid, given), 0))
 
 
 def in_order(row: Trajectory) -> bool:
@@ -91,16 +98,18 @@ def in_order(row: Trajectory) -> bool:
     )
 
 
-def _chain(turns: int) -> tuple[Ints, Ints, Ints]:
+def _chain(turns: int) -> tuple[Ints, Bools, Ints, Ints]:
     places = np.arange(turns, dtype=np.int64)
-    return places, places, places + 1
+    return places, np.ones(turns, np.bool_), places, places + 1
 
 
 def _depth(received: Ints, asked: list[int]) -> Ints:
-    """Count the turns [K] in the longest line of causes before each turn; 0 for turns never received."""
+    """Count the turns [K] in the longest line of causes before each turn."""
     depth, deepest = np.zeros_like(received), [-1]  # of the first 0, 1, 2 … completions that the agent got
-    for turn in np.argsort(received).tolist():
-        if received[turn] >= 0:
-            depth[turn] = deepest[asked[turn]] + 1
-            deepest.append(max(deepest[-1], int(depth[turn])))
+    got, never = [turn for turn in np.argsort(received).tolist() if received[turn] >= 0], np.flatnonzero(received < 0)
+    for turn in got:
+        depth[turn] = deepest[asked[turn]] + 1
+        deepest.append(max(deepest[-1], int(depth[turn])))
+    for turn in never.tolist():
+        depth[turn] = deepest[asked[turn]] + 1
     return depth

@@ -58,7 +58,7 @@ class Sample:
     turn_of_action: Ints  # A, in 0..K-1
     behaviour: Logprobs  # A, recorded while sampling
     versions: Ints  # A, policy version that sampled the token
-    in_loss: Bools  # A, false if `mask_truncated` leaves the token out of the loss, or the agent never got its turn
+    in_loss: Bools  # A, false if `mask_truncated` leaves the token out of the loss
     graded: Bools  # K, false for turns that answer nothing, such as calls of tools
     successes: Floats  # K
     rewards: Floats  # K, shaped
@@ -69,7 +69,7 @@ class Sample:
 
     @property
     def order(self) -> Ints:
-        """K, the place of each turn among those that the agent got, -1 for those that it never got; 0..K-1 in a chain.
+        """K, the place of each turn among those that the agent got, or would have had; 0..K-1 in a chain.
 
         The baseline of a turn is that of the turns of its group at the same place.
         """
@@ -225,7 +225,7 @@ def _sample(
     reward, limit = by_scorer[scorer], _limit(row) if by_scorer[scorer].overlong_tokens else None
     graded = np.array([score.verdict != "none" for score in scores], np.bool_)
     causes = causes_of(row, graded) if credit == "causes" else chain(len(scores))
-    graded &= causes.order >= 0
+    graded &= causes.got
     successes = np.array([score.success for score in scores], np.float64)
     rewards = _rewards(row, scores, graded, scorer, reward, limit)
     right = reward.shape == "success" and bool((successes[graded] > 0.5).any())
@@ -243,7 +243,7 @@ def _sample(
         turn_of_action=turn_of_action,
         behaviour=np.asarray(row.logprobs, np.float32)[actions],
         versions=np.asarray(row.versions, np.int64)[actions],
-        in_loss=((causes.order >= 0) & ~(cut & mask_truncated))[turn_of_action],
+        in_loss=~(cut & mask_truncated)[turn_of_action],
         graded=graded,
         successes=successes,
         rewards=rewards,

@@ -29,7 +29,7 @@ RETURNS: dict[str, tuple[list[float], list[float]]] = {
     "tool loop": ([0.25, 0.5, 1], [0.25, 0.5, 1]),
     "two sub-agents": ([0.5, 1, 0.5, 0], [0.5, 1, 0, 0]),
     "unused branch": ([0.25, 0.5, 0.5, 1], [0.125, 0.25, 0.5, 1]),
-    "nobody waited": ([1, 0], [1, 0]),
+    "nobody waited": ([1, 1], [1, 0]),
 }
 """Returns of each tree's turns, as stored, with a turn discount of 0.5: by causes, and by the stored order."""
 ADVANTAGES: dict[str, list[float]] = {
@@ -42,7 +42,7 @@ ADVANTAGES: dict[str, list[float]] = {
     "tool loop": [0.125, 0.25, 0.5],
     "two sub-agents": [0.25, 0.5, 0.25, 0],
     "unused branch": [0.125, 0.25, 0.25, 0.5],
-    "nobody waited": [0.5, 0],
+    "nobody waited": [0.5, 0.5],
 }
 """Advantages of the turns beside an episode of the same tree without any reward."""
 
@@ -118,18 +118,21 @@ def test_baselines_are_those_of_the_order_of_answers() -> None:
     assert advantages_of(samples) == [[*by_place.tolist(), 0.0], (-by_place).tolist()]
 
 
-def test_an_answer_that_nobody_got_is_not_trained_on() -> None:
-    """It is paid nothing, stands in no baseline and is out of the loss, though the scorer found it right."""
+def test_an_answer_that_nobody_waited_for_does_not_escape() -> None:
+    """It is no graded turn, though the scorer found it right, but it earns what came after it was asked for."""
     tree = TREES["nobody waited"]
     scores = [Score("t", turn, "correct", 1.0, "", "", "", 1.0) for turn in range(2)]
     (sample,) = build_samples([tree.trajectory()], scores, RAW)
-    assert (sample.returns.tolist(), sample.graded.tolist()) == ([1, 0], [True, False])
-    assert sample.in_loss.tolist() == [True, True, False, False]
-    chained = build_samples([make_trajectory("u", [[10], [11]])], make_scores("u", 0, 1), RAW)
-    assert advantages_of([sample, *chained]) == [[0.0, 0.0], [0.0, 0.0]]
+    assert (sample.returns.tolist(), sample.graded.tolist()) == ([1, 1], [True, False])
+    too_long = Tree(follows=[-1, -1, -1], rewards=[None, None, 1], asked=[0, 0, 1], received=[0, -1, 1], paid=[0, 0, 2])
+    assert sample_of(too_long, turn_discount=0.5).returns.tolist() == [0.5, 0.5, 1]
+    lost = replace(make_trajectory("t", [[10], [11]], status="failed"), fault="policy")
+    lost = replace(lost, received=[0, -1], asked=[0, 1], paid=[0, 0])
+    none = [replace(score, verdict="none") for score in make_scores("t", 0, 0)]
+    (sample,) = build_samples([lost], none, Reward())
+    assert sample.returns.tolist() == [-1, -1]
     (before,) = build_samples([tree.trajectory()], scores, RAW, credit="order")
     assert before.returns.tolist() == [2, 1]
-    assert before.in_loss.all()
 
 
 def test_a_grade_that_nobody_gave_while_playing_comes_at_the_end() -> None:
@@ -196,11 +199,13 @@ def test_returns_are_the_sum_over_what_a_turn_could_cause(
     due = [paid[turn] or received[turn] + 1 for turn in turns]
     expected = [0.0] * len(received)
     for turn in turns:
-        if received[turn] >= 0:
-            later = [other for other in turns if received[other] >= 0 and due[other] > received[turn]]
-            expected[turn] = after * discount ** (deepest(got) + 1 - depth(turn)) + sum(
-                rewards[other] * discount ** (deepest(due[other]) - depth(turn)) for other in later
-            )
+        place = received[turn] if received[turn] >= 0 else asked[turn]
+        now = deepest(place + 1) if place < got else deepest(got) + 1
+        begun = max(0, now - depth(turn))
+        later = [other for other in turns if received[other] >= 0 and due[other] > place]
+        expected[turn] = after * discount ** (begun + deepest(got) + 1 - now) + sum(
+            rewards[other] * discount ** (begun + deepest(due[other]) - now) for other in later
+        )
     row = replace(
         make_trajectory("t", [[10]] * len(received)), received=received, asked=asked, paid=paid, turn_discount=discount
     )
@@ -311,7 +316,8 @@ def test_gae_over_branches_by_hand() -> None:
     assert advantages == pytest.approx(expected - 0.25)
 
 
-def test_gae_gives_nothing_to_an_answer_that_nobody_got() -> None:
+def test_gae_of_an_answer_that_nobody_got() -> None:
+    """It earns what followed the request, as the answer that the agent got does."""
     sample, observed = branched("nobody waited")
     (advantages,) = estimate([sample], [observed], Advantage(type="gae", normalisation="none")).advantages
-    assert advantages.tolist() == [0.75, 0.75, 0, 0]
+    assert advantages.tolist() == [0.75, 0.75, 0.75, 0.75]

@@ -18,7 +18,7 @@ def gae(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advantag
     `bootstrap`.
 
     In an episode whose turns are no chain, no value says what follows a turn. So each turn ends with its whole return
-    (`Causes.returns`), which needs `gae_lambda=1`. Turns that the agent never got have the advantage 0.
+    (`Causes.returns`), which needs `gae_lambda=1`.
     Source: GAE (arXiv 1506.02438), turn discount as in AReaL (2505.24298).
 
     Raises:
@@ -30,8 +30,7 @@ def gae(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advantag
     following = [np.append(v[1:], o.bootstrap) for v, o in zip(values, observed, strict=True)]
     discounts = [_discounts(sample, knobs.discount) for sample in samples]
     table = backward(_stack(rewards), _stack(values), _stack(following), _stack(discounts), knobs.gae_lambda)  # [B, A]
-    got = [(sample.order >= 0)[sample.turn_of_action] for sample in samples]
-    advantages = [row[: len(reached)] * reached for row, reached in zip(table, got, strict=True)]
+    advantages = [row[: len(sample.actions)] for row, sample in zip(table, samples, strict=True)]
     return Estimated(advantages, [a + v for a, v in zip(advantages, values, strict=True)])
 
 

@@ -58,8 +58,7 @@ def _returns(sample: Sample, observed: Observed) -> Floats:
 def turn_groups(samples: Sequence[Sample]) -> Ints:
     """Number the groups, and list the group of every turn of all samples, in order.
 
-    Turns of one problem that are at the same place in the order in which the agent got them are in one group. Those
-    that it never got are in a group of their own, where all returns are 0.
+    Turns of one problem that are at the same place in the order in which the agent got them are in one group.
     """
     numbers: dict[tuple[str, int], int] = {}
     keys = ((sample.problem_id, place) for sample in samples for place in sample.order.tolist())
