@@ -61,7 +61,8 @@ class Causes:
             ahead[place] = due[place + 1] + discount ** (deepest[place + 1] - deepest[place]) * ahead[place + 1]
         steps = [max(0, deepest[place] - depth) for place, depth in zip(self.order, self.depth, strict=True)]
         earned = [discount**step * ahead[place] for step, place in zip(steps, self.order, strict=True)]
-        return np.array(earned) + np.where(self.got, 0.0, penalties)
+        result: Floats = np.array(earned) + np.where(self.got, 0.0, penalties)
+        return result
 
 
 def chain(turns: int) -> Causes:

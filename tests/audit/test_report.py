@@ -89,12 +89,13 @@ def conversation(id_: str, *texts: str, feedback: str = "", calls: Sequence[Call
             *(number, text, "wrong", 0.0, "stop", feedback, 7, "wrong", text[:20], "", 0.0, None),
             follows=number - 1,
             graded=True,
+            given=text,
             calls=list(calls) if number == 0 else [],
         )
         for number, text in enumerate(texts)
     ]
     prompt = f"What is 12 + 7? {texts[0]}"
-    return StoredConversation(0, id_, SET, "demo", 0, EVIL, 0, "completed", "", 0, prompt, ["19", EVIL], turns)
+    return StoredConversation(0, id_, SET, "demo", 0, EVIL, 0, "completed", "", "", 0, prompt, ["19", EVIL], turns)
 
 
 PICTURE = "data:image/svg+xml;base64,"
