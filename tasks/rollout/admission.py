@@ -12,18 +12,16 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any, get_args
 
-from storage.records import HIGHEST_LOGPROB, Call, CallStatus, Status, Trajectory, Turn
-from storage.visible import described
+from storage.records import HIGHEST_LOGPROB, Call, CallStatus, Fault, Status, Trajectory, Turn
 from tasks.inference.api import Completion, GenerationConfig, Observation
 from tasks.rollout.values import RefusedError, check_ids, check_kinds, check_seed, check_text, number, shown
 
 MOST_COMPLETIONS = 256
 """Most completions of one observation."""
-LONGEST_REASON = 2000
 
 _AGENTS_OWN = {"status", "reason", "token_ids", "action_mask", "logprobs", "versions", "turns", "turn_discount"} | {
     "sequence_starts", "unplayed_turns", "sampling", "started_at", "latency_s"} | {
-    "calls", "ungraded", "follows", "reward_parts"}  # fmt: skip
+    "calls", "ungraded", "follows", "reward_parts", "fault"}  # fmt: skip
 _IDENTITY = [field.name for field in dataclasses.fields(Trajectory) if field.name not in _AGENTS_OWN]
 _identity = attrgetter(*_IDENTITY)
 
@@ -67,11 +65,6 @@ def admit(returned: Any, record: Trajectory, vocabulary: int, served: Sequence[C
     return [_admit(trajectory, record, vocabulary, served) for trajectory in returned]
 
 
-def reason_of(error: BaseException) -> str:
-    """Return the type and message of an exception, as records store them."""
-    return described(error, LONGEST_REASON)
-
-
 def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Sequence[Completion]) -> Trajectory:
     if not isinstance(trajectory, Trajectory):
         raise RefusedError(f"the agent returned a list with {shown(trajectory)}: it may hold trajectories only")
@@ -84,6 +77,8 @@ def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Sequenc
     if trajectory.status not in get_args(Status):
         raise RefusedError(f"status={shown(trajectory.status)}: give one of {', '.join(get_args(Status))}")
     check_text("reason", trajectory.reason)
+    if trajectory.fault not in get_args(Fault):
+        raise RefusedError(f"fault={shown(trajectory.fault)}: give one of 'policy', 'set-up', or leave it empty")
     _check_sampling(trajectory.sampling)
     _check_columns(trajectory, vocabulary)
     _check_served(trajectory, served)
@@ -98,8 +93,20 @@ def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Sequenc
     parts = _checked_parts(trajectory)
     # The gold answers come from our record: the agent may still change the list that it returned.
     return dataclasses.replace(
-        trajectory, turns=turns, turn_discount=discount, solutions=record.solutions, reward_parts=parts
+        trajectory,
+        turns=turns,
+        turn_discount=discount,
+        solutions=record.solutions,
+        reward_parts=parts,
+        fault=trajectory.fault or _fault(trajectory),
     )
+
+
+def _fault(trajectory: Trajectory) -> Fault:
+    """Return whose fault it is that an agent's trajectory is not complete, where the agent does not say it."""
+    if trajectory.status == "failed":
+        return "set-up"
+    return "policy" if trajectory.status == "truncated" and trajectory.unplayed_turns else ""
 
 
 def _check_columns(trajectory: Trajectory, vocabulary: int) -> None:

@@ -7,16 +7,18 @@ its trajectory with `tasks.agents.episode.Episode`, whose docstring shows an exa
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from storage import interrupts
 from storage.records import Trajectory
+from tasks.agents.faults import reason_of
 from tasks.agents.interface import Agent, EpisodeSpec
 from tasks.environments.interface import Environment
 from tasks.inference.api import BundledGenerationOutputs, Completion, Observation
-from tasks.rollout.admission import admit, check_observation, reason_of
+from tasks.rollout.admission import admit, check_observation
 from tasks.rollout.turns import TurnBatcher
 from tasks.rollout.values import RefusedError
 from tasks.rollout.watch import StalledError, Watch
@@ -51,8 +53,13 @@ class Conversation:
         self._actions: asyncio.Queue[BundledGenerationOutputs] = asyncio.Queue()
         self._room = asyncio.Semaphore(MOST_AT_ONCE)
         self._asking = 0  # observations that wait for their answers
+        self._asked_at = self._sampling_s = 0.0  # since when one waits, and how long one did before
         self.exchanges: list[BundledGenerationOutputs] = []
         """All answers so far, as copies that the agent cannot change."""
+        self.left: list[Trajectory] = []
+        """What the agent returned when it was ended, at the deadline or because of an error that was not its own."""
+        self.sampling = False
+        """Whether the engine was answering at the deadline, and did so for more than half of the episode's time."""
 
     async def play(
         self, agent: Agent, make_environment: Callable[[], Environment], watch: Watch, deadline: asyncio.Timeout
@@ -64,6 +71,7 @@ class Conversation:
             RefusedError: an observation or the return value of the agent is invalid.
             Exception: an error of the engine, or asyncio's at the deadline.
         """
+        began = time.monotonic()
         server = asyncio.create_task(self._answer_observations())
         player = asyncio.create_task(self._run_agent(agent, make_environment), name=self.prompt.record.trajectory_id)
         with watch.over(player, deadline):
@@ -75,6 +83,7 @@ class Conversation:
             except asyncio.CancelledError:
                 if deadline.expired() and player.done():
                     return player.result()  # the agent's own result or error says more than the deadline
+                self.sampling = self._is_sampling(time.monotonic(), began)
                 raise
             except StalledError as error:  # a second one, raised while the first was handled
                 raise AgentError(reason_of(error)) from error
@@ -86,6 +95,11 @@ class Conversation:
                         "asyncio.CancelledError and goes on. The rollout goes on without waiting for it",
                         task.get_name(),
                     )
+                self.left = _left_by(player)
+
+    def _is_sampling(self, now: float, began: float) -> bool:
+        sampling_s = self._sampling_s + now - self._asked_at
+        return self._asking > 0 and 2 * sampling_s > now - began
 
     async def _answer_observations(self) -> None:
         """Answer observations until an error ends the task: those of one qid in order, others at the same time."""
@@ -108,6 +122,8 @@ class Conversation:
         place = (number,) if gconfig.seed is None else ("seed", gconfig.seed)
         if before:
             await asyncio.wait([before])
+        if not self._asking:
+            self._asked_at = time.monotonic()
         self._asking += 1
         try:
             outputs = await self._turns.ask(observation, derive(self.prompt.seed, *place))
@@ -117,6 +133,8 @@ class Conversation:
                 raise
             raise RuntimeError("the engine cancelled a request") from None
         self._asking -= 1
+        if not self._asking:
+            self._sampling_s += time.monotonic() - self._asked_at
         self.exchanges.append(_copy_outputs(outputs))
         self._actions.put_nowait(outputs)
         self._room.release()
@@ -167,6 +185,11 @@ def _agent_result(player: asyncio.Task[list[Trajectory]]) -> list[Trajectory]:
         if own and own.cancelling():
             raise
         raise AgentError(reason_of(error)) from error
+
+
+def _left_by(player: asyncio.Task[list[Trajectory]]) -> list[Trajectory]:
+    """Return what an agent returned, if it has ended without an error."""
+    return player.result() if player.done() and not player.cancelled() and not player.exception() else []
 
 
 @asynccontextmanager
