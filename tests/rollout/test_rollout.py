@@ -291,7 +291,7 @@ class Failing:
 
 
 def test_no_episode_is_lost(chat: Chat, verifier: Verifier) -> None:
-    """Failed, rejected and late episodes keep their tokens, with status and reason."""
+    """Failed, rejected and late episodes keep their tokens, with status, reason and whose fault it was."""
     engine = ScriptedEngine(chat, lambda *_: WRONG)
     agent = Failing(MathMultiTurnAgent(context(chat), num_turns=2))
     deadline_s = 0.5
@@ -300,11 +300,11 @@ def test_no_episode_is_lost(chat: Chat, verifier: Verifier) -> None:
         if deadline_s > 60 or not any("deadline" in trajectory.reason for trajectory in played[:3]):
             break
         deadline_s *= 4
-    assert [(trajectory.status, trajectory.reason) for trajectory in played] == [
-        ("completed", ""),
-        ("failed", "RuntimeError: broken agent"),
-        ("rejected", "the agent returned no trajectory"),
-        ("failed", f"deadline of {deadline_s:g} s"),
+    assert [(trajectory.status, trajectory.reason, trajectory.fault) for trajectory in played] == [
+        ("completed", "", ""),
+        ("failed", "RuntimeError: broken agent", "set-up"),
+        ("rejected", "the agent returned no trajectory", ""),
+        ("failed", f"deadline of {deadline_s:g} s", "set-up"),
     ]
     assert {tuple(trajectory.token_ids) for trajectory in played} == {tuple(played[0].token_ids)}
     assert all(trajectory.action_mask == played[0].action_mask for trajectory in played)
@@ -387,11 +387,57 @@ def test_context_is_respected(chat: Chat, verifier: Verifier) -> None:
     truncated = play(engine, MathMultiTurnAgent(context(chat, room)), verifier)[0]
     assert (truncated.status, len(truncated.turns)) == ("truncated", 1)
     assert "no room for turn 2" in truncated.reason
-    assert truncated.unplayed_turns == 4
+    assert (truncated.unplayed_turns, truncated.fault) == (4, "policy")
     full = ScriptedEngine(chat, lambda *_: ContextLengthError("prompt of 300 tokens leaves no room"))
     failed = play(full, MathMultiTurnAgent(context(chat)), verifier)[0]
-    assert (failed.status, failed.turns) == ("failed", [])
+    assert (failed.status, failed.turns, failed.fault) == ("failed", [], "set-up")
     assert "300 tokens" in failed.reason
+    replies = itertools.cycle([*[WRONG] * 4, ContextLengthError("prompt of 300 tokens leaves no room")])
+    late = play(ScriptedEngine(chat, lambda *_: next(replies)), MathMultiTurnAgent(context(chat)), verifier)[0]
+    assert (late.status, len(late.turns), late.fault) == ("truncated", 1, "policy")
+
+
+class Waits(MathMultiTurnAgent):
+    """An agent that waits for its environment before each turn."""
+
+    wait_s = 0.0
+
+    async def collect_trajectory(
+        self,
+        prompt: EpisodeSpec,
+        env: Environment,
+        obs_queue: "asyncio.Queue[Observation]",
+        act_queue: "asyncio.Queue[BundledGenerationOutputs]",
+    ) -> list[Trajectory]:
+        step = env.step
+
+        async def slow_step(action: str) -> Any:
+            await asyncio.sleep(self.wait_s)
+            return await step(action)
+
+        env.step = slow_step  # type: ignore[method-assign]
+        return await super().collect_trajectory(prompt, env, obs_queue, act_queue)
+
+
+@pytest.mark.parametrize(
+    ("sampling_s", "waiting_s", "fault"),
+    [
+        (0.4, 0.0, "policy"),  # the deadline strikes while the third turn is sampled
+        (0.001, 3.0, "set-up"),  # while the environment works
+        (0.2, 0.5, "set-up"),  # while the second turn is sampled, but the environment took most of the time
+    ],
+)
+def test_a_deadline_is_the_fault_of_what_took_the_time(
+    chat: Chat, verifier: Verifier, sampling_s: float, waiting_s: float, fault: str
+) -> None:
+    """A policy that samples until the deadline does not escape; a slow environment teaches it nothing."""
+    engine, agent = ScriptedEngine(chat, lambda *_: WRONG, delay_s=sampling_s), Waits(context(chat, 4000), num_turns=9)
+    agent.wait_s = waiting_s
+    deadline_s = 0.8 if waiting_s == 0.5 else 1.0
+    (row,) = play(engine, agent, verifier, group_size=1, settings=Rollout(episode_deadline_s=deadline_s), together=1)
+    assert (row.status, row.fault) == ("failed", fault)
+    assert row.reason == f"deadline of {deadline_s:g} s"
+    assert any(row.action_mask)
 
 
 def test_ids_are_unique_and_derived(chat: Chat, verifier: Verifier) -> None:
