@@ -382,6 +382,9 @@ class Rollout(Knobs):
     """Number of trajectories in one Parquet shard; a shard is written as soon as it is full."""
     allow_biased_sampling: bool = False
     """Train even if top_p or top_k bias the recorded logprobs."""
+    allow_own_sampling: bool = False
+    """Let agents with queues ask with another temperature, top_p or top_k than `sampling`, although training takes the
+    logprobs for those of `sampling`. Otherwise such a request fails its episode."""
 
 
 class Inference(Knobs):

@@ -26,8 +26,13 @@ _IDENTITY = [field.name for field in dataclasses.fields(Trajectory) if field.nam
 _identity = attrgetter(*_IDENTITY)
 
 
-def check_observation(observation: Any, vocabulary: int) -> Observation:
+def check_observation(observation: Any, vocabulary: int, sampling: GenerationConfig | None = None) -> Observation:
     """Check an observation and return it with its ids copied. The engine itself refuses a prompt that is too long.
+
+    Args:
+        observation: what the agent put on its queue.
+        vocabulary: number of token ids that the policy knows.
+        sampling: what the agent was given, whose distribution it must sample from; None: any.
 
     Raises:
         RefusedError: the engine could not answer it.
@@ -41,11 +46,25 @@ def check_observation(observation: Any, vocabulary: int) -> Observation:
         raise RefusedError(f"the gconfig of an observation is {shown(gconfig)}: give a GenerationConfig")
     if gconfig.n > MOST_COMPLETIONS:
         raise RefusedError(f"gconfig.n={gconfig.n}: ask for at most {MOST_COMPLETIONS} completions at once")
+    if sampling:
+        _check_distribution(gconfig, sampling)
     check_ids("the token_ids of an observation", token_ids, vocabulary)
     if not token_ids:
         raise RefusedError("an observation has no token ids: give the ids of a prompt")
     check_ids("gconfig.stop_token_ids", list(gconfig.stop_token_ids), vocabulary)
     return qid, list(token_ids), gconfig
+
+
+def _check_distribution(gconfig: GenerationConfig, sampling: GenerationConfig) -> None:
+    """Check that a request samples from the distribution of the run, or of the evaluation that is played."""
+    for name in ("temperature", "top_p", "top_k"):
+        asked, given = (max(0, getattr(each, name)) for each in (gconfig, sampling))  # vLLM: -1 is 0
+        if asked != given:
+            raise RefusedError(
+                f"gconfig.{name}={asked:g}, but the run samples with {given:g}: training would take the logprobs for "
+                "those of another distribution. Make the gconfig from context.gconfig with dataclasses.replace, or set "
+                "rollout.allow_own_sampling=true"
+            )
 
 
 def admit(returned: Any, record: Trajectory, vocabulary: int, served: Sequence[Completion]) -> list[Trajectory]:

@@ -38,6 +38,8 @@ CLEAN_UP_S = 60.0
 class Collector:
     """The player of an iteration's groups, with everything that episodes need.
 
+    Observations must ask for the distribution of `gconfig`, unless it is None or `rollout.allow_own_sampling` is set.
+
     An `InferenceError` (the engine refuses a request or serves another version) ends the rollout. Any other error in
     an episode becomes a failed trajectory with its reason.
     """
@@ -47,6 +49,7 @@ class Collector:
     make_environment: Callable[[], Environment]
     chat: Chat
     settings: Rollout
+    gconfig: GenerationConfig | None = None
 
     async def collect(
         self, groups: AsyncIterator[Group], together: int, sink: Callable[[Group, list[Trajectory]], None]
@@ -105,11 +108,12 @@ class Collector:
             return self.generator.generate(token_ids, gconfig, seed, replica)
 
         turns = TurnBatcher(len(group.prompts), generate)
+        sampling = None if self.settings.allow_own_sampling else self.gconfig
 
         async def play_episode(prompt: EpisodeSpec) -> list[Trajectory]:
             await places.acquire()
             try:
-                return await self._episode(Conversation(prompt, turns, self.chat.vocabulary), watch)
+                return await self._episode(Conversation(prompt, turns, self.chat.vocabulary, sampling), watch)
             finally:
                 room.release()
 

@@ -17,7 +17,7 @@ from storage.records import Trajectory
 from tasks.agents.faults import reason_of
 from tasks.agents.interface import Agent, EpisodeSpec
 from tasks.environments.interface import Environment
-from tasks.inference.api import BundledGenerationOutputs, Completion, Observation
+from tasks.inference.api import BundledGenerationOutputs, Completion, GenerationConfig, Observation
 from tasks.rollout.admission import admit, check_observation
 from tasks.rollout.turns import TurnBatcher
 from tasks.rollout.values import RefusedError
@@ -45,10 +45,13 @@ class Conversation:
         prompt: the episode to play.
         turns: answers the observations, together with those of its group.
         vocabulary: number of token ids that the policy knows.
+        sampling: what observations must sample with; None: anything.
     """
 
-    def __init__(self, prompt: EpisodeSpec, turns: TurnBatcher, vocabulary: int) -> None:
-        self.prompt, self._turns, self._vocabulary = prompt, turns, vocabulary
+    def __init__(
+        self, prompt: EpisodeSpec, turns: TurnBatcher, vocabulary: int, sampling: GenerationConfig | None = None
+    ) -> None:
+        self.prompt, self._turns, self._vocabulary, self._sampling = prompt, turns, vocabulary, sampling
         self._observations: asyncio.Queue[Observation] = asyncio.Queue(MOST_UNREAD)
         self._actions: asyncio.Queue[BundledGenerationOutputs] = asyncio.Queue()
         self._room = asyncio.Semaphore(MOST_AT_ONCE)
@@ -108,7 +111,7 @@ class Conversation:
             async with asyncio.TaskGroup() as answering:
                 for number in itertools.count():
                     await self._room.acquire()
-                    observation = check_observation(await self._observations.get(), self._vocabulary)
+                    observation = check_observation(await self._observations.get(), self._vocabulary, self._sampling)
                     if self._actions.qsize() >= MOST_UNREAD:
                         raise RefusedError(f"{MOST_UNREAD} answers wait in act_queue: the agent must take each of them")
                     qid = observation[0]

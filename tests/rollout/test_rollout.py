@@ -253,10 +253,34 @@ def test_every_request_has_the_stop_tokens(chat: Chat, verifier: Verifier) -> No
         (EndsItself(context(chat)), (9, end)),
     ):
         engine = ScriptedEngine(chat, lambda *_: WRONG)
-        play(engine, agent, verifier)
+        play(engine, agent, verifier, settings=Rollout(allow_own_sampling=True))
         assert len({tuple(ids) for ids, _, _, _ in engine.requests}) == 2  # one prompt for each turn
         assert {gconfig.stop_token_ids for _, gconfig, _, _ in engine.requests} == {stops}
         assert {gconfig.temperature for _, gconfig, _, _ in engine.requests} == {agent.context.gconfig.temperature}
+
+
+class SamplesItsOwnWay(MathMultiTurnAgent):
+    def __init__(self, context: AgentContext, **own: Any) -> None:
+        super().__init__(replace(context, gconfig=replace(context.gconfig, **own)))
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        ({"temperature": 0.3, "top_p": 0.5}, "gconfig.temperature=0.3, but the run samples with 1"),
+        ({"top_p": 0.5}, "gconfig.top_p=0.5, but the run samples with 1"),
+        ({"top_k": 5}, "gconfig.top_k=5, but the run samples with 0"),
+        ({"top_k": -1, "max_new_tokens": 4, "stop": ("x",), "n": 2}, ""),
+    ],
+)
+def test_an_agent_samples_as_the_run_does(chat: Chat, verifier: Verifier, own: dict[str, Any], says: str) -> None:
+    """Training would take the logprobs of 0.3 for those of 1, as the guard of the run's own knobs says of top_p."""
+    engine, agent = ScriptedEngine(chat, lambda *_: RIGHT), SamplesItsOwnWay(context(chat), **own)
+    for row in play(engine, agent, verifier):
+        assert (row.status, row.fault) == (("failed", "set-up") if says else ("completed", ""))
+        assert row.reason.startswith(says)
+    allowed = play(engine, agent, verifier, settings=Rollout(allow_own_sampling=True))
+    assert {row.status for row in allowed} == {"completed"}
 
 
 def test_groups_spread_over_replicas(chat: Chat, verifier: Verifier) -> None:
