@@ -769,7 +769,8 @@ class Evaluation(Knobs):
     temperature: Annotated[Temperature, Field(gt=0)] = 1.0
     """Temperature of the sampled episodes, 0.01 to 2."""
     max_failed_share: Share = 0.01
-    """Largest share of failed episodes or verdicts. Above it the evaluation is an error, and is played again."""
+    """Largest share of episodes that failed by the set-up's fault, or of failed verdicts. Above it the evaluation is an
+    error, and is played again."""
     contamination: Literal["stop", "drop", "report"] = "stop"
     """Reaction of `retrain` to training problems that are also in an evaluation set."""
     fingerprints: dict[Name, str] = {}
