@@ -416,7 +416,8 @@ def test_context_is_respected(chat: Chat, verifier: Verifier) -> None:
     failed = play(full, MathMultiTurnAgent(context(chat)), verifier)[0]
     assert (failed.status, failed.turns, failed.fault) == ("failed", [], "set-up")
     assert "300 tokens" in failed.reason
-    replies = itertools.cycle([*[WRONG] * 4, ContextLengthError("prompt of 300 tokens leaves no room")])
+    full_later: list[str | Exception] = [*[WRONG] * 4, ContextLengthError("prompt of 300 tokens leaves no room")]
+    replies = itertools.cycle(full_later)
     late = play(ScriptedEngine(chat, lambda *_: next(replies)), MathMultiTurnAgent(context(chat)), verifier)[0]
     assert (late.status, len(late.turns), late.fault) == ("truncated", 1, "policy")
 
