@@ -386,6 +386,11 @@ class Rollout(Knobs):
     """Let agents with queues ask with another temperature, top_p or top_k than `sampling`, although training takes the
     logprobs for those of `sampling`. Otherwise such a request fails its episode."""
 
+    @property
+    def longest_completion_s(self) -> float:
+        """The time after which a completion is cut: early enough for its episode to be recorded with it."""
+        return min(self.request_timeout_s, self.episode_deadline_s / 2)
+
 
 class Inference(Knobs):
     urls: list[Annotated[URI, AfterValidator(check_server)]] = []

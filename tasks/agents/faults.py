@@ -30,14 +30,14 @@ def fault_of(error: BaseException, *, sampled: bool, sampling: bool = False) -> 
     | more requests than `max_requests`, or than a framework's own limit allows | policy |
     | an error of the agent after a completion none of whose calls can be read | policy |
     | `PolicyError` of agent or environment, or a framework's error that says the same | policy |
-    | the deadline, while the engine answered, which took most of the episode's time (`sampling`) | policy |
+    | the deadline, while the engine was sampling, which took most of the episode's time (`sampling`) | policy |
     | the deadline, while agent, tools or environment worked, or after they took most of the time | set-up |
     | any other error of agent or environment, a refused return value, a cancellation | set-up |
-    | an engine that answers nothing | set-up |
+    | an engine that answers nothing: a request fails, or waits for longer than it takes to cut it | set-up |
     | any of these before the first token was `sampled`, such as a problem that has no room | set-up |
 
-    A full queue of the engine looks like sampling. So a deadline that a machine is too slow for counts against the
-    policy, as a token limit would.
+    A full queue of the engine, or a server that is just being restarted, looks like sampling: a deadline that is too
+    short for the machine counts against the policy, as a token limit does.
     """
     policys = sampling or any(map(_is_policys, chain(error)))
     return "policy" if sampled and policys else "set-up"

@@ -21,7 +21,7 @@ UNIX = "unix://"
 NO_VERSION = -1
 """Weight version of a server whose swap failed; `Connection` refuses its tokens."""
 
-_CUT_S = 10.0
+CUT_S = 10.0
 """Longest wait for the answer to a request that was cut."""
 _GIVING_UP_S = 5.0
 """Longest wait in `give_up` for a server that does not answer: the flow may have to end soon."""
@@ -135,7 +135,7 @@ class Client:
             cutting.append(asyncio.create_task(self._cut(identity)))
 
         timer = asyncio.get_running_loop().call_later(self._longest_s, cut)
-        limit = aiohttp.ClientTimeout(total=self._longest_s + _CUT_S)
+        limit = aiohttp.ClientTimeout(total=self._longest_s + CUT_S)
         try:
             answer = await self._post("/inference/v1/generate", body | {"request_id": identity}, limit)
         finally:

@@ -182,8 +182,7 @@ class Engine:
     def _client(self, replica: _Replica) -> Client:
         share = self._sockets and max(1, self._sockets // len(self._replicas))
         timeout_s, context = self.rollout.request_timeout_s, self.settings.max_model_len
-        longest_s = min(timeout_s, self.rollout.episode_deadline_s / 2)  # what is cut must still be recorded
-        return Client(replica.url, replica.api_key, timeout_s, context, share, longest_s)
+        return Client(replica.url, replica.api_key, timeout_s, context, share, self.rollout.longest_completion_s)
 
     async def _establish_all(self, policy: Checkpoint) -> None:
         await asyncio.gather(*(self._establish(replica, policy) for replica in self._replicas))

@@ -12,7 +12,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any, get_args
 
-from storage.records import HIGHEST_LOGPROB, Call, CallStatus, Fault, Status, Trajectory, Turn
+from storage.records import HIGHEST_LOGPROB, LAST_TURN_CUT, Call, CallStatus, Fault, Status, Trajectory, Turn
 from tasks.inference.api import Completion, GenerationConfig, Observation
 from tasks.rollout.values import RefusedError, check_ids, check_kinds, check_seed, check_text, number, shown
 
@@ -96,8 +96,10 @@ def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Sequenc
     if trajectory.status not in get_args(Status):
         raise RefusedError(f"status={shown(trajectory.status)}: give one of {', '.join(get_args(Status))}")
     check_text("reason", trajectory.reason)
-    if trajectory.fault not in get_args(Fault):
-        raise RefusedError(f"fault={shown(trajectory.fault)}: give one of 'policy', 'set-up', or leave it empty")
+    if trajectory.fault not in (get_args(Fault) if trajectory.status in ("truncated", "failed") else ("",)):
+        raise RefusedError(
+            f"fault={shown(trajectory.fault)}: give policy or set-up if the episode is truncated or failed, or nothing"
+        )
     _check_sampling(trajectory.sampling)
     _check_columns(trajectory, vocabulary)
     _check_served(trajectory, served)
@@ -125,7 +127,8 @@ def _fault(trajectory: Trajectory) -> Fault:
     """Return whose fault it is that an agent's trajectory is not complete, where the agent does not say it."""
     if trajectory.status == "failed":
         return "set-up"
-    return "policy" if trajectory.status == "truncated" and trajectory.unplayed_turns else ""
+    ended = trajectory.unplayed_turns == 0 or trajectory.reason == LAST_TURN_CUT  # with the verdict on its last turn
+    return "policy" if trajectory.status == "truncated" and not ended else ""
 
 
 def _check_columns(trajectory: Trajectory, vocabulary: int) -> None:

@@ -108,12 +108,12 @@ class Collector:
             return self.generator.generate(token_ids, gconfig, seed, replica)
 
         turns = TurnBatcher(len(group.prompts), generate)
-        sampling = None if self.settings.allow_own_sampling else self.gconfig
 
         async def play_episode(prompt: EpisodeSpec) -> list[Trajectory]:
             await places.acquire()
             try:
-                return await self._episode(Conversation(prompt, turns, self.chat.vocabulary, sampling), watch)
+                conversation = Conversation(prompt, turns, self.chat.vocabulary, self.settings, self.gconfig)
+                return await self._episode(conversation, watch)
             finally:
                 room.release()
 

@@ -97,7 +97,7 @@ async def test_a_request_that_only_waited_is_no_completion() -> None:
 
 async def test_a_server_that_does_not_answer_is_a_time_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also one whose requests cannot be cut: the request is sent again, after a restart of a dead server."""
-    monkeypatch.setattr("tasks.inference.client._CUT_S", 0.2)
+    monkeypatch.setattr("tasks.inference.client.CUT_S", 0.2)
     async with served(Slow(deaf=True), timeout_s=0.3) as client:
         with pytest.raises(TimeoutError):
             await ask(client, tokens=200)

@@ -128,6 +128,8 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "starts": (rowed(sequence_starts=[0, 10**6]), "sequence_starts=a value of type list: it must begin with 0"),
     "discount": (rowed(turn_discount=2.0), "turn_discount=2.0: give a number from 0 to 1"),
     "unplayed": (rowed(unplayed_turns=-2), "unplayed_turns=-2"),
+    "fault": (rowed(status="failed", fault="engine"), "fault='engine'"),
+    "fault of a whole one": (rowed(fault="policy"), "fault='policy'"),
     "sampling": (rowed(sampling="{}"), "sampling='{}'"),
     "nothing sampled": (
         rowed(token_ids=[5], action_mask=[False], logprobs=[0.0], versions=[-1], turns=[]),

@@ -444,6 +444,22 @@ class Waits(MathMultiTurnAgent):
         return await super().collect_trajectory(prompt, env, obs_queue, act_queue)
 
 
+def test_an_engine_that_stops_answering_is_not_the_policys_fault(
+    chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A completion that is sampled would be cut and returned at half of the deadline."""
+    monkeypatch.setattr("tasks.rollout.conversation.CUT_S", 0.1)
+
+    class Stops(ScriptedEngine):
+        async def generate(self, *arguments: Any) -> Any:
+            self.delay_s = 60.0 if self.requests else 0.0
+            return await super().generate(*arguments)
+
+    engine, agent = Stops(chat, lambda *_: WRONG), MathMultiTurnAgent(context(chat))
+    (row,) = play(engine, agent, verifier, group_size=1, settings=Rollout(episode_deadline_s=1.5))
+    assert (row.status, row.fault, len(row.turns)) == ("failed", "set-up", 1)
+
+
 @pytest.mark.parametrize(
     ("sampling_s", "waiting_s", "fault"),
     [
