@@ -368,18 +368,28 @@ class Rollout(Knobs):
     `inference.urls`), of `concurrency` and of `score.workers`. 1: the flow's own process. It is full at about 110,000
     tokens/s, or 370 short episodes/s."""
     episode_deadline_s: PositiveFloat = 600
-    """An episode that takes longer is stored as failed. Time in which another episode blocked all others does not
-    count."""
+    """An episode that takes longer is stored as failed, by the policy's fault if the engine was answering most of the
+    time. Time in which another episode blocked all others does not count."""
     request_timeout_s: PositiveFloat = 300
-    """A request that takes longer is sent again."""
+    """A completion that takes longer, or half of `episode_deadline_s`, ends there, as at the token limit. A request of
+    which nothing was sampled in this time is sent again."""
     request_retries: NonNegativeInt = 5
     """Number of times that a failed request is sent again."""
     max_failed_share: Share = 0.1
-    """A larger share of failed episodes stops the run, because something is wrong with the set-up."""
+    """A larger share of episodes that failed by the set-up's fault stops the run. Those that the policy's own behaviour
+    ended (context, requests, time, calls that cannot be read) do not count; an alarm says when there are more."""
     rows_per_shard: PositiveInt = 256
     """Number of trajectories in one Parquet shard; a shard is written as soon as it is full."""
     allow_biased_sampling: bool = False
     """Train even if top_p or top_k bias the recorded logprobs."""
+    allow_own_sampling: bool = False
+    """Let agents with queues ask with another temperature, top_p or top_k than `sampling`, although training takes the
+    logprobs for those of `sampling`. Otherwise such a request fails its episode."""
+
+    @property
+    def longest_completion_s(self) -> float:
+        """The time after which a completion is cut: early enough for its episode to be recorded with it."""
+        return min(self.request_timeout_s, self.episode_deadline_s / 2)
 
 
 class Inference(Knobs):
@@ -792,7 +802,8 @@ class Evaluation(Knobs):
     temperature: Annotated[Temperature, Field(gt=0)] = 1.0
     """Temperature of the sampled episodes, 0.01 to 2."""
     max_failed_share: Share = 0.01
-    """Largest share of failed episodes or verdicts. Above it the evaluation is an error, and is played again."""
+    """Largest share of episodes that failed by the set-up's fault, or of failed verdicts. Above it the evaluation is an
+    error, and is played again."""
     contamination: Literal["stop", "drop", "report"] = "stop"
     """Reaction of `retrain` to training problems that are also in an evaluation set."""
     fingerprints: dict[Name, str] = {}

@@ -98,6 +98,7 @@ BEFORE: Mapping[str, Any] = {
     "ppo.advantage.credit": "order",
     "reward.shape": "success",
     "reward.unfinished": "leave-out",
+    "rollout.allow_own_sampling": True,
 }
 """Knobs whose default is another behaviour than that of the programs before the knob, and the value for the latter."""
 

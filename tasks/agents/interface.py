@@ -49,15 +49,19 @@ class Agent(Protocol):
     An error of an agent costs only the episode in which it occurs: the record has the status `failed` and the reason.
 
     - The agent puts `(qid, token_ids, gconfig)` on `obs_queue`: a list of ids that the policy knows, and a request for
-      at most 256 completions. It takes each answer from `act_queue`, where at most 256 may wait. Observations of one
-      qid are answered in their order; those of different qids at the same time, and in any order.
+      at most 256 completions, with temperature, top_p and top_k as in its context. It takes each answer from
+      `act_queue`, where at most 256 may wait. Observations of one qid are answered in their order; those of different
+      qids at the same time, and in any order.
     - It returns a list of trajectories made from `prompt.record`, with its identity unchanged. `Episode` makes valid
       ones: a turn is a completion, or its beginning, with the tokens, logprobs and versions that the engine gave. All
       other tokens have the logprob 0.0 and the version -1.
       Columns are lists of Python's own numbers (numpy: `.tolist()`). Texts can be encoded as UTF-8. An empty list
-      rejects the episode. If there are several trajectories, all but the first get new ids: `<id>:1`, `<id>:2` …
-    - It may raise any exception, also CancelledError and SystemExit. Only Ctrl-C and SIGTERM end the rollout.
-    - At `rollout.episode_deadline_s` it is cancelled and has two seconds to clean up; then the rollout goes on.
+      rejects the episode, which is never trained on: where the policy's words decide it, the policy learns to be
+      rejected. If there are several trajectories, all but the first get new ids: `<id>:1`, `<id>:2` …
+    - It may raise any exception, also CancelledError and SystemExit. Only Ctrl-C and SIGTERM end the rollout. It raises
+      `tasks.agents.faults.PolicyError` where the policy's behaviour leaves no way on: that episode is trained on.
+    - At `rollout.episode_deadline_s` it is cancelled and has two seconds to clean up; then the rollout goes on. What it
+      returns then is recorded with the deadline as the reason.
     - It awaits slow operations, or runs them with `asyncio.to_thread`. If it blocks the event loop until the deadline,
       an exception ends it (`tasks.rollout.watch`).
 

@@ -7,6 +7,7 @@ from unittest.mock import patch
 from tasks.agents.endpoint.agent import Address, AgentTask, Count, Discount, EndpointAgent, Reward
 from tasks.agents.endpoint.client import Clients
 from tasks.agents.endpoint.completions import Completions
+from tasks.agents.faults import PolicyError
 from tasks.agents.interface import AgentContext
 
 try:
@@ -17,8 +18,16 @@ except ModuleNotFoundError as error:
     raise ImportError(f"{error}: pip install 'verifiers<0.4' has the environments that this agent plays") from error
 
 
+_UNREADABLE = ("EmptyModelResponseError", "InvalidModelResponseError", "ToolParseError")
+"""Its errors for completions that cannot be read."""
+
+
 class VerifiersError(RuntimeError):
     """An environment of verifiers ended with an error."""
+
+
+class UnreadableAnswerError(PolicyError):
+    """An environment of verifiers could not read what the policy said."""
 
 
 class VerifiersAgent(EndpointAgent):
@@ -63,7 +72,9 @@ class VerifiersAgent(EndpointAgent):
         client = OpenAIChatCompletionsClient(self._clients.open(completions, task.api_key))
         ended = await self._environment.run_rollout(_row(task), client, task.model, sampling_args={})
         if ended["error"] or ended["stop_condition"] == "prompt_too_long":
-            raise VerifiersError(f"{ended['stop_condition']}: {ended['error']}")
+            unreadable = ended["error"] and ended["error"]["error"] in _UNREADABLE
+            kind = UnreadableAnswerError if unreadable else VerifiersError
+            raise kind(f"{ended['stop_condition']}: {ended['error']}")
         return Reward(float(ended["reward"]), ended["metrics"])
 
     def ended_by_context(self, error: Exception, completions: Completions) -> bool:

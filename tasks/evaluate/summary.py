@@ -178,6 +178,22 @@ def stage_rows(numbers: dict[str, Any]) -> list[Row]:
     ]
 
 
+def fault_rows(numbers: dict[str, Any]) -> list[Row]:
+    """Make a table of the shares of training episodes that ended without a verdict, by whose fault; none without any.
+
+    Iterations of older programs counted none.
+    """
+    rows = []
+    for fault in ("policy", "set-up"):
+        shares = [training.get("faults", {}).get(fault, 0.0) for training in numbers["training"]]
+        if any(shares):
+            highest = max(range(len(shares)), key=shares.__getitem__)
+            cells = {"first": shares[0], "last": shares[-1], "mean": fmean(shares), "highest": shares[highest]}
+            named = {name: f"{share:.3f}" for name, share in cells.items()}
+            rows.append({"without a verdict, fault of": fault, **named, "in iteration": str(highest)})
+    return rows
+
+
 def table(title: str, rows: Sequence[Row]) -> "Table":
     """Make a table for the terminal; markup in its texts is not interpreted, and they cannot move the cursor."""
     from rich.table import Table

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import logging
+import uuid
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -11,12 +13,16 @@ import orjson
 
 from tasks.inference.api import AbortedError, Completion, ContextLengthError, GenerationConfig, InferenceError
 
+logger = logging.getLogger(__name__)
+
 UNIX = "unix://"
 """The beginning of a URL of a server on a Unix socket."""
 
 NO_VERSION = -1
 """Weight version of a server whose swap failed; `Connection` refuses its tokens."""
 
+CUT_S = 10.0
+"""Longest wait for the answer to a request that was cut."""
 _GIVING_UP_S = 5.0
 """Longest wait in `give_up` for a server that does not answer: the flow may have to end soon."""
 
@@ -44,14 +50,22 @@ class Client:
         timeout_s: limit for one request.
         max_model_len: the server's context length, for clear errors.
         connections: most connections; further requests wait for one. 0: no limit, because the collector has its own.
+        longest_s: a completion that takes longer is cut; None: `timeout_s`.
     """
 
     def __init__(
-        self, url: str, api_key: str | None, timeout_s: float, max_model_len: int, connections: int = 0
+        self,
+        url: str,
+        api_key: str | None,
+        timeout_s: float,
+        max_model_len: int,
+        connections: int = 0,
+        longest_s: float | None = None,
     ) -> None:
         self.url = url
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._longest_s = longest_s or timeout_s
         self._max_model_len, self._connections = max_model_len, connections
         self._base = ""
         self._session: aiohttp.ClientSession | None = None
@@ -79,8 +93,12 @@ class Client:
     async def generate(self, token_ids: list[int], gconfig: GenerationConfig, seed: int) -> list[Completion]:
         """Return `gconfig.n` completions; the server samples completion i with seed + i.
 
+        Those that take longer than `longest_s` end there, as they would at the token limit: sampled again with the same
+        seed, they would take as long again.
+
         Raises:
-            AbortedError: the server aborted the request.
+            AbortedError: the server aborted the request, or had sampled nothing of a completion in this time.
+            TimeoutError: the server does not answer.
             ContextLengthError: the prompt leaves no room in the context.
         """
         if len(token_ids) >= self._max_model_len:
@@ -101,11 +119,40 @@ class Client:
         }
         if gconfig.stop:
             parameters["stop"] = gconfig.stop
-        answer = await self._post("/inference/v1/generate", {"token_ids": token_ids, "sampling_params": parameters})
+        answer, cut = await self._sample({"token_ids": token_ids, "sampling_params": parameters})
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+        for choice in choices:
+            if cut and choice["finish_reason"] == "abort" and choice["token_ids"]:
+                choice["finish_reason"] = "length"
         if unfinished := {choice["finish_reason"] for choice in choices} - {"stop", "length"}:
             raise AbortedError(f"{self.url} aborted a request: finish_reason={', '.join(unfinished)}")
         return [_completion(choice, limit) for choice in choices]
+
+    async def _sample(self, body: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+        """Return the server's answer to a request for completions, and whether they were cut because of the time."""
+        identity, cutting = uuid.uuid4().hex, list[asyncio.Task[None]]()
+
+        def cut() -> None:
+            cutting.append(asyncio.create_task(self._cut(identity)))
+
+        timer = asyncio.get_running_loop().call_later(self._longest_s, cut)
+        limit = aiohttp.ClientTimeout(total=self._longest_s + CUT_S)
+        try:
+            answer = await self._post("/inference/v1/generate", body | {"request_id": identity}, limit)
+        finally:
+            timer.cancel()
+            for task in cutting:
+                task.cancel()
+        return answer, bool(cutting)
+
+    async def _cut(self, identity: str) -> None:
+        """Make the server end a request, and answer it with what it has sampled."""
+        assert self._session is not None
+        logger.warning("%s: a request took longer than %g s, and is cut", self.url, self._longest_s)
+        body = {"request_ids": [f"generate-tokens-{identity}"]}
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):  # then the request ends at its own limit
+            async with self._session.post(f"{self._base}/inference/v1/abort_requests", json=body):
+                pass
 
     async def prompt_logprobs(self, token_ids: list[int]) -> list[float]:
         """Return the logprobs of token_ids[1:] at temperature 1, for as many tokens as fit into the context."""
@@ -160,9 +207,11 @@ class Client:
     async def set_weight_version(self, version: int) -> None:
         await self._post("/update_weight_version", {"new_version": str(version)})
 
-    async def _post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def _post(
+        self, path: str, body: dict[str, Any] | None = None, limit: aiohttp.ClientTimeout | None = None
+    ) -> dict[str, Any]:
         assert self._session is not None, "use the client as a context manager"
-        async with self._session.post(f"{self._base}{path}", json=body) as response:
+        async with self._session.post(f"{self._base}{path}", json=body, timeout=limit or self._timeout) as response:
             return await _checked(response)
 
 

@@ -181,7 +181,8 @@ class Engine:
 
     def _client(self, replica: _Replica) -> Client:
         share = self._sockets and max(1, self._sockets // len(self._replicas))
-        return Client(replica.url, replica.api_key, self.rollout.request_timeout_s, self.settings.max_model_len, share)
+        timeout_s, context = self.rollout.request_timeout_s, self.settings.max_model_len
+        return Client(replica.url, replica.api_key, timeout_s, context, share, self.rollout.longest_completion_s)
 
     async def _establish_all(self, policy: Checkpoint) -> None:
         await asyncio.gather(*(self._establish(replica, policy) for replica in self._replicas))

@@ -12,24 +12,28 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any, get_args
 
-from storage.records import HIGHEST_LOGPROB, Call, CallStatus, Status, Trajectory, Turn
-from storage.visible import described
+from storage.records import HIGHEST_LOGPROB, LAST_TURN_CUT, Call, CallStatus, Fault, Status, Trajectory, Turn
 from tasks.inference.api import Completion, GenerationConfig, Observation
 from tasks.rollout.values import RefusedError, check_ids, check_kinds, check_seed, check_text, number, shown
 
 MOST_COMPLETIONS = 256
 """Most completions of one observation."""
-LONGEST_REASON = 2000
 
 _AGENTS_OWN = {"status", "reason", "token_ids", "action_mask", "logprobs", "versions", "turns", "turn_discount"} | {
     "sequence_starts", "unplayed_turns", "sampling", "started_at", "latency_s"} | {
-    "calls", "ungraded", "follows", "reward_parts", "answers", "limits", "received", "asked", "paid"}  # fmt: skip
+    "calls", "ungraded", "follows", "reward_parts", "fault", "answers", "limits", "received", "asked",
+    "paid"}  # fmt: skip
 _IDENTITY = [field.name for field in dataclasses.fields(Trajectory) if field.name not in _AGENTS_OWN]
 _identity = attrgetter(*_IDENTITY)
 
 
-def check_observation(observation: Any, vocabulary: int) -> Observation:
+def check_observation(observation: Any, vocabulary: int, sampling: GenerationConfig | None = None) -> Observation:
     """Check an observation and return it with its ids copied. The engine itself refuses a prompt that is too long.
+
+    Args:
+        observation: what the agent put on its queue.
+        vocabulary: number of token ids that the policy knows.
+        sampling: what the agent was given, whose distribution it must sample from; None: any.
 
     Raises:
         RefusedError: the engine could not answer it.
@@ -43,11 +47,25 @@ def check_observation(observation: Any, vocabulary: int) -> Observation:
         raise RefusedError(f"the gconfig of an observation is {shown(gconfig)}: give a GenerationConfig")
     if gconfig.n > MOST_COMPLETIONS:
         raise RefusedError(f"gconfig.n={gconfig.n}: ask for at most {MOST_COMPLETIONS} completions at once")
+    if sampling:
+        _check_distribution(gconfig, sampling)
     check_ids("the token_ids of an observation", token_ids, vocabulary)
     if not token_ids:
         raise RefusedError("an observation has no token ids: give the ids of a prompt")
     check_ids("gconfig.stop_token_ids", list(gconfig.stop_token_ids), vocabulary)
     return qid, list(token_ids), gconfig
+
+
+def _check_distribution(gconfig: GenerationConfig, sampling: GenerationConfig) -> None:
+    """Check that a request samples from the distribution of the run, or of the evaluation that is played."""
+    for name in ("temperature", "top_p", "top_k"):
+        asked, given = (max(0, getattr(each, name)) for each in (gconfig, sampling))  # vLLM: -1 is 0
+        if asked != given:
+            raise RefusedError(
+                f"gconfig.{name}={asked:g}, but the run samples with {given:g}: training would take the logprobs for "
+                "those of another distribution. Make the gconfig from context.gconfig with dataclasses.replace, or set "
+                "rollout.allow_own_sampling=true"
+            )
 
 
 def admit(returned: Any, record: Trajectory, vocabulary: int, served: Sequence[Completion]) -> list[Trajectory]:
@@ -67,11 +85,6 @@ def admit(returned: Any, record: Trajectory, vocabulary: int, served: Sequence[C
     return [_admit(trajectory, record, vocabulary, served) for trajectory in returned]
 
 
-def reason_of(error: BaseException) -> str:
-    """Return the type and message of an exception, as records store them."""
-    return described(error, LONGEST_REASON)
-
-
 def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Sequence[Completion]) -> Trajectory:
     if not isinstance(trajectory, Trajectory):
         raise RefusedError(f"the agent returned a list with {shown(trajectory)}: it may hold trajectories only")
@@ -84,6 +97,10 @@ def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Sequenc
     if trajectory.status not in get_args(Status):
         raise RefusedError(f"status={shown(trajectory.status)}: give one of {', '.join(get_args(Status))}")
     check_text("reason", trajectory.reason)
+    if trajectory.fault not in (get_args(Fault) if trajectory.status in ("truncated", "failed") else ("",)):
+        raise RefusedError(
+            f"fault={shown(trajectory.fault)}: give policy or set-up if the episode is truncated or failed, or nothing"
+        )
     _check_sampling(trajectory.sampling)
     _check_columns(trajectory, vocabulary)
     _check_served(trajectory, served)
@@ -99,8 +116,21 @@ def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Sequenc
     parts = _checked_parts(trajectory)
     # The gold answers come from our record: the agent may still change the list that it returned.
     return dataclasses.replace(
-        trajectory, turns=turns, turn_discount=discount, solutions=record.solutions, reward_parts=parts
+        trajectory,
+        turns=turns,
+        turn_discount=discount,
+        solutions=record.solutions,
+        reward_parts=parts,
+        fault=trajectory.fault or _fault(trajectory),
     )
+
+
+def _fault(trajectory: Trajectory) -> Fault:
+    """Return whose fault it is that an agent's trajectory is not complete, where the agent does not say it."""
+    if trajectory.status == "failed":
+        return "set-up"
+    ended = trajectory.unplayed_turns == 0 or trajectory.reason == LAST_TURN_CUT  # with the verdict on its last turn
+    return "policy" if trajectory.status == "truncated" and not ended else ""
 
 
 def _check_columns(trajectory: Trajectory, vocabulary: int) -> None:

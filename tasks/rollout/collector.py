@@ -15,10 +15,10 @@ from configs.schema import Rollout
 from storage.records import Status, Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.episode import Episode
+from tasks.agents.faults import fault_of, reason_of
 from tasks.agents.interface import Agent, EpisodeSpec
 from tasks.environments.interface import Environment
 from tasks.inference.api import Completion, ContextLengthError, GenerationConfig, Generator, InferenceError
-from tasks.rollout.admission import reason_of
 from tasks.rollout.conversation import AgentError, Conversation, cancel
 from tasks.rollout.plan import Group
 from tasks.rollout.turns import TurnBatcher
@@ -38,6 +38,8 @@ CLEAN_UP_S = 60.0
 class Collector:
     """The player of an iteration's groups, with everything that episodes need.
 
+    Observations must ask for the distribution of `gconfig`, unless it is None or `rollout.allow_own_sampling` is set.
+
     An `InferenceError` (the engine refuses a request or serves another version) ends the rollout. Any other error in
     an episode becomes a failed trajectory with its reason.
     """
@@ -47,6 +49,7 @@ class Collector:
     make_environment: Callable[[], Environment]
     chat: Chat
     settings: Rollout
+    gconfig: GenerationConfig | None = None
 
     async def collect(
         self, groups: AsyncIterator[Group], together: int, sink: Callable[[Group, list[Trajectory]], None]
@@ -109,7 +112,8 @@ class Collector:
         async def play_episode(prompt: EpisodeSpec) -> list[Trajectory]:
             await places.acquire()
             try:
-                return await self._episode(Conversation(prompt, turns, self.chat.vocabulary), watch)
+                conversation = Conversation(prompt, turns, self.chat.vocabulary, self.settings, self.gconfig)
+                return await self._episode(conversation, watch)
             finally:
                 room.release()
 
@@ -134,17 +138,23 @@ class Collector:
                 trajectories = [self._salvage(conversation, "rejected", "the agent returned no trajectory")]
         except InferenceError:
             raise
-        except ContextLengthError as error:
-            status: Status = "truncated" if conversation.exchanges else "failed"
-            trajectories = [self._salvage(conversation, status, str(error))]
         except Exception as error:
             logger.debug("episode %s failed", conversation.prompt.record.trajectory_id, exc_info=True)
-            if isinstance(error, TimeoutError) and deadline.expired():
-                reason = f"deadline of {self.settings.episode_deadline_s:g} s"
-            else:
-                reason = str(error) if isinstance(error, AgentError | RefusedError) else reason_of(error)
-            trajectories = [self._salvage(conversation, "failed", reason)]
+            trajectories = self._unfinished(conversation, error, late=deadline.expired())
         return _stamp(trajectories, started_at, time.monotonic() - started)
+
+    def _unfinished(self, conversation: Conversation, error: Exception, *, late: bool) -> list[Trajectory]:
+        """Return what the agent left, or what was sampled for it, with the reason for the end and whose fault it is."""
+        full = isinstance(error, ContextLengthError)
+        status: Status = "truncated" if full and conversation.exchanges else "failed"
+        if late := late and isinstance(error, TimeoutError):
+            reason = f"deadline of {self.settings.episode_deadline_s:g} s"
+        else:
+            reason = str(error) if full or isinstance(error, AgentError | RefusedError) else reason_of(error)
+        rows = conversation.left or [self._salvage(conversation, status, reason)]
+        sampled, sampling = any(any(row.action_mask) for row in rows), late and conversation.sampling
+        fault = fault_of(error, sampled=sampled, sampling=sampling)
+        return [replace(row, status=status, reason=reason, fault=fault) for row in rows]
 
     def _salvage(self, conversation: Conversation, status: Status, reason: str) -> Trajectory:
         """Return a record of the completions that were sampled before an episode ended without a trajectory."""

@@ -7,16 +7,20 @@ its trajectory with `tasks.agents.episode.Episode`, whose docstring shows an exa
 import asyncio
 import itertools
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+from configs.schema import Rollout
 from storage import interrupts
 from storage.records import Trajectory
+from tasks.agents.faults import reason_of
 from tasks.agents.interface import Agent, EpisodeSpec
 from tasks.environments.interface import Environment
-from tasks.inference.api import BundledGenerationOutputs, Observation
-from tasks.rollout.admission import admit, check_observation, reason_of
+from tasks.inference.api import BundledGenerationOutputs, GenerationConfig, Observation
+from tasks.inference.client import CUT_S
+from tasks.rollout.admission import admit, check_observation
 from tasks.rollout.turns import TurnBatcher
 from tasks.rollout.values import RefusedError
 from tasks.rollout.watch import StalledError, Watch
@@ -43,16 +47,34 @@ class Conversation:
         prompt: the episode to play.
         turns: answers the observations, together with those of its group.
         vocabulary: number of token ids that the policy knows.
+        settings: how long completions may take, and whether observations may sample in a way of their own.
+        gconfig: what they must sample with otherwise; None: anything.
     """
 
-    def __init__(self, prompt: EpisodeSpec, turns: TurnBatcher, vocabulary: int) -> None:
+    def __init__(
+        self,
+        prompt: EpisodeSpec,
+        turns: TurnBatcher,
+        vocabulary: int,
+        settings: Rollout,
+        gconfig: GenerationConfig | None,
+    ) -> None:
         self.prompt, self._turns, self._vocabulary = prompt, turns, vocabulary
+        self._settings, self._sampling = settings, None if settings.allow_own_sampling else gconfig
         self._observations: asyncio.Queue[Observation] = asyncio.Queue(MOST_UNREAD)
         self._actions: asyncio.Queue[BundledGenerationOutputs] = asyncio.Queue()
         self._room = asyncio.Semaphore(MOST_AT_ONCE)
-        self._asking = 0  # observations that wait for their answers
+        self._asked: dict[int, float] = {}  # the observations that wait for their answers, and since when
+        self._idle_s, self._idle_since = 0.0, time.monotonic()  # how long none waited, and since when
         self.exchanges: list[BundledGenerationOutputs] = []
         """All answers so far, as copies that the agent cannot change."""
+        self.left: list[Trajectory] = []
+        """What the agent returned when it was ended, at the deadline or because of an error that was not its own."""
+        self.sampling = False
+        """Whether the deadline struck while the engine was sampling, which took more than half of the episode's time.
+
+        A request that waits for longer than the engine needs to cut it is not being sampled.
+        """
 
     async def play(
         self, agent: Agent, make_environment: Callable[[], Environment], watch: Watch, deadline: asyncio.Timeout
@@ -64,6 +86,7 @@ class Conversation:
             RefusedError: an observation or the return value of the agent is invalid.
             Exception: an error of the engine, or asyncio's at the deadline.
         """
+        began = self._idle_since = time.monotonic()
         server = asyncio.create_task(self._answer_observations())
         player = asyncio.create_task(self._run_agent(agent, make_environment), name=self.prompt.record.trajectory_id)
         with watch.over(player, deadline):
@@ -75,17 +98,25 @@ class Conversation:
             except asyncio.CancelledError:
                 if deadline.expired() and player.done():
                     return player.result()  # the agent's own result or error says more than the deadline
+                self.sampling = self._is_sampling(time.monotonic(), began)
                 raise
             except StalledError as error:  # a second one, raised while the first was handled
                 raise AgentError(reason_of(error)) from error
             finally:
-                self._turns.end(self._asking)
+                self._turns.end(len(self._asked))
                 for task in await cancel({server, player}):
                     logger.warning(
                         "%s still runs after its cancellation: its clean-up is slow, or it catches "
                         "asyncio.CancelledError and goes on. The rollout goes on without waiting for it",
                         task.get_name(),
                     )
+                self.left = _left_by(player)
+
+    def _is_sampling(self, now: float, began: float) -> bool:
+        if not self._asked:
+            return False
+        overdue = now - min(self._asked.values()) > self._settings.longest_completion_s + CUT_S
+        return not overdue and 2 * self._idle_s < now - began
 
     async def _answer_observations(self) -> None:
         """Answer observations until an error ends the task: those of one qid in order, others at the same time."""
@@ -94,7 +125,7 @@ class Conversation:
             async with asyncio.TaskGroup() as answering:
                 for number in itertools.count():
                     await self._room.acquire()
-                    observation = check_observation(await self._observations.get(), self._vocabulary)
+                    observation = check_observation(await self._observations.get(), self._vocabulary, self._sampling)
                     if self._actions.qsize() >= MOST_UNREAD:
                         raise RefusedError(f"{MOST_UNREAD} answers wait in act_queue: the agent must take each of them")
                     qid = observation[0]
@@ -108,7 +139,9 @@ class Conversation:
         place = (number,) if gconfig.seed is None else ("seed", gconfig.seed)
         if before:
             await asyncio.wait([before])
-        self._asking += 1
+        if not self._asked:
+            self._idle_s += time.monotonic() - self._idle_since
+        self._asked[number] = time.monotonic()
         try:
             outputs = await self._turns.ask(observation, derive(self.prompt.seed, *place))
         except asyncio.CancelledError:
@@ -116,7 +149,8 @@ class Conversation:
             if task and task.cancelling():
                 raise
             raise RuntimeError("the engine cancelled a request") from None
-        self._asking -= 1
+        del self._asked[number]
+        self._idle_since = time.monotonic()
         self.exchanges.append(_copy_outputs(outputs))
         self._actions.put_nowait(outputs)
         self._room.release()
@@ -167,6 +201,11 @@ def _agent_result(player: asyncio.Task[list[Trajectory]]) -> list[Trajectory]:
         if own and own.cancelling():
             raise
         raise AgentError(reason_of(error)) from error
+
+
+def _left_by(player: asyncio.Task[list[Trajectory]]) -> list[Trajectory]:
+    """Return what an agent returned, if it has ended without an error."""
+    return player.result() if player.done() and not player.cancelled() and not player.exception() else []
 
 
 @asynccontextmanager

@@ -22,9 +22,12 @@ class FinishedGroup:
     counts: Counts
 
     @classmethod
-    def of(cls, group: Group, played: Sequence[Trajectory], selected: Sequence[Trajectory]) -> Self:
+    def of(
+        cls, group: Group, played: Sequence[Trajectory], selected: Sequence[Trajectory], *, unfinished: bool = False
+    ) -> Self:
         """Sum up a group: all trajectories that were `played`, and the same as they are stored, after the selection."""
-        return cls(group.number, group.problem.problem_id, is_rejected(played, selected), counts_of(selected))
+        rejected = is_rejected(played, selected, unfinished=unfinished)
+        return cls(group.number, group.problem.problem_id, rejected, counts_of(selected))
 
 
 class OpenDataSet:

@@ -22,11 +22,15 @@ def counts_of(trajectories: Iterable[Trajectory]) -> Counts:
     `("version", v)` counts trajectories with tokens of policy version v, `("policy", v)` those that also began with it.
     `("turn", k)` counts turns by number, without those that answer nothing. `("part", name)` is the sum of a part of
     rewards, `("parts", name)` the number of turns that have it. `("call", status)` counts calls of tools.
+    `("fault", f)` counts episodes without a verdict, `("reason", r)` those of them by the set-up's fault.
     """
     counts = Counts()
     for trajectory in trajectories:
         counts["status", trajectory.status] += 1
-        if trajectory.status == "failed":
+        fault = trajectory.fault or ("set-up" if trajectory.status == "failed" else "")  # older programs named none
+        if fault:
+            counts["fault", fault] += 1
+        if fault == "set-up":
             counts["reason", trajectory.reason] += 1
         versions = set(trajectory.versions) - {-1}
         counts.update(("version", version) for version in versions)
@@ -97,13 +101,14 @@ class Tally:
         self._progress(f"{done}/{self._expected} episodes, {rate:.0f} tokens/s, {solved:.1%} solved")
 
     def check(self, max_failed_share: float) -> None:
-        done, failed = self._done, self._of("status")["failed"]
+        """Raise ValueError if more episodes failed by the set-up's fault; what the policy does stops no run."""
+        done, failed = self._done, self._of("fault")["set-up"]
         if done and failed / done > max_failed_share:
             listing = "; ".join(
                 f"{count} x {visible(reason, _LONGEST_REASON)}" for reason, count in self._of("reason").most_common(3)
             )
             raise ValueError(
-                f"{failed} of {done} episodes failed, more than the share {max_failed_share:g} "
+                f"{failed} of {done} episodes failed by the set-up's fault, more than the share {max_failed_share:g} "
                 f"(rollout.max_failed_share, in evaluations also evaluation.max_failed_share): {listing}"
             )
 
@@ -128,6 +133,7 @@ class Tally:
             "episodes": self._done,
             "episodes_resumed": self._resumed,
             "status": dict(self._of("status")),
+            "faults": {fault: count / max(1, self._done) for fault, count in sorted(self._of("fault").items())},
             "groups": self._groups,
             "groups_rejected": groups_rejected,
             "sequences": self._sum("sequences"),

@@ -21,6 +21,7 @@ from tasks.inference.api import GenerationConfig
 from tasks.problems.curriculum_task import weights
 from tasks.problems.exclusions import Excluded, left_of, read_exclusions
 from tasks.problems.task import read_problems
+from tasks.rollout.fault_alarm import FaultAlarm
 from tasks.rollout.plan import RolloutPlan, draw, drawable, spares
 from tasks.run.workspace import Workspace
 
@@ -135,6 +136,7 @@ class Rollouts:
 
     def __init__(self, workspace: Workspace, workers: "Workers", problem_set: ProblemsVersion) -> None:
         self._workspace, self._workers, self._problem_set = workspace, workers, problem_set
+        self._alarm = FaultAlarm(workspace.store, workspace.name)
         self._stream: Stream | None = None
         self._playing: PrefectFuture[bool | State[bool]] | None = None
 
@@ -147,7 +149,18 @@ class Rollouts:
             self._playing.wait(None if kind is None else _FAREWELL_S)
 
     def take(self, iteration: int, policy: PolicyVersion) -> TrajectoriesVersion:
-        """Return the version of the iteration's trajectories; `policy` is the newest checkpoint."""
+        """Return the version of the iteration's trajectories; `policy` is the newest checkpoint.
+
+        An alarm is logged if more episodes than before ended without a verdict.
+        """
+        version = self._take(iteration, policy)
+        for alarm in self._alarm.look(iteration):
+            get_run_logger().warning(
+                "ALARM: iteration %d: %s. See the column `reason` of %s", iteration, alarm, version
+            )
+        return version
+
+    def _take(self, iteration: int, policy: PolicyVersion) -> TrajectoriesVersion:
         workspace = self._workspace
         if not workspace.config.run.overlap:
             playing = lagging_policy(workspace, iteration) or policy

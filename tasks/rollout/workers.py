@@ -116,6 +116,7 @@ class LocalWorkers:
                 make_environment=lambda: _make_environment(plan, self._verifier),
                 chat=chat,
                 settings=plan.config.rollout,
+                gconfig=plan.gconfig,
             )
 
     def _served(self) -> PolicyVersion:
@@ -125,8 +126,9 @@ class LocalWorkers:
     def _store(self, plan: RolloutPlan, groups: Groups, group: Group, trajectories: list[Trajectory]) -> None:
         if self._engine and self._engine.closed:  # episodes may have failed only because verifier or engine are gone
             raise EngineClosedError("the engine was closed while a rollout was playing")
-        rows = select_episodes(trajectories, plan.config.rollout) if plan.selecting else trajectories
-        finished = FinishedGroup.of(group, trajectories, rows)
+        settings, unfinished = plan.config.rollout, plan.config.reward.unfinished == "least"
+        rows = select_episodes(trajectories, settings, unfinished=unfinished) if plan.selecting else trajectories
+        finished = FinishedGroup.of(group, trajectories, rows, unfinished=unfinished)
         groups.finish(finished).write(rows, finished)
         groups.settle()
 

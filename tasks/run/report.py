@@ -14,7 +14,16 @@ from storage.version_names import EvaluationVersion, PolicyVersion, ProblemsVers
 from storage.versions import datasets
 from tasks.evaluate.comparison import compare
 from tasks.evaluate.history import read_history
-from tasks.evaluate.summary import accuracy_rows, comparison_rows, evaluation_rows, plot, stage_rows, summary, table
+from tasks.evaluate.summary import (
+    accuracy_rows,
+    comparison_rows,
+    evaluation_rows,
+    fault_rows,
+    plot,
+    stage_rows,
+    summary,
+    table,
+)
 from tasks.retrain.evidence import outcomes_of, summary_of
 from tasks.run.workspace import Workspace
 from tasks.score.scoring import scorer_fingerprint
@@ -46,6 +55,9 @@ def report(workspace: Workspace, held_out: ProblemsVersion) -> str:
     console.width = max(console.width, _WIDTH)  # logs and workers have no terminal to measure
     console.print(table(f"Run {workspace.name}: {len(history.iterations)} iterations", accuracy))
     console.print(table("Stages", stages))
+    if faults := fault_rows(numbers):
+        console.print(table("Training episodes without a verdict", faults))
+        create_table_artifact(key="faults", table=faults, description=f"Episodes of run {workspace.name} by fault")
     create_table_artifact(key="accuracy", table=accuracy, description=f"Held-out accuracy of run {workspace.name}")
     create_table_artifact(key="stages", table=stages, description="Mean seconds and tokens/s of an iteration")
     if history.evaluations:

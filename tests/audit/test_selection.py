@@ -19,7 +19,7 @@ from storage.versions.drafts import Draft, Provenance
 from tasks.inference.engine import Engine
 from tasks.rollout.plan import RolloutPlan, spares
 from tasks.rollout.play import play
-from tasks.rollout.selection import select_episodes, success_rate
+from tasks.rollout.selection import is_rejected, select_episodes, success_rate
 from tasks.rollout.workers import LocalWorkers
 from tasks.score.verifier import Verifier
 from tasks.train.samples import build_samples
@@ -57,6 +57,20 @@ def test_groups_outside_the_bounds_are_rejected(low: float, high: float, stays: 
     if not stays:
         assert rows[0].reason == f"success rate of its group outside [{low:g}, {high:g}]: 0.40"
         assert build_samples(rows, [], load("smoke").reward) == []
+
+
+def test_an_unfinished_episode_counts_as_wrong() -> None:
+    """A policy cannot make a group look solved by filling the context where it is wrong, nor hide in a rejected one."""
+    full = replace(episode(3, status="failed"), fault="policy")
+    group: list[Trajectory] = [episode(0, 1), episode(1, 1), full, replace(full, sample=4, fault="set-up")]
+    strict = Rollout(success_rate_ub=0.99)
+    assert success_rate(group) == 1.0
+    assert success_rate(group, unfinished=True) == pytest.approx(2 / 3)
+    assert statuses(select_episodes(group, strict)) == ["rejected", "rejected", "failed", "failed"]
+    assert statuses(select_episodes(group, strict, unfinished=True)) == ["completed", "completed", "failed", "failed"]
+    solved_seldom = select_episodes(group, Rollout(success_rate_lb=0.9), unfinished=True)
+    assert statuses(solved_seldom) == ["rejected", "rejected", "rejected", "failed"]
+    assert is_rejected(group, solved_seldom, unfinished=True)
 
 
 def test_the_best_of_a_group_are_kept() -> None:

@@ -1,6 +1,7 @@
 """The real vLLM server swaps weights, proves what it serves, and is restarted and ended reliably."""
 
 import asyncio
+import contextlib
 import dataclasses
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from storage import layout
 from storage.objects.store import Store
 from storage.versions.checkpoints import Canary, Checkpoint
 from tasks.agents.tokenizer import load_tokenizer
-from tasks.inference.api import Completion, ContextLengthError, GenerationConfig, InferenceError
+from tasks.inference.api import AbortedError, Completion, ContextLengthError, GenerationConfig, InferenceError
 from tasks.inference.client import Client
 from tasks.inference.engine import Engine
 from tasks.inference.server import Server
@@ -213,6 +214,28 @@ def test_an_aborted_request_is_sent_again(engine: Engine, policies: list[Checkpo
         delay_s *= 2
     assert times > 1
     engine.serve(policies[0])
+
+
+def test_vllm_returns_what_it_has_sampled_of_a_request_that_is_cut(engine: Engine, policies: list[Checkpoint]) -> None:
+    """The tokens of a completion that takes too long have the logprobs of the trainer, as whole ones have."""
+    engine.serve(policies[1])
+    long, cut, longest_s = GenerationConfig(n=64, max_new_tokens=120, temperature=2.0), list[Completion](), 0.05
+
+    async def ask() -> list[Completion]:
+        async with Client(engine.servers[0].url, None, 600, 128, longest_s=longest_s) as client:
+            with contextlib.suppress(AbortedError):  # nothing was sampled yet
+                return await client.generate(PROMPT, long, seed=7)
+        return []
+
+    while not cut and longest_s < 20:  # the server's speed depends on the load of the machine
+        ended = [completion for completion in asyncio.run(ask()) if completion.finish_reason == "length"]
+        cut = [completion for completion in ended if len(completion.token_ids) < 120]
+        longest_s *= 1.5
+    for completion in cut[:5]:
+        assert len(completion.token_ids) == len(completion.logprobs)
+        assert completion.versions == [1] * len(completion.token_ids)
+        assert completion.logprobs == pytest.approx(own_logprobs(policies[1], completion, 2.0), abs=1e-3)
+    assert cut
 
 
 @pytest.mark.parametrize("path", ["/pause?mode=keep", "/collective_rpc", "/update_weight_version"])

@@ -89,6 +89,13 @@ def test_first_and_any_turn_are_counted_over_played_episodes() -> None:
     )
 
 
+def test_an_episode_that_the_policy_ended_is_not_solved() -> None:
+    """A problem on which it fills the context in half of the episodes is not solved in all of them."""
+    ended, scores = episode("a", 1, 1, status="failed")
+    assert counts(summary(episode("a", 0, 1), (replace(ended, fault="policy"), scores))) == {"a": (2, 1, 1)}
+    assert counts(summary(episode("a", 0, 1), (replace(ended, fault="set-up"), scores))) == {"a": (1, 1, 1)}
+
+
 def test_the_first_turn_is_the_first_that_answers() -> None:
     """A call of a tool before the right answer makes it no second answer."""
     called, (call, *answers) = episode("1+1", 0, 0, 1, 0)

@@ -136,6 +136,8 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "asked late": (rowed(received=[0, 1], asked=[1, 1], paid=[0, 0]), "asked='[1, 1]', paid='[0, 0]' is not possible"),
     "paid early": (rowed(received=[0, 1], asked=[0, 0], paid=[0, 1]), "paid='[0, 1]' is not possible"),
     "paid with more": (rowed(received=[0, -1], asked=[0, 0], paid=[2, 0]), "paid='[2, 0]' is not possible"),
+    "fault": (rowed(status="failed", fault="engine"), "fault='engine'"),
+    "fault of a whole one": (rowed(fault="policy"), "fault='policy'"),
     "sampling": (rowed(sampling="{}"), "sampling='{}'"),
     "nothing sampled": (
         rowed(token_ids=[5], action_mask=[False], logprobs=[0.0], versions=[-1], turns=[]),

@@ -253,10 +253,34 @@ def test_every_request_has_the_stop_tokens(chat: Chat, verifier: Verifier) -> No
         (EndsItself(context(chat)), (9, end)),
     ):
         engine = ScriptedEngine(chat, lambda *_: WRONG)
-        play(engine, agent, verifier)
+        play(engine, agent, verifier, settings=Rollout(allow_own_sampling=True))
         assert len({tuple(ids) for ids, _, _, _ in engine.requests}) == 2  # one prompt for each turn
         assert {gconfig.stop_token_ids for _, gconfig, _, _ in engine.requests} == {stops}
         assert {gconfig.temperature for _, gconfig, _, _ in engine.requests} == {agent.context.gconfig.temperature}
+
+
+class SamplesItsOwnWay(MathMultiTurnAgent):
+    def __init__(self, context: AgentContext, **own: Any) -> None:
+        super().__init__(replace(context, gconfig=replace(context.gconfig, **own)))
+
+
+@pytest.mark.parametrize(
+    ("own", "says"),
+    [
+        ({"temperature": 0.3, "top_p": 0.5}, "gconfig.temperature=0.3, but the run samples with 1"),
+        ({"top_p": 0.5}, "gconfig.top_p=0.5, but the run samples with 1"),
+        ({"top_k": 5}, "gconfig.top_k=5, but the run samples with 0"),
+        ({"top_k": -1, "max_new_tokens": 4, "stop": ("x",), "n": 2}, ""),
+    ],
+)
+def test_an_agent_samples_as_the_run_does(chat: Chat, verifier: Verifier, own: dict[str, Any], says: str) -> None:
+    """Training would take the logprobs of 0.3 for those of 1, as the guard of the run's own knobs says of top_p."""
+    engine, agent = ScriptedEngine(chat, lambda *_: RIGHT), SamplesItsOwnWay(context(chat), **own)
+    for row in play(engine, agent, verifier):
+        assert (row.status, row.fault) == (("failed", "set-up") if says else ("completed", ""))
+        assert row.reason.startswith(says)
+    allowed = play(engine, agent, verifier, settings=Rollout(allow_own_sampling=True))
+    assert {row.status for row in allowed} == {"completed"}
 
 
 def test_groups_spread_over_replicas(chat: Chat, verifier: Verifier) -> None:
@@ -291,7 +315,7 @@ class Failing:
 
 
 def test_no_episode_is_lost(chat: Chat, verifier: Verifier) -> None:
-    """Failed, rejected and late episodes keep their tokens, with status and reason."""
+    """Failed, rejected and late episodes keep their tokens, with status, reason and whose fault it was."""
     engine = ScriptedEngine(chat, lambda *_: WRONG)
     agent = Failing(MathMultiTurnAgent(context(chat), num_turns=2))
     deadline_s = 0.5
@@ -300,11 +324,11 @@ def test_no_episode_is_lost(chat: Chat, verifier: Verifier) -> None:
         if deadline_s > 60 or not any("deadline" in trajectory.reason for trajectory in played[:3]):
             break
         deadline_s *= 4
-    assert [(trajectory.status, trajectory.reason) for trajectory in played] == [
-        ("completed", ""),
-        ("failed", "RuntimeError: broken agent"),
-        ("rejected", "the agent returned no trajectory"),
-        ("failed", f"deadline of {deadline_s:g} s"),
+    assert [(trajectory.status, trajectory.reason, trajectory.fault) for trajectory in played] == [
+        ("completed", "", ""),
+        ("failed", "RuntimeError: broken agent", "set-up"),
+        ("rejected", "the agent returned no trajectory", ""),
+        ("failed", f"deadline of {deadline_s:g} s", "set-up"),
     ]
     assert {tuple(trajectory.token_ids) for trajectory in played} == {tuple(played[0].token_ids)}
     assert all(trajectory.action_mask == played[0].action_mask for trajectory in played)
@@ -387,11 +411,74 @@ def test_context_is_respected(chat: Chat, verifier: Verifier) -> None:
     truncated = play(engine, MathMultiTurnAgent(context(chat, room)), verifier)[0]
     assert (truncated.status, len(truncated.turns)) == ("truncated", 1)
     assert "no room for turn 2" in truncated.reason
-    assert truncated.unplayed_turns == 4
+    assert (truncated.unplayed_turns, truncated.fault) == (4, "policy")
     full = ScriptedEngine(chat, lambda *_: ContextLengthError("prompt of 300 tokens leaves no room"))
     failed = play(full, MathMultiTurnAgent(context(chat)), verifier)[0]
-    assert (failed.status, failed.turns) == ("failed", [])
+    assert (failed.status, failed.turns, failed.fault) == ("failed", [], "set-up")
     assert "300 tokens" in failed.reason
+    full_later: list[str | Exception] = [*[WRONG] * 4, ContextLengthError("prompt of 300 tokens leaves no room")]
+    replies = itertools.cycle(full_later)
+    late = play(ScriptedEngine(chat, lambda *_: next(replies)), MathMultiTurnAgent(context(chat)), verifier)[0]
+    assert (late.status, len(late.turns), late.fault) == ("truncated", 1, "policy")
+
+
+class Waits(MathMultiTurnAgent):
+    """An agent that waits for its environment before each turn."""
+
+    wait_s = 0.0
+
+    async def collect_trajectory(
+        self,
+        prompt: EpisodeSpec,
+        env: Environment,
+        obs_queue: "asyncio.Queue[Observation]",
+        act_queue: "asyncio.Queue[BundledGenerationOutputs]",
+    ) -> list[Trajectory]:
+        step = env.step
+
+        async def slow_step(action: str) -> Any:
+            await asyncio.sleep(self.wait_s)
+            return await step(action)
+
+        env.step = slow_step  # type: ignore[method-assign]
+        return await super().collect_trajectory(prompt, env, obs_queue, act_queue)
+
+
+def test_an_engine_that_stops_answering_is_not_the_policys_fault(
+    chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A completion that is sampled would be cut and returned at half of the deadline."""
+    monkeypatch.setattr("tasks.rollout.conversation.CUT_S", 0.1)
+
+    class Stops(ScriptedEngine):
+        async def generate(self, *arguments: Any) -> Any:
+            self.delay_s = 60.0 if self.requests else 0.0
+            return await super().generate(*arguments)
+
+    engine, agent = Stops(chat, lambda *_: WRONG), MathMultiTurnAgent(context(chat))
+    (row,) = play(engine, agent, verifier, group_size=1, settings=Rollout(episode_deadline_s=1.5))
+    assert (row.status, row.fault, len(row.turns)) == ("failed", "set-up", 1)
+
+
+@pytest.mark.parametrize(
+    ("sampling_s", "waiting_s", "fault"),
+    [
+        (0.4, 0.0, "policy"),  # the deadline strikes while the third turn is sampled
+        (0.001, 3.0, "set-up"),  # while the environment works
+        (0.2, 0.5, "set-up"),  # while the second turn is sampled, but the environment took most of the time
+    ],
+)
+def test_a_deadline_is_the_fault_of_what_took_the_time(
+    chat: Chat, verifier: Verifier, sampling_s: float, waiting_s: float, fault: str
+) -> None:
+    """A policy that samples until the deadline does not escape; a slow environment teaches it nothing."""
+    engine, agent = ScriptedEngine(chat, lambda *_: WRONG, delay_s=sampling_s), Waits(context(chat, 4000), num_turns=9)
+    agent.wait_s = waiting_s
+    deadline_s = 0.8 if waiting_s == 0.5 else 1.0
+    (row,) = play(engine, agent, verifier, group_size=1, settings=Rollout(episode_deadline_s=deadline_s), together=1)
+    assert (row.status, row.fault) == ("failed", fault)
+    assert row.reason == f"deadline of {deadline_s:g} s"
+    assert any(row.action_mask)
 
 
 def test_ids_are_unique_and_derived(chat: Chat, verifier: Verifier) -> None:

@@ -76,7 +76,7 @@ def play(
     def make_environment() -> Environment:
         return environment(EnvironmentContext(verifier))
 
-    collector = Collector(engine, agent, make_environment, engine.chat, settings or Rollout())
+    collector = Collector(engine, agent, make_environment, engine.chat, settings or Rollout(), GCONFIG)
     groups = all_groups(make_plan(group_size), problems or [PROBLEM])
 
     async def collect() -> None:

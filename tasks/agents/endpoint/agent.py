@@ -4,13 +4,13 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
 
 from pydantic import AfterValidator, Field
 
-from storage.records import Problem, Trajectory
+from storage.records import Problem, Status, Trajectory
 from storage.visible import described
 from tasks.agents.endpoint.completions import OUT_OF_CONTEXT, Completions, OverrunError, Policy
 from tasks.agents.endpoint.errors import StepError
@@ -18,9 +18,11 @@ from tasks.agents.endpoint.recording import record
 from tasks.agents.endpoint.requests import MODEL
 from tasks.agents.endpoint.server import EndpointServer, check_address, new_key
 from tasks.agents.endpoint.tree import Node
+from tasks.agents.faults import PolicyError, chain, fault_of, reason_of
 from tasks.agents.interface import AgentContext, EpisodeSpec
 from tasks.agents.rendering.choice import open_renderer
 from tasks.environments.interface import Environment, StepResult, verdict_of
+from tasks.inference.api import ContextLengthError
 
 if TYPE_CHECKING:
     from tasks.inference.api import BundledGenerationOutputs, Observation
@@ -178,12 +180,10 @@ class EndpointAgent(ABC):
         Here the error says so, or one that it came from. Where only the error of another program is known, it counts
         whether the newest request was refused for this reason.
         """
-        cause: BaseException | None = error
-        while cause:
-            if getattr(cause, "code", None) == OUT_OF_CONTEXT or OUT_OF_CONTEXT in described(cause):
-                return True
-            cause = cause.__cause__ or cause.__context__
-        return False
+        return any(
+            getattr(cause, "code", None) == OUT_OF_CONTEXT or OUT_OF_CONTEXT in described(cause)
+            for cause in chain(error)
+        )
 
     async def collect_trajectory(
         self,
@@ -195,21 +195,49 @@ class EndpointAgent(ABC):
         """See `Agent.collect_trajectory`."""
         question, _ = await env.reset(seed=prompt.seed, options={"problem": prompt.problem})
         completions = Completions(prompt.qid, self._policy, obs_queue, act_queue)
-        too_many = f"the agent sent more than {self._policy.max_requests} requests"
         try:
             await self._play(prompt, env, question, completions)
-        except (Exception, asyncio.CancelledError) as error:
-            if completions.overrun:
-                raise OverrunError(too_many) from error
-            if isinstance(error, asyncio.CancelledError):  # at the deadline
-                raise
-            if completions.tree.nodes and self.ended_by_context(error, completions):
-                reason = f"no room in the context: {completions.out_of_context or described(error)}"
-                return [record(prompt, completions.tree.nodes, self.turn_discount, "truncated", reason)]
-            raise _with_refusals(error, completions) from error
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the record has its reason
+            cause = self._cause(error, completions)
+            if not completions.tree.nodes:
+                raise cause from cause.__cause__
+            return [self._unfinished(prompt, completions, cause)]
         if completions.overrun:  # the agent has swallowed its cancellation
-            raise OverrunError(too_many)
+            return [self._unfinished(prompt, completions, self._overrun())]
         return [record(prompt, completions.tree.nodes, self.turn_discount)]
+
+    def _unfinished(self, prompt: EpisodeSpec, completions: Completions, cause: BaseException) -> Trajectory:
+        """Return the record of what was sampled before an episode ended without a verdict.
+
+        If the agent was cancelled at the deadline, the rollout gives the record its reason and whose fault it is.
+        """
+        full = isinstance(cause, ContextLengthError)
+        status: Status = "truncated" if full else "failed"
+        reason = str(cause) if full else reason_of(cause)
+        ended = record(prompt, completions.tree.nodes, self.turn_discount, status, reason)
+        return replace(ended, fault=fault_of(cause, sampled=any(ended.action_mask)))
+
+    def _cause(self, error: BaseException, completions: Completions) -> BaseException:
+        """Return why an episode ended, given the error that ended the agent."""
+        nodes = completions.tree.nodes
+        if completions.overrun:
+            cause: BaseException = self._overrun()
+        elif not isinstance(error, Exception):
+            return error
+        elif nodes and self.ended_by_context(error, completions):
+            cause = ContextLengthError(f"no room in the context: {completions.out_of_context or described(error)}")
+        elif nodes and nodes[-1].calls and all(call.status == "unparsable" for call in nodes[-1].calls):
+            cause = UnreadableCallsError(f"{described(error)}, after a completion none of whose calls can be read")
+        elif completions.refused:
+            refusals = "; ".join(completions.refused)
+            cause = AgentFailedError(f"{described(error)}; the endpoint had refused: {refusals}")
+        else:
+            return error
+        cause.__cause__ = error
+        return cause
+
+    def _overrun(self) -> OverrunError:
+        return OverrunError(f"the agent sent more than {self._policy.max_requests} requests")
 
     async def _play(self, prompt: EpisodeSpec, env: Environment, question: str, completions: Completions) -> None:
         problem = Problem(prompt.problem.problem_id, question, [], prompt.problem.source, prompt.problem.metadata)
@@ -219,11 +247,9 @@ class EndpointAgent(ABC):
                 await task.conclude(await self.solve(task, completions))
 
 
+class UnreadableCallsError(PolicyError):
+    """An agent failed after a completion with calls, none of which it could be given."""
+
+
 class AgentFailedError(RuntimeError):
     """An agent's error, with what the endpoint had refused before."""
-
-
-def _with_refusals(error: Exception, completions: Completions) -> Exception:
-    if not completions.refused:
-        return error
-    return AgentFailedError(f"{described(error)}; the endpoint had refused: {'; '.join(completions.refused)}")

@@ -15,6 +15,7 @@ from tasks.agents.endpoint.answers import Answered
 from tasks.agents.endpoint.errors import EndpointError, episode_ended, invalid
 from tasks.agents.endpoint.requests import ChatRequest, check_request, parse_request
 from tasks.agents.endpoint.tree import Node, Place, Tree
+from tasks.agents.faults import PolicyError
 from tasks.agents.rendering.interface import ChatMessage, ParsedAnswer, Renderer, RenderingError, ToolSpec
 from tasks.inference.api import BundledGenerationOutputs, GenerationConfig, Observation
 
@@ -33,7 +34,7 @@ OUT_OF_CONTEXT = "context_length_exceeded"
 """OpenAI's code. Frameworks look for it, or for the beginning of OpenAI's message."""
 
 
-class OverrunError(RuntimeError):
+class OverrunError(PolicyError):
     """An agent sent more requests than an episode may."""
 
 

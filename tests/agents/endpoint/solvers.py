@@ -126,6 +126,43 @@ async def raises(task: Any, client: Any, tools: Any) -> None:
     raise LookupError("lost the thread")
 
 
+async def gives_up_on_the_policy(task: Any, client: Any, tools: Any) -> None:
+    """Fail after a completion that leaves no way on."""
+    from tasks.agents.faults import PolicyError
+
+    await ask(task, client)
+    raise PolicyError("it makes no move")
+
+
+async def branches(task: Any, client: Any) -> None:
+    """Ask for three completions, and go on from the first."""
+    answer = await ask(task, client, n=3)
+    messages = [*question(task), answer.choices[0].message, {"role": "user", "content": "Sure?"}]
+    await client.chat.completions.create(model=task.model, messages=messages)
+
+
+async def several_and_raises(task: Any, client: Any, tools: Any) -> None:
+    """Fail after several completions."""
+    await branches(task, client)
+    raise LookupError("lost the thread")
+
+
+async def several_and_gives_up(task: Any, client: Any, tools: Any) -> None:
+    """Give up after several completions."""
+    from tasks.agents.faults import PolicyError
+
+    await branches(task, client)
+    raise PolicyError("it makes no move")
+
+
+async def several_and_waits(task: Any, client: Any, tools: Any) -> None:
+    """Wait for ever after several completions."""
+    import asyncio
+
+    await branches(task, client)
+    await asyncio.sleep(10**6)
+
+
 async def exits(task: Any, client: Any, tools: Any) -> None:
     """Try to end the process."""
     raise SystemExit(3)

@@ -94,6 +94,21 @@ def test_a_call_that_cannot_be_read_is_one_of_the_calls(
     assert [call.status for call in row.calls] == ["unparsable"]
 
 
+@pytest.mark.parametrize(("says", "fault"), [("<tool_call>\n1 + 2\n</tool_call>", "policy"), (RIGHT, "set-up")])
+def test_an_agent_that_fails_because_no_call_can_be_read(
+    qwen3: Chat, verifier: Verifier, says: str, fault: str
+) -> None:
+    """Otherwise a policy that is about to be wrong could leave its episode out of training by a broken call."""
+
+    async def ask(task: AgentTask, client: Any) -> str:
+        answer = await client.chat.completions.create(model=task.model, messages=question(task), tools=[ADD])
+        return str(answer.choices[0].message.tool_calls[0].function.arguments)
+
+    (row,) = asked(qwen3, verifier, ask, says=[says])
+    assert (row.status, row.fault, len(row.turns)) == ("failed", fault, 1)
+    assert "TypeError" in row.reason
+
+
 def test_a_call_is_found_again_in_whichever_form_it_is_sent_back(qwen3: Chat, verifier: Verifier) -> None:
     """Other languages and libraries write numbers and members in their own way; the sequence goes on."""
 
@@ -135,5 +150,5 @@ def test_only_a_full_context_truncates(chat: Chat, verifier: Verifier) -> None:
         raise LookupError("something else")
 
     (row,) = asked(chat, verifier, ask)
-    assert row.status == "failed"
+    assert (row.status, row.fault) == ("failed", "set-up")
     assert "LookupError: something else" in row.reason

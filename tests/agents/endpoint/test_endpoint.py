@@ -73,35 +73,58 @@ def test_a_reward_may_have_parts(chat: Chat, verifier: Verifier) -> None:
 
 
 BAD = [
-    ("silent", "failed", "ended without a completion"),
-    ("never_ends", "failed", "deadline of 2 s"),
-    ("blocks", "failed", "blocked all other episodes"),
-    ("raises", "failed", "LookupError: lost the thread"),
-    ("exits", "failed", "SystemExit: 3"),
-    ("returns_rubbish", "failed", "the agent returned dict"),
-    ("returns_nan", "failed", "the reward nan"),
-    ("returns_a_nan_part", "failed", "part 'right' of a reward is nan"),
-    ("floods", "failed", "more than 20 requests"),
-    ("floods_at_once", "failed", "more than 20 requests"),
-    ("is_large", "failed", "413 request_too_large"),
-    ("is_no_json", "failed", "400 invalid_json"),
-    ("wants_another_model", "failed", "model_not_found"),
-    ("prefers_responses", "failed", "only chat completions are answered"),
-    ("wants_a_format", "failed", "response_format: only text"),
-    ("sends_a_picture", "failed", "images and other media are not supported"),
-    ("fills_the_context", "truncated", "context_length_exceeded"),
-    ("errs_and_fills_the_context", "truncated", "context_length_exceeded"),
+    ("silent", "failed", "set-up", "ended without a completion"),
+    ("never_ends", "failed", "set-up", "deadline of 2 s"),
+    ("blocks", "failed", "set-up", "blocked all other episodes"),
+    ("raises", "failed", "set-up", "LookupError: lost the thread"),
+    ("gives_up_on_the_policy", "failed", "policy", "PolicyError: it makes no move"),
+    ("exits", "failed", "set-up", "SystemExit: 3"),
+    ("returns_rubbish", "failed", "set-up", "the agent returned dict"),
+    ("returns_nan", "failed", "set-up", "the reward nan"),
+    ("returns_a_nan_part", "failed", "set-up", "part 'right' of a reward is nan"),
+    ("floods", "failed", "policy", "more than 20 requests"),
+    ("floods_at_once", "failed", "policy", "more than 20 requests"),
+    ("is_large", "failed", "set-up", "413 request_too_large"),
+    ("is_no_json", "failed", "set-up", "400 invalid_json"),
+    ("wants_another_model", "failed", "set-up", "model_not_found"),
+    ("prefers_responses", "failed", "set-up", "only chat completions are answered"),
+    ("wants_a_format", "failed", "set-up", "response_format: only text"),
+    ("sends_a_picture", "failed", "set-up", "images and other media are not supported"),
+    ("fills_the_context", "truncated", "policy", "context_length_exceeded"),
+    ("errs_and_fills_the_context", "truncated", "policy", "context_length_exceeded"),
 ]
+WITH_TURNS = (
+    "never_ends",
+    "raises",
+    "gives_up_on_the_policy",
+    "blocks",
+    "floods",
+    "floods_at_once",
+    "fills_the_context",
+)
 
 
-@pytest.mark.parametrize(("entry", "status", "reason"), BAD, ids=[entry for entry, _, _ in BAD])
-def test_bad_agents(chat: Chat, verifier: Verifier, entry: str, status: str, reason: str) -> None:
-    """Each ends with a status and a reason of its own, and what was sampled is kept."""
+@pytest.mark.parametrize(("entry", "status", "fault", "reason"), BAD, ids=[entry for entry, *_ in BAD])
+def test_bad_agents(chat: Chat, verifier: Verifier, entry: str, status: str, fault: str, reason: str) -> None:
+    """Each ends with a status and a reason of its own, says whose fault it was, and keeps what was sampled."""
     row = played(chat, verifier, entry, deadline_s=2.0, max_requests=20)
-    assert row.status == status
+    assert (row.status, row.fault) == (status, fault)
     assert reason in row.reason
-    if entry in ("never_ends", "raises", "blocks", "fills_the_context"):
+    if entry in WITH_TURNS:
         assert row.turns
+
+
+def test_an_episode_without_a_verdict_keeps_its_branches(chat: Chat, verifier: Verifier) -> None:
+    """Every completion is a turn with its place in the tree, whatever ended the agent, so that it can be trained on."""
+    for entry, fault in (
+        ("several_and_raises", "set-up"),
+        ("several_and_gives_up", "policy"),
+        ("several_and_waits", "set-up"),
+    ):
+        row = played(chat, verifier, entry, deadline_s=2.0)
+        assert (row.status, row.fault) == ("failed", fault)
+        assert (sorted(row.follows)[:3], len(row.sequence_starts), len(row.turns)) == ([-1, -1, -1], 3, 4)
+        assert all(row.logprobs[turn.start] == -0.5 for turn in row.turns)
 
 
 def test_bad_agents_do_not_stop_the_others(chat: Chat, verifier: Verifier) -> None:

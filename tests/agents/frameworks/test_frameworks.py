@@ -33,6 +33,14 @@ def test_calls_and_answer_are_one_sequence(
     assert far_away == []
 
 
+@pytest.mark.parametrize(("package", "file"), [("agents", "openai_sdk"), ("langchain", "langgraph_react")])
+def test_a_policy_that_only_calls_does_not_escape(chat: Chat, verifier: Verifier, package: str, file: str) -> None:
+    """The framework ends it by an error of its own, which is the policy's fault and keeps its turns."""
+    pytest.importorskip(package, reason="make setup-agents")
+    row = played(chat, verifier, "openai", [CALLS] * 9, {"entry": f"{FOLDER}.{file}:solve_in_few_steps"})
+    assert (row.status, row.fault, len(row.turns)) == ("failed", "policy", 2)
+
+
 def check_answered(row: Trajectory, made: Call) -> None:
     """Check an episode of a call and an answer."""
     assert (row.status, row.reason) == ("completed", "")

@@ -62,16 +62,17 @@ def test_a_full_context_truncates_the_episode(chat: Chat, verifier: Verifier, pr
     """The environment would count it as played to its end; its record says that it was cut."""
     says = ["x" * 30_000, RIGHT]
     row = played(chat, verifier, "verifiers", says, {"environment": SUMS, "arguments": {"kind": "two"}}, problem)
-    assert row.status == "truncated"
+    assert (row.status, row.fault) == ("truncated", "policy")
     assert "context_length_exceeded" in row.reason
 
 
 def test_errors_fail_the_episode(chat: Chat, verifier: Verifier, problem: Problem) -> None:
-    """An environment keeps the error that ended it; here it is the episode's reason."""
+    """An environment keeps the error that ended it; here it is the reason. An empty answer is the policy's."""
     row = played(chat, verifier, "verifiers", [""], {"environment": SUMS}, problem)
-    assert row.status == "failed"
+    assert (row.status, row.fault) == ("failed", "policy")
     assert "EmptyModelResponseError" in row.reason
     row = played(chat, verifier, "verifiers", [RIGHT], {"environment": SUMS})
+    assert row.fault == "set-up"
     assert "'1+2' is no row of an environment: load it with preset verifiers" in row.reason
 
 

@@ -1,0 +1,62 @@
+"""Why an episode ended without a verdict, and whose fault that is: the policy's, which is trained on it, or not."""
+
+from collections.abc import Iterator
+
+from storage.records import Fault
+from storage.visible import described
+from tasks.inference.api import ContextLengthError
+
+LONGEST_REASON = 2000
+
+_FRAMEWORKS = frozenset({
+    ("agents", "MaxTurnsExceeded"), ("agents", "ModelBehaviorError"),
+    ("instructor", "InstructorRetryException"), ("langgraph", "GraphRecursionError"),
+    ("pydantic_ai", "UnexpectedModelBehavior"), ("pydantic_ai", "UsageLimitExceeded"),
+    ("smolagents", "AgentMaxStepsError"), ("smolagents", "AgentParsingError"),
+})  # fmt: skip
+"""Errors of frameworks, by package and class, for answers that cannot be read and for too many steps."""
+
+
+class PolicyError(RuntimeError):
+    """The policy's own behaviour ended the episode without a verdict. Agents may raise it, and environments."""
+
+
+def fault_of(error: BaseException, *, sampled: bool, sampling: bool = False) -> Fault:
+    """Return whose fault an error is that ended an episode: the policy's, which is trained on it, or the set-up's.
+
+    | the episode ended with | fault |
+    |---|---|
+    | no room in the context for what follows a completion | policy |
+    | more requests than `max_requests`, or than a framework's own limit allows | policy |
+    | an error of the agent after a completion none of whose calls can be read | policy |
+    | `PolicyError` of agent or environment, or a framework's error that says the same | policy |
+    | the deadline, while the engine was sampling, which took most of the episode's time (`sampling`) | policy |
+    | the deadline, while agent, tools or environment worked, or after they took most of the time | set-up |
+    | any other error of agent or environment, a refused return value, a cancellation | set-up |
+    | an engine that answers nothing: a request fails, or waits for longer than it takes to cut it | set-up |
+    | any of these before the first token was `sampled`, such as a problem that has no room | set-up |
+
+    A full queue of the engine, or a server that is just being restarted, looks like sampling: a deadline that is too
+    short for the machine counts against the policy, as a token limit does.
+    """
+    policys = sampling or any(map(_is_policys, chain(error)))
+    return "policy" if sampled and policys else "set-up"
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the type and message of an exception, as records store them."""
+    return described(error, LONGEST_REASON)
+
+
+def _is_policys(error: BaseException) -> bool:
+    names = {(kind.__module__.partition(".")[0], kind.__name__) for kind in type(error).__mro__}
+    return isinstance(error, PolicyError | ContextLengthError) or bool(names & _FRAMEWORKS)
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and those that it came from."""
+    seen: set[int] = set()
+    while error and id(error) not in seen:  # one that is raised from itself comes from itself for ever
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

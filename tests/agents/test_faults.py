@@ -1,0 +1,52 @@
+"""Whose fault it is that an episode ended without a verdict."""
+
+import pytest
+
+from tasks.agents.endpoint.completions import OverrunError
+from tasks.agents.faults import PolicyError, chain, fault_of
+from tasks.inference.api import AbortedError, ContextLengthError
+
+
+def came_from(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+class OwnError(PolicyError):
+    """An agent's own."""
+
+
+class MaxTurnsExceeded(Exception):  # noqa: N818 - the framework's name
+    """As the OpenAI Agents SDK raises it."""
+
+
+MaxTurnsExceeded.__module__ = "agents.exceptions"
+ENDED = [
+    (ContextLengthError("prompt of 300 tokens"), "policy"),
+    (OverrunError("more than 256 requests"), "policy"),
+    (OwnError("no move"), "policy"),
+    (came_from(RuntimeError("the agent failed"), OwnError("no move")), "policy"),
+    (came_from(RuntimeError("the agent failed"), MaxTurnsExceeded()), "policy"),
+    (LookupError("lost the thread"), "set-up"),
+    (TimeoutError(), "set-up"),
+    (AbortedError("aborted"), "set-up"),
+    (ConnectionError("reset"), "set-up"),
+]
+
+
+@pytest.mark.parametrize(("error", "fault"), ENDED, ids=[repr(error) for error, _ in ENDED])
+def test_what_ended_an_episode_decides(error: Exception, fault: str) -> None:
+    """Without a sampled token there is nothing that the policy could have done."""
+    assert fault_of(error, sampled=True) == fault
+    assert fault_of(error, sampled=False) == "set-up"
+
+
+def test_the_deadline_is_the_policys_while_it_samples() -> None:
+    assert fault_of(TimeoutError(), sampled=True, sampling=True) == "policy"
+    assert fault_of(TimeoutError(), sampled=True, sampling=False) == "set-up"
+
+
+def test_an_error_that_was_raised_from_itself_has_an_end() -> None:
+    error = ValueError("odd")
+    error.__cause__ = error
+    assert list(chain(error)) == [error]
