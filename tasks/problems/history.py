@@ -17,7 +17,7 @@ from storage.versions.lineage import trained_on
 from tasks.problems.difference import key
 
 _ROWS_PER_SHARD = 50_000
-_EPISODE = ["trajectory_id", "problem_id", "sample", "status"]
+_EPISODE = ["trajectory_id", "problem_id", "sample", "status", "fault"]  # files before schema 5 have no fault
 _TRAJECTORY_COLUMNS = [*_EPISODE, "run", "iteration", "prompt", "solutions", "policy_version"]
 _SCORE_COLUMNS = ["trajectory_id", "turn", "verdict", "success"]
 
@@ -34,7 +34,8 @@ class _Episode:
 def summarise_run(trajectories: Iterable[Row], scores: Iterable[Row]) -> list[ProblemHistory]:
     """Count the successes of one iteration by problem, ordered by key.
 
-    Rejected and truncated episodes were played, so they count. Failed episodes are not counted. An episode may have
+    Rejected and truncated episodes were played, so they count, and so do those that failed by the policy's own fault.
+    Other failed episodes are not counted. An episode may have
     several trajectories, with the same problem and sample: they count once, as right if any of them is right. Problems
     with the same content count as one.
 
@@ -50,7 +51,7 @@ def summarise_run(trajectories: Iterable[Row], scores: Iterable[Row]) -> list[Pr
             any_right |= {name} if score["success"] > 0 else set()
     played: dict[tuple[str, int], _Episode] = {}
     for row in trajectories:
-        if row["status"] != "failed":
+        if row["status"] != "failed" or row.get("fault") == "policy":
             episode = played.setdefault((row["problem_id"], row["sample"]), _Episode(row))
             episode.first |= first.get(row["trajectory_id"], (0, False))[1]
             episode.any |= row["trajectory_id"] in any_right

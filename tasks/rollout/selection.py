@@ -1,26 +1,28 @@
 """The selection of played episodes for training. The others are stored too, as `rejected` with a reason."""
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from configs.schema import Rollout
-from storage.records import Trajectory, Turn
-from tasks.score.environment import heard
+from configs import Config
+from storage.records import Score, Trajectory
+from tasks.score.environment import SuccessRule
+from tasks.train.samples import build_samples, with_known_returns
 
 _PLAYED = ("completed", "truncated")
+_DIGITS = 6  # rewards are stored with seven
 
 
-def select_episodes(group: Sequence[Trajectory], settings: Rollout) -> list[Trajectory]:
+def select_episodes(group: Sequence[Trajectory], config: Config) -> list[Trajectory]:
     """Return the episodes of one problem, with those marked as rejected that training leaves out.
 
-    A group is rejected if its success rate is out of bounds. Otherwise the best `group_size` of `generation_size`
-    episodes are kept. Both rules use what the environment said. Keeping the best biases the group: the baseline of
-    lucky episodes is too high.
+    A group is rejected if its success rate is out of bounds or, with `rollout.reject_equal`, if its episodes have equal
+    returns. Otherwise the best `group_size` of `generation_size` episodes are kept. All rules use what the environment
+    said. Keeping the best biases the group: the baseline of lucky episodes is too high.
     """
-    rate = success_rate(group)
-    low, high = settings.success_rate_lb, settings.success_rate_ub
-    if rate is not None and not low <= rate <= high:
-        return [_reject(row, f"success rate of its group outside [{low:g}, {high:g}]: {rate:.2f}") for row in group]
+    settings = config.rollout
+    if reason := _reason_to_reject(group, config):
+        return [_reject(row, reason) for row in group]
     if settings.generation_size in (None, settings.group_size):
         return list(group)
     kept = {row.trajectory_id for row in sorted(group, key=_rank)[: settings.group_size]}
@@ -28,38 +30,80 @@ def select_episodes(group: Sequence[Trajectory], settings: Rollout) -> list[Traj
     return [row if row.trajectory_id in kept else _reject(row, reason) for row in group]
 
 
-def success_rate(group: Sequence[Trajectory]) -> float | None:
+def _reason_to_reject(group: Sequence[Trajectory], config: Config) -> str:
+    rate = success_rate(group, SuccessRule.while_playing(config.score))
+    low, high = config.rollout.success_rate_lb, config.rollout.success_rate_ub
+    if rate is not None and not low <= rate <= high:
+        return f"success rate of its group outside [{low:g}, {high:g}]: {rate:.2f}"
+    if config.rollout.reject_equal and has_equal_returns(group, config):
+        return "the episodes of its group have equal returns"
+    return ""
+
+
+def success_rate(group: Sequence[Trajectory], rule: SuccessRule) -> float | None:
     """Return the share of right turns among all graded turns of the played episodes; None if there is none.
 
     The rate counts turns, as the baselines do: training can still learn from a group whose episodes all succeed, some
-    of them only at the second turn.
+    of them only at the second turn. An episode that the policy ended before it answered counts as one wrong turn.
     """
-    right = [is_right(turn) for row in group if row.status in _PLAYED for turn in answered(row)]
+    right: list[bool] = []
+    for row in filter(is_played, group):
+        turns = [is_right(row, turn, rule) for turn in answered(row)]
+        right += turns or [False] * (row.fault == "policy")
     return sum(right) / len(right) if right else None
 
 
-def answered(row: Trajectory) -> list[Turn]:
-    """Return the graded turns: all but those that answer nothing, such as calls of tools."""
+def has_equal_returns(group: Sequence[Trajectory], config: Config) -> bool:
+    """Return whether each turn has one return in all episodes that reached it, so that no baseline differs from it.
+
+    Example: all episodes are wrong, then right. Half of their turns are right, but there is nothing to learn. Wrong
+    answers with different rewards for their format have different returns.
+    """
+    scores = [score for row in group for score in _scores(row, SuccessRule.while_playing(config.score))]
+    samples = with_known_returns(build_samples(group, scores, config.reward))
+    returns = defaultdict[int, set[float]](set)
+    for sample in samples:
+        for turn, value in enumerate(sample.returns.tolist()):
+            returns[turn].add(round(value, _DIGITS))
+    return bool(returns) and all(len(values) == 1 for values in returns.values())
+
+
+def _scores(row: Trajectory, rule: SuccessRule) -> Iterable[Score]:
+    """Return scores as the environment would give them."""
+    graded = set(answered(row))
+    for index, turn in enumerate(row.turns):
+        verdict = rule.of(row, index) if index in graded else "none"
+        reward = turn.reward if index in graded else 0.0
+        yield Score(row.trajectory_id, index, verdict, float(verdict == "correct"), "", "", "", reward)
+
+
+def answered(row: Trajectory) -> list[int]:
+    """List the graded turns: all but those that answer nothing, such as calls of tools."""
     calls = set(row.ungraded)
-    return [turn for index, turn in enumerate(row.turns) if index not in calls and turn.verdict != "none"]
+    return [index for index, turn in enumerate(row.turns) if index not in calls and turn.verdict != "none"]
 
 
-def is_right(turn: Turn) -> bool:
+def is_right(row: Trajectory, turn: int, rule: SuccessRule) -> bool:
     """Return whether a turn is right for its environment; the scorer, which decides in training, comes later."""
-    return heard(turn.verdict, turn.reward) == "correct"
+    return rule.of(row, turn) == "correct"
+
+
+def is_played(row: Trajectory) -> bool:
+    """Return whether an episode is trained on unless it is rejected: also one that failed by the policy's own fault."""
+    return row.status in _PLAYED or (row.status == "failed" and row.fault == "policy")
 
 
 def is_rejected(group: Sequence[Trajectory], selected: Sequence[Trajectory]) -> bool:
-    """Return whether `select` rejected all played episodes of a group."""
-    return success_rate(group) is not None and success_rate(selected) is None
+    """Return whether `select_episodes` rejected all played episodes of a group."""
+    return any(map(is_played, group)) and not any(map(is_played, selected))
 
 
-def _rank(row: Trajectory) -> tuple[bool, float, int, int]:
-    """Return a sort key, best first: played, high mean reward of its graded turns, short, early in the group."""
-    turns = answered(row)
-    mean = sum(turn.reward for turn in turns) / max(1, len(turns))
-    return (row.status not in _PLAYED, -mean, len(row.token_ids), row.sample)
+def _rank(row: Trajectory) -> tuple[bool, bool, float, int, int]:
+    """Return a sort key, best first: played, not failed, high mean reward of its graded turns, short, early."""
+    rewards = [row.turns[turn].reward for turn in answered(row)]
+    mean = sum(rewards) / max(1, len(rewards))
+    return (not is_played(row), row.status == "failed", -mean, len(row.token_ids), row.sample)
 
 
 def _reject(row: Trajectory, reason: str) -> Trajectory:
-    return replace(row, status="rejected", reason=reason) if row.status in _PLAYED else row
+    return replace(row, status="rejected", reason=reason) if is_played(row) else row

@@ -125,8 +125,8 @@ class LocalWorkers:
     def _store(self, plan: RolloutPlan, groups: Groups, group: Group, trajectories: list[Trajectory]) -> None:
         if self._engine and self._engine.closed:  # episodes may have failed only because verifier or engine are gone
             raise EngineClosedError("the engine was closed while a rollout was playing")
-        rows = select_episodes(trajectories, plan.config.rollout) if plan.selecting else trajectories
-        finished = FinishedGroup.of(group, trajectories, rows)
+        rows = select_episodes(trajectories, plan.config) if plan.selecting else trajectories
+        finished = FinishedGroup.of(group, trajectories, rows, plan.config.score)
         groups.finish(finished).write(rows, finished)
         groups.settle()
 

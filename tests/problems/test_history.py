@@ -19,6 +19,7 @@ from storage.records import (
     HISTORY_SCHEMA,
     SCORE_SCHEMA,
     TRAJECTORY_SCHEMA,
+    Fault,
     Problem,
     ProblemHistory,
     Score,
@@ -87,6 +88,15 @@ def test_first_and_any_turn_are_counted_over_played_episodes() -> None:
         first_turn=2,
         any_turn=3,
     )
+
+
+def test_an_episode_that_the_policy_ended_is_not_solved() -> None:
+    """A problem on which the policy fills its context is hard, not unplayed; an error of the set-up says nothing."""
+    rows = [episode("a", sample, status="failed") for sample in range(3)]
+    faults: list[Fault] = ["policy", "set-up", "policy"]
+    assert counts(
+        summary(*((replace(row, fault=fault), scores) for (row, scores), fault in zip(rows, faults, strict=True)))
+    ) == {"a": (2, 0, 0)}
 
 
 def test_the_first_turn_is_the_first_that_answers() -> None:
