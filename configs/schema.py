@@ -469,12 +469,24 @@ class Score(Knobs):
 class Reward(Knobs):
     """The reward of each turn in training: r = clip((x - bias) * scaling - overlong, ±max_clip), x from the score.
 
-    A turn that answers nothing, such as a call of a tool, has r = 0.
+    A turn that answers nothing, such as a call of a tool, has only the penalty for its length: r = clip(-overlong).
     """
 
-    shape: Literal["success", "raw"] = "success"
+    shape: Literal["success", "raw"] | None = None
     """success: x = (reward - 0.5) * 2, so that rewards of 0 and 1 become -1 and 1. raw: x is the reward as the scorer
-    gave it; a turn for which the context had no room then earns 0, as a wrong answer without a reward does."""
+    gave it. Empty: `success` where `score.type` is `math-verify` or `code`, whose rewards are verdicts, and `raw` for
+    `environment` and your own functions."""
+    unfinished: Literal["least", "leave-out"] = "least"
+    """Episodes that ended without a verdict. least: where the policy's own behaviour ended them (a full context, too
+    many requests, sampling until the deadline), they are trained on with the least reward after their last turn, for
+    each unplayed turn if their number is known, and episodes that an error ended are left out. A right turn that the
+    scorer judged by verdict pays for the rest. Calls of tools are penalised for length, too, each by the limit of its
+    request. leave-out: episodes that failed, and without a critic those with an unknown number of unplayed turns, are
+    left out."""
+    least: float | None = None
+    """The least reward in the scorer's units, such as -1 (with shape `raw` only; with `success` it is that of a wrong
+    answer). Empty: the lowest of the update's scores, or 0 if none is below 0. One's own function that ran out of time
+    or failed gives no more than this."""
     bias: float = 0.0
     """Subtracted from x."""
     scaling: PositiveFloat = 1.0
@@ -491,7 +503,18 @@ class Reward(Knobs):
     def _consistent(self) -> Self:
         if self.overlong_tokens == 0:
             refuse_idle(self, "overlong_penalty", why="without overlong_tokens")
+        if self.shape == "success" or not self.counts_unfinished:
+            refuse_idle(self, "least", why="without shape=raw and unfinished=least")
         return self
+
+    def shape_of(self, scorer: str) -> Literal["success", "raw"]:
+        """Return the shape of the rewards of a scorer."""
+        return self.shape or ("success" if scorer in ("math-verify", "code") else "raw")
+
+    @property
+    def counts_unfinished(self) -> bool:
+        """Whether episodes that the policy ended without a verdict have the least reward."""
+        return self.unfinished == "least"
 
 
 class Advantage(Knobs):
@@ -499,6 +522,10 @@ class Advantage(Knobs):
 
     type: str = "group"
     """Registered advantage estimator: `group` or `gae`."""
+    credit: Literal["causes", "order"] = "causes"
+    """Which rewards a turn's return adds up. causes: all that were given when the agent had received the turn, so that
+    candidates of one request and requests that ran at once share what follows, and earn nothing of each other's past;
+    turns that it never received are not trained on. order: all that follow in the order in which turns are stored."""
     scale_by_std: bool = False
     """Divide by the standard deviation of the group (type `group` only)."""
     leave_one_out: bool = False
@@ -507,7 +534,8 @@ class Advantage(Knobs):
     """Discount from one token to the next within a turn (type `gae` only). The agent's `turn_discount` applies from
     turn to turn."""
     gae_lambda: Share = 1.0
-    """Lambda of GAE (type `gae` only): 1 uses whole returns, 0 uses only the next value."""
+    """Lambda of GAE (type `gae` only): 1 uses whole returns, 0 uses only the next value. Below 1 the turns of an
+    episode must be a chain, unless `credit=order` takes them for one."""
     normalisation: Literal["none", "batch", "group"] = "batch"
     """`batch` normalises over the action tokens of all episodes, `group` over those of each problem, `none` not at all.
     With type `gae`: (A - mean) / (std + 1e-5). With type `group`: A / (root mean square + 1e-5), because its baselines
@@ -960,6 +988,8 @@ class Config(Knobs):
                 f"rollout.success_rate_lb={rollout.success_rate_lb:g} is above success_rate_ub="
                 f"{rollout.success_rate_ub:g}: every group would be rejected"
             )
+        if all(self.reward.shape_of(scorer) == "success" for scorer in self.score.by_source.values()):
+            refuse_idle(self.reward, "least", why="where all scorers give verdicts: the least is a wrong answer's")
         if self.reward.overlong_tokens >= limit:
             raise ValueError(
                 f"reward.overlong_tokens={self.reward.overlong_tokens} must be below sampling.max_new_tokens={limit}"

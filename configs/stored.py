@@ -95,7 +95,10 @@ MIGRATIONS: Sequence[Migration] = (
 """All migrations, oldest first. None is ever removed, because old stores still exist."""
 
 BEFORE: Mapping[str, Any] = {
+    "ppo.advantage.credit": "order",
     "retrain.gate.max_by_luck": None,
+    "reward.shape": "success",
+    "reward.unfinished": "leave-out",
     "score.success": "reward",
 }
 """Knobs whose default is another behaviour than that of the programs before the knob, and the value for the latter."""

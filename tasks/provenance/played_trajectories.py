@@ -4,9 +4,9 @@ sets              data_set (number), version, searched (whether `find_problem` s
 problem_ids       key, problem_id, version: the id that a problem has in a data set or problem set
 problem_contents  prompt, solutions, key (of `tasks.problems.difference`): each distinct content
 played            one row for each loaded trajectory: data_set, version, trajectory_id, problem_id, key, status, tokens
-                  (sampled), cut (the context ended it and the number of missing turns is unknown), oldest (lowest
-                  policy version of a sampled token), first and best (success of the first and of the best turn, null
-                  without scores)
+                  (sampled), fault, cut (the context ended it and the number of missing turns is unknown), oldest
+                  (lowest policy version of a sampled token), first and best (success of the first and of the best turn,
+                  null without scores)
 update_inputs     one row for each loaded trajectory and each update over its data set: checkpoint, data_set, version,
                   trajectory_id, key, tokens, first, best, entered (whether the update trained on it)
 """
@@ -31,7 +31,10 @@ from tasks.provenance.updates import Update
 from tasks.trajectory_db import TrajectoryDb, open_trajectory_db
 
 _FETCHED_AT_ONCE = 4
-_TRAINABLE = "('completed', 'truncated')"
+_ENDED_WELL = "p.status in ('completed', 'truncated')"
+_TRAINABLE = f"""case when o.unfinished_too then p.fault <> 'set-up' and
+                       ({_ENDED_WELL} or p.status = 'failed' and p.fault = 'policy') else {_ENDED_WELL} end"""
+"""The condition of `tasks.train.endings.is_trainable`."""
 
 
 class PlayedTrajectories:
@@ -49,6 +52,7 @@ class PlayedTrajectories:
             f"""create or replace table played as
             with found as (
                 select t.data_set, s.version, t.trajectory_id, t.problem_id, a.key, t.status,
+                       coalesce(t.fault, '') as fault,
                        list_count(list_filter(t.action_mask, lambda m: m))::integer as tokens,
                        coalesce(t.status = 'truncated' and t.reason <> '{LAST_TURN_CUT}', false)
                            and coalesce(t.unplayed_turns, -1) < 0 as cut,
@@ -71,13 +75,17 @@ class PlayedTrajectories:
         """Record which loaded trajectories entered which of `updates`.
 
         Args:
-            updates: each may leave out trajectories by status, age, unknown return or exclusion.
+            updates: each may leave out trajectories by status, fault, age, unknown return or exclusion.
             excluded: maps a checkpoint to the exclusions that its update honoured.
         """
         connection = self.database.connection
-        columns = "checkpoint varchar, version varchar, oldest integer, cut_too boolean, idle boolean"
-        connection.execute(f"create table updates ({columns})")
-        rows = [(u.checkpoint, version, u.oldest, u.cut_too, u.idle) for u in updates for version in u.data_sets]
+        columns = "checkpoint varchar, version varchar, oldest integer, cut_too boolean, unfinished_too boolean"
+        connection.execute(f"create table updates ({columns}, idle boolean)")
+        rows = [
+            (u.checkpoint, version, u.oldest, u.cut_too, u.unfinished_too, u.idle)
+            for u in updates
+            for version in u.data_sets
+        ]
         self.database.insert("updates", rows)
         connection.execute(
             "create table excluded_trajectories (checkpoint varchar, version varchar, trajectory_id varchar)"
@@ -92,8 +100,8 @@ class PlayedTrajectories:
         connection.execute(
             f"""create table update_inputs as
             select o.checkpoint, p.data_set, p.version, p.trajectory_id, p.key, p.tokens, p.first, p.best,
-                   p.status in {_TRAINABLE} and p.tokens > 0 and p.oldest >= o.oldest and not o.idle
-                   and (o.cut_too or not p.cut)
+                   {_TRAINABLE} and p.tokens > 0 and p.oldest >= o.oldest and not o.idle
+                   and (o.cut_too or o.unfinished_too or not p.cut)
                    and a.checkpoint is null and b.checkpoint is null as entered
             from played p join updates o using (version)
             left join excluded_trajectories a on a.checkpoint = o.checkpoint and a.version = p.version

@@ -35,6 +35,7 @@ class Update:
     exclusions: Sequence[str]  # versions that the update honoured
     oldest: int = 0  # policy version; trajectories with an older token were left out
     cut_too: bool = True  # also trained on trajectories whose return only a critic can estimate
+    unfinished_too: bool = False  # also trained on trajectories that failed by the policy's fault
     idle: bool = False  # no trajectory was left to train on, and the weights did not change
     origin: str = ""  # of a policy without an earlier checkpoint in the store: where it came from
     taught: ArithmeticSource | None = field(default=None)  # the generator of the problems that a warm start taught
@@ -101,6 +102,7 @@ def _from_manifest(manifest: Manifest) -> Update:
         *parents,
         oldest=number - 1 - lag,
         cut_too=manifest.knob("ppo.critic") is not None or "trajectories/unknown_return" not in manifest.metrics,
+        unfinished_too=manifest.knob("reward.unfinished") == "least",
         idle=manifest.metrics.get("trajectories") == 0,
         origin=_origin(manifest) if begins else "",
         taught=_taught(manifest) if begins else None,

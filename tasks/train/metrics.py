@@ -13,7 +13,7 @@ from torch import Tensor
 from configs.schema import PPO
 from tasks.train.advantages.group import turn_groups, varied
 from tasks.train.kl import kl_estimate
-from tasks.train.samples import Floats, Sample
+from tasks.train.samples import Floats, Ints, Sample
 from tasks.train.step import Step
 
 Metrics = dict[str, float]
@@ -94,7 +94,7 @@ def step_metrics(steps: Sequence[Step], ppo: PPO) -> Metrics:
 
 def _by_turn(samples: Sequence[Sample]) -> Metrics:
     metrics: Metrics = {}
-    answers = [(_answers(sample), sample.rewards[sample.graded]) for sample in samples]
+    answers = [(_answers(sample), sample.rewards[_graded(sample)]) for sample in samples]
     for turn in range(max(len(successes) for successes, _ in answers)):
         reached = [pair for pair in answers if len(pair[0]) > turn]
         metrics[f"success/turn_{turn + 1}"] = float(np.mean([successes[turn] for successes, _ in reached]))
@@ -103,8 +103,13 @@ def _by_turn(samples: Sequence[Sample]) -> Metrics:
 
 
 def _answers(sample: Sample) -> Floats:
-    """Return the successes of the graded turns."""
-    return sample.successes[sample.graded]
+    """Return the successes of the graded turns, in the order in which the agent got them."""
+    return sample.successes[_graded(sample)]
+
+
+def _graded(sample: Sample) -> Ints:
+    turns = np.argsort(sample.order, kind="stable")
+    return turns[sample.graded[turns]]
 
 
 def _transitions(samples: Sequence[Sample]) -> Metrics:

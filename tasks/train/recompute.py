@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from configs.schema import PPO
+from tasks.train.credit import chain
 from tasks.train.logprobs import action_logprobs
 from tasks.train.passes import TokenScorer, score_action_tokens
 from tasks.train.policy import load_policy
@@ -95,4 +96,5 @@ def _sample(row: StoredTokens) -> Sample:
         rewards=empty,
         returns=empty,
         turn_discount=1.0,
+        causes=chain(0),
     )

@@ -9,23 +9,26 @@ Example: a trajectory with two turns and `turn_discount=0.5`. Its first answer (
 
 With the default rewards (±1) its sample has token_ids=[1, 2, 3, 10, 11, 4, 5, 12], actions=[3, 4, 7],
 turn_of_action=[0, 0, 1], behaviour=[-0.1, -0.2, -0.3], graded=[True, True], successes=[0, 1], rewards=[-1, 1],
-returns=[-0.5, 1]. A turn with the verdict `none`, which answers nothing, is not graded and has the reward 0.
+returns=[-0.5, 1]. A turn with the verdict `none`, which answers nothing, is not graded and has the reward 0, or a
+penalty for its length.
 """
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from configs.schema import Reward
-from storage.records import LAST_TURN_CUT, Score, Trajectory
-from tasks.train.reward_shaping import least_reward, turn_returns, turn_rewards
-
-TRAINABLE = ("completed", "truncated")
+from storage.records import Score, Trajectory
+from tasks.train.credit import Causes, causes_of, chain, in_order
+from tasks.train.endings import is_trainable, return_after
+from tasks.train.reward_shaping import least_reward, settled, turn_rewards
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -33,6 +36,9 @@ Logprobs = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 ScoresByTurn = dict[tuple[str, int], Score]
 """Scores by trajectory and turn."""
+Scorers = Mapping[str, str]
+"""Names of scorers by source of problems; `default` is for all other sources."""
+_MATH_VERIFY: Scorers = {"default": "math-verify"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,31 +58,50 @@ class Sample:
     turn_of_action: Ints  # A, in 0..K-1
     behaviour: Logprobs  # A, recorded while sampling
     versions: Ints  # A, policy version that sampled the token
-    in_loss: Bools  # A, false if `mask_truncated` leaves the token out of the loss
+    in_loss: Bools  # A, false if `mask_truncated` leaves the token out of the loss, or the agent never got its turn
     graded: Bools  # K, false for turns that answer nothing, such as calls of tools
     successes: Floats  # K
     rewards: Floats  # K, shaped
     returns: Floats  # K
     turn_discount: float
+    causes: Causes
     after: float | None = 0.0  # return after the last turn: 0 if the episode ended; None: only a critic can estimate it
+
+    @property
+    def order(self) -> Ints:
+        """K, the place of each turn among those that the agent got, -1 for those that it never got; 0..K-1 in a chain.
+
+        The baseline of a turn is that of the turns of its group at the same place.
+        """
+        return self.causes.order
 
 
 def build_samples(
-    trajectories: Iterable[Trajectory], scores: Iterable[Score], reward: Reward, *, mask_truncated: bool = False
+    trajectories: Iterable[Trajectory],
+    scores: Iterable[Score],
+    reward: Reward,
+    *,
+    scorers: Scorers = _MATH_VERIFY,
+    credit: Literal["causes", "order"] = "causes",
+    mask_truncated: bool = False,
 ) -> list[Sample]:
-    """Build a sample from each trainable trajectory and its scores.
+    """Build a sample from each trainable trajectory (`endings.is_trainable`) and its scores.
 
     The samples are sorted by trajectory id, so the order of the input does not matter.
 
-    A trajectory is trainable if its status is completed or truncated and it has at least one action token. Scores of
-    other trajectories are ignored. With `mask_truncated`, turns that the token limit cut are left out of the loss, but
-    they count in the baseline of their group.
+    Args:
+        trajectories: scores of those that are not trainable are ignored.
+        scores: one for each turn.
+        reward: how scores become rewards.
+        scorers: who gave the scores; where `reward.shape` is empty, the shape follows from it.
+        credit: `ppo.advantage.credit`, which rewards a return adds up.
+        mask_truncated: leave turns that the token limit cut out of the loss. They count in the baseline of their group.
 
     Raises:
         ValueError: an id occurs twice, a turn has no score or two, a logprob or reward is not finite, or a row
             contradicts itself; the message names the trajectories.
     """
-    rows = sorted((row for row in trajectories if _trainable(row)), key=lambda row: row.trajectory_id)
+    rows = sorted((row for row in trajectories if is_trainable(row, reward)), key=lambda row: row.trajectory_id)
     _refuse(
         "occur more than once",
         [row.trajectory_id for row, following in pairwise(rows) if row.trajectory_id == following.trajectory_id],
@@ -85,10 +110,14 @@ def build_samples(
         "have action tokens that are not exactly the spans of their turns",
         [row.trajectory_id for row in rows if not _consistent(row)],
     )
+    _refuse("have turns in an order that is not possible", [row.trajectory_id for row in rows if not in_order(row)])
     by_turn = _by_turn(scores)
     # Check the scores, not shaped rewards: the clip turns a NaN or infinite reward into a finite one.
     _refuse("have NaN or infinite rewards", [row.trajectory_id for row in rows if not _finite_scores(row, by_turn)])
-    samples = [_sample(row, by_turn, reward, mask_truncated) for row in rows]
+    rewards = _settled(rows, by_turn, reward, scorers)
+    samples = [
+        _sample(row, _scores_of(row, by_turn), _scorer(row, scorers), rewards, credit, mask_truncated) for row in rows
+    ]
     bad = [sample.trajectory_id for sample in samples if not np.isfinite(sample.behaviour).all()]
     _refuse("have NaN or infinite logprobs", bad)
     return samples
@@ -116,10 +145,6 @@ def name_some(ids: Sequence[str], most: int = 5) -> str:
 def _refuse(fault: str, ids: list[str]) -> None:
     if ids:
         raise ValueError(f"these trajectories {fault}: {name_some(ids)}. Leave them out, or collect them again")
-
-
-def _trainable(row: Trajectory) -> bool:
-    return row.status in TRAINABLE and bool(row.turns) and any(row.action_mask)
 
 
 def _consistent(row: Trajectory) -> bool:
@@ -161,12 +186,44 @@ def _finite_scores(row: Trajectory, by_turn: ScoresByTurn) -> bool:
     return all(math.isfinite(score.reward) and math.isfinite(score.success) for score in _scores_of(row, by_turn))
 
 
-def _sample(row: Trajectory, by_turn: ScoresByTurn, reward: Reward, mask_truncated: bool) -> Sample:
-    scores = _scores_of(row, by_turn)
-    scored = [None if score.verdict == "none" else score.reward for score in scores]
+def _scorer(row: Trajectory, scorers: Scorers) -> str:
+    return scorers.get(row.source, scorers["default"])
+
+
+def _settled(rows: Iterable[Trajectory], by_turn: ScoresByTurn, reward: Reward, scorers: Scorers) -> dict[str, Reward]:
+    """Return the knobs for the problems of each scorer, without empty ones."""
+    scored = defaultdict[str, list[float]](list)
+    for row in rows:
+        scored[_scorer(row, scorers)] += [s.reward for s in _scores_of(row, by_turn) if s.verdict != "none"]
+    return {name: settled(reward, name, rewards) for name, rewards in scored.items()}
+
+
+def _scored(score: Score, scorer: str, reward: Reward) -> float:
+    """Return a turn's reward, or the least if one's own function could not judge the turn: that is never worth more."""
+    failed = score.verdict in ("timeout", "error") and scorer != "environment" and reward.shape == "raw"
+    return min(score.reward, reward.least or 0.0) if failed else score.reward
+
+
+def _sample(
+    row: Trajectory,
+    scores: Sequence[Score],
+    scorer: str,
+    rewards_of: Mapping[str, Reward],
+    credit: Literal["causes", "order"],
+    mask_truncated: bool,
+) -> Sample:
+    reward, graded = rewards_of[scorer], np.array([score.verdict != "none" for score in scores], np.bool_)
+    causes = causes_of(row, graded) if credit == "causes" else chain(len(scores))
+    reached = causes.order >= 0
+    graded &= reached
     lengths = [turn.end - turn.start for turn in row.turns]
     limit = _limit(row) if reward.overlong_tokens else None
-    rewards, after = turn_rewards(scored, reward, lengths, limit), _after(row, least_reward(reward, limit))
+    limits = row.limits if reward.counts_unfinished else []
+    scored = [_scored(score, scorer, reward) if one else None for score, one in zip(scores, graded, strict=True)]
+    rewards = np.array(turn_rewards(scored, reward, lengths, limit, limits), np.float64)
+    successes = np.array([score.success for score in scores], np.float64)
+    right = reward.shape == "success" and bool((successes[graded] > 0.5).any())
+    after = return_after(row, reward, least_reward(reward, limit), right=right)
     actions, turn_of_action = _spans(row), np.repeat(np.arange(len(row.turns)), lengths)
     cut = np.array([turn.finish_reason == "length" for turn in row.turns])
     return Sample(
@@ -179,30 +236,15 @@ def _sample(row: Trajectory, by_turn: ScoresByTurn, reward: Reward, mask_truncat
         turn_of_action=turn_of_action,
         behaviour=np.asarray(row.logprobs, np.float32)[actions],
         versions=np.asarray(row.versions, np.int64)[actions],
-        in_loss=~(cut[turn_of_action] & mask_truncated),
-        graded=np.asarray([score.verdict != "none" for score in scores], np.bool_),
-        successes=np.asarray([score.success for score in scores], np.float64),
-        rewards=np.asarray(rewards, np.float64),
-        returns=np.asarray(turn_returns(rewards, row.turn_discount, after or 0.0), np.float64),
+        in_loss=(reached & ~(cut & mask_truncated))[turn_of_action],
+        graded=graded,
+        successes=successes,
+        rewards=rewards,
+        returns=causes.returns(rewards, np.zeros(len(rewards)), row.turn_discount, after or 0.0),
         turn_discount=row.turn_discount,
+        causes=causes,
         after=after,
     )
-
-
-def _after(row: Trajectory, least: float) -> float | None:
-    """Return the return after the last turn, or None if it is unknown.
-
-    It is 0 for an episode that ended, even if the token limit cut its last answer, since that answer was graded. Each
-    turn for which the context had no room counts as the `least` reward; otherwise the policy would gain by filling the
-    context while it is wrong. If the number of those turns is unknown, the return is unknown too.
-
-    Example: -3 after two wrong turns of five, with rewards of ±1 and turn_discount 1.
-    """
-    if row.status != "truncated" or row.unplayed_turns == 0:
-        return 0.0
-    if row.unplayed_turns > 0:
-        return turn_returns([least] * row.unplayed_turns, row.turn_discount)[0]
-    return 0.0 if row.reason == LAST_TURN_CUT else None  # the row was stored before unplayed turns were counted
 
 
 def _limit(row: Trajectory) -> int:

@@ -20,7 +20,7 @@ from tasks.train.optimizer_state import median_sqrt_v
 from tasks.train.policy import load_policy, make_canary
 from tasks.train.prepare import Draws, Preparation
 from tasks.train.rows import batching_for
-from tasks.train.samples import Sample, build_samples, with_known_returns, within_staleness
+from tasks.train.samples import Sample, Scorers, build_samples, with_known_returns, within_staleness
 from tasks.train.step import Step, Stepper
 from tasks.train.train_state import TrainState, load_train_state, save_train_state
 
@@ -59,6 +59,7 @@ class Trainer:
         max_head_offpolicyness: the largest staleness of a token; trajectories with older tokens are left out. None: no
             limit.
         mesh: the ranks that train together; each has a trainer, and all get the same calls.
+        scorers: who gave the scores, by source of problems; None: math-verify.
     """
 
     def __init__(
@@ -69,8 +70,10 @@ class Trainer:
         temperature: float = 1.0,
         max_head_offpolicyness: int | None = None,
         mesh: Mesh = ALONE,
+        scorers: Scorers | None = None,
     ) -> None:
         self._ppo, self._knobs, self._reward, self._temperature = ppo, optimizer, reward, temperature
+        self._scorers = scorers or {"default": "math-verify"}
         self._max_staleness, self._mesh = max_head_offpolicyness, mesh
         self._loaded: TrainState | None = None
         self.holds: str | None = None
@@ -80,7 +83,8 @@ class Trainer:
     def of(cls, config: Config, mesh: Mesh = ALONE) -> "Trainer":
         """Make the trainer of a run."""
         oldest = config.rollout.max_head_offpolicyness
-        return cls(config.ppo, config.optimizer, config.reward, config.sampling.temperature, oldest, mesh)
+        temperature, scorers = config.sampling.temperature, config.score.by_source
+        return cls(config.ppo, config.optimizer, config.reward, temperature, oldest, mesh, scorers)
 
     def load(self, model: Path, state: Path | None, seed: int, first: Path | None = None) -> None:
         """Load the weights in `model` and the state that `save` wrote. Set the process's number of torch threads.
@@ -166,7 +170,7 @@ class Trainer:
 
         The tokens are the action tokens of `trajectories`. Return None if none of them is trainable.
         """
-        samples = build_samples(trajectories, scores, self._reward)
+        samples = self._built(trajectories, scores)
         if not samples:
             return None
         model, ppo = load_policy(other, self._ppo, self._mesh), self._ppo
@@ -191,7 +195,7 @@ class Trainer:
         The samples are empty if the options left nothing. This is no error: a policy may have become too good for its
         filter.
         """
-        trainable = build_samples(trajectories, scores, self._reward, mask_truncated=self._ppo.mask_truncated)
+        trainable = self._built(trajectories, scores)
         recent = trainable if self._max_staleness is None else within_staleness(trainable, version, self._max_staleness)
         samples = recent if self._ppo.critic else with_known_returns(recent)
         left_out = {"too_old": len(trainable) - len(recent), "unknown_return": len(recent) - len(samples)}
@@ -205,6 +209,12 @@ class Trainer:
                 len(samples),
             )
         return samples, left_out
+
+    def _built(self, trajectories: Iterable[Trajectory], scores: Iterable[Score]) -> list[Sample]:
+        credit, masked = self._ppo.advantage.credit, self._ppo.mask_truncated
+        return build_samples(
+            trajectories, scores, self._reward, scorers=self._scorers, credit=credit, mask_truncated=masked
+        )
 
     def _nothing_left(self, trajectories: Sequence[Trajectory], too_old: int, version: int) -> None:
         """Raise ValueError, or only log an alarm if options of the configuration left the trajectories out."""

@@ -90,7 +90,7 @@ def without(values: dict[str, Any], *keys: str) -> dict[str, Any]:
     ("overrides", "lacking"),
     [
         ([], ["run.overlap"]),
-        ([], ["ppo.kl", "reward", "audit"]),
+        ([], ["ppo.kl", "rollout", "audit"]),
         ([], ["problems.train.operators", "problems.held_out.seed", "optimizer.betas", "policy.warm_start.teaches"]),
         (["ppo.advantage.type=gae", "ppo.critic={}"], ["ppo.critic.value_norm"]),
         (["evaluation.sets={own: {kind: arithmetic}}"], ["evaluation.sets.own.high"]),

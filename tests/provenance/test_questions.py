@@ -3,7 +3,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -11,7 +11,7 @@ from configs.schema import Reward
 from storage import layout
 from storage.errors import StorageError
 from storage.objects.store import Store
-from storage.records import Problem, Status
+from storage.records import Fault, Problem, Status
 from storage.versions import aliases, manifests
 from tasks.audit.__main__ import COMMANDS
 from tasks.problems.difference import key
@@ -113,27 +113,30 @@ def test_a_whole_prompt_is_preferred_to_a_part(place: Place, tmp_path: Path) -> 
 
 
 STATUSES: list[Status] = ["completed", "truncated", "rejected", "failed"]
+FAULTS: list[Fault] = ["", "policy", "set-up"]
 
 
-def test_trained_trajectories_are_those_the_trainer_takes(place: Place, tmp_path: Path) -> None:
-    """Status, staleness and tokens decide as in the trainer."""
-    cases = list(itertools.product(STATUSES, range(4), range(3)))
-    played = [Played(ONE, [1.0] * turns, status, version) for status, version, turns in cases]
+@pytest.mark.parametrize(("unfinished", "newest", "all_ages"), [("least", 10, 40), ("leave-out", 12, 48)])
+def test_trained_trajectories_are_those_the_trainer_takes(
+    place: Place, tmp_path: Path, unfinished: Literal["least", "leave-out"], newest: int, all_ages: int
+) -> None:
+    """Status, fault, staleness and tokens decide as in the trainer."""
+    cases = list(itertools.product(STATUSES, range(4), range(3), FAULTS))
+    played = [Played(ONE, [1.0] * turns, status, version, fault) for status, version, turns, fault in cases]
     rows = [
-        make_trajectory(str(number), [[7, 8]] * turns, status=status, version=version)
-        for number, (status, version, turns) in enumerate(cases)
+        replace(make_trajectory(str(number), [[7, 8]] * turns, status=status, version=version), fault=fault)
+        for number, (status, version, turns, fault) in enumerate(cases)
     ]
     scores = [score for row in rows for score in make_scores(row.trajectory_id, *[1.0] * len(row.turns))]
-    samples = build_samples(rows, scores, Reward())
+    samples = build_samples(rows, scores, Reward(unfinished=unfinished))
     place.checkpoint(layout.checkpoint("r", 3), [], {})
     data_set, _ = place.play("r", 3, place.problems(ONE), *played)
     for lag in range(5):
-        config = {"rollout": {"max_head_offpolicyness": lag}}
+        config = {"rollout": {"max_head_offpolicyness": lag}, "reward": {"unfinished": unfinished}}
         place.checkpoint(layout.checkpoint(f"lag{lag}", 4), [data_set], config)
     found = [(use.run, use.episodes, use.trained) for use in trained_on(place.store, "1", tmp_path).uses]
     assert found == [(f"lag{lag}", len(cases), len(within_staleness(samples, 3, lag))) for lag in range(5)]
-    assert found[0][2] == 4
-    assert found[4][2] == 16
+    assert (found[0][2], found[4][2]) == (newest, all_ages)
 
 
 def test_trajectories_with_unknown_returns_were_not_trained_on(place: Place, tmp_path: Path) -> None:
@@ -144,8 +147,9 @@ def test_trajectories_with_unknown_returns_were_not_trained_on(place: Place, tmp
     place.checkpoint(layout.checkpoint("old", 1), [data_set], {})
     place.checkpoint(layout.checkpoint("critic", 1), [data_set], {"ppo": {"critic": {}}}, left_out)
     place.checkpoint(layout.checkpoint("group", 1), [data_set], {"ppo": {"critic": None}}, left_out)
+    place.checkpoint(layout.checkpoint("new", 1), [data_set], {"reward": {"unfinished": "least"}}, left_out)
     uses = trained_on(place.store, "1", tmp_path).uses
-    assert {use.run: use.trained for use in uses} == {"old": 2, "critic": 2, "group": 1}
+    assert {use.run: use.trained for use in uses} == {"old": 2, "critic": 2, "group": 1, "new": 2}
 
 
 def test_an_update_that_had_nothing_left(place: Place, tmp_path: Path) -> None:

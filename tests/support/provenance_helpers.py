@@ -12,7 +12,7 @@ import pytest
 from storage import layout
 from storage.objects.seal import seal
 from storage.objects.store import Store
-from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem, Status
+from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Fault, Problem, Status
 from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, datasets, manifests
 from storage.versions.checkpoints import Canary
@@ -33,6 +33,7 @@ class Played:
     successes: Sequence[float] = (1.0,)
     status: Status = "completed"
     version: int | None = None  # policy version that sampled it; None: the newest
+    fault: Fault = ""
 
 
 @dataclass
@@ -69,7 +70,7 @@ class Place:
             version = iteration if each.version is None else each.version
             row = make_trajectory(name, turns, problem=each.problem.problem_id, status=each.status, version=version)
             row = replace(row, prompt=each.problem.prompt, solutions=each.problem.solutions)
-            rows.append(replace(row, run=run, iteration=iteration, sample=sample))
+            rows.append(replace(row, run=run, iteration=iteration, sample=sample, fault=each.fault))
             scored += make_scores(name, *each.successes)
         policy = layout.checkpoint(run, iteration)
         self._rows(data_set, "trajectories", TRAJECTORY_SCHEMA, rows, [policy, problem_set])

@@ -133,12 +133,13 @@ def make_trainer(
     optimizer: Optimizer = UNCLIPPED,
     temperature: float = 1.0,
     first: Path | None = None,
+    reward: Reward | None = None,
     **ppo: Any,
 ) -> Trainer:
     knobs = PPO.model_validate(
         {"device": "cpu", "threads": 1, "ppo_n_minibatches": 1, "advantage": {"normalisation": "none"}, **ppo}
     )
-    trainer = Trainer(knobs, optimizer, Reward(), temperature)
+    trainer = Trainer(knobs, optimizer, reward or Reward(), temperature)
     trainer.load(folder, None, seed=1, first=first)
     return trainer
 

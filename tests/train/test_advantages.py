@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from configs.schema import Advantage, Reward
 from tasks.train.advantages import Observed, estimate
 from tasks.train.advantages.normalise import normalise
+from tasks.train.credit import chain
 from tasks.train.samples import Floats, Sample, build_samples
 from tests.support.train_helpers import make_scores, make_trajectory
 
@@ -209,6 +210,7 @@ def test_gae_on_the_masked_sequence_is_gae_on_the_compressed_one(
         in_loss=np.ones(sum(counts), bool),
         rewards=np.array([reward for _, _, reward in turns]),
         turn_discount=turn_discount,
+        causes=chain(len(turns)),
     )
     ours, _ = gae_of(sample, values[mask].tolist(), discount=discount, gae_lambda=gae_lambda)
     other = np.where(mask, values, 99.0)

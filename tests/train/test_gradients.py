@@ -194,7 +194,8 @@ def test_packed_rows_and_trees_give_the_same_gradient(
             monkeypatch.setattr(
                 f"tasks.train.{module}.batching_for", lambda *of, used=used: replace(batching_for(*of), form=used)
             )
-        trainers[used] = make_trainer(folder, micro_batch_tokens=160, **options)
+        reward = Reward(unfinished="leave-out")
+        trainers[used] = make_trainer(folder, reward=reward, micro_batch_tokens=160, **options)
         metrics[used] = trainers[used].update(rows, scores, version=2)
     assert_near(gradients(trainers[form]), gradients(trainers["padded"]), 1e-5)
     assert metrics["padded"].pop("tokens/shared_share") == 0

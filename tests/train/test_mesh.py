@@ -74,7 +74,7 @@ def knobs(options: dict[str, Any], replicate: int = 1, shard: int = 1) -> PPO:
 
 
 def start(folder: Path, ppo: PPO, mesh: Mesh) -> Trainer:
-    trainer = Trainer(ppo, OPTIMIZER, Reward(), mesh=mesh)
+    trainer = Trainer(ppo, OPTIMIZER, Reward(unfinished="leave-out"), mesh=mesh)  # a critic estimates what was cut
     trainer.load(folder, None, seed=1)
     return trainer
 

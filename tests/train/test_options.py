@@ -161,9 +161,10 @@ def test_stale_trajectories_are_left_out_and_counted(tmp_path: Path) -> None:
 
 
 def test_an_update_without_anything_known_says_why(tmp_path: Path) -> None:
-    """If the context cut all trajectories and their unplayed turns are unknown, nothing is trained; a line says why."""
+    """If the context cut all trajectories, and those are left out, nothing is trained; a line says why."""
     cut, lines = [replace(row, status="truncated", unplayed_turns=-1) for row in random_rows()[0]], list[str]()
-    metrics = make_trainer(save_tiny(tmp_path)).update(cut, random_rows()[1], 2, lines.append)
+    reward = Reward(unfinished="leave-out")
+    metrics = make_trainer(save_tiny(tmp_path), reward=reward).update(cut, random_rows()[1], 2, lines.append)
     assert (metrics["trajectories"], metrics["trajectories/unknown_return"]) == (0, len(cut))
     assert lines[0].startswith(f"{len(cut)} trajectories left out: the context had no room")
 

@@ -25,9 +25,21 @@ def test_rewards_by_hand(reward: Reward, expected: list[float]) -> None:
 
 
 def test_a_turn_that_answers_nothing_earns_nothing() -> None:
-    """A call of a tool is no wrong answer: without a score its reward is 0, whatever its length and the bias."""
+    """A call of a tool is no wrong answer: without a score its reward is 0 or, if it is too long, the penalty.
+
+    In runs that leave unfinished episodes out, it is 0 whatever the length.
+    """
     reward = Reward(bias=0.5, overlong_tokens=20)
-    assert turn_rewards([None, 1.0, None], reward, [100, 10, 10], limit=100) == [0.0, 0.5, 0.0]
+    assert turn_rewards([None, 1.0, None], reward, [100, 10, 10], limit=100) == [-1.0, 0.5, 0.0]
+    before = reward.model_copy(update={"unfinished": "leave-out"})
+    assert turn_rewards([None, 1.0, None], before, [100, 10, 10], limit=100) == [0.0, 0.5, 0.0]
+
+
+def test_overlong_penalties_follow_the_limit_of_each_request() -> None:
+    """The penalty begins at four fifths of the limit, and is whole at the limit: 100 tokens, or 50, or 1."""
+    reward = Reward(overlong_tokens=20)
+    lengths, limits = [80, 90, 40, 45, 50, 1], [100, 100, 50, 50, 50, 1]
+    assert turn_rewards([1.0] * 6, reward, lengths, 100, limits) == pytest.approx([1.0, 0.5, 1.0, 0.5, 0.0, 0.0])
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(-10, 10)), max_size=6))

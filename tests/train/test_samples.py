@@ -1,7 +1,7 @@
 """Training samples: which trajectories enter training, and which are refused."""
 
+import itertools
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.schema import Reward
-from storage.records import LAST_TURN_CUT, Score, Status
-from tasks.train.samples import build_samples, with_known_returns, within_staleness
+from storage.records import Score
+from tasks.train.samples import build_samples, within_staleness
 from tests.support.train_helpers import make_scores, make_trajectory
 
 
@@ -52,40 +52,6 @@ def test_only_finished_episodes_with_actions_are_trained_on() -> None:
     ]
 
 
-def after(*successes: float, status: Status = "truncated", discount: float = 1.0, **cut: Any) -> float | None:
-    """Compute the return after the last turn of a trajectory."""
-    row = make_trajectory("t", [[10]] * len(successes), status=status, turn_discount=discount, **cut)
-    (sample,) = build_samples([row], make_scores("t", *successes), Reward())
-    return sample.after
-
-
-def test_nothing_follows_an_answer_that_was_scored() -> None:
-    """A scored answer that the token limit cut ends the episode; a value on top of its verdict would pay twice."""
-    assert after(1, status="completed") == 0
-    assert after(1, finish_reason="length", unplayed_turns=0) == 0
-    assert after(1, finish_reason="length", reason=LAST_TURN_CUT) == 0  # of stores that lack the column
-
-
-def test_turns_without_room_count_as_wrong_ones() -> None:
-    """Five wrong turns earn -5; two that fill the context earn no more, stored or discounted."""
-    assert after(0, 0, unplayed_turns=3) == -3
-    assert after(0, 0, unplayed_turns=3, discount=0.5) == -1.75
-    rows = [make_trajectory("long", [[10], [11]], status="truncated", unplayed_turns=3)]
-    rows.append(make_trajectory("short", [[10]] * 5))
-    scores = make_scores("long", *[0] * 2) + make_scores("short", *[0] * 5)
-    long, short = build_samples(rows, scores, Reward())
-    assert long.returns.tolist() == short.returns[:2].tolist() == [-5, -4]
-
-
-def test_returns_behind_an_uncounted_cut_are_not_known() -> None:
-    """If the row does not say how many turns had no room, only a critic can estimate their return."""
-    assert after(0, 0) is None
-    assert after(0, 0, finish_reason="length") is None  # the context was full, but the agent asked for another turn
-    rows = [make_trajectory("cut", [[10]], status="truncated"), make_trajectory("whole", [[10]])]
-    samples = build_samples(rows, make_scores("cut", 0) + make_scores("whole", 0), Reward())
-    assert [sample.trajectory_id for sample in with_known_returns(samples)] == ["whole"]
-
-
 def test_a_reward_that_is_no_number_names_the_trajectory() -> None:
     """A custom verifier may give NaN, which would spread over the group's baseline."""
     rows = [make_trajectory(name, [[10]]) for name in ("good", "bad")]
@@ -113,18 +79,24 @@ def test_training_uses_the_reward_and_metrics_the_success() -> None:
 
 
 def test_the_overlong_penalty_uses_the_limit_of_the_sampling() -> None:
-    """The stored `max_new_tokens` of the sampling is the limit of the overlong penalty."""
+    """The limit of the overlong penalty is the request's, if one is stored, and else that of the sampling."""
     row = replace(make_trajectory("t", [[10, 11], [12]]), sampling='{"max_new_tokens": 2}')
     (sample,) = build_samples([row], make_scores("t", 1, 1), Reward(overlong_tokens=1))
     assert sample.rewards.tolist() == [0.0, 1.0]
+    row = replace(row, sampling='{"max_new_tokens": 4}', limits=[2, 4])
+    for unfinished, rewards in (("least", [0.0, 1.0]), ("leave-out", [1.0, 1.0])):
+        reward = Reward(overlong_tokens=1, unfinished=unfinished)  # type: ignore[arg-type]
+        (sample,) = build_samples([row], make_scores("t", 1, 1), reward)
+        assert sample.rewards.tolist() == rewards
 
 
 def test_turns_cut_by_the_limit_may_be_masked() -> None:
-    """Only the turns cut by the token limit are masked, and only with `mask_truncated`."""
+    """Only the turns cut by the token limit are masked, calls of tools too, and only with `mask_truncated`."""
     row = make_trajectory("t", [[10, 11], [12]], status="truncated")
     row = replace(row, turns=[row.turns[0], replace(row.turns[1], finish_reason="length")])
-    for masked in (True, False):
-        (sample,) = build_samples([row], make_scores("t", 1, 0), Reward(), mask_truncated=masked)
+    first, second = make_scores("t", 1, 0)
+    for masked, scores in itertools.product((True, False), ([first, second], [first, replace(second, verdict="none")])):
+        (sample,) = build_samples([row], scores, Reward(), mask_truncated=masked)
         assert sample.in_loss.tolist() == [True, True, not masked]
 
 

@@ -260,13 +260,19 @@ def test_returns_stay_bounded_where_answers_are_cut(tmp_path: Path) -> None:
 
 
 def test_an_unknown_return_needs_a_critic(tmp_path: Path) -> None:
-    """A group baseline leaves trajectories with unknown returns out and counts them; a critic uses them."""
+    """A group baseline leaves trajectories with unknown returns out and counts them; a critic uses them.
+
+    By default they have the least reward, so nothing is unknown.
+    """
     rows = [make_trajectory(name, [[10, 11]]) for name in "ab"]
     cut = make_trajectory("cut", [[12, 13]], status="truncated")
     scores = make_scores("a", 1) + make_scores("b", 0) + make_scores("cut", 0)
-    metrics = make_trainer(save_tiny(tmp_path)).update([*rows, cut], scores, version=0)
+    reward = Reward(unfinished="leave-out")
+    metrics = make_trainer(save_tiny(tmp_path), reward=reward).update([*rows, cut], scores, version=0)
     assert (metrics["trajectories"], metrics["trajectories/unknown_return"]) == (2, 1)
-    with_critic = make_trainer(tmp_path, **GAE, critic={}).update([*rows, cut], scores, version=0)
+    counted = make_trainer(tmp_path).update([*rows, cut], scores, version=0)
+    assert (counted["trajectories"], counted["trajectories/unknown_return"]) == (3, 0)
+    with_critic = make_trainer(tmp_path, reward=reward, **GAE, critic={}).update([*rows, cut], scores, version=0)
     assert (with_critic["trajectories"], with_critic["trajectories/unknown_return"]) == (3, 0)
 
 

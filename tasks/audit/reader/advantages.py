@@ -13,12 +13,14 @@ from functools import lru_cache
 import numpy as np
 
 from configs.schema import PPO, Reward
+from configs.schema import Score as ScoreSettings
 from storage.records import Score, Trajectory
 from storage.versions.manifests import Manifest
 from tasks.audit.reader.library import Library
 from tasks.audit.selection import DataSet
 from tasks.train.advantages import Observed, estimate
-from tasks.train.samples import Sample, build_samples, with_known_returns, within_staleness
+from tasks.train.reward_shaping import settled
+from tasks.train.samples import Sample, Scorers, build_samples, with_known_returns, within_staleness
 
 MOST_ROWS, MOST_TOKENS = 4096, 2_000_000
 """The largest data set, in rows and sampled tokens, that is normalised as a whole."""
@@ -66,12 +68,13 @@ class AdvantageComputer:
         data_set = self._data_sets[number]
         if data_set.is_evaluation:
             raise NoAdvantageError("This is an evaluation, which is never trained on.")
-        ppo, _, _ = _knobs(data_set.manifest)
+        ppo = _knobs(data_set.manifest).ppo
         computed = self._cached(number, None if self._needs_whole_set(ppo, number) else row.problem_id)
         if row.trajectory_id not in computed.by_id:
             raise NoAdvantageError(
-                f"This trajectory was left out of the training. Possible reasons: its status ({row.status}), it has no "
-                "sampled tokens, its policy was too old, or the context cut it and its number of turns is unknown."
+                f"This trajectory was left out of the training. Possible reasons: its status ({row.status}), its fault "
+                f"({row.fault or 'none'}), it has no sampled tokens, its policy was too old, or the context cut it and "
+                "its number of turns is unknown."
             )
         return Advantages(computed.by_id[row.trajectory_id], computed.largest, computed.says)
 
@@ -85,14 +88,15 @@ class AdvantageComputer:
 
     def _compute(self, number: int, problem_id: str | None) -> _GroupAdvantages:
         """Compute the advantages of a group, or of the whole data set if `problem_id` is None."""
-        ppo, reward, oldest = _knobs(self._data_sets[number].manifest)
+        training = _knobs(self._data_sets[number].manifest)
+        ppo = training.ppo
         if ppo.critic is not None:
             raise NoAdvantageError(f"The estimator {ppo.advantage.type} needs a critic's values, which are not stored.")
         knobs = ppo.advantage
         if problem_id is not None and knobs.normalisation == "batch":
             knobs = knobs.model_copy(update={"normalisation": "none"})
         try:
-            samples = self._samples(number, problem_id, reward, oldest, ppo.mask_truncated)
+            samples = self._samples(number, problem_id, training)
             observed = [Observed(np.zeros(len(sample.actions))) for sample in samples]
             estimated = estimate(samples, observed, knobs).advantages if samples else []
         except ValueError as error:
@@ -104,14 +108,29 @@ class AdvantageComputer:
         largest = max((float(np.abs(values).max()) for values in estimated if len(values)), default=0.0)
         return _GroupAdvantages(by_id, largest, _describe(ppo, len(samples), problem_id is None))
 
-    def _samples(
-        self, number: int, problem_id: str | None, reward: Reward, oldest: int, mask_truncated: bool
-    ) -> list[Sample]:
+    def _samples(self, number: int, problem_id: str | None, training: "_Training") -> list[Sample]:
         """Return the samples that the update trained on."""
-        rows = self._rows(number, problem_id)
+        rows, ppo = self._rows(number, problem_id), training.ppo
         trajectories, scores = self._library.trajectories(rows), self._scores(rows)
-        samples = build_samples(trajectories, scores, reward, mask_truncated=mask_truncated)
-        return with_known_returns(within_staleness(samples, self._data_sets[number].iteration, oldest))
+        samples = build_samples(
+            trajectories,
+            scores,
+            training.reward if problem_id is None else self._with_least(number, problem_id, training),
+            scorers=training.scorers,
+            credit=ppo.advantage.credit,
+            mask_truncated=ppo.mask_truncated,
+        )
+        return with_known_returns(within_staleness(samples, self._data_sets[number].iteration, training.oldest))
+
+    def _with_least(self, number: int, problem_id: str, training: "_Training") -> Reward:
+        """Return the knobs of the reward, with the least of what the problem's scorer gave in the whole data set."""
+        database = self._library.database
+        query = "select any_value(scorer) from turns where data_set = ? and problem_id = ?"
+        (scorer,) = database.one(query, number, problem_id)
+        query = """select min(scored_reward) from turns semi join
+            (select row from episodes where status in ('completed', 'truncated')) using (row)
+            where data_set = ? and scorer = ? and verdict <> 'none'"""
+        return settled(training.reward, scorer or "", [database.number(query, number, scorer)])
 
     def _rows(self, number: int, problem_id: str | None) -> list[int]:
         query = "select row from episodes where data_set = ? and (? is null or problem_id = ?) order by row"
@@ -127,13 +146,26 @@ class AdvantageComputer:
         return [Score(*columns) for columns in scores]
 
 
-def _knobs(manifest: Manifest | None) -> tuple[PPO, Reward, int]:
-    """Return the knobs of the run's training: PPO, reward, and the largest staleness that it trains on."""
+@dataclass(frozen=True, slots=True)
+class _Training:
+    """The knobs of a run's training."""
+
+    ppo: PPO = field(default_factory=PPO)
+    reward: Reward = field(default_factory=Reward)
+    scorers: Scorers = field(default_factory=lambda: ScoreSettings().by_source)
+    oldest: int = 0  # largest staleness that it trains on
+
+
+def _knobs(manifest: Manifest | None) -> _Training:
     if manifest is None:
-        return PPO(), Reward(), 0
+        return _Training()
     try:
-        ppo, reward = PPO.model_validate(manifest.knob("ppo")), Reward.model_validate(manifest.knob("reward"))
-        return ppo, reward, int(manifest.number("rollout.max_head_offpolicyness"))
+        return _Training(
+            PPO.model_validate(manifest.knob("ppo")),
+            Reward.model_validate(manifest.knob("reward")),
+            ScoreSettings.model_validate(manifest.knob("score")).by_source,
+            int(manifest.number("rollout.max_head_offpolicyness")),
+        )
     except ValueError as error:
         raise NoAdvantageError(
             f"The configuration in the manifest does not fit this version of the project: {error}."

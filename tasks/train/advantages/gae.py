@@ -6,7 +6,7 @@ import numpy as np
 
 from configs.schema import Advantage
 from tasks.train.advantages.interface import Estimated, Observed
-from tasks.train.samples import Floats, Sample
+from tasks.train.samples import Floats, Sample, name_some
 
 
 def gae(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advantage) -> Estimated:
@@ -16,14 +16,22 @@ def gae(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advantag
     to the next turn is discounted by the episode's `turn_discount`, all other steps by `knobs.discount`. A turn's
     reward is given at its last action token, and each penalty at its own token. The value after the last turn is
     `bootstrap`.
+
+    In an episode whose turns are no chain, no value says what follows a turn. So each turn ends with its whole return
+    (`Causes.returns`), which needs `gae_lambda=1`. Turns that the agent never got have the advantage 0.
     Source: GAE (arXiv 1506.02438), turn discount as in AReaL (2505.24298).
+
+    Raises:
+        ValueError: an episode is no chain, and `gae_lambda` is below 1; the message names the trajectories.
     """
+    _refuse_branches(samples, knobs)
     rewards = [_rewards(*pair) for pair in zip(samples, observed, strict=True)]
     values = [_values(*pair) for pair in zip(samples, observed, strict=True)]
     following = [np.append(v[1:], o.bootstrap) for v, o in zip(values, observed, strict=True)]
     discounts = [_discounts(sample, knobs.discount) for sample in samples]
     table = backward(_stack(rewards), _stack(values), _stack(following), _stack(discounts), knobs.gae_lambda)  # [B, A]
-    advantages = [row[: len(sample.actions)] for row, sample in zip(table, samples, strict=True)]
+    got = [(sample.order >= 0)[sample.turn_of_action] for sample in samples]
+    advantages = [row[: len(reached)] * reached for row, reached in zip(table, got, strict=True)]
     return Estimated(advantages, [a + v for a, v in zip(advantages, values, strict=True)])
 
 
@@ -48,11 +56,25 @@ def backward(rewards: Floats, values: Floats, following: Floats, discounts: Floa
     return advantages
 
 
+def _refuse_branches(samples: Sequence[Sample], knobs: Advantage) -> None:
+    branched = [sample.trajectory_id for sample in samples if not sample.causes.is_chain]
+    if branched and knobs.gae_lambda < 1:
+        raise ValueError(
+            f"ppo.advantage.gae_lambda={knobs.gae_lambda:g} needs turns that follow each other, but these trajectories "
+            f"have candidates, or requests at the same time: {name_some(branched)}. Set ppo.advantage.gae_lambda=1"
+        )
+
+
 def _rewards(sample: Sample, observed: Observed) -> Floats:
-    """Compute rewards [A]: the penalties, plus each turn's reward at its last action token."""
-    last = np.cumsum(np.bincount(sample.turn_of_action, minlength=len(sample.rewards))) - 1
-    rewards = observed.penalties.copy()
-    np.add.at(rewards, np.maximum(last, 0), sample.rewards)
+    """Compute rewards [A]: the penalties, plus at each turn's last action token its reward, or all that it earns."""
+    lengths = np.bincount(sample.turn_of_action, minlength=len(sample.rewards))
+    last, rewards = np.cumsum(lengths) - 1, observed.penalties.copy()
+    if sample.causes.is_chain:
+        np.add.at(rewards, np.maximum(last, 0), sample.rewards)
+    else:
+        penalties = observed.turn_penalties(sample)
+        earned = sample.causes.returns(sample.rewards, penalties, sample.turn_discount, observed.bootstrap) - penalties
+        rewards[last[lengths > 0]] += earned[lengths > 0]
     return rewards
 
 
@@ -65,9 +87,9 @@ def _values(sample: Sample, observed: Observed) -> Floats:
 
 
 def _discounts(sample: Sample, discount: float) -> Floats:
-    """Compute the discount [A] of the step after each token."""
+    """Compute the discount [A] of the step after each token: 0 after a turn that ends with its whole return."""
     turns = np.append(np.diff(sample.turn_of_action), 1)  # more than 1 if turns without tokens lie between
-    return np.where(turns > 0, sample.turn_discount**turns, discount)
+    return np.where(turns > 0, sample.turn_discount**turns if sample.causes.is_chain else 0.0, discount)
 
 
 def _stack(arrays: Sequence[Floats]) -> Floats:

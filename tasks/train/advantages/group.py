@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from configs.schema import Advantage
 from tasks.train.advantages.interface import Estimated, Observed
-from tasks.train.reward_shaping import turn_returns
 from tasks.train.samples import Floats, Ints, Sample
 
 
@@ -52,18 +51,18 @@ def _returns(sample: Sample, observed: Observed) -> Floats:
     """Compute the returns [K] of the turns, including penalties."""
     if not observed.penalties.any():
         return sample.returns
-    penalties = np.bincount(sample.turn_of_action, observed.penalties, len(sample.rewards))
-    rewards = list(sample.rewards + penalties)
-    return np.asarray(turn_returns(rewards, sample.turn_discount, sample.after or 0.0), np.float64)
+    penalties = observed.turn_penalties(sample)
+    return sample.causes.returns(sample.rewards, penalties, sample.turn_discount, sample.after or 0.0)
 
 
 def turn_groups(samples: Sequence[Sample]) -> Ints:
     """Number the groups, and list the group of every turn of all samples, in order.
 
-    Turns of one problem with the same turn index are in one group.
+    Turns of one problem that are at the same place in the order in which the agent got them are in one group. Those
+    that it never got are in a group of their own, where all returns are 0.
     """
     numbers: dict[tuple[str, int], int] = {}
-    keys = ((sample.problem_id, turn) for sample in samples for turn in range(len(sample.rewards)))
+    keys = ((sample.problem_id, place) for sample in samples for place in sample.order.tolist())
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from configs.schema import Advantage
 from tasks.train.samples import Floats, Sample
 
@@ -17,6 +19,10 @@ class Observed:
     penalties: Floats  # A, rewards of single tokens: minus the KL penalty, or 0 without one
     values: Floats | None = None  # A, the critic's value before each token, in units of returns
     bootstrap: float = 0.0  # return after the last turn: 0 if the episode ended, an estimate if it was cut
+
+    def turn_penalties(self, sample: Sample) -> Floats:
+        """Return the sum of the penalties [K] of each turn's tokens."""
+        return np.bincount(sample.turn_of_action, self.penalties, len(sample.rewards)).astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True)

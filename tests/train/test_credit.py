@@ -1,0 +1,317 @@
+"""Credit: which rewards pay which completions, in episodes whose turns are no plain chain."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from configs.schema import Advantage, Reward
+from storage.records import Score, Trajectory
+from tasks.train.advantages import Observed, estimate
+from tasks.train.reward_shaping import turn_returns
+from tasks.train.samples import Sample, build_samples
+from tests.support.train_helpers import make_scores, make_trajectory
+from tests.support.trees import TREES, Tree
+
+Credit = Literal["causes", "order"]
+RAW = Reward(shape="raw")
+RETURNS: dict[str, tuple[list[float], list[float]]] = {
+    "chain": ([0.25, 0.5, 1], [0.25, 0.5, 1]),
+    "candidates": ([1, 1, 1], [0.5, 1, 0]),
+    "candidate that goes on": ([0.5, 0.5, 0.5, 1], [0.125, 0.25, 0.5, 1]),
+    "retry": ([0.5, 1], [0.5, 1]),
+    "planner and workers": ([1, 1, 0.5, 0], [1, 0, 0, 0]),
+    "compaction": ([0.25, 0.5, 1], [0.25, 0.5, 1]),
+    "tool loop": ([0.25, 0.5, 1], [0.25, 0.5, 1]),
+    "two sub-agents": ([0.5, 1, 0.5, 0], [0.5, 1, 0, 0]),
+    "unused branch": ([0.25, 0.5, 0.5, 1], [0.125, 0.25, 0.5, 1]),
+    "nobody waited": ([1, 0], [1, 0]),
+}
+"""Returns of each tree's turns, as stored, with a turn discount of 0.5: by causes, and by the stored order."""
+ADVANTAGES: dict[str, list[float]] = {
+    "chain": [0.125, 0.25, 0.5],
+    "candidates": [0.5, 0.5, 0.5],
+    "candidate that goes on": [0.25, 0.25, 0.25, 0.5],
+    "retry": [0.25, 0.5],
+    "planner and workers": [0.5, 0.5, 0.25, 0],
+    "compaction": [0.125, 0.25, 0.5],
+    "tool loop": [0.125, 0.25, 0.5],
+    "two sub-agents": [0.25, 0.5, 0.25, 0],
+    "unused branch": [0.125, 0.25, 0.25, 0.5],
+    "nobody waited": [0.5, 0],
+}
+"""Advantages of the turns beside an episode of the same tree without any reward."""
+
+
+def sample_of(tree: Tree, name: str = "t", credit: Credit = "causes", **made: Any) -> Sample:
+    (sample,) = build_samples([tree.trajectory(name, **made)], tree.scores(name), RAW, credit=credit)
+    return sample
+
+
+def advantages_of(samples: Sequence[Sample], **knobs: Any) -> list[list[float]]:
+    """Return the advantages of the turns, all of which have tokens."""
+    observed = [Observed(np.zeros(len(sample.actions))) for sample in samples]
+    by_token = estimate(samples, observed, Advantage(**{"normalisation": "none", **knobs})).advantages
+    firsts = [np.unique(sample.turn_of_action, return_index=True)[1] for sample in samples]
+    return [tokens[first].tolist() for tokens, first in zip(by_token, firsts, strict=True)]
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_returns_of_ten_trees_by_hand(name: str) -> None:
+    """A reward pays what the agent had received before it was given, and is discounted by steps, not by places."""
+    by_causes, by_order = RETURNS[name]
+    assert sample_of(TREES[name], turn_discount=0.5).returns.tolist() == by_causes
+    assert sample_of(TREES[name], credit="order", turn_discount=0.5).returns.tolist() == by_order
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_advantages_of_ten_trees_by_hand(name: str) -> None:
+    """An episode with the tree's rewards, and one of the same tree whose rewards are all 0."""
+    tree = TREES[name]
+    none = replace(tree, rewards=[None if reward is None else 0 for reward in tree.rewards])
+    samples = [sample_of(tree, "a", turn_discount=0.5), sample_of(none, "b", turn_discount=0.5)]
+    advantages = ADVANTAGES[name]
+    assert advantages_of(samples) == [advantages, [-value for value in advantages]]
+
+
+@pytest.mark.parametrize("right", range(3))
+def test_each_candidate_of_a_request_is_paid_for_the_right_one(right: int) -> None:
+    """With n=3 the place of the right candidate says nothing about the others."""
+    candidates = TREES["candidates"]
+    paid, rewards = [0, 0, 0], [None, None, None]
+    paid[right], rewards[right] = 3, 1  # type: ignore[call-overload]
+    tree = replace(candidates, rewards=rewards, paid=paid)
+    assert sample_of(tree).returns.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("credit", "bold_is_better"), [("causes", False), ("order", True)])
+def test_the_better_one_of_two_second_candidates_gains(credit: Credit, bold_is_better: bool) -> None:
+    """A bold second candidate is chosen, and 11 of 16 episodes are right; a modest one is not, and 10 of 11 are.
+
+    Counted in the stored order, a candidate is only paid when it is chosen, so boldness was learned.
+    """
+    samples, bold = list[Sample](), list[bool]()
+    for number in range(27):
+        chosen, right = (1, number < 11) if number < 16 else (0, number < 26)
+        rewards: list[float | None] = [None, None]
+        rewards[chosen] = 1 if right else -1
+        paid = [2 * (place == chosen) for place in range(2)]
+        tree = Tree(follows=[-1, -1], rewards=rewards, asked=[0, 0], received=[0, 1], paid=paid)
+        samples.append(sample_of(tree, f"{number:02}", credit))
+        bold.append(chosen == 1)
+    second = np.array([turns[1] for turns in advantages_of(samples)])
+    gain = second[bold].mean() - second[~np.array(bold)].mean()
+    assert gain == pytest.approx(6 / 16 if bold_is_better else 6 / 16 - 9 / 11)
+
+
+def test_baselines_are_those_of_the_order_of_answers() -> None:
+    """The candidate that the agent got first is compared with the other episode's first, wherever it is stored."""
+    goes_on, candidates = TREES["candidate that goes on"], TREES["candidates"]
+    samples = [sample_of(goes_on, "a"), sample_of(replace(candidates, rewards=[None, -2, None]), "b")]
+    assert [sample.order.tolist() for sample in samples] == [[1, 2, 0, 3], [0, 1, 2]]
+    assert [sample.returns.tolist() for sample in samples] == [[1, 1, 1, 1], [-2, -2, -2]]
+    by_place = np.array([1, 1, 1]) - (1 - 2) / 2
+    assert advantages_of(samples) == [[*by_place.tolist(), 0.0], (-by_place).tolist()]
+
+
+def test_an_answer_that_nobody_got_is_not_trained_on() -> None:
+    """It is paid nothing, stands in no baseline and is out of the loss, though the scorer found it right."""
+    tree = TREES["nobody waited"]
+    scores = [Score("t", turn, "correct", 1.0, "", "", "", 1.0) for turn in range(2)]
+    (sample,) = build_samples([tree.trajectory()], scores, RAW)
+    assert (sample.returns.tolist(), sample.graded.tolist()) == ([1, 0], [True, False])
+    assert sample.in_loss.tolist() == [True, True, False, False]
+    chained = build_samples([make_trajectory("u", [[10], [11]])], make_scores("u", 0, 1), RAW)
+    assert advantages_of([sample, *chained]) == [[0.0, 0.0], [0.0, 0.0]]
+    (before,) = build_samples([tree.trajectory()], scores, RAW, credit="order")
+    assert before.returns.tolist() == [2, 1]
+    assert before.in_loss.all()
+
+
+def test_a_grade_that_nobody_gave_while_playing_comes_at_the_end() -> None:
+    """A scorer may grade turns that no environment saw: every completion that the agent got shares that."""
+    scores = make_scores("t", 1, 0, 0)
+    tree = TREES["candidates"]
+    (sample,) = build_samples([tree.trajectory()], scores, RAW)
+    assert sample.returns.tolist() == [1, 1, 1]
+
+
+def test_penalties_are_due_when_their_turn_is_received() -> None:
+    """The planner caused the workers' divergence; the workers did not cause each other's, if it came before."""
+    causes = sample_of(TREES["planner and workers"]).causes
+    penalties = np.array([-1.0, -10.0, -100.0, -1000.0])
+    assert causes.returns(np.zeros(4), penalties, 1.0, 0.0).tolist() == [-1011.0, -1010.0, -1111.0, -1000.0]
+
+
+ORDERS = st.lists(st.floats(-9, 9), min_size=1, max_size=7)
+
+
+@given(ORDERS, st.floats(0, 1), st.floats(-5, 5))
+def test_chains_earn_what_they_earned_bit_for_bit(rewards: list[float], discount: float, after: float) -> None:
+    """Written as columns or left empty, a chain has the recursion of `turn_returns`, without any rounding."""
+    turns = len(rewards)
+    penalties = np.linspace(-1, 0, turns)
+    columns = {"received": [*range(turns)], "asked": [*range(turns)], "paid": [*range(1, turns + 1)]}
+    row = make_trajectory("t", [[10]] * turns)
+    scores = [replace(score, verdict="wrong") for score in make_scores("t", *rewards)]
+    for each in (row, replace(row, **columns)):  # type: ignore[arg-type]
+        (sample,) = build_samples([each], scores, RAW)
+        assert sample.causes.is_chain
+        assert sample.order.tolist() == columns["received"]
+        earned = sample.causes.returns(np.array(rewards), penalties, discount, after)
+        assert earned.tolist() == turn_returns([*(np.array(rewards) + penalties)], discount, after)
+
+
+@st.composite
+def orders(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
+    """Draw the columns received, asked and paid of an episode that may have happened."""
+    turns = draw(st.integers(1, 6))
+    got = draw(st.integers(1, turns))
+    received = draw(st.permutations([*range(got), *[-1] * (turns - got)]))
+    asked = [draw(st.integers(0, place if place >= 0 else got)) for place in received]
+    paid = [0 if place < 0 else draw(st.sampled_from([0, *range(place + 1, got + 1)])) for place in received]
+    return list(received), asked, paid
+
+
+@given(orders(), st.lists(st.floats(-9, 9), min_size=6, max_size=6), st.floats(0, 1), st.floats(-5, 5))
+def test_returns_are_the_sum_over_what_a_turn_could_cause(
+    columns: tuple[list[int], list[int], list[int]], scored: list[float], discount: float, after: float
+) -> None:
+    """The definition, written out: pairs of turns, and the longest line of causes by recursion."""
+    received, asked, paid = columns
+    turns, rewards = range(len(received)), np.array(scored[: len(received)])
+
+    def depth(turn: int) -> int:
+        earlier = [other for other in turns if 0 <= received[other] < asked[turn]]
+        return 1 + max(map(depth, earlier), default=-1)
+
+    def deepest(place: int) -> int:
+        return max(depth(turn) for turn in turns if 0 <= received[turn] < place)
+
+    got = max(received) + 1
+    due = [paid[turn] or received[turn] + 1 for turn in turns]
+    expected = [0.0] * len(received)
+    for turn in turns:
+        if received[turn] >= 0:
+            later = [other for other in turns if received[other] >= 0 and due[other] > received[turn]]
+            expected[turn] = after * discount ** (deepest(got) + 1 - depth(turn)) + sum(
+                rewards[other] * discount ** (deepest(due[other]) - depth(turn)) for other in later
+            )
+    row = replace(
+        make_trajectory("t", [[10]] * len(received)), received=received, asked=asked, paid=paid, turn_discount=discount
+    )
+    none = [replace(score, verdict="none") for score in make_scores("t", *[0.0] * len(received))]
+    (sample,) = build_samples([row], none, RAW)
+    assert sample.causes.returns(rewards, np.zeros(len(rewards)), discount, after) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"received": [0, 0]},
+        {"received": [0, 2]},
+        {"received": [0]},
+        {"asked": [0, 2]},
+        {"asked": [-1, 1]},
+        {"paid": [1, 1]},
+        {"paid": [1, 3]},
+    ],
+)
+def test_an_order_that_is_not_possible_is_refused(columns: dict[str, list[int]]) -> None:
+    """Nobody asks with a completion that comes later, and none is paid before it is there."""
+    possible = {"received": [0, 1], "asked": [0, 1], "paid": [1, 2]}
+    row = replace(make_trajectory("t", [[10], [11]]), **{**possible, **columns})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="turns in an order that is not possible: t"):
+        build_samples([row], make_scores("t", 0, 1), RAW)
+
+
+def naive(row: Trajectory, scores: Sequence[Score], reward: Reward) -> tuple[list[float], list[float], float | None]:
+    """Compute rewards, returns and the return after the end as programs did before credit followed causes."""
+    rewards = []
+    for turn, score in zip(row.turns, scores, strict=True):
+        over = max(0, turn.end - turn.start - (8 - reward.overlong_tokens))
+        penalty = reward.overlong_penalty * min(1.0, over / reward.overlong_tokens)
+        shaped = (((score.reward - 0.5) * 2) - reward.bias) * reward.scaling - penalty
+        rewards.append(0.0 if score.verdict == "none" else max(-reward.max_clip, min(reward.max_clip, shaped)))
+    least = max(-reward.max_clip, min(reward.max_clip, (-1 - reward.bias) * reward.scaling - reward.overlong_penalty))
+    after: float | None = 0.0
+    if row.status == "truncated" and row.unplayed_turns:
+        after = None if row.unplayed_turns < 0 else turn_returns([least] * row.unplayed_turns, row.turn_discount)[0]
+    return rewards, turn_returns(rewards, row.turn_discount, after or 0.0), after
+
+
+@given(
+    orders(),
+    st.lists(st.tuples(st.floats(-3, 3), st.booleans(), st.integers(1, 8)), min_size=6, max_size=6),
+    st.sampled_from([("completed", 0), ("truncated", -1), ("truncated", 0), ("truncated", 2)]),
+    st.floats(0, 1),
+    st.sampled_from(["", "policy", "set-up"]),
+)
+def test_a_run_that_began_earlier_computes_what_it_computed(
+    columns: tuple[list[int], list[int], list[int]],
+    turns: list[tuple[float, bool, int]],
+    ending: tuple[Any, int],
+    discount: float,
+    fault: Any,
+) -> None:
+    """With the knobs' values of older programs, no new column changes any bit."""
+    received, asked, paid = columns
+    turns = turns[: len(received)]
+    row = replace(
+        make_trajectory("t", [[10] * length for _, _, length in turns], status=ending[0], unplayed_turns=ending[1]),
+        received=received,
+        asked=asked,
+        paid=paid,
+        limits=[3] * len(turns),
+        fault=fault,
+        turn_discount=discount,
+        sampling='{"max_new_tokens": 8}',
+    )
+    scores = [
+        Score("t", number, "wrong" if graded else "none", 0.0, "", "", "", reward)
+        for number, (reward, graded, _) in enumerate(turns)
+    ]
+    reward = Reward(shape="success", unfinished="leave-out", bias=0.1, scaling=1.5, max_clip=4.0, overlong_tokens=3)
+    (sample,) = build_samples([row], scores, reward, credit="order")
+    rewards, returns, after = naive(row, scores, reward)
+    assert (sample.rewards.tolist(), sample.returns.tolist(), sample.after) == (rewards, returns, after)
+    assert sample.order.tolist() == [*range(len(turns))]
+    assert sample.in_loss.all()
+    assert sample.graded.tolist() == [graded for _, graded, _ in turns]
+
+
+def branched(tree: str = "planner and workers") -> tuple[Sample, Observed]:
+    sample = sample_of(TREES[tree], turn_discount=0.5)
+    return sample, Observed(np.zeros(len(sample.actions)), np.full(len(sample.actions), 0.25))
+
+
+def test_gae_over_branches_needs_whole_returns() -> None:
+    """Otherwise the value of one candidate would stand for what follows the other."""
+    sample, observed = branched()
+    with pytest.raises(ValueError, match=r"gae_lambda=0\.9 needs .*: t\. Set ppo\.advantage\.gae_lambda=1"):
+        estimate([sample], [observed], Advantage(type="gae", gae_lambda=0.9))
+
+
+def test_gae_over_branches_by_hand() -> None:
+    """Returns minus values; within a turn the later token is discounted less, and penalties count from their token."""
+    sample, observed = branched()
+    knobs = Advantage(type="gae", normalisation="none", discount=0.5)
+    (advantages,) = estimate([sample], [observed], knobs).advantages
+    returns = np.array([0.5, 1, 0.5, 1, 0.25, 0.5, 0, 0])
+    assert advantages.tolist() == (returns - 0.25).tolist()
+    penalised = replace(observed, penalties=np.array([0, 0, 0, 0, -1.0, 0, 0, -2.0]))
+    (advantages,) = estimate([sample], [penalised], knobs).advantages
+    # The last turn is one step after the workers and two after the planner, whose own penalty is at its first token.
+    a, b, p, q = 1 - 1, 1 - 1, 0.5 - 0.5, -2
+    expected = np.array([a / 2, a, b / 2, b, p / 2 - 1, p, q / 2, q])
+    assert advantages == pytest.approx(expected - 0.25)
+
+
+def test_gae_gives_nothing_to_an_answer_that_nobody_got() -> None:
+    sample, observed = branched("nobody waited")
+    (advantages,) = estimate([sample], [observed], Advantage(type="gae", normalisation="none")).advantages
+    assert advantages.tolist() == [0.75, 0.75, 0, 0]

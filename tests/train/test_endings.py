@@ -1,0 +1,232 @@
+"""Endings: an episode that the policy ended without a verdict earns the least, and one that an error ended nothing."""
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from configs import ConfigError, load
+from configs.schema import Advantage, Reward
+from storage.records import LAST_TURN_CUT, Fault, Score, Status, Trajectory
+from tasks.train.advantages import Observed, estimate
+from tasks.train.samples import build_samples, with_known_returns
+from tests.support.train_helpers import make_scores, make_trajectory
+
+BEFORE = Reward(shape="success", unfinished="leave-out")
+ENVIRONMENT = {"default": "environment"}
+
+
+def after(
+    *successes: float,
+    status: Status = "truncated",
+    discount: float = 1.0,
+    fault: Fault = "",
+    reward: Reward | None = None,
+    **cut: Any,
+) -> float | None:
+    """Compute the return after the last turn of a trajectory."""
+    row = make_trajectory("t", [[10]] * len(successes), status=status, turn_discount=discount, **cut)
+    (sample,) = build_samples([replace(row, fault=fault)], make_scores("t", *successes), reward or Reward())
+    return sample.after
+
+
+def test_nothing_follows_an_answer_that_was_scored() -> None:
+    """A scored answer that the token limit cut ends the episode; a value on top of its verdict would pay twice."""
+    assert after(1, status="completed") == 0
+    assert after(1, finish_reason="length", unplayed_turns=0) == 0
+    assert after(1, finish_reason="length", reason=LAST_TURN_CUT) == 0  # of stores that lack the column
+
+
+@pytest.mark.parametrize("reward", [Reward(), BEFORE], ids=["now", "before"])
+def test_turns_without_room_count_as_wrong_ones(reward: Reward) -> None:
+    """Five wrong turns earn -5; two that fill the context earn no more, stored or discounted."""
+    assert after(0, 0, unplayed_turns=3, fault="policy", reward=reward) == -3
+    assert after(0, 0, unplayed_turns=3, discount=0.5, reward=reward) == -1.75
+    rows = [make_trajectory("long", [[10], [11]], status="truncated", unplayed_turns=3)]
+    rows.append(make_trajectory("short", [[10]] * 5))
+    scores = make_scores("long", *[0] * 2) + make_scores("short", *[0] * 5)
+    long, short = build_samples(rows, scores, reward)
+    assert long.returns.tolist() == short.returns[:2].tolist() == [-5, -4]
+
+
+def test_an_unknown_number_of_turns_without_room_counts_once() -> None:
+    """Filling the context, too many requests and the deadline are worth no more than one more wrong answer."""
+    assert after(0, 0) == -1  # of stores that lack the fault
+    assert after(0, 0, fault="policy") == -1
+    assert after(0, 0, fault="policy", status="failed") == -1
+    assert after(0, fault="policy", reward=Reward(bias=0.5, scaling=2)) == -3
+
+
+def test_an_episode_that_was_right_already_owes_nothing() -> None:
+    """What follows a right answer had no purpose. Where an environment pays every step, no verdict says so."""
+    assert after(0, 1, fault="policy") == 0
+    paid = [replace(score, reward=0.1, success=1.0) for score in make_scores("t", 0, 0)]
+    row = replace(make_trajectory("t", [[10], [11]], status="truncated"), fault="policy")
+    (sample,) = build_samples([row], paid, Reward(least=-1), scorers=ENVIRONMENT)
+    assert sample.after == -1
+
+
+def test_returns_behind_an_uncounted_cut_were_not_known() -> None:
+    """In runs that leave such episodes out, only a critic can estimate their return."""
+    assert after(0, 0, reward=BEFORE) is None
+    assert after(0, 0, finish_reason="length", reward=BEFORE) is None  # the agent asked for another turn
+    rows = [make_trajectory("cut", [[10]], status="truncated"), make_trajectory("whole", [[10]])]
+    scores = make_scores("cut", 0) + make_scores("whole", 0)
+    for reward, known in ((BEFORE, ["whole"]), (Reward(), ["cut", "whole"])):
+        samples = with_known_returns(build_samples(rows, scores, reward))
+        assert [sample.trajectory_id for sample in samples] == known
+
+
+STATUSES: list[Status] = ["completed", "truncated", "rejected", "failed"]
+FAULTS: list[Fault] = ["", "policy", "set-up"]
+
+
+def test_the_fault_decides_what_is_trained_on() -> None:
+    """Failures by the policy's fault are trained on, rejected groups and what an error ended are not."""
+    cases = {f"{status} {fault}".strip(): (status, fault) for status, fault in itertools.product(STATUSES, FAULTS)}
+    rows = [
+        replace(make_trajectory(name, [[10]], status=status), fault=fault) for name, (status, fault) in cases.items()
+    ]
+    scores = [score for row in rows for score in make_scores(row.trajectory_id, 0)]
+    played = {"completed", "completed policy", "truncated", "truncated policy"}
+    assert {sample.trajectory_id for sample in build_samples(rows, scores, Reward())} == played | {"failed policy"}
+    before = {sample.trajectory_id for sample in build_samples(rows, scores, BEFORE)}
+    assert before == played | {"completed set-up", "truncated set-up"}
+
+
+def test_the_least_reward_is_that_of_the_scorer() -> None:
+    """A wrong answer where verdicts are given; else the lowest score of the update, or 0; or as the knob says."""
+    rows = [make_trajectory("hole", [[10]]), make_trajectory("lost", [[10]], status="truncated")]
+    for lowest, knob, least in ((-1, None, -1), (0.5, None, 0), (-1, -3.0, -3)):
+        scores = [Score("hole", 0, "wrong", 0.0, "", "", "", lowest), Score("lost", 0, "none", 0.0, "", "", "", 0.0)]
+        _, lost = build_samples(rows, scores, Reward(least=knob), scorers=ENVIRONMENT)
+        assert (lost.after, lost.returns.tolist()) == (least, [least])
+
+
+def test_each_scorer_has_its_own_shape_and_least_reward() -> None:
+    """One data set may hold sums, which are judged, and games, which are rewarded."""
+    scorers = {"default": "math-verify", "game": "environment"}
+    rows = [make_trajectory(name, [[10]], status="truncated") for name in ("game", "sum")]
+    rows = [replace(row, source=row.trajectory_id) for row in rows]
+    scores = [Score(name, 0, "wrong", 0.0, "", "", "", value) for name, value in (("game", -7.0), ("sum", 0.0))]
+    game, of_sums = build_samples(rows, scores, Reward(), scorers=scorers)
+    assert (game.rewards.tolist(), game.after) == ([-7], -7)
+    assert (of_sums.rewards.tolist(), of_sums.after) == ([-1], -1)
+    (own,) = build_samples(rows[:1], scores[:1], Reward(), scorers={"default": "my.module:score"})
+    assert own.rewards.tolist() == [-7]
+
+
+def test_what_an_own_function_could_not_judge_earns_the_least() -> None:
+    """Otherwise an answer on which a scorer runs out of time would be worth more than a wrong one."""
+    rows = [make_trajectory(name, [[10]]) for name in ("slow", "wrong")]
+    scores = [Score("slow", 0, "timeout", 0.0, "", "", "", 0.0), Score("wrong", 0, "wrong", 0.0, "", "", "", -1.0)]
+    for scorer, expected in (("my.module:score", -1), ("environment", 0)):
+        slow, _ = build_samples(rows, scores, Reward(), scorers={"default": scorer})
+        assert slow.rewards.tolist() == [expected]
+
+
+def test_a_least_reward_without_effect_is_refused() -> None:
+    """Where all scorers give verdicts, the least reward is that of a wrong answer."""
+    with pytest.raises(ConfigError, match="least=-2.0 has no effect where all scorers give verdicts"):
+        load("smoke", ["reward.least=-2"])
+    with pytest.raises(ConfigError, match="least=-2.0 has no effect without"):
+        load("smoke", ["reward.least=-2", "reward.unfinished=leave-out", "score.type=environment"])
+    assert load("smoke", ["reward.least=-2", "score.type=environment"]).reward.least == -2
+
+
+def game(name: str, rewards: Sequence[float | None], **made: Any) -> tuple[Trajectory, list[Score]]:
+    """Return an episode of an environment, which gives rewards or none (None)."""
+    scores = [
+        Score(name, turn, "none" if value is None else "wrong", 0.0, "", "", "", value or 0.0)
+        for turn, value in enumerate(rewards)
+    ]
+    return make_trajectory(name, [[10]] * len(rewards), problem="lake", **made), scores
+
+
+@pytest.mark.parametrize(
+    ("rewards", "made", "before", "now"),
+    [
+        ([None, 0], {}, -1, 0),  # into a hole
+        ([None, 1], {}, 1, 1),  # to the goal
+        ([None, None], {"status": "truncated", "unplayed_turns": 0}, 0, 0),  # to the limit of steps
+        ([0.1] * 10 + [0.0], {}, -9, 1),  # ten steps of +0.1
+    ],
+)
+def test_returns_of_a_game_are_its_rewards(
+    rewards: list[float | None], made: dict[str, Any], before: float, now: float
+) -> None:
+    """On a frozen lake a hole cost 1 and wandering to the limit nothing; a reward for each step cost 0.8."""
+    row, scores = game("t", rewards, **made)
+    (old,) = build_samples([row], scores, BEFORE, scorers=ENVIRONMENT)
+    (new,) = build_samples([row], scores, Reward(), scorers=ENVIRONMENT)
+    assert old.returns[0] == pytest.approx(before)
+    assert new.returns[0] == pytest.approx(now)
+
+
+Episode = Callable[[str, bool], tuple[Trajectory, list[Score]]]
+"""Plays an episode of a name in which the policy did a thing, or did not."""
+
+
+def share_after_training(play: Episode, first: float, reward: Reward, scorers: dict[str, str]) -> float:
+    """Return how often a policy that does a thing with probability `first` does it after 80 updates.
+
+    Its only weight is the logit of doing it; an update has 32 episodes and follows the advantages of first turns.
+    """
+    draw, logit = np.random.default_rng(1), float(np.log(first / (1 - first)))
+    for _ in range(80):
+        share = 1 / (1 + np.exp(-logit))
+        did = {f"{number:02}": bool(draw.random() < share) for number in range(32)}
+        played = [play(name, doing) for name, doing in did.items()]
+        rows, scores = [row for row, _ in played], [score for _, judged in played for score in judged]
+        samples = with_known_returns(build_samples(rows, scores, reward, scorers=scorers))
+        observed = [Observed(np.zeros(len(sample.actions))) for sample in samples]
+        estimated = estimate(samples, observed, Advantage(normalisation="none")).advantages
+        gradient = [
+            advantages[0] * (did[sample.trajectory_id] - share)
+            for sample, advantages in zip(samples, estimated, strict=True)
+        ]
+        logit += 8 * float(np.mean(gradient))
+    return float(1 / (1 + np.exp(-logit)))
+
+
+@pytest.mark.parametrize("ending", [("truncated", "policy"), ("failed", "policy")])
+def test_filling_the_context_when_wrong_is_not_learned(ending: tuple[Status, Fault]) -> None:
+    """A policy that could tell that it would be wrong learned to fill the context, since nobody counted that.
+
+    Half of the problems are hard. On these one answer in ten is right, if it does not fill the context.
+    """
+    draw = np.random.default_rng(0)
+
+    def play(name: str, fills: bool) -> tuple[Trajectory, list[Score]]:
+        hard = draw.random() < 0.5
+        status, fault = ending if hard and fills else ("completed", "")
+        row = replace(make_trajectory(name, [[10]], status=status), fault=fault)
+        scores = make_scores(name, float(not hard or draw.random() < 0.1))
+        if status != "completed":
+            scores = [replace(score, verdict="none") for score in scores]
+        return row, scores
+
+    scorers = {"default": "math-verify"}
+    now = share_after_training(play, 0.05, Reward(), scorers)
+    before = share_after_training(play, 0.05, BEFORE, scorers)
+    assert now < 0.05
+    assert before > 0.9
+
+
+def test_stalling_does_not_beat_an_attempt() -> None:
+    """On the lake an attempt succeeds three times in ten, and else falls into a hole; stalling reaches the limit."""
+    draw = np.random.default_rng(0)
+
+    def play(name: str, stalls: bool) -> tuple[Trajectory, list[Score]]:
+        if stalls:
+            row, scores = game(name, [None, None], status="truncated", unplayed_turns=0)
+        else:
+            row, scores = game(name, [None, float(draw.random() < 0.3)])
+        return row, scores
+
+    now, before = (share_after_training(play, 0.5, reward, ENVIRONMENT) for reward in (Reward(), BEFORE))
+    assert now < 0.1
+    assert before > 0.9
