@@ -107,10 +107,10 @@ def _better(evidence: GateEvidence, gate: Gate) -> GateCheck:
     accuracy = comparison[gate.measure]
     above, p = _low(accuracy, level) > gate.least_gain, accuracy["p"]
     certain = p <= level or gate.least_gain < 0
-    verdict = f"{'above' if above else 'not all above'} {gate.least_gain:+.3f}, p = {p:.2g}"
-    asked = "" if gate.max_by_luck is None else f", at most {level:.2g} (look {evidence.look} since a promotion)"
-    difference = _difference(comparison, gate, level)
-    return GateCheck(gate.target, "better", above and certain, f"{difference}: {verdict}{asked}")
+    asked = "" if gate.least_gain < 0 else f", at most {level:.2g}"
+    look = "" if gate.max_by_luck is None else f"{asked} (look {evidence.look} since a promotion)"
+    verdict = f"{'above' if above else 'not all above'} {gate.least_gain:+.3f}, p = {p:.2g}{look}"
+    return GateCheck(gate.target, "better", above and certain, f"{_difference(comparison, gate, level)}: {verdict}")
 
 
 def _not_worse(name: str, comparison: Mapping[str, Any], gate: Gate) -> GateCheck:

@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from configs import Config
-from configs.schema import Score as ScoreSettings
 from storage.records import TRAJECTORY_SCHEMA, Trajectory
 from storage.versions.datasets import ShardWriter, adopted
 from storage.versions.drafts import Draft, Shard
@@ -25,12 +24,10 @@ class FinishedGroup:
     counts: Counts
 
     @classmethod
-    def of(
-        cls, group: Group, played: Sequence[Trajectory], selected: Sequence[Trajectory], score: ScoreSettings
-    ) -> Self:
+    def of(cls, group: Group, played: Sequence[Trajectory], selected: Sequence[Trajectory], config: Config) -> Self:
         """Sum up a group: all trajectories that were `played`, and the same as they are stored, after the selection."""
-        counts = counts_of(selected, SuccessRule.while_playing(score))
-        return cls(group.number, group.problem.problem_id, is_rejected(played, selected), counts)
+        counts = counts_of(selected, SuccessRule.while_playing(config.score))
+        return cls(group.number, group.problem.problem_id, is_rejected(played, selected, config), counts)
 
 
 class OpenDataSet:

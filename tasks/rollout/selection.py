@@ -3,13 +3,14 @@
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from configs import Config
 from storage.records import Score, Trajectory
 from tasks.score.environment import SuccessRule
+from tasks.train.endings import is_trainable
 from tasks.train.samples import build_samples, with_known_returns
 
-_PLAYED = ("completed", "truncated")
 _DIGITS = 6  # rewards are stored with seven
 
 
@@ -22,16 +23,16 @@ def select_episodes(group: Sequence[Trajectory], config: Config) -> list[Traject
     """
     settings = config.rollout
     if reason := _reason_to_reject(group, config):
-        return [_reject(row, reason) for row in group]
+        return [_reject(row, reason, config) for row in group]
     if settings.generation_size in (None, settings.group_size):
         return list(group)
-    kept = {row.trajectory_id for row in sorted(group, key=_rank)[: settings.group_size]}
+    kept = {row.trajectory_id for row in sorted(group, key=partial(_rank, config=config))[: settings.group_size]}
     reason = f"not among the best {settings.group_size} of {settings.generation_size}"
-    return [row if row.trajectory_id in kept else _reject(row, reason) for row in group]
+    return [row if row.trajectory_id in kept else _reject(row, reason, config) for row in group]
 
 
 def _reason_to_reject(group: Sequence[Trajectory], config: Config) -> str:
-    rate = success_rate(group, SuccessRule.while_playing(config.score))
+    rate = success_rate(group, config)
     low, high = config.rollout.success_rate_lb, config.rollout.success_rate_ub
     if rate is not None and not low <= rate <= high:
         return f"success rate of its group outside [{low:g}, {high:g}]: {rate:.2f}"
@@ -40,31 +41,37 @@ def _reason_to_reject(group: Sequence[Trajectory], config: Config) -> str:
     return ""
 
 
-def success_rate(group: Sequence[Trajectory], rule: SuccessRule) -> float | None:
+def success_rate(group: Sequence[Trajectory], config: Config) -> float | None:
     """Return the share of right turns among all graded turns of the played episodes; None if there is none.
 
     The rate counts turns, as the baselines do: training can still learn from a group whose episodes all succeed, some
-    of them only at the second turn. An episode that the policy ended before it answered counts as one wrong turn.
+    of them only at the second turn. An episode that the policy ended before it answered counts as one wrong turn,
+    unless training leaves it out (`reward.unfinished`).
     """
-    right: list[bool] = []
-    for row in filter(is_played, group):
-        turns = [is_right(row, turn, rule) for turn in answered(row)]
-        right += turns or [False] * (row.fault == "policy")
+    rule, right = SuccessRule.while_playing(config.score), list[bool]()
+    for row in group:
+        if is_trainable(row, config.reward):
+            turns = [is_right(row, turn, rule) for turn in answered(row)]
+            right += turns or [False] * (config.reward.counts_unfinished and row.fault == "policy")
     return sum(right) / len(right) if right else None
 
 
 def has_equal_returns(group: Sequence[Trajectory], config: Config) -> bool:
     """Return whether each turn has one return in all episodes that reached it, so that no baseline differs from it.
 
+    The returns are those of training, if the scorer says what the environment said.
+
     Example: all episodes are wrong, then right. Half of their turns are right, but there is nothing to learn. Wrong
     answers with different rewards for their format have different returns.
     """
-    scores = [score for row in group for score in _scores(row, SuccessRule.while_playing(config.score))]
-    samples = with_known_returns(build_samples(group, scores, config.reward))
+    rule, credit = SuccessRule.while_playing(config.score), config.ppo.advantage.credit
+    scores = [score for row in group for score in _scores(row, rule)]
+    samples = build_samples(group, scores, config.reward, scorers=config.score.by_source, credit=credit)
     returns = defaultdict[int, set[float]](set)
-    for sample in samples:
-        for turn, value in enumerate(sample.returns.tolist()):
-            returns[turn].add(round(value, _DIGITS))
+    for sample in with_known_returns(samples):
+        for place, value in zip(sample.order.tolist(), sample.returns.tolist(), strict=True):
+            returns[place].add(round(value, _DIGITS))
+    returns.pop(-1, None)  # turns that the agent never got
     return bool(returns) and all(len(values) == 1 for values in returns.values())
 
 
@@ -88,22 +95,18 @@ def is_right(row: Trajectory, turn: int, rule: SuccessRule) -> bool:
     return rule.of(row, turn) == "correct"
 
 
-def is_played(row: Trajectory) -> bool:
-    """Return whether an episode is trained on unless it is rejected: also one that failed by the policy's own fault."""
-    return row.status in _PLAYED or (row.status == "failed" and row.fault == "policy")
+def is_rejected(group: Sequence[Trajectory], selected: Sequence[Trajectory], config: Config) -> bool:
+    """Return whether `select_episodes` rejected all episodes of a group that would be trained on."""
+    before, after = ([row for row in rows if is_trainable(row, config.reward)] for rows in (group, selected))
+    return bool(before) and not after
 
 
-def is_rejected(group: Sequence[Trajectory], selected: Sequence[Trajectory]) -> bool:
-    """Return whether `select_episodes` rejected all played episodes of a group."""
-    return any(map(is_played, group)) and not any(map(is_played, selected))
-
-
-def _rank(row: Trajectory) -> tuple[bool, bool, float, int, int]:
-    """Return a sort key, best first: played, not failed, high mean reward of its graded turns, short, early."""
+def _rank(row: Trajectory, config: Config) -> tuple[bool, bool, float, int, int]:
+    """Return a sort key, best first: trainable, not failed, high mean reward of its graded turns, short, early."""
     rewards = [row.turns[turn].reward for turn in answered(row)]
     mean = sum(rewards) / max(1, len(rewards))
-    return (not is_played(row), row.status == "failed", -mean, len(row.token_ids), row.sample)
+    return (not is_trainable(row, config.reward), row.status == "failed", -mean, len(row.token_ids), row.sample)
 
 
-def _reject(row: Trajectory, reason: str) -> Trajectory:
-    return replace(row, status="rejected", reason=reason) if is_played(row) else row
+def _reject(row: Trajectory, reason: str, config: Config) -> Trajectory:
+    return replace(row, status="rejected", reason=reason) if is_trainable(row, config.reward) else row

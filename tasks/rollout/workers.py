@@ -126,7 +126,7 @@ class LocalWorkers:
         if self._engine and self._engine.closed:  # episodes may have failed only because verifier or engine are gone
             raise EngineClosedError("the engine was closed while a rollout was playing")
         rows = select_episodes(trajectories, plan.config) if plan.selecting else trajectories
-        finished = FinishedGroup.of(group, trajectories, rows, plan.config.score)
+        finished = FinishedGroup.of(group, trajectories, rows, plan.config)
         groups.finish(finished).write(rows, finished)
         groups.settle()
 

@@ -142,8 +142,8 @@ def test_calls_of_tools_are_neither_right_nor_wrong() -> None:
     formatted = replace(
         make_trajectory("formatted", [[1]]), turns=[replace(wrong.turns[0], reward=0.2)]
     )  # wrong, but paid
-    assert success_rate([calls, formatted], SuccessRule()) == 0.5
-    assert success_rate([replace(calls, ungraded=[0, 1])], SuccessRule()) is None
+    assert success_rate([calls, formatted], load("smoke")) == 0.5
+    assert success_rate([replace(calls, ungraded=[0, 1])], load("smoke")) is None
     kept = select_episodes([wrong, calls, formatted], load("smoke", ["rollout={group_size: 2, generation_size: 3}"]))
     assert [row.trajectory_id for row in kept if row.status == "completed"] == ["calls", "formatted"]
 

@@ -20,7 +20,6 @@ from tasks.rollout.plan import RolloutPlan, spares
 from tasks.rollout.play import play
 from tasks.rollout.selection import is_rejected, select_episodes, success_rate
 from tasks.rollout.workers import LocalWorkers
-from tasks.score.environment import SuccessRule
 from tasks.score.verifier import Verifier
 from tasks.train.samples import build_samples
 from tests.support.rollout_helpers import GCONFIG
@@ -49,8 +48,8 @@ GROUP = [episode(0, 1), episode(1, 0, 1), episode(2, 0, 0), episode(3, status="f
 
 def test_success_rate_counts_turns_of_played_episodes() -> None:
     """Two of five turns are right; a failed episode is not counted."""
-    assert success_rate(GROUP, SuccessRule()) == pytest.approx(2 / 5)
-    assert success_rate(GROUP[3:], SuccessRule()) is None
+    assert success_rate(GROUP, settings()) == pytest.approx(2 / 5)
+    assert success_rate(GROUP[3:], settings()) is None
 
 
 @pytest.mark.parametrize(("low", "high", "stays"), [(0, 1, True), (0.4, 0.4, True), (0.41, 1, False), (0, 0.39, False)])
@@ -95,9 +94,15 @@ def paid(sample: int, right: float, form: float) -> Trajectory:
     return graded(sample, right + form, reward_parts=[{"correct": right, "format": form}])
 
 
+def unfinished(sample: int) -> Trajectory:
+    """Return an episode that the policy ended during its first turn."""
+    return replace(episode(sample, 0, status="failed"), ungraded=[0], fault="policy")
+
+
 EQUAL = {
     "all right in the second turn": [episode(0, 0, 1), episode(1, 0, 1)],
     "all wrong": [episode(0, 0), episode(1, 0)],
+    "all unfinished": [unfinished(0), unfinished(1)],
     "none left to compare": [episode(0, 1), episode(1, status="failed")],
     "right, whose calls cost nothing": [
         replace(episode(0, 0, 1), ungraded=[0], turn_discount=1.0),
@@ -109,6 +114,7 @@ UNEQUAL = {
     "wrong in different formats": [paid(0, 0.0, 0.2), paid(1, 0.0, 0.1)],
     "right, the sooner the better": [replace(episode(0, 0, 1), ungraded=[0]), episode(1, 1)],
     "some wrong": GROUP,
+    "right or unfinished": [episode(0, 1), unfinished(1)],
 }
 RAW = ("reward.shape=raw", "score.type=environment")
 
@@ -119,7 +125,7 @@ def test_groups_with_equal_returns_are_rejected(name: str, overrides: tuple[str,
     """What makes a group useless is that its returns are equal, turn by turn, not that its success rate is 0 or 1."""
     group = (EQUAL | UNEQUAL)[name]
     rows = select_episodes(group, settings(*overrides, reject_equal=True))
-    assert is_rejected(group, rows) is (name in EQUAL)
+    assert is_rejected(group, rows, settings(*overrides)) is (name in EQUAL)
     assert statuses(select_episodes(group, settings(*overrides))) == statuses(group)  # off by default
     if name in EQUAL:
         assert rows[0].reason == "the episodes of its group have equal returns"
@@ -131,26 +137,24 @@ def test_a_paid_format_is_no_success() -> None:
     With `score.success=reward`, as before, two of them counted.
     """
     group = [paid(0, 0.0, 0.2), paid(1, 0.0, 0.2), paid(2, 0.0, 0.0), paid(3, 0.0, 0.0)]
-    assert success_rate(group, SuccessRule.while_playing(load("smoke").score)) == 0
-    assert success_rate([paid(0, 1.0, 0.2), *group[1:]], SuccessRule()) == 0.25
-    before = load("smoke", ["score.success=reward"]).score
-    assert success_rate(group, SuccessRule.while_playing(before)) == 0.5
+    assert success_rate(group, settings()) == 0
+    assert success_rate([paid(0, 1.0, 0.2), *group[1:]], settings()) == 0.25
+    assert success_rate(group, settings("score.success=reward")) == 0.5
 
 
 def test_the_threshold_of_the_scorer_holds_while_playing() -> None:
     """`success_above` decides in filters, too, where neither a verdict nor a part does; before, it did not."""
     above = 'score={type: environment, args: {environment: {success_above: 0.5}}, success: "%s"}'
-    now, before = (SuccessRule.while_playing(load("smoke", [above % rule]).score) for rule in ("said", "reward"))
     group = [graded(0, 0.2), graded(1, 1.2)]
-    assert (success_rate(group, now), success_rate(group, before)) == (0.5, 1.0)
+    assert [success_rate(group, settings(above % rule)) for rule in ("said", "reward")] == [0.5, 1.0]
 
 
 def test_an_episode_that_the_policy_ended_counts_as_wrong() -> None:
     """It is played, for bounds and for what is rejected; one that an error ended is neither."""
-    full = replace(episode(1, status="failed"), fault="policy")
-    broken = replace(episode(2, status="failed"), fault="set-up")
-    group = [episode(0, 1), full, broken]
-    assert success_rate(group, SuccessRule()) == 0.5
+    full = unfinished(1)
+    group = [episode(0, 1), full, broken := replace(unfinished(2), fault="set-up")]
+    assert success_rate(group, settings()) == 0.5
+    assert success_rate(group, settings("reward.unfinished=leave-out")) == 1.0
     assert statuses(select_episodes(group, settings(success_rate_ub=0.4))) == ["rejected", "rejected", "failed"]
     best = select_episodes([full, *group[:1], episode(3, 0), broken], settings(group_size=2, generation_size=4))
     assert statuses(best) == ["rejected", "completed", "completed", "failed"]
