@@ -2,10 +2,11 @@
 
 import pytest
 
+from configs import load
 from configs.schema import Gate
 from storage.logs.nights import Ending, Record
 from tasks.retrain.gate import GateEvidence, decide, level_of
-from tasks.retrain.planning import looks
+from tasks.retrain.planning import continued, looks
 from tests.experiments.nights import World, simulate
 from tests.retrain.test_gate import CLIMBING, evidence, right
 from tests.storage.test_nights import END, NIGHT
@@ -74,6 +75,14 @@ def test_a_loss_that_is_allowed_has_the_confidence_of_the_look() -> None:
 
 def ended(outcome: Ending, **changes: None) -> Record:
     return Record(NIGHT, end=END.model_copy(update={"outcome": outcome, **changes}))
+
+
+def test_a_night_of_an_older_program_keeps_its_rule() -> None:
+    """A night that began before there was a rule for many nights is decided as it would have been."""
+    begun = load("smoke").model_dump(mode="json")
+    del begun["retrain"]["gate"]["max_by_luck"]
+    night = NIGHT.model_copy(update={"config": begun})
+    assert continued(night, load("smoke")).retrain.gate == EACH_NIGHT
 
 
 def test_looks_are_counted_from_the_log() -> None:
