@@ -494,10 +494,10 @@ class Reward(Knobs):
     max_clip: PositiveFloat = 20.0
     """Largest absolute reward."""
     overlong_tokens: NonNegativeInt = 0
-    """Number of tokens before the limit over which the penalty for length rises from 0 to its full size; 0: no
-    penalty."""
+    """Number of tokens before `sampling.max_new_tokens` over which the penalty for length rises from 0 to its full
+    size, and fewer in proportion where a request had a lower limit; 0: no penalty."""
     overlong_penalty: NonNegativeFloat = 1.0
-    """Full size of the penalty for length, at `sampling.max_new_tokens`."""
+    """Full size of the penalty for length, at the limit."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

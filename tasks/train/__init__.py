@@ -2,7 +2,8 @@
 
 `task` (Prefect) gives an order (`orders`) to `version_trainer`, which reads versions and writes the next policy. It
 calls `trainer`, which runs one update:
-1. `samples` builds training samples from trajectories and scores; `reward_shaping` computes their rewards and returns.
+1. `samples` builds training samples from trajectories and scores: `reward_shaping` computes the rewards of their turns,
+   `credit` the returns, and `endings` what an episode without a verdict owes.
 2. `prepare` makes the passes without gradient (`passes`, `logprobs`) and calls `advantages`.
 3. `batches` cuts the samples into minibatches and micro-batches.
 4. `step` takes one optimizer step for each minibatch, with `losses` and `kl`; `metrics` computes the update's metrics.

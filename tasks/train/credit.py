@@ -12,8 +12,8 @@ are there, with 1 and 0; nobody grades P and Q. In the order in which they are s
     received  1  2  0  3     place among the completions that the agent got
     asked     1  1  0  3     completions that the agent had when it asked
     paid      3  3  0  0     completions that it had when the reward was given; 0: none was given
-    steps     1  1  0  2     turns in the longest line of causes before it, in a chain 0, 1, 2 …
-    return    1  1  g  0     with the turn discount g: the rewards of A and B come one step after P
+    depth     1  1  0  2     turns in the longest line of causes before it, in a chain 0, 1, 2 …
+    return    1  1  g  0     with the turn discount g, since the rewards of A and B come one turn deeper than P
 """
 
 from dataclasses import dataclass
@@ -33,29 +33,29 @@ class Causes:
     """What came before what in an episode of K turns, of which the agent received N."""
 
     order: Ints  # K, place among the completions that the agent got, -1: it never got it; 0..K-1 in a chain
-    steps: Ints  # K, number of turns in the longest line of causes before it; 0..K-1 in a chain
+    depth: Ints  # K, number of turns in the longest line of causes before it; 0..K-1 in a chain
     paid: Ints  # K, completions that the agent had when the turn's reward was given; 1..K in a chain, 0 if never got
 
     @property
     def is_chain(self) -> bool:
         """Return whether each turn was asked for, received and paid before the next one, in the stored order."""
-        return all(map(np.array_equal, (self.order, self.steps, self.paid), _chain(len(self.order))))
+        return all(map(np.array_equal, (self.order, self.depth, self.paid), _chain(len(self.order))))
 
     def returns(self, rewards: Floats, penalties: Floats, discount: float, after: float) -> Floats:
         """Compute the returns [K] from the rewards [K] and penalties [K] of the turns; 0 for turns never received.
 
-        A reward is discounted by `discount` for each step between the turn and the deepest turn that the agent had when
-        the reward was given. A penalty is due as soon as its turn is received. `after` comes one step after the end.
-        In a chain: `R_k = r_k + p_k + discount * R_{k+1}`, with `after` as R after the last turn.
+        A reward is discounted by `discount` as often as the deepest turn that the agent had when the reward was given
+        is deeper than the turn that earns it. A penalty is due as soon as its turn is received. `after` comes one turn
+        deeper than the deepest. In a chain: `R_k = r_k + p_k + discount * R_{k+1}`, with `after` as R after the last.
         """
         turns = [turn for turn in np.argsort(self.order).tolist() if self.order[turn] >= 0]  # N, as received
         due = np.bincount(self.paid, rewards, len(turns) + 1) + np.bincount(self.order + 1, penalties, len(turns) + 1)
-        deepest = np.maximum.accumulate(self.steps[turns]).tolist()  # N, steps of the deepest turn received so far
+        deepest = np.maximum.accumulate(self.depth[turns]).tolist()  # N, depth of the deepest turn received so far
         result, following, later = np.zeros(len(self.order)), after, deepest[-1] + 1 if turns else 0
-        for turn, depth, value in zip(turns[::-1], deepest[::-1], due[:0:-1].tolist(), strict=True):
-            following = value + discount ** (later - depth) * following
-            result[turn] = discount ** (depth - int(self.steps[turn])) * following
-            later = depth
+        for turn, now, value in zip(turns[::-1], deepest[::-1], due[:0:-1].tolist(), strict=True):
+            following = value + discount ** (later - now) * following
+            result[turn] = discount ** (now - int(self.depth[turn])) * following
+            later = now
         return result
 
 
@@ -74,7 +74,7 @@ def causes_of(row: Trajectory, graded: Bools) -> Causes:
         return chain(len(row.turns))
     received, paid = np.array(row.received, np.int64), np.array(row.paid, np.int64)
     given = np.where(graded, (received >= 0).sum(), received + 1)
-    return Causes(received, _steps(received, row.asked), np.where(received < 0, 0, np.where(paid > 0, paid, given)))
+    return Causes(received, _depth(received, row.asked), np.where(received < 0, 0, np.where(paid > 0, paid, given)))
 
 
 def in_order(row: Trajectory) -> bool:
@@ -96,11 +96,11 @@ def _chain(turns: int) -> tuple[Ints, Ints, Ints]:
     return places, places, places + 1
 
 
-def _steps(received: Ints, asked: list[int]) -> Ints:
+def _depth(received: Ints, asked: list[int]) -> Ints:
     """Count the turns [K] in the longest line of causes before each turn; 0 for turns never received."""
-    steps, deepest = np.zeros_like(received), [-1]  # of the first 0, 1, 2 … completions that the agent got
+    depth, deepest = np.zeros_like(received), [-1]  # of the first 0, 1, 2 … completions that the agent got
     for turn in np.argsort(received).tolist():
         if received[turn] >= 0:
-            steps[turn] = deepest[asked[turn]] + 1
-            deepest.append(max(deepest[-1], int(steps[turn])))
-    return steps
+            depth[turn] = deepest[asked[turn]] + 1
+            deepest.append(max(deepest[-1], int(depth[turn])))
+    return depth

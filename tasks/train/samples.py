@@ -110,13 +110,14 @@ def build_samples(
         "have action tokens that are not exactly the spans of their turns",
         [row.trajectory_id for row in rows if not _consistent(row)],
     )
-    _refuse("have turns in an order that is not possible", [row.trajectory_id for row in rows if not in_order(row)])
+    if credit == "causes":
+        _refuse("have turns in an order that is not possible", [row.trajectory_id for row in rows if not in_order(row)])
     by_turn = _by_turn(scores)
     # Check the scores, not shaped rewards: the clip turns a NaN or infinite reward into a finite one.
     _refuse("have NaN or infinite rewards", [row.trajectory_id for row in rows if not _finite_scores(row, by_turn)])
-    rewards = _settled(rows, by_turn, reward, scorers)
+    by_scorer = _settled(rows, by_turn, reward, scorers)
     samples = [
-        _sample(row, _scores_of(row, by_turn), _scorer(row, scorers), rewards, credit, mask_truncated) for row in rows
+        _sample(row, _scores_of(row, by_turn), _scorer(row, scorers), by_scorer, credit, mask_truncated) for row in rows
     ]
     bad = [sample.trajectory_id for sample in samples if not np.isfinite(sample.behaviour).all()]
     _refuse("have NaN or infinite logprobs", bad)
@@ -198,33 +199,39 @@ def _settled(rows: Iterable[Trajectory], by_turn: ScoresByTurn, reward: Reward, 
     return {name: settled(reward, name, rewards) for name, rewards in scored.items()}
 
 
-def _scored(score: Score, scorer: str, reward: Reward) -> float:
-    """Return a turn's reward, or the least if one's own function could not judge the turn: that is never worth more."""
-    failed = score.verdict in ("timeout", "error") and scorer != "environment" and reward.shape == "raw"
-    return min(score.reward, reward.least or 0.0) if failed else score.reward
+def _rewards(
+    row: Trajectory, scores: Sequence[Score], graded: Bools, scorer: str, reward: Reward, limit: int | None
+) -> Floats:
+    """Compute the shaped rewards [K]. What one's own function failed to judge is worth no more than the least."""
+    own = reward.shape == "raw" and reward.counts_unfinished and scorer != "environment"
+    failed, least = ("timeout", "error") if own else (), reward.least or 0.0
+    scored = [
+        (min(score.reward, least) if score.verdict in failed else score.reward) if one else None
+        for score, one in zip(scores, graded, strict=True)
+    ]
+    lengths = [turn.end - turn.start for turn in row.turns]
+    limits = row.limits if reward.counts_unfinished else []
+    return np.array(turn_rewards(scored, reward, lengths, limit, limits), np.float64)
 
 
 def _sample(
     row: Trajectory,
     scores: Sequence[Score],
     scorer: str,
-    rewards_of: Mapping[str, Reward],
+    by_scorer: Mapping[str, Reward],
     credit: Literal["causes", "order"],
     mask_truncated: bool,
 ) -> Sample:
-    reward, graded = rewards_of[scorer], np.array([score.verdict != "none" for score in scores], np.bool_)
+    reward, limit = by_scorer[scorer], _limit(row) if by_scorer[scorer].overlong_tokens else None
+    graded = np.array([score.verdict != "none" for score in scores], np.bool_)
     causes = causes_of(row, graded) if credit == "causes" else chain(len(scores))
-    reached = causes.order >= 0
-    graded &= reached
-    lengths = [turn.end - turn.start for turn in row.turns]
-    limit = _limit(row) if reward.overlong_tokens else None
-    limits = row.limits if reward.counts_unfinished else []
-    scored = [_scored(score, scorer, reward) if one else None for score, one in zip(scores, graded, strict=True)]
-    rewards = np.array(turn_rewards(scored, reward, lengths, limit, limits), np.float64)
+    graded &= causes.order >= 0
     successes = np.array([score.success for score in scores], np.float64)
+    rewards = _rewards(row, scores, graded, scorer, reward, limit)
     right = reward.shape == "success" and bool((successes[graded] > 0.5).any())
     after = return_after(row, reward, least_reward(reward, limit), right=right)
-    actions, turn_of_action = _spans(row), np.repeat(np.arange(len(row.turns)), lengths)
+    actions = _spans(row)
+    turn_of_action = np.repeat(np.arange(len(row.turns)), [turn.end - turn.start for turn in row.turns])
     cut = np.array([turn.finish_reason == "length" for turn in row.turns])
     return Sample(
         trajectory_id=row.trajectory_id,
@@ -236,7 +243,7 @@ def _sample(
         turn_of_action=turn_of_action,
         behaviour=np.asarray(row.logprobs, np.float32)[actions],
         versions=np.asarray(row.versions, np.int64)[actions],
-        in_loss=(reached & ~(cut & mask_truncated))[turn_of_action],
+        in_loss=((causes.order >= 0) & ~(cut & mask_truncated))[turn_of_action],
         graded=graded,
         successes=successes,
         rewards=rewards,

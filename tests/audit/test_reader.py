@@ -25,18 +25,21 @@ from configs.audit import Audit
 from storage import layout
 from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
-from storage.records import CASE_SCHEMA
+from storage.records import CASE_SCHEMA, Score, VerdictName
 from storage.versions.drafts import Draft, Provenance
 from tasks.audit.commands import read
 from tasks.audit.database import open_database
 from tasks.audit.intake import fetch_data_sets
+from tasks.audit.reader.advantages import AdvantageComputer
 from tasks.audit.reader.app import create_app
+from tasks.audit.reader.library import Library
 from tasks.audit.reader.serve import serve
 from tasks.audit.results import AuditResult
 from tasks.audit.selection import select
 from tests.conftest import commit_policy
 from tests.support.paths import ROOT
 from tests.support.reader_helpers import CRITIC, EVIL, HOSTILE, LONG, NORMALISED, PLAIN, commit, strange, sums
+from tests.support.train_helpers import make_trajectory
 
 GROUP = "/group?data_set=runs/shared/trajectories/000000&problem=7"
 
@@ -141,6 +144,25 @@ def test_advantages_are_those_of_the_update(reader: TestClient, sample: int, adv
     page = text(reader.get(f"/trajectory?id=0/7/{sample}&colour=advantage").text)
     assert [float(found) for found in re.findall(r"policy version 0, advantage (\S+)", page)] == advantages
     assert "from the 4 trajectories of the group" in page
+
+
+def test_the_least_reward_is_that_of_the_whole_data_set(policy_folder: Path, tmp_path: Path) -> None:
+    """An episode that filled the context earns what another problem's hole did, though only its group is loaded."""
+    store = Store(str(tmp_path / "store"))
+    spoken = [make_trajectory(name, [[10]], problem=name[0]) for name in ("a hole", "b goal", "b lost")]
+    rows = [*spoken[:2], replace(spoken[2], status="truncated", fault="policy")]
+    rewards: list[tuple[VerdictName, float]] = [("wrong", -1.0), ("correct", 1.0), ("none", 0.0)]
+    scores = [
+        Score(row.trajectory_id, 0, verdict, 0.0, "", "", "", reward)
+        for row, (verdict, reward) in zip(rows, rewards, strict=True)
+    ]
+    knobs = {"score": {"type": "environment"}, "reward": {"unfinished": "least", "shape": None}}
+    commit(store, PLAIN, (rows, scores), [commit_policy(store, 0, policy_folder).version], **knobs)
+    data_sets = select(store, [])
+    with open_database(data_sets, fetch_data_sets(store, data_sets, tmp_path), Audit()) as database:
+        computer = AdvantageComputer(Library(database), data_sets)
+        computed = [computer.compute(row, 0).by_position for row in rows[1:]]
+    assert computed == [{3: 1.0}, {3: -1.0}]
 
 
 def test_normalised_advantages_are_those_of_the_whole_data_set(reader: TestClient) -> None:

@@ -57,8 +57,8 @@ def strange() -> Rows:
     return rows, []
 
 
-def commit(store: Store, iteration: int, rows: Rows, parents: list[str]) -> None:
-    version, config = layout.trajectories("shared", iteration), Provenance(config={"ppo": PPO[iteration]})
+def commit(store: Store, iteration: int, rows: Rows, parents: list[str], **knobs: Any) -> None:
+    version, config = layout.trajectories("shared", iteration), Provenance(config={"ppo": PPO[iteration], **knobs})
     with Draft(store, version, "trajectories") as draft:
         datasets.write_rows(draft, TRAJECTORY_SCHEMA, rows[0], rows_per_shard=50)
         draft.commit(config, parents)

@@ -62,7 +62,7 @@ def advantages_of(samples: Sequence[Sample], **knobs: Any) -> list[list[float]]:
 
 @pytest.mark.parametrize("name", TREES)
 def test_returns_of_ten_trees_by_hand(name: str) -> None:
-    """A reward pays what the agent had received before it was given, and is discounted by steps, not by places."""
+    """A reward pays what the agent had received before it was given, and is discounted by depth, not by places."""
     by_causes, by_order = RETURNS[name]
     assert sample_of(TREES[name], turn_discount=0.5).returns.tolist() == by_causes
     assert sample_of(TREES[name], credit="order", turn_discount=0.5).returns.tolist() == by_order
@@ -305,7 +305,7 @@ def test_gae_over_branches_by_hand() -> None:
     assert advantages.tolist() == (returns - 0.25).tolist()
     penalised = replace(observed, penalties=np.array([0, 0, 0, 0, -1.0, 0, 0, -2.0]))
     (advantages,) = estimate([sample], [penalised], knobs).advantages
-    # The last turn is one step after the workers and two after the planner, whose own penalty is at its first token.
+    # The last turn is one deeper than the workers and two than the planner, whose own penalty is at its first token.
     a, b, p, q = 1 - 1, 1 - 1, 0.5 - 0.5, -2
     expected = np.array([a / 2, a, b / 2, b, p / 2 - 1, p, q / 2, q])
     assert advantages == pytest.approx(expected - 0.25)

@@ -126,6 +126,9 @@ def test_what_an_own_function_could_not_judge_earns_the_least() -> None:
     for scorer, expected in (("my.module:score", -1), ("environment", 0)):
         slow, _ = build_samples(rows, scores, Reward(), scorers={"default": scorer})
         assert slow.rewards.tolist() == [expected]
+    before = Reward(shape="raw", unfinished="leave-out")
+    kind = [replace(scores[0], reward=0.5), scores[1]]
+    assert build_samples(rows, kind, before, scorers={"default": "my.module:score"})[0].rewards.tolist() == [0.5]
 
 
 def test_a_least_reward_without_effect_is_refused() -> None:
