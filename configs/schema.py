@@ -352,7 +352,11 @@ class Rollout(Knobs):
     success_rate_lb: Share = 0.0
     """A group with a smaller share of right turns is rejected, and another problem is drawn in its place."""
     success_rate_ub: Share = 1.0
-    """A group with a larger share of right turns is rejected, too; 0.01 and 0.99 reject all groups that agree."""
+    """A group with a larger share of right turns is rejected, too. A bound says how hard problems may be; groups that
+    teach nothing are those with equal returns."""
+    reject_equal: bool = False
+    """Reject groups whose episodes have equal returns, turn by turn, by the rewards that the environment gave: they
+    teach nothing. Another problem is drawn in their place."""
     max_resampling_rounds: NonNegativeInt = 2
     """Number of rounds that replace rejected groups. If groups are still missing then, the batch is smaller, or even
     empty."""
@@ -446,6 +450,10 @@ class Score(Knobs):
     args: dict[str, dict[str, Any]] = {}
     """Keyword arguments by scorer, such as `{environment: {success_above: 0.5}}`; they are checked before anything
     starts."""
+    success: Literal["said", "reward"] = "said"
+    """When a turn is right for the scorer `environment` and for filters while playing. said: environment or agent said
+    so with a verdict; else, if its reward has a part named `correct`, that is above 0.5; else its reward is above
+    `success_above` of the scorer `environment` (0). reward: the part counts for nothing, so a paid format may too."""
     workers: Workers = 2
     """Number of verifier processes, which can be killed."""
     timeout_s: Annotated[float, Field(ge=1e-6, le=LONGEST_VERDICT_S)] = 5
@@ -831,8 +839,12 @@ class Gate(Knobs):
     PPO raises that mean, and it depends less on luck: a small update changes many greedy answers."""
     target: Name = "held-out"
     """On this set the challenger must be better: the whole interval of the difference must be above `least_gain`, and
-    the p value of McNemar's test (for sampled episodes, of a permutation test) must be at most 0.05. The p value is not
-    checked if `least_gain` is negative."""
+    the p value of McNemar's test (for sampled episodes, of a permutation test) must be small enough for
+    `max_by_luck`. The p value is not checked if `least_gain` is negative."""
+    max_by_luck: Annotated[float, Field(gt=0, le=0.5)] | None = 0.05
+    """Largest probability that a challenger without any gain is promoted, over all nights until a promotion: the nights
+    share it, the first one gets a quarter (p at most 0.025), and each later one less. The interval on the target has
+    the same confidence. Empty: p at most 0.05 on each night, by which luck promotes one in a few dozen nights."""
     least_gain: Annotated[float, Field(ge=-1, le=1)] = 0.0
     """Least gain on the target; 0 asks for any certain gain."""
     guarded: list[Name] | None = None

@@ -96,9 +96,11 @@ MIGRATIONS: Sequence[Migration] = (
 
 BEFORE: Mapping[str, Any] = {
     "ppo.advantage.credit": "order",
+    "retrain.gate.max_by_luck": None,
     "reward.shape": "success",
     "reward.unfinished": "leave-out",
     "rollout.allow_own_sampling": True,
+    "score.success": "reward",
 }
 """Knobs whose default is another behaviour than that of the programs before the knob, and the value for the latter."""
 

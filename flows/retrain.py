@@ -65,7 +65,7 @@ def retrain(config: str = "retrain", overrides: list[str] | None = None) -> str:
                     version: evaluate_sets(workspace, workers, version, night.sets)
                     for version in (champion, challenger)
                 }
-            decision = decide(workspace, champion, challenger, evaluations, distance)
+            decision = decide(workspace, retraining, champion, challenger, evaluations, distance)
             outcome = promote(workspace, night, decision)
         return report_night(retraining, end_night(retraining, night, decision, outcome))
 

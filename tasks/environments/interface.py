@@ -42,7 +42,8 @@ class Environment(Protocol):
         - `verdict`: a word on the turn, one of `storage.records.VerdictName` if possible: only `correct` is a success,
           and `none` says that the turn answered nothing, so that it earns nothing;
         - `success`: whether the turn is right, in place of a verdict or in addition to a word of your own;
-        - `parts`: the named parts of the reward, such as `{"correct": 1.0, "format": 0.2}`.
+        - `parts`: the named parts of the reward, such as `{"correct": 1.0, "format": 0.2}`; without a verdict the part
+          named `correct` says whether the turn is right.
 
         A NaN or infinite reward or part fails the episode.
         """

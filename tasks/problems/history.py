@@ -17,8 +17,8 @@ from storage.versions.lineage import trained_on
 from tasks.problems.difference import key
 
 _ROWS_PER_SHARD = 50_000
-_EPISODE = ["trajectory_id", "problem_id", "sample", "status"]
-_TRAJECTORY_COLUMNS = [*_EPISODE, "run", "iteration", "prompt", "solutions", "policy_version", "fault"]
+_EPISODE = ["trajectory_id", "problem_id", "sample", "status", "fault"]  # files before schema 5 have no fault
+_TRAJECTORY_COLUMNS = [*_EPISODE, "run", "iteration", "prompt", "solutions", "policy_version"]
 _SCORE_COLUMNS = ["trajectory_id", "turn", "verdict", "success"]
 
 Row = dict[str, Any]
@@ -34,9 +34,9 @@ class _Episode:
 def summarise_run(trajectories: Iterable[Row], scores: Iterable[Row]) -> list[ProblemHistory]:
     """Count the successes of one iteration by problem, ordered by key.
 
-    Rejected and truncated episodes were played, so they count. Failed episodes are not counted, except those by the
-    policy's fault, which have solved nothing. An episode may have several trajectories, with the same problem and
-    sample: they count once, as right if any of them is right. Problems with the same content count as one.
+    Rejected and truncated episodes were played, so they count, and so do those that failed by the policy's own fault.
+    Other failed episodes are not counted. An episode may have several trajectories, with the same problem and sample:
+    they count once, as right if any of them is right. Problems with the same content count as one.
 
     Args:
         trajectories: rows of a trajectory data set.
@@ -50,10 +50,7 @@ def summarise_run(trajectories: Iterable[Row], scores: Iterable[Row]) -> list[Pr
             any_right |= {name} if score["success"] > 0 else set()
     played: dict[tuple[str, int], _Episode] = {}
     for row in trajectories:
-        failed = row["status"] == "failed"
-        if failed and row.get("fault") == "policy":  # files before schema 5 do not have this column
-            played.setdefault((row["problem_id"], row["sample"]), _Episode(row))
-        elif not failed:
+        if row["status"] != "failed" or row.get("fault") == "policy":
             episode = played.setdefault((row["problem_id"], row["sample"]), _Episode(row))
             episode.first |= first.get(row["trajectory_id"], (0, False))[1]
             episode.any |= row["trajectory_id"] in any_right

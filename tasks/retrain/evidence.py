@@ -68,6 +68,7 @@ def gather(
     challenger: PolicyVersion,
     evaluations: Mapping[PolicyVersion, Mapping[str, Sequence[ScoresVersion]]],
     distance: float | None,
+    look: int,
     gate: Gate,
 ) -> tuple[Training, GateEvidence]:
     """Gather the evidence for the gate, and the data of the training.
@@ -79,6 +80,7 @@ def gather(
         challenger: version of the checkpoint that the night trained.
         evaluations: versions of scores by policy and set; greedy episodes first, sampled episodes second.
         distance: mean KL between the two policies in nats per token.
+        look: number of gates since the last promotion, with this one.
         gate: the knobs; they say which episodes are compared.
     """
     before, after, index = evaluations[champion], evaluations[challenger], int(gate.episodes == "sampled")
@@ -86,4 +88,5 @@ def gather(
         name: compare(*(outcomes_of(store, sets[name][index], cache) for sets in (before, after))) for name in after
     }
     training = solved(store, challenger)
-    return training, GateEvidence(comparisons, failed_verdicts(store, training.scores), distance, training.solved)
+    failed = failed_verdicts(store, training.scores)
+    return training, GateEvidence(comparisons, failed, distance, training.solved, look)

@@ -2,12 +2,13 @@
 
 The challenger must be better on the target set with confidence, not worse than a margin on every guarded set, and
 raise no alarm. The bounds are those of 95 % intervals of paired differences: the wider one of the bootstrap's interval
-and one that is valid for few problems. On the target set an exact test must agree (see `tasks.evaluate.comparison`).
+and one that is valid for few problems. On the target set an exact test must agree (see `tasks.evaluate.comparison`),
+and both ask for more with every look at the set (`level_of`), since one of many nights looks better by luck.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
+from statistics import NormalDist, fmean
 from typing import Any, Literal
 
 from configs.schema import Gate
@@ -28,6 +29,7 @@ class GateEvidence:
     failed_verdicts: float  # share of timeouts and errors among the verdicts of the night's training data
     kl: float | None  # mean KL to the champion in nats per token; None if nothing was sampled
     training: Sequence[float]  # share of solved training episodes, by iteration
+    look: int = 1  # number of gates since the last promotion, with this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,8 @@ class Decision:
     promote: bool
     harmful: bool  # worse with confidence: its problems are set aside
     checks: list[GateCheck]
+    look: int  # as in `GateEvidence`
+    level: float  # the largest p with which the challenger counted as better
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -62,11 +66,28 @@ def decide(evidence: GateEvidence, gate: Gate) -> Decision:
         KeyError: a set that the gate names was not compared.
     """
     guarded = gate.guarded if gate.guarded is not None else list(evidence.comparisons)
-    checks = [_better(evidence.comparisons[gate.target], gate)]
+    checks = [_better(evidence, gate)]
     checks += [_not_worse(name, evidence.comparisons[name], gate) for name in guarded]
     checks += _alarms(evidence, gate)
     harmful = any(_is_worse(evidence.comparisons[name], gate) for name in {gate.target, *guarded})
-    return Decision(all(check.passed for check in checks), harmful, checks)
+    promote = all(check.passed for check in checks)
+    return Decision(promote, harmful, checks, evidence.look, level_of(evidence.look, gate))
+
+
+def level_of(look: int, gate: Gate) -> float:
+    """Return the largest two-sided p that counts as better at the k-th `look` since a promotion.
+
+    A challenger without a gain passes with half of this probability. The shares 3 / ((k + 2) (k + 3)) of all looks sum
+    to 1, so all looks until a promotion together have the probability `max_by_luck`, however many they are and however
+    much they depend on each other. A promotion begins the count anew, so with 0.05 about one promotion in 20 is luck.
+    Sources: Lan and DeMets (1983), Biometrika 70, 659-663, who spend a level over looks; Foster and Stine (2008),
+    Journal of the Royal Statistical Society B 70, 429-444, who earn it anew.
+
+    Example: with `max_by_luck=0.05` the levels are 0.025, 0.015, 0.01, … and 0.0019 at the tenth look.
+    """
+    if gate.max_by_luck is None:
+        return _LEVEL
+    return min(_LEVEL, 2 * gate.max_by_luck * 3 / ((look + 2) * (look + 3)))
 
 
 def measured(gate: Gate) -> str:
@@ -77,13 +98,19 @@ def measured(gate: Gate) -> str:
     return gate.measure.replace("_", " ") + (", sampled" if gate.episodes == "sampled" else "")
 
 
-def _better(comparison: Mapping[str, Any], gate: Gate) -> GateCheck:
-    """Check the target set by interval and by test, because a bootstrap interval is too narrow for a few problems."""
+def _better(evidence: GateEvidence, gate: Gate) -> GateCheck:
+    """Check the target set by interval and by test, because a bootstrap interval is too narrow for a few problems.
+
+    Both have the level of this look. With a negative `least_gain` no gain is asked for, so only the interval counts.
+    """
+    comparison, level = evidence.comparisons[gate.target], level_of(evidence.look, gate)
     accuracy = comparison[gate.measure]
-    above, p = _low(accuracy) > gate.least_gain, accuracy["p"]
-    certain = p <= _LEVEL or gate.least_gain < 0
-    verdict = f"{'above' if above else 'not all above'} {gate.least_gain:+.3f}, p = {p:.2g}"
-    return GateCheck(gate.target, "better", above and certain, f"{_difference(comparison, gate)}: {verdict}")
+    above, p = _low(accuracy, level) > gate.least_gain, accuracy["p"]
+    certain = p <= level or gate.least_gain < 0
+    asked = "" if gate.least_gain < 0 else f", at most {level:.2g}"
+    look = "" if gate.max_by_luck is None else f"{asked} (look {evidence.look} since a promotion)"
+    verdict = f"{'above' if above else 'not all above'} {gate.least_gain:+.3f}, p = {p:.2g}{look}"
+    return GateCheck(gate.target, "better", above and certain, f"{_difference(comparison, gate, level)}: {verdict}")
 
 
 def _not_worse(name: str, comparison: Mapping[str, Any], gate: Gate) -> GateCheck:
@@ -98,24 +125,30 @@ def _is_worse(comparison: Mapping[str, Any], gate: Gate) -> bool:
     return _high(comparison[gate.measure]) < 0
 
 
-def _low(accuracy: Mapping[str, Any]) -> float:
+def _low(accuracy: Mapping[str, Any], level: float = _LEVEL) -> float:
     """Return the lowest end of the intervals: if few problems differ, the bootstrap interval is too narrow."""
-    return min(float(interval["low"]) for interval in _intervals(accuracy))
+    return max(-1.0, min(_end(interval, "low", level) for interval in _intervals(accuracy)))
 
 
-def _high(accuracy: Mapping[str, Any]) -> float:
-    return max(float(interval["high"]) for interval in _intervals(accuracy))
+def _high(accuracy: Mapping[str, Any], level: float = _LEVEL) -> float:
+    return min(1.0, max(_end(interval, "high", level) for interval in _intervals(accuracy)))
+
+
+def _end(interval: Mapping[str, Any], name: Literal["low", "high"], level: float) -> float:
+    """Return an end of a 95 % interval, stretched from its value as a normal distribution's to the level."""
+    widths = NormalDist().inv_cdf(level / 2) / NormalDist().inv_cdf(_LEVEL / 2)
+    return float(interval[name]) + (widths - 1) * (float(interval[name]) - float(interval["value"]))
 
 
 def _intervals(accuracy: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [accuracy[name] for name in ("difference", "score_interval", "adjusted_interval") if accuracy[name]]
 
 
-def _difference(comparison: Mapping[str, Any], gate: Gate) -> str:
+def _difference(comparison: Mapping[str, Any], gate: Gate, level: float = _LEVEL) -> str:
     accuracy = comparison[gate.measure]
     return (
         f"{measured(gate)} {accuracy['before']:.3f} -> {accuracy['after']:.3f}, "
-        f"{accuracy['difference']['value']:+.3f} [{_low(accuracy):+.3f}, {_high(accuracy):+.3f}]"
+        f"{accuracy['difference']['value']:+.3f} [{_low(accuracy, level):+.3f}, {_high(accuracy, level):+.3f}]"
     )
 
 

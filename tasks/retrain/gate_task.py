@@ -7,13 +7,14 @@ from prefect.cache_policies import NO_CACHE
 
 from storage import layout
 from storage.errors import AliasMovedError
-from storage.logs.nights import Ending, Night
+from storage.logs.nights import Ending, Night, Nights
 from storage.version_names import DecisionVersion, PolicyVersion, ScoresVersion
 from storage.versions import aliases, manifests
 from storage.versions.drafts import Draft
 from storage.versions.lineage import trained_on
 from tasks.retrain import gate
 from tasks.retrain.evidence import gather, summary_of
+from tasks.retrain.planning import looks
 from tasks.run.workspace import Workspace
 from tasks.train.orders import DistanceOrder, OrderedTrainer
 
@@ -47,6 +48,7 @@ def measure_distance(
 @task(name="decide", cache_policy=NO_CACHE)
 def decide(
     workspace: Workspace,
+    retraining: Workspace,
     champion: PolicyVersion,
     challenger: PolicyVersion,
     evaluations: Evaluations,
@@ -54,13 +56,15 @@ def decide(
 ) -> DecisionVersion:
     """Commit the gate's decision with all its numbers, unless it exists, and return its version.
 
-    Its parents are champion, challenger and the scores that were compared.
+    The log of the `retraining` says how many gates have looked at the target set before. The parents are champion,
+    challenger and the scores that were compared.
     """
     store, version = workspace.store, layout.decision(workspace.name)
     if manifests.committed(store, version):
         return version
     settings = workspace.config.retrain.gate
-    training, evidence = gather(store, workspace.cache, champion, challenger, evaluations, distance, settings)
+    look = looks(Nights(retraining.store, retraining.name).read())
+    training, evidence = gather(store, workspace.cache, champion, challenger, evaluations, distance, look, settings)
     numbers: dict[str, Any] = {
         "champion": champion,
         "challenger": challenger,

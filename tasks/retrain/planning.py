@@ -82,6 +82,14 @@ def remembered(records: Sequence[Record], champion: PolicyVersion | None) -> Mem
     return Memory(waiting, accepted, retried=bool(last.retried))
 
 
+def looks(records: Sequence[Record]) -> int:
+    """Count the gates since the last promotion: those of the nights that ended with a decision, and the next one."""
+    count = 1
+    for end in (record.end for record in records if record.end):
+        count = 1 if end.outcome == "promoted" else count + (end.decision is not None)
+    return count
+
+
 def night_config(
     config: Config, store: Store, number: int, champion: PolicyVersion | None, problems: str, sets: Mapping[str, str]
 ) -> dict[str, Any]:

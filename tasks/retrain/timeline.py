@@ -1,7 +1,7 @@
 """The timeline of nights and champions with their accuracies, as rows and as a plot."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +17,8 @@ from tasks.retrain.gate import measured
 
 Estimate = dict[str, float]
 """An accuracy and its interval: value, low, high."""
+Numbers = Mapping[str, Any]
+"""The numbers of a gate's decision."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Event:
     accuracy: Estimate | None  # the champion's accuracy on the gate's target; None if no night has measured it
     challenger: str | None = None  # the challenger of a night that was not promoted
     challenged: Estimate | None = None  # its accuracy
+    level: float | None = None  # the largest p with which the night's gate would promote; None in older decisions
 
 
 def read_timeline(store: Store, config: Config) -> list[Event]:
@@ -41,12 +44,13 @@ def read_timeline(store: Store, config: Config) -> list[Event]:
     """
     records = Nights(store, config.run.name).read()
     moves = aliases.history(store, config.retrain.champion)
-    accuracies = _accuracies(store, config, records)
+    decisions = _decisions(store, records)
+    accuracies = _accuracies(config, decisions.values())
     events, promoting = list[Event](), _promoting_nights(records)
     for move in moves:
-        events.append(_move_event(move, promoting.pop(move.version, None), accuracies))
+        events.append(_move_event(move, promoting.pop(move.version, None), accuracies, decisions))
         ended = [r for r in records if r.end and r.end.move == move.number]
-        events += [_night_event(r, move, accuracies) for r in ended if r.end and r.end.outcome != "promoted"]
+        events += [_night_event(r, move, accuracies, decisions) for r in ended if r.end and r.end.outcome != "promoted"]
     return events
 
 
@@ -56,13 +60,18 @@ def _promoting_nights(records: Sequence[Record]) -> dict[str, int]:
     return {end.challenger: number for end, number in ended if end.challenger and end.outcome == "promoted"}
 
 
-def _move_event(move: Move, night: int | None, accuracies: Mapping[str, Estimate]) -> Event:
+def _move_event(
+    move: Move, night: int | None, accuracies: Mapping[str, Estimate], decisions: Mapping[int, Numbers]
+) -> Event:
     """Make the event of a move, which `night` made, or a user."""
     label = f"night {night}" if night else "first" if move.number == 0 else f"move {move.number}"
-    return Event(label, "promoted" if night else move.reason, move.version, accuracies.get(move.version))
+    level = decisions[night].get("level") if night else None
+    return Event(label, "promoted" if night else move.reason, move.version, accuracies.get(move.version), level=level)
 
 
-def _night_event(record: Record, move: Move, accuracies: Mapping[str, Estimate]) -> Event:
+def _night_event(
+    record: Record, move: Move, accuracies: Mapping[str, Estimate], decisions: Mapping[int, Numbers]
+) -> Event:
     assert record.end
     challenger = record.end.challenger
     return Event(
@@ -72,20 +81,26 @@ def _night_event(record: Record, move: Move, accuracies: Mapping[str, Estimate])
         accuracies.get(move.version),
         challenger,
         accuracies.get(challenger or ""),
+        decisions.get(record.night.number, {}).get("level"),
     )
 
 
-def _accuracies(store: Store, config: Config, records: Sequence[Record]) -> dict[str, Estimate]:
-    """Read the accuracies on the gate's target by checkpoint, from the decisions of all nights."""
+def _decisions(store: Store, records: Sequence[Record]) -> dict[int, Numbers]:
+    """Read the numbers of the decisions by night; a night that was given up has none."""
+    ended = [(record.night.number, record.end.decision) for record in records if record.end]
+    return {number: manifests.read(store, decision).metrics for number, decision in ended if decision}
+
+
+def _accuracies(config: Config, decisions: Iterable[Numbers]) -> dict[str, Estimate]:
+    """Return the accuracies on the gate's target by checkpoint, from the decisions of all nights."""
     gate, accuracies = config.retrain.gate, dict[str, Estimate]()
-    for record in records:
-        if record.end and record.end.decision:
-            for policy, sets in manifests.read(store, record.end.decision).metrics["accuracy"].items():
-                numbers = sets.get(gate.target, {})
-                if gate.episodes == "sampled":
-                    numbers = numbers.get("sampled", {})
-                if gate.measure in numbers:
-                    accuracies[policy] = numbers[gate.measure]
+    for decision in decisions:
+        for policy, sets in decision["accuracy"].items():
+            numbers = sets.get(gate.target, {})
+            if gate.episodes == "sampled":
+                numbers = numbers.get("sampled", {})
+            if gate.measure in numbers:
+                accuracies[policy] = numbers[gate.measure]
     return accuracies
 
 
@@ -99,6 +114,7 @@ def timeline_rows(events: Sequence[Event]) -> list[dict[str, str]]:
             "accuracy": _format(event.accuracy),
             "challenger, not promoted": event.challenger or "",
             "its accuracy": _format(event.challenged),
+            "p at most": "" if event.level is None else f"{event.level:.2g}",
         }
         for event in events
     ]

@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from configs import Config
 from storage.records import TRAJECTORY_SCHEMA, Trajectory
 from storage.versions.datasets import ShardWriter, adopted
 from storage.versions.drafts import Draft, Shard
 from tasks.rollout.plan import Group
 from tasks.rollout.selection import is_rejected
 from tasks.rollout.tally import Counts, Tally, counts_of
+from tasks.score.environment import SuccessRule
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +24,10 @@ class FinishedGroup:
     counts: Counts
 
     @classmethod
-    def of(
-        cls, group: Group, played: Sequence[Trajectory], selected: Sequence[Trajectory], *, unfinished: bool = False
-    ) -> Self:
+    def of(cls, group: Group, played: Sequence[Trajectory], selected: Sequence[Trajectory], config: Config) -> Self:
         """Sum up a group: all trajectories that were `played`, and the same as they are stored, after the selection."""
-        rejected = is_rejected(played, selected, unfinished=unfinished)
-        return cls(group.number, group.problem.problem_id, rejected, counts_of(selected))
+        counts = counts_of(selected, SuccessRule.while_playing(config.score))
+        return cls(group.number, group.problem.problem_id, is_rejected(played, selected, config), counts)
 
 
 class OpenDataSet:
@@ -38,7 +38,7 @@ class OpenDataSet:
     Args:
         draft: keeps the shards; the trajectories that it took over from a killed attempt are counted.
         iteration: the iteration whose number the trajectories get.
-        rows_per_shard: `rollout.rows_per_shard`.
+        config: of the run.
         progress: called with lines of text.
         numbered: whether a group's number means something to later flow runs.
     """
@@ -47,13 +47,13 @@ class OpenDataSet:
         self,
         draft: Draft,
         iteration: int,
-        rows_per_shard: int,
+        config: Config,
         progress: Callable[[str], None],
         *,
         numbered: bool = False,
     ) -> None:
         self.draft, self.iteration = draft, iteration
-        self.tally = Tally(progress)
+        self.tally = Tally(progress, SuccessRule.while_playing(config.score))
         self.tally.resume(adopted(draft))
         self.adopted: list[dict[str, Any]] = list(draft.notes)
         """The notes of the groups in shards that the draft took over."""
@@ -62,7 +62,7 @@ class OpenDataSet:
         self.pending: set[int] = set()
         """Those among them whose trajectories a worker of another process has not stored yet."""
         self._numbered = numbered
-        self._writer = ShardWriter(draft, TRAJECTORY_SCHEMA, rows_per_shard)
+        self._writer = ShardWriter(draft, TRAJECTORY_SCHEMA, config.rollout.rows_per_shard)
 
     @property
     def groups(self) -> int:

@@ -62,7 +62,7 @@ class _Batch:
         settings = plan.config.rollout
         self.changed = Change()
         self._plan, self._spares, self._rounds = plan, spares, settings.max_resampling_rounds
-        self._data_set = OpenDataSet(draft, plan.iteration, settings.rows_per_shard, progress)
+        self._data_set = OpenDataSet(draft, plan.iteration, plan.config, progress)
         self._rejected = {note["problem_id"]: bool(note["rejected"]) for note in draft.notes}  # of all groups played
         self._lock = threading.RLock()
         self._round: Sequence[Problem] = ()

@@ -235,13 +235,13 @@ class Stream:
                 return number, problems[place]
 
     def _open(self, index: int) -> OpenDataSet:
-        version, rows = layout.trajectories(self._plan.config.run.name, index), self._plan.config.rollout.rows_per_shard
+        version = layout.trajectories(self._plan.config.run.name, index)
 
         def progress(text: str) -> None:
             self._progress(f"iteration {index}: {text}")
 
         draft = JournaledDraft(self._store, version, "trajectories", self._provenance.fence)
-        data_set = OpenDataSet(draft, index, rows, progress, numbered=True)
+        data_set = OpenDataSet(draft, index, self._plan.config, progress, numbered=True)
         data_set.tally.expect(self._places, self._plan.group_size)
         return data_set
 

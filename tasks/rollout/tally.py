@@ -8,6 +8,7 @@ from typing import Any
 from storage.records import Trajectory
 from storage.visible import visible
 from tasks.rollout.selection import answered, is_right
+from tasks.score.environment import SuccessRule
 
 _PROGRESS_S = 5.0
 _LONGEST_REASON = 400  # characters of one reason in a message that lists several
@@ -16,8 +17,8 @@ Counts = Counter[tuple[str, Any]]
 """Sums over trajectories by what is counted: `("status", "completed")`, `("tokens", None)` …; they can be added up."""
 
 
-def counts_of(trajectories: Iterable[Trajectory]) -> Counts:
-    """Count the trajectories of a group.
+def counts_of(trajectories: Iterable[Trajectory], rule: SuccessRule) -> Counts:
+    """Count the trajectories of a group; `rule` says which turns are right.
 
     `("version", v)` counts trajectories with tokens of policy version v, `("policy", v)` those that also began with it.
     `("turn", k)` counts turns by number, without those that answer nothing. `("part", name)` is the sum of a part of
@@ -40,11 +41,12 @@ def counts_of(trajectories: Iterable[Trajectory]) -> Counts:
         counts["generated", None] += sum(turn.end - turn.start for turn in trajectory.turns)
         counts.update(("call", call.status) for call in trajectory.calls)
         answers = answered(trajectory)
-        counts["solved", None] += any(map(is_right, answers))
+        right = [is_right(trajectory, turn, rule) for turn in answers]
+        counts["solved", None] += any(right)
         for index, turn in enumerate(answers):
             counts["turn", index] += 1
-            counts["success", index] += is_right(turn)
-            counts["reward", None] += turn.reward  # type: ignore[assignment]  # a Counter adds floats, too
+            counts["success", index] += right[index]
+            counts["reward", None] += trajectory.turns[turn].reward  # type: ignore[assignment]  # a Counter adds floats, too
         for name, value in (part for parts in trajectory.reward_parts for part in parts.items()):
             counts["part", name] += value  # type: ignore[assignment]
             counts["parts", name] += 1
@@ -52,10 +54,10 @@ def counts_of(trajectories: Iterable[Trajectory]) -> Counts:
 
 
 class Tally:
-    """The counts of a data set while it is played."""
+    """The counts of a data set while it is played; `rule` says which turns are right."""
 
-    def __init__(self, progress: Callable[[str], None]) -> None:
-        self._progress = progress
+    def __init__(self, progress: Callable[[str], None], rule: SuccessRule) -> None:
+        self._progress, self._rule = progress, rule
         self._expected = self._groups = self._resumed = self._resumed_tokens = 0
         self._started = self._reported = time.monotonic()
         self._counts = Counts()
@@ -73,7 +75,7 @@ class Tally:
     def resume(self, trajectories: Iterable[Trajectory]) -> None:
         """Count episodes that a killed attempt played; they do not count for the speed of this attempt."""
         for trajectory in trajectories:
-            self.add(counts_of([trajectory]))
+            self.add(counts_of([trajectory], self._rule))
         self._resumed, self._resumed_tokens = self._done, self._sum("generated")
         if self._resumed:
             self._progress(f"{self._resumed} episodes were already stored: going on from there")

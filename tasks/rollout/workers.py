@@ -126,9 +126,8 @@ class LocalWorkers:
     def _store(self, plan: RolloutPlan, groups: Groups, group: Group, trajectories: list[Trajectory]) -> None:
         if self._engine and self._engine.closed:  # episodes may have failed only because verifier or engine are gone
             raise EngineClosedError("the engine was closed while a rollout was playing")
-        settings, unfinished = plan.config.rollout, plan.config.reward.unfinished == "least"
-        rows = select_episodes(trajectories, settings, unfinished=unfinished) if plan.selecting else trajectories
-        finished = FinishedGroup.of(group, trajectories, rows, unfinished=unfinished)
+        rows = select_episodes(trajectories, plan.config) if plan.selecting else trajectories
+        finished = FinishedGroup.of(group, trajectories, rows, plan.config)
         groups.finish(finished).write(rows, finished)
         groups.settle()
 

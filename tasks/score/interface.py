@@ -56,6 +56,8 @@ class ScorerContext:
 
     verifier: "Verifier"
     run_program: RunProgram
+    by_part: bool = True
+    """Whether a part of the reward that is named `correct` decides where nobody gave a verdict (`score.success`)."""
 
 
 class Scorer(Protocol):

@@ -70,7 +70,9 @@ def identity(settings: ScoreSettings) -> dict[str, Any]:
     if names == ["math-verify"]:
         return {}
     versions = {name: _source(name) if ":" in name else SCORERS.find(name).version for name in names}
-    return {"type": settings.by_source, "args": settings.args, "scorers": versions}
+    # Without the rule for parts, scores have the name that they had before there was one.
+    rule = {"success": settings.success} if "environment" in names and settings.success != "reward" else {}
+    return {"type": settings.by_source, "args": settings.args, "scorers": versions, **rule}
 
 
 def _source(name: str) -> str:
@@ -91,7 +93,8 @@ class Scorers:
     """
 
     def __init__(self, settings: ScoreSettings, verifier: Verifier, run_program: RunProgram | None = None) -> None:
-        context = ScorerContext(verifier, run_program or sandboxed(settings.timeout_s, settings.memory_mb))
+        programs = run_program or sandboxed(settings.timeout_s, settings.memory_mb)
+        context = ScorerContext(verifier, programs, by_part=settings.success == "said")
         self._by_source = settings.by_source
         self._scorers = {
             name: _make(name, context, settings.args.get(name, {})) for name in set(self._by_source.values())

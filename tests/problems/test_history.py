@@ -19,6 +19,7 @@ from storage.records import (
     HISTORY_SCHEMA,
     SCORE_SCHEMA,
     TRAJECTORY_SCHEMA,
+    Fault,
     Problem,
     ProblemHistory,
     Score,
@@ -90,10 +91,12 @@ def test_first_and_any_turn_are_counted_over_played_episodes() -> None:
 
 
 def test_an_episode_that_the_policy_ended_is_not_solved() -> None:
-    """A problem on which it fills the context in half of the episodes is not solved in all of them."""
-    ended, scores = episode("a", 1, 1, status="failed")
-    assert counts(summary(episode("a", 0, 1), (replace(ended, fault="policy"), scores))) == {"a": (2, 1, 1)}
-    assert counts(summary(episode("a", 0, 1), (replace(ended, fault="set-up"), scores))) == {"a": (1, 1, 1)}
+    """A problem on which the policy fills its context is hard, not unplayed; an error of the set-up says nothing."""
+    rows = [episode("a", sample, status="failed") for sample in range(3)]
+    faults: list[Fault] = ["policy", "set-up", "policy"]
+    assert counts(
+        summary(*((replace(row, fault=fault), scores) for (row, scores), fault in zip(rows, faults, strict=True)))
+    ) == {"a": (2, 0, 0)}
 
 
 def test_the_first_turn_is_the_first_that_answers() -> None:

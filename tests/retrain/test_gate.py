@@ -49,7 +49,7 @@ def test_better_on_the_target_is_promoted() -> None:
     decision = decide(evidence(right(80), right(110)), Gate())
     assert decision.promote
     assert not decision.harmful
-    assert decision.checks[0].says.startswith("first turn 0.400 -> 0.550, +0.150 [+0.1")
+    assert decision.checks[0].says.startswith("first turn 0.400 -> 0.550, +0.150 [+0.09")
     assert "p = 1.9e-09" in decision.checks[0].says
 
 

@@ -118,12 +118,14 @@ def test_nights_in_order(place: Place, tmp_path: Path) -> None:
     explanation = explain(place.config())
     assert explanation.startswith("night 3: promoted")
     assert "ok │ better: held-out" in explanation
+    assert "(look 2 since a promotion)" in " ".join(explanation.replace("│", " ").split())
     assert f"nightly-0003/checkpoints/000001 -> {moves[1].version}" in roll_back(place.config())
     assert "nightly-0001/checkpoints/000001 -> runs/nightly-0001/checkpoints/000000" in roll_back(place.config())
     with pytest.raises(StorageError, match="no champion before the present one"):
         roll_back(place.config())
     events = read_timeline(place.store, place.config())
     assert [event.label for event in events] == ["first", "night 1", "night 2", "night 3", "move 3", "move 4"]
+    assert [event.level and round(event.level, 4) for event in events] == [None, 0.025, 0.025, 0.015, None, None]
     assert "roll back of move 2" in nights(place.config())
     report = tmp_path / "var/retraining/nightly/report"
     assert {path.name for path in report.iterdir()} >= {"champion.png", "nights.json", "night-0002.md"}

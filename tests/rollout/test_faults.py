@@ -12,13 +12,15 @@ from storage.versions.drafts import Draft, Provenance
 from tasks.evaluate.summary import fault_rows
 from tasks.rollout.fault_alarm import FaultAlarm, alarms
 from tasks.rollout.tally import Tally, counts_of
+from tasks.score.environment import SuccessRule
 from tests.support.train_helpers import make_trajectory
 
 
 def tallied(*faults: Fault) -> Tally:
     """Return the counts of a completed episode and of failed ones with these faults."""
-    tally, failed = Tally(lambda _: None), make_trajectory("t", [[10]], status="failed", reason="it broke")
-    tally.add(counts_of([make_trajectory("t", [[10]]), *(replace(failed, fault=fault) for fault in faults)]))
+    rule, failed = SuccessRule(), make_trajectory("t", [[10]], status="failed", reason="it broke")
+    tally = Tally(lambda _: None, rule)
+    tally.add(counts_of([make_trajectory("t", [[10]]), *(replace(failed, fault=fault) for fault in faults)], rule))
     return tally
 
 

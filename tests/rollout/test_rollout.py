@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from configs import load
 from configs.schema import Rollout
 from storage.records import Call, Problem, Trajectory
 from tasks.agents.chat import Chat
@@ -31,6 +32,7 @@ from tasks.inference.api import (
 from tasks.rollout.plan import draw
 from tasks.rollout.selection import select_episodes, success_rate
 from tasks.rollout.tally import Tally, counts_of
+from tasks.score.environment import SuccessRule
 from tasks.score.verifier import Verifier
 from tests.support.rollout_helpers import PROBLEM, ScriptedEngine, context, make_plan, play
 from tests.support.train_helpers import make_trajectory
@@ -114,9 +116,9 @@ def test_rewards_of_an_environments_own(chat: Chat, verifier: Verifier) -> None:
     assert [(turn.verdict, turn.reward) for turn in trajectory.turns] == [("wrong", -0.5), ("correct", -1.0)]
     assert trajectory.reward_parts == [{"played": -0.5, "right": 0.0}, {"played": -0.5, "right": -0.5}]
     assert (trajectory.source, json.loads(trajectory.metadata)) == ("game", {"pays": -0.5})
-    tally = Tally(lambda _: None)
+    tally = Tally(lambda _: None, SuccessRule())
     call = Call(0, "call-1", "calculator", "{}", "3", "answered")
-    tally.add(counts_of([trajectory, replace(trajectory, ungraded=[0], reward_parts=[], calls=[call])]))
+    tally.add(counts_of([trajectory, replace(trajectory, ungraded=[0], reward_parts=[], calls=[call])], SuccessRule()))
     metrics = tally.metrics(0)
     assert (metrics["solved"], metrics["success"], metrics["calls"]) == (1.0, [0.5, 1.0], {"answered": 0.5})
     assert (metrics["reward"], metrics["parts"]) == (-2.5 / 3, {"played": -0.5, "right": -0.25})
@@ -137,11 +139,13 @@ def test_calls_of_tools_are_neither_right_nor_wrong() -> None:
     calls = replace(make_trajectory("calls", [[1], [2]]), ungraded=[0])
     calls = replace(calls, turns=[calls.turns[0], replace(calls.turns[1], verdict="correct", reward=1.0)])
     wrong = make_trajectory("wrong", [[1]])
-    formatted = replace(wrong, turns=[replace(wrong.turns[0], reward=0.2)])  # wrong, but paid for its format
-    assert success_rate([calls, formatted]) == 0.5
-    assert success_rate([replace(calls, ungraded=[0, 1])]) is None
-    kept = select_episodes([wrong, calls, formatted], Rollout(group_size=1, generation_size=3))
-    assert [row.trajectory_id for row in kept if row.status == "completed"] == ["calls"]
+    formatted = replace(
+        make_trajectory("formatted", [[1]]), turns=[replace(wrong.turns[0], reward=0.2)]
+    )  # wrong, but paid
+    assert success_rate([calls, formatted], load("smoke")) == 0.5
+    assert success_rate([replace(calls, ungraded=[0, 1])], load("smoke")) is None
+    kept = select_episodes([wrong, calls, formatted], load("smoke", ["rollout={group_size: 2, generation_size: 3}"]))
+    assert [row.trajectory_id for row in kept if row.status == "completed"] == ["calls", "formatted"]
 
 
 def test_equal_turns_of_a_group_are_one_request(chat: Chat, verifier: Verifier) -> None:

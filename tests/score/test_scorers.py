@@ -18,9 +18,9 @@ from storage.records import TRAJECTORY_SCHEMA, Score, Trajectory, to_score
 from storage.versions import datasets
 from storage.versions.drafts import Draft, Provenance
 from tasks.rollout.workers import LocalWorkers
-from tasks.score.environment import EnvironmentScorer, heard
+from tasks.score.environment import EnvironmentScorer, SuccessRule
 from tasks.score.interface import Answer, Scorer, ScorerContext
-from tasks.score.scorers import SCORERS, Scorers, check_scorers
+from tasks.score.scorers import SCORERS, Scorers, check_scorers, identity
 from tasks.score.scoring import Grades, Mean, disagreement, metrics_of, scorer_fingerprint
 from tasks.score.verdict import Verdict, checked
 from tasks.score.verifier import Verifier, VerifierBrokenError
@@ -98,6 +98,14 @@ def test_math_verify_alone_keeps_its_fingerprint() -> None:
     """Scores of runs from before there was a choice are found again."""
     now = scorer_fingerprint(ScoreSettings())
     assert scorer_fingerprint(ScoreSettings(type={"default": "math-verify", "gsm8k": "math-verify"})) == now
+    assert scorer_fingerprint(ScoreSettings(success="reward")) == now
+
+
+def test_scores_by_the_older_rule_keep_their_fingerprint() -> None:
+    """Runs that began before there was a rule for parts find the scores that the environment's rewards gave."""
+    settings = ScoreSettings(type="environment", success="reward")
+    versions = {"environment": EnvironmentScorer.version}
+    assert identity(settings) == {"type": {"default": "environment"}, "args": {}, "scorers": versions}
 
 
 def test_scorers_arguments_and_sources_change_the_fingerprint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +119,7 @@ def test_scorers_arguments_and_sources_change_the_fingerprint(tmp_path: Path, mo
     module.write_text("def score(answer): return False\n")
     others = [
         ScoreSettings(type="environment"),
+        ScoreSettings(type="environment", success="reward"),
         ScoreSettings(type="environment", args={"environment": {"success_above": 0.5}}),
         ScoreSettings(type={"default": "math-verify", "game": "environment"}),
         ScoreSettings(type={"default": "environment", "game": "math-verify"}),
@@ -239,6 +248,29 @@ def test_what_the_environment_said_counts(verifier: Verifier, verdict: str, rewa
     assert (judged.name, judged.reward, judged.parts) == (name, reward, {"speed": 0.25})
 
 
+@pytest.mark.parametrize(
+    ("verdict", "reward", "parts", "now", "before"),
+    [
+        ("", 0.2, {"correct": 0.0, "format": 0.2}, "wrong", "correct"),
+        ("", 1.2, {"correct": 1.0, "format": 0.2}, "correct", "correct"),
+        ("", -0.5, {"correct": 1.0, "length": -1.5}, "correct", "wrong"),
+        ("", 0.7, {"correct": 0.5, "format": 0.2}, "wrong", "correct"),
+        ("", 0.2, {"format": 0.2}, "correct", "correct"),
+        ("correct", 0.2, {"correct": 0.0}, "correct", "correct"),
+        ("wrong", 1.2, {"correct": 1.0}, "wrong", "wrong"),
+    ],
+)
+def test_the_part_named_correct_says_what_is_right(
+    verifier: Verifier, verdict: str, reward: float, parts: dict[str, float], now: str, before: str
+) -> None:
+    """A wrong answer in a paid format is no success; a verdict decides first; `score.success=reward` is as before."""
+    turns = [{"text": "x", "verdict": verdict, "reward": reward}]
+    answer = Answer(row("x", turns=turns, reward_parts=[list(parts.items())], source=""), 0)
+    for rule, name in (("said", now), ("reward", before)):
+        scorers = Scorers(ScoreSettings(type="environment", success=rule), verifier)  # type: ignore[arg-type]
+        assert scorers.judge([answer])[0].name == name
+
+
 def test_a_reward_at_the_threshold_is_not_above_it(verifier: Verifier) -> None:
     """Rewards are stored as float32, in which 0.2 is a little more."""
     scorer = EnvironmentScorer(ScorerContext(verifier, lambda *_: ""), success_above=0.2)
@@ -249,7 +281,7 @@ def test_a_reward_at_the_threshold_is_not_above_it(verifier: Verifier) -> None:
 @given(st.sampled_from(["correct", "wrong", "unparsable", "timeout", "error"]), st.floats(-3, 3))
 def test_a_verdict_is_never_overruled_by_a_reward(verdict: str, reward: float) -> None:
     """A wrong answer with a positive reward, for its format say, is no success."""
-    assert heard(verdict, reward) == verdict
+    assert SuccessRule().verdict(verdict, reward, {"correct": reward}) == verdict
 
 
 @given(st.floats())

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs import load
-from configs.schema import Rollout
+from configs import Config, load
 from storage.objects.store import Store
 from storage.records import Problem, Status, Trajectory
 from storage.versions import datasets
@@ -33,7 +32,11 @@ def episode(sample: int, *rewards: float, length: int = 2, status: Status = "com
         replace(turn, reward=reward, verdict="correct" if reward else "wrong")
         for turn, reward in zip(row.turns, rewards, strict=True)
     ]
-    return replace(row, sample=sample, turns=turns)
+    return replace(row, sample=sample, turns=turns, turn_discount=0.5)
+
+
+def settings(*overrides: str, **rollout: Any) -> Config:
+    return load("smoke", [f"rollout={json.dumps(rollout)}", *overrides])
 
 
 def statuses(rows: list[Trajectory]) -> list[str]:
@@ -45,38 +48,24 @@ GROUP = [episode(0, 1), episode(1, 0, 1), episode(2, 0, 0), episode(3, status="f
 
 def test_success_rate_counts_turns_of_played_episodes() -> None:
     """Two of five turns are right; a failed episode is not counted."""
-    assert success_rate(GROUP) == pytest.approx(2 / 5)
-    assert success_rate(GROUP[3:]) is None
+    assert success_rate(GROUP, settings()) == pytest.approx(2 / 5)
+    assert success_rate(GROUP[3:], settings()) is None
 
 
 @pytest.mark.parametrize(("low", "high", "stays"), [(0, 1, True), (0.4, 0.4, True), (0.41, 1, False), (0, 0.39, False)])
 def test_groups_outside_the_bounds_are_rejected(low: float, high: float, stays: bool) -> None:
     """The bounds are inclusive; a rejected group is kept with its reason, and a failed episode stays failed."""
-    rows = select_episodes(GROUP, Rollout(success_rate_lb=low, success_rate_ub=high))
+    rows = select_episodes(GROUP, settings(success_rate_lb=low, success_rate_ub=high))
     assert statuses(rows) == (["completed"] * 3 if stays else ["rejected"] * 3) + ["failed"]
     if not stays:
         assert rows[0].reason == f"success rate of its group outside [{low:g}, {high:g}]: 0.40"
         assert build_samples(rows, [], load("smoke").reward) == []
 
 
-def test_an_unfinished_episode_counts_as_wrong() -> None:
-    """A policy cannot make a group look solved by filling the context where it is wrong, nor hide in a rejected one."""
-    full = replace(episode(3, status="failed"), fault="policy")
-    group: list[Trajectory] = [episode(0, 1), episode(1, 1), full, replace(full, sample=4, fault="set-up")]
-    strict = Rollout(success_rate_ub=0.99)
-    assert success_rate(group) == 1.0
-    assert success_rate(group, unfinished=True) == pytest.approx(2 / 3)
-    assert statuses(select_episodes(group, strict)) == ["rejected", "rejected", "failed", "failed"]
-    assert statuses(select_episodes(group, strict, unfinished=True)) == ["completed", "completed", "failed", "failed"]
-    solved_seldom = select_episodes(group, Rollout(success_rate_lb=0.9), unfinished=True)
-    assert statuses(solved_seldom) == ["rejected", "rejected", "rejected", "failed"]
-    assert is_rejected(group, solved_seldom, unfinished=True)
-
-
 def test_the_best_of_a_group_are_kept() -> None:
     """Right comes before wrong, short before long; the others are rejected with a reason."""
     group = [episode(0, 0, 0), episode(1, 0, 1, length=5), episode(2, 0, 1), episode(3, 1), episode(4, status="failed")]
-    rows = select_episodes(group, Rollout(group_size=2, generation_size=5))
+    rows = select_episodes(group, settings(group_size=2, generation_size=5))
     assert statuses(rows) == ["rejected", "rejected", "completed", "completed", "failed"]
     assert rows[0].reason == "not among the best 2 of 5"
 
@@ -87,9 +76,88 @@ def test_the_best_of_a_group_are_kept() -> None:
 def test_selection_keeps_the_order_and_as_many_as_there_are(rewards: list[list[float]], size: int) -> None:
     """Selection loses and moves no row, and keeps at most `group_size`."""
     group = [episode(sample, *turns) for sample, turns in enumerate(rewards)]
-    rows = select_episodes(group, Rollout(group_size=size, generation_size=8))
+    rows = select_episodes(group, settings(group_size=size, generation_size=8))
     assert [row.trajectory_id for row in rows] == [row.trajectory_id for row in group]
     assert statuses(rows).count("completed") == min(size, len(group))
+
+
+# Groups that teach nothing
+
+
+def graded(sample: int, *rewards: float, **columns: Any) -> Trajectory:
+    """Return an episode whose turns have rewards and no verdicts, as environments and agents may give them."""
+    row = episode(sample, *rewards)
+    return replace(row, turns=[replace(turn, verdict="") for turn in row.turns], **columns)
+
+
+def paid(sample: int, right: float, form: float) -> Trajectory:
+    return graded(sample, right + form, reward_parts=[{"correct": right, "format": form}])
+
+
+def unfinished(sample: int) -> Trajectory:
+    """Return an episode that the policy ended during its first turn."""
+    return replace(episode(sample, 0, status="failed"), ungraded=[0], fault="policy")
+
+
+EQUAL = {
+    "all right in the second turn": [episode(0, 0, 1), episode(1, 0, 1)],
+    "all wrong": [episode(0, 0), episode(1, 0)],
+    "all unfinished": [unfinished(0), unfinished(1)],
+    "none left to compare": [episode(0, 1), episode(1, status="failed")],
+    "right, whose calls cost nothing": [
+        replace(episode(0, 0, 1), ungraded=[0], turn_discount=1.0),
+        replace(episode(1, 1), turn_discount=1.0),
+    ],
+}
+UNEQUAL = {
+    "right in different turns": [episode(0, 0, 1), episode(1, 1)],
+    "wrong in different formats": [paid(0, 0.0, 0.2), paid(1, 0.0, 0.1)],
+    "right, the sooner the better": [replace(episode(0, 0, 1), ungraded=[0]), episode(1, 1)],
+    "some wrong": GROUP,
+    "right or unfinished": [episode(0, 1), unfinished(1)],
+}
+RAW = ("reward.shape=raw", "score.type=environment")
+
+
+@pytest.mark.parametrize("overrides", [(), RAW], ids=["success", "raw"])
+@pytest.mark.parametrize("name", [*EQUAL, *UNEQUAL])
+def test_groups_with_equal_returns_are_rejected(name: str, overrides: tuple[str, ...]) -> None:
+    """What makes a group useless is that its returns are equal, turn by turn, not that its success rate is 0 or 1."""
+    group = (EQUAL | UNEQUAL)[name]
+    rows = select_episodes(group, settings(*overrides, reject_equal=True))
+    assert is_rejected(group, rows, settings(*overrides)) is (name in EQUAL)
+    assert statuses(select_episodes(group, settings(*overrides))) == statuses(group)  # off by default
+    if name in EQUAL:
+        assert rows[0].reason == "the episodes of its group have equal returns"
+
+
+def test_a_paid_format_is_no_success() -> None:
+    """Four wrong answers, two of them paid for their format, have a success rate of 0 and not of one half.
+
+    With `score.success=reward`, as before, two of them counted.
+    """
+    group = [paid(0, 0.0, 0.2), paid(1, 0.0, 0.2), paid(2, 0.0, 0.0), paid(3, 0.0, 0.0)]
+    assert success_rate(group, settings()) == 0
+    assert success_rate([paid(0, 1.0, 0.2), *group[1:]], settings()) == 0.25
+    assert success_rate(group, settings("score.success=reward")) == 0.5
+
+
+def test_the_threshold_of_the_scorer_holds_while_playing() -> None:
+    """`success_above` decides in filters, too, where neither a verdict nor a part does; before, it did not."""
+    above = 'score={type: environment, args: {environment: {success_above: 0.5}}, success: "%s"}'
+    group = [graded(0, 0.2), graded(1, 1.2)]
+    assert [success_rate(group, settings(above % rule)) for rule in ("said", "reward")] == [0.5, 1.0]
+
+
+def test_an_episode_that_the_policy_ended_counts_as_wrong() -> None:
+    """It is played, for bounds and for what is rejected; one that an error ended is neither."""
+    full = unfinished(1)
+    group = [episode(0, 1), full, broken := replace(unfinished(2), fault="set-up")]
+    assert success_rate(group, settings()) == 0.5
+    assert success_rate(group, settings("reward.unfinished=leave-out")) == 1.0
+    assert statuses(select_episodes(group, settings(success_rate_ub=0.4))) == ["rejected", "rejected", "failed"]
+    best = select_episodes([full, *group[:1], episode(3, 0), broken], settings(group_size=2, generation_size=4))
+    assert statuses(best) == ["rejected", "completed", "completed", "failed"]
 
 
 def test_spares_are_the_other_problems_in_a_seeded_order() -> None:
@@ -101,10 +169,10 @@ def test_spares_are_the_other_problems_in_a_seeded_order() -> None:
 
 
 def play_all(
-    settings: dict[str, Any], engine: Engine, verifier: Verifier, policy: Checkpoint, store: Store, problems: int
+    rollout: dict[str, Any], engine: Engine, verifier: Verifier, policy: Checkpoint, store: Store, problems: int
 ) -> tuple[dict[str, Any], list[Trajectory]]:
     """Return the metrics and rows of a rollout of 2 problems, with the others as spares."""
-    config = load("smoke", [f"rollout={json.dumps({'group_size': 3, **settings})}"])
+    config = settings(group_size=3, **rollout)
     everything = [Problem(f"{i}+1", f"What is {i} + 1?", [str(i + 1)]) for i in range(problems)]
     plan = RolloutPlan("r/000000", config, 0, policy.version, "problems/x", GCONFIG, 3, selecting=True)
     workers = LocalWorkers(engine, verifier, lambda _: policy)
@@ -126,8 +194,8 @@ def test_rejected_groups_are_replaced_for_some_rounds(
     groups: int,
 ) -> None:
     """An untaught policy fails every bound: each round plays two problems, until rounds or problems are used up."""
-    settings = {"success_rate_lb": 0.9, "max_resampling_rounds": rounds}
-    metrics, rows = play_all(settings, engine, verifier, policies[0], store, problems)
+    bounds = {"success_rate_lb": 0.9, "max_resampling_rounds": rounds}
+    metrics, rows = play_all(bounds, engine, verifier, policies[0], store, problems)
     assert (metrics["groups"], metrics["groups_rejected"]) == (groups, groups)
     assert metrics["episodes"] == len(rows) == 3 * groups
     assert metrics["status"] == {"rejected": 3 * groups}
