@@ -94,7 +94,13 @@ MIGRATIONS: Sequence[Migration] = (
 )
 """All migrations, oldest first. None is ever removed, because old stores still exist."""
 
-BEFORE: Mapping[str, Any] = {}
+BEFORE: Mapping[str, Any] = {
+    "ppo.advantage.baseline": "turn",
+    "ppo.advantage.scale_penalties": True,
+    "ppo.advantage.bound": None,
+    "ppo.c_clip": None,
+    "ppo.behaviour_weight.cap": None,
+}
 """Knobs whose default is another behaviour than that of the programs before the knob, and the value for the latter."""
 
 

@@ -134,6 +134,9 @@ LOG_WEIGHTS = tensor(math.log(4), 0.0, math.log(3))
         ({}, [4, 1, 3]),
         ({"cap": 2}, [2, 1, 2]),
         ({"cap": 3.5, "mode": "mask"}, [0, 1, 3]),
+        ({"cap": 3.5, "floor": 2}, [3.5, 0, 3]),
+        ({"cap": 3.5, "floor": 2, "mode": "mask"}, [0, 0, 3]),
+        ({"level": "sequence", "floor": 2.5}, [0, 0, 3]),
         ({"level": "sequence"}, [2, 2, 3]),  # the geometric mean of 4 and 1
         ({"level": "sequence", "cap": 2.5}, [2, 2, 2.5]),
         ({"level": "sequence", "cap": 2.5, "mode": "mask"}, [2, 2, 0]),
@@ -195,3 +198,11 @@ def test_k2_has_the_gradient_of_the_divergence() -> None:
 def test_adaptive_coefficient_by_hand(kl: float, expected: float) -> None:
     """Target 6, horizon 10,000, 500 trajectories."""
     assert adapt_kl_coefficient(0.1, kl, 500, 6.0, 10_000) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("kl", "expected"), [(0.0, 0.01), (60.0, 0.1 * 2.024), (6.0, 0.1)])
+def test_an_adaptive_coefficient_stays_positive(kl: float, expected: float) -> None:
+    """With 512 trajectories and horizon 100 the factor would be -0.024, and the penalty would pay for distance."""
+    assert adapt_kl_coefficient(0.1, kl, 512, 6.0, 100) == pytest.approx(expected)
+    assert adapt_kl_coefficient(-0.1, kl, 512, 6.0, 100) == pytest.approx(expected)  # an earlier program stored it
+    assert adapt_kl_coefficient(0.1, 60.0, 10**6, 6.0, 100) == pytest.approx(1.0)
