@@ -14,6 +14,7 @@ from configs.schema import Advantage, Reward
 from tasks.train.advantages import Observed, estimate
 from tasks.train.advantages.normalise import normalise
 from tasks.train.samples import Floats, Sample, build_samples
+from tests.experiments.baselines import learn, toys
 from tests.support.train_helpers import make_scores, make_trajectory
 
 Rows = dict[str, tuple[str, list[float]]]
@@ -81,6 +82,13 @@ def test_all_turns_of_a_rare_strategy_learn(sign: int, baseline: str) -> None:
     assert without[7] == pytest.approx([1.75 * sign * value for value in rare])
     scaled = advantages_of(samples, baseline=baseline, scale_by_std=True)
     assert scaled[7] == pytest.approx([7**0.5 * sign * value for value in rare], rel=1e-5)
+
+
+def test_a_policy_learns_a_rare_strategy() -> None:
+    """A policy that calls a tool in one turn of ten learns to call it three times, as it does not with `turn`."""
+    tool = toys()[0]
+    turn, mixed = (np.mean([learn(tool, baseline, 8, seed) for seed in range(2)]) for baseline in ("turn", "mixed"))
+    assert mixed > turn + 0.05
 
 
 def test_turns_that_many_reached_are_compared_with_each_other() -> None:
