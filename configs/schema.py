@@ -604,7 +604,7 @@ class BehaviourWeight(Knobs):
     def _consistent(self) -> Self:
         if self.cap is None:
             refuse_idle(self, "mode", why="without a cap")
-        if None not in (self.cap, self.floor) and self.floor >= self.cap:
+        if self.cap is not None and self.floor is not None and self.floor >= self.cap:
             raise ValueError(f"floor={self.floor:g} is not below cap={self.cap:g}: no token would be trained on")
         return self
 

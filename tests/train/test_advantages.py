@@ -135,7 +135,9 @@ def test_baselines_are_unbiased(baseline: str) -> None:
     likely = [np.prod([PROBABILITIES[turn][a] for turn, a in enumerate(actions)]) for actions, _ in ENDS]
     of_end = {name: ("p", [(reward + 1) / 2 for reward in ENDS[int(name[1])][1]]) for name in ENDS_OF_FIVE}
     samples = {sample.trajectory_id: sample for sample in samples_of(of_end)}
-    true = sum(p * expected_gradient([samples[f"0{end}"].returns], [end]) for end, p in enumerate(likely))
+    true = np.zeros(2)
+    for end, probability in enumerate(likely):
+        true += probability * expected_gradient([samples[f"0{end}"].returns.tolist()], [end])
     for leave_one_out, factor in ((True, 1.0), (False, 0.8)):
         mean = np.zeros(2)
         for chosen in itertools.product(range(3), repeat=5):

@@ -25,7 +25,6 @@ of eight episodes that are rewarded at their end, with `leave_one_out`:
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
 from configs.schema import Advantage
 from tasks.train.advantages.interface import Estimated, Observed
@@ -72,7 +71,7 @@ def turn_groups(samples: Sequence[Sample]) -> Ints:
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
-def varied(groups: Ints, values: Floats) -> npt.NDArray[np.bool_]:
+def varied(groups: Ints, values: Floats) -> Bools:
     """Return for each group whether its values differ."""
     low, high = np.full(groups.max() + 1, np.inf), np.full(groups.max() + 1, -np.inf)
     np.minimum.at(low, groups, values)
@@ -133,7 +132,8 @@ def _compared(reached: Bools, knobs: Advantage) -> Bools:
         return reached
     if knobs.baseline == "episode":
         return np.ones_like(reached)
-    return reached | (reached.sum(0) <= _FEW)
+    few: Bools = reached.sum(0) <= _FEW
+    return reached | few
 
 
 def _less_mean(returns: Floats, reached: Bools, knobs: Advantage) -> Floats:
