@@ -1,6 +1,7 @@
 """Advantages: baselines compare the same turns of one group, and only sampled tokens count."""
 
 import dataclasses
+import importlib
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -108,6 +109,18 @@ def test_an_episode_that_ended_counts_with_its_last_return() -> None:
     assert advantages_of(samples_of(ROWS), baseline="episode")[:3] == [pytest.approx(row) for row in expected]
     all_wrong = samples_of({name: ("p", [0, 0]) for name in "abc"})
     assert advantages_of(all_wrong, baseline="episode") == [[0.0, 0.0]] * 3
+
+
+@pytest.mark.parametrize("baseline", ["turn", "mixed", "episode"])
+def test_turns_without_a_place_get_nothing(monkeypatch: pytest.MonkeyPatch, baseline: str) -> None:
+    """A turn at place -1 has advantage 0, and neither it nor an episode of such turns alone is compared with others."""
+    samples = samples_of({"a": ("p", [1]), "b": ("p", [0]), "c": ("p", [0, 1]), "d": ("p", [1])})
+    without = advantages_of([samples[0], samples[1]], baseline=baseline)
+    placed = {"a": [0], "b": [0], "c": [-1, -1], "d": [-1]}
+    module = importlib.import_module("tasks.train.advantages.group")  # the package has a function of this name
+    monkeypatch.setattr(module, "_places", lambda sample: np.array(placed[sample.trajectory_id]))
+    assert advantages_of(samples, baseline=baseline) == [*without, [0.0, 0.0], [0.0]]
+    assert advantages_of(samples[2:], baseline=baseline) == [[0.0, 0.0], [0.0]]
 
 
 PROBABILITIES = ((0.3, 0.7), (0.6, 0.4))

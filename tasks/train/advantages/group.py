@@ -80,7 +80,7 @@ def varied(groups: Ints, values: Floats) -> Bools:
 
 
 def _places(sample: Sample) -> Ints:
-    """Return the places [K] of the turns: turns with the same place are compared."""
+    """Return the places [K] of the turns: turns with the same place are compared, and those at -1 get 0."""
     return np.arange(len(sample.rewards))
 
 
@@ -103,21 +103,22 @@ def _compare(samples: Sequence[Sample], returns: Sequence[Floats], knobs: Advant
         places = [_places(samples[index]) for index in indices]
         table = _less_mean(*_table([returns[index] for index in indices], places), knobs)
         for index, at, row in zip(indices, places, table, strict=True):
-            advantages[index] = row[at][samples[index].turn_of_action]
+            advantages[index] = np.where(at >= 0, row[at], 0.0)[samples[index].turn_of_action]
     return advantages
 
 
 def _table(returns: Sequence[Floats], places: Sequence[Ints]) -> tuple[Floats, Bools]:
     """Write the returns of the G samples of a problem into a table [G, P], and return which places each sample reached.
 
-    At a place that a sample did not reach, the table has the return of its last turn before that place.
+    At a place that a sample did not reach, the table has the return of its last turn before that place. Turns at place
+    -1 are left out.
 
     Example: returns [0, 1] and [1] give [[0, 1], [1, 1]] and [[True, True], [True, False]].
     """
-    shape = len(returns), 1 + max(int(at.max()) for at in places)
+    shape = len(returns), 1 + max(0, *(int(at.max()) for at in places))
     table, reached = np.zeros(shape), np.zeros(shape, np.bool_)
     for row, (values, at) in enumerate(zip(returns, places, strict=True)):
-        table[row, at], reached[row, at] = values, True
+        table[row, at[at >= 0]], reached[row, at[at >= 0]] = values[at >= 0], True
     last = np.maximum.accumulate(np.where(reached, np.arange(shape[1]), 0), axis=1)
     return np.take_along_axis(table, last, axis=1), reached
 
@@ -126,20 +127,18 @@ def _compared(reached: Bools, knobs: Advantage) -> Bools:
     """Return which samples [G, P] are in the mean of each place.
 
     `turn`: those that reached it, because the mean over all would reward wrong first answers of episodes that end well.
-    `episode`: all. `mixed`: those that reached it, but all if they are few.
+    `episode`: all that reached any. `mixed`: those that reached it, but as for `episode` if they are few.
     """
     if knobs.baseline == "turn":
         return reached
-    if knobs.baseline == "episode":
-        return np.ones_like(reached)
-    few: Bools = reached.sum(0) <= _FEW
-    return reached | few
+    every: Bools = np.broadcast_to(reached.any(1, keepdims=True), reached.shape)
+    return every if knobs.baseline == "episode" else np.where(reached.sum(0) > _FEW, reached, every)
 
 
 def _less_mean(returns: Floats, reached: Bools, knobs: Advantage) -> Floats:
     """Compute the advantages [G, P] of returns [G, P], as `group` describes."""
     compared = _compared(reached, knobs)
-    size = compared.sum(0)
+    size = np.maximum(compared.sum(0), 1)
     centred = returns - np.where(compared, returns, 0.0).sum(0) / size
     spread = np.sqrt(np.where(compared, centred**2, 0.0).sum(0) / size) + 1e-6
     if knobs.leave_one_out:  # R - (sum - R) / (n - 1) = (R - mean) n / (n - 1)
