@@ -61,6 +61,15 @@ def group(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advant
     return Estimated(_compare(samples, of_task, knobs), centred=True, of_penalties=apart)
 
 
+def _returns(sample: Sample, observed: Observed) -> Floats:
+    """Compute the returns [K] of the turns, including penalties."""
+    if not observed.penalties.any():
+        return sample.returns
+    penalties = np.bincount(sample.turn_of_action, observed.penalties, len(sample.rewards))
+    rewards = list(sample.rewards + penalties)
+    return np.asarray(turn_returns(rewards, sample.turn_discount, sample.after or 0.0), np.float64)
+
+
 def turn_groups(samples: Sequence[Sample]) -> Ints:
     """Number the groups, and list the group of every turn of all samples, in order.
 
@@ -82,15 +91,6 @@ def varied(groups: Ints, values: Floats) -> Bools:
 def _places(sample: Sample) -> Ints:
     """Return the places [K] of the turns: turns with the same place are compared, and those at -1 get 0."""
     return np.arange(len(sample.rewards))
-
-
-def _returns(sample: Sample, observed: Observed) -> Floats:
-    """Compute the returns [K] of the turns, including penalties."""
-    if not observed.penalties.any():
-        return sample.returns
-    penalties = np.bincount(sample.turn_of_action, observed.penalties, len(sample.rewards))
-    rewards = list(sample.rewards + penalties)
-    return np.asarray(turn_returns(rewards, sample.turn_discount, sample.after or 0.0), np.float64)
 
 
 def _compare(samples: Sequence[Sample], returns: Sequence[Floats], knobs: Advantage) -> list[Floats]:
