@@ -23,7 +23,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export OMP_WAIT_POLICY := passive
 
 .PHONY: help setup setup-agents demo demo-tools smoke retrain-demo cluster-demo audit read test test-fast soak check format bench \
-    bench-peers pictures experiment-staleness experiment-control experiment-tools lock up down clean
+    bench-peers pictures experiment-staleness experiment-control experiment-tools \
+    experiment-baselines experiment-limits lock up down clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-20s %s\n", $$1, $$2}' Makefile
@@ -121,6 +122,12 @@ experiment-control: setup ## The demo with coin flips for verdicts: does it lear
 
 experiment-tools: setup ## The demo of tools on three seeds, with verdicts and with coin flips: 6 runs, about 40 minutes
 	@$(BIN)/python -m tests.experiments.tools $(ARGS)
+
+experiment-baselines: setup ## Baselines of advantages on toys whose episodes differ in their turns; about 5 minutes
+	@$(BIN)/python -m tests.experiments.baselines $(ARGS)
+
+experiment-limits: setup ## The gradient's error with and without limits on off-policy weights; seconds
+	@$(BIN)/python -m tests.experiments.limits
 
 # torchvision, torchaudio and torchcodec exist for CUDA only and break `import transformers` here; triton is for GPUs.
 lock: setup ## Write the lock files again from pyproject.toml (ARGS=--upgrade: newest versions)

@@ -54,8 +54,11 @@ class Knobs(BaseModel):
 
 
 def refuse_idle(section: Knobs, *names: str, why: str) -> None:
-    """Refuse knobs that differ from their default but have no effect; `why` ends the message."""
+    """Refuse knobs that differ from their default but have no effect; `why` ends the message.
+
+    An empty knob is never refused: it asks for nothing.
+    """
     for name in names:
         value = getattr(section, name)
-        if value != type(section).model_fields[name].default:
+        if value not in (None, type(section).model_fields[name].default):
             raise ValueError(f"{name}={value!r} has no effect {why}")

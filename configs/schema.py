@@ -534,10 +534,18 @@ class Advantage(Knobs):
     """Registered advantage estimator: `group` or `gae`."""
     credit: Literal["causes", "order"] = "causes"
     """Which rewards a turn's return adds up. causes: all that were given when the agent had received the turn, so that
-    candidates of one request and requests that ran at once share what follows, and earn nothing of each other's past;
-    turns that it never received are not trained on. order: all that follow in the order in which turns are stored."""
+    candidates of one request and requests that ran at once share what follows, and earn nothing of each other's past.
+    order: all that follow in the order in which turns are stored."""
+    baseline: Literal["turn", "episode", "mixed"] = "mixed"
+    """Episodes of the group with which a turn is compared (type `group` only): those that reached this turn (`turn`);
+    all, each with its return at this turn or at its last one before (`episode`: plain GRPO if the reward comes at the
+    end); or those that reached it, but all if at most three did (`mixed`)."""
     scale_by_std: bool = False
     """Divide by the standard deviation of the group (type `group` only)."""
+    scale_penalties: bool = False
+    """Let `scale_by_std` and `normalisation` count and divide KL penalties in the reward, too. False: they divide what
+    comes from the rewards only, so kl_ctl is in units of divided rewards, as with `kl.place=loss` (type `group` only).
+    """
     leave_one_out: bool = False
     """Compare an episode with the mean of the other episodes of its group (RLOO; type `group` only)."""
     discount: Share = 1.0
@@ -550,6 +558,9 @@ class Advantage(Knobs):
     """`batch` normalises over the action tokens of all episodes, `group` over those of each problem, `none` not at all.
     With type `gae`: (A - mean) / (std + 1e-5). With type `group`: A / (root mean square + 1e-5), because its baselines
     already centre A; groups whose rewards agree stay at 0."""
+    bound: PositiveFloat | None = 10.0
+    """Largest normalised advantage in the loss: a few episodes that differ from all others are divided by more than the
+    standard deviation or root mean square; empty: no bound."""
 
 
 class Critic(Knobs):
@@ -626,8 +637,10 @@ class KL(Knobs):
 class BehaviourWeight(Knobs):
     """The weight w = proximal / behaviour probability, which corrects for tokens that another policy sampled."""
 
-    cap: PositiveFloat | None = None
+    cap: PositiveFloat | None = 5.0
     """Largest w; empty: no limit."""
+    floor: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """A token whose w is below this has weight 0, as in IcePop and MIS; empty: no limit."""
     mode: Literal["truncate", "mask"] = "truncate"
     """Replacement of a larger w: the cap (truncate), or 0 (mask)."""
     level: Literal["token", "sequence"] = "token"
@@ -637,6 +650,8 @@ class BehaviourWeight(Knobs):
     def _consistent(self) -> Self:
         if self.cap is None:
             refuse_idle(self, "mode", why="without a cap")
+        if self.cap is not None and self.floor is not None and self.floor >= self.cap:
+            raise ValueError(f"floor={self.floor:g} is not below cap={self.cap:g}: no token would be trained on")
         return self
 
 
@@ -677,7 +692,7 @@ class PPO(Knobs):
     """The ratio is clipped to [1 - eps_clip, 1 + eps_clip]."""
     eps_clip_higher: PositiveFloat | None = None
     """Sets another upper bound, 1 + eps_clip_higher (asymmetric clip); empty: eps_clip."""
-    c_clip: Annotated[float, Field(gt=1)] | None = None
+    c_clip: Annotated[float, Field(gt=1)] | None = 3.0
     """Dual clip: if A < 0, the surrogate is never below c_clip * A; empty: no dual clip."""
     use_decoupled_loss: bool = True
     """Clip around the proximal policy and weight by proximal/behaviour; false: plain PPO."""
@@ -730,9 +745,11 @@ class PPO(Knobs):
             refuse_idle(advantage, "scale_by_std", "leave_one_out", why="with advantage.type=gae")
         if advantage.type == "group":
             refuse_idle(advantage, "discount", "gae_lambda", why="with advantage.type=group")
+        if advantage.normalisation == "none":
+            refuse_idle(advantage, "bound", why="with advantage.normalisation=none")
         if not (self.use_decoupled_loss and self.recompute_logprob):
             why = "in behaviour_weight: w is 1 with use_decoupled_loss=false or recompute_logprob=false"
-            refuse_idle(self.behaviour_weight, "cap", "level", why=why)
+            refuse_idle(self.behaviour_weight, "cap", "floor", "level", why=why)
         return self
 
 

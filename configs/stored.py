@@ -95,7 +95,12 @@ MIGRATIONS: Sequence[Migration] = (
 """All migrations, oldest first. None is ever removed, because old stores still exist."""
 
 BEFORE: Mapping[str, Any] = {
+    "ppo.advantage.baseline": "turn",
+    "ppo.advantage.bound": None,
     "ppo.advantage.credit": "order",
+    "ppo.advantage.scale_penalties": True,
+    "ppo.behaviour_weight.cap": None,
+    "ppo.c_clip": None,
     "retrain.gate.max_by_luck": None,
     "reward.shape": "success",
     "reward.unfinished": "leave-out",

@@ -119,6 +119,8 @@ NOT_RUN = {
     "make experiment-control": "25 minutes",
     "make experiment-staleness": "40 minutes",
     "make experiment-tools": "40 minutes",
+    "make experiment-baselines": "five minutes; train/test_advantages.py trains one of its toys",
+    "make experiment-limits": "train/test_losses.py computes what it prints",
     "make audit ARGS=demo": "the Makefile's line is python -m flows.audit_trajectories demo",
     "make read ARGS=demo": "the Makefile's line is python -m tasks.audit read demo",
     "make setup GPU=1": "needs a GPU",

@@ -24,14 +24,16 @@ def kl_estimate(logp: Tensor, reference: Tensor, estimator: KLEstimator) -> Tens
 def adapt_kl_coefficient(kl_ctl: float, kl: float, trajectories: int, target: float, horizon: float) -> float:
     """Return the coefficient after an update: `kl_ctl * (1 + clip(kl / target - 1, ±0.2) * trajectories / horizon)`.
 
+    The factor is at least 0.1 and at most 10: with more trajectories in an update than five horizons it would otherwise
+    become negative, and the penalty would pay for distance.
     Source: Ziegler et al. (arXiv 1909.08593, section 2.2).
 
     Args:
-        kl_ctl: the present coefficient.
+        kl_ctl: the present coefficient; a negative one, which earlier programs could store, counts as positive.
         kl: mean KL of a trajectory, in nats.
         trajectories: number of trajectories in the update.
         target: the desired KL, in nats.
         horizon: number of trajectories over which the coefficient adapts.
     """
     error = max(-0.2, min(0.2, kl / target - 1))
-    return kl_ctl * (1 + error * trajectories / horizon)
+    return abs(kl_ctl) * max(0.1, min(10.0, 1 + error * trajectories / horizon))

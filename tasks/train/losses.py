@@ -72,11 +72,14 @@ def behaviour_weights(
     cap: float | None = None,
     mode: Literal["truncate", "mask"] = "truncate",
     level: Literal["token", "sequence"] = "token",
+    floor: float | None = None,
 ) -> Tensor:
     """Compute `w = exp(proximal - behaviour)`, [A]; for a sequence, the geometric mean over its action tokens.
 
-    If w is above the cap, `truncate` gives the cap and `mask` gives 0. A masked token still counts in N.
-    Source: truncated importance sampling (Ionides 2008), as verl and prime-rl use it for rollouts.
+    If w is above the cap, `truncate` gives the cap and `mask` gives 0. If w is below the floor, it is 0. A token with
+    weight 0 still counts in N.
+    Source: truncated importance sampling (Ionides 2008), as verl and prime-rl use it for rollouts; masks on both sides
+    as in IcePop (Ling team, 2025).
 
     Args:
         proximal: [A].
@@ -85,6 +88,7 @@ def behaviour_weights(
         cap: the largest w; None: no limit.
         mode: how a larger w is changed.
         level: `token`: one w for each token; `sequence`: one w for all tokens of a sequence.
+        floor: the smallest w; None: no limit.
     """
     difference = proximal - behaviour
     if level == "sequence":
@@ -94,9 +98,9 @@ def behaviour_weights(
         counts.index_add_(0, sequences, torch.ones_like(difference))
         difference = (sums / counts.clamp(min=1))[sequences]
     weight = torch.exp(difference)
-    if cap is None:
-        return weight
-    return weight.clamp(max=cap) if mode == "truncate" else torch.where(weight > cap, 0.0, weight)
+    if cap is not None:
+        weight = weight.clamp(max=cap) if mode == "truncate" else torch.where(weight > cap, 0.0, weight)
+    return weight if floor is None else torch.where(weight < floor, 0.0, weight)
 
 
 def value_loss(values: Tensor, old: Tensor, returns: Tensor, value_eps_clip: float) -> ValueLoss:

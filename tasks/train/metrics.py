@@ -59,6 +59,8 @@ def step_metrics(steps: Sequence[Step], ppo: PPO) -> Metrics:
     `policy/kl_behaviour`, `policy/kl_proximal`: Schulman's k3 estimate of KL(other ‖ policy).
     `policy/kl_reference`: the same estimate of KL(policy ‖ reference).
     `weight/effective_share`: the effective sample size `(sum w)² / sum w²` divided by the number of tokens.
+    `weight/masked_share`: the share of the tokens whose weight is 0, because it was above a cap that masks or below the
+    floor.
     `tokens/shared_share`: the share of the tokens that were not computed, because another sequence begins with them.
     `proximal/*_difference`: the mismatch between the logprobs of trainer and engine. It covers all tokens if proximal
     logprobs are recomputed, else the tokens of the first minibatch, whose weights are still those that sampled.
@@ -138,7 +140,13 @@ def _mismatch(steps: Sequence[Step], ppo: PPO) -> dict[str, Tensor]:
 
 def _weight(weight: Tensor) -> dict[str, Tensor]:
     share = weight.sum() ** 2 / (weight**2).sum().clamp(min=1e-300) / len(weight)  # clamped: all weights may be masked
-    return {"weight/mean": weight.mean(), "weight/max": weight.max(), "weight/effective_share": share}
+    masked = (weight == 0).double().mean()
+    return {
+        "weight/mean": weight.mean(),
+        "weight/max": weight.max(),
+        "weight/effective_share": share,
+        "weight/masked_share": masked,
+    }
 
 
 def _k3(at: Tensor, other: Tensor) -> Tensor:

@@ -234,7 +234,8 @@ class Stepper:
         if not self._ppo.use_decoupled_loss or not len(proximal):
             return torch.ones_like(proximal)
         knobs = self._ppo.behaviour_weight
-        return behaviour_weights(proximal, batch.behaviour, batch.sequences, knobs.cap, knobs.mode, knobs.level)
+        limits = knobs.cap, knobs.mode, knobs.level, knobs.floor
+        return behaviour_weights(proximal, batch.behaviour, batch.sequences, *limits)
 
     def _value_loss(self, critic: Critic, states: Tensor, batch: MicroBatch) -> ValueLoss:
         assert batch.values is not None

@@ -120,7 +120,9 @@ def test_a_mapping_replaces_its_section() -> None:
         ("ppo={advantage: {type: gae}, critic: {model: own, value_loss_coefficient: 1}}", "optimizer of its own"),
         ("ppo={advantage: {type: gae}, critic: {value_norm: ma, value_norm_beta: 0.9}}", "without value_norm=exp"),
         ("ppo.advantage.gae_lambda=0.9", "no effect with advantage.type=group"),
-        ("ppo.behaviour_weight.mode=mask", "no effect without a cap"),
+        ("ppo.behaviour_weight={cap: null, mode: mask}", "no effect without a cap"),
+        ("ppo.behaviour_weight={cap: 0.4, floor: 0.5}", "floor=0.5 is not below cap=0.4"),
+        ("ppo.advantage={normalisation: none, bound: 3}", "no effect with advantage.normalisation=none"),
         (
             "ppo={use_decoupled_loss: false, behaviour_weight: {level: sequence}}",
             "w is 1 with use_decoupled_loss=false",

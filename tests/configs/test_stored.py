@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from configs import Config, ConfigError, as_begun, differences, load, unknown, up_to_date
+from configs import Config, ConfigError, as_begun, differences, load, read_stored, unknown, up_to_date
 from configs.stored import BEFORE, changed, removed, renamed
 from storage import layout
 from storage.errors import StorageError
@@ -57,6 +57,25 @@ def test_a_run_of_an_older_program_continues_as_it_began(monkeypatch: pytest.Mon
     assert (continued_config.rollout.group_size, continued_config.ppo.kl.target) == (3, 7.0)
     chosen = as_begun(load("smoke", ["rollout.group_size=4"]), begun)
     assert chosen.rollout.group_size == 4
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["ppo.use_decoupled_loss=false"],
+        ["ppo.advantage={type: gae}", "ppo.critic={}"],
+        ["ppo.advantage.normalisation=none"],
+    ],
+    ids=str,
+)
+def test_limits_of_before_are_none(overrides: list[str]) -> None:
+    """Runs of before have no limits on weights, ratios and advantages, also where these have no effect."""
+    limits = ["ppo.advantage.bound", "ppo.c_clip", "ppo.behaviour_weight.cap"]
+    begun = without(dump(*overrides), *limits, "ppo.advantage.baseline", "ppo.behaviour_weight.floor")
+    ppo = read_stored(begun, "smoke").ppo
+    assert (ppo.advantage.bound, ppo.c_clip, ppo.behaviour_weight.cap) == (None, None, None)
+    assert (ppo.advantage.baseline, ppo.behaviour_weight.floor) == ("turn", None)
 
 
 def test_a_renamed_knob_keeps_its_value() -> None:

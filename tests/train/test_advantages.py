@@ -1,6 +1,8 @@
 """Advantages: baselines compare the same turns of one group, and only sampled tokens count."""
 
 import dataclasses
+import importlib
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +16,7 @@ from tasks.train.advantages import Observed, estimate
 from tasks.train.advantages.normalise import normalise
 from tasks.train.credit import chain
 from tasks.train.samples import Floats, Sample, build_samples
+from tests.experiments.baselines import learn, toys
 from tests.support.train_helpers import make_scores, make_trajectory
 
 Rows = dict[str, tuple[str, list[float]]]
@@ -46,7 +49,7 @@ ROWS: Rows = {
 
 def test_group_baselines_by_turn_by_hand() -> None:
     """First turns compare with first turns (returns 1, 0, -2 of p), second with second (1, -1); q has no variance."""
-    advantages = advantages_of(samples_of(ROWS))
+    advantages = advantages_of(samples_of(ROWS), baseline="turn")
     third = 1 / 3
     assert advantages[:3] == [pytest.approx([1 + third]), pytest.approx([third, 1]), pytest.approx([-2 + third, -1])]
     assert advantages[3:] == [[0.0], [0.0]]
@@ -54,8 +57,102 @@ def test_group_baselines_by_turn_by_hand() -> None:
 
 def test_a_turns_advantage_goes_to_all_its_tokens() -> None:
     """Each of the two tokens of a turn has the turn's advantage."""
-    advantages = advantages_of(samples_of(ROWS, length=2))
+    advantages = advantages_of(samples_of(ROWS, length=2), baseline="turn")
     assert advantages[1] == pytest.approx([1 / 3, 1 / 3, 1, 1])
+
+
+def tool_group(many: Sequence[float], one: Sequence[float]) -> list[Sample]:
+    """Return seven samples with the rewards `many` of their turns, and one with the rewards `one`."""
+    rows: Rows = {f"s{n}": ("p", [(reward + 1) / 2 for reward in many]) for n in range(7)}
+    return samples_of({**rows, "t": ("p", [(reward + 1) / 2 for reward in one])})
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("baseline", ["turn", "mixed", "episode"])
+def test_all_turns_of_a_rare_strategy_learn(sign: int, baseline: str) -> None:
+    """Seven answer wrong at once, one calls a tool first and is right; seven are right at once, one loops and fails.
+
+    With a baseline for each turn, only the first call of a tool learns anything, because no other episode has a second.
+    """
+    samples = tool_group([-sign], [0, 0, 0, sign] if sign > 0 else [0] * 8 + [sign])
+    advantages = advantages_of(samples, baseline=baseline, leave_one_out=True)
+    turns = len(samples[-1].rewards)
+    rare = [1.0] + [0.0] * (turns - 1) if baseline == "turn" else [1.0] * turns
+    assert advantages[:7] == [[pytest.approx(-sign * 2 / 7)]] * 7
+    assert advantages[7] == pytest.approx([2 * sign * value for value in rare])
+    without = advantages_of(samples, baseline=baseline)  # the mean includes the episode itself
+    assert without[7] == pytest.approx([1.75 * sign * value for value in rare])
+    scaled = advantages_of(samples, baseline=baseline, scale_by_std=True)
+    assert scaled[7] == pytest.approx([7**0.5 * sign * value for value in rare], rel=1e-5)
+
+
+def test_a_policy_learns_a_rare_strategy() -> None:
+    """A policy that calls a tool in one turn of ten learns to call it three times, as it does not with `turn`."""
+    tool = toys()[0]
+    turn, mixed = (np.mean([learn(tool, baseline, 8, seed) for seed in range(2)]) for baseline in ("turn", "mixed"))
+    assert mixed > turn + 0.05
+
+
+def test_turns_that_many_reached_are_compared_with_each_other() -> None:
+    """`mixed` is `turn` if more than three episodes reached a turn, and `episode` if fewer did."""
+    for second, like in ((4, "turn"), (3, "episode")):
+        rows: Rows = {f"a{n}": ("p", [0, n % 2]) for n in range(second)}
+        samples = samples_of({**rows, "b": ("p", [1]), "c": ("p", [1])})
+        mixed, others = advantages_of(samples, baseline="mixed"), advantages_of(samples, baseline=like)
+        assert mixed == others
+        assert mixed != advantages_of(samples, baseline="turn" if like == "episode" else "episode")
+
+
+def test_an_episode_that_ended_counts_with_its_last_return() -> None:
+    """Returns of p are a: 1; b: 0, 1; c: -2, -1. Their second turns are compared with the mean of 1, 1 and -1."""
+    third = 1 / 3
+    expected = [[1 + third], [third, 1 - third], [-2 + third, -1 - third]]
+    assert advantages_of(samples_of(ROWS), baseline="episode")[:3] == [pytest.approx(row) for row in expected]
+    all_wrong = samples_of({name: ("p", [0, 0]) for name in "abc"})
+    assert advantages_of(all_wrong, baseline="episode") == [[0.0, 0.0]] * 3
+
+
+PROBABILITIES = ((0.3, 0.7), (0.6, 0.4))
+"""Of stopping or going on at the first turn, and of a right or a wrong answer at the second."""
+ENDS = (((0,), [-0.2]), ((1, 0), [-0.5, 1.0]), ((1, 1), [-0.5, -1.0]))
+"""Actions and rewards of the three episodes that are possible."""
+ENDS_OF_FIVE = [f"{place}{end}" for place in range(5) for end in range(3)]
+
+
+def expected_gradient(returns: Sequence[Sequence[float]], chosen: Sequence[int]) -> Floats:
+    """Return the gradient by both logits: the mean over the episodes of `return * d log probability`."""
+    gradient = np.zeros(2)
+    for end, of_turns in zip(chosen, returns, strict=True):
+        for turn, (action, value) in enumerate(zip(ENDS[end][0], of_turns, strict=True)):
+            gradient[turn] += value * ((action == 0) - PROBABILITIES[turn][0]) / len(chosen)
+    return gradient
+
+
+@pytest.mark.parametrize("baseline", ["turn", "mixed", "episode"])
+def test_baselines_are_unbiased(baseline: str) -> None:
+    """The mean gradient over all 243 groups of five episodes is that of the expected return, up to a factor.
+
+    With `leave_one_out` it is that itself. Only `turn` has less at turns that one episode alone may reach.
+    """
+    likely = [np.prod([PROBABILITIES[turn][a] for turn, a in enumerate(actions)]) for actions, _ in ENDS]
+    of_end = {name: ("p", [(reward + 1) / 2 for reward in ENDS[int(name[1])][1]]) for name in ENDS_OF_FIVE}
+    samples = {sample.trajectory_id: sample for sample in samples_of(of_end)}
+    true = np.zeros(2)
+    for end, probability in enumerate(likely):
+        true += probability * expected_gradient([samples[f"0{end}"].returns.tolist()], [end])
+    for leave_one_out, factor in ((True, 1.0), (False, 0.8)):
+        mean = np.zeros(2)
+        for chosen in itertools.product(range(3), repeat=5):
+            group = [samples[f"{place}{end}"] for place, end in enumerate(chosen)]
+            advantages = advantages_of(group, baseline=baseline, leave_one_out=leave_one_out)
+            mean += np.prod([likely[end] for end in chosen]) * expected_gradient(advantages, chosen)
+        assert mean[0] == pytest.approx(factor * true[0], abs=1e-12)
+        if baseline == "turn":
+            assert abs(mean[1]) < 0.999 * factor * abs(true[1])
+        elif leave_one_out or baseline == "episode":
+            assert mean[1] == pytest.approx(factor * true[1], abs=1e-12)
+        else:  # n is 4 or 5, whatever the sample itself does
+            assert 0.75 < mean[1] / true[1] <= factor
 
 
 def test_wrong_first_answer_gains_nothing_from_a_right_second() -> None:
@@ -69,7 +166,7 @@ def test_wrong_first_answer_gains_nothing_from_a_right_second() -> None:
 
 def test_division_by_the_standard_deviation() -> None:
     """Returns 1 and -1 have the population standard deviation 1; without variance the advantage stays 0."""
-    scaled = advantages_of(samples_of(ROWS), scale_by_std=True)
+    scaled = advantages_of(samples_of(ROWS), scale_by_std=True, baseline="turn")
     assert [scaled[1][1], scaled[2][1]] == pytest.approx([1 / (1 + 1e-6), -1 / (1 + 1e-6)], abs=1e-12)
     assert scaled[3] == [0.0]
 
@@ -93,7 +190,7 @@ def test_agreement_is_no_signal_whatever_the_rounding() -> None:
 def test_advantages_of_a_group_sum_to_zero(rows: list[tuple[str, list[float]]]) -> None:
     """A baseline shifts nothing on average, and every turn of every sample has an advantage."""
     samples = samples_of({f"t{i:02d}": row for i, row in enumerate([*rows, ("p", [1.0])])}, 0.7)
-    advantages = advantages_of(samples)
+    advantages = advantages_of(samples, baseline="turn")
     assert [len(turns) for turns in advantages] == [len(sample.returns) for sample in samples]
     for problem in "pqr":
         for turn in range(3):
@@ -111,6 +208,53 @@ def test_penalties_of_tokens_count_in_the_returns_of_a_group() -> None:
     observed = [Observed(np.array([0.0, -0.5])), Observed(np.zeros(2))]
     advantages = estimate(samples, observed, Advantage(normalisation="none")).advantages
     assert [row.tolist() for row in advantages] == [[0.75, 0.75], [-0.75, -0.75]]
+
+
+@pytest.mark.parametrize(
+    "knobs", [{"scale_by_std": True}, {"normalisation": "group"}, {"normalisation": "batch"}], ids=str
+)
+def test_a_solved_group_does_not_train_on_its_penalties_at_full_strength(knobs: dict[str, Any]) -> None:
+    """All answers to p are right, half of those to q. Penalties of 0 to 0.02 nats give p advantages of as much.
+
+    Divided together with the rewards, they would be as large in p as the rewards' are in q.
+    """
+    right: Rows = {f"p{n}": ("p", [1]) for n in range(4)}
+    samples = samples_of({**right, **{f"q{n}": ("q", [n % 2]) for n in range(4)}})
+    observed = [Observed(np.array([-penalty])) for penalty in (0.0, 0.01, 0.02, 0.01, 0.0, 0.01, 0.02, 0.01)]
+
+    def computed(**more: Any) -> Floats:
+        advantage = Advantage(**{"normalisation": "none", **knobs, **more})
+        return np.concatenate(estimate(samples, observed, advantage).advantages)
+
+    apart, together = computed(), computed(scale_penalties=True)
+    assert apart[:4] == pytest.approx([0.01, 0, -0.01, 0], abs=1e-12)
+    scale = 2**-0.5 if knobs.get("normalisation") == "batch" else 1.0
+    assert apart[4:] == pytest.approx(np.array([-1, 1, -1, 1]) / scale + apart[:4], abs=1e-4)
+    assert np.abs(together[:4]).max() > (1.4 if knobs.get("normalisation") != "batch" else 0.0)
+
+
+def test_penalties_alone_do_not_blow_up() -> None:
+    """If all groups are solved, nothing but the penalties is left, in their own units."""
+    samples = samples_of({"a": ("p", [1]), "b": ("p", [1])})
+    observed = [Observed(np.array([-0.02])), Observed(np.zeros(1))]
+    for knobs in ({"normalisation": "batch"}, {"normalisation": "none", "scale_by_std": True}):
+        advantages = estimate(samples, observed, Advantage.model_validate(knobs)).advantages
+        assert [row.tolist() for row in advantages] == [[pytest.approx(-0.01)], [pytest.approx(0.01)]]
+
+
+def test_one_wrong_answer_does_not_fill_the_whole_step() -> None:
+    """One wrong answer in 512 gets -21.9 in standard deviations: the bound divides all advantages by more."""
+    rows: Rows = {f"{p:02d}{n:02d}": (f"p{p}", [float(p + n > 0)]) for p in range(32) for n in range(16)}
+    samples = samples_of(rows)
+    unbounded, bounded = (
+        np.concatenate(advantages_of(samples, normalisation="batch", bound=bound)) for bound in (None, 10.0)
+    )
+    assert unbounded[0] == pytest.approx(-21.9, abs=0.01)
+    assert bounded[0] == pytest.approx(-10)
+    assert bounded == pytest.approx(unbounded * 10 / -unbounded[0])
+    assert np.concatenate(advantages_of(samples[:32], normalisation="batch", bound=10.0)) == pytest.approx(
+        np.concatenate(advantages_of(samples[:32], normalisation="batch", bound=None))
+    )
 
 
 def gae_of(

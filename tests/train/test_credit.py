@@ -115,7 +115,7 @@ def test_baselines_are_those_of_the_order_of_answers() -> None:
     assert [sample.order.tolist() for sample in samples] == [[1, 2, 0, 3], [0, 1, 2]]
     assert [sample.returns.tolist() for sample in samples] == [[1, 1, 1, 1], [-2, -2, -2]]
     by_place = np.array([1, 1, 1]) - (1 - 2) / 2
-    assert advantages_of(samples) == [[*by_place.tolist(), 0.0], (-by_place).tolist()]
+    assert advantages_of(samples, baseline="turn") == [[*by_place.tolist(), 0.0], (-by_place).tolist()]
 
 
 def test_an_answer_that_nobody_waited_for_does_not_escape() -> None:

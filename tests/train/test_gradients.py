@@ -47,13 +47,18 @@ def naive_loss(model: PreTrainedModel, temperature: float = 1.0, **knobs: Any) -
         actions = [(t, k) for k, turn in enumerate(row.turns) for t in range(turn.start, turn.end)]
         gaps = {t: logprobs[t - 1, row.token_ids[t]].item() - row.logprobs[t] for t, _ in actions}
         for t, k in actions:
-            peers = [returns[r.trajectory_id, k] for r in rows if r.problem_id == row.problem_id and len(r.turns) > k]
+            group = [r for r in rows if r.problem_id == row.problem_id]
+            reached = [r for r in group if len(r.turns) > k]
+            compared = reached if len(reached) > 3 else group
+            peers = [returns[r.trajectory_id, min(k, len(r.turns) - 1)] for r in compared]
             advantage = returns[row.trajectory_id, k] - sum(peers) / len(peers)
             logp = logprobs[t - 1, row.token_ids[t]]
             proximal = logp.detach() if ppo.use_decoupled_loss else torch.tensor(row.logprobs[t]).double()
             weight = math.exp(gaps[t] if cap.level == "token" else sum(gaps.values()) / len(gaps))
             if cap.cap and weight > cap.cap:
                 weight = cap.cap if cap.mode == "truncate" else 0.0
+            if cap.floor and weight < cap.floor:
+                weight = 0.0
             ratio = torch.exp(logp - proximal)
             clipped = ratio.clamp(1 - ppo.eps_clip, 1 + (ppo.eps_clip_higher or ppo.eps_clip))
             objective = torch.min(ratio * advantage, clipped * advantage)
@@ -83,7 +88,9 @@ def naive_gradients(**knobs: Any) -> dict[str, Tensor]:
         {},
         {"temperature": 0.8, "behaviour_weight": {"cap": 1.2}},
         {"behaviour_weight": {"cap": 1.2, "mode": "mask"}},
+        {"behaviour_weight": {"cap": 1.2, "mode": "mask", "floor": 0.8}},
         {"behaviour_weight": {"level": "sequence"}},
+        {"behaviour_weight": {"level": "sequence", "cap": 1.3, "floor": 0.9}},
         {"behaviour_weight": {"level": "sequence", "cap": 1.1, "mode": "mask"}},
         {"use_decoupled_loss": False},
         {"use_decoupled_loss": False, "temperature": 1.3, "eps_clip_higher": 0.4, "c_clip": 1.1},
@@ -142,7 +149,7 @@ def test_gradient_with_a_critic_is_that_of_the_written_formula(tmp_path: Path, k
             carried = reward + discount * after - value.item() + discount * 0.9 * carried
             after = value.item()
             logp = logprobs[t - 1, row.token_ids[t]]
-            weight = math.exp(logp.item() - row.logprobs[t])
+            weight = min(5.0, math.exp(logp.item() - row.logprobs[t]))
             of_policy.append(-weight * torch.exp(logp - logp.detach()) * carried)
             of_value.append((value - (carried + after)) ** 2 / 2)
     coefficient = 0.1 if kind == "value-head" else 1.0

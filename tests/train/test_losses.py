@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from configs.schema import KLEstimator
+from configs.schema import PPO, KLEstimator
 from tasks.train.kl import adapt_kl_coefficient, kl_estimate
 from tasks.train.losses import PolicyLoss, behaviour_weights, policy_loss, value_loss
+from tests.experiments.limits import CASES, DRAWS, errors
 
 
 def tensor(*values: float) -> Tensor:
@@ -134,6 +135,9 @@ LOG_WEIGHTS = tensor(math.log(4), 0.0, math.log(3))
         ({}, [4, 1, 3]),
         ({"cap": 2}, [2, 1, 2]),
         ({"cap": 3.5, "mode": "mask"}, [0, 1, 3]),
+        ({"cap": 3.5, "floor": 2}, [3.5, 0, 3]),
+        ({"cap": 3.5, "floor": 2, "mode": "mask"}, [0, 0, 3]),
+        ({"level": "sequence", "floor": 2.5}, [0, 0, 3]),
         ({"level": "sequence"}, [2, 2, 3]),  # the geometric mean of 4 and 1
         ({"level": "sequence", "cap": 2.5}, [2, 2, 2.5]),
         ({"level": "sequence", "cap": 2.5, "mode": "mask"}, [2, 2, 0]),
@@ -143,6 +147,20 @@ def test_behaviour_weights_by_hand(knobs: dict[str, Any], expected: list[float])
     """One sequence has two tokens with w 4 and 1, another one token with w 3; the one between has no tokens."""
     behaviour = tensor(-1, -2, -3)
     assert behaviour_weights(behaviour + LOG_WEIGHTS, behaviour, ROWS, **knobs).tolist() == pytest.approx(expected)
+
+
+def test_the_default_limits_protect_from_faulty_and_stale_logprobs() -> None:
+    """The table of `make experiment-limits` in tasks/train/README.md: with the defaults the gradient's error is less.
+
+    For tokens that were served in bfloat16 the defaults change nothing.
+    """
+    unlimited = PPO.model_validate({"behaviour_weight": {"cap": None}, "c_clip": None})
+    served, faulty, stale = (
+        [max(errors(case, knobs, seed)[1] for seed in range(DRAWS)) for knobs in (PPO(), unlimited)] for case in CASES
+    )
+    assert served[0] == served[1]
+    assert faulty[0] < 0.8 * faulty[1]
+    assert stale[0] < 0.1 * stale[1]
 
 
 @pytest.mark.parametrize(
@@ -195,3 +213,11 @@ def test_k2_has_the_gradient_of_the_divergence() -> None:
 def test_adaptive_coefficient_by_hand(kl: float, expected: float) -> None:
     """Target 6, horizon 10,000, 500 trajectories."""
     assert adapt_kl_coefficient(0.1, kl, 500, 6.0, 10_000) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("kl", "expected"), [(0.0, 0.01), (60.0, 0.1 * 2.024), (6.0, 0.1)])
+def test_an_adaptive_coefficient_stays_positive(kl: float, expected: float) -> None:
+    """With 512 trajectories and horizon 100 the factor would be -0.024, and the penalty would pay for distance."""
+    assert adapt_kl_coefficient(0.1, kl, 512, 6.0, 100) == pytest.approx(expected)
+    assert adapt_kl_coefficient(-0.1, kl, 512, 6.0, 100) == pytest.approx(expected)  # an earlier program stored it
+    assert adapt_kl_coefficient(0.1, 60.0, 10**6, 6.0, 100) == pytest.approx(1.0)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from configs.schema import PPO, Optimizer, Reward
+from storage.records import Score, Trajectory
 from tasks.train.advantages import register_advantage
 from tasks.train.advantages.group import group
 from tasks.train.critic import ValueNorm
@@ -92,20 +93,36 @@ def test_an_estimator_that_gives_a_critic_nothing_to_learn(tmp_path: Path) -> No
         trainer.update(*random_rows(), version=0)
 
 
-def test_kl_in_the_reward_pulls_towards_the_reference(tmp_path: Path) -> None:
+@torch.no_grad()
+def played(trainer: Trainer, episodes: int = 64) -> tuple[list[Trajectory], list[Score]]:
+    """Sample answers of two tokens with the policy itself; all are right."""
+    ids, logprobs = torch.tensor([[1, 2, 3]]).repeat(episodes, 1), torch.zeros(episodes, 3)
+    for _ in range(2):
+        predicted = trainer._train_state.model(ids).logits[:, -1].log_softmax(-1)
+        tokens = torch.multinomial(predicted.exp(), 1)
+        ids, logprobs = torch.cat([ids, tokens], 1), torch.cat([logprobs, predicted.gather(1, tokens)], 1)
+    rows = [
+        make_trajectory(f"t{n:03d}", [answer], problem=f"p{n // 8}") for n, answer in enumerate(ids[:, 3:].tolist())
+    ]
+    rows = [replace(row, logprobs=of_row) for row, of_row in zip(rows, logprobs.tolist(), strict=True)]
+    return rows, [score for row in rows for score in make_scores(row.trajectory_id, 1.0)]
+
+
+@pytest.mark.parametrize("scale_penalties", [False, True])
+def test_kl_in_the_reward_pulls_towards_the_reference(tmp_path: Path, scale_penalties: bool) -> None:
     """Without another signal the policy moves towards the reference policy, and the coefficient adapts."""
     first = tmp_path / "first"
     tiny_model(seed=7).save_pretrained(first)
     options: dict[str, Any] = {
-        "kl": {"place": "reward", "kl_ctl": 1.0, "adaptive": True, "target": 1.0, "horizon": 100.0}
+        "kl": {"place": "reward", "kl_ctl": 1.0, "adaptive": True, "target": 1.0, "horizon": 100.0},
+        "advantage": {"scale_penalties": scale_penalties},
     }
     trainer = make_trainer(save_tiny(tmp_path / "now"), Optimizer(lr=3e-3), first=first, **options)
-    rows, _ = random_rows()
-    scores = [score for row in rows for score in make_scores(row.trajectory_id, *[1.0] * len(row.turns))]
-    history = [trainer.update(rows, scores, version=2) for _ in range(6)]
+    torch.manual_seed(0)
+    history = [trainer.update(*played(trainer), version=0) for _ in range(12)]
     assert history[0]["kl/kl_ctl"] == 1.0
-    assert history[1]["kl/kl_ctl"] == pytest.approx(1 + 0.2 * len(rows) / 100)
-    assert history[-1]["policy/kl_reference"] < history[0]["policy/kl_reference"]
+    assert history[1]["kl/kl_ctl"] == pytest.approx(1 + 0.2 * 64 / 100)
+    assert history[-1]["policy/kl_reference"] < 0.7 * history[0]["policy/kl_reference"]
 
 
 def test_a_moving_reference_follows(tmp_path: Path) -> None:

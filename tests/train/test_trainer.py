@@ -189,8 +189,8 @@ def test_gradients_are_clipped(tmp_path: Path) -> None:
 
 
 def test_infinite_loss_names_the_trajectory_and_spares_the_weights(tmp_path: Path) -> None:
-    """exp(proximal - behaviour) overflows at a logprob of -200."""
-    trainer = make_trainer(save_tiny(tmp_path))
+    """exp(proximal - behaviour) overflows at a logprob of -200; without a cap the loss does, too."""
+    trainer = make_trainer(save_tiny(tmp_path), behaviour_weight={"cap": None})
     rows, scores = random_rows()
     broken = replace(rows[5], logprobs=[-200.0 if sampled else 0.0 for sampled in rows[5].action_mask])
     before = weights(trainer)

@@ -42,10 +42,16 @@ def check_estimator(name: str) -> None:
 def estimate(samples: Sequence[Sample], observed: Sequence[Observed], knobs: Advantage) -> Estimated:
     """Estimate advantages, normalise them by `knobs.normalisation`, and return them with the returns for a critic.
 
+    Advantages that the estimator gives for penalties are added as they are.
+
     Raises:
         ValueError: no estimator has the name `knobs.type`.
     """
     check_estimator(knobs.type)
     estimated = _ESTIMATORS[knobs.type](samples, observed, knobs)
-    normalised = normalise(samples, estimated.advantages, knobs.normalisation, centred=estimated.centred)
-    return dataclasses.replace(estimated, advantages=normalised)
+    advantages = normalise(
+        samples, estimated.advantages, knobs.normalisation, centred=estimated.centred, bound=knobs.bound
+    )
+    if estimated.of_penalties is not None:
+        advantages = [task + penalty for task, penalty in zip(advantages, estimated.of_penalties, strict=True)]
+    return dataclasses.replace(estimated, advantages=advantages)

@@ -32,6 +32,7 @@ class Estimated:
     advantages: list[Floats]  # N arrays [A]
     returns: list[Floats] | None = None  # N arrays [A], the targets of the critic
     centred: bool = False  # the advantages are already centred by group: normalisation must not shift them again
+    of_penalties: list[Floats] | None = None  # N arrays [A], added to the advantages after normalisation
 
 
 Estimator = Callable[[Sequence[Sample], Sequence[Observed], Advantage], Estimated]
