@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,8 +31,8 @@ _LONGEST = 1_000_000
 """Most characters of a rendered conversation; normally those of the trial have some thousands."""
 
 
-def open_chat(tokenizer: "PreTrainedTokenizerBase", vocabulary: int | None = None) -> Chat:
-    """Try out the template of a tokenizer from outside this project; return its chat (`vocabulary` as in `Chat`).
+def open_chat(tokenizer: "PreTrainedTokenizerBase", vocabulary: int | None = None, ends: Sequence[int] = ()) -> Chat:
+    """Try out the template of a tokenizer from outside this project; return its chat (arguments as in `Chat`).
 
     The template first renders conversations of every shape in a separate process, with limits on processor time and
     memory. A template that passes may still loop in a real conversation, where nothing limits it.
@@ -43,7 +44,7 @@ def open_chat(tokenizer: "PreTrainedTokenizerBase", vocabulary: int | None = Non
     template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
     if template:
         _try_out(tokenizer.name_or_path, template, tuple(sorted(tokenizer.special_tokens_map.items())))
-    return Chat(tokenizer, vocabulary)
+    return Chat(tokenizer, vocabulary, ends)
 
 
 @lru_cache(maxsize=8)

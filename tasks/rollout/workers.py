@@ -17,7 +17,7 @@ from storage.versions.drafts import Draft
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat
 from tasks.agents.interface import Agent, AgentContext, entered
-from tasks.agents.tokenizer import load_tokenizer
+from tasks.agents.tokenizer import engine_ends, load_tokenizer
 from tasks.agents.trial import open_chat
 from tasks.environments import ENVIRONMENTS
 from tasks.environments.interface import Environment, EnvironmentContext
@@ -154,7 +154,8 @@ def _make_environment(plan: RolloutPlan, verifier: Verifier) -> Environment:
 def load_chat(policy: Checkpoint) -> Chat:
     """Return the chat of the checkpoint's tokenizer; it is cached, because a run never changes its tokenizer."""
     fingerprint = tuple(file.sha256 for file in policy.manifest.files if "token" in file.name or "chat" in file.name)
-    return _load_chat(fingerprint, _vocabulary(policy.model / "config.json"), _Unhashed(policy.model))
+    vocabulary, ends = _vocabulary(policy.model / "config.json"), engine_ends(policy.model)
+    return _load_chat(fingerprint, vocabulary, ends, _Unhashed(policy.model))
 
 
 def _vocabulary(config: Path) -> int | None:
@@ -169,5 +170,5 @@ class _Unhashed:
 
 
 @lru_cache(maxsize=2)
-def _load_chat(fingerprint: tuple[str, ...], vocabulary: int | None, model: _Unhashed) -> Chat:
-    return open_chat(load_tokenizer(model.folder), vocabulary)
+def _load_chat(fingerprint: tuple[str, ...], vocabulary: int | None, ends: tuple[int, ...], model: _Unhashed) -> Chat:
+    return open_chat(load_tokenizer(model.folder), vocabulary, ends)

@@ -1,0 +1,65 @@
+"""What a chat template itself writes between and around messages, found with toy conversations."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+_ASKED, _SAID, _GIVEN, _NEXT = "(asked)", "(said)", "(given)", "(next)"
+_FUNCTION = {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}}
+_TOOLS = [{"type": "function", "function": _FUNCTION}]
+_IDS = "look00001", "look00002"
+
+Render = Callable[[list[dict[str, Any]], list[dict[str, Any]]], str | None]
+"""Returns the text of messages and tools with the assistant's next header, or None if the template refuses them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The texts that a template writes.
+
+    Example, of ChatML with calls in the form of Hermes, shortened: Written(
+        after={"user": "<|im_end|><|im_start|>user", "tool": "<|im_end|><|im_start|>tool"},
+        around=["<|im_start|>user", "<|im_end|><|im_start|>assistant"],
+        in_calls=['<tool_call>{"name": "look", "arguments": {"x": "'],
+        after_call='"}}</tool_call><|im_end|><|im_start|>tool',
+    )
+    """
+
+    after: dict[str, str]  # by the role of the next message, between a completion without calls and that message
+    around: list[str]  # everything outside of contents and of the assistant's turns
+    in_calls: list[str]  # before and between calls, within the assistant's turn
+    after_call: str  # between the arguments of the last call and the output of the tool; "" if there are no calls
+
+
+def find_written(render: Render, lead: str) -> Written:
+    """Return what a template writes. `lead` is what it writes at the beginning of the assistant's answer."""
+    after, around = dict[str, str](), list[str]()
+    for role in ("user", "tool", "system", "assistant"):
+        said = {"role": "assistant", "content": lead + _SAID}
+        text = render([_message("user", _ASKED), said, _message(role, _NEXT)], []) or ""
+        gap, follows, closing = text.partition(_SAID)[2].partition(_NEXT)
+        if not follows:
+            continue
+        after[role] = gap
+        if role != "assistant":
+            around += [text.partition(_ASKED)[0], gap, closing.removesuffix(lead)]
+    return Written(after, around, *_find_calls(render, lead))
+
+
+def _find_calls(render: Render, lead: str) -> tuple[list[str], str]:
+    """Return the texts before, between and after calls: of two, or of one if the template refuses two."""
+    for ids in (_IDS, _IDS[:1]):
+        call = {"type": "function", "function": {"name": "look", "arguments": {"x": _GIVEN}}}
+        calls = [call | {"id": number} for number in ids]
+        said = {"role": "assistant", "content": lead + _SAID, "tool_calls": calls}
+        results = [_message("tool", _NEXT) | {"name": "look", "tool_call_id": number} for number in ids]
+        text = render([_message("user", _ASKED), said, *results], _TOOLS) or ""
+        before, *others = text.partition(_NEXT)[0].split(_GIVEN)
+        if others:
+            *between, after = others
+            return [before.partition(_SAID)[2], *between], after
+    return [], ""
+
+
+def _message(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
