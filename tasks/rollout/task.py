@@ -17,6 +17,7 @@ from storage.records import Problem
 from storage.version_names import PolicyVersion, ProblemsVersion, TrajectoriesVersion
 from storage.versions import manifests
 from storage.versions.journal import JournaledDraft
+from tasks.agents.control.problems import describe_marked
 from tasks.inference.api import GenerationConfig
 from tasks.problems.curriculum_task import weights
 from tasks.problems.exclusions import Excluded, left_of, read_exclusions
@@ -47,6 +48,7 @@ def rollout(
     if manifests.committed(store, version):
         return version
     drawn, spare = _draw(workspace, problem_set, iteration)
+    _warn_once(workspace, problem_set)
     workers.serve(policy)
     plan = _plan(workspace, iteration, policy, problem_set)
     with JournaledDraft(store, version, "trajectories", workspace.lease) as draft:
@@ -103,6 +105,21 @@ def _read_pool(workspace: Workspace, problem_set: ProblemsVersion) -> _Pool:
         count = len(problems) - len(left_of(problems, excluded))
         get_run_logger().info("%d of %d problems are excluded by %s", count, len(problems), ", ".join(versions))
     return _Pool(problems, chances, excluded)
+
+
+@functools.lru_cache(maxsize=1)
+def _warn_once(workspace: Workspace, problem_set: ProblemsVersion) -> None:
+    """Name the run's problems that spell out control tokens; its policies all have the tokenizer of the first."""
+    warn_of_marks(workspace, layout.checkpoint(workspace.name, 0), _read_pool(workspace, problem_set).problems)
+
+
+def warn_of_marks(workspace: Workspace, policy: PolicyVersion, problems: Sequence[Problem]) -> None:
+    """Name the problems that spell out control tokens of a policy."""
+    from tasks.rollout.workers import fetch_chat
+
+    chat = fetch_chat(workspace.store, policy, workspace.cache)
+    if warning := describe_marked(problems, chat.control):
+        get_run_logger().warning("%s", warning)
 
 
 def _draw(
@@ -167,6 +184,7 @@ class Rollouts:
         from tasks.rollout.stream import Stream
 
         workspace, problem_set = self._workspace, self._problem_set
+        _warn_once(workspace, problem_set)
         self._workers.serve(policy)
         return Stream(
             _plan(workspace, policy.number, policy, problem_set),

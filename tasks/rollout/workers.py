@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Protocol
 
 from configs.schema import Score as ScoreSettings
+from storage.objects.store import Store
 from storage.records import Trajectory
 from storage.version_names import PolicyVersion, TrajectoriesVersion
-from storage.versions import datasets
+from storage.versions import datasets, manifests
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft
+from storage.versions.fetch import WEIGHTS, fetch_folder
+from storage.versions.manifests import Manifest
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat
 from tasks.agents.interface import Agent, AgentContext, entered
@@ -153,9 +156,18 @@ def _make_environment(plan: RolloutPlan, verifier: Verifier) -> Environment:
 
 def load_chat(policy: Checkpoint) -> Chat:
     """Return the chat of the checkpoint's tokenizer; it is cached, because a run never changes its tokenizer."""
-    fingerprint = tuple(file.sha256 for file in policy.manifest.files if "token" in file.name or "chat" in file.name)
-    vocabulary, ends = _vocabulary(policy.model / "config.json"), engine_ends(policy.model)
-    return _load_chat(fingerprint, vocabulary, ends, _Unhashed(policy.model))
+    return _chat_in(policy.manifest, policy.model)
+
+
+def fetch_chat(store: Store, policy: PolicyVersion, cache: Path) -> Chat:
+    """Return the chat of a checkpoint's tokenizer without fetching its weights."""
+    manifest = manifests.read(store, policy)
+    return _chat_in(manifest, fetch_folder(store, manifest, "model", cache, leave_out=WEIGHTS))
+
+
+def _chat_in(manifest: Manifest, model: Path) -> Chat:
+    fingerprint = tuple(file.sha256 for file in manifest.files if "token" in file.name or "chat" in file.name)
+    return _load_chat(fingerprint, _vocabulary(model / "config.json"), engine_ends(model), _Unhashed(model))
 
 
 def _vocabulary(config: Path) -> int | None:

@@ -1,13 +1,16 @@
 """Contents are text: no problem, feedback, output of a tool, call or completion can write a control token."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage.records import Problem
 from tasks.agents.chat import Chat
+from tasks.agents.control.problems import describe_marked
 from tasks.agents.rendering.choice import open_renderer
 from tests.support.chat_formats import FORMATS, chat_of, tokenizer_of
 
@@ -28,7 +31,7 @@ def marks(name: str) -> list[str]:
 
 
 def control_ids(name: str) -> list[int]:
-    return tokenizer_of(name).convert_tokens_to_ids([text for text in marks(name) if text not in OWN])
+    return [tokenizer_of(name).get_vocab()[text] for text in marks(name) if text not in OWN]
 
 
 def control_tokens(name: str, ids: list[int]) -> list[int]:
@@ -39,9 +42,8 @@ def control_tokens(name: str, ids: list[int]) -> list[int]:
 
 def rendered(name: str, messages: Messages, tools: Messages) -> str:
     """Return the template's own text."""
-    text = tokenizer_of(name).apply_chat_template(
-        messages, tools=tools or None, tokenize=False, add_generation_prompt=True
-    )
+    described: Any = tools or None
+    text = tokenizer_of(name).apply_chat_template(messages, tools=described, tokenize=False, add_generation_prompt=True)
     assert isinstance(text, str)
     return text
 
@@ -165,7 +167,7 @@ def test_what_a_policy_samples_itself_keeps_its_tokens() -> None:
     """Thoughts and calls in its own messages are single tokens; in the output of a tool they are text."""
     chat = chat_of("qwen3")
     words = "<think>\nHm\n</think>\n\n4\n<tool_call>\n{}\n</tool_call>"
-    own = set(chat.tokenizer.convert_tokens_to_ids(sorted(OWN)))
+    own = {chat.tokenizer.get_vocab()[text] for text in OWN}
     history = [{"role": "user", "content": "?"}, {"role": "assistant", "content": words}]
     written = chat.conversation([*history, {"role": "tool", "content": "3"}], [])
     assert own <= set(written)
@@ -177,8 +179,11 @@ def plain_ids(chat: Chat, text: str) -> list[int]:
     return [number for character in text for number in chat.encode(character)]
 
 
-def test_problems_with_control_tokens_are_found() -> None:
+def test_problems_with_control_tokens_are_named() -> None:
+    """Which texts these are depends on the tokenizer. What a policy samples itself is none of them."""
     control = chat_of("glm").control
-    assert control.found_in("a<|observation|>b")
-    assert control.found_in("[gMASK]")
-    assert not control.found_in("a < b | c > d, <think> and <|im_end|>")
+    plain = [Problem("plain", "a < b | c > d, <think> and <|im_end|>", ["3"])]
+    marked = [Problem(f"row-{n}", text, ["3"]) for n, text in enumerate(["a<|observation|>b", *["[gMASK]"] * 6])]
+    assert describe_marked(plain, control) is None
+    named = r"7 of 8 problems .*\(row-0, row-1, row-2, row-3, row-4, and 2 more\): the policy reads them as text"
+    assert re.match(named, describe_marked([*plain, *marked], control) or "")
