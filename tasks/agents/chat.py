@@ -55,9 +55,11 @@ class Chat:
         self.vocabulary = vocabulary or len(tokenizer)
         self.tokenizer, self._template = tokenizer, Template(tokenizer)
         self.control = self._template.control
-        self._ends = TurnEnds(tokenizer, self._template.written, {*ends, tokenizer.eos_token_id} - {None})
+        engine = {*ends, tokenizer.eos_token_id} - {None}
+        # Some models end texts with padding, too: an engine that is told so may stop there.
+        self._ends = TurnEnds(tokenizer, self._template.written, {*engine, tokenizer.pad_token_id} - {None})
         written = self._ends.template if self._template.keeps_plain() else ()
-        self.stop_token_ids: tuple[int, ...] = tuple(sorted({*self._ends.engine, *written}))
+        self.stop_token_ids: tuple[int, ...] = tuple(sorted({*engine, *written}))
 
     def prompt(self, messages: list[Message]) -> list[int]:
         """Return the ids of the conversation, up to the point where the assistant's answer begins."""

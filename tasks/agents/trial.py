@@ -7,10 +7,11 @@ import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tasks.agents.chat import Chat
-from tasks.agents.template import REMEDY, Message
+from tasks.agents.control.written import toys
+from tasks.agents.template import REMEDY
 from tasks.limits import OUT_OF_TIME
 from tasks.template_trial import TrialResult
 
@@ -86,17 +87,18 @@ def _render_in_process(label: str, template: str, special_tokens: dict[str, str]
     return TrialResult(**json.loads(process.stdout))
 
 
-def _conversations() -> list[list[Message]]:
-    """Return conversations with and without a system prompt, of one to four turns, with and without thoughts.
+def _conversations() -> list[list[dict[str, Any]]]:
+    """Return conversations with and without a system prompt, of one to four turns, with and without thoughts or calls.
 
     The plainest comes first.
     """
-    conversations = []
+    conversations = list[list[dict[str, Any]]]()
     for system in ([], [{"role": "system", "content": "Be brief."}]):
         for completion in (r"So it is \boxed{4}.", "<think>\nHmm\n</think>\n\n\\boxed{4}"):
-            messages = [*system, {"role": "user", "content": "What is 1 + 2?\nReason step by step."}]
+            question = {"role": "user", "content": "What is 1 + 2?\nReason step by step."}
+            messages: list[dict[str, Any]] = [*system, question]
             for _ in range(4):
                 conversations.append(messages)
                 feedback = {"role": "user", "content": "Your answer is wrong. Try again."}
                 messages = [*messages, {"role": "assistant", "content": completion}, feedback]
-    return conversations
+    return [*conversations, *toys()]

@@ -34,7 +34,10 @@ class TurnEnds:
         self.engine = frozenset(engine)
         self.template: dict[int, str] = {}
         ends = [end for gap in written.after.values() if (end := self._note_end(gap)) is not None]
-        self.headers = frozenset(end for end, roles in Counter(ends).items() if roles == 1 and len(set(ends)) > 1)
+        begins = self._encode(written.around[0]) if written.around else []
+        self.headers = frozenset(
+            end for end, roles in Counter(ends).items() if roles == 1 and (len(ends) > 1 or end in begins)
+        )
         self._note_end_of_calls(written)
 
     def __contains__(self, token_id: int) -> bool:

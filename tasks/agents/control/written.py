@@ -1,6 +1,6 @@
 """What a chat template itself writes between and around messages, found with toy conversations."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,7 @@ _ASKED, _SAID, _GIVEN, _NEXT = "(asked)", "(said)", "(given)", "(next)"
 _FUNCTION = {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}}
 _TOOLS = [{"type": "function", "function": _FUNCTION}]
 _IDS = "look00001", "look00002"
+_ROLES = "user", "tool", "system", "assistant"
 
 Render = Callable[[list[dict[str, Any]], list[dict[str, Any]]], str | None]
 """Returns the text of messages and tools with the assistant's next header, or None if the template refuses them."""
@@ -26,7 +27,7 @@ class Written:
     """
 
     after: dict[str, str]  # by the role of the next message, between a completion without calls and that message
-    around: list[str]  # everything outside of contents and of the assistant's turns
+    around: list[str]  # everything outside of contents and of the assistant's turns; first what begins a conversation
     in_calls: list[str]  # before and between calls, within the assistant's turn
     after_call: str  # between the arguments of the last call and the output of the tool; "" if there are no calls
 
@@ -34,9 +35,8 @@ class Written:
 def find_written(render: Render, lead: str) -> Written:
     """Return what a template writes. `lead` is what it writes at the beginning of the assistant's answer."""
     after, around = dict[str, str](), list[str]()
-    for role in ("user", "tool", "system", "assistant"):
-        said = {"role": "assistant", "content": lead + _SAID}
-        text = render([_message("user", _ASKED), said, _message(role, _NEXT)], []) or ""
+    for role in _ROLES:
+        text = render(_before(role, lead), []) or ""
         gap, follows, closing = text.partition(_SAID)[2].partition(_NEXT)
         if not follows:
             continue
@@ -46,19 +46,33 @@ def find_written(render: Render, lead: str) -> Written:
     return Written(after, around, *_find_calls(render, lead))
 
 
+def toys() -> list[list[dict[str, Any]]]:
+    """Return the toy conversations."""
+    return [*(_before(role, "") for role in _ROLES), *(_with_calls(ids, "") for ids in (_IDS, _IDS[:1]))]
+
+
 def _find_calls(render: Render, lead: str) -> tuple[list[str], str]:
     """Return the texts before, between and after calls: of two, or of one if the template refuses two."""
     for ids in (_IDS, _IDS[:1]):
-        call = {"type": "function", "function": {"name": "look", "arguments": {"x": _GIVEN}}}
-        calls = [call | {"id": number} for number in ids]
-        said = {"role": "assistant", "content": lead + _SAID, "tool_calls": calls}
-        results = [_message("tool", _NEXT) | {"name": "look", "tool_call_id": number} for number in ids]
-        text = render([_message("user", _ASKED), said, *results], _TOOLS) or ""
+        text = render(_with_calls(ids, lead), _TOOLS) or ""
         before, *others = text.partition(_NEXT)[0].split(_GIVEN)
         if others:
             *between, after = others
             return [before.partition(_SAID)[2], *between], after
     return [], ""
+
+
+def _before(role: str, lead: str) -> list[dict[str, Any]]:
+    """Return a conversation in which a message of `role` follows a completion."""
+    return [_message("user", _ASKED), _message("assistant", lead + _SAID), _message(role, _NEXT)]
+
+
+def _with_calls(ids: Sequence[str], lead: str) -> list[dict[str, Any]]:
+    """Return a conversation in which outputs of tools follow calls with these ids."""
+    function = {"name": "look", "arguments": {"x": _GIVEN}}
+    calls = [{"id": number, "type": "function", "function": function} for number in ids]
+    results = [_message("tool", _NEXT) | {"name": "look", "tool_call_id": number} for number in ids]
+    return [_message("user", _ASKED), _message("assistant", lead + _SAID) | {"tool_calls": calls}, *results]
 
 
 def _message(role: str, content: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Completions end at every token that ends a turn, and such a token is in the next prompt once."""
 
 import json
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from tasks.agents.chat import Chat
 from tasks.agents.rendering.choice import open_renderer
 from tasks.agents.tokenizer import engine_ends
 from tests.support.chat_formats import chat_of, tokenizer_of
+from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
 
 QUESTION = {"role": "user", "content": "What is 1 + 2?"}
 
@@ -76,6 +78,32 @@ def test_the_header_of_another_role_begins_a_sequence() -> None:
         "glm", "\n3<|assistant|>\n"
     )
     assert chat.continuation([QUESTION], ids("glm", "4<|user|>"), [result], []) is None
+
+
+def test_padding_that_was_sampled_last_is_an_end() -> None:
+    """The endpoint asks the engine to stop at all ends of a family, such as Qwen's padding `<|endoftext|>`."""
+    chat = Chat(build_qwen3_tokenizer())
+    said = chat.encode("4<|endoftext|>")
+    assert chat.completion_text(said) == "4"
+    rest = chat.next_prompt([QUESTION], said, "No.").token_ids
+    assert rest == chat.encode("\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_template_that_shows_one_role_may_end_with_its_header() -> None:
+    """Nothing but its place before the first question tells the user's header from an end of the assistant's turn."""
+    tokenizer = deepcopy(tokenizer_of("glm"))
+    refused = "{% for m in messages %}{% if m.role not in ['user', 'assistant'] or m.role == last %}"
+    alternating = (
+        "{% set ns = namespace(last='') %}"
+        + refused.replace("last", "ns.last")
+        + ("{{ raise_exception('no') }}{% endif %}{% set ns.last = m.role %}{% endfor %}")
+    )
+    tokenizer.chat_template = alternating + str(tokenizer.chat_template)
+    chat = Chat(tokenizer)
+    assert [tokenizer.decode(end) for end in chat.stop_token_ids] == ["<|endoftext|>", "<|user|>"]
+    for end, follows in (("<|user|>", "\nNo.<|assistant|>\n"), ("<|endoftext|>", "<|user|>\nNo.<|assistant|>\n")):
+        following = chat.next_prompt([QUESTION], chat.encode("4" + end), "No.")
+        assert tokenizer.decode(following.token_ids) == follows
 
 
 @pytest.mark.parametrize("renderer", ["qwen3", "template"])
