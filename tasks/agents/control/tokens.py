@@ -23,8 +23,8 @@ class ControlTokens:
     is encoded again because a new sequence begins. A tokenizer would make control tokens of what reads like them, and
     `<|im_end|>` in the output of a tool would end its turn. What counts as one depends on where it stands:
 
-    - everywhere: the tokens that the tokenizer calls special, and others that the template writes before and after
-      messages, such as `<|user|>` or `</tool_response>`;
+    - everywhere: the tokens that the tokenizer calls special, and other added tokens that the template writes before
+      and after messages, such as `<|user|>` or `</tool_response>`, unless they are words;
     - in outputs of tools and in calls also `<think>`, `</think>` and the tokens that the template writes around calls;
     - in what the assistant says not these, since a policy samples them itself.
 
@@ -40,17 +40,18 @@ class ControlTokens:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", written: Written | None = None, lead: str = "") -> None:
         self._tokenizer = tokenizer
+        written = written or Written({}, [], [], "")
         tokens = tokenizer.added_tokens_decoder.values()
-        added, special = {token.content for token in tokens}, {token.content for token in tokens if token.special}
+        marks = {token.content for token in tokens if token.special or not token.content.strip().isalnum()}
 
-        def within(*texts: str) -> set[str]:
-            return {token for token in added if any(token in text for text in texts)}
+        def marks_in(*texts: str) -> set[str]:
+            return {mark for mark in marks if any(mark in text for text in texts)}
 
-        everywhere = special.union(tokenizer.all_special_tokens, within(*written.around) if written else ())
-        own = {*_THOUGHTS, *within(lead, *(written.in_calls if written else ()))}
-        after_call = within(written.after_call) if written else set()
+        special = {token.content for token in tokens if token.special}.union(tokenizer.all_special_tokens)
+        everywhere = special | marks_in(*written.around)
+        own = marks_in(*_THOUGHTS, lead, *written.in_calls)
         self._others, self._said = _joiner(everywhere), _joiner(everywhere - own)
-        self._returned = _joiner(everywhere | (own & added) | after_call)
+        self._returned = _joiner(everywhere | own | marks_in(written.after_call))
 
     def apart(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return messages in which no text can become a control token."""

@@ -2,6 +2,7 @@
 
 import json
 import re
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -172,6 +173,14 @@ def test_what_a_policy_samples_itself_keeps_its_tokens() -> None:
     written = chat.conversation([*history, {"role": "tool", "content": "3"}], [])
     assert own <= set(written)
     assert not own & set(chat.conversation([history[0], {"role": "tool", "content": words}], []))
+
+
+def test_added_words_are_no_control_tokens() -> None:
+    """A role may be one token. A content that names the role has this token, as before."""
+    tokenizer = deepcopy(tokenizer_of("qwen3"))
+    tokenizer.add_tokens(["user", "assistant"])
+    chat, question = Chat(tokenizer), {"role": "user", "content": "Which user?"}
+    assert chat.prompt([question]) == chat.encode("<|im_start|>user\nWhich user?<|im_end|>\n<|im_start|>assistant\n")
 
 
 def plain_ids(chat: Chat, text: str) -> list[int]:
