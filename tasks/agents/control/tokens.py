@@ -23,10 +23,11 @@ class ControlTokens:
     is encoded again because a new sequence begins. A tokenizer would make control tokens of what reads like them, and
     `<|im_end|>` in the output of a tool would end its turn. What counts as one depends on where it stands:
 
-    - everywhere: the tokens that the tokenizer calls special, and other added tokens that the template writes before
-      and after messages, such as `<|user|>` or `</tool_response>`, unless they are words;
-    - in outputs of tools and in calls also `<think>`, `</think>` and the tokens that the template writes around calls;
-    - in what the assistant says not these, since a policy samples them itself.
+    - everywhere: the tokens that the tokenizer calls special, and other added tokens with which the template begins and
+      ends turns, such as `<|user|>`, unless they are words;
+    - in outputs of tools and in calls also `<think>`, `</think>` and the tokens that the template writes around calls
+      and outputs, such as `</tool_response>`;
+    - in what the assistant says not `<think>`, `</think>` and those around calls, since a policy samples them itself.
 
     `apart` puts a joint into each text of a control token. Templates copy it like other characters, and `encode` makes
     no token of it. A text without such marks has exactly the tokens that the tokenizer gives. Example:
@@ -40,7 +41,7 @@ class ControlTokens:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", written: Written | None = None, lead: str = "") -> None:
         self._tokenizer = tokenizer
-        written = written or Written({}, [], [], "")
+        written = written or Written({}, [], [], [], "")
         tokens = tokenizer.added_tokens_decoder.values()
         marks = {token.content for token in tokens if token.special or not token.content.strip().isalnum()}
 
@@ -51,7 +52,7 @@ class ControlTokens:
         everywhere = special | marks_in(*written.around)
         own = marks_in(*_THOUGHTS, lead, *written.in_calls)
         self._others, self._said = _joiner(everywhere), _joiner(everywhere - own)
-        self._returned = _joiner(everywhere | own | marks_in(written.after_call))
+        self._returned = _joiner(everywhere | own | marks_in(written.after_call, *written.around_output))
 
     def apart(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return messages in which no text can become a control token."""

@@ -20,30 +20,36 @@ class Written:
 
     Example, of ChatML with calls in the form of Hermes, shortened: Written(
         after={"user": "<|im_end|><|im_start|>user", "tool": "<|im_end|><|im_start|>tool"},
-        around=["<|im_start|>user", "<|im_end|><|im_start|>assistant"],
+        around=["<|im_start|>user", "<|im_end|><|im_start|>user", "<|im_end|><|im_start|>assistant"],
+        around_output=["<|im_end|><|im_start|>tool", "<|im_end|><|im_start|>assistant"],
         in_calls=['<tool_call>{"name": "look", "arguments": {"x": "'],
         after_call='"}}</tool_call><|im_end|><|im_start|>tool',
     )
     """
 
     after: dict[str, str]  # by the role of the next message, between a completion without calls and that message
-    around: list[str]  # everything outside of contents and of the assistant's turns; first what begins a conversation
+    around: list[str]  # before and after messages, first what begins a conversation; not within the assistant's turns
+    around_output: list[str]  # before and after the output of a tool
     in_calls: list[str]  # before and between calls, within the assistant's turn
     after_call: str  # between the arguments of the last call and the output of the tool; "" if there are no calls
 
 
 def find_written(render: Render, lead: str) -> Written:
     """Return what a template writes. `lead` is what it writes at the beginning of the assistant's answer."""
-    after, around = dict[str, str](), list[str]()
+    written = Written({}, [], [], *_find_calls(render, lead))
     for role in _ROLES:
         text = render(_before(role, lead), []) or ""
         gap, follows, closing = text.partition(_SAID)[2].partition(_NEXT)
         if not follows:
             continue
-        after[role] = gap
-        if role != "assistant":
-            around += [text.partition(_ASKED)[0], gap, closing.removesuffix(lead)]
-    return Written(after, around, *_find_calls(render, lead))
+        written.after[role] = gap
+        texts = [text.partition(_ASKED)[0], gap, closing.removesuffix(lead)]
+        within_users = role == "tool" and gap.startswith(written.after.get("user", gap))
+        if role != "assistant" and not within_users:
+            written.around.extend(texts)
+        if role == "tool":
+            written.around_output.extend(texts[1:])
+    return written
 
 
 def toys() -> list[list[dict[str, Any]]]:

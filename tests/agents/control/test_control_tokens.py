@@ -27,6 +27,8 @@ LOOK: dict[str, Any] = {
 RENDERERS = [*((name, "template") for name in FORMATS), ("qwen3", "qwen3")]
 OWN = {"<think>", "</think>", "<tool_call>", "</tool_call>"}
 """What a policy samples itself."""
+INSIDE = {*OWN, "<tool_response>", "</tool_response>"}
+"""What neither begins nor ends a turn."""
 
 
 def marks(name: str) -> list[str]:
@@ -35,7 +37,7 @@ def marks(name: str) -> list[str]:
 
 
 def control_ids(name: str) -> list[int]:
-    return [tokenizer_of(name).get_vocab()[text] for text in marks(name) if text not in OWN]
+    return [tokenizer_of(name).get_vocab()[text] for text in marks(name) if text not in INSIDE]
 
 
 def control_tokens(name: str, ids: list[int]) -> list[int]:
@@ -168,7 +170,7 @@ def test_a_sampled_control_token_is_text_in_a_new_sequence() -> None:
 
 
 def test_what_a_policy_samples_itself_keeps_its_tokens() -> None:
-    """Thoughts and calls in its own messages are single tokens; in the output of a tool they are text."""
+    """Thoughts and calls in its own messages are single tokens; in calls and in outputs of tools they are text."""
     chat = chat_of("qwen3")
     words = "<think>\nHm\n</think>\n\n4\n<tool_call>\n{}\n</tool_call>"
     own = {chat.tokenizer.get_vocab()[text] for text in OWN}
