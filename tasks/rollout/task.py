@@ -48,7 +48,6 @@ def rollout(
     if manifests.committed(store, version):
         return version
     drawn, spare = _draw(workspace, problem_set, iteration)
-    _warn_once(workspace, problem_set)
     workers.serve(policy)
     plan = _plan(workspace, iteration, policy, problem_set)
     with JournaledDraft(store, version, "trajectories", workspace.lease) as draft:
@@ -107,12 +106,6 @@ def _read_pool(workspace: Workspace, problem_set: ProblemsVersion) -> _Pool:
     return _Pool(problems, chances, excluded)
 
 
-@functools.lru_cache(maxsize=1)
-def _warn_once(workspace: Workspace, problem_set: ProblemsVersion) -> None:
-    """Name the run's problems that spell out control tokens; its policies all have the tokenizer of the first."""
-    warn_of_marks(workspace, layout.checkpoint(workspace.name, 0), _read_pool(workspace, problem_set).problems)
-
-
 def warn_of_marks(workspace: Workspace, policy: PolicyVersion, problems: Sequence[Problem]) -> None:
     """Name the problems that spell out control tokens of a policy."""
     from tasks.rollout.workers import fetch_chat
@@ -154,6 +147,7 @@ class Rollouts:
         self._workspace, self._workers, self._problem_set = workspace, workers, problem_set
         self._stream: Stream | None = None
         self._playing: PrefectFuture[bool | State[bool]] | None = None
+        self._warned = False  # whether problems that spell out control tokens were named
 
     def __enter__(self) -> Self:
         return self
@@ -166,6 +160,9 @@ class Rollouts:
     def take(self, iteration: int, policy: PolicyVersion) -> TrajectoriesVersion:
         """Return the version of the iteration's trajectories; `policy` is the newest checkpoint."""
         workspace = self._workspace
+        if not self._warned:  # all policies of a run have the same tokenizer
+            warn_of_marks(workspace, policy, _read_pool(workspace, self._problem_set).problems)
+            self._warned = True
         if not workspace.config.run.overlap:
             playing = lagging_policy(workspace, iteration) or policy
             return rollout(workspace, self._workers, iteration, playing, self._problem_set)
@@ -184,7 +181,6 @@ class Rollouts:
         from tasks.rollout.stream import Stream
 
         workspace, problem_set = self._workspace, self._problem_set
-        _warn_once(workspace, problem_set)
         self._workers.serve(policy)
         return Stream(
             _plan(workspace, policy.number, policy, problem_set),
