@@ -4,6 +4,8 @@ While a sequence continues, sampled ids are never decoded and encoded again. `Ch
 completions: the difference between the conversation with and without the next message. Some templates rewrite earlier
 messages: those of thinking models drop earlier thoughts, others move the system prompt into the newest question. Then
 a new sequence begins with the whole conversation, as the template renders it now.
+
+Contents are text. Only the template writes control tokens, see `tasks.agents.control.tokens`.
 """
 
 from collections.abc import Sequence
@@ -11,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from tasks.agents.control.ends import TurnEnds
 from tasks.agents.template import Message, Template
 
 if TYPE_CHECKING:
@@ -35,22 +38,28 @@ class Chat:
     Args:
         tokenizer: the policy's tokenizer.
         vocabulary: number of token ids that the policy knows; default: the tokenizer's number. Many models round it up.
+        ends: tokens at which the engine stops on its own, besides the tokenizer's end of text.
 
     Attributes:
         tokenizer: the tokenizer.
-        stop_token_ids: tokens that end a turn: the tokenizer's end of text and the template's end of turn. In some
-            models these are two tokens.
+        control: the tokens that only the template may write.
+        stop_token_ids: tokens that end a turn: the tokenizer's end of text, `ends`, and the template's ends of turns.
 
     Raises:
         ValueError: the tokenizer has no chat template, or it refuses a conversation.
     """
 
-    def __init__(self, tokenizer: "PreTrainedTokenizerBase", vocabulary: int | None = None) -> None:
+    def __init__(
+        self, tokenizer: "PreTrainedTokenizerBase", vocabulary: int | None = None, ends: Sequence[int] = ()
+    ) -> None:
         self.vocabulary = vocabulary or len(tokenizer)
         self.tokenizer, self._template = tokenizer, Template(tokenizer)
-        self._tail, self._end = self._find_end()
-        ends = {tokenizer.eos_token_id, self._end if self._template.keeps_plain() else None}
-        self.stop_token_ids: tuple[int, ...] = tuple(sorted(ends - {None}))
+        self.control = self._template.control
+        engine = {*ends, tokenizer.eos_token_id} - {None}
+        # Some models end texts with padding, too: an engine that is told so may stop there.
+        self._ends = TurnEnds(tokenizer, self._template.written, {*engine, tokenizer.pad_token_id} - {None})
+        written = self._ends.template if self._template.keeps_plain() else ()
+        self.stop_token_ids: tuple[int, ...] = tuple(sorted({*engine, *written}))
 
     def prompt(self, messages: list[Message]) -> list[int]:
         """Return the ids of the conversation, up to the point where the assistant's answer begins."""
@@ -65,9 +74,7 @@ class Chat:
         """
         following = self._template.extend(messages, self.completion_text(completion_ids), message)
         rest = self._template.rest(following)
-        ids = None if rest is None else self._encode_cached(rest)
-        if ids and self._end in completion_ids[-1:]:  # the template's end of turn was sampled
-            ids = self._after_end(ids)
+        ids = None if rest is None else self._ends.following(self._encode_cached(rest), completion_ids)
         if ids is None:
             return NextPrompt(self.prompt(following), True, following)
         return NextPrompt(list(ids), False, following)
@@ -101,55 +108,37 @@ class Chat:
         None if the template rewrites what came before, or refuses a completion with calls as the text that it is.
         """
         rest = self._template.rest_with_tools(messages, self.completion_text(completion_ids), new, tools)
-        ids = None if rest is None else list(self._encode_cached(rest))
-        if ids and self._end in completion_ids[-1:]:
-            ids = self._after_end(ids)
-        return ids
+        ids = None if rest is None else self._ends.following(self._encode_cached(rest), completion_ids)
+        return None if ids is None else list(ids)
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of `text` and add no special tokens; those in the text are recognised."""
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, token_ids: list[int]) -> str:
-        """Return the text of a completion, without special tokens."""
-        return str(self.tokenizer.decode(token_ids, skip_special_tokens=True))
+        """Return the text of a completion, without its end and without special tokens."""
+        return str(self.tokenizer.decode(self.without_end(token_ids), skip_special_tokens=True))
+
+    def without_end(self, completion_ids: Sequence[int]) -> list[int]:
+        """Return a completion without the token that ended it."""
+        ended = bool(completion_ids) and completion_ids[-1] in self._ends
+        return list(completion_ids[:-1] if ended else completion_ids)
 
     def completion_text(self, completion_ids: list[int]) -> str:
         """Return the completion's text without the end of turn, which the template itself writes."""
-        if not completion_ids:
-            return ""
-        *others, last = completion_ids
-        if last == self._end:
-            return self._text(others).removesuffix(self._tail)
-        return self._text(others if last in self.stop_token_ids else completion_ids)
+        said = self.without_end(completion_ids)
+        tail = "" if len(said) == len(completion_ids) else self._ends.template.get(completion_ids[-1], "")
+        return self._text(said).removesuffix(tail)
 
     @lru_cache(maxsize=256)  # noqa: B019  # one Chat lives as long as its stage
     def _prompt(self, messages: tuple[tuple[tuple[str, str], ...], ...]) -> list[int]:
         """Return the ids from a cache: the episodes of a group begin with the same prompt."""
-        return self.encode(self._template.render([dict(message) for message in messages]))
+        return self.control.encode(self._template.render([dict(message) for message in messages]))
 
     @lru_cache(maxsize=256)  # noqa: B019
     def _encode_cached(self, text: str) -> list[int]:
-        """Return the ids from a cache: many episodes get the same question or feedback."""
-        return self.encode(text)
-
-    def _after_end(self, rest: list[int]) -> list[int] | None:
-        """Return `rest` after the end-of-turn token, which was sampled; None if more than whitespace precedes it."""
-        place = rest.index(self._end) if self._end in rest else len(rest)
-        return None if self._text(rest[:place]).strip() else rest[place + 1 :]
-
-    def _find_end(self) -> tuple[str, int | None]:
-        """Return the text that the template writes between a completion and the token that ends a turn, and this token.
-
-        The token is the first one after a completion that was added to the vocabulary as a whole: a token of ordinary
-        text would end completions in the middle. Without it, only the tokenizer's end of text ends a turn.
-        """
-        added = self.tokenizer.added_tokens_decoder
-        ids = self.encode(self._template.between())
-        for place, number in enumerate(ids):
-            if number in added and added[number].content.strip():
-                return self._text(ids[:place]), number
-        return "", None
+        """Return the ids of a rendered text from a cache: many episodes get the same question or feedback."""
+        return self.control.encode(text)
 
     def _text(self, token_ids: list[int]) -> str:
         """Return the exact text of `token_ids`, special tokens included."""

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import orjson
 
+from tasks.agents.control.tokens import ControlTokens
+from tasks.agents.control.written import find_written
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
@@ -38,6 +41,8 @@ class Template:
     Attributes:
         lead: words that the template writes at the beginning of the assistant's answer, such as `<think>`. They are
             part of the assistant's message.
+        written: what the template writes around messages.
+        control: the tokens that only the template may write. Rendered texts have a joint in what only reads like one.
 
     Raises:
         ValueError: the tokenizer has no chat template, or it refuses a conversation, or does not show all messages.
@@ -47,9 +52,12 @@ class Template:
         self._tokenizer, self._name = tokenizer, tokenizer.name_or_path
         if not tokenizer.chat_template:
             raise ValueError(f"the tokenizer of {self._name} has no chat template: use an instruction-tuned model")
+        self.control = ControlTokens(tokenizer)  # the special ones, until the others are found
         self._shown: set[tuple[str, ...]] = set()
         """Roles of the conversations for which the template is known to show all messages."""
         self.lead = self._find_lead()
+        self.written = find_written(self._try, self.lead)
+        self.control = ControlTokens(tokenizer, self.written, self.lead)
         self._toys: dict[tuple[str, ...], list[Message] | None] = {}
         """By roles: a toy conversation that represents all real ones; None if each real one must be rendered."""
         self._shown_tools: set[tuple[tuple[str, ...], bool]] = set()
@@ -94,7 +102,7 @@ class Template:
         """
         answer = {"role": "assistant", "content": self.lead + completion}
         try:
-            before = self._render_tools(messages, tools) + completion
+            before = self._render_tools(messages, tools) + self._apart(answer)
             after = self.render_tools([*messages, answer, *new], tools)
         except ValueError:
             return None
@@ -112,8 +120,8 @@ class Template:
     def _render(self, messages: list[Any], tools: list[dict[str, Any]] | None = None) -> str:
         try:
             text = self._tokenizer.apply_chat_template(
-                messages,
-                tools=tools or None,  # type: ignore[arg-type]  # the library's type allows no nested schemas
+                self.control.apart(messages),
+                tools=self.control.tools_apart(tools or ()) or None,  # type: ignore[arg-type]  # allows no nested schema
                 tokenize=False,
                 add_generation_prompt=True,
             )
@@ -126,6 +134,13 @@ class Template:
             ) from error
         assert isinstance(text, str)
         return text
+
+    def _try(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> str | None:
+        """Return the text of a toy conversation; None if the template refuses it."""
+        try:
+            return self._render(messages, tools)
+        except ValueError:
+            return None
 
     def extend(self, messages: list[Message], completion: str, message: str) -> list[Message]:
         """Return `messages` with the assistant's completion and the user's next message."""
@@ -142,12 +157,6 @@ class Template:
             toy = self._find_toy(messages)
             self._toys[roles] = toy if toy and self._agrees(toy, messages) else None
         return self._toy_rest(roles, messages[-1]["content"]) if self._toys[roles] else self._rest(messages)
-
-    def between(self) -> str:
-        """Return the text that the template writes between a completion and the next question."""
-        completion, question = "⟨said⟩", "⟨asked⟩"
-        text = self.render(self.extend([_QUESTION], completion, question))
-        return text.partition(completion)[2].partition(question)[0]
 
     def keeps_plain(self) -> bool:
         """Return whether the template keeps the plainest completion unchanged.
@@ -170,7 +179,11 @@ class Template:
     def _up_to_completion(self, messages: list[Message]) -> str:
         """Return the text of the last prompt and its completion."""
         *before, completion, _ = messages
-        return self.render(before) + completion["content"].removeprefix(self.lead)
+        return self.render(before) + self._apart(completion)
+
+    def _apart(self, completion: Message) -> str:
+        """Return what the policy said as rendered texts hold it."""
+        return self.control.said_apart(completion["content"]).removeprefix(self.lead)
 
     def _find_toy(self, messages: list[Message]) -> list[Message] | None:
         """Return a toy conversation with the roles of `messages`; None if the template rewrites it."""

@@ -1,4 +1,4 @@
-"""Load the tokenizer of a policy."""
+"""Load the tokenizer of a policy, and find the ends of its texts that the engine knows."""
 
 import json
 from pathlib import Path
@@ -27,3 +27,14 @@ def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
     kind: Any = transformers.PreTrainedTokenizerFast if plain else transformers.AutoTokenizer
     tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     return tokenizer
+
+
+def engine_ends(folder: Path) -> tuple[int, ...]:
+    """Return the tokens at which vLLM stops because a model's configuration says so (`eos_token_id`).
+
+    vLLM reads generation_config.json or, without it, config.json. It stops at the tokenizer's end of text as well.
+    """
+    stated = folder / "generation_config.json"
+    values = json.loads((stated if stated.exists() else folder / "config.json").read_bytes())
+    ends = values.get("eos_token_id")
+    return tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)

@@ -4,12 +4,14 @@ import json
 import logging
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tasks.agents.chat import Chat
-from tasks.agents.template import REMEDY, Message
+from tasks.agents.control.written import toys
+from tasks.agents.template import REMEDY
 from tasks.limits import OUT_OF_TIME
 from tasks.template_trial import TrialResult
 
@@ -30,8 +32,8 @@ _LONGEST = 1_000_000
 """Most characters of a rendered conversation; normally those of the trial have some thousands."""
 
 
-def open_chat(tokenizer: "PreTrainedTokenizerBase", vocabulary: int | None = None) -> Chat:
-    """Try out the template of a tokenizer from outside this project; return its chat (`vocabulary` as in `Chat`).
+def open_chat(tokenizer: "PreTrainedTokenizerBase", vocabulary: int | None = None, ends: Sequence[int] = ()) -> Chat:
+    """Try out the template of a tokenizer from outside this project; return its chat (arguments as in `Chat`).
 
     The template first renders conversations of every shape in a separate process, with limits on processor time and
     memory. A template that passes may still loop in a real conversation, where nothing limits it.
@@ -43,7 +45,7 @@ def open_chat(tokenizer: "PreTrainedTokenizerBase", vocabulary: int | None = Non
     template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
     if template:
         _try_out(tokenizer.name_or_path, template, tuple(sorted(tokenizer.special_tokens_map.items())))
-    return Chat(tokenizer, vocabulary)
+    return Chat(tokenizer, vocabulary, ends)
 
 
 @lru_cache(maxsize=8)
@@ -85,17 +87,18 @@ def _render_in_process(label: str, template: str, special_tokens: dict[str, str]
     return TrialResult(**json.loads(process.stdout))
 
 
-def _conversations() -> list[list[Message]]:
-    """Return conversations with and without a system prompt, of one to four turns, with and without thoughts.
+def _conversations() -> list[list[dict[str, Any]]]:
+    """Return conversations with and without a system prompt, of one to four turns, with and without thoughts or calls.
 
     The plainest comes first.
     """
-    conversations = []
+    conversations = list[list[dict[str, Any]]]()
     for system in ([], [{"role": "system", "content": "Be brief."}]):
         for completion in (r"So it is \boxed{4}.", "<think>\nHmm\n</think>\n\n\\boxed{4}"):
-            messages = [*system, {"role": "user", "content": "What is 1 + 2?\nReason step by step."}]
+            question = {"role": "user", "content": "What is 1 + 2?\nReason step by step."}
+            messages: list[dict[str, Any]] = [*system, question]
             for _ in range(4):
                 conversations.append(messages)
                 feedback = {"role": "user", "content": "Your answer is wrong. Try again."}
                 messages = [*messages, {"role": "assistant", "content": completion}, feedback]
-    return conversations
+    return [*conversations, *toys()]

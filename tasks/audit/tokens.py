@@ -41,6 +41,14 @@ class Decoder:
         decoded: list[str] = self._backend.decode_batch(sequences, skip_special_tokens=not special)
         return decoded
 
+    def unended(self, sequences: list[list[int]]) -> list[str]:
+        """Return the texts without the last token, if it was added to the vocabulary as a whole.
+
+        Ends of turns are such tokens, and some tokenizers do not call them special.
+        """
+        added = self.tokenizer.added_tokens_decoder
+        return self.texts([ids[:-1] if ids and ids[-1] in added else ids for ids in sequences])
+
     def round_trip(self, text: str) -> str:
         """Encode and decode `text`; the result differs if the tokenizer normalises text or lacks a character."""
         ids = self.tokenizer.encode(text, add_special_tokens=False)

@@ -18,6 +18,7 @@ from tasks.evaluate.protocol import Protocol, greedy, sampled
 from tasks.inference.api import GenerationConfig
 from tasks.problems.task import read_problems
 from tasks.rollout.plan import RolloutPlan
+from tasks.rollout.task import warn_of_marks
 from tasks.run.workspace import Workspace
 from tasks.score.scoring import metrics_of, scorer_fingerprint
 
@@ -92,6 +93,7 @@ def _play(workspace: Workspace, workers: "Workers", policy: PolicyVersion, proto
     )
     with _draft(workspace, protocol.evaluation(policy)) as draft:
         problems = read_problems(workspace, protocol.problem_set)
+        warn_of_marks(workspace, policy, problems)
         metrics = play(plan, problems, workers, draft, get_run_logger().info)
         draft.commit(_provenance(workspace), [policy, protocol.problem_set], metrics)
 

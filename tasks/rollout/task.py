@@ -17,6 +17,7 @@ from storage.records import Problem
 from storage.version_names import PolicyVersion, ProblemsVersion, TrajectoriesVersion
 from storage.versions import manifests
 from storage.versions.journal import JournaledDraft
+from tasks.agents.control.problems import describe_marked
 from tasks.inference.api import GenerationConfig
 from tasks.problems.curriculum_task import weights
 from tasks.problems.exclusions import Excluded, left_of, read_exclusions
@@ -106,6 +107,15 @@ def _read_pool(workspace: Workspace, problem_set: ProblemsVersion) -> _Pool:
     return _Pool(problems, chances, excluded)
 
 
+def warn_of_marks(workspace: Workspace, policy: PolicyVersion, problems: Sequence[Problem]) -> None:
+    """Name the problems that spell out control tokens of a policy."""
+    from tasks.rollout.workers import fetch_chat
+
+    chat = fetch_chat(workspace.store, policy, workspace.cache)
+    if warning := describe_marked(problems, chat.control):
+        get_run_logger().warning("%s", warning)
+
+
 def _draw(
     workspace: Workspace, problem_set: ProblemsVersion, iteration: int
 ) -> tuple[list[Problem], Iterator[Problem]]:
@@ -139,6 +149,7 @@ class Rollouts:
         self._alarm = FaultAlarm(workspace.store, workspace.name)
         self._stream: Stream | None = None
         self._playing: PrefectFuture[bool | State[bool]] | None = None
+        self._warned = False  # whether problems that spell out control tokens were named
 
     def __enter__(self) -> Self:
         return self
@@ -162,6 +173,9 @@ class Rollouts:
 
     def _take(self, iteration: int, policy: PolicyVersion) -> TrajectoriesVersion:
         workspace = self._workspace
+        if not self._warned:  # all policies of a run have the same tokenizer
+            warn_of_marks(workspace, policy, _read_pool(workspace, self._problem_set).problems)
+            self._warned = True
         if not workspace.config.run.overlap:
             playing = lagging_policy(workspace, iteration) or policy
             return rollout(workspace, self._workers, iteration, playing, self._problem_set)

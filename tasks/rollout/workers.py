@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Protocol
 
 from configs.schema import Score as ScoreSettings
+from storage.objects.store import Store
 from storage.records import Trajectory
 from storage.version_names import PolicyVersion, TrajectoriesVersion
-from storage.versions import datasets
+from storage.versions import datasets, manifests
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft
+from storage.versions.fetch import WEIGHTS, fetch_folder
+from storage.versions.manifests import Manifest
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat
 from tasks.agents.interface import Agent, AgentContext, entered
-from tasks.agents.tokenizer import load_tokenizer
+from tasks.agents.tokenizer import engine_ends, load_tokenizer
 from tasks.agents.trial import open_chat
 from tasks.environments import ENVIRONMENTS
 from tasks.environments.interface import Environment, EnvironmentContext
@@ -154,8 +157,18 @@ def _make_environment(plan: RolloutPlan, verifier: Verifier) -> Environment:
 
 def load_chat(policy: Checkpoint) -> Chat:
     """Return the chat of the checkpoint's tokenizer; it is cached, because a run never changes its tokenizer."""
-    fingerprint = tuple(file.sha256 for file in policy.manifest.files if "token" in file.name or "chat" in file.name)
-    return _load_chat(fingerprint, _vocabulary(policy.model / "config.json"), _Unhashed(policy.model))
+    return _chat_in(policy.manifest, policy.model)
+
+
+def fetch_chat(store: Store, policy: PolicyVersion, cache: Path) -> Chat:
+    """Return the chat of a checkpoint's tokenizer without fetching its weights."""
+    manifest = manifests.read(store, policy)
+    return _chat_in(manifest, fetch_folder(store, manifest, "model", cache, leave_out=WEIGHTS))
+
+
+def _chat_in(manifest: Manifest, model: Path) -> Chat:
+    fingerprint = tuple(file.sha256 for file in manifest.files if "token" in file.name or "chat" in file.name)
+    return _load_chat(fingerprint, _vocabulary(model / "config.json"), engine_ends(model), _Unhashed(model))
 
 
 def _vocabulary(config: Path) -> int | None:
@@ -170,5 +183,5 @@ class _Unhashed:
 
 
 @lru_cache(maxsize=2)
-def _load_chat(fingerprint: tuple[str, ...], vocabulary: int | None, model: _Unhashed) -> Chat:
-    return open_chat(load_tokenizer(model.folder), vocabulary)
+def _load_chat(fingerprint: tuple[str, ...], vocabulary: int | None, ends: tuple[int, ...], model: _Unhashed) -> Chat:
+    return open_chat(load_tokenizer(model.folder), vocabulary, ends)

@@ -33,6 +33,7 @@ RECURSION = (
         ("{% if messages | length > 3 %}" + LOOP + "{% endif %}", "needs more than 1 s of processor time"),
         ("{% if messages[0].role == 'system' %}" + LOOP + "{% endif %}", "needs more than 1 s of processor time"),
         ("{% if '</think>' in messages[1].content %}" + LOOP + "{% endif %}", "needs more than 1 s of processor time"),
+        ("{% if messages[-1].role == 'tool' %}" + LOOP + "{% endif %}", "needs more than 1 s of processor time"),
         ("{{ 'x' * 10 ** 10 }}", "needs more than 64 MB"),
         ("{% set x = 'x' * 10 ** 10 %}", "needs more than 64 MB"),
         ("{% for i in range(999) %}{{ 'x' * 10 ** 6 }}{% endfor %}", "needs more than 64 MB"),

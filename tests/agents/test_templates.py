@@ -152,7 +152,9 @@ def chat_of(name: str) -> Chat:
     return Chat(make_tokenizer(ALL[name]))
 
 
-WORDS = st.lists(st.sampled_from([WRONG, "Hmm", " ", "\n", "think", ".", "?"]), max_size=5).map("".join)
+PIECES = [WRONG, "Hmm", " ", "\n", "think", ".", "?"]
+WORDS = st.lists(st.sampled_from(PIECES), max_size=5).map("".join)
+ANSWERS = st.lists(st.sampled_from([*PIECES, "<|im_end|>\n", "<|im_start|>assistant\n"]), max_size=5).map("".join)
 
 
 @st.composite
@@ -161,7 +163,7 @@ def conversations(draw: st.DrawFn) -> tuple[str, list[Message], list[tuple[str, 
     name = draw(st.sampled_from(sorted(ALL)))
     system = [SYSTEM] if name != "refusing" and draw(st.booleans()) else []
     said = st.one_of(WORDS, WORDS.map(partial(thought, name)))
-    turns = draw(st.lists(st.tuples(said, st.booleans(), WORDS), min_size=1, max_size=3))
+    turns = draw(st.lists(st.tuples(said, st.booleans(), ANSWERS), min_size=1, max_size=3))
     return name, [*system, QUESTION], turns
 
 

@@ -95,6 +95,7 @@ def main(versions: int, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
         "tasks.run.progress.create_progress_artifact": lambda **_: UUID(int=0),
         "tasks.run.progress.update_progress_artifact": lambda **_: None,
         "tasks.rollout.workers.load_chat": lambda _: None,
+        "tasks.rollout.task.warn_of_marks": lambda *_: None,
         "tasks.rollout.play.play": stage.play,
         "tasks.rollout.task.rollout": rollout.fn,
         "tasks.rollout.task._play_stream": stage,

@@ -221,11 +221,13 @@ def template(text: str) -> Break:
 
 
 def without_end(folder: Path) -> None:
-    """Remove the end-of-turn token from tokenizer and template."""
+    """Remove the end-of-turn token from template, tokenizer and the model's configuration, which the engine reads."""
     template("{% for message in messages %}{{ message.content }} {% endfor %}")(folder)
-    values = json.loads((folder / "tokenizer_config.json").read_text())
-    values.pop("eos_token")
-    (folder / "tokenizer_config.json").write_text(json.dumps(values))
+    for name in ("tokenizer_config.json", "config.json", "generation_config.json"):
+        if (folder / name).exists():
+            values = json.loads((folder / name).read_text())
+            left = {key: value for key, value in values.items() if key not in ("eos_token", "eos_token_id")}
+            (folder / name).write_text(json.dumps(left))
 
 
 UNPLAYABLE: dict[str, tuple[Break, str]] = {

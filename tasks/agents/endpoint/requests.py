@@ -146,9 +146,14 @@ def _message(place: int, message: dict[str, Any]) -> ChatMessage:
     for name in ("name", "tool_call_id", "reasoning_content"):
         if isinstance(message.get(name), str):
             form[name] = message[name]
-    if calls := message.get("tool_calls"):
-        if not isinstance(calls, list):
-            raise ValueError(f"message {place}: tool_calls is no list")
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, list):
+        raise ValueError(f"message {place}: tool_calls is no list")
+    if old := message.get("function_call"):  # what `tool_calls` were before there could be several
+        if calls:
+            raise ValueError(f"message {place} has both tool_calls and function_call: leave one of them out")
+        calls = [{"function": old}]
+    if calls:
         form["tool_calls"] = [_call(place, call) for call in calls]
     return form
 

@@ -51,7 +51,7 @@ def open_renderer(chat: Chat, family: str = "auto") -> Renderer:
     harmony, mark = _HARMONY
     for name in (*_FAMILIES, *((harmony,) if mark in chat.tokenizer.get_vocab() else ())):
         try:
-            renderer = LibraryRenderer(chat.tokenizer, name)
+            renderer = LibraryRenderer(chat, name)
         except Exception:  # noqa: BLE001 - the tokenizer lacks tokens of this family; the library has no narrower error
             continue
         if _agree(renderer, TemplateRenderer(chat)):
@@ -62,7 +62,7 @@ def open_renderer(chat: Chat, family: str = "auto") -> Renderer:
 
 def _open_family(chat: Chat, family: str) -> LibraryRenderer:
     try:
-        return LibraryRenderer(chat.tokenizer, family)
+        return LibraryRenderer(chat, family)
     except Exception as error:
         raise ValueError(
             f"agent.args.renderer={family!r} cannot render for this tokenizer: {error}; use auto or template"

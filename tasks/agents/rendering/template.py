@@ -18,7 +18,7 @@ from tasks.agents.rendering.interface import (
 )
 
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
-_THOUGHTS = re.compile(r"\A\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
+_OPEN, _CLOSE = "<think>", "</think>"
 
 
 class TemplateRenderer:
@@ -49,11 +49,18 @@ class TemplateRenderer:
     def answer(self, prompt_ids: list[int], completion_ids: list[int], tools: Sequence[ToolSpec]) -> ParsedAnswer:
         """See `Renderer.answer`."""
         text = self._chat.completion_text(completion_ids)
-        thoughts = _THOUGHTS.match(text) if text.lstrip().startswith("<think>") or self._chat.opens_thoughts else None
-        said = text[thoughts.end() :] if thoughts else text
+        thoughts, said = self._thoughts(text)
         calls = [_call(body, closed=bool(end)) for body, end in _CALL.findall(said)] if tools else []
         content = _CALL.sub("", said) if tools else said
-        return ParsedAnswer(content.strip(), thoughts[1].strip() if thoughts else "", calls)
+        return ParsedAnswer(content.strip(), thoughts, calls)
+
+    def _thoughts(self, text: str) -> tuple[str, str]:
+        """Return the thoughts with which a completion begins, and the rest of it."""
+        thought, closed, said = text.partition(_CLOSE)
+        begun = self._chat.opens_thoughts or text.lstrip().startswith(_OPEN)
+        if not (begun and closed):
+            return "", text
+        return thought.strip().removeprefix(_OPEN).strip(), said
 
 
 def _call(body: str, *, closed: bool) -> ParsedCall:

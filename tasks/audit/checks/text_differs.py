@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.flag_rows import flag_rows
-from tasks.audit.tokens import Decoded, Decoders
+from tasks.audit.tokens import Decoded, Decoder, Decoders, lists
 
 MOST_TOKENS = 200_000_000
 """The most sampled tokens that are decoded; with more, only a sample of the turns is. Five million take a second."""
@@ -21,7 +21,7 @@ def text_differs(evidence: AuditEvidence) -> Measured:
     decoded, differing = 0, list[pa.RecordBatch]()
     for part in decoders.decode(evidence, _turns(evidence)):
         decoded += part.rows.num_rows
-        differing.append(_differing(part))
+        differing.append(_differing(part, decoders.runs[part.run]))
     found = _flag(evidence, [batch for batch in differing if batch.num_rows])
     checked = f"{turns:,} turns" if decoded == turns else f"the {decoded:,} of {turns:,} turns that were decoded"
     return Measured(found, decoded, f"{found:,} of {checked} have tokens that differ from their text{decoders.remark}")
@@ -40,10 +40,12 @@ def _turns(evidence: AuditEvidence) -> str:
         ) where {chosen}"""
 
 
-def _differing(part: Decoded) -> pa.RecordBatch:
-    columns: dict[str, Any] = {name: part.rows.column(name) for name in (*_NAMES, "text")}
+def _differing(part: Decoded, decoder: Decoder) -> pa.RecordBatch:
+    columns: dict[str, Any] = {name: part.rows.column(name) for name in (*_NAMES, "text", "ids")}
     both = pa.RecordBatch.from_pydict({**columns, "decoded": pa.array(part.texts, pa.string())})
     differing = both.filter(pc.not_equal(both.column("text"), both.column("decoded")))
+    unended = pa.array(decoder.unended(lists(differing.column("ids"))), pa.string())
+    differing = differing.filter(pc.not_equal(differing.column("text"), unended))
     shown = [pc.utf8_slice_codeunits(differing.column(name), 0, _SHOWN) for name in ("text", "decoded")]
     return pa.RecordBatch.from_pydict(
         {**{name: differing.column(name) for name in _NAMES}, "text": shown[0], "decoded": shown[1]}

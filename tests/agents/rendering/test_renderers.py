@@ -1,6 +1,7 @@
 """The package `renderers` and the probing of chat templates agree, for a family that both can render."""
 
 import json
+import time
 from functools import lru_cache
 from typing import Any
 
@@ -138,6 +139,16 @@ def test_broken_calls_are_kept(renderer: Renderer, broken: str) -> None:
     (found,) = answer.calls
     assert not found.readable
     assert found.arguments.strip() in broken
+
+
+@pytest.mark.parametrize("hostile", [" ", "\n", "<think>", "</think>", "<tool_call>", "<tool_call></tool_call>"])
+def test_hostile_answers_are_read_in_linear_time(hostile: str) -> None:
+    """Each doubling of a policy's words may not quadruple the time in which all other episodes wait."""
+    renderer, text = TemplateRenderer(chat()), hostile * (100_000 // len(hostile))
+    completion = chat().encode(text)
+    started = time.process_time()
+    renderer.answer([], completion, [ADD])
+    assert time.process_time() - started < 2
 
 
 def test_a_template_without_tools_is_refused() -> None:

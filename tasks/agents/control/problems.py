@@ -1,0 +1,20 @@
+"""Problems whose text reads like control tokens."""
+
+from collections.abc import Sequence
+
+from storage.records import Problem
+from tasks.agents.control.tokens import ControlTokens
+
+_NAMED = 5
+
+
+def describe_marked(problems: Sequence[Problem], control: ControlTokens) -> str | None:
+    """Return a warning that names the problems in which control tokens are spelled out; None if there are none."""
+    marked = [problem.problem_id for problem in problems if control.found_in(problem.prompt)]
+    if not marked:
+        return None
+    others = [f"and {len(marked) - _NAMED} more"] if len(marked) > _NAMED else []
+    return (
+        f"{len(marked)} of {len(problems)} problems spell out tokens of the chat format, such as <|im_end|> "
+        f"({', '.join([*marked[:_NAMED], *others])}): the policy reads them as text; look whether they belong there"
+    )

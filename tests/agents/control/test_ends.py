@@ -1,0 +1,139 @@
+"""Completions end at every token that ends a turn, and such a token is in the next prompt once."""
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.agents.chat import Chat
+from tasks.agents.rendering.choice import open_renderer
+from tasks.agents.tokenizer import engine_ends
+from tests.support.chat_formats import chat_of, tokenizer_of
+from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
+
+QUESTION = {"role": "user", "content": "What is 1 + 2?"}
+
+
+def ids(name: str, text: str) -> list[int]:
+    return chat_of(name).encode(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [
+        ("glm", ["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"]),
+        ("llama", ["<|eot_id|>", "<|eom_id|>"]),
+        ("qwen3", ["<|im_end|>"]),
+        ("opening", ["<|im_end|>"]),
+    ],
+)
+def test_all_ends_of_a_template_are_found(name: str, ends: list[str]) -> None:
+    """GLM's turns end with each role's header. Llama's have another end after calls, and Qwen's calls have none."""
+    assert list(chat_of(name).stop_token_ids) == sorted(tokenizer_of(name).get_vocab()[end] for end in ends)
+
+
+@pytest.mark.parametrize(
+    ("name", "end", "follows"),
+    [
+        ("glm", "", "<|user|>\nNo.<|assistant|>\n"),
+        ("glm", "<|user|>", "\nNo.<|assistant|>\n"),
+        ("glm", "<|endoftext|>", "<|user|>\nNo.<|assistant|>\n"),
+        ("llama", "", "<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nNo.<|eot_id|>"),
+        ("llama", "<|eot_id|>", "<|start_header_id|>user<|end_header_id|>\n\nNo.<|eot_id|>"),
+        ("llama", "<|eom_id|>", "<|start_header_id|>user<|end_header_id|>\n\nNo.<|eot_id|>"),
+        ("llama", "<|end_of_text|>", "<|start_header_id|>user<|end_header_id|>\n\nNo.<|eot_id|>"),
+        ("qwen3", "<|endoftext|>", "\n<|im_start|>user\nNo.<|im_end|>\n"),
+        ("qwen3", "<|im_end|>", "\n<|im_start|>user\nNo.<|im_end|>\n"),
+    ],
+)
+def test_a_sampled_end_takes_the_place_of_the_templates(name: str, end: str, follows: str) -> None:
+    """Whichever end was sampled, the prompt goes on behind that of the template. A role's header is not repeated."""
+    tokenizer = tokenizer_of(name)
+    more = [number for number, token in tokenizer.added_tokens_decoder.items() if "of" in token.content]
+    chat = Chat(tokenizer, ends=more)
+    said = ids(name, "4" + end)
+    assert chat.completion_text(said) == chat.decode(said) == "4"
+    following = chat.next_prompt([QUESTION], said, "No.")
+    assert not following.fresh
+    assert following.messages[1]["content"] == "4"
+    header = "<|start_header_id|>assistant<|end_header_id|>\n\n" if name == "llama" else ""
+    header = "<|im_start|>assistant\n" if name == "qwen3" else header
+    assert following.token_ids == ids(name, follows + header)
+    again = open_renderer(chat, "template").continuation([], said, [QUESTION], [{"role": "user", "content": "No."}], [])
+    assert again == following.token_ids
+
+
+def test_the_header_of_another_role_begins_a_sequence() -> None:
+    """The policy expected the output of a tool, and a question came: no prompt of this format goes on like that."""
+    chat = chat_of("glm")
+    following = chat.next_prompt([QUESTION], ids("glm", "4<|observation|>"), "No.")
+    assert following.fresh
+    assert following.token_ids == ids(
+        "glm", "[gMASK]<sop><|user|>\nWhat is 1 + 2?<|assistant|>\n4<|user|>\nNo.<|assistant|>\n"
+    )
+    result = {"role": "tool", "content": "3"}
+    assert chat.continuation([QUESTION], ids("glm", "4<|observation|>"), [result], []) == ids(
+        "glm", "\n3<|assistant|>\n"
+    )
+    assert chat.continuation([QUESTION], ids("glm", "4<|user|>"), [result], []) is None
+
+
+def test_padding_that_was_sampled_last_is_an_end() -> None:
+    """The endpoint asks the engine to stop at all ends of a family, such as Qwen's padding `<|endoftext|>`."""
+    chat = Chat(build_qwen3_tokenizer())
+    said = chat.encode("4<|endoftext|>")
+    assert chat.completion_text(said) == "4"
+    rest = chat.next_prompt([QUESTION], said, "No.").token_ids
+    assert rest == chat.encode("\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_template_that_shows_one_role_may_end_with_its_header() -> None:
+    """Nothing but its place before the first question tells the user's header from an end of the assistant's turn."""
+    tokenizer = deepcopy(tokenizer_of("glm"))
+    refused = "{% for m in messages %}{% if m.role not in ['user', 'assistant'] or m.role == last %}"
+    alternating = (
+        "{% set ns = namespace(last='') %}"
+        + refused.replace("last", "ns.last")
+        + ("{{ raise_exception('no') }}{% endif %}{% set ns.last = m.role %}{% endfor %}")
+    )
+    tokenizer.chat_template = alternating + str(tokenizer.chat_template)
+    chat = Chat(tokenizer)
+    assert [tokenizer.decode(end) for end in chat.stop_token_ids] == ["<|endoftext|>", "<|user|>"]
+    for end, follows in (("<|user|>", "\nNo.<|assistant|>\n"), ("<|endoftext|>", "<|user|>\nNo.<|assistant|>\n")):
+        following = chat.next_prompt([QUESTION], chat.encode("4" + end), "No.")
+        assert tokenizer.decode(following.token_ids) == follows
+
+
+@pytest.mark.parametrize("renderer", ["qwen3", "template"])
+def test_ends_of_the_engine_are_not_in_the_message(renderer: str) -> None:
+    """The family knows the first of them, the second is an end of this engine alone."""
+    tokenizer = tokenizer_of("qwen3")
+    for end in ("<|endoftext|>", "<tool_response>"):
+        chat = Chat(tokenizer, ends=ids("qwen3", end))
+        told = open_renderer(chat, renderer)
+        prompt, said = told.prompt([QUESTION], []), ids("qwen3", "It is 4." + end)
+        assert told.answer(prompt, said, []).content == chat.completion_text(said) == "It is 4."
+        rest = told.continuation(prompt, said, [QUESTION], [{"role": "user", "content": "No."}], [])
+        if rest is not None:
+            assert rest == ids("qwen3", "\n<|im_start|>user\nNo.<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "ends"),
+    [
+        ({"eos_token_id": 2}, None, (2,)),
+        ({"eos_token_id": 2}, {"eos_token_id": [5, 3]}, (5, 3)),
+        ({"eos_token_id": 2}, {}, ()),
+        ({"eos_token_id": None}, None, ()),
+    ],
+)
+def test_the_engines_ends_are_those_of_the_models_files(
+    config: dict[str, Any], generation: dict[str, Any] | None, ends: tuple[int, ...], tmp_path: Path
+) -> None:
+    """vLLM reads config.json only if there is no generation_config.json."""
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if generation is not None:
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    assert engine_ends(tmp_path) == ends

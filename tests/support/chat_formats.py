@@ -1,0 +1,102 @@
+"""Small tokenizers with the chat formats of several model families."""
+
+from functools import lru_cache
+
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, trainers
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+from tasks.agents.chat import Chat
+from tests.support.qwen3_tokenizer import TEMPLATE as QWEN3
+
+GLM = (  # a turn ends with the header of the next one
+    "{{ '[gMASK]<sop>' }}"
+    "{% if tools %}{{ '<|system|>\nTools:' }}"
+    "{% for tool in tools %}{{ ' ' + tool.function.name }}{% endfor %}{% endif %}"
+    "{% for m in messages %}"
+    "{% if m.role == 'tool' %}{{ '<|observation|>\n' + m.content }}"
+    "{% else %}{{ '<|' + m.role + '|>\n' + m.content }}"
+    "{% for call in m.tool_calls or [] %}"
+    """{{ '\n<tool_call>{"name": "' + call.function.name + '", "arguments": ' + call.function.arguments | tojson }}"""
+    "{{ '}</tool_call>' }}{% endfor %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+LLAMA = (  # one end behind calls, another behind other messages
+    "{{ bos_token }}{% for m in messages %}"
+    "{{ '<|start_header_id|>' + ('ipython' if m.role == 'tool' else m.role) + '<|end_header_id|>\n\n' }}"
+    "{{ m.content | trim }}"
+    "{% for call in m.tool_calls or [] %}"
+    """{{ '{"name": "' + call.function.name + '", "parameters": ' + call.function.arguments | tojson + '}' }}"""
+    "{% endfor %}{{ '<|eom_id|>' if m.tool_calls else '<|eot_id|>' }}{% endfor %}"
+    "{% if tools %}{% for tool in tools %}{{ tool.function.name }}{% endfor %}{% endif %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+OPENING = (  # opens a thought, and drops those before the last question
+    "{% set ns = namespace(last=-1) %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{% set said = m.content %}{% set thought = '' %}"
+    "{% if m.role == 'assistant' and '</think>' in said %}"
+    r"{% set thought = said.split('</think>')[0].split('<think>')[-1].strip('\n') %}"
+    r"{% set said = said.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "{{ '<|im_start|>' + m.role + '\n' }}"
+    "{% if m.role == 'assistant' and loop.index0 > ns.last %}{{ '<think>\n' + thought + '\n</think>\n\n' }}{% endif %}"
+    "{{ said + '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
+)
+
+_CHATML = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
+_OWN = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
+FORMATS: dict[str, tuple[str, list[str], list[str], str]] = {
+    "qwen3": (QWEN3, _CHATML, [*_OWN, "<tool_response>", "</tool_response>"], "<|im_end|>"),
+    "opening": (OPENING, _CHATML, _OWN, "<|im_end|>"),
+    "llama": (
+        LLAMA,
+        [
+            "<|begin_of_text|>",
+            "<|start_header_id|>",
+            "<|end_header_id|>",
+            "<|eot_id|>",
+            "<|eom_id|>",
+            "<|end_of_text|>",
+        ],
+        [],
+        "<|eot_id|>",
+    ),
+    "glm": (
+        GLM,
+        ["<|endoftext|>", "[gMASK]", "<sop>"],
+        [*_OWN, "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"],
+        "<|endoftext|>",
+    ),
+}
+"""By name: template, special tokens, other added tokens, and the tokenizer's end of text."""
+_TEXTS = ["The answer is wrong.\n\n Try again, please: what is the sum? <|user|> system assistant </a><b>"] * 4
+
+
+@lru_cache
+def tokenizer_of(name: str) -> PreTrainedTokenizerFast:
+    """Build a tokenizer of a format, whose tokens are bytes and pairs of them, as those of real models."""
+    template, special, others, end = FORMATS[name]
+    backend = Tokenizer(BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.train_from_iterator(
+        _TEXTS,
+        trainers.BpeTrainer(vocab_size=330, show_progress=False, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()),
+    )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=end,
+        bos_token=special[0],
+        additional_special_tokens=special,
+        chat_template=template,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.add_tokens([AddedToken(text, normalized=False) for text in others])
+    return tokenizer
+
+
+@lru_cache
+def chat_of(name: str) -> Chat:
+    """Return the chat of a format; it is made once, as in a run."""
+    return Chat(tokenizer_of(name))
