@@ -1,7 +1,6 @@
 """Advantages: baselines compare the same turns of one group, and only sampled tokens count."""
 
 import dataclasses
-import importlib
 import itertools
 from collections.abc import Sequence
 from typing import Any
