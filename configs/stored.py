@@ -94,7 +94,9 @@ MIGRATIONS: Sequence[Migration] = (
 )
 """All migrations, oldest first. None is ever removed, because old stores still exist."""
 
-BEFORE: Mapping[str, Any] = {}
+BEFORE: Mapping[str, Any] = {
+    "problems.without_room": "play",
+}
 """Knobs whose default is another behaviour than that of the programs before the knob, and the value for the latter."""
 
 

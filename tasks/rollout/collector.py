@@ -6,7 +6,7 @@ import ctypes
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -47,6 +47,7 @@ class Collector:
     make_environment: Callable[[], Environment]
     chat: Chat
     settings: Rollout
+    private: Set[str] = frozenset()  # keys of problems' metadata that agents do not get
 
     async def collect(
         self, groups: AsyncIterator[Group], together: int, sink: Callable[[Group, list[Trajectory]], None]
@@ -109,7 +110,7 @@ class Collector:
         async def play_episode(prompt: EpisodeSpec) -> list[Trajectory]:
             await places.acquire()
             try:
-                return await self._episode(Conversation(prompt, turns, self.chat.vocabulary), watch)
+                return await self._episode(Conversation(prompt, turns, self.chat.vocabulary, self.private), watch)
             finally:
                 room.release()
 

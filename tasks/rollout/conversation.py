@@ -7,7 +7,7 @@ its trajectory with `tasks.agents.episode.Episode`, whose docstring shows an exa
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Set
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -17,6 +17,7 @@ from tasks.agents.interface import Agent, EpisodeSpec
 from tasks.environments.interface import Environment
 from tasks.inference.api import BundledGenerationOutputs, Completion, Observation
 from tasks.rollout.admission import admit, check_observation, reason_of
+from tasks.rollout.private import WholeProblem, without
 from tasks.rollout.turns import TurnBatcher
 from tasks.rollout.values import RefusedError
 from tasks.rollout.watch import StalledError, Watch
@@ -43,10 +44,14 @@ class Conversation:
         prompt: the episode to play.
         turns: answers the observations, together with those of its group.
         vocabulary: number of token ids that the policy knows.
+        private: keys of the problem's metadata that the agent does not get.
     """
 
-    def __init__(self, prompt: EpisodeSpec, turns: TurnBatcher, vocabulary: int) -> None:
+    def __init__(
+        self, prompt: EpisodeSpec, turns: TurnBatcher, vocabulary: int, private: Set[str] = frozenset()
+    ) -> None:
         self.prompt, self._turns, self._vocabulary = prompt, turns, vocabulary
+        self._shown = without(prompt.problem.metadata, private)
         self._observations: asyncio.Queue[Observation] = asyncio.Queue(MOST_UNREAD)
         self._actions: asyncio.Queue[BundledGenerationOutputs] = asyncio.Queue()
         self._room = asyncio.Semaphore(MOST_AT_ONCE)
@@ -129,12 +134,15 @@ class Conversation:
         task = asyncio.current_task()
         assert task
         try:
+            asked = _copy_for_agent(self.prompt, self._shown)
             async with _opened(make_environment()) as environment:
                 returned = await agent.collect_trajectory(
-                    _copy_for_agent(self.prompt), environment, self._observations, self._actions
+                    asked, self._whole(environment), self._observations, self._actions
                 )
             served = [completion for outputs in self.exchanges for completion in outputs.completions]
-            return admit(returned, self.prompt.record, self._vocabulary, served)
+            record = self.prompt.record
+            admitted = admit(returned, replace(record, metadata=self._shown), self._vocabulary, served)
+            return [replace(trajectory, metadata=record.metadata) for trajectory in admitted]
         except RefusedError:
             raise
         except BaseException as error:
@@ -142,6 +150,11 @@ class Conversation:
             if cancelled or interrupts.raised_by_handler(error):
                 raise
             raise AgentError(reason_of(error)) from error
+
+    def _whole(self, environment: Environment) -> Environment:
+        """Return an environment that gets the problem's private metadata, too, if there are any."""
+        whole = self.prompt.problem.metadata
+        return environment if self._shown == whole else WholeProblem(environment, self._shown, whole)
 
 
 async def cancel(tasks: set[asyncio.Task[object]]) -> set[asyncio.Task[object]]:
@@ -179,10 +192,14 @@ async def _opened(environment: Environment) -> AsyncIterator[Environment]:
             await close()
 
 
-def _copy_for_agent(prompt: EpisodeSpec) -> EpisodeSpec:
-    """Copy the prompt, so that an agent cannot change the gold answers or the record used for admission."""
-    problem = replace(prompt.problem, solutions=list(prompt.problem.solutions))
-    return replace(prompt, problem=problem, record=replace(prompt.record, solutions=list(prompt.record.solutions)))
+def _copy_for_agent(prompt: EpisodeSpec, shown: str) -> EpisodeSpec:
+    """Copy the prompt, so that an agent cannot change the gold answers or the record used for admission.
+
+    Its metadata are those that the agent is `shown`.
+    """
+    problem = replace(prompt.problem, solutions=list(prompt.problem.solutions), metadata=shown)
+    record = replace(prompt.record, solutions=list(prompt.record.solutions), metadata=shown)
+    return replace(prompt, problem=problem, record=record)
 
 
 def _copy_outputs(outputs: BundledGenerationOutputs) -> BundledGenerationOutputs:

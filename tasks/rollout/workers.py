@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Protocol
 
 from configs.schema import Score as ScoreSettings
+from storage.objects.store import Store
 from storage.records import Trajectory
 from storage.version_names import PolicyVersion, TrajectoriesVersion
-from storage.versions import datasets
+from storage.versions import datasets, manifests
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft
+from storage.versions.fetch import WEIGHTS, fetch_folder
+from storage.versions.manifests import Manifest
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat
 from tasks.agents.interface import Agent, AgentContext, entered
@@ -28,7 +31,7 @@ from tasks.rollout.data_set import FinishedGroup
 from tasks.rollout.groups import Groups, SharedGroups, as_they_begin
 from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.selection import select_episodes
-from tasks.score.scorers import Scorers
+from tasks.score.scorers import Scorers, private_metadata
 from tasks.score.scoring import Grades, score_rows
 from tasks.score.verifier import Verifier
 from tasks.tools import open_toolbox
@@ -116,6 +119,7 @@ class LocalWorkers:
                 make_environment=lambda: _make_environment(plan, self._verifier),
                 chat=chat,
                 settings=plan.config.rollout,
+                private=private_metadata(plan.config.score),
             )
 
     def _served(self) -> PolicyVersion:
@@ -153,8 +157,18 @@ def _make_environment(plan: RolloutPlan, verifier: Verifier) -> Environment:
 
 def load_chat(policy: Checkpoint) -> Chat:
     """Return the chat of the checkpoint's tokenizer; it is cached, because a run never changes its tokenizer."""
-    fingerprint = tuple(file.sha256 for file in policy.manifest.files if "token" in file.name or "chat" in file.name)
-    return _load_chat(fingerprint, _vocabulary(policy.model / "config.json"), _Unhashed(policy.model))
+    return _chat_in(policy.manifest, policy.model)
+
+
+def _chat_in(manifest: Manifest, model: Path) -> Chat:
+    fingerprint = tuple(file.sha256 for file in manifest.files if "token" in file.name or "chat" in file.name)
+    return _load_chat(fingerprint, _vocabulary(model / "config.json"), _Unhashed(model))
+
+
+def fetch_chat(store: Store, policy: PolicyVersion, cache: Path) -> Chat:
+    """Return the chat of a checkpoint's tokenizer without fetching its weights."""
+    manifest = manifests.read(store, policy)
+    return _chat_in(manifest, fetch_folder(store, manifest, "model", cache, leave_out=WEIGHTS))
 
 
 def _vocabulary(config: Path) -> int | None:
