@@ -108,6 +108,7 @@ def _import_for_run(workspace: Workspace, name: str, source: Source, begun: Prob
             changes,
             keeps,
         )
+    get_run_logger().info("problems.%s: %s, as the run began", name, begun)
     return begun
 
 

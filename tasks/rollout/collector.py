@@ -110,7 +110,9 @@ class Collector:
         async def play_episode(prompt: EpisodeSpec) -> list[Trajectory]:
             await places.acquire()
             try:
-                return await self._episode(Conversation(prompt, turns, self.chat.vocabulary, self.private), watch)
+                return await self._episode(
+                    Conversation(prompt, turns, self.chat.vocabulary, private=self.private), watch
+                )
             finally:
                 room.release()
 

@@ -65,7 +65,7 @@ def played(
     """Play one episode; return its trajectory and the problem that the environment had."""
     environment, rows = Grades(EnvironmentContext(verifier)), list[Trajectory]()
     engine = ScriptedEngine(chat, lambda *_: r"\boxed{3}")
-    collector = Collector(engine, agent, lambda: environment, chat, Rollout(), frozenset(private))
+    collector = Collector(engine, agent, lambda: environment, chat, Rollout(), private=frozenset(private))
 
     async def collect() -> None:
         async with entered(agent):
