@@ -50,9 +50,13 @@ def test_the_agents_own_messages_count(chat: Chat) -> None:
 
 def test_nobody_encodes_a_book(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt that has room whatever its tokens, or none, is not encoded."""
-    encoded = []
-    encode = chat.encode
-    monkeypatch.setattr(chat, "encode", lambda text: encoded.append(len(text)) or encode(text))
+    encoded, encode = list[int](), chat.encode
+
+    def noted(text: str) -> list[int]:
+        encoded.append(len(text))
+        return encode(text)
+
+    monkeypatch.setattr(chat, "encode", noted)
     assert lacking(chat, Problem("book", "1" * 10**6, ["3"]))
     assert all(length < 1000 for length in encoded)
 

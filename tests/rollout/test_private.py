@@ -1,16 +1,19 @@
 """What scorers call private reaches scorers and environments, but nobody who plays for the policy."""
 
+import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 
+from configs import load
 from configs.schema import Rollout
 from configs.schema import Score as ScoreSettings
 from storage.records import Problem, Trajectory
+from storage.versions.checkpoints import Checkpoint
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat
 from tasks.agents.interface import Agent, EpisodeSpec, entered
@@ -18,13 +21,16 @@ from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.environments.interface import EnvironmentContext
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.rollout.collector import Collector
+from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.play import run_loop
+from tasks.rollout.workers import LocalWorkers
 from tasks.score.scorers import check_scorers, private_metadata
 from tasks.score.verifier import Verifier
 from tests.agents.endpoint.test_commands import ASK
 from tests.support import own_scorers
 from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
 from tests.support.rollout_helpers import ScriptedEngine, all_groups, context, make_plan
+from tests.support.waiting_engine import WaitingEngine
 
 SECRET = "the hidden test"
 SYSTEM = {"role": "system", "content": "Put it in a box."}
@@ -124,6 +130,23 @@ def test_the_loop_with_tools_sends_the_rows_messages(chat: Chat, verifier: Verif
     agent = AGENTS.make("openai", context(chat, 20_000), {"arguments": {"instruction": "Think."}})
     prompt = prompt_of(chat, played(chat, verifier, agent)[0])
     assert "system\nPut it in a box.<|im_end|>\n<|im_start|>user\nWhat is 1 + 2?\nThink.<|im_end|>" in prompt
+
+
+def test_workers_play_by_what_the_runs_scorers_say(
+    chat: Chat, verifier: Verifier, policies: list[Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every collector, of training and of evaluations, keeps back what the scorers of its plan call private."""
+    monkeypatch.setattr("tasks.rollout.workers.load_chat", lambda _: chat)
+    workers = LocalWorkers(WaitingEngine(0), verifier, lambda _: policies[0])  # type: ignore[arg-type]
+    workers.serve(policies[0].version)
+
+    async def private_in(plan: RolloutPlan) -> Set[str]:
+        async with workers.open_collector(plan) as collector:
+            return collector.private
+
+    plan = make_plan(config=load("smoke", ["score.type={default: math-verify, code: code}"]))
+    assert asyncio.run(private_in(plan)) == {"input_output"}
+    assert asyncio.run(private_in(make_plan())) == set()
 
 
 def test_scorers_say_what_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
