@@ -17,7 +17,7 @@ from tasks.problems import BadRow, ProblemError, fingerprint, load_problems
 from tasks.problems.contamination import describe, find_overlaps
 from tasks.problems.curriculum_task import plan_curriculum
 from tasks.problems.difference import describe_change
-from tasks.problems.repeats import describe_repeats, find_repeats
+from tasks.problems.repeats import Repeat, describe_repeats, find_repeats
 from tasks.run.workspace import Workspace
 
 _ROWS_PER_SHARD = 50_000
@@ -68,7 +68,8 @@ def import_source(workspace: Workspace, source: Source) -> ProblemsVersion:
         if manifests.read(workspace.store, source.version).kind != "problems":
             raise DamagedError(f"{source.version} is not a problem set: give a version whose kind is problems")
         return ProblemsVersion(source.version)
-    return commit_problems(workspace, load_source(workspace, source), source.model_dump(mode="json"))
+    problems, repeats = _load(workspace, source)
+    return commit_problems(workspace, problems, source.model_dump(mode="json"), repeated=len(repeats))
 
 
 def begun_sets(workspace: Workspace) -> dict[str, ProblemsVersion]:
@@ -114,14 +115,17 @@ def _import_for_run(workspace: Workspace, name: str, source: Source, begun: Prob
 
 def load_source(workspace: Workspace, source: Source) -> list[Problem]:
     """Load the problems of `source`; log the rows that are left out, and problems that ask the same."""
-    if isinstance(source, StoredSource):
-        return read_problems(workspace, source.version)
+    return read_problems(workspace, source.version) if isinstance(source, StoredSource) else _load(workspace, source)[0]
+
+
+def _load(workspace: Workspace, source: Source) -> tuple[list[Problem], list[Repeat]]:
     loaded = load_problems(source, workspace.config.problems.max_bad_share)
+    repeats = find_repeats(loaded.problems)
     _report_rows(source.kind, "dropped", loaded.bad)
     _report_rows(source.kind, "left out", loaded.left_out)
-    for line in describe_repeats(find_repeats(loaded.problems)):
+    for line in describe_repeats(repeats):
         get_run_logger().warning("%s: %s", source.kind, line)
-    return loaded.problems
+    return loaded.problems, repeats
 
 
 def _report_rows(kind: str, what: str, rows: Sequence[BadRow]) -> None:
@@ -132,14 +136,15 @@ def _report_rows(kind: str, what: str, rows: Sequence[BadRow]) -> None:
         logger.warning("%s: %d more rows %s", kind, len(rows) - _REPORTED, what)
 
 
-def commit_problems(workspace: Workspace, problems: Sequence[Problem], source: dict[str, object]) -> ProblemsVersion:
-    """Commit a problem set, unless it exists, and return its version."""
+def commit_problems(
+    workspace: Workspace, problems: Sequence[Problem], source: dict[str, object], **counts: int
+) -> ProblemsVersion:
+    """Commit a problem set, unless it exists, and return its version; `counts` are further metrics of it."""
     version = layout.problems(fingerprint(problems))
     if not manifests.committed(workspace.store, version):
-        counts = {"problems": len(problems), "repeated": len(find_repeats(problems))}
         with Draft(workspace.store, version, "problems") as draft:
             write_rows(draft, PROBLEM_SCHEMA, problems, _ROWS_PER_SHARD)
-            draft.commit(workspace.provenance(), [], {**counts, "source": source})
+            draft.commit(workspace.provenance(), [], {"problems": len(problems), **counts, "source": source})
     get_run_logger().info("%d problems: %s", len(problems), version)
     return version
 
