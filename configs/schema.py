@@ -130,11 +130,12 @@ class FileSource(Knobs):
     kind: Literal["jsonl", "parquet"]
     path: URI
     """Path or URI of the file, or a pattern for several (`new/*.jsonl`); ids then begin with the name of the file."""
-    preset: Literal["gsm8k", "math", "areal", "verifiers"] | None = None
+    preset: Literal["gsm8k", "math", "areal", "verifiers", "verl"] | None = None
     """Name of a known data set, whose field mapping is used; or give `fields`."""
     fields: Fields = {}
     """Your own mapping: the columns of the prompt and the solution(s) and, if you like, of the id and the source. The
-    problem keeps those of `metadata`, a list, which agent, environment and scorer see."""
+    problem keeps those of `metadata`, a list, which agent, environment and scorer see. `reward_model.ground_truth` is a
+    column inside of another. A prompt may be messages; a row may lack columns of `metadata`."""
     count: PositiveInt | None = None
     """Take only so many rows, the first ones; empty: all."""
     max_line_mb: Megabytes = 16
@@ -157,11 +158,12 @@ class HubSource(Knobs):
     """Configuration of the data set (Hugging Face's term), such as `main`."""
     split: str = "train"
     """Split of the data set."""
-    preset: Literal["gsm8k", "math", "areal", "verifiers"] | None = None
+    preset: Literal["gsm8k", "math", "areal", "verifiers", "verl"] | None = None
     """Name of a known data set, whose field mapping is used; or give `fields`."""
     fields: Fields = {}
     """Your own mapping: the columns of the prompt and the solution(s) and, if you like, of the id and the source. The
-    problem keeps those of `metadata`, a list, which agent, environment and scorer see."""
+    problem keeps those of `metadata`, a list, which agent, environment and scorer see. `reward_model.ground_truth` is a
+    column inside of another. A prompt may be messages; a row may lack columns of `metadata`."""
     count: PositiveInt | None = None
     """Take only so many rows, the first ones; empty: all."""
 
@@ -182,7 +184,7 @@ class StoredSource(Knobs):
 def _check_mapping(preset: str | None, fields: Fields) -> None:
     if bool(preset) == bool(fields):
         raise ValueError(
-            "give either preset (gsm8k, math, areal, verifiers) or fields (prompt and solutions), not both"
+            "give either preset (gsm8k, math, areal, verifiers, verl) or fields (prompt and solutions), not both"
         )
     if fields and not {"prompt", "solutions"} <= fields.keys():
         raise ValueError(f"fields={fields} must name the columns of prompt and of solutions")
@@ -234,6 +236,9 @@ class Problems(Knobs):
     no update, and their problems are not drawn. The list may change during a run. It does not affect the warm start."""
     max_bad_share: Share = 0.01
     """Bad rows are dropped and reported; a larger share of bad rows is an error."""
+    without_room: Literal["leave-out", "refuse", "play"] = "leave-out"
+    """Reaction to problems whose first prompt leaves less of `inference.max_model_len` than a sixteenth of
+    `sampling.max_new_tokens`: name and never play them, stop before anything is played, or play them all the same."""
 
 
 class WarmStart(Knobs):

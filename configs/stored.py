@@ -101,6 +101,7 @@ BEFORE: Mapping[str, Any] = {
     "ppo.advantage.scale_penalties": True,
     "ppo.behaviour_weight.cap": None,
     "ppo.c_clip": None,
+    "problems.without_room": "play",
     "retrain.gate.max_by_luck": None,
     "reward.shape": "success",
     "reward.unfinished": "leave-out",

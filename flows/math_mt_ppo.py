@@ -35,8 +35,8 @@ def math_mt_ppo(config: str = "demo", overrides: list[str] | None = None) -> str
         overrides: dotted overrides, such as ["run.iterations=2"].
     """
     with open_run(resolve(config, overrides)) as workspace:  # only one flow run at a time writes this run
-        train_set, held_out_set = import_problems(workspace)
-        policy = newest_policy(workspace) or first_policy(workspace)
+        train_set, held_out_set = sets = import_problems(workspace)  # a run keeps those that it began with
+        policy = newest_policy(workspace) or first_policy(workspace, sets)
         with open_trainer(workspace) as trainer, open_workers(workspace) as workers:
             with Rollouts(workspace, workers, train_set) as rollouts:  # its end stops what still plays
                 for iteration in iterations(workspace):  # only those that are not yet committed

@@ -19,8 +19,8 @@ from tasks.warm_start.task import first_policy
 def rollout(config: str = "demo", overrides: list[str] | None = None, iteration: int = 0) -> str:
     """Play one iteration's episodes with the policy version of the same number."""
     with open_run(resolve(config, overrides)) as workspace:
-        train_set, _ = import_problems(workspace)
-        policy = layout.checkpoint(workspace.name, iteration) if iteration else first_policy(workspace)
+        train_set, _ = sets = import_problems(workspace)
+        policy = layout.checkpoint(workspace.name, iteration) if iteration else first_policy(workspace, sets)
         with (
             open_workers(workspace) as workers,
             Rollouts(workspace, workers, train_set) as rollouts,

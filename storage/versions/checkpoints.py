@@ -11,6 +11,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from storage import layout
 from storage.errors import DamagedError
@@ -54,7 +55,7 @@ def commit(
     canary: Canary,
     provenance: Provenance,
     parents: Sequence[str],
-    metrics: dict[str, float],
+    metrics: dict[str, Any],
     cache: Path | None = None,
 ) -> Manifest:
     """Commit the folders as the checkpoint `version`; with `cache`, move the files into it afterwards."""

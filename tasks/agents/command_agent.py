@@ -33,9 +33,10 @@ class CommandAgent(EndpointAgent):
     """An agent that is a program.
 
     It finds `OPENAI_BASE_URL`, `OPENAI_API_KEY` and `OPENAI_MODEL` in its environment, and the problem as one line of
-    JSON on its standard input: `{"prompt": …, "problem_id": …, "source": …, "metadata": {…}, "seed": …}`. What it
-    prints is its final answer; if it prints nothing, its newest completion is. It may instead post `{"action": "…"}` to
-    `$OPENAI_BASE_URL/environment/step` and read what the environment says. A status other than 0 fails the episode.
+    JSON on its standard input: `{"prompt": …, "messages": […], "problem_id": …, "source": …, "metadata": {…},
+    "seed": …}`. What it prints is its final answer; if it prints nothing, its newest completion is. It may instead post
+    `{"action": "…"}` to `$OPENAI_BASE_URL/environment/step` and read what the environment says. A status other than 0
+    fails the episode.
 
     It runs in an empty folder of its own. When it ends, or its episode does, its process group is killed, and every
     process with its key in the environment. They are also killed when the rollout's process ends, however it does.
@@ -178,6 +179,7 @@ def _line(task: AgentTask) -> bytes:
     problem = task.problem
     stated = {
         "prompt": task.prompt,
+        "messages": task.messages,
         "problem_id": problem.problem_id,
         "source": problem.source,
         "metadata": json.loads(problem.metadata),

@@ -8,10 +8,11 @@ import asyncio
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from storage.records import Problem, Trajectory
 from tasks.agents.chat import Chat
+from tasks.agents.template import Message
 from tasks.environments.interface import Environment
 from tasks.inference.api import BundledGenerationOutputs, GenerationConfig, Observation
 from tasks.tools.toolbox import Toolbox
@@ -76,6 +77,15 @@ class Agent(Protocol):
         act_queue: "asyncio.Queue[BundledGenerationOutputs]",
     ) -> list[Trajectory]:
         """Play the episode `prompt` and return its trajectories; an empty list rejects it."""
+        ...
+
+
+@runtime_checkable
+class Opens(Protocol):
+    """An agent that can tell its first prompt: problems for which the context has no room are then found beforehand."""
+
+    def opening(self, problem: Problem, question: str) -> list[Message]:
+        """Return the messages with which an episode of `problem` begins if the environment asks `question`."""
         ...
 
 

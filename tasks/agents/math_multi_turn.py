@@ -5,13 +5,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from storage.records import Trajectory
+from storage.records import Problem, Trajectory
 from tasks.agents.chat import NextPrompt
 from tasks.agents.episode import Episode
 from tasks.agents.interface import AgentContext, EpisodeSpec
 from tasks.agents.template import Message
 from tasks.environments.interface import Environment, verdict_of
 from tasks.inference.api import BundledGenerationOutputs, Observation
+from tasks.problems.messages import first_messages, with_instructions
 
 WRONG_FEEDBACK = "Your answer is wrong. Try again."
 CORRECT_FEEDBACK = "Your answer is correct."
@@ -27,7 +28,7 @@ class MathMultiTurnAgent:
         stop_on_success: end at the first right answer; otherwise send `correct_feedback` and go on.
         wrong_feedback: user message after a wrong answer.
         correct_feedback: user message after a right answer.
-        system_prompt: first message, if not empty.
+        system_prompt: first message, if not empty; a problem's own system message follows in the same message.
         instruction: appended to the problem's text.
     """
 
@@ -57,7 +58,7 @@ class MathMultiTurnAgent:
     ) -> list[Trajectory]:
         chat = self.context.chat
         question, _ = await env.reset(seed=prompt.seed, options={"problem": prompt.problem})
-        messages = self._first_messages(question)
+        messages = self.opening(prompt.problem, question)
         episode = Episode(prompt, chat.prompt(messages))
         for turn in range(self.num_turns):
             await obs_queue.put((prompt.qid, episode.prompt_ids, self.context.gconfig))
@@ -86,7 +87,6 @@ class MathMultiTurnAgent:
         add(feedback, following.token_ids)
         return True
 
-    def _first_messages(self, question: str) -> list[Message]:
-        system = [{"role": "system", "content": self.system_prompt}] if self.system_prompt else []
-        content = f"{question}\n{self.instruction}" if self.instruction else question
-        return [*system, {"role": "user", "content": content}]
+    def opening(self, problem: Problem, question: str) -> list[Message]:
+        """See `Opens.opening`."""
+        return with_instructions(first_messages(problem, question), self.system_prompt, self.instruction)

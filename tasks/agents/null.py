@@ -7,6 +7,7 @@ from tasks.agents.episode import Episode
 from tasks.agents.interface import AgentContext, EpisodeSpec
 from tasks.environments.interface import Environment
 from tasks.inference.api import BundledGenerationOutputs, Observation
+from tasks.problems.messages import first_messages
 
 
 class NullAgent:
@@ -23,7 +24,7 @@ class NullAgent:
         act_queue: "asyncio.Queue[BundledGenerationOutputs]",
     ) -> list[Trajectory]:
         chat = self.context.chat
-        episode = Episode(prompt, chat.prompt([{"role": "user", "content": prompt.problem.prompt}]))
+        episode = Episode(prompt, chat.prompt(first_messages(prompt.problem, prompt.problem.prompt)))
         await obs_queue.put((prompt.qid, episode.prompt_ids, self.context.gconfig))
         outputs = await act_queue.get()
         episode.add_completion(outputs, chat.decode(outputs.output_ids[0]))

@@ -1,9 +1,24 @@
-"""A warning for configurations in which the turns of an episode may not fit into the model's context."""
+"""Configurations and problems for which the model's context may have no room."""
 
 import inspect
+from collections.abc import Callable, Sequence
+from typing import cast
 
 from configs import Config
+from storage.records import Problem
 from tasks.agents import AGENTS
+from tasks.agents.chat import Chat
+from tasks.agents.interface import AgentContext, Opens
+from tasks.agents.template import Message
+from tasks.inference.api import GenerationConfig
+from tasks.problems import ProblemError
+from tasks.problems.messages import first_messages
+
+_LEAST_SHARE = 16
+"""A prompt must leave room for this part of `sampling.max_new_tokens`: answers that are cut sooner teach nothing."""
+_LONGEST_TOKEN = 200
+"""Characters of a token, generously: a longer text has no room, and need not be encoded to know it."""
+_NAMED = 5
 
 
 def lacking_room(config: Config) -> str | None:
@@ -27,3 +42,52 @@ def _turns(config: Config) -> int | None:
     parameter = inspect.signature(AGENTS.find(config.agent.type)).parameters.get("num_turns")
     turns = config.agent.args.get("num_turns", parameter.default if parameter else None)
     return turns if isinstance(turns, int) else None
+
+
+def without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> list[Problem]:
+    """List the problems whose first prompt leaves too little room in the context; none if they are to be played.
+
+    The prompt is that of the agent if it has a method `opening`, such as `math-multi-turn`. Otherwise only the
+    problem's own messages are counted, and never what an environment adds to them.
+
+    Raises:
+        ProblemError: there are some and `problems.without_room` is `refuse`, or no other problem is left.
+    """
+    reaction, context = config.problems.without_room, config.inference.max_model_len
+    if reaction == "play":
+        return []
+    opening, most = _opening(chat, config), context - max(1, config.sampling.max_new_tokens // _LEAST_SHARE)
+    lacking = [problem for problem in problems if not _fits(chat, opening(problem, problem.prompt), most)]
+    if lacking and (reaction == "refuse" or len(lacking) == len(problems)):
+        remedy = "raise inference.max_model_len, shorten them, or set problems.without_room=leave-out"
+        raise ProblemError(f"{describe_lacking(lacking, len(problems), config)}: {remedy}")
+    return lacking
+
+
+def describe_lacking(lacking: Sequence[Problem], count: int, config: Config) -> str:
+    """Say how many of `count` problems lack room, and name the first ones."""
+    more = [f"and {len(lacking) - _NAMED} more"] if len(lacking) > _NAMED else []
+    named = ", ".join([*(problem.problem_id for problem in lacking[:_NAMED]), *more])
+    return (
+        f"{len(lacking)} of {count} problems ({named}) leave no room for an answer in "
+        f"inference.max_model_len={config.inference.max_model_len}"
+    )
+
+
+def _opening(chat: Chat, config: Config) -> Callable[[Problem, str], list[Message]]:
+    """Return the agent's own `opening`, or else that of the problem alone."""
+    settings = config.agent
+    if not issubclass(AGENTS.find(settings.type), Opens):
+        return first_messages
+    gconfig = GenerationConfig(max_new_tokens=config.sampling.max_new_tokens)
+    context = AgentContext(chat, gconfig, config.inference.max_model_len)
+    return cast(Opens, AGENTS.make(settings.type, context, settings.args)).opening
+
+
+def _fits(chat: Chat, messages: list[Message], most: int) -> bool:
+    """Return whether the prompt of `messages` has at most so many tokens; encode it only if that is in doubt."""
+    around = len(chat.prompt([message | {"content": "?"} for message in messages]))
+    texts = [message["content"] for message in messages]
+    if around + sum(len(text.encode()) for text in texts) <= most:  # a token has a byte at least
+        return True
+    return sum(map(len, texts)) <= most * _LONGEST_TOKEN and len(chat.prompt(messages)) <= most

@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+from tasks.problems.messages import with_instructions
+
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
@@ -29,12 +31,10 @@ async def solve(
         num_turns: most answers; after a wrong one the environment's observation is sent, or `wrong_feedback`.
         most_calls: most completions with calls; the next one is taken as an answer.
         wrong_feedback: user message after a wrong answer to which the environment says nothing.
-        system_prompt: first message, if not empty.
+        system_prompt: first message, if not empty; a problem's own system message follows in the same message.
         instruction: appended to the problem's text.
     """
-    question = f"{task.prompt}\n{instruction}" if instruction else task.prompt
-    messages: list[Any] = [{"role": "system", "content": system_prompt}] if system_prompt else []
-    messages.append({"role": "user", "content": question})
+    messages: list[Any] = [*with_instructions(task.messages, system_prompt, instruction)]
     offered: dict[str, Any] = {"tools": tools.schemas} if tools.schemas else {}
     answers = calls = 0
     while answers < num_turns:

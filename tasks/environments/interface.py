@@ -31,7 +31,11 @@ class Environment(Protocol):
     """
 
     async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        """Begin with `options["problem"]` (a `storage.records.Problem`); return (observation, info)."""
+        """Begin with `options["problem"]` (a `storage.records.Problem`); return (observation, info).
+
+        An environment grades, so it gets the whole problem, with the metadata that scorers call private: what it
+        observes, and `info`, must not tell them.
+        """
         ...
 
     async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:

@@ -67,5 +67,7 @@ def _protocol(
         "dtype": config.inference.dtype,
         "seed": config.run.seed if temperature else None,
     }
+    if config.problems.without_room != "play":  # otherwise it has the name that it had before there was this knob
+        identity["without_room"] = "left out"  # a set that is refused is not played
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
     return Protocol(mode, set_name, problem_set, samples, temperature, digest)

@@ -18,7 +18,7 @@ from tasks.evaluate.protocol import Protocol, greedy, sampled
 from tasks.inference.api import GenerationConfig
 from tasks.problems.task import read_problems
 from tasks.rollout.plan import RolloutPlan
-from tasks.rollout.task import warn_of_marks
+from tasks.rollout.task import unplayable, warn_of_marks
 from tasks.run.workspace import Workspace
 from tasks.score.scoring import metrics_of, scorer_fingerprint
 
@@ -94,7 +94,10 @@ def _play(workspace: Workspace, workers: "Workers", policy: PolicyVersion, proto
     with _draft(workspace, protocol.evaluation(policy)) as draft:
         problems = read_problems(workspace, protocol.problem_set)
         warn_of_marks(workspace, policy, problems)
-        metrics = play(plan, problems, workers, draft, get_run_logger().info)
+        without_room = unplayable(workspace, policy, problems)
+        played = [problem for problem in problems if problem.problem_id not in without_room]
+        metrics = play(plan, played, workers, draft, get_run_logger().info)
+        metrics["without_room"] = len(without_room)
         draft.commit(_provenance(workspace), [policy, protocol.problem_set], metrics)
 
 

@@ -32,6 +32,19 @@ def new_problems(problems: Iterable[Problem], seen: Iterable[Problem]) -> list[P
     return list(fresh.values())
 
 
+def describe_change(before: Sequence[Problem], now: Sequence[Problem]) -> str:
+    """Say how a set has changed.
+
+    >>> describe_change([Problem("1", "1 + 1?", ["2"])], [Problem("1", "1 + 1?", ["2"]), Problem("2", "1 + 2?", ["3"])])
+    '2 problems instead of 1, of which 1 is new; none is gone'
+    """
+    new, gone = len(new_problems(now, before)), len(new_problems(before, now))
+    if not new and not gone:
+        return f"the same {len(before)} problems in another order, with other ids or other metadata"
+    counts = f"{len(now)} problems instead of {len(before)}, of which {new or 'none'} {'are' if new > 1 else 'is'} new"
+    return f"{counts}; {gone or 'none'} {'are' if gone > 1 else 'is'} gone"
+
+
 def union(*sets: Sequence[Problem]) -> list[Problem]:
     """Join sets in order, keep only the first of equal problems, and make the ids unique.
 

@@ -78,6 +78,8 @@ def read_jsonl(path: str, longest: int) -> Iterator[tuple[int, Row | RowError]]:
 def read_parquet(path: str, longest: int, columns: Sequence[str]) -> Iterator[tuple[int, Row | RowError]]:
     """Yield the number, from 1, of each row and those `columns` that the file has; read no other column.
 
+    A column may lie inside of another: `reward_model.ground_truth`.
+
     A row of more than `longest` bytes, or with values that Python cannot represent, such as text that is not UTF-8, is
     a `RowError`.
 
@@ -88,7 +90,8 @@ def read_parquet(path: str, longest: int, columns: Sequence[str]) -> Iterator[tu
         line = 0
         opened = pq.ParquetFile(file, buffer_size=_BUFFER, pre_buffer=False)  # True reads whole columns of a row group
         names = opened.schema_arrow.names
-        for batch in opened.iter_batches(batch_size=_ROWS, columns=[name for name in columns if name in names]):
+        there = [column for column in columns if column in names or column.split(".")[0] in names]
+        for batch in opened.iter_batches(batch_size=_ROWS, columns=there):
             for row in _batch_rows(batch, longest):
                 line += 1
                 yield line, row if isinstance(row, RowError) else PartOfRow(row, names)

@@ -1,12 +1,13 @@
 """Load a source of the configuration as a problem set."""
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
 from configs.schema import ArithmeticSource, FileSource, HubSource, Source, StoredSource
 from tasks.problems import arithmetic, files, hub
 from tasks.problems.presets import COLUMNS, PRESETS, columns_of, from_fields
-from tasks.problems.problem_set import ProblemSet, Row, RowError, RowPlace, collect
+from tasks.problems.problem_set import ProblemError, ProblemSet, Row, RowError, RowPlace, collect
 
 
 def load_problems(source: Source, max_bad_share: float) -> ProblemSet:
@@ -24,9 +25,13 @@ def load_problems(source: Source, max_bad_share: float) -> ProblemSet:
         return ProblemSet(arithmetic.generate(source), bad=[])
     if isinstance(source, StoredSource):
         raise ValueError(f"{source.version}: a stored set is read from the store, not loaded")
-    to_problem = PRESETS[source.preset] if source.preset else from_fields(source.fields)
-    name = source.name if isinstance(source, HubSource) else source.path
-    return collect(islice(_rows(source), source.count), to_problem, name, max_bad_share)
+    name, found = source.name if isinstance(source, HubSource) else source.path, Counter[str]()
+    to_problem = PRESETS[source.preset] if source.preset else from_fields(source.fields, found)
+    loaded = collect(islice(_rows(source), source.count), to_problem, name, max_bad_share)
+    kept = columns_of({"metadata": source.fields.get("metadata", [])})
+    if absent := [column for column in kept if not found[column]]:
+        raise ProblemError(f"{name}: no row has the column {absent[0]!r}, which fields.metadata names: check its name")
+    return loaded
 
 
 def _rows(source: FileSource | HubSource) -> Iterator[tuple[RowPlace, Row | RowError]]:

@@ -3,8 +3,8 @@
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -24,6 +24,10 @@ class NoFilesError(ProblemError):
 
 class RowError(ValueError):
     """One row cannot be used. Sources yield it in place of the row, and `collect` turns it into a `BadRow`."""
+
+
+class NotNeededError(RowError):
+    """A row that is as it should be, but must not be a problem. It is left out and named, and counts as no bad row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class ProblemSet:
 
     problems: list[Problem]  # 1 or more
     bad: list[BadRow]
+    left_out: list[BadRow] = field(default_factory=list)  # dropped rows with which nothing is wrong
 
 
 Row = dict[str, Any]
@@ -97,6 +102,8 @@ def collect(
 ) -> ProblemSet:
     """Convert rows to problems, in order; drop and list unusable rows and rows with a repeated id.
 
+    A row that repeats an earlier one with its id counts once.
+
     Args:
         rows: the rows of a source, with their places.
         to_problem: converts a row, given a default id for rows without one.
@@ -107,18 +114,20 @@ def collect(
         ProblemError: there are no rows, none is usable, or a larger share than `max_bad_share` is bad.
     """
     places: dict[str, RowPlace] = {}
-    problems: list[Problem] = []
+    problems: dict[str, Problem] = {}
     bad: list[BadRow] = []
+    left_out: list[BadRow] = []
     for place, row in rows:
         try:
-            problem = _convert(row, place, to_problem, places)
+            problem = _convert(row, place, to_problem)
+            _check_new(problem, problems, places)
         except RowError as error:
-            bad.append(BadRow(place.line, str(error), place.file))
+            dropped = left_out if isinstance(error, NotNeededError) else bad
+            dropped.append(BadRow(place.line, str(error), place.file))
         else:
-            places[problem.problem_id] = place
-            problems.append(problem)
+            places[problem.problem_id], problems[problem.problem_id] = place, problem
     _check(len(problems), bad, name, max_bad_share)
-    return ProblemSet(problems, bad)
+    return ProblemSet(list(problems.values()), bad, left_out)
 
 
 def fingerprint(problems: Iterable[Problem]) -> str:
@@ -134,23 +143,27 @@ def fingerprint(problems: Iterable[Problem]) -> str:
     return digest.hexdigest()[:16]
 
 
-def _convert(
-    row: Row | RowError, place: RowPlace, to_problem: Callable[[Row, str], Problem], places: dict[str, RowPlace]
-) -> Problem:
-    """Convert one row. `places` holds the places of the ids so far."""
+def _convert(row: Row | RowError, place: RowPlace, to_problem: Callable[[Row, str], Problem]) -> Problem:
     if isinstance(row, RowError):
         raise row
     problem = to_problem(row, place.number)
     if place.file and problem.problem_id != place.number:
         problem = dataclasses.replace(problem, problem_id=f"{place.stem}/{problem.problem_id}")
-    if problem.problem_id in places:
-        raise RowError(f"id {problem.problem_id!r} is already on {places[problem.problem_id]}")
     return problem
+
+
+def _check_new(problem: Problem, before: Mapping[str, Problem], places: Mapping[str, RowPlace]) -> None:
+    """Raise RowError if a row before has the same id."""
+    if same := before.get(problem.problem_id):
+        place = places[problem.problem_id]
+        if same == problem:
+            raise NotNeededError(f"it is the same as {place}")
+        raise RowError(f"id {problem.problem_id!r} is already on {place}")
 
 
 def _check(good: int, bad: list[BadRow], name: str, max_bad_share: float) -> None:
     if not good and not bad:
-        raise ProblemError(f"{name} holds no rows: check that it is the right one and complete")
+        raise ProblemError(f"{name} holds no rows that are problems: check that it is the right one and complete")
     if good and len(bad) <= max_bad_share * (good + len(bad)):
         return
     shown = "".join(f"\n  {row.place}: {row.reason}" for row in bad[:REPORTED])

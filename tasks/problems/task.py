@@ -9,32 +9,39 @@ from configs.schema import HELD_OUT, Source, StoredSource
 from storage import layout
 from storage.errors import DamagedError
 from storage.records import PROBLEM_SCHEMA, Problem
-from storage.version_names import ProblemsVersion
+from storage.version_names import ProblemsVersion, version_of
 from storage.versions import datasets, manifests
 from storage.versions.datasets import write_rows
 from storage.versions.drafts import Draft
-from tasks.problems import fingerprint, load_problems
+from tasks.problems import BadRow, ProblemError, fingerprint, load_problems
 from tasks.problems.contamination import describe, find_overlaps
 from tasks.problems.curriculum_task import plan_curriculum
+from tasks.problems.difference import describe_change
+from tasks.problems.repeats import Repeat, describe_repeats, find_repeats
 from tasks.run.workspace import Workspace
 
 _ROWS_PER_SHARD = 50_000
 _REPORTED = 20
+TRAIN = "train"
+FIXED_SETS = "problem_sets"
+"""The metric of policy version 0 with the sets that its run keeps."""
 
 
 @task(name="import-problems", cache_policy=NO_CACHE)
 def import_problems(workspace: Workspace) -> tuple[ProblemsVersion, ProblemsVersion]:
     """Import the training and the held-out problem set; return their versions.
 
-    Warn about training problems that are in the held-out set. If `problems.sampling` uses the history of runs, commit
-    the run's curriculum, too.
+    A run that continues keeps the sets that it began with (`begun_sets`). Warn if a source has changed since, and about
+    training problems that are in the held-out set. If `problems.sampling` uses the history of runs, commit the run's
+    curriculum, too.
 
     Raises:
-        ProblemError: a source cannot be read, or too many of its rows are bad.
+        ProblemError: a source cannot be read, or too many of its rows are bad, when the run begins.
         StorageError: a stored set does not exist.
     """
-    problems = workspace.config.problems
-    train, held_out = (import_source(workspace, source) for source in (problems.train, problems.held_out))
+    problems, begun = workspace.config.problems, begun_sets(workspace)
+    sources = {TRAIN: problems.train, HELD_OUT: problems.held_out}
+    train, held_out = (_import_for_run(workspace, name, source, begun.get(name)) for name, source in sources.items())
     if overlaps := find_overlaps(read_problems(workspace, train), {HELD_OUT: read_problems(workspace, held_out)}):
         get_run_logger().warning("%s", describe(overlaps))
     plan_curriculum(workspace, train)
@@ -61,29 +68,83 @@ def import_source(workspace: Workspace, source: Source) -> ProblemsVersion:
         if manifests.read(workspace.store, source.version).kind != "problems":
             raise DamagedError(f"{source.version} is not a problem set: give a version whose kind is problems")
         return ProblemsVersion(source.version)
-    return commit_problems(workspace, load_source(workspace, source), source.model_dump(mode="json"))
+    problems, repeats = _load(workspace, source)
+    return commit_problems(workspace, problems, source.model_dump(mode="json"), repeated=len(repeats))
+
+
+def begun_sets(workspace: Workspace) -> dict[str, ProblemsVersion]:
+    """Return the problem sets that a run began with, by `TRAIN` and `HELD_OUT`; without those that are not fixed yet.
+
+    Policy version 0 fixes both, a curriculum that of training. Runs of older programs have that of training in their
+    first trajectories, and none for `HELD_OUT`.
+    """
+    store, name = workspace.store, workspace.name
+    first = manifests.find(store, layout.checkpoint(name, 0))
+    if first and (fixed := first.metrics.get(FIXED_SETS)):
+        return {key: ProblemsVersion(version) for key, version in fixed.items()}
+    for made_of_it in (layout.curriculum(name), layout.trajectories(name, 0)):
+        manifest = manifests.find(store, made_of_it)
+        for parent in manifest.parent_names if manifest else ():
+            if isinstance(known := version_of(parent), ProblemsVersion):
+                return {TRAIN: known}
+    return {}
+
+
+def _import_for_run(workspace: Workspace, name: str, source: Source, begun: ProblemsVersion | None) -> ProblemsVersion:
+    """Import a source; but a run that has `begun` with a set of it keeps that, whatever the source has now."""
+    if begun is None or isinstance(source, StoredSource):
+        return import_source(workspace, source)
+    keeps = f"the run keeps the problems that it began with ({begun})"
+    try:
+        present = load_source(workspace, source)
+    except ProblemError as error:
+        get_run_logger().warning("problems.%s: %s, although its source cannot be used now: %s", name, keeps, error)
+        return begun
+    if layout.problems(fingerprint(present)) != begun:
+        changes = describe_change(read_problems(workspace, begun), present)
+        get_run_logger().warning(
+            "problems.%s: its source has changed since the run began: %s. But %s. To use what the source has now, "
+            "begin another run with run.name=…, whose policy.path may be the URI of a checkpoint of this run",
+            name,
+            changes,
+            keeps,
+        )
+    get_run_logger().info("problems.%s: %s, as the run began", name, begun)
+    return begun
 
 
 def load_source(workspace: Workspace, source: Source) -> list[Problem]:
-    """Load the problems of `source`; log its bad rows and leave them out."""
-    if isinstance(source, StoredSource):
-        return read_problems(workspace, source.version)
-    logger = get_run_logger()
+    """Load the problems of `source`; log the rows that are left out, and problems that ask the same."""
+    return read_problems(workspace, source.version) if isinstance(source, StoredSource) else _load(workspace, source)[0]
+
+
+def _load(workspace: Workspace, source: Source) -> tuple[list[Problem], list[Repeat]]:
     loaded = load_problems(source, workspace.config.problems.max_bad_share)
-    for row in loaded.bad[:_REPORTED]:
-        logger.warning("%s: %s dropped: %s", source.kind, row.place, row.reason)
-    if len(loaded.bad) > _REPORTED:
-        logger.warning("%s: %d more rows dropped", source.kind, len(loaded.bad) - _REPORTED)
-    return loaded.problems
+    repeats = find_repeats(loaded.problems)
+    _report_rows(source.kind, "dropped", loaded.bad)
+    _report_rows(source.kind, "left out", loaded.left_out)
+    for line in describe_repeats(repeats):
+        get_run_logger().warning("%s: %s", source.kind, line)
+    return loaded.problems, repeats
 
 
-def commit_problems(workspace: Workspace, problems: Sequence[Problem], source: dict[str, object]) -> ProblemsVersion:
-    """Commit a problem set, unless it exists, and return its version."""
+def _report_rows(kind: str, what: str, rows: Sequence[BadRow]) -> None:
+    logger = get_run_logger()
+    for row in rows[:_REPORTED]:
+        logger.warning("%s: %s %s: %s", kind, row.place, what, row.reason)
+    if len(rows) > _REPORTED:
+        logger.warning("%s: %d more rows %s", kind, len(rows) - _REPORTED, what)
+
+
+def commit_problems(
+    workspace: Workspace, problems: Sequence[Problem], source: dict[str, object], **counts: int
+) -> ProblemsVersion:
+    """Commit a problem set, unless it exists, and return its version; `counts` are further metrics of it."""
     version = layout.problems(fingerprint(problems))
     if not manifests.committed(workspace.store, version):
         with Draft(workspace.store, version, "problems") as draft:
             write_rows(draft, PROBLEM_SCHEMA, problems, _ROWS_PER_SHARD)
-            draft.commit(workspace.provenance(), [], {"problems": len(problems), "source": source})
+            draft.commit(workspace.provenance(), [], {"problems": len(problems), **counts, "source": source})
     get_run_logger().info("%d problems: %s", len(problems), version)
     return version
 

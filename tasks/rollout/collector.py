@@ -6,7 +6,7 @@ import ctypes
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,6 +50,7 @@ class Collector:
     chat: Chat
     settings: Rollout
     gconfig: GenerationConfig | None = None
+    private: Set[str] = frozenset()  # keys of problems' metadata that agents do not get
 
     async def collect(
         self, groups: AsyncIterator[Group], together: int, sink: Callable[[Group, list[Trajectory]], None]
@@ -112,8 +113,12 @@ class Collector:
         async def play_episode(prompt: EpisodeSpec) -> list[Trajectory]:
             await places.acquire()
             try:
-                conversation = Conversation(prompt, turns, self.chat.vocabulary, self.settings, self.gconfig)
-                return await self._episode(conversation, watch)
+                return await self._episode(
+                    Conversation(
+                        prompt, turns, self.chat.vocabulary, self.settings, self.gconfig, private=self.private
+                    ),
+                    watch,
+                )
             finally:
                 room.release()
 

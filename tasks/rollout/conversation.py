@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Set
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -21,6 +21,7 @@ from tasks.environments.interface import Environment
 from tasks.inference.api import BundledGenerationOutputs, GenerationConfig, Observation
 from tasks.inference.client import CUT_S
 from tasks.rollout.admission import admit, check_observation
+from tasks.rollout.private import WholeProblem, without
 from tasks.rollout.turns import TurnBatcher
 from tasks.rollout.values import RefusedError
 from tasks.rollout.watch import StalledError, Watch
@@ -49,6 +50,7 @@ class Conversation:
         vocabulary: number of token ids that the policy knows.
         settings: how long completions may take, and whether observations may sample in a way of their own.
         gconfig: what they must sample with otherwise; None: anything.
+        private: keys of the problem's metadata that the agent does not get.
     """
 
     def __init__(
@@ -58,9 +60,11 @@ class Conversation:
         vocabulary: int,
         settings: Rollout,
         gconfig: GenerationConfig | None,
+        private: Set[str] = frozenset(),
     ) -> None:
         self.prompt, self._turns, self._vocabulary = prompt, turns, vocabulary
         self._settings, self._sampling = settings, None if settings.allow_own_sampling else gconfig
+        self._shown = without(prompt.problem.metadata, private)
         self._observations: asyncio.Queue[Observation] = asyncio.Queue(MOST_UNREAD)
         self._actions: asyncio.Queue[BundledGenerationOutputs] = asyncio.Queue()
         self._room = asyncio.Semaphore(MOST_AT_ONCE)
@@ -163,12 +167,15 @@ class Conversation:
         task = asyncio.current_task()
         assert task
         try:
+            asked = _copy_for_agent(self.prompt, self._shown)
             async with _opened(make_environment()) as environment:
                 returned = await agent.collect_trajectory(
-                    _copy_for_agent(self.prompt), environment, self._observations, self._actions
+                    asked, self._whole(environment), self._observations, self._actions
                 )
             served = [completion for outputs in self.exchanges for completion in outputs.completions]
-            return admit(returned, self.prompt.record, self._vocabulary, served)
+            record = self.prompt.record
+            admitted = admit(returned, replace(record, metadata=self._shown), self._vocabulary, served)
+            return [replace(trajectory, metadata=record.metadata) for trajectory in admitted]
         except RefusedError:
             raise
         except BaseException as error:
@@ -176,6 +183,11 @@ class Conversation:
             if cancelled or interrupts.raised_by_handler(error):
                 raise
             raise AgentError(reason_of(error)) from error
+
+    def _whole(self, environment: Environment) -> Environment:
+        """Return an environment that gets the problem's private metadata, too, if there are any."""
+        whole = self.prompt.problem.metadata
+        return environment if self._shown == whole else WholeProblem(environment, self._shown, whole)
 
 
 async def cancel(tasks: set[asyncio.Task[object]]) -> set[asyncio.Task[object]]:
@@ -218,10 +230,14 @@ async def _opened(environment: Environment) -> AsyncIterator[Environment]:
             await close()
 
 
-def _copy_for_agent(prompt: EpisodeSpec) -> EpisodeSpec:
-    """Copy the prompt, so that an agent cannot change the gold answers or the record used for admission."""
-    problem = replace(prompt.problem, solutions=list(prompt.problem.solutions))
-    return replace(prompt, problem=problem, record=replace(prompt.record, solutions=list(prompt.record.solutions)))
+def _copy_for_agent(prompt: EpisodeSpec, shown: str) -> EpisodeSpec:
+    """Copy the prompt, so that an agent cannot change the gold answers or the record used for admission.
+
+    Its metadata are those that the agent is `shown`.
+    """
+    problem = replace(prompt.problem, solutions=list(prompt.problem.solutions), metadata=shown)
+    record = replace(prompt.record, solutions=list(prompt.record.solutions), metadata=shown)
+    return replace(prompt, problem=problem, record=record)
 
 
 def _copy_outputs(outputs: BundledGenerationOutputs) -> BundledGenerationOutputs:

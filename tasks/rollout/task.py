@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -18,6 +18,7 @@ from storage.version_names import PolicyVersion, ProblemsVersion, TrajectoriesVe
 from storage.versions import manifests
 from storage.versions.journal import JournaledDraft
 from tasks.agents.control.problems import describe_marked
+from tasks.agents.room import describe_lacking, without_room
 from tasks.inference.api import GenerationConfig
 from tasks.problems.curriculum_task import weights
 from tasks.problems.exclusions import Excluded, left_of, read_exclusions
@@ -85,11 +86,15 @@ def _wait_for(stream: "Stream", iteration: int) -> TrajectoriesVersion:
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
-    """The problems of a run, the chances of each to be drawn, and the excluded ones."""
+    """The problems of a run, the chances of each to be drawn, and those that are never played."""
 
     problems: Sequence[Problem]
     weights: Sequence[float] | None
     excluded: Excluded
+    without_room: Set[str]  # ids
+
+    def may_play(self, problem: Problem) -> bool:
+        return problem.problem_id not in self.without_room and not self.excluded.has_problem(problem)
 
 
 @functools.lru_cache(maxsize=1)
@@ -104,7 +109,24 @@ def _read_pool(workspace: Workspace, problem_set: ProblemsVersion) -> _Pool:
     if versions:
         count = len(problems) - len(left_of(problems, excluded))
         get_run_logger().info("%d of %d problems are excluded by %s", count, len(problems), ", ".join(versions))
-    return _Pool(problems, chances, excluded)
+    return _Pool(problems, chances, excluded, unplayable(workspace, layout.checkpoint(workspace.name, 0), problems))
+
+
+def unplayable(workspace: Workspace, policy: PolicyVersion, problems: Sequence[Problem]) -> set[str]:
+    """Return the ids of problems for which the context of a policy has no room, and name the first ones in the log.
+
+    Raises:
+        ProblemError: there are some, and `problems.without_room` refuses them; or no other problem is left.
+    """
+    if workspace.config.problems.without_room == "play":
+        return set()
+    from tasks.rollout.workers import fetch_chat
+
+    lacking = without_room(problems, fetch_chat(workspace.store, policy, workspace.cache), workspace.config)
+    if lacking:
+        described = describe_lacking(lacking, len(problems), workspace.config)
+        get_run_logger().warning("%s: they are not played (problems.without_room)", described)
+    return {problem.problem_id for problem in lacking}
 
 
 def warn_of_marks(workspace: Workspace, policy: PolicyVersion, problems: Sequence[Problem]) -> None:
@@ -121,13 +143,14 @@ def _draw(
 ) -> tuple[list[Problem], Iterator[Problem]]:
     """Draw the iteration's problems, and the spare ones that may replace rejected groups.
 
-    Problems that `problems.exclusions` names are replaced like rejected ones: the other problems stay the same.
+    Problems that `problems.exclusions` names, or that have no room, are replaced like rejected ones: the other problems
+    stay the same.
     """
     pool, seed = _read_pool(workspace, problem_set), workspace.config.run.seed
     count = workspace.config.rollout.problems_per_iteration
     drawn = draw(pool.problems, count, iteration, seed, pool.weights)
     in_order = itertools.chain(drawn, spares(pool.problems, drawn, iteration, seed, pool.weights))
-    left = (problem for problem in in_order if not pool.excluded.has_problem(problem))
+    left = filter(pool.may_play, in_order)
     return list(itertools.islice(left, count)), left
 
 

@@ -31,7 +31,7 @@ from tasks.rollout.data_set import FinishedGroup
 from tasks.rollout.groups import Groups, SharedGroups, as_they_begin
 from tasks.rollout.plan import Group, RolloutPlan
 from tasks.rollout.selection import select_episodes
-from tasks.score.scorers import Scorers
+from tasks.score.scorers import Scorers, private_metadata
 from tasks.score.scoring import Grades, score_rows
 from tasks.score.verifier import Verifier
 from tasks.tools import open_toolbox
@@ -120,6 +120,7 @@ class LocalWorkers:
                 chat=chat,
                 settings=plan.config.rollout,
                 gconfig=plan.gconfig,
+                private=private_metadata(plan.config.score),
             )
 
     def _served(self) -> PolicyVersion:

@@ -42,6 +42,7 @@ class CodeScorer:
 
     columns: Sequence[str] = ("metadata",)
     version = 1
+    private: Sequence[str] = ("input_output",)
 
     def __init__(self, context: ScorerContext, *, at_once: Annotated[int, Field(ge=1)] = 2) -> None:
         self._run, self._at_once = context.run_program, at_once

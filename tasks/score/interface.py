@@ -64,6 +64,9 @@ class Scorer(Protocol):
     """A scorer. The same stored turn gets the same verdict each time, so that scores can be computed again.
 
     An exception costs only the turns that cause it: their verdict is `error`, with the reason.
+
+    It may also have an attribute `private`: a list of keys of problems' metadata, such as hidden tests. Agents,
+    commands and whatever else plays for the policy never get these; scorers and environments do.
     """
 
     columns: Sequence[str]

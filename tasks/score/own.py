@@ -4,7 +4,8 @@
         right = answer.text.strip() == answer.metadata["gold"]
         return Verdict("correct" if right else "wrong", reward=right + bonus, parts={"bonus": bonus})
 
-With `score.type=my_package.my_module:score`. A function that only decides may return True or False, or 1 or 0.
+With `score.type=my_package.my_module:score`. A function that only decides may return True or False, or 1 or 0. Metadata
+that no agent may see are named in an attribute of the function, below it: `score.private = ["gold"]`.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ def check_scorers(settings: ScoreSettings) -> None:
         SCORERS.check_arguments(name, settings.args.get(name, {}))
         if ":" in name:
             _check_function(name)
+        _private(name)
     for name in settings.args:
         if name not in used:
             raise ValueError(
@@ -58,6 +59,18 @@ def _check_function(name: str) -> None:
     function: Any = SCORERS.find(name)
     if inspect.iscoroutinefunction(function) or not inspect.signature(function).parameters:
         raise ValueError(f"score.type={name!r}: give a function that is not async and takes an answer first")
+
+
+def private_metadata(settings: ScoreSettings) -> Set[str]:
+    """Return the keys of metadata that a scorer of a configuration calls private: agents do not get them."""
+    return {key for name in settings.by_source.values() for key in _private(name)}
+
+
+def _private(name: str) -> Sequence[str]:
+    keys = getattr(SCORERS.find(name), "private", ())
+    if isinstance(keys, str) or not all(isinstance(key, str) for key in keys):
+        raise ValueError(f"score.type={name!r}: its attribute private is {keys!r}: give a list of keys of metadata")
+    return keys
 
 
 def identity(settings: ScoreSettings) -> dict[str, Any]:

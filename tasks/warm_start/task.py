@@ -1,14 +1,19 @@
 """Task: make policy version 0 by a warm start, or import it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
+from configs.schema import HELD_OUT
 from storage import layout
-from storage.version_names import PolicyVersion
+from storage.version_names import PolicyVersion, ProblemsVersion
 from storage.versions import checkpoints, manifests
+from tasks.agents.room import without_room
+from tasks.problems.task import FIXED_SETS, TRAIN, read_problems
 from tasks.run.workspace import Workspace
 from tasks.warm_start.policy_sizes import lesson
 
@@ -16,8 +21,12 @@ _STEPS_PER_LINE = 100
 
 
 @task(name="first-policy", cache_policy=NO_CACHE)
-def first_policy(workspace: Workspace) -> PolicyVersion:
+def first_policy(workspace: Workspace, sets: Sequence[ProblemsVersion] = ()) -> PolicyVersion:
     """Commit policy version 0, from which training starts, unless it exists; return its version.
+
+    Args:
+        workspace: of the run.
+        sets: for training and held out, as `import_problems` returns them: the run keeps them from now on.
 
     Raises:
         ValueError: the path, URI or hub name holds no usable policy, or the policy does not fit the agent or the
@@ -27,16 +36,18 @@ def first_policy(workspace: Workspace) -> PolicyVersion:
     if manifests.committed(workspace.store, version):
         return version
     with TemporaryDirectory(prefix="policy-", dir=workspace.scratch) as scratch:
-        folder, metrics, origin = Path(scratch), dict[str, float](), None
+        folder, metrics, origin = Path(scratch), dict[str, Any](), None
         if workspace.config.policy.warm_start:
             metrics = _warm_start(workspace, folder)
         else:
             origin = _import(workspace, folder)
-        _try_out(workspace, folder)
+        _try_out(workspace, folder, sets)
+        if sets:
+            metrics[FIXED_SETS] = dict(zip((TRAIN, HELD_OUT), sets, strict=True))
         return _commit(workspace, version, folder, metrics, origin)
 
 
-def _warm_start(workspace: Workspace, folder: Path) -> dict[str, float]:
+def _warm_start(workspace: Workspace, folder: Path) -> dict[str, Any]:
     from tasks.warm_start.teach import make_policy
 
     config, logger = workspace.config, get_run_logger()
@@ -48,14 +59,16 @@ def _warm_start(workspace: Workspace, folder: Path) -> dict[str, float]:
         if step % _STEPS_PER_LINE == 0:
             logger.info("warm start: step %d of at most %d, loss %.3f, sampled right %.2f", step, steps, loss, accuracy)
 
-    return make_policy(
-        config.policy.warm_start,
-        taught,
-        feedback,
-        config.run.seed,
-        folder,
-        threads=config.ppo.threads,
-        progress=log_step,
+    return dict(
+        make_policy(
+            config.policy.warm_start,
+            taught,
+            feedback,
+            config.run.seed,
+            folder,
+            threads=config.ppo.threads,
+            progress=log_step,
+        )
     )
 
 
@@ -69,15 +82,17 @@ def _import(workspace: Workspace, folder: Path) -> str | None:
     return import_policy(path, folder, workspace.cache, workspace.store)
 
 
-def _try_out(workspace: Workspace, folder: Path) -> None:
+def _try_out(workspace: Workspace, folder: Path, sets: Sequence[ProblemsVersion]) -> None:
     """Check the policy before the commit, so errors of the first rollout show before anything is committed."""
     from tasks.warm_start.tryout import try_out
 
-    try_out(folder, workspace.config)
+    chat = try_out(folder, workspace.config)
+    for problem_set in sets:
+        without_room(read_problems(workspace, problem_set), chat, workspace.config)
 
 
 def _commit(
-    workspace: Workspace, version: PolicyVersion, model: Path, metrics: dict[str, float], origin: str | None
+    workspace: Workspace, version: PolicyVersion, model: Path, metrics: dict[str, Any], origin: str | None
 ) -> PolicyVersion:
     from tasks.train.policy import load_policy, make_canary
 

@@ -12,8 +12,8 @@ from tasks.inference.api import GenerationConfig
 from tasks.warm_start.soundness import PolicyError
 
 
-def try_out(folder: Path, config: Config) -> None:
-    """Load the tokenizer, render toy conversations with its chat template, and make the agent.
+def try_out(folder: Path, config: Config) -> Chat:
+    """Load the tokenizer, render toy conversations with its chat template, and make the agent; return the chat.
 
     The agent is made inside an event loop, as in a rollout.
 
@@ -29,6 +29,7 @@ def try_out(folder: Path, config: Config) -> None:
         raise PolicyError(f"{where}: nothing ends a turn: set eos_token in tokenizer_config.json")
     gconfig = GenerationConfig(max_new_tokens=config.sampling.max_new_tokens)
     asyncio.run(_make_agent(config, AgentContext(chat, gconfig, config.inference.max_model_len)))
+    return chat
 
 
 async def _make_agent(config: Config, context: AgentContext) -> None:

@@ -35,6 +35,12 @@ PRESET_ROWS: dict[str, dict[str, Any]] = {
     "math": {"problem": "p", "answer": "1", "unique_id": "u", "subject": "Algebra", "level": 3, "solution": "long"},
     "areal": {"query_id": "u", "prompt": "p", "task": "math", "solutions": ["1"]},
     "verifiers": {"example_id": 1, "prompt": [{"role": "user", "content": "p"}], "answer": "1", "question": "p"},
+    "verl": {
+        "data_source": "s",
+        "prompt": [{"role": "user", "content": "p"}],
+        "reward_model": {"ground_truth": "1"},
+        "extra_info": {"index": 1},
+    },
 }
 
 

@@ -210,21 +210,13 @@ def test_math_keeps_latex_id_subject_and_level(tmp_path: Path) -> None:
 
 
 def test_source_and_metadata_come_from_columns(tmp_path: Path) -> None:
-    """Columns that the mapping names reach agent, environment and scorer; a row without one of them is dropped."""
+    """Columns that the mapping names reach agent, environment and scorer."""
     fields: Fields = {"prompt": "ask", "solutions": "gold", "source": "kind", "metadata": ["level", "tests"]}
     row = GOOD | {"kind": "code", "level": 3, "tests": [{"in": "1"}], "other": 1}
-    bad = {name: value for name, value in row.items() if name != "level"}
-    result = load_rows(tmp_path, [row, bad, row | {"level": float("nan")}], fields=fields)
-    metadata = {"level": 3, "tests": [{"in": "1"}]}
-    assert [(problem.source, json.loads(problem.metadata)) for problem in result.problems] == [("code", metadata)]
-    assert [bad.reason.split(";")[0].split(":")[0] for bad in result.bad] == [
-        "no column 'level'",
-        "the columns of metadata cannot be written as JSON",
-    ]
+    (problem,) = load_rows(tmp_path, [row], fields=fields).problems
+    assert (problem.source, json.loads(problem.metadata)) == ("code", {"level": 3, "tests": [{"in": "1"}]})
     columns = {name: [value] for name, value in row.items()}
-    assert load_problems(parquet(tmp_path / "rows.parquet", columns, fields=fields), 0).problems == [
-        dataclasses.replace(result.problems[0], problem_id="000001")
-    ]
+    assert load_problems(parquet(tmp_path / "rows.parquet", columns, fields=fields), 0).problems == [problem]
 
 
 def test_only_metadata_has_several_columns() -> None:

@@ -23,6 +23,7 @@ from tasks.agents.interface import AgentContext, EpisodeSpec
 from tasks.agents.rendering.choice import open_renderer
 from tasks.environments.interface import Environment, StepResult, verdict_of
 from tasks.inference.api import ContextLengthError
+from tasks.problems.messages import first_messages
 
 if TYPE_CHECKING:
     from tasks.inference.api import BundledGenerationOutputs, Observation
@@ -54,10 +55,11 @@ class AgentTask:
 
     Attributes:
         prompt: the question, as the environment asks it.
-        problem: the problem, with its metadata, but without solutions.
+        problem: the problem, with its metadata but for those that scorers call private, and without solutions.
         seed: of the episode.
         model: the name for requests.
         base_url, api_key: of the endpoint, for clients other than the given one.
+        messages: the question as the user's message or, if the problem's row has messages, these with the question.
     """
 
     prompt: str
@@ -68,6 +70,7 @@ class AgentTask:
     _environment: Environment
     _completions: Completions
     model: str = MODEL
+    messages: list[dict[str, str]] = field(default_factory=list)
     steps: int = field(default=0, init=False)
 
     async def step(self, action: str) -> StepResult:
@@ -241,7 +244,16 @@ class EndpointAgent(ABC):
 
     async def _play(self, prompt: EpisodeSpec, env: Environment, question: str, completions: Completions) -> None:
         problem = Problem(prompt.problem.problem_id, question, [], prompt.problem.source, prompt.problem.metadata)
-        task = AgentTask(question, problem, prompt.seed, self._server.base_url, new_key(), env, completions)
+        task = AgentTask(
+            question,
+            problem,
+            prompt.seed,
+            self._server.base_url,
+            new_key(),
+            env,
+            completions,
+            messages=first_messages(prompt.problem, question),
+        )
         async with completions.open():
             with self._server.serve(task.api_key, completions, task.step):
                 await task.conclude(await self.solve(task, completions))

@@ -1,0 +1,112 @@
+"""Read the columns of a row: text, numbers that stand for text, several gold answers, and columns inside of others."""
+
+import json
+import math
+import reprlib
+from decimal import Decimal
+from typing import Any
+
+from storage.visible import visible
+from tasks.problems.problem_set import PartOfRow, Row, RowError
+
+_NAMED = 500
+"""Largest number of characters of column names in a message."""
+_ABSENT = object()
+
+
+def has(row: Row, column: str) -> bool:
+    """Return whether a row has a column, which may lie inside of another: `reward_model.ground_truth`."""
+    return _find(row, column) is not _ABSENT
+
+
+def present(row: Row, column: str) -> Any:
+    """Return the value of a column; a row without it is a bad row."""
+    value = _find(row, column)
+    if value is _ABSENT:
+        names = row.names if isinstance(row, PartOfRow) else row
+        raise RowError(f"no column {column!r}; there are {visible(', '.join(map(str, names)), _NAMED)}")
+    return value
+
+
+def text(row: Row, column: str) -> str:
+    """Return a column as text, see `as_text`."""
+    return as_text(present(row, column), column)
+
+
+def solutions(row: Row, column: str) -> list[str]:
+    r"""Return the gold answers in a column: one, or a list of several of which any counts.
+
+    A text that is JSON of a list of texts is such a list, too: no answer is written like that. All other text is one
+    answer, whatever is in it.
+
+    >>> solutions({"gold": ["3", 5.0]}, "gold"), solutions({"gold": '["3", "5"]'}, "gold")
+    (['3', '5'], ['3', '5'])
+    >>> solutions({"gold": "[3, 5]"}, "gold")
+    ['[3, 5]']
+    """
+    value = present(row, column)
+    if value == []:
+        raise RowError(f"column {column!r} is an empty list")
+    items = value if isinstance(value, list) else _encoded(value) or [value]
+    return [as_text(item, column) for item in items]
+
+
+def as_text(value: object, column: str) -> str:
+    """Return a value as text.
+
+    Whole numbers of any type are written without a point, as a person would write an answer. Other types are refused,
+    since they have several spellings, such as 0.1 and true. A `Decimal`, from a column of decimals, has only one.
+
+    >>> as_text(18, "gold"), as_text(18.0, "gold"), as_text(-0.0, "gold"), as_text(Decimal("2.50"), "gold")
+    ('18', '18', '0', '2.50')
+    """
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool):
+        return _number(value, column)
+    if not isinstance(value, str):
+        raise RowError(f"column {column!r} is not text: {reprlib.repr(value)}")
+    if not value.strip():
+        raise RowError(f"column {column!r} is blank")
+    if not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value):
+        shown = reprlib.repr(value)
+        raise RowError(f"column {column!r} holds half a surrogate pair, which UTF-8 cannot store: {shown}")
+    return value
+
+
+def as_json(metadata: dict[str, Any]) -> str:
+    """Write the columns that become metadata; a NaN in a column is a missing number, as in tables of pandas."""
+    values = {
+        name: None if isinstance(value, float) and math.isnan(value) else value for name, value in metadata.items()
+    }
+    try:
+        return json.dumps(values, allow_nan=False)
+    except (ValueError, TypeError) as error:  # NaN inside of a list, a date, bytes
+        raise RowError(f"the columns of metadata cannot be written as JSON: {error}") from None
+
+
+def _find(row: Row, column: str) -> Any:
+    if column in row:
+        return row[column]
+    value: Any = row
+    for part in column.split("."):
+        value = value.get(part, _ABSENT) if isinstance(value, dict) else _ABSENT
+    return value
+
+
+def _number(value: int | float | Decimal, column: str) -> str:
+    if isinstance(value, int):
+        return str(value)
+    exact = Decimal(repr(value)) if isinstance(value, float) else value  # 1e23 as it is written, not as it is stored
+    if not exact.is_finite() or (isinstance(value, float) and not value.is_integer()):
+        raise RowError(f"column {column!r} is not text: {value!r}; write the number that is meant as text")
+    return str(int(exact)) if exact == exact.to_integral_value() else f"{exact:f}"
+
+
+def _encoded(value: object) -> list[str]:
+    """Return the texts of a list that is written as JSON; none if the value is something else."""
+    if not isinstance(value, str) or not value.lstrip().startswith('["'):
+        return []
+    try:
+        items = json.loads(value)
+    except (ValueError, RecursionError):
+        return []
+    return items if all(isinstance(item, str) for item in items) else []

@@ -1,0 +1,161 @@
+"""A run keeps the problems that it began with, whatever becomes of their files."""
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from storage import layout
+from storage.version_names import ProblemsVersion
+from storage.versions import manifests
+from storage.versions.drafts import Draft
+from tasks.problems import task as problems_task
+from tasks.problems.task import begun_sets, import_problems, read_problems
+from tasks.rollout import task as rollout_task
+from tasks.rollout.task import _draw, unplayable
+from tasks.run import opening
+from tasks.run.configuration import resolve
+from tasks.run.workspace import Workspace
+from tasks.warm_start import task as first_policy
+
+
+@pytest.fixture(autouse=True)
+def _logs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    for module in (opening, first_policy, problems_task, rollout_task):
+        monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
+    caplog.set_level(logging.WARNING, "test")
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    append(path, *(f"What is {number} + 1?" for number in range(4)))
+    return path
+
+
+def append(path: Path, *questions: str) -> None:
+    with path.open("a") as file:
+        file.writelines(json.dumps({"ask": question, "gold": "1"}) + "\n" for question in questions)
+
+
+@pytest.fixture
+def overrides(tmp_path: Path, rows: Path, policy_folder: Path) -> list[str]:
+    source = f"{{kind: jsonl, path: {rows}, fields: {{prompt: ask, solutions: gold}}}}"
+    return [
+        f"storage.root={tmp_path}/var",
+        f"storage.cache={tmp_path}/cache",
+        f"policy={{path: {policy_folder}}}",
+        f"problems={{train: {source}, held_out: {source}}}",
+    ]
+
+
+def opened(*overrides: str) -> Workspace:
+    """Run the first step of a run."""
+    workspace = Workspace(resolve("smoke", overrides))
+    opening.start_run.fn(workspace)
+    return workspace
+
+
+def begin(*overrides: str) -> tuple[Workspace, Sequence[ProblemsVersion]]:
+    """Run the steps of a run up to its policy; return the problem sets that it then uses."""
+    workspace = opened(*overrides)
+    sets = import_problems.fn(workspace)
+    first_policy.first_policy.fn(workspace, sets)
+    return workspace, sets
+
+
+def test_an_appended_line_does_not_change_a_run(
+    rows: Path, overrides: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run that goes on keeps its set and names the change and the ways on; another run gets what is there now."""
+    workspace, sets = begin(*overrides)
+    caplog.clear()
+    assert begin(*overrides)[1] == sets
+    assert "its source has changed" not in caplog.text
+    append(rows, "What is 5 + 1?")
+    assert begin(*overrides)[1] == sets
+    lines = [line for record in caplog.records if (line := record.getMessage()).startswith("problems.")]
+    for name, told in zip(("train", "held-out"), lines, strict=True):
+        assert told.startswith(f"problems.{name}: its source has changed since the run began: 5 problems instead of 4")
+        assert f"keeps the problems that it began with ({sets[0]})" in told
+        assert "another run with run.name=…" in told
+    _, others = begin(*overrides, "run.name=another")
+    assert len(read_problems(workspace, others[0])) == 5
+
+
+def test_rows_that_ask_the_same_are_in_the_log_and_in_the_metrics(
+    rows: Path, overrides: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """They stay in the set."""
+    append(rows, "What  is 3+1?")
+    workspace, (train, _) = begin(*overrides)
+    assert "jsonl: 1 row asks the same as an earlier one (000005 as 000004)" in caplog.text
+    metrics = manifests.read(workspace.store, train).metrics
+    assert (metrics["problems"], metrics["repeated"]) == (5, 1)
+
+
+@pytest.mark.parametrize("change", ["gone", "damaged", "mapped otherwise"])
+def test_a_source_that_can_no_longer_be_used(
+    rows: Path, overrides: list[str], caplog: pytest.LogCaptureFixture, change: str
+) -> None:
+    """It ends no run that has its problems already; a run that begins is refused."""
+    _, sets = begin(*overrides)
+    if change == "gone":
+        rows.unlink()
+    else:
+        rows.write_text("no JSON\n" if change == "damaged" else '{"question": "?", "gold": "1"}\n')
+    caplog.clear()
+    assert begin(*overrides)[1] == sets
+    assert "although its source cannot be used now" in caplog.text
+    with pytest.raises(ValueError, match=r"rows.jsonl"):
+        begin(*overrides, "run.name=another")
+
+
+def test_problems_may_change_until_the_policy_is_there(rows: Path, overrides: list[str]) -> None:
+    """Nothing has been played with them; the configuration of problems may change until then, too."""
+    workspace = opened(*overrides)
+    import_problems.fn(workspace)
+    append(rows, "What is 5 + 1?")
+    _, sets = begin(*overrides)
+    assert len(read_problems(workspace, sets[0])) == 5
+
+
+def test_runs_of_older_programs_keep_what_they_played(rows: Path, overrides: list[str]) -> None:
+    """Their policy does not name the sets; their first trajectories, or their curriculum, name that of training."""
+    workspace = opened(*overrides)
+    train, _ = import_problems.fn(workspace)
+    policy = first_policy.first_policy.fn(workspace)
+    append(rows, "What is 5 + 1?")
+    assert begun_sets(workspace) == {}
+    with Draft(workspace.store, layout.trajectories("smoke", 0), "trajectories") as draft:
+        draft.commit(workspace.provenance(), [policy, train])
+    assert begun_sets(workspace) == {"train": train}
+    assert import_problems.fn(workspace)[0] == train
+
+
+def test_problems_without_room_are_never_drawn(
+    rows: Path, overrides: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """They are named when the rollouts begin; their places go to others, and the other draws stay as they were."""
+    workspace, (train, _) = begin(*overrides)
+    before = _draw(workspace, train, 0)[0]
+    append(rows, f"What is 7 + 1? {'Ignore this. ' * 100}")
+    workspace, (train, _) = begin(*overrides, "run.name=another")
+    caplog.clear()
+    drawn, spare = _draw(workspace, train, 0)
+    assert {problem.problem_id for problem in (*drawn, *spare)} == {"000001", "000002", "000003", "000004"}
+    assert len(drawn) == len(before) == 4
+    assert "1 of 5 problems (000005) leave no room for an answer in inference.max_model_len=128" in caplog.text
+    assert unplayable(workspace, layout.checkpoint("another", 0), read_problems(workspace, train)) == {"000005"}
+
+
+def test_problems_without_room_can_be_refused_or_played(rows: Path, overrides: list[str]) -> None:
+    """The refusal comes before anything is committed but the run; runs of older programs play them as before."""
+    append(rows, f"What is 7 + 1? {'Ignore this. ' * 100}")
+    with pytest.raises(ValueError, match=r"1 of 5 problems \(000005\) leave no room .* raise inference.max_model_len"):
+        begin(*overrides, "problems.without_room=refuse")
+    workspace, (train, _) = begin(*overrides, "problems.without_room=play")
+    drawn, spare = _draw(workspace, train, 0)
+    assert len([*drawn, *spare]) == 5

@@ -1,0 +1,205 @@
+"""Rows as people bring them: verl's columns, messages, numbers for text, optional columns, and rows that repeat."""
+
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from configs.schema import FileSource
+from storage.records import Problem
+from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
+from tasks.problems.columns import as_text, solutions
+from tasks.problems.messages import first_messages, with_instructions
+from tasks.problems.problem_set import RowError
+from tasks.problems.repeats import Repeat, describe_repeats, find_repeats
+
+SYSTEM = {"role": "system", "content": "Put the answer in a box."}
+VERL = {"prompt": "prompt", "solutions": "reward_model.ground_truth", "id": "extra_info.index", "source": "data_source"}
+
+
+def asked(*contents: str) -> list[dict[str, str]]:
+    """Return messages of user and assistant in turn, the last one the user's."""
+    roles = ["user", "assistant"] * len(contents)
+    return [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+
+
+def verl_row(index: Any, question: str, gold: Any, **more: Any) -> dict[str, Any]:
+    prompt = more.pop("prompt", asked(f"Compute.\n\n{question}"))
+    about = {"index": index, "split": "train", "answer": f"It is {gold}."}
+    model = {"ground_truth": gold, "style": "rule"}
+    return {"data_source": "mine", "prompt": prompt, "reward_model": model, "extra_info": about, "ability": "MATH"}
+
+
+def load(tmp_path: Path, rows: list[Any], kind: str = "jsonl", **knobs: Any) -> ProblemSet:
+    path = tmp_path / f"rows.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_problems(FileSource.model_validate({"kind": kind, "path": str(path), **knobs}), 0.99)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_verls_rows(tmp_path: Path, kind: str) -> None:
+    """The preset reads messages and the nested gold answer; it keeps nothing that may tell the answer to an agent."""
+    rows = [verl_row("id-0", "12 + 30", "42"), verl_row("id-1", "7 * 8", "56"), verl_row("id-0", "12 + 30", "42")]
+    found = load(tmp_path, rows, kind, preset="verl")
+    assert found.problems == [
+        Problem("id-0", "Compute.\n\n12 + 30", ["42"], "mine", '{"ability": "MATH"}'),
+        Problem("id-1", "Compute.\n\n7 * 8", ["56"], "mine", '{"ability": "MATH"}'),
+    ]
+    assert (found.bad, found.left_out) == ([], [BadRow(3, "it is the same as line 1")])
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_columns_inside_of_others(tmp_path: Path, kind: str) -> None:
+    """One's own mapping names them with dots, also for metadata; a column whose own name has a dot is read, too."""
+    fields = VERL | {"metadata": ["extra_info.split", "a.b"]}
+    found = load(tmp_path, [verl_row(7, "12 + 30", "42") | {"a.b": 1}], kind, fields=fields)
+    metadata = '{"extra_info.split": "train", "a.b": 1}'
+    assert found.problems == [Problem("7", "Compute.\n\n12 + 30", ["42"], "mine", metadata)]
+    with pytest.raises(ProblemError, match="no column 'reward_model.truth'; there are .*reward_model"):
+        load(tmp_path, [verl_row(7, "12 + 30", "42")], kind, fields=VERL | {"solutions": "reward_model.truth"})
+
+
+def test_messages_stay_messages(tmp_path: Path) -> None:
+    """The prompt is what is asked, without the system's instructions; the agent gets all messages."""
+    several = [SYSTEM, *asked("What is 1 + 2?", "3", "And twice that?")]
+    rows = [verl_row(0, "", "3", prompt=[SYSTEM, *asked("1 + 2?")]), verl_row(1, "", "6", prompt=several)]
+    first, second = load(tmp_path, rows, preset="verl").problems
+    assert (first.prompt, second.prompt) == ("1 + 2?", "What is 1 + 2?\n\n3\n\nAnd twice that?")
+    assert first_messages(first, first.prompt) == rows[0]["prompt"]
+    assert first_messages(second, second.prompt) == several
+    told = first_messages(second, f"{second.prompt}\n\nYou are at the start.")
+    assert told == [*several[:-1], {"role": "user", "content": "And twice that?\n\nYou are at the start."}]
+    assert first_messages(second, "Another question") == asked("Another question")
+    assert first_messages(Problem("p", "1 + 2?", ["3"]), "1 + 2?") == asked("1 + 2?")
+
+
+def test_an_agents_instructions_and_those_of_the_row() -> None:
+    """Templates know one system message, the first: the agent's own comes before that of the row."""
+    messages = with_instructions([SYSTEM, *asked("1 + 2?")], "Be brief.", "Think.")
+    content = "Be brief.\n\nPut the answer in a box."
+    assert messages == [{"role": "system", "content": content}, *asked("1 + 2?\nThink.")]
+    assert with_instructions([SYSTEM, *asked("1 + 2?")]) == [SYSTEM, *asked("1 + 2?")]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [
+        ([], "has messages of []: one of the system may be first"),
+        (asked("1 + 2?", "3"), "has messages of ['user', 'assistant']"),
+        ([*asked("1 + 2?"), SYSTEM], "has messages of ['user', 'system']"),
+        ([SYSTEM, SYSTEM, *asked("1 + 2?")], "has messages of ['system', 'system', 'user']"),
+        ([{"role": "tool", "content": "3"}], "has a message that is not of system, user or assistant"),
+        (["1 + 2?"], "has a message that is not of system, user or assistant: '1 + 2?'"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "column 'prompt.content' is not text"),
+        ([{"role": "user", "content": " "}], "column 'prompt.content' is blank"),
+        ([{"role": "user", "content": "x", "tool_calls": [{}]}], "has a message with tool_calls: only content is read"),
+    ],
+)
+def test_messages_that_cannot_be_asked(tmp_path: Path, prompt: Any, reason: str) -> None:
+    """Each is a bad row with its reason."""
+    rows = [verl_row(0, "1 + 2", "3"), verl_row(1, "", "3", prompt=prompt)]
+    (bad,) = load(tmp_path, rows, preset="verl").bad
+    assert reason in bad.reason
+
+
+@pytest.mark.parametrize(
+    ("value", "golds"),
+    [
+        (18, ["18"]),
+        (18.0, ["18"]),
+        (-0.0, ["0"]),
+        (1e20, ["100000000000000000000"]),
+        (1e23, ["100000000000000000000000"]),
+        (123456789012345678901234567890, ["123456789012345678901234567890"]),
+        (Decimal("18.00"), ["18"]),
+        (Decimal("2.50"), ["2.50"]),
+        ("18.0", ["18.0"]),
+        ("1,234", ["1,234"]),
+        (["3", 5.0], ["3", "5"]),
+        ("[3, 5]", ["[3, 5]"]),
+        (r"[1, \frac{7}{3}]", [r"[1, \frac{7}{3}]"]),
+        ('["12"]', ["12"]),
+        ('["3", 5]', ['["3", 5]']),
+        ('["', ['["']),
+    ],
+)
+def test_gold_answers_of_any_type(value: Any, golds: list[str]) -> None:
+    """Whole numbers have no point, texts stay as they are, a list has several golds, also as JSON of texts."""
+    assert solutions({"gold": value}, "gold") == golds
+
+
+@pytest.mark.parametrize(
+    "value", [None, "", True, 0.5, float("nan"), float("inf"), Decimal("NaN"), {"value": 7}, [], ["3", None], [["3"]]]
+)
+def test_what_is_no_gold_answer(value: Any) -> None:
+    """It is a bad row: a person has to say what is meant."""
+    with pytest.raises(RowError, match="column 'gold'"):
+        solutions({"gold": value}, "gold")
+
+
+def test_columns_of_numbers_in_parquet(tmp_path: Path) -> None:
+    """Tables store whole numbers as floats as soon as one is missing, and money as decimals."""
+    columns = {
+        "ask": pa.array(["p", "q", "r"]),
+        "gold": pa.array([18.0, None, 7.0]),
+        "price": pa.array([Decimal("1.00"), Decimal("2.00"), Decimal("3.50")]),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
+
+    def read(gold: str) -> ProblemSet:
+        fields = {"prompt": "ask", "solutions": gold}
+        source = {"kind": "parquet", "path": str(tmp_path / "rows.parquet"), "fields": fields}
+        return load_problems(FileSource.model_validate(source), 0.5)
+
+    assert [problem.solutions for problem in read("gold").problems] == [["18"], ["7"]]
+    assert read("gold").bad == [BadRow(2, "column 'gold' is not text: None")]
+    assert [problem.solutions for problem in read("price").problems] == [["1"], ["2"], ["3.50"]]
+    assert as_text(Decimal("1E+2"), "gold") == "100"
+
+
+FIELDS = {"id": "key", "prompt": "ask", "solutions": "gold"}
+
+
+def test_metadata_may_be_missing_in_some_rows(tmp_path: Path) -> None:
+    """A NaN in a table is a missing number; a column that no row has is a mistake in the configuration."""
+    rows = [{"ask": "p", "gold": "1", "rate": rate} for rate in (0.5, None, float("nan"))]
+    fields = {"prompt": "ask", "solutions": "gold", "metadata": ["rate"]}
+    found = load(tmp_path, [*rows, {"ask": "q", "gold": "2"}], fields=fields)
+    assert [json.loads(problem.metadata) for problem in found.problems] == [
+        {"rate": 0.5},
+        {"rate": None},
+        {"rate": None},
+        {},
+    ]
+    assert load(tmp_path, [{"ask": "p", "gold": "1", "rate": [float("nan")]}, *rows], fields=fields).bad
+    with pytest.raises(ProblemError, match=r"no row has the column 'ratio', which fields.metadata names"):
+        load(tmp_path, rows, fields=fields | {"metadata": ["rate", "ratio"]})
+
+
+def test_repeated_rows_are_named(tmp_path: Path) -> None:
+    """They are drawn more often than others; those with other gold answers are named apart, one of them is wrong."""
+    rows = [("a", "Compute 12 + 30.", "42"), ("b", "Compute  12+30", "42"), ("c", "Compute 12 + 30.", "43")]
+    rows += [("d", "Compute 12 + 31.", "43")]
+    problems = load(tmp_path, [dict(zip(("key", "ask", "gold"), row, strict=True)) for row in rows], fields=FIELDS)
+    repeats = find_repeats(problems.problems)
+    assert repeats == [Repeat("b", "a", True), Repeat("c", "a", False)]
+    assert describe_repeats(repeats * 4, limit=2) == [
+        "4 rows ask the same as an earlier one (b as a, b as a, and 2 more): such problems are drawn more often",
+        "4 rows ask the same as an earlier one (c as a, c as a, and 2 more): but with other solutions, look at them",
+    ]
+
+
+def test_a_row_that_repeats_an_id_counts_once(tmp_path: Path) -> None:
+    """The same row again is no bad row, so that it does not refuse the set; another row with its id is one."""
+    row = {"key": "a", "ask": "Compute 12 + 30.", "gold": "42"}
+    found = load(tmp_path, [row, row, row, row | {"gold": "43"}], fields=FIELDS)
+    assert [problem.problem_id for problem in found.problems] == ["a"]
+    assert [each.line for each in found.left_out] == [2, 3]
+    assert found.bad == [BadRow(4, "id 'a' is already on line 1")]

@@ -1,0 +1,162 @@
+"""What scorers call private reaches scorers and environments, but nobody who plays for the policy."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from configs import load
+from configs.schema import Rollout
+from configs.schema import Score as ScoreSettings
+from storage.records import Problem, Trajectory
+from storage.versions.checkpoints import Checkpoint
+from tasks.agents import AGENTS
+from tasks.agents.chat import Chat
+from tasks.agents.interface import Agent, EpisodeSpec, entered
+from tasks.agents.math_multi_turn import MathMultiTurnAgent
+from tasks.environments.interface import EnvironmentContext
+from tasks.environments.math_verify import MathVerifyEnvironment
+from tasks.rollout.collector import Collector
+from tasks.rollout.plan import RolloutPlan
+from tasks.rollout.play import run_loop
+from tasks.rollout.workers import LocalWorkers
+from tasks.score.scorers import check_scorers, private_metadata
+from tasks.score.verifier import Verifier
+from tests.agents.endpoint.test_commands import ASK
+from tests.support import own_scorers
+from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
+from tests.support.rollout_helpers import ScriptedEngine, all_groups, context, make_plan
+from tests.support.waiting_engine import WaitingEngine
+
+SECRET = "the hidden test"
+SYSTEM = {"role": "system", "content": "Put it in a box."}
+METADATA = {"level": 3, "tests": [SECRET], "prompt_messages": [SYSTEM, {"role": "user", "content": "What is 1 + 2?"}]}
+PROBLEM = Problem("1+2", "What is 1 + 2?", ["3"], "mine", json.dumps(METADATA))
+SEEN = {key: METADATA[key] for key in ("level", "prompt_messages")}
+PRINT = """
+question = problem["messages"][-1]["content"] + json.dumps(problem)
+messages = [*problem["messages"][:-1], {"role": "user", "content": question}]
+body = {"model": os.environ["OPENAI_MODEL"], "messages": messages}
+print(post("/chat/completions", body)["choices"][0]["message"]["content"])
+"""
+
+
+@pytest.fixture(scope="module")
+def chat() -> Chat:
+    return Chat(build_qwen3_tokenizer())
+
+
+@dataclass
+class Grades(MathVerifyEnvironment):
+    """An environment that keeps the problems that it was reset with."""
+
+    context: EnvironmentContext
+    problems: list[Problem] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__(self.context)
+
+    async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        self.problems.append((options or {})["problem"])
+        return await super().reset(seed, options)
+
+
+def played(
+    chat: Chat, verifier: Verifier, agent: Agent, private: Sequence[str] = ("tests",)
+) -> tuple[Trajectory, Problem]:
+    """Play one episode; return its trajectory and the problem that the environment had."""
+    environment, rows = Grades(EnvironmentContext(verifier)), list[Trajectory]()
+    engine = ScriptedEngine(chat, lambda *_: r"\boxed{3}")
+    collector = Collector(engine, agent, lambda: environment, chat, Rollout(), private=frozenset(private))
+
+    async def collect() -> None:
+        async with entered(agent):
+            await collector.collect(all_groups(make_plan(1), [PROBLEM]), 1, lambda _, ended: rows.extend(ended))
+
+    run_loop(collect())
+    (row,), (problem,) = rows, environment.problems
+    assert row.status == "completed", row.reason
+    return row, problem
+
+
+def prompt_of(chat: Chat, row: Trajectory) -> str:
+    return str(chat.tokenizer.decode(row.token_ids[: row.turns[0].start]))
+
+
+@pytest.mark.parametrize(
+    ("agent", "arguments"),
+    [
+        ("openai", {"entry": "tests.agents.endpoint.seen:solve"}),
+        ("command", {"argv": [sys.executable, "-c", ASK + PRINT]}),
+    ],
+)
+def test_agents_of_the_endpoint_and_commands(
+    chat: Chat, verifier: Verifier, agent: str, arguments: dict[str, Any]
+) -> None:
+    """They see the other metadata, and the row's messages; the stored row and the environment have everything."""
+    row, graded = played(chat, verifier, AGENTS.make(agent, context(chat, 20_000), arguments))
+    prompt = prompt_of(chat, row)
+    assert SECRET not in prompt
+    assert '"level": 3' in prompt
+    assert "<|im_start|>system\nPut it in a box.<|im_end|>\n<|im_start|>user\nWhat is 1 + 2?" in prompt
+    assert graded == replace(PROBLEM, prompt=graded.prompt)
+    assert (row.metadata, row.solutions, row.turns[-1].verdict) == (PROBLEM.metadata, ["3"], "correct")
+    row, _ = played(chat, verifier, AGENTS.make(agent, context(chat, 20_000), arguments), private=())
+    assert SECRET in prompt_of(chat, row)
+
+
+def test_agents_with_queues(chat: Chat, verifier: Verifier) -> None:
+    """They have the problem and the record without it; what they return is stored with it."""
+    seen: list[EpisodeSpec] = []
+
+    class Curious(MathMultiTurnAgent):
+        async def collect_trajectory(self, prompt: EpisodeSpec, env: Any, *queues: Any) -> list[Trajectory]:
+            seen.append(prompt)
+            assert env.context.verifier is verifier  # its other attributes are there
+            return await super().collect_trajectory(prompt, env, *queues)
+
+    row, graded = played(chat, verifier, Curious(context(chat, 20_000), num_turns=1, system_prompt="Be brief."))
+    assert json.loads(seen[0].problem.metadata) == json.loads(seen[0].record.metadata) == SEEN
+    assert (row.metadata, graded) == (PROBLEM.metadata, PROBLEM)
+    assert "system\nBe brief.\n\nPut it in a box.<|im_end|>\n<|im_start|>user\nWhat is 1 + 2?<" in prompt_of(chat, row)
+
+
+def test_the_loop_with_tools_sends_the_rows_messages(chat: Chat, verifier: Verifier) -> None:
+    """Its own instructions stand beside them."""
+    agent = AGENTS.make("openai", context(chat, 20_000), {"arguments": {"instruction": "Think."}})
+    prompt = prompt_of(chat, played(chat, verifier, agent)[0])
+    assert "system\nPut it in a box.<|im_end|>\n<|im_start|>user\nWhat is 1 + 2?\nThink.<|im_end|>" in prompt
+
+
+def test_workers_play_by_what_the_runs_scorers_say(
+    chat: Chat, verifier: Verifier, policies: list[Checkpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every collector, of training and of evaluations, keeps back what the scorers of its plan call private."""
+    monkeypatch.setattr("tasks.rollout.workers.load_chat", lambda _: chat)
+    workers = LocalWorkers(WaitingEngine(0), verifier, lambda _: policies[0])  # type: ignore[arg-type]
+    workers.serve(policies[0].version)
+
+    async def private_in(plan: RolloutPlan) -> Set[str]:
+        async with workers.open_collector(plan) as collector:
+            return collector.private
+
+    plan = make_plan(config=load("smoke", ["score.type={default: math-verify, code: code}"]))
+    assert asyncio.run(private_in(plan)) == {"input_output"}
+    assert asyncio.run(private_in(make_plan())) == set()
+
+
+def test_scorers_say_what_is_private(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hidden tests of code are; one's own function says it with an attribute."""
+    own = "tests.support.own_scorers:decides"
+    assert private_metadata(ScoreSettings()) == set()
+    assert private_metadata(ScoreSettings(type={"default": "math-verify", "code": "code"})) == {"input_output"}
+    assert private_metadata(ScoreSettings(type=own)) == set()
+    monkeypatch.setattr(own_scorers.decides, "private", ["gold", "tests"], raising=False)
+    assert private_metadata(ScoreSettings(type={"default": own, "code": "code"})) == {"gold", "tests", "input_output"}
+    monkeypatch.setattr(own_scorers.decides, "private", "gold")
+    with pytest.raises(ValueError, match=r"own_scorers:decides': its attribute private is 'gold': give a list"):
+        check_scorers(ScoreSettings(type=own))
