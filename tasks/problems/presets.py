@@ -13,7 +13,8 @@ from typing import Any
 from configs.schema import Fields
 from storage.records import Problem
 from storage.visible import visible
-from tasks.problems.problem_set import PartOfRow, Row, RowError
+from tasks.problems.placeholders import is_placeholder
+from tasks.problems.problem_set import NoSolutionError, PartOfRow, Row, RowError
 
 _NAMED = 500
 """Largest number of characters of column names in a message."""
@@ -29,7 +30,7 @@ def gsm8k(row: Row, number: str) -> Problem:
     solution = tail.strip().replace(",", "")
     if not mark or not solution:
         raise RowError(f"column 'answer' does not end in '#### n': {reprlib.repr(row['answer'])}")
-    return Problem(number, _text(row, "question"), [solution], source="gsm8k")
+    return Problem(number, _text(row, "question"), _golds([solution]), source="gsm8k")
 
 
 def math(row: Row, number: str) -> Problem:
@@ -42,7 +43,7 @@ def math(row: Row, number: str) -> Problem:
     return Problem(
         problem_id=_text(row, "unique_id") if row.get("unique_id") is not None else number,
         prompt=_text(row, "problem"),
-        solutions=[_text(row, "answer")],
+        solutions=_golds([_text(row, "answer")]),
         source="math",
         metadata=json.dumps(metadata),
     )
@@ -61,7 +62,7 @@ def areal(row: Row, number: str) -> Problem:
         raise RowError(f"column 'solutions' is not a list: {reprlib.repr(row.get('solutions'))}")
     name, prompt = _text(row, "query_id"), _text(row, "prompt")
     if task == "math":
-        return Problem(name, prompt, _texts(row, "solutions"), source="areal")
+        return Problem(name, prompt, _golds(_texts(row, "solutions")), source="areal")
     solutions = _texts(row, "solutions") if row.get("solutions") else []
     return Problem(name, prompt, solutions, "code", json.dumps({"input_output": _hidden_tests(row)}))
 
@@ -132,7 +133,7 @@ def from_fields(fields: Fields) -> Callable[[Row, str], Problem]:
         return Problem(
             problem_id=_text(row, columns["id"]) if "id" in columns else number,
             prompt=_text(row, columns["prompt"]),
-            solutions=_texts(row, columns["solutions"]),
+            solutions=_golds(_texts(row, columns["solutions"])),
             source=_text(row, columns["source"]) if "source" in columns else "",
             metadata=_json({column: _present(row, column) for column in kept}),
         )
@@ -170,6 +171,17 @@ def _texts(row: Row, column: str) -> list[str]:
     if not value:
         raise RowError(f"column {column!r} is an empty list")
     return [_checked(item, column) for item in value]
+
+
+def _golds(solutions: list[str]) -> list[str]:
+    """Return the solutions that are no placeholders.
+
+    Raises:
+        NoSolutionError: there is none.
+    """
+    if not (golds := [solution for solution in solutions if not is_placeholder(solution)]):
+        raise NoSolutionError(f"no answer can be right: the solution is a placeholder, {reprlib.repr(solutions[0])}")
+    return golds
 
 
 def _checked(value: object, column: str) -> str:

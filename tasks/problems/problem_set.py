@@ -26,6 +26,10 @@ class RowError(ValueError):
     """One row cannot be used. Sources yield it in place of the row, and `collect` turns it into a `BadRow`."""
 
 
+class NoSolutionError(RowError):
+    """A row has only placeholders where its solutions should be. Data sets have many, so they are no bad rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowPlace:
     """The place of a row in its source."""
@@ -61,6 +65,7 @@ class BadRow:
     line: int  # as in `RowPlace`
     reason: str
     file: str = ""
+    counted: bool = True  # in the share of bad rows; not if the row has no solution but a placeholder
 
     @property
     def place(self) -> str:
@@ -113,7 +118,8 @@ def collect(
         try:
             problem = _convert(row, place, to_problem, places)
         except RowError as error:
-            bad.append(BadRow(place.line, str(error), place.file))
+            counted = not isinstance(error, NoSolutionError)
+            bad.append(BadRow(place.line, str(error), place.file, counted))
         else:
             places[problem.problem_id] = place
             problems.append(problem)
@@ -151,8 +157,10 @@ def _convert(
 def _check(good: int, bad: list[BadRow], name: str, max_bad_share: float) -> None:
     if not good and not bad:
         raise ProblemError(f"{name} holds no rows: check that it is the right one and complete")
-    if good and len(bad) <= max_bad_share * (good + len(bad)):
+    counted = [row for row in bad if row.counted]
+    if good and len(counted) <= max_bad_share * (good + len(counted)):
         return
+    bad = counted or bad
     shown = "".join(f"\n  {row.place}: {row.reason}" for row in bad[:REPORTED])
     more = f"\n  and {len(bad) - REPORTED} more" if len(bad) > REPORTED else ""
     raise ProblemError(

@@ -72,6 +72,10 @@ def load_source(workspace: Workspace, source: Source) -> list[Problem]:
     loaded = load_problems(source, workspace.config.problems.max_bad_share)
     for row in loaded.bad[:_REPORTED]:
         logger.warning("%s: %s dropped: %s", source.kind, row.place, row.reason)
+    if placeholders := sum(not row.counted for row in loaded.bad):
+        logger.warning(
+            "%s: %d rows dropped whose solutions are placeholders, such as `proof`", source.kind, placeholders
+        )
     if len(loaded.bad) > _REPORTED:
         logger.warning("%s: %d more rows dropped", source.kind, len(loaded.bad) - _REPORTED)
     return loaded.problems
