@@ -436,6 +436,10 @@ class Score(Knobs):
     args: dict[str, dict[str, Any]] = {}
     """Keyword arguments by scorer, such as `{environment: {success_above: 0.5}}`; they are checked before anything
     starts."""
+    reading: Literal["answer", "library"] = "answer"
+    """What the scorer and the environment `math-verify` grade. answer: the final answer that the agent gave to the
+    environment, read as a person would read it (`tasks/score/README.md`). library: whatever math-verify finds in the
+    turn's text, as before; it pays for the question's own expression, such as `12 + 7` for 19."""
     workers: Workers = 2
     """Number of verifier processes, which can be killed."""
     timeout_s: Annotated[float, Field(ge=1e-6, le=LONGEST_VERDICT_S)] = 5

@@ -94,7 +94,7 @@ MIGRATIONS: Sequence[Migration] = (
 )
 """All migrations, oldest first. None is ever removed, because old stores still exist."""
 
-BEFORE: Mapping[str, Any] = {}
+BEFORE: Mapping[str, Any] = {"score.reading": "library"}
 """Knobs whose default is another behaviour than that of the programs before the knob, and the value for the latter."""
 
 

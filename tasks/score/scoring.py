@@ -30,8 +30,9 @@ _ABSENT: dict[str, Any] = {
     "ungraded": [],
     "follows": [],
     "reward_parts": [],
+    "answers": [],
 }
-"""The values of columns that files before schema 4 lack."""
+"""The values of columns that files before schema 5 lack."""
 _FAILED = ("timeout", "error")
 _LIBRARIES = ("math-verify", "latex2sympy2_extended", "antlr4-python3-runtime", "sympy", "mpmath")
 _RULES = 2  # raise it when a change of this project changes verdicts; 2: timeouts by processor time
