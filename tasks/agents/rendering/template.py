@@ -18,7 +18,7 @@ from tasks.agents.rendering.interface import (
 )
 
 _CALL = re.compile(r"<tool_call>(.*?)(</tool_call>|\Z)", re.DOTALL)
-_THOUGHTS = re.compile(r"\A\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
+_THOUGHTS = re.compile(r"\A\s*+(?:<think>)?+(.*?)</think>\s*", re.DOTALL)
 
 
 class TemplateRenderer:
