@@ -455,6 +455,10 @@ class Score(Knobs):
     args: dict[str, dict[str, Any]] = {}
     """Keyword arguments by scorer, such as `{environment: {success_above: 0.5}}`; they are checked before anything
     starts."""
+    reading: Literal["answer", "library"] = "answer"
+    """What the scorer and the environment `math-verify` grade. answer: the final answer that the agent gave to the
+    environment, read as a person would read it (`tasks/score/README.md`). library: whatever math-verify finds in the
+    turn's text, as before; it pays for the question's own expression, such as `12 + 7` for 19."""
     success: Literal["said", "reward"] = "said"
     """When a turn is right for the scorer `environment` and for filters while playing. said: environment or agent said
     so with a verdict; else, if its reward has a part named `correct`, that is above 0.5; else its reward is above

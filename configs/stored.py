@@ -106,6 +106,7 @@ BEFORE: Mapping[str, Any] = {
     "reward.shape": "success",
     "reward.unfinished": "leave-out",
     "rollout.allow_own_sampling": True,
+    "score.reading": "library",
     "score.success": "reward",
 }
 """Knobs whose default is another behaviour than that of the programs before the knob, and the value for the latter."""

@@ -1,13 +1,15 @@
-r"""A second checker for answers, which shares neither library nor grammar with the verifier.
+r"""A second checker for answers. It shares with the verifier only what a plain number is (`tasks.score.numbers`).
 
-It reads the final answer of a text, compares numbers as exact fractions, and everything else as normalised strings. It
-knows no algebra: if one side is not a number and the strings differ, its opinion is "cannot say".
+It finds the final answer by rules of its own, compares numbers and lists of numbers by a comparison of its own, and
+everything else as normalised strings. It knows no algebra: if one side is not a number and the strings differ, its
+opinion is "cannot say". So is that on a number with something beside it that may give it another meaning.
 """
 
 import re
 from collections.abc import Sequence
 
 from tasks.audit.written_numbers import LONGEST, UNSIGNED, Opinion, bare, canonical, compare_numbers, read_numbers
+from tasks.problems.placeholders import is_placeholder
 
 __all__ = ["Opinion", "compare", "final_answer", "opinion", "stated"]
 
@@ -19,7 +21,7 @@ _MATH = re.compile(r"(?<!\\)\$\$?(.+?)(?<!\\)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]",
 _COMMANDS = re.compile(r"\\(?:text|mbox|mathrm)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _PROSE = re.compile(r"[A-Za-z]{3,}|\n")
 _SENTENCE = re.compile(r"(?:[.!?;](?=\s|$)|\n)")
-_TERM = rf"(?:\\[dt]?frac\{{[^{{}}]*\}}\{{[^{{}}]*\}}|{UNSIGNED})"
+_TERM = rf"(?:\d+\s+\d+/\d+|\d*\\[dt]?frac\d\d|\\[dt]?frac\{{[^{{}}]*\}}\{{[^{{}}]*\}}|{UNSIGNED})"
 _EXPRESSION = re.compile(
     rf"(?:(?<![\w)}}])[-+\u2212]\s*)?{_TERM}(?:\s*(?:[-+*/^\u2212\u00d7\u00f7]|\\cdot|\\times|\\div)\s*{_TERM})*"
 )
@@ -35,35 +37,64 @@ def final_answer(text: str) -> str | None:
     >>> final_answer(r"so \boxed{\frac{1}{2}}"), final_answer("It is 3 + 4 = 7."), final_answer("none")
     ('\\frac{1}{2}', '7', None)
     """
-    text = text[-_LAST:]
+    text = _without_thoughts(text)[-_LAST:]
     if (boxed := _last_boxed(text)) is not None or "\\boxed" in text:
         return boxed  # None if the box was never closed
     cues = list(_CUE.finditer(text))
-    if cues and (answer := after_cue(text[cues[-1].end() :])):
+    if cues and (answer := after_cue(text[cues[-1].end() :])) != "":
         return answer
     if formulas := _formulas(text):
-        return formulas[-1].rpartition("=")[2].strip()
+        return None if _OFFERED.search(text.rpartition(formulas[-1])[0]) else _right_side(formulas[-1])
     numbers = list(_EXPRESSION.finditer(text))
     return numbers[-1][0] if numbers and _stands_alone(numbers[-1]) else None
 
 
-def after_cue(rest: str) -> str:
-    """Return the answer at the beginning of `rest`: its first sentence, or the formula or number in that sentence."""
+def _without_thoughts(text: str) -> str:
+    """Return what follows the last thought; nothing if a thought has no end."""
+    after = re.split(r"(?i)</think(?:ing)?>", text)[-1]
+    return re.split(r"(?i)<think(?:ing)?>", after)[0]
+
+
+def after_cue(rest: str) -> str | None:
+    """Return the answer at the beginning of `rest`: its first sentence, or the formula or number in that sentence.
+
+    None: the sentence offers several answers, or something else than a number for one.
+    """
     sentence = _SENTENCE.split(rest.strip(), maxsplit=1)[0].strip(" *:_")
+    if re.search(r"\b(?:or|not)\b", sentence):
+        return None
     if formulas := _formulas(sentence):
         return formulas[0]
     if read_numbers(sentence) is None:
         if read_numbers(tail := sentence.rpartition("=")[2].strip()):
             return tail
-        if (number := _EXPRESSION.search(sentence)) and _stands_alone(number):
-            return number[0]
+        if number := _EXPRESSION.search(sentence):
+            return number[0] if _stands_alone(number) else None
     return sentence
 
 
 def _stands_alone(number: re.Match[str]) -> bool:
-    """Return whether the number is not part of a power, an index or a command, which this checker cannot read."""
-    before, after = number.string[: number.start()].rstrip(), number.string[number.end() :].lstrip()
-    return not before.endswith(("^", "_", "{")) and not after.startswith(("^", "_", "{", "\\"))
+    """Return whether nothing beside the number gives it another meaning, which this checker cannot read."""
+    line = number.string[: number.start()].rpartition("\n")[2]
+    before, after = line.rstrip(" \t$"), number.string[number.end() :]
+    return not (_BEFORE.search(before) or _AFTER.match(after) or (before.endswith("=") and re.search(r"\d[a-z]", line)))
+
+
+_BEFORE = re.compile(
+    r"[\^_{<>√±\\²½]$|(?<!\w)[-\u2212\u2013]$|\d[.',]?$|\d[eE][-+]?$|\\ge$"
+    r"|\b(?i:or|not|than|least|most|twice|half of|minus|negative|question|and|to)$"
+)
+_AFTER = re.compile(
+    r"\s*(?:[\^_{\\²³½¼¾⅓⅔√!/]|\(?\d)|[a-zA-Z](?![a-zA-Z])|[-\u2013]\d|[ ,]?\d|e[-+]?\d|\s*%|π"
+    r"|\s*(?i:thousand|hundred|million|billion|dozen|or|percent)\b"
+)
+_OFFERED = re.compile(r"\b(?:or|and|not)[\s$]*$|\$,[\s$]*$")
+
+
+def _right_side(formula: str) -> str | None:
+    """Return what a formula says that something is; None for an equation of several terms."""
+    left, equals, right = formula.rpartition("=")
+    return None if equals and re.search(r"\d\s*[a-z]", left) else right.strip()
 
 
 def _formulas(text: str) -> list[str]:
@@ -104,7 +135,7 @@ def opinion(text: str, solutions: Sequence[str]) -> tuple[Opinion, str]:
     answer = final_answer(text)
     if answer is None:
         return "cannot say", ""
-    opinions = [compare(answer, solution) for solution in solutions]
+    opinions = [compare(answer, solution) for solution in solutions if not is_placeholder(solution)]
     if "right" in opinions:
         return "right", answer
     return ("wrong" if opinions and set(opinions) == {"wrong"} else "cannot say"), answer
@@ -128,8 +159,12 @@ _BRACES = re.compile(r"(\\(?:boxed|fbox)\s*\{)|\\.|[{}]", re.DOTALL)
 
 def _last_boxed(text: str) -> str | None:
     """Return the content of the last box whose braces are closed."""
-    if boxes := _boxes(text):
-        return text[slice(*max(boxes))].strip()
+    if boxes := sorted(_boxes(text)):
+        if len(boxes) > 1 and re.fullmatch(
+            r"\}[\s$,;.]*(?:and|or)?[\s$]*\\f?boxe?d?\s*\{", text[boxes[-2][1] : boxes[-1][0]]
+        ):
+            return None  # several answers
+        return text[slice(*boxes[-1])].strip()
     unbraced = re.findall(r"\\boxed\s+([^\s{}]+)", text)
     return unbraced[-1] if unbraced else None
 

@@ -1,14 +1,20 @@
-"""Read answers as normalised strings and as exact numbers: integers, decimals, fractions, tuples, intervals."""
+"""Read answers as normalised strings and as lists of exact numbers: tuples, intervals and the like.
+
+What one number is says `tasks.score.numbers`, for the verifier, too. Its bracket, its list and its comparison are the
+second checker's own.
+"""
 
 import re
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+from tasks.score.numbers import LONGEST, Number, read_number
+
+__all__ = ["LONGEST", "UNSIGNED", "Opinion", "bare", "canonical", "compare_numbers", "read_numbers"]
+
 Opinion = Literal["right", "wrong", "cannot say"]
 
-LONGEST = 200
-"""The most characters of an answer that is read as a number."""
 _NEAR = Fraction(1, 1000)  # relative difference up to which one number may be the other one, rounded
 
 UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?![\d,])|\d+)(?:\.\d+)?|\.\d+"
@@ -87,7 +93,7 @@ _WORDS = re.compile(r"\\(?:text|mbox|mathrm|textbf|textit|textrm|mathbf|operator
 
 def canonical(plain: str) -> str:
     """Return the string by which answers that are not numbers are compared."""
-    text = re.sub(r"\s|\{(?=\w\})|(?<=\{\w)\}", "", _unscripted(_WORDS.sub(r"\1", plain)))
+    text = re.sub(r"(?<!\d)\s|\s(?!\d)|\{(?=\w\})|(?<=\{\w)\}", "", _unscripted(_WORDS.sub(r"\1", plain)))
     text = re.sub(r"^\((\w)\)$", r"\1", text)
     return text.casefold() if re.fullmatch(r"[A-Za-z.]{2,}|[A-Za-z]", text) else text
 
@@ -98,7 +104,6 @@ def _unscripted(text: str) -> str:
 
 
 _EQUALS = re.compile(r"^\s*[A-Za-z](?:_\{?\w\}?)?(?:\(\w\))?\s*(?:=|\\in(?![a-z]))\s*")
-_UNIT = re.compile(r"(?<=[\d}])\s*((?:(?!(?:pi|sqrt|or|and|mod)\b)[A-Za-z]{2,}(?![A-Za-z])[\s./^\d-]*)+)$")
 _BRACKETED = re.compile(r"^(\(|\[|\\\{)(.*)(\)|\]|\\\})$", re.DOTALL)
 
 
@@ -107,18 +112,16 @@ def read_numbers(text: str) -> Numbers | None:
     if not text or len(text) > LONGEST:
         return None
     plain = bare(text)
-    unit = " ".join(_WORDS.findall(plain))
-    plain = re.sub(_WORDS.pattern + r"\s*(?:\^\s*\{?\d\}?)?", " ", plain).strip()
-    percent = bool(re.search(r"\\?%\s*$", plain))
-    plain = re.sub(r"\\?%\s*$", "", plain).strip()
-    if found := _UNIT.search(plain):
-        unit, plain = f"{unit} {found[1]}", plain[: found.start()]
+    if len({name[0] for part in _parts(plain)[1] if (name := _EQUALS.match(part))}) > 1:
+        return None  # x = 2, y = 3
     brackets, parts = _parts(_EQUALS.sub("", plain))
-    values = [value for part in parts for value in _values(_EQUALS.sub("", part))]
-    if not values or any(value is None for value in values):
+    numbers = [number for part in parts for number in _numbers(_EQUALS.sub("", part))]
+    known = [number for number in numbers if number is not None]
+    if not known or len(known) < len(numbers):
         return None
-    known = tuple(value for value in values if value is not None)
-    return Numbers(known, brackets if len(known) > 1 else "", " ".join(unit.casefold().split()), percent)
+    units, percent = {number.unit for number in known}, any(number.percent for number in known)
+    values = tuple(number.value for number in known)
+    return Numbers(values, brackets if len(known) > 1 else "", units.pop() if len(units) == 1 else "", percent)
 
 
 def _parts(text: str) -> tuple[str, list[str]]:
@@ -131,39 +134,10 @@ def _parts(text: str) -> tuple[str, list[str]]:
     return brackets, [part.strip() for part in re.split(r",|;|\bor\b|\band\b", inner)]
 
 
-_DECIMAL = r"\d+(?:\.\d*)?|\.\d+"
-_NUMBER = re.compile(rf"([-+]*)({_DECIMAL})(?:/([-+]?(?:{_DECIMAL})))?")
-_MIXED = re.compile(r"([-+]?)(\d+)(?:\s+(\d+)/(\d+)|\s*\\frac\{(\d+)\}\{(\d+)\})")
-_LATEX = re.compile(rf"([-+]?)\\frac\{{([-+]?(?:{_DECIMAL}))\}}\{{([-+]?(?:{_DECIMAL}))\}}")
-
-
-def _values(text: str) -> list[Fraction | None]:
+def _numbers(text: str) -> list[Number | None]:
     r"""Return the number that `text` is, or two numbers if it begins with `\pm`; None is not a number."""
     text = text.strip()
     if text.startswith(("\\pm", "±")):
-        value = _number(text.removeprefix("\\pm").removeprefix("±").strip())
-        return [value, None if value is None else -value]
-    return [_number(text)]
-
-
-def _number(text: str) -> Fraction | None:
-    if found := _BRACKETED.match(text):
-        return _number(found[2].strip())
-    if found := _MIXED.fullmatch(text):
-        whole, top, bottom = found[2], found[3] or found[5], found[4] or found[6]
-        part = _quotient(top, bottom)
-        return None if part is None else _signed(found[1], Fraction(whole) + part)
-    text = re.sub(r"\s", "", text)
-    if found := _LATEX.fullmatch(text) or _NUMBER.fullmatch(text):
-        value = _quotient(found[2], found[3] or "1")
-        return None if value is None else _signed(found[1], value)
-    return None
-
-
-def _quotient(top: str, bottom: str) -> Fraction | None:
-    divisor = Fraction(bottom)
-    return Fraction(top) / divisor if divisor else None
-
-
-def _signed(signs: str, value: Fraction) -> Fraction:
-    return -value if signs.count("-") % 2 else value
+        value = text.removeprefix("\\pm").removeprefix("±").strip()
+        return [read_number(value), read_number(f"-{value}")]
+    return [None if re.search(r"[A-Za-z].*=", text) else read_number(text)]

@@ -13,7 +13,7 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError("the package gymnasium is not installed: pip install gymnasium") from error
 
-_COLOURED = re.compile(r"\x1b\[[\d;]*m(.*?)\x1b\[0?m", re.DOTALL)
+_COLOURED = re.compile(r"\x1b\[[\d;]*+m([^\x1b]*+)\x1b\[0?m")
 
 
 class GymnasiumEnvironment:

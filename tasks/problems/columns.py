@@ -7,7 +7,8 @@ from decimal import Decimal
 from typing import Any
 
 from storage.visible import visible
-from tasks.problems.problem_set import PartOfRow, Row, RowError
+from tasks.problems.placeholders import is_placeholder
+from tasks.problems.problem_set import NotNeededError, PartOfRow, Row, RowError
 
 _NAMED = 500
 """Largest number of characters of column names in a message."""
@@ -48,7 +49,18 @@ def solutions(row: Row, column: str) -> list[str]:
     if value == []:
         raise RowError(f"column {column!r} is an empty list")
     items = value if isinstance(value, list) else _encoded(value) or [value]
-    return [as_text(item, column) for item in items]
+    return golds([as_text(item, column) for item in items])
+
+
+def golds(found: list[str]) -> list[str]:
+    """Return the solutions that are no placeholders.
+
+    Raises:
+        NotNeededError: there is none. Data sets have many such rows, so they are no bad rows.
+    """
+    if not (known := [solution for solution in found if not is_placeholder(solution)]):
+        raise NotNeededError(f"no answer can be right: the solution is a placeholder, {reprlib.repr(found[0])}")
+    return known
 
 
 def as_text(value: object, column: str) -> str:

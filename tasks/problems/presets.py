@@ -13,7 +13,7 @@ from typing import Any
 
 from configs.schema import Fields
 from storage.records import Problem
-from tasks.problems.columns import as_json, as_text, has, present, solutions, text
+from tasks.problems.columns import as_json, as_text, golds, has, present, solutions, text
 from tasks.problems.messages import read_prompt
 from tasks.problems.problem_set import Row, RowError
 
@@ -28,7 +28,7 @@ def gsm8k(row: Row, number: str) -> Problem:
     solution = tail.strip().replace(",", "")
     if not mark or not solution:
         raise RowError(f"column 'answer' does not end in '#### n': {reprlib.repr(row['answer'])}")
-    return Problem(number, text(row, "question"), [solution], source="gsm8k")
+    return Problem(number, text(row, "question"), golds([solution]), source="gsm8k")
 
 
 def math(row: Row, number: str) -> Problem:
@@ -41,7 +41,7 @@ def math(row: Row, number: str) -> Problem:
     return Problem(
         problem_id=text(row, "unique_id") if row.get("unique_id") is not None else number,
         prompt=text(row, "problem"),
-        solutions=[text(row, "answer")],
+        solutions=golds([text(row, "answer")]),
         source="math",
         metadata=json.dumps(metadata),
     )
@@ -61,8 +61,8 @@ def areal(row: Row, number: str) -> Problem:
     name, prompt = text(row, "query_id"), text(row, "prompt")
     if task == "math":
         return Problem(name, prompt, solutions(row, "solutions"), source="areal")
-    golds = solutions(row, "solutions") if row.get("solutions") else []
-    return Problem(name, prompt, golds, "code", json.dumps({"input_output": _hidden_tests(row)}))
+    known = solutions(row, "solutions") if row.get("solutions") else []
+    return Problem(name, prompt, known, "code", json.dumps({"input_output": _hidden_tests(row)}))
 
 
 def _hidden_tests(row: Row) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import textwrap
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -20,7 +20,7 @@ from storage.visible import described
 from tasks.score.interface import Answer, ProgramError, RunProgram, ScorerContext
 from tasks.score.verdict import Verdict, storable
 
-_FENCE = re.compile(r"[ \t]*(```+|~~~+)[ \t]*([^`\s]*)[^`]*")
+_FENCE = re.compile(r"[ \t]*+(```++|~~~++)[ \t]*+([^`\s]*+)[^`]*+")
 _PYTHON = ("python", "py", "python3")
 _MARK = "result of the last call: "
 _CALL = f"""
@@ -41,7 +41,7 @@ class CodeScorer:
     """
 
     columns: Sequence[str] = ("metadata",)
-    version = 1
+    version = 2  # 1: True was 1
     private: Sequence[str] = ("input_output",)
 
     def __init__(self, context: ScorerContext, *, at_once: Annotated[int, Field(ge=1)] = 2) -> None:
@@ -116,9 +116,24 @@ def _lines(text: str) -> list[str]:
 
 
 def same_result(printed: str, expected: str) -> bool:
-    """Return whether the result that a program printed last is the expected one; a tuple is a list in JSON."""
+    """Return whether the result that a program printed last is the expected one; a tuple is a list in JSON.
+
+    >>> same_result(_MARK + "[1.0]", "[1]"), same_result(_MARK + "[true]", "[1]")
+    (True, False)
+    """
     _, mark, result = printed.rpartition(_MARK)
     try:
-        return bool(mark) and bool(json.loads(result) == json.loads(expected))
+        return bool(mark) and _equal(json.loads(result), json.loads(expected))
     except (ValueError, RecursionError):
         return False
+
+
+def _equal(left: Any, right: Any) -> bool:
+    """Compare values of JSON: for Python, but not for JSON, true is 1."""
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(_equal, left, right))
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_equal(left[key], right[key]) for key in left)
+    return bool(left == right)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from tasks.score.verdict import Verdict
 
@@ -16,6 +16,8 @@ RunProgram = Callable[[str, str], str]
 It returns what the program printed, and raises `ProgramError` if the program is to blame for having no result, another
 exception if the sandbox is.
 """
+Reading = Literal["answer", "library"]
+"""What is graded: the answer that the environment got, read by `tasks.score.contract`, or the text, by math-verify."""
 COLUMNS = ("trajectory_id", "turns", "source", "ungraded")
 """The columns that every scorer gets."""
 
@@ -45,6 +47,12 @@ class Answer:
         return str(self.row["turns"][self.turn]["text"])
 
     @property
+    def given(self) -> str:
+        """What the agent gave to the environment as its answer: with structured output a part of the completion."""
+        answers = self.row.get("answers")
+        return self.text if not answers or answers[self.turn] is None else str(answers[self.turn])
+
+    @property
     def metadata(self) -> dict[str, Any]:
         """The problem's metadata."""
         return dict(json.loads(self.row["metadata"]))
@@ -56,6 +64,7 @@ class ScorerContext:
 
     verifier: "Verifier"
     run_program: RunProgram
+    reading: Reading = "answer"
     by_part: bool = True
     """Whether a part of the reward that is named `correct` decides where nobody gave a verdict (`score.success`)."""
 

@@ -17,7 +17,7 @@ from tasks.registry import Registry, nearest
 from tasks.score.code import CodeScorer
 from tasks.score.environment import EnvironmentScorer
 from tasks.score.interface import COLUMNS, Answer, RunProgram, Scorer, ScorerContext
-from tasks.score.math_verify import MathVerifyScorer
+from tasks.score.math_verify import LIBRARY_VERSION, MathVerifyScorer
 from tasks.score.own import OwnScorer
 from tasks.score.programs import sandboxed
 from tasks.score.verdict import Verdict, checked, storable
@@ -74,18 +74,22 @@ def _private(name: str) -> Sequence[str]:
 
 
 def identity(settings: ScoreSettings) -> dict[str, Any]:
-    """Return what verdicts depend on besides math-verify and its limits; empty if it is the only scorer.
+    """Return what verdicts depend on besides math-verify and its limits; empty if its own reading is all there is.
 
     One's own function is identified by the source of its module. If it depends on other modules, give it an argument
     that says which version of them it uses.
     """
     names = sorted(set(settings.by_source.values()))
+    read = "math-verify" in names and settings.reading == "answer"
+    named = {"reading": settings.reading} if read else {}
     if names == ["math-verify"]:
-        return {}
+        return {**named, "version": MathVerifyScorer.version} if read else {}
     versions = {name: _source(name) if ":" in name else SCORERS.find(name).version for name in names}
+    if "math-verify" in names and not read:
+        versions["math-verify"] = LIBRARY_VERSION
     # Without the rule for parts, scores have the name that they had before there was one.
     rule = {"success": settings.success} if "environment" in names and settings.success != "reward" else {}
-    return {"type": settings.by_source, "args": settings.args, "scorers": versions, **rule}
+    return {"type": settings.by_source, "args": settings.args, "scorers": versions, **named, **rule}
 
 
 def _source(name: str) -> str:
@@ -107,7 +111,7 @@ class Scorers:
 
     def __init__(self, settings: ScoreSettings, verifier: Verifier, run_program: RunProgram | None = None) -> None:
         programs = run_program or sandboxed(settings.timeout_s, settings.memory_mb)
-        context = ScorerContext(verifier, programs, by_part=settings.success == "said")
+        context = ScorerContext(verifier, programs, settings.reading, by_part=settings.success == "said")
         self._by_source = settings.by_source
         self._scorers = {
             name: _make(name, context, settings.args.get(name, {})) for name in set(self._by_source.values())

@@ -30,8 +30,9 @@ _ABSENT: dict[str, Any] = {
     "ungraded": [],
     "follows": [],
     "reward_parts": [],
+    "answers": [],
 }
-"""The values of columns that files before schema 4 lack."""
+"""The values of columns that files before schema 5 lack."""
 _FAILED = ("timeout", "error")
 _COMPARED = ("correct", "wrong", "unparsable")
 _DISAGREEMENT = 0.03

@@ -1,4 +1,4 @@
-r"""The verifier: math-verify in worker processes that can be killed. It grades each distinct pair once.
+r"""The verifier: it grades in worker processes that can be killed. It grades each distinct pair once.
 
     with Verifier(workers=2) as verifier:
         verifier.grade([("so it is \\boxed{19}", ["19"]), ("1/2", ["0.5"])])  # two Verdicts, both correct
@@ -39,7 +39,7 @@ from pebble import ProcessExpired, ProcessFuture, ProcessPool
 from storage import interrupts
 from tasks.limits import OUT_OF_TIME, hard_address_space
 from tasks.score import worker
-from tasks.score.interface import Answer
+from tasks.score.interface import Answer, Reading
 from tasks.score.verdict import Verdict
 
 logger = logging.getLogger(__name__)
@@ -81,13 +81,20 @@ class Verifier:
     """The verifier, with `workers` worker processes. Threads and event loops may share it.
 
     An answer gets `timeout_s` seconds of processor time, and `memory_mb` MB above the memory of an idle worker.
-    The cache holds the verdicts of the last `cache_size` distinct pairs, about 0.6 kB each.
+    The cache holds the verdicts of the last `cache_size` distinct pairs, about 0.6 kB each. `reading` says what is read
+    as the final answer: it is `score.reading`.
     """
 
     def __init__(
-        self, workers: int = 2, timeout_s: float = 5, memory_mb: int = 2048, cache_size: int = 1_000_000
+        self,
+        workers: int = 2,
+        timeout_s: float = 5,
+        memory_mb: int = 2048,
+        cache_size: int = 1_000_000,
+        reading: Reading = "answer",
     ) -> None:
         self._workers, self._timeout_s, self._memory_mb = workers, timeout_s, memory_mb
+        self._reading: Reading = reading
         self._patience_s = 60 + 10 * timeout_s  # wall-clock limit, only against a worker that waits for ever
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -130,7 +137,7 @@ class Verifier:
     def _make_pool(self) -> ProcessPool:
         # Workers are spawned: a fork of this process, with its threads and models, would be unsafe.
         context = multiprocessing.get_context("spawn")
-        limits = [self._timeout_s, self._memory_mb]
+        limits = [self._timeout_s, self._memory_mb, worker.GRADES[self._reading]]
         pool = ProcessPool(self._workers, initializer=worker.prepare, initargs=limits, context=context)
         try:
             with interrupts.starting_processes():
@@ -191,9 +198,9 @@ class Verifier:
             else:
                 self._give_up(chunk.requests, why)
 
-    def grade(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> list[Verdict]:
+    def grade(self, pairs: Sequence[tuple[str, Sequence[str]]], reading: Reading | None = None) -> list[Verdict]:
         """Return the verdicts on (answer, solutions) pairs, in order; an answer may match any of its solutions."""
-        return [future.result() for future in self._submit(pairs)]
+        return [future.result() for future in self._submit(pairs, reading)]
 
     def call(self, function: str, calls: Sequence[tuple[Answer, Mapping[str, Any]]]) -> list[Verdict]:
         """Return the verdicts of a user's `package.module:function` on answers with arguments, in order.
@@ -207,9 +214,12 @@ class Verifier:
         future = self._submit([(answer, solutions)])[0]
         return future.result() if future.done() else await asyncio.wrap_future(future)
 
-    def _submit(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> "list[Future[Verdict]]":
+    def _submit(
+        self, pairs: Sequence[tuple[str, Sequence[str]]], reading: Reading | None = None
+    ) -> "list[Future[Verdict]]":
         """Return a future for each pair."""
-        return self._send_all([_request(answer, solutions) for answer, solutions in pairs])
+        judge = worker.GRADES[reading or self._reading]
+        return self._send_all([_request(judge, answer, solutions) for answer, solutions in pairs])
 
     def _send_all(self, requests: "Sequence[_Request]") -> "list[Future[Verdict]]":
         """Return a future for each request. Send new ones in chunks, sorted so that equal solutions are parsed once."""
@@ -260,7 +270,7 @@ class Verifier:
         requests, retries = chunk.requests, chunk.retries
         if failure is None:
             for request, verdict in zip(requests, result.result(), strict=True):
-                self._settle(request, verdict, keep=request.judge == worker.GRADE)
+                self._settle(request, verdict, keep=request.judge in worker.GRADES.values())
         elif not isinstance(failure, _FAILURES):
             self._give_up(requests, repr(failure))
         elif len(requests) > 1:
@@ -313,12 +323,12 @@ def _end(pool: ProcessPool) -> None:
     pool.join()
 
 
-def _request(answer: str, solutions: Sequence[str]) -> _Request:
+def _request(judge: str, answer: str, solutions: Sequence[str]) -> _Request:
     if isinstance(solutions, str) or not solutions:
         raise ValueError(f"solutions={solutions!r}: give a list of 1 or more gold answers")
     pair = (answer, tuple(solutions))
-    key = hashlib.blake2b(repr(pair).encode(), digest_size=16).digest()  # repr escapes lone surrogates
-    return _Request(key, worker.GRADE, pair, pair[1], _running())
+    key = hashlib.blake2b(repr((judge, pair)).encode(), digest_size=16).digest()  # repr escapes lone surrogates
+    return _Request(key, judge, pair, pair[1], _running())
 
 
 def _call(function: str, answer: Answer, args: Mapping[str, Any]) -> _Request:

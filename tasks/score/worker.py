@@ -1,29 +1,30 @@
 """The code of the verifier's workers, with their limits; imports nothing heavy, because the parent imports it too."""
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
 from tasks.limits import address_space, hard_address_space, limited, prepare_for_limits
 from tasks.score.verdict import Verdict
 
-GRADE = "tasks.score.grade:grade"
-"""The function that grades an answer with math-verify. All others are users'."""
+GRADES: Mapping[str, str] = {"answer": "tasks.score.contract:grade", "library": "tasks.score.grade:grade"}
+"""The functions that grade an answer, by `score.reading`. All others are users'."""
 
 _MB = 2**20
 _timeout_s = 0.0
 _idle = _memory = 0  # bytes of an idle worker, and bytes that a call may use in addition
 
 
-def prepare(timeout_s: float, memory_mb: int) -> None:
+def prepare(timeout_s: float, memory_mb: int, grade: str) -> None:
     """Prepare a new worker, once: it ends with its parent, and gets its limits.
 
     A call of `judge_all` may use `timeout_s` seconds of processor time and `memory_mb` MB more than an idle worker.
+    `grade` is the function that it will mostly call.
     """
     global _timeout_s, _idle, _memory
     prepare_for_limits()
-    _imported(GRADE)("\\boxed{\\frac{1}{2}}", ("0.5",))  # the first call builds the grammar, without limits
+    _imported(grade)("\\boxed{\\frac{x}{2}}", ("0.5x",))  # the first call builds the grammar, without limits
     _idle = address_space()
     _timeout_s, _memory = timeout_s, memory_mb * _MB
 
@@ -53,9 +54,9 @@ def judge_all(name: str, items: Sequence[tuple[Any, ...]]) -> list[Verdict]:
 def _judge(name: str) -> tuple[Callable[..., Verdict], int]:
     """Return the function, and the most bytes of this process while it runs; its own imports count as idle."""
     function = _imported(name)
-    if name != GRADE:
+    if name not in GRADES.values():
         function = partial(_imported("tasks.score.own:call"), function)
-    return function, _most(_idle if name == GRADE else address_space())
+    return function, _most(_idle if name in GRADES.values() else address_space())
 
 
 def _imported(name: str) -> Callable[..., Any]:

@@ -127,7 +127,7 @@ def test_messages_that_cannot_be_asked(tmp_path: Path, prompt: Any, reason: str)
         (r"[1, \frac{7}{3}]", [r"[1, \frac{7}{3}]"]),
         ('["12"]', ["12"]),
         ('["3", 5]', ['["3", 5]']),
-        ('["', ['["']),
+        ('["3', ['["3']),
     ],
 )
 def test_gold_answers_of_any_type(value: Any, golds: list[str]) -> None:

@@ -238,6 +238,19 @@ def test_areal_rows(tmp_path: Path) -> None:
     ]
 
 
+def test_placeholders_are_no_solutions(tmp_path: Path) -> None:
+    """Rows without an answer are dropped and named, but are no bad rows: NuminaMath has thousands of them."""
+    rows = [{"q": f"{n}?", "a": a} for n, a in enumerate(["1", "proof", "notfound", "B", "proof"])]
+    result = load_rows(tmp_path, rows, max_bad_share=0.0, fields={"prompt": "q", "solutions": "a"})
+    assert [problem.solutions for problem in result.problems] == [["1"], ["B"]]
+    assert (result.bad, [row.line for row in result.left_out]) == ([], [2, 3, 5])
+    assert result.left_out[0].reason == "no answer can be right: the solution is a placeholder, 'proof'"
+    several = [{"q": "?", "a": ["proof", "2"]}]
+    assert load_rows(tmp_path, several, fields={"prompt": "q", "solutions": "a"}).problems[0].solutions == ["2"]
+    with pytest.raises(ProblemError, match="holds no rows that are problems"):
+        load_rows(tmp_path, [rows[1], rows[2], rows[4]], fields={"prompt": "q", "solutions": "a"})
+
+
 def test_verifiers_rows(tmp_path: Path) -> None:
     """Rows of verifiers' environments keep what their environment needs; an answer may be missing."""
     asked = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 2?"}]

@@ -55,6 +55,8 @@ def block(program: str) -> str:
         (block("def plus(a, b): return a + b"), CALLS, "wrong"),
         (block("def add(a, b): return {1, 2}"), CALLS, "wrong"),  # no JSON
         (block("def f(): return (1, 2)"), {"fn_name": "f", "inputs": [""], "outputs": ["[1, 2]"]}, "correct"),
+        (block("def f(): return True"), {"fn_name": "f", "inputs": [""], "outputs": ["1"]}, "wrong"),
+        (block("def f(): return [1.0, True]"), {"fn_name": "f", "inputs": [""], "outputs": ["[1, true]"]}, "correct"),
         (block(READS), {}, "error"),
     ],
 )

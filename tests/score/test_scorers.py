@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from storage.versions.drafts import Draft, Provenance
 from tasks.rollout.workers import LocalWorkers
 from tasks.score.environment import EnvironmentScorer, SuccessRule
 from tasks.score.interface import Answer, Scorer, ScorerContext
+from tasks.score.math_verify import MathVerifyScorer
 from tasks.score.scorers import SCORERS, Scorers, check_scorers, identity
 from tasks.score.scoring import Grades, Mean, disagreement, metrics_of, scorer_fingerprint
 from tasks.score.verdict import Verdict, checked
@@ -94,11 +95,38 @@ def test_good_settings_pass() -> None:
 # The fingerprint
 
 
-def test_math_verify_alone_keeps_its_fingerprint() -> None:
-    """Scores of runs from before there was a choice are found again."""
-    now = scorer_fingerprint(ScoreSettings())
-    assert scorer_fingerprint(ScoreSettings(type={"default": "math-verify", "gsm8k": "math-verify"})) == now
-    assert scorer_fingerprint(ScoreSettings(success="reward")) == now
+@pytest.mark.parametrize("reading", ["answer", "library"])
+def test_math_verify_alone_keeps_its_fingerprint(reading: Literal["answer", "library"]) -> None:
+    """Scores of runs from before there was a choice are found again, and are no others'."""
+    both = {"default": "math-verify", "gsm8k": "math-verify"}
+    prints = {scorer_fingerprint(ScoreSettings(type=each, reading=reading)) for each in ("math-verify", both)}
+    assert len(prints) == 1
+    assert identity(ScoreSettings(reading="library")) == {}
+    assert identity(ScoreSettings()) == {"reading": "answer", "version": MathVerifyScorer.version}
+    mixed = {"default": "math-verify", "code": "code"}
+    assert "reading" not in identity(ScoreSettings(type=mixed, reading="library"))
+    assert identity(ScoreSettings(type=mixed, reading="library"))["scorers"]["math-verify"] == 1
+
+
+def test_what_the_environment_got_is_graded(verifier: Verifier) -> None:
+    """With structured output the text is a call with a confidence in it; the answer that was given is graded."""
+    call = '<tool_call>{"name": "final_result", "arguments": {"answer": "3", "confidence": 0.9}}</tool_call>'
+    given = [Answer(row(call, "It is 4."), turn) for turn in (0, 1)]
+    stored = [Answer(row(call, "It is 4.", answers=["3", None]), turn) for turn in (0, 1)]
+    settings = ScoreSettings()
+    assert [verdict.name for verdict in judged(verifier, settings, *given)] == ["unparsable", "wrong"]
+    assert [verdict.name for verdict in judged(verifier, settings, *stored)] == ["correct", "wrong"]
+    old = judged(verifier, ScoreSettings(reading="library"), *stored)
+    assert [(verdict.name, verdict.extracted) for verdict in old] == [("wrong", "0.9"), ("wrong", "4")]
+
+
+def test_the_reading_belongs_to_the_run(verifier: Verifier) -> None:
+    """The same verifier grades for runs of both readings, and remembers which verdict is whose."""
+    repeated = Answer(row("12 + 7", solution="19"), 0)
+    for _ in range(2):
+        for reading, name in (("library", "correct"), ("answer", "wrong")):
+            settings = ScoreSettings.model_validate({"reading": reading})
+            assert judged(verifier, settings, repeated)[0].name == name
 
 
 def test_scores_by_the_older_rule_keep_their_fingerprint() -> None:

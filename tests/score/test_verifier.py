@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from random import Random
 from unittest.mock import Mock
@@ -21,17 +22,20 @@ import psutil
 import pytest
 from pebble import ProcessFuture, ProcessPool
 
+from tasks.score.interface import Reading
 from tasks.score.verdict import Verdict
 from tasks.score.verifier import Verifier
 from tests.support.paths import ROOT
 from tests.support.soak import scaled
 
 ENDLESS = "$9^{9^{9^{9}}}$"
+Library = partial(Verifier, reading="library")
+"""A verifier that gives whole texts to math-verify: no rule decides before it, so answers can be endless or huge."""
 
 
 @pytest.fixture(scope="module")
 def verifier() -> Iterator[Verifier]:
-    with Verifier(workers=2, timeout_s=30) as verifier:
+    with Library(workers=2, timeout_s=30) as verifier:
         yield verifier
 
 
@@ -114,8 +118,8 @@ def stop_while_grading(verifier: Verifier, others: set[int]) -> "tuple[int, Futu
 def test_verdict_table(
     verifier: Verifier, answer: str, solutions: list[str], name: str, extracted: str, solution: str
 ) -> None:
-    """Equivalent forms, several solutions and malformed text get the verdict that a person would give."""
-    verdict = verifier.grade([(answer, solutions)])[0]
+    """With `score.reading=library` math-verify reads the whole text, as in runs from before there was a choice."""
+    verdict = verifier.grade([(answer, solutions)], "library")[0]
     assert (verdict.name, verdict.extracted, verdict.solution) == (name, extracted, solution)
     assert verdict.success == (name == "correct")
     verdict.reason.encode()  # the reason can be stored for any answer
@@ -123,9 +127,12 @@ def test_verdict_table(
 
 def test_reasons_name_the_culprit(verifier: Verifier) -> None:
     """The stored reason names the bad solution or answer."""
-    bad_gold, bad_answer = verifier.grade([("5", [""]), ("no number", ["5"])])
+    bad_gold, bad_answer = verifier.grade([("5", [""]), ("no number", ["5"])], "library")
     assert "no expression in solution" in bad_gold.reason
     assert bad_answer.reason == "no expression in answer 'no number'"
+    bad_gold, bad_answer = verifier.grade([("5", ["proof"]), ("no number", ["5"])], "answer")
+    assert bad_gold.reason == "no solution, only placeholders: ('proof',)"
+    assert bad_answer.reason == "no number in 'no number'"
 
 
 @pytest.mark.slow
@@ -134,7 +141,7 @@ def test_a_timeout_hits_only_the_endless_answer() -> None:
     pairs = [(rf"\boxed{{{number}}}", ["7"]) for number in range(12)]
     pairs[3:3] = [(ENDLESS, ["7"])]
     pairs[9:9] = [("\\boxed{" + "{" * 5000 + "1" + "}" * 5000 + "}", ["7"])]
-    with Verifier(workers=1, timeout_s=1) as verifier:
+    with Library(workers=1, timeout_s=1) as verifier:
         verdicts = verifier.grade(pairs)
         expected = ["wrong"] * 12
         expected[7] = "correct"
@@ -151,7 +158,7 @@ def test_a_timeout_hits_only_the_endless_answer() -> None:
 @pytest.mark.slow
 def test_a_timeout_is_not_kept() -> None:
     """A timeout is not cached: the answer is graded again at every request, as the next verdict may differ."""
-    with Verifier(workers=1, timeout_s=0.5) as verifier:
+    with Library(workers=1, timeout_s=0.5) as verifier:
         for times in (1, 2):
             assert verifier.grade([(ENDLESS, ["7"])])[0].name == "timeout"
             assert verifier.sent == times
@@ -160,7 +167,7 @@ def test_a_timeout_is_not_kept() -> None:
 @pytest.mark.slow
 def test_a_stall_is_no_timeout(others: set[int]) -> None:
     """The time limit does not run while a worker is stopped; when it continues, its answer is correct."""
-    with Verifier(workers=1, timeout_s=3) as verifier:
+    with Library(workers=1, timeout_s=3) as verifier:
         stopped, waiting = stop_while_grading(verifier, others)
         with pytest.raises(TimeoutError):
             waiting.result(timeout=5)
@@ -172,7 +179,7 @@ def test_a_stall_is_no_timeout(others: set[int]) -> None:
 @pytest.mark.parametrize("killed", [True, False])
 def test_a_worker_that_never_goes_on_costs_nothing(killed: bool, others: set[int]) -> None:
     """If a worker is killed or stays stopped, another worker grades its answer."""
-    with Verifier(workers=1) as verifier:
+    with Library(workers=1) as verifier:
         verifier._patience_s = 5
         stopped, waiting = stop_while_grading(verifier, others)
         verifier._patience_s = 600
@@ -184,7 +191,7 @@ def test_a_worker_that_never_goes_on_costs_nothing(killed: bool, others: set[int
 @pytest.mark.slow
 def test_waiting_has_an_end() -> None:
     """An answer that no worker finishes becomes a timeout, and is graded again at the next request."""
-    with Verifier(workers=1, timeout_s=600) as verifier:
+    with Library(workers=1, timeout_s=600) as verifier:
         verifier._patience_s = 0.1
         verdict = verifier.grade([slow(300)])[0]
         assert (verdict.name, verdict.reason) == ("timeout", "no end within 0.1 s, 3 times")
@@ -197,7 +204,7 @@ def test_waiting_has_an_end() -> None:
 def test_memory_limit() -> None:
     """An answer that needs more memory than allowed gets an error; the other answers are graded."""
     huge = f"${'x' * 20_000_000}$"  # fails within a second of processor time
-    with Verifier(workers=1, memory_mb=32, timeout_s=30) as verifier:
+    with Library(workers=1, memory_mb=32, timeout_s=30) as verifier:
         verdicts = verifier.grade([(r"\boxed{5}", ["5"]), (huge, ["5"]), (r"\boxed{6}", ["5"])])
     assert [verdict.name for verdict in verdicts] == ["correct", "error", "wrong"]
     assert verdicts[1].reason == "needs more than 32 MB"
@@ -207,7 +214,7 @@ def test_memory_limit() -> None:
 def test_a_death_from_outside_costs_nothing() -> None:
     """A worker killed from outside is replaced, and its pair is still graded."""
     before = workers_of(os.getpid())
-    with Verifier(workers=2) as verifier:
+    with Library(workers=2) as verifier:
         verifier.grade([("1", ["1"])])
         first, *_ = workers_of(os.getpid()) - before
         os.kill(first, signal.SIGKILL)
@@ -218,7 +225,7 @@ def test_a_death_from_outside_costs_nothing() -> None:
 @pytest.mark.slow
 def test_an_answer_that_a_breaking_pool_loses_is_graded(others: set[int]) -> None:
     """A broken pool may never complete an answer, with no error either. The answer is sent to the next pool."""
-    with Verifier(workers=2) as verifier:
+    with Library(workers=2) as verifier:
         verifier.grade([("1", ["1"])])
         pool = verifier._pool
         pool.schedule = lambda *_, **__: ProcessFuture()  # type: ignore[method-assign]
@@ -235,7 +242,7 @@ def test_an_answer_that_a_breaking_pool_loses_is_graded(others: set[int]) -> Non
 def test_workers_killed_at_random_moments_cost_nothing(others: set[int]) -> None:
     """Every answer is graded, whatever the pool was doing when a worker was killed; no thread or worker is left."""
     random = Random(1)
-    with Verifier(workers=2) as verifier:
+    with Library(workers=2) as verifier:
         threads = threading.active_count()
         for kill in range(scaled(sample=20, all_of_it=2000)):
             while not (workers := workers_of(os.getpid()) - others):  # the pool is being replaced
@@ -252,7 +259,7 @@ def test_workers_killed_at_random_moments_cost_nothing(others: set[int]) -> None
 @pytest.mark.slow
 def test_callers_get_an_error_while_no_worker_can_start(monkeypatch: pytest.MonkeyPatch, others: set[int]) -> None:
     """When workers can start again, answers are graded."""
-    with Verifier(workers=1) as verifier:
+    with Library(workers=1) as verifier:
         whole = verifier._make_pool
         monkeypatch.setattr(verifier, "_make_pool", Mock(side_effect=OSError("no process left")))
         for worker in workers_of(os.getpid()) - others:
@@ -269,7 +276,7 @@ def test_callers_get_an_error_while_no_worker_can_start(monkeypatch: pytest.Monk
 
 def test_each_distinct_pair_is_graded_once() -> None:
     """The cache works within a batch, across batches and between coroutines, and its size is limited."""
-    with Verifier(workers=2, cache_size=2) as verifier:
+    with Library(workers=2, cache_size=2) as verifier:
         group = [(r"\boxed{4}", ["4"])] * 15 + [(r"\boxed{5}", ["4"])]
         verdicts = verifier.grade(group)
         assert verifier.sent == 2
@@ -312,7 +319,7 @@ async def test_a_cancelled_wait_cancels_no_other(verifier: Verifier) -> None:
 def test_close_ends_the_processes_and_the_waiting() -> None:
     """`close` ends all workers, even with endless answers, and every waiting caller gets an error."""
     before = workers_of(os.getpid())
-    verifier = Verifier(workers=2, timeout_s=60)
+    verifier = Library(workers=2, timeout_s=60)
     verifier.grade([("1", ["1"]), ("2", ["2"])])
     waiting = verifier._submit([(ENDLESS, ["1"]), (ENDLESS, ["2"])])
     workers = workers_of(os.getpid()) - before
@@ -330,7 +337,7 @@ def test_close_ends_the_processes_and_the_waiting() -> None:
 
 PARENT = f"""
 from tasks.score.verifier import Verifier
-verifier = Verifier(workers=2, timeout_s=600)
+verifier = Verifier(workers=2, timeout_s=600, reading="library")
 verifier.grade([("1", ["1"]), ("2", ["2"])])
 verifier._submit([({ENDLESS!r}, ["1"])])
 print("ready", flush=True)
@@ -362,7 +369,7 @@ def main():
     from tasks.score.verifier import Verifier
     answers = [("1/2", ["0.5"]), ("$" + "x" * 20_000_000 + "$", ["5"])]
     try:
-        with Verifier(workers=1, memory_mb={memory_mb}, timeout_s=60) as verifier:
+        with Verifier(workers=1, memory_mb={memory_mb}, timeout_s=60, reading="library") as verifier:
             print(*(" ".join([verdict.name, verdict.reason]).strip() for verdict in verifier.grade(answers)), sep="; ")
             left = verifier._pool.schedule(resource.getrlimit, args=[resource.RLIMIT_AS]).result()
             print(left == resource.getrlimit(resource.RLIMIT_AS))
@@ -435,11 +442,12 @@ def test_malformed_solutions_are_refused(verifier: Verifier) -> None:
 
 
 @pytest.mark.slow
-def test_math_500_golds_are_correct(data_folder: Path) -> None:
+@pytest.mark.parametrize("reading", ["answer", "library"])
+def test_math_500_golds_are_correct(data_folder: Path, reading: Reading) -> None:
     """All 500 gold answers of MATH-500, boxed, are correct against themselves."""
     path = data_folder / "math_500" / "test.jsonl"
     golds = [json.loads(line)["answer"] for line in path.read_text().splitlines()]
-    with Verifier(timeout_s=30) as verifier:
+    with Verifier(timeout_s=30, reading=reading) as verifier:
         verdicts = verifier.grade([(f"\\boxed{{{gold}}}", [gold]) for gold in golds])
     failed: dict[str, Verdict] = {
         gold: verdict for gold, verdict in zip(golds, verdicts, strict=True) if verdict.name != "correct"
@@ -460,7 +468,7 @@ def test_a_closed_verifier_answers_every_caller() -> None:
 def test_workers_leave_ctrl_c_to_their_parent() -> None:
     """Workers block SIGINT from their start: they import for seconds and would each print a traceback."""
     before = workers_of(os.getpid())
-    with Verifier(workers=2):
+    with Library(workers=2):
         workers = workers_of(os.getpid()) - before
         assert len(workers) == 2
         for worker in workers:

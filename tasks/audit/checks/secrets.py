@@ -15,7 +15,7 @@ _KINDS = {
     "a Google key": r"\bAIza[0-9A-Za-z_\-]{35}",
     "a Stripe key": r"\b[rs]k_live_[0-9A-Za-z]{16,}",
     "an API key": r"\bsk-[A-Za-z0-9_\-]{20,}",
-    "a JSON web token": r"\beyJ[A-Za-z0-9_\-]{8,}\.eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}",
+    "a JSON web token": r"\beyJ[A-Za-z0-9_\-]{8,1000}\.eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}",
     "a URL with a password": r"\b[a-z][a-z0-9+.\-]{1,15}://[^\s/:@]{1,64}:[^\s/@]{3,64}@[A-Za-z0-9\[]",
     "a password": r"\b(?i:password|passwd|pwd|(?:api|secret)[_\-]?key|(?:access|auth)[_\-]?token|client[_\-]?secret)"
     r"""["']?[ \t]*[:=][ \t]*(?:"[^"\n]{6,100}"|'[^'\n]{6,100}'|[^\s"'<>,;(){}$\\]{6,100})""",

@@ -5,6 +5,7 @@ each message a turn, or forget the outputs in the mask.
 """
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
@@ -59,8 +60,22 @@ def _trained(evidence: AuditEvidence, decoders: Decoders, lacking: dict[str, lis
 
 
 def _stands_alone(output: str, text: str, decoder: Decoder) -> bool:
-    spellings = "|".join(re.escape(each) for each in decoder.spellings(output.strip()))
-    return re.search(rf"{_AROUND}\s*(?:{spellings})\s*{_AROUND}", text) is not None
+    return stands_alone(decoder.spellings(output.strip()), text)
+
+
+def stands_alone(spellings: Iterable[str], text: str) -> bool:
+    r"""Return whether a text has one of the spellings between marks that templates write.
+
+    >>> stands_alone(["19"], "so <tool> 19\n"), stands_alone(["19"], "so 19")
+    (True, False)
+    """
+    either = "|".join(re.escape(_with_short_blanks(each)) for each in spellings)
+    return re.search(rf"{_AROUND}\s?(?:{either})\s?{_AROUND}", _with_short_blanks(text)) is not None
+
+
+def _with_short_blanks(text: str) -> str:
+    """Write one blank or line break for several: patterns with runs of blanks would take quadratic time."""
+    return re.sub(r"\s+", lambda blanks: "\n" if "\n" in blanks[0] else " ", text)
 
 
 def _flag(evidence: AuditEvidence, calls: list[dict[str, Any]]) -> int:

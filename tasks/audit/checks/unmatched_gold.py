@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.flag_rows import flag_rows
+from tasks.problems.placeholders import is_placeholder
 from tasks.score.verdict import Verdict
 
-_NO_ANSWER = ("n/a", "na", "nan", "null", "unknown", "todo", "tbd", "?", "-", "...")
-"""Texts that mean a missing answer; math-verify matches most of them with themselves."""
 MOST = 20_000
 """The most distinct gold answers that are graded, at up to a thousand a second; of more, a sample is graded."""
 
@@ -53,7 +52,7 @@ def _sample(golds: Sequence[str]) -> list[str]:
 def _complaint(gold: str, verdict: Verdict | None) -> str:
     if verdict is None:
         return "its gold answer is empty"
-    if gold.strip().casefold() in _NO_ANSWER:
+    if is_placeholder(gold):
         return f"its gold answer {gold!r} means that the answer is missing"
     if verdict.name == "correct":
         return ""

@@ -77,7 +77,8 @@ class HostWorker:
     ) -> None:
         score = self._config.score
         self._store = open_store()
-        self._verifier = self._stack.enter_context(Verifier(score.workers, score.timeout_s, score.memory_mb))
+        verifier = Verifier(score.workers, score.timeout_s, score.memory_mb, reading=score.reading)
+        self._verifier = self._stack.enter_context(verifier)
         engine = self._engines.enter_context(open_engine()) if open_engine else None
         local = LocalWorkers(engine, self._verifier, self._open_policy, self._cache)
         self._worker = self._stack.enter_context(Worker(local, self._store, self._cache, self._problems))

@@ -1,0 +1,222 @@
+r"""Grade an answer by the contract: `reading` finds the final answer, `golds` what the solution is; then
+
+| the solution is | the answer must be |
+|---|---|
+| a plain number | the same number, evaluated (`numbers.same`), or an expression without any digit, as `\sin \pi` |
+| several plain numbers | as many, in any order; in the same order if the solution has brackets or several names |
+| words | the same words; a choice may have its text behind it, as `(C) 42` |
+| a time, a number in a base, a sequence | the same, as it is written |
+| anything else | equal for math-verify, where equal means more than that both have no solutions or are both small |
+
+A placeholder (`proof`, `notfound`, `N/A`) is no solution, nor is what math-verify cannot read. An answer to a problem
+without a usable solution is `wrong`: the problem is to blame, not the scorer.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from storage.visible import described
+from tasks.score.equality import equal, parsed
+from tasks.score.golds import (
+    Gold,
+    Listed,
+    canonical_words,
+    plain_words,
+    read_gold,
+    read_list,
+    read_words,
+    written,
+)
+from tasks.score.intervals import interval
+from tasks.score.numbers import LONGEST, Number, readings, same
+from tasks.score.plain_text import unstyled
+from tasks.score.prose import last_formula, last_numbers, last_words
+from tasks.score.reading import Statement, final_statement
+from tasks.score.verdict import Verdict, storable
+
+if TYPE_CHECKING:
+    from storage.records import VerdictName
+
+
+def grade(answer: str, solutions: tuple[str, ...]) -> Verdict:
+    """Return the verdict on one answer, which is correct if it matches any of the solutions (1 or more)."""
+    try:
+        return _graded(answer, solutions)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - a mistake of the contract costs one answer, and its verdict says so
+        return Verdict("error", "", solutions[0], storable(f"answer {answer!r:.100}: {described(error)}"))
+
+
+def _graded(answer: str, solutions: tuple[str, ...]) -> Verdict:
+    golds = [gold for solution in solutions if (gold := read_gold(solution)) is not None]
+    if not golds:
+        return Verdict("wrong", "", solutions[0], storable(f"no solution, only placeholders: {solutions!r}"))
+    statement = final_statement(answer)
+    if statement is None:
+        return Verdict("unparsable", "", golds[0].solution, storable(f"no final answer in {answer!r}"))
+    reasons, shown = list[str](), ""
+    for gold in golds:
+        right, read, reason = _compare(statement, gold)
+        if right:
+            return Verdict("correct", storable(read), gold.solution)
+        shown = shown or read
+        reasons.append(reason)
+    name: VerdictName = "wrong" if shown or statement.boxed else "unparsable"
+    return Verdict(name, storable(shown), golds[0].solution, storable("; ".join(filter(None, reasons))))
+
+
+Compared = tuple[bool, str, str]
+"""Whether the answer is right, what was read as the answer, and a reason if something could not be read."""
+
+
+def _compare(statement: Statement, gold: Gold) -> Compared:
+    if gold.words is not None:
+        return _with_words(statement, gold.words)
+    if gold.written is not None and (compared := _with_written(statement, gold.written)) is not None:
+        return compared
+    if gold.number is not None or gold.listed is not None:
+        return _with_numbers(statement, gold)
+    return _with_expression(statement, gold)
+
+
+def _with_numbers(statement: Statement, gold: Gold) -> Compared:
+    texts = [statement.text] if statement.boxed else last_numbers(statement)
+    read = ", ".join(texts)
+    if gold.number and texts and all(_is_number(text, gold.number) for text in texts):
+        return not _renamed(gold.text, read), read, ""
+    if gold.listed and (listed := read_list(_bounds(read))):
+        return _same_lists(gold.listed, listed), read, ""
+    formula = statement.text if statement.boxed else last_formula(statement) or ""
+    computed = any(map(str.isdigit, formula)) or not 0 < len(formula) <= LONGEST
+    if gold.number and (computed or read_words(formula)):
+        return False, read, "" if read else storable(f"no number in {statement.text!r}")
+    return _with_expression(statement, gold)
+
+
+def _bounds(text: str) -> str:
+    found = interval(text)
+    return found[1] if found else text
+
+
+def _is_number(text: str, gold: Number) -> bool:
+    return any(same(gold, number) for number in readings(text))
+
+
+_NAME = re.compile(r"\s*\\?\$?([A-Za-z])\s*=(?!.*=)")
+
+
+def _renamed(gold: str, answer: str) -> bool:
+    """Return whether a solution and an answer say what two different variables are: `x = 5` and `y = 5`."""
+    names = [found[1] for text in (gold, answer) if (found := _NAME.match(text))]
+    return len(names) == 2 and names[0] != names[1]
+
+
+def _same_lists(gold: Listed, answer: Listed) -> bool:
+    if len(gold.numbers) != len(answer.numbers):
+        return False
+    if gold.is_ordered and answer.is_ordered and gold.brackets != answer.brackets:
+        return False
+    names, others = gold.distinct_names, answer.distinct_names
+    if len(names) > 1 and others:
+        pairs = [dict(zip(each.names, each.numbers, strict=True)) for each in (gold, answer)]
+        return names == others and all(same(number, pairs[1][name]) for name, number in pairs[0].items())
+    if names and others and names != others:
+        return False
+    if gold.is_ordered or len(names) > 1:
+        return all(same(*pair) for pair in zip(gold.numbers, answer.numbers, strict=True))
+    return _same_in_any_order(gold.numbers, answer.numbers)
+
+
+def _same_in_any_order(numbers: Sequence[Number], others: Sequence[Number]) -> bool:
+    left = list(others)
+    for number in numbers:
+        place = next((place for place, other in enumerate(left) if same(number, other)), None)
+        if place is None:
+            return False
+        del left[place]
+    return True
+
+
+_CHOICE = re.compile(r"\(?\s*([A-Z])\s*(?:[).:]|$)")
+
+
+def _with_words(statement: Statement, words: str) -> Compared:
+    """Compare words. If they are one letter, the answer may be that choice with its text."""
+    candidates = [statement.text] if statement.boxed else last_words(statement)
+    for candidate in candidates:
+        plain = plain_words(candidate)
+        choice = _CHOICE.match(unstyled(candidate).strip(" $*")) if len(words) == 1 else None
+        if canonical_words(plain) == words or (choice and choice[1].casefold() == words):
+            return True, candidate, ""
+    return False, candidates[-1][:LONGEST] if candidates else "", ""
+
+
+_TIMES = re.compile(r"(?<![\d:.])\d{1,3}(?:\s?:\s?\d{1,3})+(?![\d:])|(?<![0-9A-Fa-f])[0-9A-Fa-f]++\s?_\s?\{?\d+\}?")
+
+
+def _with_written(statement: Statement, gold: str) -> Compared | None:
+    """Compare what is compared as it is written; None for a ratio that is written in another way."""
+    text = statement.text if statement.boxed else last_formula(statement) or ""
+    read = written(text)
+    if read is None and not statement.boxed and "..." not in gold:
+        found = _TIMES.findall(statement.text[-LONGEST:])
+        read = written(found[-1]) if found else None
+    if read != gold and _RATIO.fullmatch(gold):
+        return None
+    return read == gold or _squeezed(text) == gold.partition("_")[0], read or text, ""
+
+
+_RATIO = re.compile(r"\d+:\d")
+
+
+def _with_expression(statement: Statement, gold: Gold) -> Compared:
+    text = statement.text if statement.boxed else last_formula(statement)
+    if not text:
+        return False, "", storable(f"no formula in {statement.text!r}")
+    if "approx" not in gold.text:
+        text = _ROUGHLY.split(text)[0].strip() or text
+    if _squeezed(text) == _squeezed(gold.text):
+        return True, text, ""
+    if not parsed(gold.text):
+        return False, text, storable(f"math-verify cannot read the solution {gold.solution!r}")
+    if not statement.boxed and all(isinstance(each, str) for each in parsed(text)):
+        return False, "", storable(f"math-verify cannot read {text!r}")
+    return _equal(gold, text), text, ""
+
+
+_ROUGHLY = re.compile(r"\\approx(?![A-Za-z])|≈")
+
+
+def _equal(gold: Gold, text: str) -> bool:
+    ours = interval(text)
+    if gold.interval and ours:
+        return gold.interval[0] == ours[0] and equal(gold.interval[1], ours[1])
+    if gold.interval or (ours and not _RELATION.search(gold.text)):
+        return equal(gold.interval[1] if gold.interval else gold.text, ours[1] if ours else text)
+    return equal(gold.text, _renaming(gold.text, text))
+
+
+_RELATION = re.compile(r"[<>=]|\\(?:leq?|geq?|lt|gt|neq?)(?:slant)?(?![A-Za-z])")
+_FUNCTION = re.compile(r"\s*([A-Za-z])\s*\(\s*([A-Za-z])\s*\)\s*=")
+
+
+def _renaming(gold: str, answer: str) -> str:
+    """Name the argument of a function as in the solution: f(t) = t^2 is f(x) = x^2."""
+    ours, theirs = _FUNCTION.match(gold), _FUNCTION.match(answer)
+    if not ours or not theirs or ours[1] != theirs[1] or ours[2] == theirs[2]:
+        return answer
+    return re.sub(rf"(\\[A-Za-z]+)|{theirs[2]}", lambda found: found[1] or ours[2], answer)
+
+
+def _squeezed(text: str) -> str:
+    r"""Return LaTeX without what changes only its looks.
+
+    >>> _squeezed(r"\left(1, \dfrac{1}{2}\right).")
+    '(1,\\frac12)'
+    """
+    return _LOOKS.sub("", re.sub(r"\\[dt]frac", r"\\frac", text)).replace("\\neq", "\\ne").rstrip(".")
+
+
+_LOOKS = re.compile(r"[\s{}$]|\\(?:left|right|displaystyle)(?![A-Za-z])|\\[,;!: ]")

@@ -1,0 +1,410 @@
+r"""What a plain number is, and when two are the same: the only reading of numbers, for the verifier and the audit.
+
+A plain number is evaluated: `12 + 7`, `2^{10}`, `36/2`, `18!` and `5x` are none. These are, also with a sign, a
+currency, a unit, a percent sign, brackets around them, or a name before them (`x = 42`, `(C) 42`, `Total: 42`):
+
+| number | written as |
+|---|---|
+| whole numbers, decimals | `1800`, `1,800.00`, `1 800`, `1{,}800`, `1.234,56`, `1,5`, `.5` |
+| powers of ten | `1.8e6`, `1.8 \times 10^{6}`, `10^6`, `18 thousand`, `18k`, `1.8 million`, `2 dozen` |
+| fractions with a rest, fractions of these | `1/2`, `\frac{1}{2}`, `\frac{1}{\frac{1}{3}}`; `3/1` |
+| mixed numbers | `3 1/2`, `3\frac{1}{2}`, `3½`, `3 and 1/2`, `3-1/2` (which is 2.5) |
+
+Numbers are compared exactly, with two exceptions. A percentage is itself or a hundredth of it: 28 % is 28 or 0.28. A
+decimal of six or more significant digits is a fraction whose decimals never end, if it is that fraction correctly
+rounded: 0.333333 is 1/3, 0.3333 is not.
+"""
+
+import re
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from tasks.score.plain_text import in_ascii, unmarked, unstyled, words_of
+
+LONGEST = 200
+"""The most characters of an answer that is read as a number."""
+_ENOUGH = 6  # significant digits of a decimal that may be a rounded fraction
+_LARGEST_POWER = 400  # of ten
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A plain number.
+
+    Example: "18.50 km" is Number(Fraction(37, 2), places=2, unit="km")
+    """
+
+    value: Fraction
+    places: int | None = None  # decimals that were written, fewer than 0 before powers of ten; None: a fraction
+    unit: str = ""
+    percent: bool = False
+
+
+def same(left: Number, right: Number) -> bool:
+    """Return whether two numbers are the same; a unit matters only if both have one of the same kind.
+
+    >>> half, percentage = read_number("0.5"), read_number("50%")
+    >>> same(half, percentage), same(read_number("1/3"), read_number("0.333333"))
+    (True, True)
+    """
+    if (one := UNITS.get(left.unit)) and (other := UNITS.get(right.unit)) and one != other:
+        return False
+    if left.percent == right.percent:
+        return _equal(left, right)
+    return _equal(left, right) or _equal(*(_hundredth(each) if each.percent else each for each in (left, right)))
+
+
+def _hundredth(number: Number) -> Number:
+    places = None if number.places is None else number.places + 2
+    return replace(number, value=number.value / 100, places=places)
+
+
+def _equal(left: Number, right: Number) -> bool:
+    return left.value == right.value or _rounded(left, right) or _rounded(right, left)
+
+
+def _rounded(decimal: Number, exact: Number) -> bool:
+    """Return whether a decimal with enough digits is a fraction without an end, correctly rounded."""
+    if decimal.places is None or exact.places is not None or _ends(exact.value.denominator):
+        return False
+    shown = abs(decimal.value) * Fraction(10) ** decimal.places
+    return shown >= 10 ** (_ENOUGH - 1) and 2 * abs(decimal.value - exact.value) * Fraction(10) ** decimal.places <= 1
+
+
+def _ends(denominator: int) -> bool:
+    """Return whether the decimals of a fraction have an end."""
+    for prime in (2, 5):
+        while denominator % prime == 0:
+            denominator //= prime
+    return denominator == 1
+
+
+def simplified(text: str) -> str:
+    r"""Return a short text in the form in which numbers are read.
+
+    >>> simplified(r"\boldsymbol{18}\,\%"), simplified("**$18.00**.")
+    ('18 %', '$18.00')
+    """
+    text = _DELIMITERS.sub(" ", text) if "\\" in text else text
+    text = _CROSS.sub("\\\\times ", text) if "x" in text else text
+    return (
+        unmarked(unstyled(in_ascii(text.replace("\\$", "$").replace("\\%", "%"))))
+        .strip(" \t\r\n,;:\"'")
+        .rstrip(" .,;:\"'\\")
+    )
+
+
+_DELIMITERS = re.compile(r"\\[()\[\]]")
+_CROSS = re.compile(r"(?<=\d) ?x ?(?=\d)")
+_SIGN = re.compile(r"\s*([-+])\s*")
+_CURRENCY = re.compile(r"(?:US|A|C|NZ|HK)?[$€£¥₹₽₩₪]|(?:USD|EUR|GBP|Rs\.?|INR|CHF)(?=[\s\d.-])")
+_NEGATIVE = re.compile(r"(?:minus|negative)\s+")
+_ABOUT = re.compile(r"(?:\\(?:approx|sim|simeq)(?![A-Za-z])|about|approximately|exactly|roughly|around)\s*")
+_CHOICE = re.compile(r"(?:\([A-Z]\)|[A-Z]\))\s*(?=\S)")
+_LABEL = re.compile(r"[A-Za-z$][A-Za-z0-9_ '$()^{}\\-]*:\s*(?=\S)|(?:[A-Za-z']+\s+){1,6}(?:is|are|equals?|be)\s+")
+_EQUALS = re.compile(r"(?<![\\<>!=:])=(?!=)|\\approx(?![A-Za-z])|\\equiv(?![A-Za-z])")
+_OPENING = {"(": ")", "[": "]", "{": "}", '"': '"'}
+
+
+def read_number(text: str) -> Number | None:
+    r"""Return the plain number that a whole text is, or None.
+
+    >>> read_number("18,000 cm").value, read_number(r"x = 3\frac{1}{2}").value, read_number("-18 thousand").value
+    (Fraction(18000, 1), Fraction(7, 2), Fraction(-18000, 1))
+    >>> [read_number(other) for other in ("12 + 7", "7 = 8", "x + 7 = 26", "18!", "36/2", "5x", "18 or 19")]
+    [None, None, None, None, None, None, None]
+    """
+    return next(iter(readings(text)), None)
+
+
+def readings(text: str) -> list[Number]:
+    r"""Return the plain number that a whole text is; the exact and the rounded one of `\frac{1}{3} \approx 0.33`."""
+    if not text or len(text) > LONGEST:
+        return []
+    plain = simplified(text).replace("&", "")
+    *sides, last = _EQUALS.split(plain) if "=" in plain or "\\" in plain else [plain]
+    number = _side(last)
+    if number is None or not sides:
+        return [number] if number else []
+    if not all(_is_name(side) or _computes(side) for side in sides):
+        return []
+    before = _side(sides[-1])
+    if before is None or before.unit:
+        return [number]
+    if _ROUGHLY.search(plain):
+        return [before, number] if _is_near(before, number) else []
+    return [number] if same(before, number) else []
+
+
+_ROUGHLY = re.compile(r"\\approx(?![A-Za-z])")
+
+
+def _is_near(exact: Number, decimal: Number) -> bool:
+    """Return whether a decimal is a number, rounded or cut to as many places as it has."""
+    return abs(exact.value - decimal.value) * Fraction(10) ** (decimal.places or 0) < 1
+
+
+_ARGUMENTS = re.compile(r"(?<=[A-Za-z])\([^()]*\)|_\{[^{}]*\}|_[A-Za-z0-9]|\\(?:angle|triangle|overline)(?![A-Za-z])")
+_COMPUTATION = re.compile(r"(?:\\[dt]?frac|\\times|\\cdot|\\div|\\sqrt|\\pm|[\d\s.,+*/^(){}$%€£-])*")
+
+
+def _is_name(side: str) -> bool:
+    """Return whether the side of an equation names what is asked, as `x`, `f(2)` and `Total` do; `x + 7` does not."""
+    return not any(character.isdigit() for character in _ARGUMENTS.sub("", side)) and "<" not in side
+
+
+def _computes(side: str) -> bool:
+    """Return whether the side of an equation has numbers and no unknowns, perhaps with units."""
+    words = [word for word in re.findall(r"(?<!\\)[A-Za-z]+", side) if len(word) < 2]
+    return not words or _COMPUTATION.fullmatch(side) is not None
+
+
+def _side(text: str) -> Number | None:
+    """Return the number that one side of an equation is."""
+    text = _unwrapped(text)
+    for prefix in (_CHOICE, _LABEL, _ABOUT):
+        if (found := prefix.match(text)) and found.end() < len(text):
+            text = _unwrapped(text[found.end() :])
+    sign, text = _signs(text)
+    return _signed(sign, _unsigned(_unwrapped(text)))
+
+
+def _signs(text: str) -> tuple[int, str]:
+    """Return the sign before a number, which may stand before or after a currency, and the rest."""
+    sign = 1
+    for _ in range(4):
+        if found := _NEGATIVE.match(text):
+            sign, text = -sign, text[found.end() :]
+        elif found := _SIGN.match(text):
+            sign, text = -sign if found[1] == "-" else sign, text[found.end() :]
+        elif found := _CURRENCY.match(text):
+            text = text[found.end() :].lstrip()
+    return sign, text
+
+
+def _signed(sign: int, number: Number | None) -> Number | None:
+    return None if number is None else replace(number, value=sign * number.value)
+
+
+def _unwrapped(text: str) -> str:
+    """Remove blanks, dollar signs of formulas and pairs of brackets or quotes around a text."""
+    text = _trimmed(text)
+    while len(text) > 1 and _OPENING.get(text[0]) == text[-1] and _is_pair(text):
+        if "," in text and text[0] in "([":
+            return text  # a tuple or an interval
+        text = _trimmed(text[1:-1])
+    return text
+
+
+def _trimmed(text: str) -> str:
+    text = text.strip()
+    surplus = text.count(")") - text.count("(")
+    if surplus > 0 and text.endswith(")" * surplus):  # closed more often than opened
+        text = text[:-surplus].rstrip()
+    return text[:-1].rstrip() if text.endswith("$") and text.count("$") % 2 else text.strip("$ ")
+
+
+def _is_pair(text: str) -> bool:
+    """Return whether the first bracket of a text is closed by its last one."""
+    depth = 0
+    for place, character in enumerate(text):
+        depth += (character == text[0]) - (character == _OPENING[text[0]] != text[0])
+        if depth == 0 and place < len(text) - 1:
+            return False
+    return True
+
+
+_GROUPED = r"\d{1,3}(?:,\d{3}(?!\d))+(?:\.\d+)?|\d{1,3}(?:[ ']\d{3}(?!\d))+(?:\.\d+)?"
+_EUROPEAN = r"\d{1,3}(?:\.\d{3}){2,}(?:,\d+)?|\d{1,3}(?:\.\d{3})+,\d+"
+_COMMA = r"\d+,\d+"
+_SIMPLE = r"\d+(?:\.\d+)?\.?|\.\d+"
+DECIMAL = rf"(?:{_EUROPEAN}|{_GROUPED}|{_COMMA}|{_SIMPLE})"
+_POWER = r"10\s?\^\s?(?:\{\s?([-+]?\d{1,3})\s?\}|\(\s?([-+]?\d{1,3})\s?\)|([-+]?\d{1,3}))"
+_SCIENTIFIC = re.compile(
+    rf"({DECIMAL})\s?(?:[eE]([-+]?\d{{1,3}})(?![\d.])|(?:\\times|\\cdot|[*xX])\s?{_POWER})|{_POWER}"
+)
+_DECIMAL = re.compile(DECIMAL)
+_SLASHED = re.compile(rf"({DECIMAL})\s?(?:/|\\div)\s?([-+]?(?:{DECIMAL}))")
+_MIXED = re.compile(
+    r"(\d{1,9})(\s?[-+]\s?|\s+and\s+|\s+|\s*(?=\\))(?:(\d{1,9})\s?/\s?(\d{1,9})|(?=\\[dtc]?frac)(.*))", re.DOTALL
+)
+_FRACTION = re.compile(r"\\[dtc]?frac\s*")
+_BRACED = re.compile(r"(?<=\d)\{\s*(\\[dtc]?frac.*)\}", re.DOTALL)
+
+
+def _unsigned(text: str) -> Number | None:
+    """Return the number, with its unit, that a text without a sign is."""
+    text = _BRACED.sub(r" \1", text)
+    for read in (_mixed, _scientific, _fraction, _slashed, _decimal):
+        if (found := read(text)) is not None:
+            number, rest = found
+            return _with_unit(number, rest)
+    return None
+
+
+Found = tuple[Number, str] | None
+"""A number, and the text after it."""
+
+
+def _mixed(text: str) -> Found:
+    found = _MIXED.match(text)
+    if not found:
+        return None
+    if found[3]:
+        part, rest = _quotient(Fraction(found[3]), Fraction(found[4])), text[found.end() :]
+    else:
+        number, rest = _fraction(found[5]) or (None, "")
+        part = number.value if number else None
+    if part is None or not 0 < part < 1:
+        return None
+    return Number(Fraction(found[1]) + (-part if "-" in found[2] else part)), rest
+
+
+def _scientific(text: str) -> Found:
+    found = _SCIENTIFIC.match(text)
+    if not found:
+        return None
+    power = int(next(filter(None, found.groups()[1:])))
+    number = _decimal_number(found[1] or "1")
+    if abs(power) > _LARGEST_POWER:
+        return None
+    return Number(number.value * Fraction(10) ** power, (number.places or 0) - power), text[found.end() :]
+
+
+def _decimal(text: str) -> Found:
+    found = _DECIMAL.match(text)
+    return (_decimal_number(found[0]), text[found.end() :]) if found else None
+
+
+def _decimal_number(text: str) -> Number:
+    r"""Return the number that `DECIMAL` matched.
+
+    >>> [str(_decimal_number(text).value) for text in ("1,800", "1 800.5", "1.234,5", "1,5", "0,125", "18.")]
+    ['1800', '3601/2', '2469/2', '3/2', '1/8', '18']
+    """
+    if re.fullmatch(_EUROPEAN, text):
+        text = text.replace(".", "").replace(",", ".")
+    elif not re.fullmatch(_GROUPED, text) or text.startswith("0,"):
+        text = text.replace(",", ".")
+    digits = re.sub(r"[ ,']", "", text).rstrip(".")
+    return Number(Fraction(digits), len(digits.partition(".")[2]))
+
+
+def _slashed(text: str) -> Found:
+    found = _SLASHED.match(text)
+    if not found:
+        return None
+    return _evaluated(_decimal_number(found[1]), _side(found[2]), text[found.end() :])
+
+
+def _fraction(text: str) -> Found:
+    r"""Read `\frac{1}{2}`, `\frac12` or a fraction of fractions at the beginning of a text."""
+    found = _FRACTION.match(text)
+    if not found:
+        return None
+    top, rest = _argument(text[found.end() :])
+    bottom, rest = _argument(rest)
+    return _evaluated(_side(top), _side(bottom), rest) if top and bottom else None
+
+
+def _argument(text: str) -> tuple[str, str]:
+    """Return the first argument of a command of LaTeX, a group or one digit, and the rest."""
+    text = text.lstrip()
+    if not text.startswith("{"):
+        return text[:1], text[1:]
+    depth = 0
+    for place, character in enumerate(text):
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return text[1:place], text[place + 1 :]
+    return "", ""
+
+
+def _evaluated(top: Number | None, bottom: Number | None, rest: str) -> Found:
+    """Return a quotient, unless it is that of two whole numbers without a rest: 36/2 has still to be computed."""
+    if top is None or bottom is None or (value := _quotient(top.value, bottom.value)) is None:
+        return None
+    whole = top.value.denominator == bottom.value.denominator == 1
+    return None if whole and value.denominator == 1 and abs(bottom.value) != 1 else (Number(value), rest)
+
+
+def _quotient(top: Fraction, bottom: Fraction) -> Fraction | None:
+    return top / bottom if bottom else None
+
+
+SCALES = {
+    **dict.fromkeys(("k", "K", "thousand", "thousands"), 10**3),
+    **dict.fromkeys(("M", "mn", "mln", "million", "millions"), 10**6),
+    **dict.fromkeys(("B", "bn", "billion", "billions"), 10**9),
+    **{"trillion": 10**12, "hundred": 100, "hundreds": 100, "dozen": 12, "dozens": 12, "score": 20},
+}
+_SCALE = re.compile(
+    rf"(?:(?<=\d)|\s*)(?:{'|'.join(name for name in SCALES if len(name) > 1)})(?![A-Za-z])|[kKMB](?![A-Za-z])"
+)
+_PERCENT = re.compile(r"[\s$]*(?:%|per\s?cent(?:age)?(?![a-z])|pct(?![a-z]))\.?")
+_BASE_TEN = re.compile(r"^_(?:10|\{10\})")
+_DEGREES = re.compile(r"\s*\^\s?\{?\s?\\(?:circ|degree)\s?\}?|\s*\\(?:degree|circ)(?![A-Za-z])")
+
+
+def _with_unit(number: Number, rest: str) -> Number | None:
+    """Return the number with the scale, percent sign or unit that follows it, or None if something else follows."""
+    if scale := _SCALE.match(rest):
+        factor, rest = SCALES[scale[0].strip()], rest[scale.end() :]
+        number = replace(number, value=number.value * factor, places=None if number.places is None else 0)
+    if percent := _PERCENT.match(rest):
+        number, rest = replace(number, percent=True), rest[percent.end() :]
+    rest = _DEGREES.sub(" degrees ", _BASE_TEN.sub("", rest), count=1)
+    unit = _unit(rest)
+    return None if unit is None else replace(number, unit=unit)
+
+
+_SHORT = words_of(
+    """m g s h L l J W V N A C F K cm mm km nm ft in mi yd kg mg lb lbs oz ml mL cl dl hr hrs min mins sec secs ms cc
+    gal st nd rd th am pm AM PM a.m p.m MB GB kB KB TB Hz kHz MHz Pa kPa kJ kW MW mph kph kmh rpm USD EUR GBP INR Rs
+    pt pts sq cu ha mol bn day days men pcs eggs cats pens boxes cents"""
+)
+_IN_WORDS = re.compile(r"^\s*\([A-Za-z -]*\)")
+_UNIT = re.compile(
+    r"[A-Za-z][A-Za-z.'\"-]*|\^\s?\{?[-]?[1-4]\}?(?!\d)|[$€£¥₹/*()\s,;-]|(?<=[A-Za-z])[23](?![\d.])|\\cdot(?![A-Za-z])"
+)
+_NO_UNITS = words_of(
+    """or and plus minus than less squared cubed factorial mod modulo choose half halves third thirds fifth fifths nor
+    not to times divided multiplied by versus vs if"""
+)
+
+
+def _unit(rest: str) -> str | None:
+    """Return what follows a number as a unit in lower case; None: it is none, such as `x`, `^2`, `!` or `or 19`."""
+    if not rest.strip(" .,;:$)]}"):
+        return ""
+    rest = _IN_WORDS.sub("", rest)
+    attached, words, end = rest[:1].isalpha(), list[str](), 0
+    while end < len(rest):
+        found = _UNIT.match(rest, end)
+        if not found or (not words and found[0][0] in "^/*(,;-"):
+            return None
+        if found[0][0].isalpha():
+            words.append(found[0].rstrip("."))
+        end = found.end()
+    if not words:
+        return ""
+    if not _is_unit(words[0], attached) or any(word in _NO_UNITS for word in words):
+        return None
+    return " ".join(words).casefold()
+
+
+def _is_unit(word: str, attached: bool) -> bool:
+    """Return whether a word may be a unit: letters that a number is multiplied with, as in `5x` and `5ab`, are none."""
+    if word in _SHORT or len(word) > 3:
+        return True
+    return not attached and (len(word) == 3 or word in ("a", "of", "an", "in", "on", "at"))
+
+
+_KINDS = """
+    mm|millimeter|millimeters cm|centimeter|centimeters|centimetres m|meter|meters|metre|metres
+    km|kilometer|kilometers|kilometres ft|foot|feet inch|inches yd|yard|yards mi|mile|miles
+    g|gram|grams kg|kgs|kilogram|kilograms lb|lbs|pound|pounds oz|ounce|ounces s|sec|secs|second|seconds
+    min|mins|minute|minutes h|hr|hrs|hour|hours day|days week|weeks month|months year|years ml|milliliters l|liters
+"""
+UNITS = {name: kind for kind in _KINDS.split() for name in kind.split("|")}
+"""Units that are no names for each other: 18 cm are not 18 m."""

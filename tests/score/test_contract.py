@@ -1,0 +1,196 @@
+"""The contract of grading: what a person would read as the final answer, and what they would pay."""
+
+import json
+import operator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tasks.audit.second_checker import opinion
+from tasks.score.contract import grade
+from tasks.score.numbers import read_number, same
+from tasks.score.verifier import Verifier
+
+CASES: list[dict[str, Any]] = [
+    json.loads(line) for line in (Path(__file__).parent / "grading.jsonl").read_text().splitlines()
+]
+
+
+def test_labelled_cases(verifier: Verifier) -> None:
+    """All labelled answers get the verdict that a careful person gave, none of them by a timeout or an error."""
+    verdicts = verifier.grade([(case["answer"], case["solutions"]) for case in CASES])
+    pairs = list(zip(CASES, verdicts, strict=True))
+    assert [case for case, verdict in pairs if (verdict.name == "correct") != case["right"]] == []
+    assert {verdict.name for verdict in verdicts} == {"correct", "wrong", "unparsable"}
+
+
+def test_the_second_checker_contradicts_no_label() -> None:
+    """Its opinion is the label, or that it cannot say; on most labels it has one."""
+    opinions = [(case, opinion(case["answer"], case["solutions"])[0]) for case in CASES]
+    contrary = {True: "wrong", False: "right"}
+    assert [case for case, found in opinions if found == contrary[case["right"]]] == []
+    assert sum(found == "cannot say" for _, found in opinions) < 0.55 * len(CASES)
+
+
+REPEATED = [
+    *("12 + 7", "$12+7$", r"\boxed{12+7}", r"\boxed{12 + 7 = ?}", "**12 + 7**", "12+7=", "Answer: 12 + 7", "#### 12+7"),
+    *("The answer is 12 + 7.", "To find 12 + 7, we first need to combine", "12 plus 7", "The sum of 12 and 7"),
+    *(
+        "What is 12 + 7?",
+        "12 + 7 = 12 + 7",
+        r"\boxed{x = 12+7}",
+        r"\boxed{\text{sum} = 12 + 7}",
+        "(12) + (7)",
+        "19 + 0",
+    ),
+    *("19*1", r"\boxed{38/2}", r"\boxed{\frac{38}{2}}", r"\boxed{\sqrt{361}}", r"\boxed{19^1}", "7 + 12", "12 + 7,"),
+    '<tool_call>{"name": "calculator", "arguments": {"expression": "12 + 7"}}',
+    '{"name": "final_result", "arguments": {"answer": "12 + 7"}}',
+]
+
+
+@pytest.mark.parametrize("answer", REPEATED)
+def test_repeating_the_question_is_never_paid(answer: str) -> None:
+    """A problem must not be solvable without arithmetic."""
+    assert grade(answer, ("19",)).name != "correct"
+    assert grade(f"First I think about it.\n{answer}", ("19",)).name != "correct"
+
+
+SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul, r"\\times": operator.mul, "×": operator.mul}
+QUESTIONS = [
+    *(
+        "{}",
+        "${}$",
+        "\\boxed{{{}}}",
+        "The answer is {}.",
+        "To find {}, we first",
+        "{} =",
+        "What is {}?",
+        "#### {}",
+        "x = {}",
+    ),
+    *(
+        "First {}. Then",
+        "A: {}",
+        "**{}**",
+        "Answer: **{}**",
+        "({})",
+        "<answer>{}</answer>",
+        "The sum {} is asked.",
+        "`{}`",
+    ),
+]
+
+
+@given(
+    st.integers(2, 99), st.integers(2, 99), st.sampled_from(sorted(SIGNS)), st.sampled_from(QUESTIONS), st.booleans()
+)
+def test_only_the_result_is_paid(left: int, right: int, sign: str, question: str, blanks: bool) -> None:
+    """Whatever the numbers and the sentence are: the expression is not paid, the expression with its result is."""
+    result = SIGNS[sign](left, right)
+    assume(result not in (left, right, -right, left * right + 0.5))
+    expression = f"{left} {sign} {right}" if blanks else f"{left}{sign} {right}"
+    answer = question.format(expression)
+    assert grade(answer, (str(result),)).name != "correct"
+    assert grade(f"So {expression} = {result}", (str(result),)).name == "correct"
+    assert grade(f"\\boxed{{{expression} = {result}}}", (str(result),)).name == "correct"
+
+
+WRAPPERS = [
+    *("{}", "The answer is {}.", "Answer: {}", "**Answer:** {}", "### Final Answer\n{}", "Final answer\n\n$${}$$"),
+    *("So we have ${}$.", "\\[{}\\]", "\\({}\\)", '"{}"', "The answer is ({}).", "#### {}", "####{}", "A: {}"),
+    *("<answer>{}</answer>", "The final answer is **{}**.", "The final answer is ${}$. I hope it is correct."),
+    *("Thus, x = {}.", "The total is {} apples.", "\\boxed{{{}}}", "\\boxed{{\\text{{{} apples}}}}", "\\fbox{{{}}}"),
+    *("\\boxed{{\\mathbf{{{}}}}}", "\\boxed{{x = {}}}", "\\boxed{{f(3) = {}}}", "*{}*", "`{}`", "“{}”", "```\n{}\n```"),
+    *("<think>hm, 5</think>{}", "3 and 4? No.</think>\n{}", "It is {} because 40 and 2 are that.", "6 * 7 = {}"),
+    *("\\boxed{{\\textbf{{(C)}}\\ {}}}", "At first \\boxed{{41}}, but now \\boxed{{{}}}", "7 + 35\n= **{}**"),
+    *("boxed{{{}}}", "\\\\boxed{{{}}}", "\\boxed {{{}}}", "She has 12 + 30 = <<12+30=42>>{} of them."),
+]
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_number_is_found_in_what_stands_around_it(wrapper: str) -> None:
+    if "because" not in wrapper:
+        assert grade(wrapper.format("42"), ("42",)).name == "correct"
+    assert grade(wrapper.format("42"), ("43",)).name != "correct"
+    assert grade(wrapper.format("42 or 43"), ("43",)).name != "correct"
+
+
+SAME = {
+    "1234567": ["1,234,567", "1 234 567", "1.234.567", r"1{,}234{,}567", r"1\,234\,567", "１２３４５６７", "1234567.0"],
+    "0.5": ["1/2", r"\frac12", r"\dfrac{1}{2}", "½", ".5", "50%", "0,5", r"5 \times 10^{-1}", "5e-1"],
+    "2/3": [r"\frac{2}{3}", "4/6", "0.666667", "⅔"],
+    "-7": ["−7", "–7", "minus 7", "negative 7", "(-7)", "-$7", r"\text{negative }7"],
+    "7.5": ["7 1/2", "15/2", r"7\frac12", "7½", r"7\ \frac{1}{2}", "7 and 1/2"],
+    "75": ["75%", "75 km/h", "75 m²", "75°", r"75^\circ", "€75", "75 dollars", r"\$75.00", r"75\text{ m/s}", "75kg"],
+    "75000": ["75 thousand", "75k", "7.5e4", r"7.5 \cdot 10^{4}", "75,000 dollars"],
+}
+OTHERS = {
+    "1234567": ["1,234,568", "123", "567"],
+    "0.5": ["5", "1/3", "500%", "0.05"],
+    "2/3": ["0.67", "0.6667", "3/2", "23"],
+    "-7": ["7", "--7", "7-"],
+    "7.5": ["71/2", "3.5", "7", "1/2"],
+    "75": ["0.75", "7500", "75 thousand", "75k", "75²", "75^{2}", "75x", "75i", r"75\pi", "75, 76", "75 dozen"],
+    "75000": ["75", "75 hundred", "75 million"],
+}
+
+
+@pytest.mark.parametrize("boxed", [True, False])
+def test_notations_of_numbers(boxed: bool) -> None:
+    """A number is the same in any notation, and never another number."""
+    for right, table in ((True, SAME), (False, OTHERS)):
+        for gold, texts in table.items():
+            for text in texts:
+                answer = rf"\boxed{{{text}}}" if boxed else f"Answer: {text}"
+                assert (grade(answer, (gold,)).name == "correct") == right, (gold, answer)
+
+
+def test_an_exclamation_is_no_factorial() -> None:
+    """In a sentence; in a box it is one."""
+    assert [grade(answer, ("42",)).name for answer in ("42!", "**42**!", r"\boxed{42!}")] == [
+        "correct",
+        "correct",
+        "wrong",
+    ]
+
+
+def test_a_rounded_decimal_needs_six_digits() -> None:
+    """The tolerance that the module states, in both directions, and none between decimals that end."""
+    third, rounded, rough = (read_number(text) for text in (r"\frac{1}{3}", "0.333333", "0.33333"))
+    assert third is not None
+    assert rounded is not None
+    assert rough is not None
+    assert same(third, rounded)
+    assert same(rounded, third)
+    assert not same(third, rough)
+    assert grade(r"\boxed{0.125}", ("0.1250001",)).name == "wrong"
+
+
+@pytest.mark.parametrize("solution", ["proof", r"\text{N/A}", "", "?"])
+def test_a_placeholder_is_no_solution(solution: str) -> None:
+    """Nothing is right, the problem is to blame and not the scorer, and another solution still counts."""
+    assert grade(rf"\boxed{{{solution}}}", (solution,)).name in ("wrong", "unparsable")
+    assert grade("5", (solution,)).reason.startswith("no solution")
+    assert grade("5", (solution, "5")).name == "correct"
+
+
+def test_what_math_verify_cannot_compare_is_wrong(verifier: Verifier) -> None:
+    """These were errors of the scorer, too many of which stop a run."""
+    pairs = [("\\boxed{x = 2}", [r"x \neq 2"]), (r"\boxed{\frac{0}{0}}", ["1"]), (r"\boxed{1}", [r"\frac{0}{0}"])]
+    assert [verdict.name for verdict in verifier.grade(pairs)] == ["wrong"] * 3
+
+
+@pytest.mark.slow
+def test_worked_solutions_of_gsm8k(data_folder: Path) -> None:
+    """Each worked solution is right for its own problem, and for no other one with another answer."""
+    rows = [json.loads(line) for line in (data_folder / "gsm8k" / "test.jsonl").read_text().splitlines()]
+    solutions = [row["answer"] for row in rows]
+    golds = [solution.rpartition("####")[2].strip() for solution in solutions]
+    assert [gold for gold, text in zip(golds, solutions, strict=True) if grade(text, (gold,)).name != "correct"] == []
+    for gold, other, text in zip(golds, [golds[-1], *golds], solutions, strict=False):
+        assert (grade(text, (other,)).name == "correct") == (gold == other)
+        assert opinion(text, [gold])[0] != "wrong"

@@ -1,0 +1,111 @@
+"""What reads texts of policies, data sets and tools takes no quadratic time: such texts have 100,000 characters."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from storage.visible import printable, visible
+from tasks.agents.rendering import template
+from tasks.audit.checks import personal_data, secrets
+from tasks.audit.checks.tool_output_in_loss import stands_alone
+from tasks.audit.golds import contains_gold
+from tasks.audit.report import markdown
+from tasks.audit.second_checker import compare, opinion, stated
+from tasks.problems.contamination import tokens
+from tasks.problems.placeholders import is_placeholder
+from tasks.score.code import program_in
+from tasks.score.contract import grade
+from tasks.score.golds import gold_text, read_list, read_words, written
+from tasks.score.intervals import interval
+from tasks.score.numbers import read_number
+from tasks.score.plain_text import in_ascii, unescaped, unmarked, unstyled
+from tasks.score.prose import last_formula, last_numbers, last_words
+from tasks.score.reading import Statement, final_statement
+
+LENGTH = 100_000
+LIMIT_S = 2.0
+"""Linear time is below 0.2 s; quadratic time is a minute or more."""
+
+UNITS = [
+    *(" ", "\t", "\n", "1", "1,", "1 ", "1.", "-", "- ", "\\", "\\\\", "{", "}", "(", "[", ")", "$", "$ ", "`", "```"),
+    *("*", "**", "_", "<", "<think>", "</think>", "<tool_call>", "<<", "<<1", "=", "1=", "x=", "a", "a ", "A. ", "é"),
+    *("1 and ", "1 or ", "answer ", "answer is ", "answer: 1 or ", "#### ", "\\boxed{", "\\boxed{1} ", "\\boxed{1},"),
+    *(
+        "\\frac",
+        "\\frac{",
+        "\\frac{1}{",
+        "\\text{",
+        "\\text{a} ",
+        "\\sqrt(",
+        "\\(",
+        "\\[",
+        "½",
+        "\u0661",
+        "²",
+        "\ud800",
+        "%",
+    ),
+    *("^", "1^", "10^", "1e", "1:", "1_", "!", "'", '"', ": ", ". ", "\\quad", "\\,", "~", "x<", "\\le ", "1\n", "|"),
+    *(
+        "&",
+        ";",
+        "\\pm",
+        "\\ldots",
+        "$1$ ",
+        "$1$,",
+        "is ",
+        "\n\n",
+        "\x00",
+        "\u200b",
+        "<b>",
+        "<answer>",
+        "A:\n",
+        "\x1b[1m",
+    ),
+    *("eyJ-", "password=", "a@", "4111 ", "1-", "~~~", "~~~ "),
+]
+
+
+def _graded(gold: str, text: str) -> object:
+    return grade(text, (gold,))
+
+
+def _of_statement(read: Callable[[Statement], object], cued: bool, text: str) -> object:
+    return read(Statement(text, boxed=False, cued=cued))
+
+
+READERS: dict[str, Callable[[str], object]] = {
+    **{f"grade {gold}": partial(_graded, gold) for gold in ("5", "Monday", "2:30")},
+    "final statement": final_statement,
+    **{
+        f"{read.__name__}, cued={cued}": partial(_of_statement, read, cued)
+        for read in (last_numbers, last_formula, last_words)
+        for cued in (False, True)
+    },
+    **{
+        read.__name__: read
+        for read in (in_ascii, unescaped, unstyled, unmarked, read_number, gold_text, read_list, read_words, written)
+    },
+    **{read.__name__: read for read in (interval, is_placeholder, program_in, tokens, visible, printable)},
+    "calls of the template": template._CALL.findall,
+    "second checker": lambda text: opinion(text, ["5"]),
+    "second checker's comparison": lambda text: compare(text, "5"),
+    "stated answers": lambda text: stated(text[: LENGTH // 5], ["5"]),
+    "golds": lambda text: contains_gold(text, ["5", "-1,000"]),
+    "secrets": secrets.kind,
+    "personal data": personal_data.kind,
+    "outputs of tools": partial(stands_alone, ["19", "a b"]),
+    "Markdown": markdown.plain,
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_long_texts_take_no_time(reader: str) -> None:
+    for unit in UNITS:
+        text = (unit * LENGTH)[:LENGTH]
+        for hostile in (text, "$```" + text[:-6] + "`}"):
+            begun = time.process_time()
+            READERS[reader](hostile)
+            assert time.process_time() - begun < LIMIT_S, (unit, hostile[:10], hostile[-10:])
