@@ -48,7 +48,7 @@ CASES = [
 def open_workspace(tmp_path: Path, case: Case) -> Workspace:
     """Commit problem set, curriculum and exclusions; return the workspace of a run that draws from them."""
     settings = [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", "run.name=r", f"run.seed={SEED}"]
-    settings += [f"rollout.problems_per_iteration={COUNT}"]
+    settings += [f"rollout.problems_per_iteration={COUNT}", "problems.without_room=play"]
     workspace = Workspace(load("smoke", settings))
     commit(workspace, SET, "problems", PROBLEM_SCHEMA, PROBLEMS)
     if case.weighted:

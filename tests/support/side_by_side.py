@@ -13,7 +13,7 @@ GROUPS = {
     "tests/retrain/test_retrain.py": "first",
     "tests/agents/test_turn_ends.py": "second",
     "tests/audit/test_flow.py": "second",
-    "tests/audit/test_selection.py": "second",
+    "tests/rollout/test_selection.py": "second",
     "tests/evaluate/test_evaluate.py": "second",
     "tests/flows/test_bad_network.py": "second",
     "tests/flows/test_interrupts.py": "second",
