@@ -1,13 +1,17 @@
 """Stores that earlier versions of the programs made (`tests/kept_stores/make.py`) are verified, continued, audited."""
 
+import json
 import tarfile
 from collections.abc import Iterator
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 
 import pytest
 
-from configs import read_stored, to_yaml
+from configs import read_stored
 from configs.schema import Config, Rollout, Run
+from configs.stored import BEFORE
 from flows.audit_trajectories import audit_trajectories
 from flows.math_mt_ppo import math_mt_ppo
 from flows.retrain import retrain
@@ -38,10 +42,15 @@ class Kept:
         self.folder, self.store = folder, Store(str(folder / "store"))
 
     def settings(self, run: str) -> str:
-        """Write the configuration that a run began with to a YAML file; return its path."""
+        """Write the configuration that a run began with to a YAML file; return its path.
+
+        It does not name the knobs whose defaults have changed since, as its file did not.
+        """
         path = self.folder / f"{run}.yaml"
-        stored = manifests.read(self.store, layout.run(run)).config
-        path.write_text(to_yaml(read_stored(stored, run)))
+        values = read_stored(manifests.read(self.store, layout.run(run)).config, run).model_dump(mode="json")
+        for *sections, name in (key.split(".") for key in BEFORE):
+            del reduce(getitem, sections, values)[name]
+        path.write_text(json.dumps(values))  # YAML, too
         return str(path)
 
     @property
