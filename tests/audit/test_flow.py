@@ -62,8 +62,9 @@ def test_a_real_run_is_clean_until_it_is_damaged(overrides: list[str], tmp_path:
     assert audit_trajectories([], "smoke", own, since="2099-01-01") == {"verdict": "skipped"}
 
 
-EXPECTED_ALARMS = {"unparsable", "identical_answers", "truncated", "zero_variance"}
-"""Alarms that are right for the episodes of a policy with thirty training steps."""
+EXPECTED_ALARMS = {"unparsable", "identical_answers", "truncated", "zero_variance", "false_negatives"}
+"""Alarms that are right for the episodes of a policy with thirty training steps: of its texts the second checker can
+judge few, which the last one says."""
 
 
 def test_a_store_that_does_not_answer(
