@@ -456,7 +456,7 @@ class Score(Knobs):
     """Keyword arguments by scorer, such as `{environment: {success_above: 0.5}}`; they are checked before anything
     starts."""
     reading: Literal["answer", "library"] = "answer"
-    """What the scorer and the environment `math-verify` grade. answer: the final answer that the agent gave to the
+    """The text that scorer and environment `math-verify` grade. answer: the final answer that the agent gave to the
     environment, read as a person would read it (`tasks/score/README.md`). library: whatever math-verify finds in the
     turn's text, as before; it pays for the question's own expression, such as `12 + 7` for 19."""
     success: Literal["said", "reward"] = "said"
@@ -532,7 +532,7 @@ class Reward(Knobs):
 
     @property
     def counts_unfinished(self) -> bool:
-        """Whether episodes that the policy ended without a verdict have the least reward."""
+        """True if episodes that the policy ended without a verdict have the least reward."""
         return self.unfinished == "least"
 
 

@@ -20,7 +20,7 @@ Status = Literal["completed", "truncated", "rejected", "failed"]
 the next turn. rejected: the agent returned nothing. failed: an error or the deadline; `reason` says which."""
 
 Fault = Literal["", "policy", "set-up"]
-"""What ended an episode without a verdict. policy: its own behaviour, such as a full context, too many requests, or
+"""The cause of an end without a verdict. policy: its own behaviour, such as a full context, too many requests, or
 sampling until the deadline. set-up: an error of the agent, the environment, the engine or the machine."""
 
 LAST_TURN_CUT = "the last turn reached sampling.max_new_tokens"

@@ -112,7 +112,7 @@ class Episode:
                 if the token limit cut the last turn.
             reason: why the status is not `completed`.
             unplayed_turns: number of turns for which the context had no room; each counts as a wrong answer. Without
-                this number, a truncated episode needs a critic: a group baseline leaves it out.
+                this number one turn counts or, with `reward.unfinished=leave-out`, the episode needs a critic.
         """
         ended, limits = status is None, self._effective_limits()
         if ended and self.turns and self.turns[-1].finish_reason == "length":

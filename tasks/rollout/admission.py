@@ -15,6 +15,7 @@ from typing import Any, get_args
 from storage.records import HIGHEST_LOGPROB, LAST_TURN_CUT, Call, CallStatus, Fault, Status, Trajectory, Turn
 from tasks.inference.api import Completion, GenerationConfig, Observation
 from tasks.rollout.values import RefusedError, check_ids, check_kinds, check_seed, check_text, number, shown
+from tasks.train.credit import in_order
 
 MOST_COMPLETIONS = 256
 """Most completions of one observation."""
@@ -239,13 +240,8 @@ def _check_requests(trajectory: Trajectory) -> None:
 
 def _check_order(trajectory: Trajectory) -> None:
     """Check that turns are asked for before they are received, and paid after."""
-    columns = trajectory.received, trajectory.asked, trajectory.paid
-    got = sorted(place for place in trajectory.received if place >= 0)
-    possible = len(set(map(len, columns))) == 1 and got == list(range(len(got)))
-    if not possible or not all(
-        0 <= asked <= (place if place >= 0 else len(got)) and (not paid or place < paid <= len(got))
-        for place, asked, paid in zip(*columns, strict=True)
-    ):
+    if not in_order(trajectory):
+        columns = trajectory.received, trajectory.asked, trajectory.paid
         raise RefusedError(
             "received={}, asked={}, paid={} is not possible: count the completions that the agent had, and give all "
             "three columns, or none".format(*(shown(str(column)) for column in columns))

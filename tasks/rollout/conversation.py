@@ -73,9 +73,9 @@ class Conversation:
         self.exchanges: list[BundledGenerationOutputs] = []
         """All answers so far, as copies that the agent cannot change."""
         self.left: list[Trajectory] = []
-        """What the agent returned when it was ended, at the deadline or because of an error that was not its own."""
+        """The trajectories of an agent that was ended, at the deadline or by an error that was not its own."""
         self.sampling = False
-        """Whether the deadline struck while the engine was sampling, which took more than half of the episode's time.
+        """True if the deadline struck while the engine was sampling, which took more than half of the episode's time.
 
         A request that waits for longer than the engine needs to cut it is not being sampled.
         """

@@ -1,4 +1,4 @@
-"""What a chat template itself writes between and around messages, found with toy conversations."""
+"""Find what a chat template itself writes between and around messages, with toy conversations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

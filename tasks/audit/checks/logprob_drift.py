@@ -25,9 +25,9 @@ from tasks.audit.results import Case
 _WORST = 100.0
 """The difference in nats that replaces NaN and infinity."""
 _SLACK = 1.5
-"""How much larger than that of the recomputation the rounding of an engine may be, whose kernels are others."""
+"""Largest rounding of an engine, as a multiple of that of the recomputation: its kernels are others."""
 _OF_ONE = 3.0
-"""The same for a single trajectory."""
+"""Largest multiple for a single trajectory."""
 
 
 Nats = np.ndarray[Any, np.dtype[np.float64]]
