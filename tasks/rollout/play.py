@@ -7,6 +7,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from storage import interrupts
@@ -40,11 +41,7 @@ def play(
         ValueError: more than `rollout.max_failed_share` of the episodes failed.
     """
     batch = _Batch(plan, problems, iter(spare), draft, progress)
-    gc.freeze()  # collections skip half a million objects of torch and Prefect: halves the client's CPU time
-    try:
-        run_loop(workers.play(plan, batch))
-    finally:
-        gc.unfreeze()
+    run_loop(workers.play(plan, batch))
     return batch.end()
 
 
@@ -149,6 +146,7 @@ def run_loop(playing: Coroutine[Any, Any, None]) -> None:
     Raises:
         RuntimeError: an agent's code ended, cancelled or stopped the whole rollout; says which of these.
     """
+    _freeze_libraries()
     try:
         asyncio.run(_with_threads(playing))
     except (SystemExit, asyncio.CancelledError) as error:
@@ -163,6 +161,16 @@ def run_loop(playing: Coroutine[Any, Any, None]) -> None:
         if not str(error).startswith("Event loop stopped"):  # asyncio has no exception class for it
             raise
         raise RuntimeError("an agent stopped the event loop, which ends the rollout: it must return instead") from error
+
+
+@cache
+def _freeze_libraries() -> None:
+    """Let garbage collections skip what is in memory now, once: half a million objects of torch and Prefect.
+
+    Otherwise a collection takes 0.4 s, as long as an update of the demo, and there are several in a rollout.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 async def _with_threads(playing: Coroutine[Any, Any, None]) -> None:

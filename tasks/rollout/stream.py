@@ -12,7 +12,6 @@ out. The ids of trajectories name the draw.
 
 import asyncio
 import functools
-import gc
 import threading
 import time
 from collections import deque
@@ -101,7 +100,6 @@ class Stream:
             InferenceError: the engine refuses a request, or serves another version.
             ValueError: more than `rollout.max_failed_share` of a data set's episodes failed.
         """
-        gc.freeze()  # collections skip half a million objects of torch and Prefect: halves the client's CPU time
         try:
             self.settle()  # an earlier flow run may have been killed just before it committed a data set
             run_loop(self._play())
@@ -111,7 +109,6 @@ class Stream:
             self._error = error
             raise
         finally:
-            gc.unfreeze()
             for data_set in self._open_data_sets.values():
                 data_set.close()
             with self._news:

@@ -13,30 +13,28 @@ import importlib
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import patch
 
+from tasks.score.interface import Reading
+from tasks.score.verdict import Verdict
+from tasks.score.verifier import Verifier
 from tests.experiments.runs import Arm, Experiment
 
-if TYPE_CHECKING:
-    from tasks.score.verdict import Verdict
 
-
-class CoinFlips:
-    """A verifier whose verdicts are coin flips, independent of the answer, in rollout and in score."""
+class CoinFlips(Verifier):
+    """A verifier without workers, whose verdicts are coin flips, independent of the answer, in rollout and in score."""
 
     def __init__(self, seed: int) -> None:
         self._flip = random.Random(seed)
 
-    def grade(self, pairs: Sequence[tuple[str, Sequence[str]]]) -> "list[Verdict]":
+    def grade(self, pairs: Sequence[tuple[str, Sequence[str]]], reading: Reading | None = None) -> list[Verdict]:
         return [self._verdict(solutions) for _, solutions in pairs]
 
-    async def grade_async(self, answer: str, solutions: Sequence[str]) -> "Verdict":
+    async def grade_async(self, answer: str, solutions: Sequence[str]) -> Verdict:
         return self._verdict(solutions)
 
-    def _verdict(self, solutions: Sequence[str]) -> "Verdict":
-        from tasks.score.verdict import Verdict
-
+    def _verdict(self, solutions: Sequence[str]) -> Verdict:
         right = self._flip.random() < 0.5
         return Verdict("correct" if right else "wrong", solution=solutions[0])
 

@@ -1,6 +1,8 @@
 """Test if a policy learns from the verdicts when to call a tool: the demo of tools, and the same with coin flips.
 
-python -m tests.experiments.tools                     two arms, three seeds, 20 updates each: 40 minutes on 2 cores
+Two more arms compare the default baseline with the others.
+
+python -m tests.experiments.tools                     four arms, three seeds, 20 updates each: an hour on 2 cores
 python -m tests.experiments.tools --seeds 1 --arms 0  one run of the demo
 
 Writes tools.md and tools.png.
@@ -40,7 +42,12 @@ def _cell(share: dict[str, Any] | None) -> str:
     return f"{share['value']:.3f} [{share['low']:.3f}, {share['high']:.3f}]" if share else ""
 
 
-ARMS = [Arm("verdicts"), Arm("coin flips", around=coin_flips)]
+ARMS = [
+    Arm("verdicts"),
+    Arm("coin flips", around=coin_flips),
+    Arm("verdicts, baseline turn", ["ppo.advantage.baseline=turn"]),
+    Arm("verdicts, baseline episode", ["ppo.advantage.baseline=episode"]),
+]
 
 if __name__ == "__main__":
     experiment = ToolExperiment("tools", "Calls of a calculator", ARMS, 20, config="demo-tools")

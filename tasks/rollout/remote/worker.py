@@ -7,7 +7,6 @@ way to call two methods of another process connects it (`tasks.cluster` uses Ray
 import asyncio
 import contextlib
 import functools
-import gc
 import logging
 import shutil
 import threading
@@ -190,11 +189,7 @@ class Worker:
             self._news.wait_for(lambda: self._policy or self._closed or rollout.complete)
             if self._policy is None or rollout.complete:
                 return
-        gc.freeze()  # collections skip the objects of libraries
-        try:
-            run_loop(rollout.play(self._local))
-        finally:
-            gc.unfreeze()
+        run_loop(rollout.play(self._local))
 
     def _write(self, rollout: "_Rollout", order: StoreOrder) -> None:
         rows, place = rollout.take(order.number), order.place
