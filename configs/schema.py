@@ -498,10 +498,10 @@ class Reward(Knobs):
     unfinished: Literal["least", "leave-out"] = "least"
     """Episodes that ended without a verdict. least: where the policy's own behaviour ended them (a full context, too
     many requests, sampling until the deadline), they are trained on with the least reward after their last turn, for
-    each unplayed turn if their number is known, and episodes that an error ended are left out. A right turn that the
-    scorer judged by verdict pays for the rest. Calls of tools are penalised for length, too, each by the limit of its
-    request. leave-out: episodes that failed, and without a critic those with an unknown number of unplayed turns, are
-    left out."""
+    each unplayed turn if their number is known, otherwise once, and not after a turn that was right by the scorer's
+    verdict. Episodes that an error ended are left out. Calls of tools are penalised for length, too, each by the limit
+    of its request. leave-out: episodes that failed, and without a critic those with an unknown number of unplayed
+    turns, are left out."""
     least: float | None = None
     """The least reward in the scorer's units, such as -1 (with shape `raw` only; with `success` it is that of a wrong
     answer). Empty: the lowest of the update's scores, or 0 if none is below 0. One's own function that ran out of time

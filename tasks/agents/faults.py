@@ -30,6 +30,7 @@ def fault_of(error: BaseException, *, sampled: bool, sampling: bool = False) -> 
     | more requests than `max_requests`, or than a framework's own limit allows | policy |
     | an error of the agent after a completion none of whose calls can be read | policy |
     | `PolicyError` of agent or environment, or a framework's error that says the same | policy |
+    | several errors at once (`ExceptionGroup`), one of which is the policy's | policy |
     | the deadline, while the engine was sampling, which took most of the episode's time (`sampling`) | policy |
     | the deadline, while agent, tools or environment worked, or after they took most of the time | set-up |
     | any other error of agent or environment, a refused return value, a cancellation | set-up |
@@ -54,9 +55,13 @@ def _is_policys(error: BaseException) -> bool:
 
 
 def chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and those that it came from."""
-    seen: set[int] = set()
-    while error and id(error) not in seen:  # one that is raised from itself comes from itself for ever
+    """Yield an error and those that it came from or holds, also what `raise … from None` hides."""
+    seen, waiting = set[int](), [error]
+    while waiting:
+        error = waiting.pop()
+        if error is None or id(error) in seen:  # one that is raised from itself comes from itself for ever
+            continue
         seen.add(id(error))
         yield error
-        error = error.__cause__ or error.__context__
+        waiting += error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+        waiting.append(error.__cause__ or error.__context__)

@@ -59,7 +59,8 @@ def success_rate(group: Sequence[Trajectory], config: Config) -> float | None:
 def has_equal_returns(group: Sequence[Trajectory], config: Config) -> bool:
     """Return whether each turn has one return in all episodes that reached it, so that no baseline differs from it.
 
-    The returns are those of training, if the scorer says what the environment said.
+    The returns are those of training, if the scorer says what the environment said. The least reward of rewards that
+    are taken as they are is known to training only, so an episode that the policy ended differs from the others.
 
     Example: all episodes are wrong, then right. Half of their turns are right, but there is nothing to learn. Wrong
     answers with different rewards for their format have different returns.
@@ -67,11 +68,21 @@ def has_equal_returns(group: Sequence[Trajectory], config: Config) -> bool:
     rule, credit = SuccessRule.while_playing(config.score), config.ppo.advantage.credit
     scores = [score for row in group for score in _scores(row, rule)]
     samples = build_samples(group, scores, config.reward, scorers=config.score.by_source, credit=credit)
+    faults = {row.fault for row in group if is_trainable(row, config.reward)}
+    if len(faults) > 1 and _least_is_unknown(group[0], config):
+        return False
     returns = defaultdict[int, set[float]](set)
     for sample in with_known_returns(samples):
         for place, value in zip(sample.order.tolist(), sample.returns.tolist(), strict=True):
             returns[place].add(round(value, _DIGITS))
     return bool(returns) and all(len(values) == 1 for values in returns.values())
+
+
+def _least_is_unknown(row: Trajectory, config: Config) -> bool:
+    """Return whether the least reward of a problem's episodes follows from the other rewards of an update."""
+    scorers, reward = config.score.by_source, config.reward
+    shape = reward.shape_of(scorers.get(row.source, scorers["default"]))
+    return shape == "raw" and reward.least is None and reward.counts_unfinished
 
 
 def _scores(row: Trajectory, rule: SuccessRule) -> Iterable[Score]:

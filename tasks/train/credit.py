@@ -4,7 +4,8 @@ A reward pays every completion that the agent had received before the reward was
 own reward and all later ones; candidates of one request, and requests that ran at the same time, earn the same future
 and not each other's past; and a reward at the end of the episode pays all. A completion that the agent never received,
 because it no longer waited for it, is paid what was given after it was asked for: a policy cannot escape a bad end by
-writing longer than anybody waits.
+writing longer than anybody waits. A penalty for a completion itself, such as for its length, falls on it and on those
+that the agent had when it asked, never on candidates of the same request.
 
 Example: a planner (P) asks two workers (A, B) at once and answers (Q). It hears A first. Both are graded when both
 are there, with 1 and 0; nobody grades P and Q. In the order in which they are stored:
@@ -23,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from storage.records import Trajectory
+from tasks.train.reward_shaping import turn_returns
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -34,26 +36,33 @@ class Causes:
     """What came before what in an episode of K turns, of which the agent received N."""
 
     order: Ints  # K, place among the completions that the agent got, or would have had if it never got it
+    asked: Ints  # K, completions that the agent had when it asked; 0..K-1 in a chain
     got: Bools  # K, whether the agent got it
     depth: Ints  # K, number of turns in the longest line of causes before it; 0..K-1 in a chain
-    paid: Ints  # K, completions that the agent had when the turn's reward was given; 1..K in a chain, 0 if never got
+    paid: Ints  # K, completions that the agent had when the turn's reward was given; 0 if none was, 1..K in a chain
 
     @property
     def is_chain(self) -> bool:
         """Return whether each turn was asked for, received and paid before the next one, in the stored order."""
-        columns = self.order, self.got, self.depth, self.paid
-        return all(map(np.array_equal, columns, _chain(len(self.order))))
+        places = np.arange(len(self.order))
+        in_turn = all(np.array_equal(column, places) for column in (self.order, self.asked, self.depth))
+        return in_turn and bool(self.got.all() and ((self.paid == 0) | (self.paid == places + 1)).all())
 
     def returns(self, rewards: Floats, penalties: Floats, discount: float, after: float) -> Floats:
         """Compute the returns [K] from the rewards [K] and penalties [K] of the turns.
 
         A reward is discounted by `discount` as often as the deepest turn that the agent had when the reward was given
-        is deeper than the turn that earns it. A penalty is due as soon as its turn is received. `after` comes one turn
-        deeper than the deepest. In a chain: `R_k = r_k + p_k + discount * R_{k+1}`, with `after` as R after the last.
+        is deeper than the turn that earns it. A penalty, or the reward of a turn to which none was given, such as that
+        for its length, is due for the turn itself and for those that the agent had when it asked. `after` comes one
+        turn deeper than the deepest. In a chain: `R_k = r_k + p_k + discount * R_{k+1}`, with `after` as R after the
+        last.
         """
+        if self.is_chain:
+            return np.array(turn_returns((rewards + penalties).tolist(), discount, after))
         turns = [turn for turn in np.argsort(self.order, kind="stable").tolist() if self.got[turn]]  # N, as received
-        due = np.bincount(self.paid, rewards, len(turns) + 1)
-        due += np.bincount(self.order + 1, np.where(self.got, penalties, 0.0), len(turns) + 1)[: len(turns) + 1]
+        own = penalties + np.where(self.paid > 0, 0.0, rewards)
+        # Each turn is one deeper than the deepest of those that the agent had when it asked.
+        due = np.bincount(self.paid, rewards, len(turns) + 1) + np.bincount(self.asked, discount * own, len(turns) + 1)
         deepest = np.maximum.accumulate(self.depth[turns]).tolist()  # N, depth of the deepest turn received so far
         deepest.append(deepest[-1] + 1 if turns else 0)
         ahead = [after] * (len(turns) + 1)  # N + 1, return when the agent gets its k-th completion, and after the last
@@ -61,28 +70,29 @@ class Causes:
             ahead[place] = due[place + 1] + discount ** (deepest[place + 1] - deepest[place]) * ahead[place + 1]
         steps = [max(0, deepest[place] - depth) for place, depth in zip(self.order, self.depth, strict=True)]
         earned = [discount**step * ahead[place] for step, place in zip(steps, self.order, strict=True)]
-        result: Floats = np.array(earned) + np.where(self.got, 0.0, penalties)
+        result: Floats = np.array(earned) + own
         return result
 
 
 def chain(turns: int) -> Causes:
     """Return the causes of a chain: each turn was asked for when the one before it had been received and paid."""
-    return Causes(*_chain(turns))
+    places = np.arange(turns, dtype=np.int64)
+    return Causes(places, places, np.ones(turns, np.bool_), places, places + 1)
 
 
 def causes_of(row: Trajectory, graded: Bools) -> Causes:
     """Return what came before what in an episode, by its columns `received`, `asked` and `paid`.
 
-    A graded turn [K] for which no reward was given while the agent ran is paid at the end, any other when it is
-    received.
+    A graded turn [K] for which no reward was given while the agent ran is paid at the end. Without the columns the
+    episode is a chain.
     """
     if not row.received:
         return chain(len(row.turns))
     received, paid, asked = (np.array(column, np.int64) for column in (row.received, row.paid, row.asked))
     got = received >= 0
-    given = np.where(graded, got.sum(), received + 1)
+    given = np.where((paid == 0) & graded, got.sum(), paid)
     order = np.where(got, received, asked)
-    return Causes(order, got, _depth(received, row.asked), np.where(got, np.where(paid > 0, paid, given), 0))
+    return Causes(order, asked, got, _depth(received, row.asked), np.where(got, given, 0))
 
 
 def in_order(row: Trajectory) -> bool:
@@ -92,16 +102,12 @@ def in_order(row: Trajectory) -> bool:
     return not any(columns) or (
         all(len(column) == turns for column in columns)
         and sorted(got) == list(range(len(got)))
+        and min(row.received) >= -1
         and all(
-            0 <= asked <= (received if received >= 0 else len(got)) and (paid == 0 or received < paid <= len(got))
+            0 <= asked <= (received if received >= 0 else len(got)) and (paid == 0 or 0 <= received < paid <= len(got))
             for received, asked, paid in zip(*columns, strict=True)
         )
     )
-
-
-def _chain(turns: int) -> tuple[Ints, Bools, Ints, Ints]:
-    places = np.arange(turns, dtype=np.int64)
-    return places, np.ones(turns, np.bool_), places, places + 1
 
 
 def _depth(received: Ints, asked: list[int]) -> Ints:

@@ -7,7 +7,7 @@ With `reward.unfinished=least`, rewards of ±1 and a turn discount of 1:
     the token limit cut the last answer, which was graded      0
     no room in the context for the next turn                  -1
     no room for the next turn, and two more were to come      -3
-    no room for the next turn, after a right answer            0
+    no room for the next turn, after a right answer            0, if nobody knows how many were to come
     too many requests, or sampling until the deadline         -1
     an error of the agent, the environment or the engine      not trained on
 """

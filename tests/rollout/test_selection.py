@@ -131,6 +131,13 @@ def test_groups_with_equal_returns_are_rejected(name: str, overrides: tuple[str,
         assert rows[0].reason == "the episodes of its group have equal returns"
 
 
+def test_an_unfinished_episode_beside_a_worthless_one_is_kept() -> None:
+    """What it earns is known to training only: less than 0, if another problem's episode does."""
+    group = [graded(0, 0.0), unfinished(1)]
+    rejects = [settings(*RAW, *more, reject_equal=True) for more in ((), ("reward.least=0",))]
+    assert [is_rejected(group, select_episodes(group, config), config) for config in rejects] == [False, True]
+
+
 def test_a_paid_format_is_no_success() -> None:
     """Four wrong answers, two of them paid for their format, have a success rate of 0 and not of one half.
 

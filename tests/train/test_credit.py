@@ -143,11 +143,35 @@ def test_a_grade_that_nobody_gave_while_playing_comes_at_the_end() -> None:
     assert sample.returns.tolist() == [1, 1, 1]
 
 
-def test_penalties_are_due_when_their_turn_is_received() -> None:
-    """The planner caused the workers' divergence; the workers did not cause each other's, if it came before."""
+def test_penalties_are_due_for_their_turn_and_what_it_came_from() -> None:
+    """The planner caused the workers' divergence; the workers did not cause each other's, whoever was first."""
     causes = sample_of(TREES["planner and workers"]).causes
     penalties = np.array([-1.0, -10.0, -100.0, -1000.0])
-    assert causes.returns(np.zeros(4), penalties, 1.0, 0.0).tolist() == [-1011.0, -1010.0, -1111.0, -1000.0]
+    assert causes.returns(np.zeros(4), penalties, 1.0, 0.0).tolist() == [-1001.0, -1010.0, -1111.0, -1000.0]
+
+
+@pytest.mark.parametrize("received", [[0, 1, 2], [1, 2, 0], [2, 0, 1], [-1, 0, 1]])
+def test_the_length_of_a_candidate_costs_no_other(received: list[int]) -> None:
+    """The first of three candidates is too long, the second one right; nobody needs to wait for the first."""
+    row = replace(make_trajectory("t", [[10] * 8, [11] * 2, [12] * 2]), sampling='{"max_new_tokens": 8}')
+    got = max(received) + 1
+    row = replace(row, received=received, asked=[0, 0, 0], paid=[0, got, 0])
+    scores = [replace(score, verdict=name) for score, name in zip(make_scores("t", 0, 1, 0), VERDICTS, strict=True)]
+    (sample,) = build_samples([row], scores, Reward(shape="raw", overlong_tokens=4))
+    assert sample.returns.tolist() == [0, 1, 1]
+
+
+VERDICTS: list[Any] = ["none", "correct", "none"]
+
+
+def test_a_lost_answer_does_not_stand_for_the_one_that_was_got() -> None:
+    """Both have the same place, that of the request. Only the lost one, which strayed from the reference, is worse."""
+    samples = [sample_of(TREES["nobody waited"], name) for name in "ab"]
+    strayed = np.where(samples[0].turn_of_action == 1, -5.0, 0.0)
+    observed = [Observed(strayed), Observed(np.zeros_like(strayed))]
+    for knobs in (Advantage(normalisation="none"), Advantage(normalisation="none", scale_penalties=True)):
+        advantages = estimate(samples, observed, knobs).advantages
+        assert [each.tolist() for each in advantages] == [[0, 0, -10, -10], [0, 0, 0, 0]]
 
 
 ORDERS = st.lists(st.floats(-9, 9), min_size=1, max_size=7)
@@ -180,13 +204,25 @@ def orders(draw: st.DrawFn) -> tuple[list[int], list[int], list[int]]:
     return list(received), asked, paid
 
 
-@given(orders(), st.lists(st.floats(-9, 9), min_size=6, max_size=6), st.floats(0, 1), st.floats(-5, 5))
+NUMBERS = st.lists(st.floats(-9, 9), min_size=6, max_size=6)
+
+
+@given(orders(), NUMBERS, NUMBERS, st.floats(0, 1), st.floats(-5, 5))
 def test_returns_are_the_sum_over_what_a_turn_could_cause(
-    columns: tuple[list[int], list[int], list[int]], scored: list[float], discount: float, after: float
+    columns: tuple[list[int], list[int], list[int]],
+    scored: list[float],
+    penalised: list[float],
+    discount: float,
+    after: float,
 ) -> None:
-    """The definition, written out: pairs of turns, and the longest line of causes by recursion."""
+    """The definition, written out: pairs of turns, and the longest line of causes by recursion.
+
+    The reward of a turn to which none was given is that for its length, a penalty.
+    """
     received, asked, paid = columns
     turns, rewards = range(len(received)), np.array(scored[: len(received)])
+    penalties = np.array(penalised[: len(received)])
+    own = penalties + np.where(np.array(paid) > 0, 0.0, rewards)
 
     def depth(turn: int) -> int:
         earlier = [other for other in turns if 0 <= received[other] < asked[turn]]
@@ -196,22 +232,25 @@ def test_returns_are_the_sum_over_what_a_turn_could_cause(
         return max(depth(turn) for turn in turns if 0 <= received[turn] < place)
 
     got = max(received) + 1
-    due = [paid[turn] or received[turn] + 1 for turn in turns]
     expected = [0.0] * len(received)
     for turn in turns:
         place = received[turn] if received[turn] >= 0 else asked[turn]
         now = deepest(place + 1) if place < got else deepest(got) + 1
         begun = max(0, now - depth(turn))
-        later = [other for other in turns if received[other] >= 0 and due[other] > place]
-        expected[turn] = after * discount ** (begun + deepest(got) + 1 - now) + sum(
-            rewards[other] * discount ** (begun + deepest(due[other]) - now) for other in later
+        later = [other for other in turns if paid[other] > place]
+        caused = [other for other in turns if asked[other] > place]
+        expected[turn] = (
+            after * discount ** (begun + deepest(got) + 1 - now)
+            + sum(rewards[other] * discount ** (begun + deepest(paid[other]) - now) for other in later)
+            + sum(own[other] * discount ** (begun + depth(other) - now) for other in caused)
+            + own[turn]
         )
     row = replace(
         make_trajectory("t", [[10]] * len(received)), received=received, asked=asked, paid=paid, turn_discount=discount
     )
     none = [replace(score, verdict="none") for score in make_scores("t", *[0.0] * len(received))]
     (sample,) = build_samples([row], none, RAW)
-    assert sample.causes.returns(rewards, np.zeros(len(rewards)), discount, after) == pytest.approx(expected, abs=1e-9)
+    assert sample.causes.returns(rewards, penalties, discount, after) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -220,6 +259,8 @@ def test_returns_are_the_sum_over_what_a_turn_could_cause(
         {"received": [0, 0]},
         {"received": [0, 2]},
         {"received": [0]},
+        {"received": [0, -2], "paid": [1, 0]},
+        {"received": [0, -1]},
         {"asked": [0, 2]},
         {"asked": [-1, 1]},
         {"paid": [1, 1]},

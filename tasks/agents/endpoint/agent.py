@@ -101,7 +101,8 @@ class AgentTask:
     async def conclude(self, returned: object) -> None:
         """Take what the agent returned: its final answer as a text, a reward (a number or `Reward`), or None.
 
-        A reward is that of the newest completion. After None, the newest completion is the answer, unless the
+        A reward is that of the newest completion. The environment gets a text, unless it got this answer already:
+        what came after it earns nothing by that. After None, the newest completion is the answer, unless the
         environment was stepped.
 
         Raises:
@@ -118,7 +119,8 @@ class AgentTask:
                 raise ValueError(f"the agent returned the reward {returned.value}: give a finite number")
             _pay(nodes[-1], returned, len(nodes))
         elif isinstance(returned, str):
-            await self.step(returned)
+            if not _was_given(returned, nodes):
+                await self.step(returned)
         elif returned is not None:
             raise TypeError(f"the agent returned {type(returned).__name__}: return a text, a reward or None")
         elif not self.steps:
@@ -130,6 +132,12 @@ def _that_said(answer: str, received: Sequence[Node]) -> Node:
     answer, names = answer.strip(), {call.name for call in received[-1].calls}
     said = (node for node in reversed(received) if answer and answer in node.said(names))
     return next(said, received[-1])
+
+
+def _was_given(answer: str, received: Sequence[Node]) -> bool:
+    """Return whether the environment has graded the completion that gave an answer, for this answer."""
+    node = _that_said(answer, received)
+    return node.graded and answer.strip() == (node.text if node.given is None else node.given).strip()
 
 
 def _pay(node: Node, reward: Reward, paid: int) -> None:

@@ -28,6 +28,7 @@ import numpy as np
 
 from configs.schema import Advantage
 from tasks.train.advantages.interface import Estimated, Observed
+from tasks.train.credit import Causes
 from tasks.train.samples import Bools, Floats, Ints, Sample
 
 _FEW = 3
@@ -93,24 +94,27 @@ def _compare(samples: Sequence[Sample], returns: Sequence[Floats], knobs: Advant
         problems.setdefault(sample.problem_id, []).append(index)
     advantages = list(returns)
     for indices in problems.values():
-        places = [samples[index].order for index in indices]
-        table = _less_mean(*_table([returns[index] for index in indices], places), knobs)
-        for index, at, row in zip(indices, places, table, strict=True):
-            advantages[index] = row[at][samples[index].turn_of_action]
+        causes = [samples[index].causes for index in indices]
+        table, reached = _table([returns[index] for index in indices], causes)
+        for index, each, held, row in zip(indices, causes, table, _less_mean(table, reached, knobs), strict=True):
+            # A turn that the agent never got may share its place with one that it got: it has its own return.
+            of_turns = row[each.order] + (returns[index] - held[each.order])
+            advantages[index] = of_turns[samples[index].turn_of_action]
     return advantages
 
 
-def _table(returns: Sequence[Floats], places: Sequence[Ints]) -> tuple[Floats, Bools]:
+def _table(returns: Sequence[Floats], causes: Sequence[Causes]) -> tuple[Floats, Bools]:
     """Write the returns of the G samples of a problem into a table [G, P], and return which places each sample reached.
 
     At a place that a sample did not reach, the table has the return of its last turn before that place.
 
     Example: returns [0, 1] and [1] give [[0, 1], [1, 1]] and [[True, True], [True, False]].
     """
-    shape = len(returns), 1 + max(0, *(int(at.max()) for at in places))
+    shape = len(returns), 1 + max(0, *(int(each.order.max()) for each in causes))
     table, reached = np.zeros(shape), np.zeros(shape, np.bool_)
-    for row, (values, at) in enumerate(zip(returns, places, strict=True)):
-        table[row, at], reached[row, at] = values, True
+    for row, (values, each) in enumerate(zip(returns, causes, strict=True)):
+        table[row, each.order], reached[row, each.order] = values, True
+        table[row, each.order[each.got]] = values[each.got]
     last = np.maximum.accumulate(np.where(reached, np.arange(shape[1]), 0), axis=1)
     return np.take_along_axis(table, last, axis=1), reached
 
