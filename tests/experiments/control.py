@@ -13,6 +13,7 @@ import importlib
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 from unittest.mock import patch
 
@@ -43,16 +44,19 @@ class CoinFlips(Verifier):
 def coin_flips() -> Iterator[None]:
     """Make the main flow play and score with coin flips inside of the block. Evaluations use true verdicts."""
     flow: Any = importlib.import_module("flows.math_mt_ppo")
-    rollouts, score, coins = flow.Rollouts, flow.score, CoinFlips(seed=1)
+    coins = cache(CoinFlips)  # by seed: runs with other seeds have other coins
 
-    def flipping(workers: Any) -> Any:
-        other = copy.copy(workers)
-        other._verifier = coins
-        return other
+    def flipping(stage: Any) -> Any:
+        def start(workspace: Any, workers: Any, *rest: Any) -> Any:
+            other = copy.copy(workers)
+            other._verifier = coins(workspace.config.run.seed)
+            return stage(workspace, other, *rest)
+
+        return start
 
     with (
-        patch.object(flow, "Rollouts", lambda workspace, workers, *rest: rollouts(workspace, flipping(workers), *rest)),
-        patch.object(flow, "score", lambda workspace, workers, *rest: score(workspace, flipping(workers), *rest)),
+        patch.object(flow, "Rollouts", flipping(flow.Rollouts)),
+        patch.object(flow, "score", flipping(flow.score)),
     ):
         yield
 

@@ -132,6 +132,7 @@ class Completions:
 
     async def _answer(self, body: bytes | dict[str, Any], asked: int) -> Answered:
         """Answer a request of an agent that has got `asked` completions."""
+        before = self.out_of_context
         try:
             request = parse_request(body) if isinstance(body, bytes) else check_request(body)
             answered = await self._complete(request)
@@ -144,7 +145,8 @@ class Completions:
             failed = EndpointError(500, "internal_error", described(error))
             self.refuse(failed)
             raise failed from error
-        self.out_of_context = ""
+        if self.out_of_context == before:  # one that was refused meanwhile stays refused
+            self.out_of_context = ""
         return answered
 
     def refuse(self, error: EndpointError) -> None:
