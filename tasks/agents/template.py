@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import orjson
 
-from tasks.agents.control.tokens import ControlTokens
+from tasks.agents.control.tokens import ControlTokens, marks_of
 from tasks.agents.control.written import find_written
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class Template:
         self._shown: set[tuple[str, ...]] = set()
         """Roles of the conversations for which the template is known to show all messages."""
         self.lead = self._find_lead()
-        self.written = find_written(self._try, self.lead)
+        self.written = find_written(self._try, self.lead, marks_of(tokenizer))
         self.control = ControlTokens(tokenizer, self.written, self.lead)
         self._toys: dict[tuple[str, ...], list[Message] | None] = {}
         """By roles: a toy conversation that represents all real ones; None if each real one must be rendered."""

@@ -43,6 +43,32 @@ OPENING = (  # opens a thought, and drops those before the last question
     "{{ said + '<|im_end|>\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<think>\n' }}{% endif %}"
 )
+STRICT = (  # takes a system message at the beginning only, and outputs of tools after calls only
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first or m.role == 'tool' and not m.tool_call_id %}"
+    "{{ raise_exception('no') }}{% endif %}{% endfor %}"
+) + GLM
+HARMONY = (  # each call is a message of its own
+    "{% for m in messages %}{% if m.role != 'assistant' %}{{ '<|start|>' + m.role + '<|message|>' + m.content }}"
+    "{% elif m.tool_calls %}{{ '<|start|>assistant<|channel|>analysis<|message|>' + m.content }}"
+    "{% for call in m.tool_calls %}{{ '<|end|><|start|>assistant to=functions.' + call.function.name }}"
+    "{{ '<|channel|>commentary<|message|>' + call.function.arguments | tojson + '<|call|>' }}{% endfor %}"
+    "{% else %}{{ '<|start|>assistant<|channel|>final<|message|>' + m.content }}{% endif %}"
+    "{% if not m.tool_calls %}{{ '<|end|>' }}{% endif %}{% endfor %}"
+    "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
+)
+SINGLE = (  # one call in a turn, with a closing tag and an end of its own; names of arguments between < and >
+    "{% for m in messages %}"
+    "{% if m.tool_calls and m.tool_calls | length > 1 or m.role == 'tool' and not m.tool_call_id %}"
+    "{{ raise_exception('no') }}{% endif %}"
+    "{% if m.role == 'tool' %}{{ '<|start|>user\n<tool_response>' + m.content + '</tool_response><|eot|>' }}"
+    "{% else %}{{ '<|start|>' + m.role + '\n' + m.content }}"
+    "{% for call in m.tool_calls or [] %}{{ '<tool_call>' + call.function.name }}"
+    "{% for name, value in call.function.arguments.items() %}{{ '<' + name + '>' + value | tojson }}{% endfor %}"
+    "{{ '</tool_call>' }}{% endfor %}{{ '<|eom|>' if m.tool_calls else '<|eot|>' }}{% endif %}{% endfor %}"
+    "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start|>assistant\n' }}{% endif %}"
+)
 
 _CHATML = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 _OWN = ["<tool_call>", "</tool_call>", "<think>", "</think>"]
@@ -67,6 +93,24 @@ FORMATS: dict[str, tuple[str, list[str], list[str], str]] = {
         ["<|endoftext|>", "[gMASK]", "<sop>"],
         [*_OWN, "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"],
         "<|endoftext|>",
+    ),
+    "strict": (
+        STRICT,
+        ["<|endoftext|>", "[gMASK]", "<sop>"],
+        [*_OWN, "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"],
+        "<|endoftext|>",
+    ),
+    "harmony": (
+        HARMONY,
+        ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|call|>", "<|return|>"],
+        [],
+        "<|end|>",
+    ),
+    "single": (
+        SINGLE,
+        ["<|start|>", "<|eot|>"],
+        [*_OWN, "<|eom|>", "<tool_response>", "</tool_response>"],
+        "<|eot|>",
     ),
 }
 """By name: template, special tokens, other added tokens, and the tokenizer's end of text."""

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from tasks.agents.control.tokens import marks_of
 from tasks.agents.control.written import Written
 
 if TYPE_CHECKING:
@@ -13,10 +14,10 @@ if TYPE_CHECKING:
 class TurnEnds:
     """The ends of a policy's turns.
 
-    The template writes an end after each message of the assistant: the first token there that was added to the
-    vocabulary as a whole, since a token of ordinary text would end completions in the middle. Some templates have
-    several ends, such as one after calls and one after other messages. In others, like GLM's, the header of the next
-    message is the end, and each role has its own. The engine may stop at further tokens, which no template writes.
+    The template writes an end after each message of the assistant: the first token there that may be a control token,
+    since a token of ordinary text would end completions in the middle. Some templates have several ends, such as one
+    after calls and one after other messages. In others, like GLM's, the header of the next message is the end, and each
+    role has its own. The engine may stop at further tokens, which no template writes.
 
     Args:
         tokenizer: the policy's tokenizer.
@@ -30,7 +31,7 @@ class TurnEnds:
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", written: Written, engine: Iterable[int]) -> None:
-        self._tokenizer = tokenizer
+        self._tokenizer, self._marks = tokenizer, marks_of(tokenizer)
         self.engine = frozenset(engine)
         self.template: dict[int, str] = {}
         ends = [end for gap in written.after.values() if (end := self._note_end(gap)) is not None]
@@ -38,7 +39,7 @@ class TurnEnds:
         self.headers = frozenset(
             end for end, roles in Counter(ends).items() if roles == 1 and (len(ends) > 1 or end in begins)
         )
-        self._note_end_of_calls(written)
+        self._note_end(written.end_of_calls)
 
     def __contains__(self, token_id: int) -> bool:
         return token_id in self.template or token_id in self.engine
@@ -66,23 +67,12 @@ class TurnEnds:
     def _note_end(self, gap: str) -> int | None:
         """Note and return the end in the text between a completion and the next message; None if there is none."""
         ids = self._encode(gap)
-        for place in self._added(ids):
-            self.template.setdefault(ids[place], self._text(ids[:place]))
-            return ids[place]
-        return None
-
-    def _note_end_of_calls(self, written: Written) -> None:
-        """Note the end after calls, unless it is a known one: the first added token that is none of the calls' own."""
-        ids = self._encode(written.after_call)
-        calls = {number for text in written.in_calls for number in self._encode(text)}
-        ends = [ids[place] for place in self._added(ids) if ids[place] not in calls]
-        if ends and not any(end in self for end in ends):
-            self.template[ends[0]] = ""
-
-    def _added(self, token_ids: Sequence[int]) -> Iterable[int]:
-        """Yield the places of tokens that were added to the vocabulary as a whole."""
         added = self._tokenizer.added_tokens_decoder
-        return (place for place, number in enumerate(token_ids) if number in added and added[number].content.strip())
+        for place, number in enumerate(ids):
+            if number in added and added[number].content in self._marks:
+                self.template.setdefault(number, self._text(ids[:place]))
+                return number
+        return None
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))

@@ -16,6 +16,17 @@ JOINT = "\ufdd0"
 _THOUGHTS = ("<think>", "</think>")
 
 
+def marks_of(tokenizer: "PreTrainedTokenizerBase") -> dict[str, bool]:
+    """Return the texts of tokens that may be control tokens, and whether the tokenizer calls them special.
+
+    Blanks are none, nor are added words: a role may be one token.
+    """
+    added = tokenizer.added_tokens_decoder.values()
+    special = {token.content for token in added if token.special}.union(tokenizer.all_special_tokens)
+    others = {token.content for token in added if not token.content.strip().isalnum()}
+    return {text: text in special for text in sorted(special | others) if text.strip()}
+
+
 class ControlTokens:
     """The tokens of a tokenizer that only the chat template may write.
 
@@ -27,7 +38,8 @@ class ControlTokens:
       ends turns, such as `<|user|>`, unless they are words;
     - in outputs of tools and in calls also `<think>`, `</think>` and the tokens that the template writes around calls
       and outputs, such as `</tool_response>`;
-    - in what the assistant says not `<think>`, `</think>` and those around calls, since a policy samples them itself.
+    - in what the assistant says not `<think>`, `</think>` and those around calls, since a policy samples them itself,
+      unless they begin and end turns, too.
 
     `apart` puts a joint into each text of a control token. Templates copy it like other characters, and `encode` makes
     no token of it. A text without such marks has exactly the tokens that the tokenizer gives. Example:
@@ -41,18 +53,18 @@ class ControlTokens:
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", written: Written | None = None, lead: str = "") -> None:
         self._tokenizer = tokenizer
+        marks = marks_of(tokenizer)
         written = written or Written({}, [], [], [], "")
-        tokens = tokenizer.added_tokens_decoder.values()
-        marks = {token.content for token in tokens if token.special or not token.content.strip().isalnum()}
 
         def marks_in(*texts: str) -> set[str]:
             return {mark for mark in marks if any(mark in text for text in texts)}
 
-        special = {token.content for token in tokens if token.special}.union(tokenizer.all_special_tokens)
-        everywhere = special | marks_in(*written.around)
-        own = marks_in(*_THOUGHTS, lead, *written.in_calls)
+        turns = marks_in(*written.around)
+        everywhere = turns.union(mark for mark, special in marks.items() if special)
+        own = marks_in(*_THOUGHTS, lead) | (marks_in(*written.in_calls) - turns)
         self._others, self._said = _joiner(everywhere), _joiner(everywhere - own)
-        self._returned = _joiner(everywhere | own | marks_in(written.after_call, *written.around_output))
+        returned = everywhere | own | marks_in(*written.around_output)
+        self._returned = _joiner(returned)
 
     def apart(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return messages in which no text can become a control token."""
@@ -99,7 +111,7 @@ def _joiner(texts: Collection[str]) -> Callable[[str], str]:
     """Return a function that puts a joint behind the first character of each of `texts`, also where they overlap."""
     rests: dict[str, list[str]] = {}
     for text in sorted(texts):
-        if len(text.strip()) > 1:  # runs of blanks are ordinary text
+        if len(text) > 1:
             rests.setdefault(re.escape(text[0]), []).append(re.escape(text[1:]))
     if not rests:
         return str

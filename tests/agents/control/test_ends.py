@@ -24,13 +24,18 @@ def ids(name: str, text: str) -> list[int]:
     ("name", "ends"),
     [
         ("glm", ["<|endoftext|>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"]),
+        ("strict", ["<|endoftext|>", "<|user|>", "<|assistant|>", "<|observation|>"]),
+        ("single", ["<|eot|>", "<|eom|>"]),
         ("llama", ["<|eot_id|>", "<|eom_id|>"]),
         ("qwen3", ["<|im_end|>"]),
         ("opening", ["<|im_end|>"]),
     ],
 )
 def test_all_ends_of_a_template_are_found(name: str, ends: list[str]) -> None:
-    """GLM's turns end with each role's header. Llama's have another end after calls, and Qwen's calls have none."""
+    """GLM's turns end with each role's header. Llama's have another end after calls, and Qwen's calls have none.
+
+    The closing tag of a call ends no turn, also where the template refuses a second call.
+    """
     assert list(chat_of(name).stop_token_ids) == sorted(tokenizer_of(name).get_vocab()[end] for end in ends)
 
 
@@ -104,6 +109,17 @@ def test_a_template_that_shows_one_role_may_end_with_its_header() -> None:
     for end, follows in (("<|user|>", "\nNo.<|assistant|>\n"), ("<|endoftext|>", "<|user|>\nNo.<|assistant|>\n")):
         following = chat.next_prompt([QUESTION], chat.encode("4" + end), "No.")
         assert tokenizer.decode(following.token_ids) == follows
+
+
+def test_added_words_end_no_turn() -> None:
+    """A role may be one token, which a policy says in the middle of its turns."""
+    tokenizer = deepcopy(tokenizer_of("qwen3"))
+    tokenizer.add_tokens(["user", "assistant"])
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    )
+    assert Chat(tokenizer).stop_token_ids == (tokenizer.eos_token_id,)
 
 
 @pytest.mark.parametrize("renderer", ["qwen3", "template"])
