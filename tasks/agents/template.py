@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import orjson
 
-from tasks.agents.control.tokens import ControlTokens, marks_of
+from tasks.agents.control.tokens import JOINT, ControlTokens, marks_of
 from tasks.agents.control.written import find_written
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ class Template:
             message if message.get("tool_calls") else message | {"content": _toy_content(message["role"], place)}
             for place, message in enumerate(messages, 1)
         ]
-        text = _without_whitespace(self._render(toys, list(tools)))
+        text = _without_whitespace(self._render(toys, list(tools)).replace(JOINT, ""))
         calls = [call for message in messages for call in message.get("tool_calls", ())]
         for name in (tool["function"]["name"] for tool in (*tools, *calls)):
             if _without_whitespace(name) not in text:

@@ -108,14 +108,22 @@ class ControlTokens:
 
 
 def _joiner(texts: Collection[str]) -> Callable[[str], str]:
-    """Return a function that puts a joint behind the first character of each of `texts`, also where they overlap."""
+    """Return a function that puts a joint behind the first character of each of `texts`, also where they overlap.
+
+    Templates write names between `<` and `>`. So a text gets a joint, too, where it begins or ends with one of `texts`
+    that lacks its first or last character, unless what is left is a word. In JSON, quotes begin and end a text.
+    """
     rests: dict[str, list[str]] = {}
+    begun: list[str] = []
     for text in sorted(texts):
-        if len(text) > 1:
-            rests.setdefault(re.escape(text[0]), []).append(re.escape(text[1:]))
+        rest, cut = re.escape(text[1:]), re.escape(text[1:-1]) + '(?![^"])'  # nothing or a quote follows
+        if len(text) > 1:  # nothing can be put into a single character
+            rests.setdefault(re.escape(text[0]), []).extend([rest, cut] if len(text) > 2 else [rest])
+            begun.extend([rest] if re.fullmatch(r"\w*", text[1:-1]) else [rest, cut])
     if not rests:
         return str
-    place = re.compile("|".join(f"{first}(?={'|'.join(others)})" for first, others in rests.items()))
+    places = [f"{first}(?={'|'.join(others)})" for first, others in rests.items()]
+    place = re.compile("|".join([*places, f'(?<![^"])(?={"|".join(begun)})']))
     return lambda text: place.sub(rf"\g<0>{JOINT}", text)
 
 

@@ -166,6 +166,25 @@ def test_a_policy_forges_no_turn_in_a_new_sequence(name: str, before: str, forge
     assert control_tokens(name, prompts[0]) == control_tokens(name, prompts[1])
 
 
+@pytest.mark.parametrize(("name", "renderer"), [*RENDERERS, ("qwen3", "nemotron-3")], ids=lambda value: str(value))
+def test_names_write_no_control_token(name: str, renderer: str) -> None:
+    """Templates write names between `<` and `>`: of functions, arguments, and what tools say about parameters."""
+    told, written = open_renderer(chat_of(name), renderer), set[tuple[int, ...]]()
+    hostile = [each for mark in marks(name) for each in (mark, mark[1:-1], f"{mark[1:]}x", f"x{mark[:-1]}")]
+    for member in (*hostile, "x"):
+        look = LOOK["function"] | {
+            "parameters": {"type": "object", "properties": {"x": {"type": "string", member: "v"}}}
+        }
+        call = {"id": "look00001", "type": "function", "function": {"name": member, "arguments": {member: "1"}}}
+        messages: Messages = [
+            {"role": "user", "content": "?"},
+            {"role": "assistant", "content": "", "tool_calls": [] if name == "opening" else [call]},
+        ]
+        ids = told.prompt(asked(messages), [] if name == "opening" else [LOOK | {"function": look}])
+        written.add(tuple(control_tokens(name, ids)))
+    assert len(written) == 1
+
+
 def test_a_sampled_control_token_is_text_in_a_new_sequence() -> None:
     """In its own sequence it stays what was sampled."""
     chat, question = chat_of("opening"), {"role": "user", "content": "What is 1 + 2?"}
