@@ -1,5 +1,6 @@
 """Control tokens, and how their texts in messages stay text."""
 
+import logging
 import re
 from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
@@ -11,9 +12,13 @@ from tasks.agents.control.written import Written
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+logger = logging.getLogger(__name__)
+
 JOINT = "\ufdd0"
 """A character that Unicode leaves to programs, and that no text should contain."""
 _THOUGHTS = ("<think>", "</think>")
+_WIDE = {number: number + 0xFEE0 for number in range(0x21, 0x7F)}
+"""By characters of ASCII: their wide forms, which many normalizers undo."""
 
 
 def marks_of(tokenizer: "PreTrainedTokenizerBase") -> dict[str, bool]:
@@ -49,6 +54,9 @@ class ControlTokens:
         tokenizer: the policy's tokenizer.
         written: what the template writes; None to know only the special tokens.
         lead: what the template writes at the beginning of the assistant's answer.
+
+    Raises:
+        ValueError: the tokenizer makes a control token of another text, too.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", written: Written | None = None, lead: str = "") -> None:
@@ -65,6 +73,9 @@ class ControlTokens:
         self._others, self._said = _joiner(everywhere), _joiner(everywhere - own)
         returned = everywhere | own | marks_in(*written.around_output)
         self._returned = _joiner(returned)
+        _check(tokenizer, returned)
+        if written.around and (single := [mark for mark in everywhere if len(mark) == 1]):
+            logger.warning("contents of %s can write its control token %s", tokenizer.name_or_path, single[0])
 
     def apart(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return messages in which no text can become a control token."""
@@ -105,6 +116,20 @@ class ControlTokens:
         return {
             name: _mapped(value, self._returned if name == "tool_calls" else change) for name, value in message.items()
         }
+
+
+def _check(tokenizer: "PreTrainedTokenizerBase", marks: Collection[str]) -> None:
+    """Refuse control tokens that the tokenizer also makes of other texts, once its normalizer has changed these."""
+    for number, token in tokenizer.added_tokens_decoder.items():
+        text = token.content
+        if not token.normalized or text not in marks:
+            continue
+        for other in (text.swapcase(), text.translate(_WIDE), "\u0301".join(text)):
+            if other != text and number in tokenizer.encode(other, add_special_tokens=False):
+                raise ValueError(
+                    f"the tokenizer of {tokenizer.name_or_path} makes the control token {text!r} of {other!r}, too: "
+                    f'set "normalized" to false for it in tokenizer.json and tokenizer_config.json'
+                )
 
 
 def _joiner(texts: Collection[str]) -> Callable[[str], str]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken, normalizers
 
 from storage.records import Problem
 from tasks.agents.chat import Chat
@@ -233,6 +234,41 @@ def test_added_words_are_no_control_tokens() -> None:
     tokenizer.add_tokens(["user", "assistant"])
     chat, question = Chat(tokenizer), {"role": "user", "content": "Which user?"}
     assert chat.prompt([question]) == chat.encode("<|im_start|>user\nWhich user?<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "reads"),
+    [
+        (normalizers.NFKC(), "\uff1c"),
+        (normalizers.Lowercase(), "<|X|>"),
+        (normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]), "<\u0301"),
+        (normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]), None),
+        (normalizers.NFC(), None),
+        (normalizers.Sequence([]), None),
+    ],
+)
+def test_a_normalizer_may_make_no_control_tokens(normalizer: normalizers.Normalizer, reads: str | None) -> None:
+    """No joint is in a text that only becomes that of a control token. Sentencepiece's normalizers make none."""
+    tokenizer = deepcopy(tokenizer_of("qwen3"))
+    tokenizer.backend_tokenizer.normalizer = normalizer
+    tokenizer.add_tokens([AddedToken("<|x|>", normalized=True)])
+    tokenizer.chat_template = str(tokenizer.chat_template).replace("<|im_end|>", "<|x|>")
+    if reads is None:
+        Chat(tokenizer)
+    else:
+        with pytest.raises(
+            ValueError, match=rf"the control token '<\|x\|>' of '{re.escape(reads)}.*set \"normalized\" to"
+        ):
+            Chat(tokenizer)
+
+
+def test_a_control_token_of_one_character_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """A joint has no place in it, so contents write it."""
+    tokenizer = deepcopy(tokenizer_of("qwen3"))
+    tokenizer.add_tokens(["\u00a7"], special_tokens=True)
+    Chat(tokenizer)
+    named = [record for record in caplog.records if "can write its control token \u00a7" in record.getMessage()]
+    assert len(named) == 1
 
 
 def plain_ids(chat: Chat, text: str) -> list[int]:
