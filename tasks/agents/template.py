@@ -45,8 +45,7 @@ class Template:
         control: the tokens that only the template may write. Rendered texts have a joint in what only reads like one.
 
     Raises:
-        ValueError: the tokenizer has no chat template, or it refuses a conversation, or does not show all messages, or
-            the tokenizer makes a control token of another text, too.
+        ValueError: the tokenizer has no chat template, or it refuses a conversation, or does not show all messages.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:

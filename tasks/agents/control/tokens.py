@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import deepcopy
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -54,9 +54,6 @@ class ControlTokens:
         tokenizer: the policy's tokenizer.
         written: what the template writes; None to know only the special tokens.
         lead: what the template writes at the beginning of the assistant's answer.
-
-    Raises:
-        ValueError: the tokenizer makes a control token of another text, too.
     """
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", written: Written | None = None, lead: str = "") -> None:
@@ -71,11 +68,9 @@ class ControlTokens:
         everywhere = turns.union(mark for mark, special in marks.items() if special)
         own = marks_in(*_THOUGHTS, lead) | (marks_in(*written.in_calls) - turns)
         self._others, self._said = _joiner(everywhere), _joiner(everywhere - own)
-        returned = everywhere | own | marks_in(*written.around_output)
-        self._returned = _joiner(returned)
-        _check(tokenizer, returned)
-        if written.around and (single := [mark for mark in everywhere if len(mark) == 1]):
-            logger.warning("contents of %s can write its control token %s", tokenizer.name_or_path, single[0])
+        self._returned = _joiner(everywhere | own | marks_in(*written.around_output))
+        for mark, text in _writable(tokenizer, everywhere) if written.around else ():
+            logger.warning("contents can write the control token %s of %s as %s", mark, tokenizer.name_or_path, text)
 
     def apart(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return messages in which no text can become a control token."""
@@ -118,18 +113,23 @@ class ControlTokens:
         }
 
 
-def _check(tokenizer: "PreTrainedTokenizerBase", marks: Collection[str]) -> None:
-    """Refuse control tokens that the tokenizer also makes of other texts, once its normalizer has changed these."""
+def _writable(tokenizer: "PreTrainedTokenizerBase", marks: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield control tokens of which contents can hold a text without a place for a joint, and such a text.
+
+    It is a single character, or the normalizer changes other texts, such as wide or accented ones, into that of the
+    token.
+    """
     for number, token in tokenizer.added_tokens_decoder.items():
         text = token.content
-        if not token.normalized or text not in marks:
-            continue
-        for other in (text.swapcase(), text.translate(_WIDE), "\u0301".join(text)):
-            if other != text and number in tokenizer.encode(other, add_special_tokens=False):
-                raise ValueError(
-                    f"the tokenizer of {tokenizer.name_or_path} makes the control token {text!r} of {other!r}, too: "
-                    f'set "normalized" to false for it in tokenizer.json and tokenizer_config.json'
-                )
+        others = text.swapcase(), text.translate(_WIDE), "\u0301".join(text)
+        if text in marks and len(text) == 1:
+            yield text, text
+        elif text in marks and token.normalized:
+            yield from (
+                (text, other)
+                for other in others
+                if other != text and number in tokenizer.encode(other, add_special_tokens=False)
+            )
 
 
 def _joiner(texts: Collection[str]) -> Callable[[str], str]:
