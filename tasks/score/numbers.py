@@ -102,7 +102,7 @@ _NEGATIVE = re.compile(r"(?:minus|negative)\s+")
 _ABOUT = re.compile(r"(?:\\(?:approx|sim|simeq)(?![A-Za-z])|about|approximately|exactly|roughly|around)\s*")
 _CHOICE = re.compile(r"(?:\([A-Z]\)|[A-Z]\))\s*(?=\S)")
 _LABEL = re.compile(r"[A-Za-z$][A-Za-z0-9_ '$()^{}\\-]*:\s*(?=\S)|(?:[A-Za-z']+\s+){1,6}(?:is|are|equals?|be)\s+")
-_EQUALS = re.compile(r"(?<![\\<>!=:])=(?!=)|\\approx(?![A-Za-z])|\\equiv(?![A-Za-z])")
+_EQUALS = re.compile(r"(?<![\\<>!=:/])(?<!\\not)(?<!\\not\s)=(?!=)|\\approx(?![A-Za-z])|\\equiv(?![A-Za-z])")
 _OPENING = {"(": ")", "[": "]", "{": "}", '"': '"'}
 
 
@@ -128,10 +128,12 @@ def readings(text: str) -> list[Number]:
         return [number] if number else []
     if not all(_is_name(side) or _computes(side) for side in sides):
         return []
-    before = _side(sides[-1])
+    before, roughly = _side(sides[-1]), _ROUGHLY.search(plain) is not None
+    if before is None and roughly and not _is_name(sides[-1]):  # nobody looks whether it is near
+        return [number] if number.places and number.value else []
     if before is None or before.unit:
         return [number]
-    if _ROUGHLY.search(plain):
+    if roughly:
         return [before, number] if _is_near(before, number) else []
     return [number] if same(before, number) else []
 
@@ -141,7 +143,7 @@ _ROUGHLY = re.compile(r"\\approx(?![A-Za-z])")
 
 def _is_near(exact: Number, decimal: Number) -> bool:
     """Return whether a decimal is a number, rounded or cut to as many places as it has."""
-    return abs(exact.value - decimal.value) * Fraction(10) ** (decimal.places or 0) < 1
+    return abs(exact.value - decimal.value) * Fraction(10) ** max(decimal.places or 0, 0) < 1
 
 
 _ARGUMENTS = re.compile(r"(?<=[A-Za-z])\([^()]*\)|_\{[^{}]*\}|_[A-Za-z0-9]|\\(?:angle|triangle|overline)(?![A-Za-z])")
@@ -150,7 +152,7 @@ _COMPUTATION = re.compile(r"(?:\\[dt]?frac|\\times|\\cdot|\\div|\\sqrt|\\pm|[\d\
 
 def _is_name(side: str) -> bool:
     """Return whether the side of an equation names what is asked, as `x`, `f(2)` and `Total` do; `x + 7` does not."""
-    return not any(character.isdigit() for character in _ARGUMENTS.sub("", side)) and "<" not in side
+    return not any(character.isdigit() for character in _ARGUMENTS.sub("", side)) and not set("<>") & set(side)
 
 
 def _computes(side: str) -> bool:

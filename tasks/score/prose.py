@@ -15,7 +15,7 @@ _BULLET = re.compile(r"^\s*(?:[-*•+]\s+(?=[^\s\d]|\d[\d.,]*\s+[A-Za-z])|\(?\d{
 _MIXED = re.compile(r"(\d) and (?=\d+/\d)")
 _SENTENCES = re.compile(r"(?<=(?<!\\)[.!?])\s+")
 _WORD = re.compile(
-    r"(?<![\\A-Za-z0-9_^])(?:[^\W\d_]{2,}(?:['\u2019-][^\W\d_]+)*(?![\w(^])|I['\u2019][a-z]+|[aAI](?=\s)|[^\x00-\x7f](?=\s))(?!\s*[=*/^])"
+    r"(?<![\\\w^])(?:[^\W\d_]{2,}(?:['\u2019-][^\W\d_]+)*(?![\w(^])|I['\u2019][a-z]+|[aAI](?=\s)|[^\x00-\x7f](?=\s))(?!\s*[=*/^])"
 )
 _SKIPPED_AFTER = words_of(
     """question problem step case line part figure fig equation eq example exercise page chapter section
@@ -52,10 +52,9 @@ def last_numbers(statement: Statement) -> list[str]:
     >>> last_numbers(Statement("It is 7 or 8.", False)), last_numbers(Statement("It is 16 - 7, or 9 * 2", False))
     (['7', '8.'], ['16 - 7,', '9 * 2'])
     """
-    for text in (statement.text, statement.rest):
-        for line in reversed(text.splitlines()):
-            if found := _last_of_line(line, cued=statement.cued):
-                return found
+    for line in reversed(statement.text.splitlines()):
+        if found := _last_of_line(line, cued=statement.cued):
+            return found
     return []
 
 
@@ -125,6 +124,7 @@ _FORMULA = re.compile(r"(?<!\\)\$\$?([^$]+?)(?<!\\)\$\$?|\\\((.+?)\\\)|\\\[(.+?)
 _JOINED = re.compile(r"[\s,;.]*(?:and|or|,|;)?[\s,;]*")
 _PROSE = re.compile(r"(?<![\\A-Za-z])[^\W\d_]{4,}")
 _LONGEST_FORMULA = 500
+_ALIGNED = re.compile(r"\\begin\s?\{(?:align|gather|equation)\w*\*?\}(.*?)\\end\s?\{\w+\*?\}", re.DOTALL)
 
 
 def last_formula(statement: Statement) -> str | None:
@@ -135,15 +135,18 @@ def last_formula(statement: Statement) -> str | None:
     >>> last_formula(Statement("So it is $x^2$ or $y$.", False)), last_formula(Statement("It is x+1.", False))
     ('x^2, y', 'x+1')
     """
-    for text in filter(None, (statement.text, statement.rest)):
-        tail = text[-_LONGEST_FORMULA:]
-        if found := list(_FORMULA.finditer(tail)):
-            return _joined(tail, found, first=statement.cued and not tail[: found[0].start()].strip(" *_:"))
-        lines = [line for line in tail.splitlines() if line.strip()]
-        bare = re.split(r"\b(?:is|are)\b|:\s", unmarked(lines[-1]))[-1].strip(" \t.,;$") if lines else ""
-        if bare and not _PROSE.search(unstyled(bare)):
-            return bare
-    return None
+    paragraph = statement.text.rfind("\n\n", -_LONGEST_LINE, -_LONGEST_FORMULA) + 1  # cuts no formula
+    tail = _ALIGNED.sub(_last_row, statement.text[paragraph or -_LONGEST_LINE :])
+    if found := list(_FORMULA.finditer(tail)):
+        joined = _joined(tail, found, first=statement.cued and not tail[: found[0].start()].strip(" *_:"))
+        return joined if len(joined) <= _LONGEST_FORMULA else None
+    lines = [line for line in tail.splitlines() if line.strip()]
+    bare = re.split(r"\b(?:is|are)\b|:\s", unmarked(lines[-1]))[-1].strip(" \t.,;$") if lines else ""
+    return bare if bare and not _PROSE.search(unstyled(bare)) else None
+
+
+def _last_row(aligned: re.Match[str]) -> str:
+    return "\\[" + aligned[1].rpartition("\\\\")[2].replace("&", "").strip(" =\n") + "\\]"
 
 
 def _joined(text: str, found: list[re.Match[str]], *, first: bool) -> str:
@@ -159,7 +162,7 @@ def _joined(text: str, found: list[re.Match[str]], *, first: bool) -> str:
 
 
 _CLAUSE = re.compile(r"\s*(?:[,;:(\u2013\u2014]|\s-\s|\b(?:because|since|as|so)\b)")
-_LEADING = re.compile(r"(?:(?:it|that|this|option|choice|on|in|the|a|an|therefore|thus|is)\s+)+", re.IGNORECASE)
+_LEADING = re.compile(r"\A(?:(?:it|that|this|option|choice|on|in|the|a|an|therefore|thus|is)\s+)+", re.IGNORECASE)
 
 
 def last_words(statement: Statement) -> list[str]:

@@ -34,7 +34,6 @@ class Statement:
     text: str
     boxed: bool  # a box holds nothing but the answer; another statement may have words around it
     cued: bool = False  # it follows `answer is`, `####` or the like
-    rest: str = ""  # what follows it
 
 
 def final_statement(text: str) -> Statement | None:
@@ -97,6 +96,7 @@ _UNIT = re.compile(r"^\s*(?:\\text\s?\{)?\s*[A-Za-z%]+\s*\}?\s*(?=[,;]|$)")
 _NAME = re.compile(r"(?:[A-Za-z](?:_\{?\w\}?)?\s*=\s*)?[\s$]*$")
 _DELIMITERS = re.compile(r"\\[()\[\],; ]|\\q?quad(?![A-Za-z])|\$")
 _TURNS = re.compile(r"\b(?:so|thus|hence|therefore|but|no|not|wait|then|final|finally|is|instead|actually)\b", re.I)
+_PERCENT = re.compile(r"\}*\s?\\?%")
 _MOST_JOINED = 40
 """Most characters between two boxes of one list."""
 
@@ -108,15 +108,9 @@ def _last_box(text: str) -> str | None:
     last = len(boxes) - 1
     while last and _are_joined(text[boxes[last - 1][3] : boxes[last][0]]):
         last -= 1
-    contents = [_inner(text[begin:end].strip()) for _, begin, end, _ in boxes[last:]]
-    percent = "\\%" if re.match(r"\s?\\?%", text[boxes[-1][3] :]) else ""
+    contents = [text[begin:end].strip() for _, begin, end, _ in boxes[last:]]
+    percent = "\\%" if _PERCENT.match(text, boxes[-1][3]) else ""
     return ", ".join(dict.fromkeys(contents)) + percent
-
-
-def _inner(content: str) -> str:
-    """Return the content of a box within a box."""
-    box = _last_box(content) if "box" in content else None
-    return content if box is None else box
 
 
 def _are_joined(between: str) -> bool:
@@ -128,7 +122,7 @@ def _are_joined(between: str) -> bool:
 
 
 def _boxes(text: str) -> list[tuple[int, int, int, int]]:
-    """Return the places of the outermost complete boxes: beginning, beginning and end of the content, end.
+    """Return the places of the innermost complete boxes: beginning, beginning and end of the content, end.
 
     It reads the text in one pass, because a policy that loops may open thousands of boxes.
     """
@@ -141,22 +135,16 @@ def _boxes(text: str) -> list[tuple[int, int, int, int]]:
             found.append((mark.start(), mark.start(3), mark.end(3), mark.end()))
         elif mark[0] in "{(":
             open_braces.append((mark[0], -1, -1))
-        elif mark[0] in ("}", ")") and open_braces and open_braces[-1][0] == {"}": "{", ")": "("}[mark[0]]:
-            _, begin, content = open_braces.pop()
-            if begin >= 0:
-                while found and found[-1][0] > begin:  # boxes within this one
-                    found.pop()
-                found.append((begin, content, mark.start(), mark.end()))
-        elif mark[0] == "}" and (outer := _innermost_brace(open_braces)) is not None:
-            _, begin, content = outer
-            if begin >= 0:
-                found.append((begin, content, mark.start(), mark.end()))
+        elif (outer := _closed(open_braces, mark[0])) and outer[1] >= 0 and not (found and found[-1][0] > outer[1]):
+            found.append((outer[1], outer[2], mark.start(), mark.end()))
     return found
 
 
-def _innermost_brace(open_braces: list[tuple[str, int, int]]) -> tuple[str, int, int] | None:
-    """Remove and return the last open brace, with parentheses after it, which are not closed, as in `[0, 2)`."""
-    while open_braces:
+def _closed(open_braces: list[tuple[str, int, int]], mark: str) -> tuple[str, int, int] | None:
+    """Remove and return the brace that a mark closes; one of `}` may have parentheses in it, as in `[0, 2)`."""
+    if mark == ")":
+        return open_braces.pop() if open_braces and open_braces[-1][0] == "(" else None
+    while mark == "}" and open_braces:
         if (last := open_braces.pop())[0] == "{":
             return last
     return None
@@ -189,10 +177,14 @@ def _sentence(text: str, begin: int) -> str:
     """Return the first sentence with content from a place on."""
     while begin < len(text) and text[begin] in " \t\n*:_":
         begin += 1
-    end = _END.search(text, begin)
+    display = _DISPLAY.match(text, begin)
+    end = _END.search(text, display.end() if display else begin)
     while end and end[0] == "." and _ABBREVIATED.search(text, max(begin, end.start() - 4), end.end()):
         end = _END.search(text, end.end())
-    return text[begin : end.start() if end else len(text)]
+    sentence = text[begin : end.start() if end else len(text)]
+    return sentence.replace("\n", " ") if display else sentence
 
 
+_DISPLAY = re.compile(r"\$\$[^$]*\$\$|\\\[.*?\\\]|\\begin\s?\{(\w+\*?)\}.*?\\end\s?\{\1\}", re.DOTALL)
+"""A formula on lines of its own, whose ends of lines end no sentence."""
 _ABBREVIATED = re.compile(r"\b(?:Rs|No|St|Mr|Dr|vs|Mrs)\.$")

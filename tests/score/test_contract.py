@@ -2,6 +2,7 @@
 
 import json
 import operator
+import time
 from pathlib import Path
 from typing import Any
 
@@ -168,6 +169,15 @@ def test_a_rounded_decimal_needs_six_digits() -> None:
     assert same(rounded, third)
     assert not same(third, rough)
     assert grade(r"\boxed{0.125}", ("0.1250001",)).name == "wrong"
+
+
+def test_boxes_within_boxes() -> None:
+    """However many there are, the innermost counts, in linear time and without an error."""
+    begun = time.process_time()
+    assert grade("\\boxed{" * 5_000 + "7" + "}" * 5_000, ("7",)).name == "correct"
+    for text in ("\\boxed(" * 7_000 + ")" * 7_000, "\\boxed{(" * 10_000 + "}" * 10_000, ("é" * 4_950 + "一=\n") * 20):
+        assert grade(text, ("7",)).name in ("wrong", "unparsable")
+    assert time.process_time() - begun < 2
 
 
 @pytest.mark.parametrize("solution", ["proof", r"\text{N/A}", "", "?"])
