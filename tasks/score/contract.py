@@ -30,7 +30,7 @@ from tasks.score.golds import (
 )
 from tasks.score.intervals import interval
 from tasks.score.numbers import LONGEST, Number, readings, same
-from tasks.score.plain_text import unstyled
+from tasks.score.plain_text import in_ascii, unstyled
 from tasks.score.prose import last_formula, last_numbers, last_words
 from tasks.score.reading import Statement, final_statement
 from tasks.score.verdict import Verdict, storable
@@ -82,22 +82,32 @@ def _compare(statement: Statement, gold: Gold) -> Compared:
 
 
 def _with_numbers(statement: Statement, gold: Gold) -> Compared:
+    """Compare numbers. An answer that is none is an expression without any digit, or wrong."""
     texts = [statement.text] if statement.boxed else last_numbers(statement)
-    read = ", ".join(texts)
+    read, formula = ", ".join(texts), statement.text if statement.boxed else last_formula(statement) or ""
     if gold.number and texts and all(_is_number(text, gold.number) for text in texts):
         return not _renamed(gold.text, read), read, ""
-    if gold.listed and (listed := read_list(_bounds(read))):
-        return _same_lists(gold.listed, listed), read, ""
-    formula = statement.text if statement.boxed else last_formula(statement) or ""
-    computed = any(map(str.isdigit, formula)) or not 0 < len(formula) <= LONGEST
-    if gold.number and (computed or read_words(formula)):
+    if listed := read_list(_plain_list(read)) or read_list(_plain_list(formula)):
+        return _same_lists(gold.listed, listed) if gold.listed else _is_repeated(gold, listed), read, ""
+    if not 0 < len(formula) <= LONGEST or _DIGIT.search(in_ascii(formula)) or (gold.number and read_words(formula)):
         return False, read, "" if read else storable(f"no number in {statement.text!r}")
     return _with_expression(statement, gold)
 
 
-def _bounds(text: str) -> str:
+_DIGIT = re.compile(r"\d")
+_ASIDE = re.compile(r"(?<=[\d}%])\s+\(([^(),]*)\)\s*$")
+
+
+def _plain_list(text: str) -> str:
+    """Write inequalities as an interval, and `1/2 (0.5)` as a list."""
     found = interval(text)
-    return found[1] if found else text
+    return found[1] if found else _ASIDE.sub(r", \1", text)
+
+
+def _is_repeated(gold: Gold, listed: Listed) -> bool:
+    """Return whether a list is a number in several notations: `1/2 or 0.5`."""
+    one = not listed.brackets and len(listed.distinct_names) < 2
+    return one and gold.number is not None and all(same(gold.number, number) for number in listed.numbers)
 
 
 def _is_number(text: str, gold: Number) -> bool:
@@ -193,12 +203,24 @@ def _equal(gold: Gold, text: str) -> bool:
     ours = interval(text)
     if gold.interval and ours:
         return gold.interval[0] == ours[0] and equal(gold.interval[1], ours[1])
+    if not ours and (gold.interval or _SET.match(gold.text)) and _is_unsolved(text):
+        return False
     if gold.interval or (ours and not _RELATION.search(gold.text)):
         return equal(gold.interval[1] if gold.interval else gold.text, ours[1] if ours else text)
     return equal(gold.text, _renaming(gold.text, text))
 
 
-_RELATION = re.compile(r"[<>=]|\\(?:leq?|geq?|lt|gt|neq?)(?:slant)?(?![A-Za-z])")
+_INEQUALITY = re.compile(r"[<>]|\\(?:leq?|geq?|lt|gt|neq?)(?:slant)?(?![A-Za-z])")
+_RELATION = re.compile(rf"=|{_INEQUALITY.pattern}")
+
+
+def _is_unsolved(text: str) -> bool:
+    """Return whether a text is an inequality of anything but a variable or its negative."""
+    plain = in_ascii(text)
+    return _INEQUALITY.search(plain) is not None and not interval(re.sub(r"-\s?(?=[A-Za-z])", "", plain))
+
+
+_SET = re.compile(r"\s*(?:[A-Za-z]\s*\\in\s*)?(?:\\left)?\s*(?:[(\[]|\\\{)")
 _FUNCTION = re.compile(r"\s*([A-Za-z])\s*\(\s*([A-Za-z])\s*\)\s*=")
 
 

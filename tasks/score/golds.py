@@ -61,11 +61,12 @@ def read_gold(solution: str) -> Gold | None:
     if is_placeholder(solution):
         return None
     text = gold_text(solution)
+    number = read_number(text) if "=" not in text or _NAMED.fullmatch(text) else None
     return Gold(
         solution,
         text,
-        number=read_number(text) if "=" not in text or _NAMED.fullmatch(text) else None,
-        listed=read_list(text),
+        number=number,
+        listed=None if number and _GROUPED.search(unstyled(text)) else read_list(text),
         words=read_words(text),
         written=written(text),
         interval=interval(text),
@@ -73,6 +74,7 @@ def read_gold(solution: str) -> Gold | None:
 
 
 _FORMULA = re.compile(r"(?<!\\)\$\$?([^$]+)(?<!\\)\$\$?")
+_GROUPED = re.compile(r"(?<!\d)[1-9]\d{0,2}(?:,\d{3})+(?!\d)")
 _QUOTED = re.compile(r"\s*\[\s*\"([^\"]*)\"\s*\]\s*")
 
 
@@ -96,7 +98,11 @@ def gold_text(solution: str) -> str:
 
 _SEPARATOR = re.compile(r"\\[A-Za-z]+|\\\\|[(\[{}\])]|,|;|\n|&|(?<![A-Za-z])(?:and|or)(?![a-z])|\|\|?")
 _OPEN, _CLOSE = "([{", ")]}"
-_AROUND = re.compile(r"(?:[A-Za-z]\s*(?:=|\\in(?![A-Za-z]))\s*)?(\\\{|\(|\[)(.*)(\\\}|\)|\])\s*", re.DOTALL)
+_AROUND = re.compile(
+    r"(?:(?:[A-Za-z]|\([A-Za-z](?:\s?,\s?[A-Za-z]){1,9}\))\s*(?:=|\\in(?![A-Za-z]))\s*|[A-Z])?"
+    r"(\\?\{|\(|\[)(.*)(\\?\}|\)|\])\s*",
+    re.DOTALL,
+)
 _NAMED = re.compile(r"\s*((?:\\[A-Za-z]+|[A-Z]{2}|[A-Za-z])(?:_\{?\w{1,3}\}?|\([A-Za-z]\)|')?)\s*=\s*(.+)", re.DOTALL)
 _MOST_ITEMS = 50
 

@@ -14,6 +14,8 @@ _SIGN = re.compile(r"\s*(\\(?:leqslant|leq|le|geqslant|geq|ge|lt|gt)(?![A-Za-z])
 _VARIABLE = re.compile(r"[A-Za-z]")
 _OR = re.compile(r"\s*(?:,\s*)?(?:(?<![A-Za-z])or(?![A-Za-z])|\\lor(?![A-Za-z]))\s*")
 
+_BUILT = re.compile(r"\\\{\s*[A-Za-z]\s*(?:\\mid|:|\|)(.*)\\\}")
+
 
 def interval(text: str) -> tuple[str, str] | None:
     r"""Return the variable and the interval that inequalities of one variable describe, or None.
@@ -23,7 +25,7 @@ def interval(text: str) -> tuple[str, str] | None:
     """
     if len(text) > LONGEST or not _SIGN.search(text := unstyled(in_ascii(text)).strip(" $.")):
         return None
-    parts = [_part(part) for part in _OR.split(text)]
+    parts = [_part(part) for part in _OR.split(_BUILT.sub(r"\1", text))]
     variables = {part[0] if part else None for part in parts}
     if len(variables) != 1 or (variable := variables.pop()) is None:
         return None

@@ -98,7 +98,8 @@ def _segments(sentence: str) -> Iterator[_Segment]:
         if before.rpartition(" ")[2] in _SKIPPED_AFTER:
             text = _LABEL.sub("", text, count=1)
         if any(character.isdigit() for character in text):
-            yield _Segment(text.strip(" \t|([!"), before, word[0] if word else "", place, begin)
+            opening = "" if text.rstrip(" \t.,;!").endswith((")", "]")) else "(["
+            yield _Segment(text.strip(f" \t|!{opening}"), before, word[0] if word else "", place, begin)
         if word:
             begin, before, place = word.end(), f"{before.rpartition(' ')[2]} {word[0].casefold()}".strip(), place + 1
 
