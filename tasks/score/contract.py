@@ -30,8 +30,8 @@ from tasks.score.golds import (
 )
 from tasks.score.intervals import interval
 from tasks.score.numbers import LONGEST, Number, readings, same
-from tasks.score.plain_text import in_ascii, unstyled
-from tasks.score.prose import last_formula, last_numbers, last_words
+from tasks.score.plain_text import in_ascii
+from tasks.score.prose import last_choice, last_formula, last_numbers, last_words
 from tasks.score.reading import Statement, final_statement
 from tasks.score.verdict import Verdict, storable
 
@@ -149,18 +149,14 @@ def _same_in_any_order(numbers: Sequence[Number], others: Sequence[Number]) -> b
     return True
 
 
-_CHOICE = re.compile(r"\(?\s*([A-Z])\s*(?:[).:]|$)")
-
-
 def _with_words(statement: Statement, words: str) -> Compared:
     """Compare words. If they are one letter, the answer may be that choice with its text."""
+    if len(words) == 1:
+        choice = last_choice(statement)
+        return choice == words, choice or "", ""
     candidates = [statement.text] if statement.boxed else last_words(statement)
-    for candidate in candidates:
-        plain = plain_words(candidate)
-        choice = _CHOICE.match(unstyled(candidate).strip(" $*")) if len(words) == 1 else None
-        if canonical_words(plain) == words or (choice and choice[1].casefold() == words):
-            return True, candidate, ""
-    return False, candidates[-1][:LONGEST] if candidates else "", ""
+    right = any(canonical_words(plain_words(candidate)) == words for candidate in candidates)
+    return right, candidates[-1][:LONGEST] if candidates else "", ""
 
 
 _TIMES = re.compile(r"(?<![\d:.])\d{1,3}(?:\s?:\s?\d{1,3})+(?![\d:])|(?<![0-9A-Fa-f])[0-9A-Fa-f]++\s?_\s?\{?\d+\}?")

@@ -100,7 +100,7 @@ _SEPARATOR = re.compile(r"\\[A-Za-z]+|\\\\|[(\[{}\])]|,|;|\n|&|(?<![A-Za-z])(?:a
 _OPEN, _CLOSE = "([{", ")]}"
 _AROUND = re.compile(
     r"(?:(?:[A-Za-z]|\([A-Za-z](?:\s?,\s?[A-Za-z]){1,9}\))\s*(?:=|\\in(?![A-Za-z]))\s*|[A-Z])?"
-    r"(\\?\{|\(|\[)(.*)(\\?\}|\)|\])\s*",
+    r"(\\?\{|\(|\[)(.*?)(\\?\}|\)|\])\s*",
     re.DOTALL,
 )
 _NAMED = re.compile(r"\s*((?:\\[A-Za-z]+|[A-Z]{2}|[A-Za-z])(?:_\{?\w{1,3}\}?|\([A-Za-z]\)|')?)\s*=\s*(.+)", re.DOTALL)

@@ -138,7 +138,10 @@ def last_formula(statement: Statement) -> str | None:
     """
     paragraph = statement.text.rfind("\n\n", -_LONGEST_LINE, -_LONGEST_FORMULA) + 1  # cuts no formula
     tail = _ALIGNED.sub(_last_row, statement.text[paragraph or -_LONGEST_LINE :])
-    if found := list(_FORMULA.finditer(tail)):
+    found = list(_FORMULA.finditer(tail))
+    if found and statement.cued and re.search(r"\d", tail[: found[0].start()]):
+        return None  # a number stands first
+    if found:
         joined = _joined(tail, found, first=statement.cued and not tail[: found[0].start()].strip(" *_:"))
         return joined if len(joined) <= _LONGEST_FORMULA else None
     lines = [line for line in tail.splitlines() if line.strip()]
@@ -163,23 +166,87 @@ def _joined(text: str, found: list[re.Match[str]], *, first: bool) -> str:
 
 
 _CLAUSE = re.compile(r"\s*(?:[,;:(\u2013\u2014]|\s-\s|\b(?:because|since|as|so)\b)")
-_LEADING = re.compile(r"\A(?:(?:it|that|this|option|choice|on|in|the|a|an|therefore|thus|is)\s+)+", re.IGNORECASE)
+_ITEMS = re.compile(r",\s*(?:(?:or|and)\s+)?[\w-]+\s*(?:,|$|\b(?:or|and)\b)|\b(?:or|and)\s+[\w-]+$")
+_REASON = re.compile(r",?\s+(?:because|since|as|who|which|where)\b", re.IGNORECASE)
+_IS = re.compile(r"\b(?:is|are|was|be|get|gives|(?:it|that|answer)['\u2019]s)\b", re.IGNORECASE)
+_IS_OR_COLON = re.compile(rf"{_IS.pattern}|[=:]", re.IGNORECASE)
+_LEADING = re.compile(
+    r"\A(?:(?:it|that|this|option|choice|letter|on|in|the|(?-i:an?)|is|i|think|choose|pick|(?:so|hence|therefore|thus),?)\s+)+",
+    re.IGNORECASE,
+)
+_DECIDED = re.compile(r"(?:so\s+)?(yes|no|true|false)\s*(?:[.,;:!]|$|\s(?:-|because|since|as)\s)", re.IGNORECASE)
+_OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 
 
 def last_words(statement: Statement) -> list[str]:
     """Return the words that a statement may end with: its last sentence, what follows its last `is`, a first clause.
 
-    >>> last_words(Statement("So the day is Tuesday, I think.", False))
-    ['So the day is Tuesday, I think', 'Tuesday, I think', 'So the day is Tuesday', 'Tuesday']
+    They are one within the other; a statement whose parts name different words has none.
+
+    >>> last_words(Statement("So the day is Tuesday, I think.", False)), last_words(Statement("Yes, is No", False))
+    (['So the day is Tuesday, I think', 'Tuesday, I think', 'Tuesday'], [])
     """
-    lines = [line for line in statement.text[-_LONGEST_FORMULA:].splitlines() if line.strip()]
-    sentences = [each for each in _SENTENCES.split(lines[-1]) if each.strip()] if lines else []
+    sentences = _last_sentences(statement)
     if not sentences:
         return []
     last = (sentences[0] if statement.cued else sentences[-1]).strip(" .!?")
-    found = list[str]()
-    for text in (last, _CLAUSE.split(last, maxsplit=1)[0]):
-        after = re.split(r"\b(?:is|are|was|get|gives)\b|[=:]", text)[-1]
-        found += [text, _LEADING.sub("", after.strip(), count=1)]
-    formulas = _FORMULA.findall(last)
-    return found + [part for part in (formulas[-1] if formulas else ()) if part]
+    if decided := _DECIDED.match(unmarked(sentences[0]).strip()):
+        contrary = rf"\b{_OPPOSITES[decided[1].casefold()]}\b(?!\s+[a-z])"
+        return [] if re.search(contrary, " ".join(sentences), re.IGNORECASE) else [last, decided[1]]
+    short = _REASON.split(last, maxsplit=1)[0]
+    clause = short if _ITEMS.search(short) else _CLAUSE.split(short, maxsplit=1)[0]
+    found = [word for text in (short, clause) if (word := _LEADING.sub("", _IS_OR_COLON.split(text)[-1].strip()))]
+    if found and not found[0].startswith(found[-1]) and not found[0].endswith(found[-1]):
+        return []
+    formulas = [] if _IS_OR_COLON.search(last) or clause != last else _formulas(last)
+    return list(dict.fromkeys([last, *found, *formulas[-1:]]))
+
+
+def _formulas(text: str) -> list[str]:
+    return ["".join(parts) for parts in _FORMULA.findall(text)]
+
+
+def _last_sentences(statement: Statement) -> list[str]:
+    """Return the sentences of the last line; one that begins with a choice, as `C. 42`, is a single sentence."""
+    lines = [line for line in statement.text[-_LONGEST_FORMULA:].splitlines() if line.strip()]
+    if not lines or _MARKED.match(lines[-1]):
+        return lines[-1:]
+    return [each for each in _SENTENCES.split(lines[-1]) if each.strip()]
+
+
+_MARKED = re.compile(r"\W{0,9}[A-Z][).:]")
+_CHOICE = re.compile(
+    r"[(\[]*([A-Z])(?:\s*[)\].:,;]|$|\s+-\s|\s+(?:because|since|as|is\s+(?:the\s+)?(?:correct|right|true|best|answer))\b)"
+)
+_DOUBT = re.compile(
+    r"\b([A-Z])(?:[).:]|$)|(?:\bor\b|\band\b|,)\s*\(?([A-Z])\b|\b((?:not|wrong|incorrect|false)\b|(?<=n)'t\b)"
+)
+
+
+def last_choice(statement: Statement) -> str | None:
+    r"""Return the letter of the one choice that a statement names, in lower case; no other and no `not` is behind it.
+
+    >>> [last_choice(Statement(text, False)) for text in ("So it must be (C).", "**C. 42**", "C is correct.", "A or B")]
+    ['c', 'c', 'c', None]
+    """
+    sentences = [statement.text] if statement.boxed else _last_sentences(statement)
+    if not sentences:
+        return None
+    sentence = sentences[0] if statement.cued else sentences[-1]
+    last = unmarked(unstyled(sentence.replace("$", ""))).strip(" .!?")
+    parts = [last, _IS.split(last)[-1], _IS_OR_COLON.split(last)[-1], _CLAUSE.split(last, maxsplit=1)[0]]
+    named = set[str]().union(*map(_named, parts))
+    if not named and not statement.boxed and (formulas := _formulas(sentence)):
+        return last_choice(Statement(formulas[-1], boxed=True))
+    return named.pop() if len(named) == 1 else None
+
+
+def _named(text: str) -> set[str]:
+    """Return the letter of the choice with which a text begins, and what stands behind that puts it in doubt."""
+    text = _LEADING.sub("", text.strip())
+    if len(letter := text.strip("()[] .")) == 1 and letter.isalpha():
+        return {letter.casefold()}
+    if not (choice := _CHOICE.match(text)):
+        return set()
+    behind = _REASON.split(text[choice.end(1) :], maxsplit=1)[0]
+    return {choice[1].casefold()} | {"".join(doubt).casefold() for doubt in _DOUBT.findall(behind)}

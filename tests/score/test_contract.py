@@ -29,11 +29,28 @@ def test_labelled_cases(verifier: Verifier) -> None:
 
 
 def test_the_second_checker_contradicts_no_label() -> None:
-    """Its opinion is the label, or that it cannot say; on most labels it has one."""
+    """Its opinion is the label, or that it cannot say; on most labels of numbers it has one."""
     opinions = [(case, opinion(case["answer"], case["solutions"])[0]) for case in CASES]
     contrary = {True: "wrong", False: "right"}
     assert [case for case, found in opinions if found == contrary[case["right"]]] == []
-    assert sum(found == "cannot say" for _, found in opinions) < 0.55 * len(CASES)
+    of_numbers = [found for case, found in opinions if read_number(case["solutions"][0])]
+    assert of_numbers.count("cannot say") < 0.4 * len(of_numbers)
+
+
+HIDDEN = [
+    ("0", r"\boxed{2\sqrt3 \approx 0}"),
+    ("7", "x =/= 7"),
+    ("D", "A) is C), is B) $D$"),
+    ("No", "Yes since it is $No$"),
+    (r"\sqrt{2}", r"The answer is 7, is $\sqrt{2}$"),
+    (r"\sqrt{2}", r"The answer is 7 times $\sqrt{2}$"),
+]
+
+
+@pytest.mark.parametrize(("gold", "answer"), HIDDEN)
+def test_no_second_answer_is_paid(gold: str, answer: str) -> None:
+    """These are read in another way; the second checker, which reads less, would find the gold in them."""
+    assert grade(answer, (gold,)).name != "correct"
 
 
 REPEATED = [
