@@ -26,11 +26,12 @@ from tasks.score.golds import (
     read_gold,
     read_list,
     read_words,
+    split_list,
     written,
 )
 from tasks.score.intervals import interval
 from tasks.score.numbers import LONGEST, Number, readings, same
-from tasks.score.plain_text import in_ascii
+from tasks.score.plain_text import in_ascii, unstyled
 from tasks.score.prose import last_choice, last_formula, last_numbers, last_words
 from tasks.score.reading import Statement, final_statement
 from tasks.score.verdict import Verdict, storable
@@ -114,13 +115,17 @@ def _is_number(text: str, gold: Number) -> bool:
     return any(same(gold, number) for number in readings(text))
 
 
-_NAME = re.compile(r"\s*\\?\$?([A-Za-z])\s*=(?!.*=)")
-
-
 def _renamed(gold: str, answer: str) -> bool:
     """Return whether a solution and an answer say what two different variables are: `x = 5` and `y = 5`."""
-    names = [found[1] for text in (gold, answer) if (found := _NAME.match(text))]
-    return len(names) == 2 and names[0] != names[1]
+    name, other = _name(gold), _name(answer)
+    return bool(name and other) and name != other
+
+
+def _name(text: str) -> str:
+    """Return what stands before the first `=`, if it has a letter and is no word; else nothing."""
+    side, equals, _ = unstyled(in_ascii(text)).partition("=")
+    name = re.sub(r"\\angle|\\[()\[\]]|[\s{}$*]", "", side)
+    return name if equals and re.search("[A-Za-z]", name) and not re.search(r"(?<![\\A-Za-z])[A-Za-z]{3}", name) else ""
 
 
 def _same_lists(gold: Listed, answer: Listed) -> bool:
@@ -185,6 +190,8 @@ def _with_expression(statement: Statement, gold: Gold) -> Compared:
         text = _ROUGHLY.split(text)[0].strip() or text
     if _squeezed(text) == _squeezed(gold.text):
         return True, text, ""
+    if _UNEVALUATED.search(text) and not _UNEVALUATED.search(gold.text):
+        return False, text, ""
     if not parsed(gold.text):
         return False, text, storable(f"math-verify cannot read the solution {gold.solution!r}")
     if not statement.boxed and all(isinstance(each, str) for each in parsed(text)):
@@ -193,9 +200,13 @@ def _with_expression(statement: Statement, gold: Gold) -> Compared:
 
 
 _ROUGHLY = re.compile(r"\\approx(?![A-Za-z])|≈")
+_UNEVALUATED = re.compile(r"\\(?:int|sum|prod|lim)(?![a-z])|\\[dt]?frac\s?\{\s?d\s?\}")
 
 
 def _equal(gold: Gold, text: str) -> bool:
+    brackets, others = split_list(gold.text)[0], split_list(text)[0]
+    if brackets != others and {brackets, others} <= {"()", "[]", "(]", "[)"}:
+        return False
     ours = interval(text)
     if gold.interval and ours:
         return gold.interval[0] == ours[0] and equal(gold.interval[1], ours[1])

@@ -121,7 +121,7 @@ def readings(text: str) -> list[Number]:
     r"""Return the plain number that a whole text is; the exact and the rounded one of `\frac{1}{3} \approx 0.33`."""
     if not text or len(text) > LONGEST:
         return []
-    plain = simplified(text).replace("&", "")
+    plain = simplified(text).replace("&", "").removeprefix("=>")
     *sides, last = _EQUALS.split(plain) if "=" in plain or "\\" in plain else [plain]
     number = _side(last)
     if number is None or not sides:
@@ -147,12 +147,13 @@ def _is_near(exact: Number, decimal: Number) -> bool:
 
 
 _ARGUMENTS = re.compile(r"(?<=[A-Za-z])\([^()]*\)|_\{[^{}]*\}|_[A-Za-z0-9]|\\(?:angle|triangle|overline)(?![A-Za-z])")
+_NO_NAME = re.compile(r"\d|[<>]|^\s*(?:-|\\sqrt|\|[A-Za-z]\|)|\b(?:not|never)\b|n't\b")
 _COMPUTATION = re.compile(r"(?:\\[dt]?frac|\\times|\\cdot|\\div|\\sqrt|\\pm|[\d\s.,+*/^(){}$%€£-])*")
 
 
 def _is_name(side: str) -> bool:
     """Return whether the side of an equation names what is asked, as `x`, `f(2)` and `Total` do; `x + 7` does not."""
-    return not any(character.isdigit() for character in _ARGUMENTS.sub("", side)) and not set("<>") & set(side)
+    return not _NO_NAME.search(_ARGUMENTS.sub("", side))
 
 
 def _computes(side: str) -> bool:
@@ -365,13 +366,18 @@ _SHORT = words_of(
     gal st nd rd th am pm AM PM a.m p.m MB GB kB KB TB Hz kHz MHz Pa kPa kJ kW MW mph kph kmh rpm USD EUR GBP INR Rs
     pt pts sq cu ha mol bn day days men pcs eggs cats pens boxes cents"""
 )
-_IN_WORDS = re.compile(r"^\s*\([A-Za-z -]*\)")
+_IN_WORDS = re.compile(r"^\s*(?:\([A-Za-z -]*\)|/\s?(?=[a-z]{4}))")
 _UNIT = re.compile(
     r"[A-Za-z][A-Za-z.'\"-]*|\^\s?\{?[-]?[1-4]\}?(?!\d)|[$€£¥₹/*()\s,;-]|(?<=[A-Za-z])[23](?![\d.])|\\cdot(?![A-Za-z])"
 )
-_NO_UNITS = words_of(
-    """or and plus minus than less squared cubed factorial mod modulo choose half halves third thirds fifth fifths nor
-    not to times divided multiplied by versus vs if"""
+OPERATIONS = words_of(
+    """plus minus times divided multiplied mod modulo squared cubed factorial choose point half halves third thirds
+    fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth tenths hundredth hundredths thousandth
+    thousandths"""
+)
+"""Words behind a number that make it another one, or none."""
+_NO_UNITS = OPERATIONS | words_of(
+    "or and than less nor not to by versus vs if over isn't aren't wasn't wrong incorrect"
 )
 
 
@@ -383,7 +389,7 @@ def _unit(rest: str) -> str | None:
     attached, words, end = rest[:1].isalpha(), list[str](), 0
     while end < len(rest):
         found = _UNIT.match(rest, end)
-        if not found or (not words and found[0][0] in "^/*(,;-"):
+        if not found or (not words and found[0][0] in "^/*(,;-\\"):
             return None
         if found[0][0].isalpha():
             words.append(found[0].rstrip("."))
@@ -406,6 +412,7 @@ _KINDS = """
     mm|millimeter|millimeters cm|centimeter|centimeters|centimetres m|meter|meters|metre|metres
     km|kilometer|kilometers|kilometres ft|foot|feet inch|inches yd|yard|yards mi|mile|miles
     g|gram|grams kg|kgs|kilogram|kilograms lb|lbs|pound|pounds oz|ounce|ounces s|sec|secs|second|seconds
+    dollar|dollars|usd euro|euros|eur cent|cents yen|jpy rupee|rupees|rs|inr
     min|mins|minute|minutes h|hr|hrs|hour|hours day|days week|weeks month|months year|years ml|milliliters l|liters
 """
 UNITS = {name: kind for kind in _KINDS.split() for name in kind.split("|")}

@@ -15,17 +15,18 @@ import unicodedata
 _CHARACTERS = {
     **dict.fromkeys("−–—‐‑‒﹣", "-"),
     **dict.fromkeys("\u00a0\u2002\u2003\u2007\u2009\u200a\u202f\u205f\u3000", " "),
-    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad", ""),
+    **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad\ufe0f", ""),
     **dict.fromkeys("“”„«»〝〞", '"'),
     **dict.fromkeys("‘’‚", "'"),
     **{mark: chr(ord(mark) - 0xFEE0) for mark in "（）［］｛｝，．：；＋－＝％＄＜＞！／＊＾"},
     **dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", [f"^{power}" for power in "0123456789-"], strict=True)),
     **dict(zip("₀₁₂₃₄₅₆₇₈₉", [f"_{index}" for index in "0123456789"], strict=True)),
-    **{"⁄": "/", "∕": "/", "×": "\\times ", "⋅": "\\cdot ", "·": "\\cdot ", "÷": "\\div ", "∗": "*", "％": "%"},
+    **{"⁄": "/", "∕": "/", "×": "\\times ", "⋅": "\\cdot ", "·": "\\cdot ", "÷": "\\div ", "∗": "*"},
     **{"≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "≈": "\\approx ", "±": "\\pm ", "∞": "\\infty ", "∅": "\\emptyset "},
     **{"∈": "\\in ", "∪": "\\cup ", "∩": "\\cap ", "π": "\\pi ", "√": "\\sqrt ", "…": "\\ldots ", "°": "^\\circ "},
 }
 _POWERS = re.compile(r"(\^-?\d)\^(?=\d)")
+_DASH = re.compile(r"(?<=[\w*)$}.%])\s{0,9}—\s{0,9}")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 _DOUBLED = re.compile(r"\\\\(?=[A-Za-z()\[\]$%{}])")
 _LAYOUT = re.compile(
@@ -41,7 +42,7 @@ _STYLED = re.compile(
     r"|underline|operatorname)\s?\{([^{}]*)\}"
 )
 _DEEPEST = 8  # styles within styles
-_TAG = re.compile(r"</?(?:b|i|u|em|strong|code|span|p|br|answer)\s?/?>", re.IGNORECASE)
+_TAG = re.compile(r"</?(?:b|i|u|em|strong|code|span|p|br|(?:final_)?answer)\s?/?>", re.IGNORECASE)
 _EMPHASIS = re.compile(r"\*\*|(?<![A-Za-z0-9])__(?=\S)|(?<=\S)__(?![A-Za-z0-9{])|`")
 _THIN = re.compile(
     r"(?<![\w*}) ])\*(?=[\w$-])|(?<=[\w.%)])\*(?![\w*({\\ -])|(?<![A-Za-z0-9}])_(?=[\w$-])|(?<=\d)_(?!\w|\{)"
@@ -61,7 +62,7 @@ def in_ascii(text: str) -> str:
     """
     if text.isascii():
         return text
-    return _POWERS.sub(r"\1", _NOT_ASCII.sub(lambda found: _character(found[0]), text))
+    return _POWERS.sub(r"\1", _NOT_ASCII.sub(lambda found: _character(found[0]), _DASH.sub(", ", text)))
 
 
 def _character(character: str) -> str:
@@ -69,6 +70,8 @@ def _character(character: str) -> str:
         return known
     if (digit := unicodedata.decimal(character, None)) is not None:
         return str(digit)
+    if unicodedata.category(character) == "So":  # a picture
+        return ""
     parts = unicodedata.normalize("NFKC", character).partition("\u2044")  # vulgar fractions, such as ½
     return f" {parts[0]}/{parts[2]}" if parts[1] and parts[2] else character
 

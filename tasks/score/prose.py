@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tasks.score.numbers import SCALES, UNITS
+from tasks.score.numbers import OPERATIONS, SCALES, UNITS
 from tasks.score.plain_text import in_ascii, unmarked, unstyled, words_of
 from tasks.score.reading import Statement
 
@@ -13,6 +13,7 @@ _LONGEST_LINE = 5_000
 _ANNOTATION = re.compile(r"<<[^<>]{0,200}>>")  # of GSM8K's calculator: `9 * 2 = <<9*2=18>>18`
 _BULLET = re.compile(r"^\s*(?:[-*•+]\s+(?=[^\s\d]|\d[\d.,]*\s+[A-Za-z])|\(?\d{1,2}[.)]\s+(?=\S))")
 _MIXED = re.compile(r"(\d) and (?=\d+/\d)")
+_COMPUTED = re.compile(r"(?<=\d)\s\([^()]*(?:[*+]|\\(?:times|cdot)|\b(?:times|plus|minus)\b)[^()]*\)")  # 42 (6 * 7)
 _SENTENCES = re.compile(r"(?<=(?<!\\)[.!?])\s+")
 _WORD = re.compile(
     r"(?<![\\\w^])(?:[^\W\d_]{2,}(?:['\u2019-][^\W\d_]+)*(?![\w(^])|I['\u2019][a-z]+|[aAI](?=\s)|[^\x00-\x7f](?=\s))(?!\s*[=*/^])"
@@ -22,13 +23,21 @@ _SKIPPED_AFTER = words_of(
     iteration"""
 )
 _NO_ANSWER_AFTER = words_of(
-    """not twice double triple thrice half than least most below above under times plus divided multiplied
-    squared"""
+    """twice double triple thrice half than least most below above under over from times plus divided multiplied
+    squared log ln sin cos tan sqrt"""
 )
-_OPERATORS = words_of(
-    """plus minus times divided multiplied mod modulo squared cubed factorial choose percent pct percentage"""
+_PARTS = words_of(
+    """half third thirds quarter quarters fifth fifths tenth tenths multiple factor double percent none root roots
+    square"""
 )
-_PARTS = words_of("half third quarter fifth tenth multiple factor double percent none")
+_NO_ANSWER = re.compile(
+    rf"\b(?:(?:not|never|cannot|\w+n't)(?: (?:be|equals?|to|exactly))*|{'|'.join(sorted(_NO_ANSWER_AFTER))}"
+    rf"|(?:{'|'.join(sorted(_PARTS))}) of|added to)$"
+)
+"""Words before a number that is not the answer."""
+_REFUTED = re.compile(r"(?:is|are|was) (?:not|never|wrong|incorrect|false)$|(?:is|are|was)n't\b|cannot\b")
+"""Words after such a number."""
+_PERCENT = words_of("percent pct percentage")
 _LABEL = re.compile(r"\s*[#(]?\d+[.:)]*")
 _BEFORE_SIGN = frozenset(("", "is", "are", "answer", "equals", "be", "get", "gives"))
 
@@ -38,8 +47,8 @@ class _Segment:
     """What stands between two words and has a digit: a number or a formula."""
 
     text: str
-    before: str  # the two words before, in lower case
-    after: str  # the word after
+    before: str  # the four words before, in lower case
+    after: str  # the two words after
     place: int  # how many words are before it
     start: int
 
@@ -50,7 +59,7 @@ def last_numbers(statement: Statement) -> list[str]:
     >>> last_numbers(Statement("She has 3 1/2 cups.", False)), last_numbers(Statement("7 + 35\n= 42", False))
     (['3 1/2'], ['= 42'])
     >>> last_numbers(Statement("It is 7 or 8.", False)), last_numbers(Statement("It is 16 - 7, or 9 * 2", False))
-    (['7', '8.'], ['16 - 7,', '9 * 2'])
+    (['7', '8.'], ['16 - 7', '9 * 2'])
     """
     for line in reversed(statement.text.splitlines()):
         if found := _last_of_line(line, cued=statement.cued):
@@ -62,7 +71,8 @@ def _last_of_line(line: str, *, cued: bool) -> list[str]:
     if not any(character.isnumeric() for character in line[-_LONGEST_LINE:]):
         return []
     plain = unmarked(unstyled(in_ascii(_ANNOTATION.sub("", line[-_LONGEST_LINE:])))).replace("\\$", "$")
-    plain = _MIXED.sub(r"\1 ", plain)
+    plain = _MIXED.sub(r"\1 ", plain).replace(" and a half", " 1/2").replace("% of ", " percent of ")
+    plain = _COMPUTED.sub("", plain)
     for sentence in reversed(_SENTENCES.split(plain if cued else _BULLET.sub("", plain, count=1))):
         if groups := _groups(sentence):
             first = cued and _FILLERS.fullmatch(sentence[: groups[0][0].start]) is not None
@@ -92,33 +102,39 @@ _MOST_BETWEEN = 2
 
 def _segments(sentence: str) -> Iterator[_Segment]:
     """Yield what stands between words and has a digit, unless it is the number of a step, a question or the like."""
-    begin, before, place = 0, "", 0
-    for word in [*_WORD.finditer(sentence), None]:
+    begin, words = 0, list(_WORD.finditer(sentence))
+    for place, word in enumerate([*words, None]):
         text = sentence[begin : word.start() if word else len(sentence)]
+        before = " ".join(each[0] for each in words[max(place - 4, 0) : place]).casefold()
         if before.rpartition(" ")[2] in _SKIPPED_AFTER:
             text = _LABEL.sub("", text, count=1)
         if any(character.isdigit() for character in text):
-            opening = "" if text.rstrip(" \t.,;!").endswith((")", "]")) else "(["
-            yield _Segment(text.strip(f" \t|!{opening}"), before, word[0] if word else "", place, begin)
+            after = " ".join(each[0] for each in words[place : place + 2])
+            yield _Segment(_stripped(text, last=word is None), before, after, place, begin)
         if word:
-            begin, before, place = word.end(), f"{before.rpartition(' ')[2]} {word[0].casefold()}".strip(), place + 1
+            begin = word.end()
+
+
+def _stripped(text: str, *, last: bool) -> str:
+    """Return a number without marks around it, such as brackets that do not end and a dash before the next word."""
+    text = text.strip() if last else _TRAILING_DASH.sub("", text.strip())
+    closed = re.search(r"[)\]][.,;!]*$|^\|\S+\|\W*$", text)
+    return text.strip(" \t!,;" if closed else " \t!,;|([")
+
+
+_TRAILING_DASH = re.compile(r"(?<=\S)\s?-$")
 
 
 def _written(segment: _Segment) -> str:
     """Return a number with the word before or after it that belongs to it; a part of a computation cannot be read."""
-    text, (other, _, before) = segment.text, segment.before.rpartition(" ")
+    text, before, after = segment.text, segment.before.rpartition(" ")[2], segment.after.partition(" ")[0]
     binary = text[:1] in "*/^" or (text[:1] in "+-" and text[1:2].isspace())
-    if (
-        before in _NO_ANSWER_AFTER
-        or before.endswith("n't")
-        or (before == "of" and other in _PARTS)
-        or (binary and before not in _BEFORE_SIGN)
-    ):
-        return f"{segment.before} {text}"
+    if _NO_ANSWER.search(segment.before) or _REFUTED.match(segment.after) or (binary and before not in _BEFORE_SIGN):
+        return f"not {text}"
     if before in ("minus", "negative"):
         text = f"minus {text}"
-    after = segment.after
-    return f"{text} {after}" if after in SCALES or after in UNITS or after.casefold() in _OPERATORS else text
+    changed = after in SCALES or after in UNITS or after.casefold() in OPERATIONS | _PERCENT
+    return f"{text} {after}" if changed else text
 
 
 _FORMULA = re.compile(r"(?<!\\)\$\$?([^$]+?)(?<!\\)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
@@ -162,7 +178,11 @@ def _joined(text: str, found: list[re.Match[str]], *, first: bool) -> str:
         else:
             groups.append([formula])
     chosen = groups[0] if first else groups[-1]
-    return ", ".join(next(filter(None, formula.groups()), "").strip(" .,") for formula in chosen)
+    either = re.search(r"\bor\b", text[chosen[0].end() : chosen[-1].start()]) and re.search(
+        r"[<>]|\\[lg]e", chosen[0][0]
+    )
+    joint = " or " if either else ", "
+    return joint.join(next(filter(None, formula.groups()), "").strip(" .,") for formula in chosen)
 
 
 _CLAUSE = re.compile(r"\s*(?:[,;:(\u2013\u2014]|\s-\s|\b(?:because|since|as|so)\b)")

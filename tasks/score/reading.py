@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from tasks.score.plain_text import unescaped
 
 _THOUGHT_TAGS = "think|thinking|thought|reasoning"
-_OPENED = re.compile(rf"<(?:{_THOUGHT_TAGS})>|◁think▷|\[THINK\]", re.IGNORECASE)
-_CLOSED = re.compile(rf"</(?:{_THOUGHT_TAGS})>|◁/think▷|\[/THINK\]", re.IGNORECASE)
+_OPENED = re.compile(rf"<(?:{_THOUGHT_TAGS})>|◁think▷|\[THINK\]|<\|begin_of_thought\|>", re.IGNORECASE)
+_CLOSED = re.compile(rf"</(?:{_THOUGHT_TAGS})>|◁/think▷|\[/THINK\]|<\|end_of_thought\|>", re.IGNORECASE)
+_TOKENS = re.compile(r"<\|[a-z_]+\|>|</s>|<eos>")
 _CALL = re.compile(r"<(tool_call|function_call)>")
 
 
@@ -44,7 +45,7 @@ def final_statement(text: str) -> Statement | None:
     >>> final_statement("The answer is 42.").text, final_statement("<think>42</think>")
     ('42', None)
     """
-    text = unescaped(without_thoughts(text))
+    text = _TOKENS.sub("", unescaped(without_thoughts(text)))
     if (box := _last_box(text)) is not None:
         return Statement(box, boxed=True)
     text = text.strip()
@@ -151,16 +152,18 @@ def _closed(open_braces: list[tuple[str, int, int]], mark: str) -> tuple[str, in
 
 
 _CUE = re.compile(
-    r"<answer>|####|\banswers?\b[*_`:\s]{0,9}(?:\b(?:is|are|was|equals|would\sbe|will\sbe)\b|[:=])[*_`:\s]{0,9}|^A\s?:"
+    r"<(?:final_)?answer>|####|(?:答案是|答案为|答えは)[*_`:\s]{0,9}|\banswers?\b[*_`:\s]{0,9}(?:\b(?:is|are|was|equals|would\sbe|will\sbe)\b|[:=])[*_`:\s]{0,9}|^A\s?:"
     r"|^[#*_ ]{0,9}(?:the\s)?(?:final\s)?answer[*_:. ]{0,9}$",
     re.IGNORECASE | re.MULTILINE,
 )
-_END = re.compile(r"(?<!\\)[.!?;](?=\s|$)|\n|</answer>")
+_CHOICES = re.compile(r"^B\s?:", re.MULTILINE)
+_END = re.compile(r"(?<!\\)[.!?;](?=\s|$)|。|\n|</(?:final_)?answer>")
 
 
 def _after_cue(text: str) -> str | None:
     """Return the first sentence after the last cue; all that are cued in one sentence, if they are several."""
-    cues = list(_CUE.finditer(text))
+    choices = _CHOICES.search(text) is not None
+    cues = [cue for cue in _CUE.finditer(text) if not (choices and re.fullmatch(r"A\s?:", cue[0], re.I))]
     while cues:
         cue = cues.pop()
         sentence = _sentence(text, cue.end())

@@ -15,15 +15,21 @@ from tasks.score.contract import grade
 from tasks.score.numbers import read_number, same
 from tasks.score.verifier import Verifier
 
-CASES: list[dict[str, Any]] = [
-    json.loads(line) for line in (Path(__file__).parent / "grading.jsonl").read_text().splitlines()
-]
+
+def labelled(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(__file__).parent / name).read_text().splitlines()]
+
+
+CASES = labelled("grading.jsonl")
+ALONE = labelled("grading_alone.jsonl")
+"""Answers in which the second checker, which reads fewer words, finds another number or none."""
 
 
 def test_labelled_cases(verifier: Verifier) -> None:
     """All labelled answers get the verdict that a careful person gave, none of them by a timeout or an error."""
-    verdicts = verifier.grade([(case["answer"], case["solutions"]) for case in CASES])
-    pairs = list(zip(CASES, verdicts, strict=True))
+    cases = CASES + ALONE
+    verdicts = verifier.grade([(case["answer"], case["solutions"]) for case in cases])
+    pairs = list(zip(cases, verdicts, strict=True))
     assert [case for case, verdict in pairs if (verdict.name == "correct") != case["right"]] == []
     assert {verdict.name for verdict in verdicts} == {"correct", "wrong", "unparsable"}
 
@@ -35,22 +41,6 @@ def test_the_second_checker_contradicts_no_label() -> None:
     assert [case for case, found in opinions if found == contrary[case["right"]]] == []
     of_numbers = [found for case, found in opinions if read_number(case["solutions"][0])]
     assert of_numbers.count("cannot say") < 0.4 * len(of_numbers)
-
-
-HIDDEN = [
-    ("0", r"\boxed{2\sqrt3 \approx 0}"),
-    ("7", "x =/= 7"),
-    ("D", "A) is C), is B) $D$"),
-    ("No", "Yes since it is $No$"),
-    (r"\sqrt{2}", r"The answer is 7, is $\sqrt{2}$"),
-    (r"\sqrt{2}", r"The answer is 7 times $\sqrt{2}$"),
-]
-
-
-@pytest.mark.parametrize(("gold", "answer"), HIDDEN)
-def test_no_second_answer_is_paid(gold: str, answer: str) -> None:
-    """These are read in another way; the second checker, which reads less, would find the gold in them."""
-    assert grade(answer, (gold,)).name != "correct"
 
 
 REPEATED = [
