@@ -1,7 +1,7 @@
 """The grading of one answer by math-verify alone (`score.reading=library`), in the verifier's workers.
 
-math-verify catches MemoryError and RecursionError when it turns LaTeX into sympy, and compares the text instead. Then
-the verdict can be `wrong` instead of `error`; both give success 0.
+Where math-verify compares the text instead (see `equality`), the verdict can be `wrong` instead of `error`; both give
+success 0.
 """
 
 import logging

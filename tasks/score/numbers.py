@@ -371,13 +371,12 @@ _UNIT = re.compile(
     r"[A-Za-z][A-Za-z.'\"-]*|\^\s?\{?[-]?[1-4]\}?(?!\d)|[$€£¥₹/*()\s,;-]|(?<=[A-Za-z])[23](?![\d.])|\\cdot(?![A-Za-z])"
 )
 OPERATIONS = words_of(
-    """plus minus times divided multiplied mod modulo squared cubed factorial choose point half halves third thirds
-    fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths tenth tenths hundredth hundredths thousandth
-    thousandths"""
+    """plus minus times divided multiplied mod modulo squared cubed factorial choose point half halves thirds fifths
+    sixths sevenths eighths ninths tenths hundredths thousandths"""
 )
 """Words behind a number that make it another one, or none."""
 _NO_UNITS = OPERATIONS | words_of(
-    "or and than less nor not to by versus vs if over isn't aren't wasn't wrong incorrect"
+    """or and than less nor not isn't aren't wrong incorrect third fifth tenth hundredth to by over versus vs if"""
 )
 
 

@@ -254,7 +254,8 @@ def last_choice(statement: Statement) -> str | None:
         return None
     sentence = sentences[0] if statement.cued else sentences[-1]
     last = unmarked(unstyled(sentence.replace("$", ""))).strip(" .!?")
-    parts = [last, _IS.split(last)[-1], _IS_OR_COLON.split(last)[-1], _CLAUSE.split(last, maxsplit=1)[0]]
+    said = _IS.split(last)[-1]
+    parts = [last, said, said.rpartition(":")[2], _CLAUSE.split(last, maxsplit=1)[0]]
     named = set[str]().union(*map(_named, parts))
     if not named and not statement.boxed and (formulas := _formulas(sentence)):
         return last_choice(Statement(formulas[-1], boxed=True))
