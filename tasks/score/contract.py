@@ -4,8 +4,9 @@ r"""Grade an answer by the contract: `reading` finds the final answer, `golds` w
 |---|---|
 | a plain number | the same number, evaluated (`numbers.same`), or an expression without any digit, as `\sin \pi` |
 | several plain numbers | as many, in any order; in the same order if the solution has brackets or several names |
-| words | the same words; a choice may have its text behind it, as `(C) 42` |
+| words | the same words; a choice may have its text behind it, as `(C) 42`, but no other choice and no `not` |
 | a time, a number in a base, a sequence | the same, as it is written |
+| an interval or a set | equal, and solved: no other inequality |
 | anything else | equal for math-verify, where equal means more than that both have no solutions or are both small |
 
 A placeholder (`proof`, `notfound`, `N/A`) is no solution, nor is what math-verify cannot read. An answer to a problem

@@ -13,7 +13,7 @@ _LONGEST_LINE = 5_000
 _ANNOTATION = re.compile(r"<<[^<>]{0,200}>>")  # of GSM8K's calculator: `9 * 2 = <<9*2=18>>18`
 _BULLET = re.compile(r"^\s*(?:[-*•+]\s+(?=[^\s\d]|\d[\d.,]*\s+[A-Za-z])|\(?\d{1,2}[.)]\s+(?=\S))")
 _MIXED = re.compile(r"(\d) and (?=\d+/\d)")
-_COMPUTED = re.compile(r"(?<=\d)\s\([^()]*(?:[*+]|\\(?:times|cdot)|\b(?:times|plus|minus)\b)[^()]*\)")  # 42 (6 * 7)
+_COMPUTED = re.compile(r"(?<=\d)\s\([^()]{0,60}(?:[*+]|\\(?:times|cdot)|\b(?:times|plus)\b)[^()]{0,60}\)")  # 42 (6 * 7)
 _SENTENCES = re.compile(r"(?<=(?<!\\)[.!?])\s+")
 _WORD = re.compile(
     r"(?<![\\\w^])(?:[^\W\d_]{2,}(?:['\u2019-][^\W\d_]+)*(?![\w(^])|I['\u2019][a-z]+|[aAI](?=\s)|[^\x00-\x7f](?=\s))(?!\s*[=*/^])"
@@ -118,7 +118,7 @@ def _segments(sentence: str) -> Iterator[_Segment]:
 def _stripped(text: str, *, last: bool) -> str:
     """Return a number without marks around it, such as brackets that do not end and a dash before the next word."""
     text = text.strip() if last else _TRAILING_DASH.sub("", text.strip())
-    closed = re.search(r"[)\]][.,;!]*$|^\|\S+\|\W*$", text)
+    closed = re.search(r"[)\]][.,;!]*$|^\|[^|\s]+\|\W*$", text)
     return text.strip(" \t!,;" if closed else " \t!,;|([")
 
 
@@ -160,7 +160,7 @@ def last_formula(statement: Statement) -> str | None:
     if found:
         joined = _joined(tail, found, first=statement.cued and not tail[: found[0].start()].strip(" *_:"))
         return joined if len(joined) <= _LONGEST_FORMULA else None
-    lines = [line for line in tail.splitlines() if line.strip()]
+    lines = [line for line in tail[-_LONGEST_FORMULA:].splitlines() if line.strip()]
     bare = re.split(r"\b(?:is|are)\b|:\s", unmarked(lines[-1]))[-1].strip(" \t.,;$") if lines else ""
     return bare if bare and not _PROSE.search(unstyled(bare)) else None
 

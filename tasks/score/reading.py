@@ -6,6 +6,7 @@ r"""What is read as the final answer of a text: the contract in front of the com
 | `… \boxed{41} … so it is \boxed{42}` | the last complete box; also `\fbox`, `boxed{42}`, `\boxed(42)` |
 | `\boxed{2} and \boxed{3}` | boxes that are joined by a comma, `and`, `or` or nothing are one list |
 | `<answer>42</answer>`, `#### 42`, `A: 42`, `Answer: 42`, `the answer is 42` | what follows the last of these |
+| a formula on lines of its own behind such a cue | the formula, up to its end |
 | other texts | their last statement: the last number, formula or words, whatever is asked for |
 
 A statement is one number only if no other stands beside it: `7 or 8` is a list, `9 * 2` is not a number, and an earlier
