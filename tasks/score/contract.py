@@ -86,9 +86,10 @@ def _compare(statement: Statement, gold: Gold) -> Compared:
 def _with_numbers(statement: Statement, gold: Gold) -> Compared:
     """Compare numbers. An answer that is none is an expression without any digit, or wrong."""
     texts = [statement.text] if statement.boxed else last_numbers(statement)
-    read, formula = ", ".join(texts), statement.text if statement.boxed else last_formula(statement) or ""
+    read = ", ".join(texts)
     if gold.number and texts and all(_is_number(text, gold.number) for text in texts):
         return not _renamed(gold.text, read), read, ""
+    formula = statement.text if statement.boxed else last_formula(statement) or ""
     if listed := read_list(_plain_list(read)) or read_list(_plain_list(formula)):
         return _same_lists(gold.listed, listed) if gold.listed else _is_repeated(gold, listed), read, ""
     if not 0 < len(formula) <= LONGEST or _DIGIT.search(in_ascii(formula)) or (gold.number and read_words(formula)):
@@ -118,8 +119,7 @@ def _is_number(text: str, gold: Number) -> bool:
 
 def _renamed(gold: str, answer: str) -> bool:
     """Return whether a solution and an answer say what two different variables are: `x = 5` and `y = 5`."""
-    name, other = _name(gold), _name(answer)
-    return bool(name and other) and name != other
+    return (name := _name(gold)) != "" and _name(answer) not in ("", name)
 
 
 def _name(text: str) -> str:

@@ -37,7 +37,7 @@ _NO_ANSWER = re.compile(
 """Words before a number that is not the answer."""
 _REFUTED = re.compile(r"(?:is|are|was) (?:not|never|wrong|incorrect|false)$|(?:is|are|was)n't\b|cannot\b")
 """Words after such a number."""
-_PERCENT = words_of("percent pct percentage")
+_CHANGING = OPERATIONS | words_of("percent pct percentage")
 _LABEL = re.compile(r"\s*[#(]?\d+[.:)]*")
 _BEFORE_SIGN = frozenset(("", "is", "are", "answer", "equals", "be", "get", "gives"))
 
@@ -105,10 +105,10 @@ def _segments(sentence: str) -> Iterator[_Segment]:
     begin, words = 0, list(_WORD.finditer(sentence))
     for place, word in enumerate([*words, None]):
         text = sentence[begin : word.start() if word else len(sentence)]
-        before = " ".join(each[0] for each in words[max(place - 4, 0) : place]).casefold()
-        if before.rpartition(" ")[2] in _SKIPPED_AFTER:
+        if place and words[place - 1][0].casefold() in _SKIPPED_AFTER:
             text = _LABEL.sub("", text, count=1)
         if any(character.isdigit() for character in text):
+            before = " ".join(each[0] for each in words[max(place - 4, 0) : place]).casefold()
             after = " ".join(each[0] for each in words[place : place + 2])
             yield _Segment(_stripped(text, last=word is None), before, after, place, begin)
         if word:
@@ -133,7 +133,7 @@ def _written(segment: _Segment) -> str:
         return f"not {text}"
     if before in ("minus", "negative"):
         text = f"minus {text}"
-    changed = after in SCALES or after in UNITS or after.casefold() in OPERATIONS | _PERCENT
+    changed = after in SCALES or after in UNITS or after.casefold() in _CHANGING
     return f"{text} {after}" if changed else text
 
 
