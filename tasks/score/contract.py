@@ -119,7 +119,10 @@ def _is_number(text: str, gold: Number) -> bool:
 
 def _renamed(gold: str, answer: str) -> bool:
     """Return whether a solution and an answer say what two different variables are: `x = 5` and `y = 5`."""
-    return (name := _name(gold)) != "" and _name(answer) not in ("", name)
+    name, other = _name(gold), _name(answer)
+    if not ("(" in name and "(" in other):  # P is P(A)
+        name, other = name.partition("(")[0], other.partition("(")[0]
+    return bool(name and other) and name != other
 
 
 def _name(text: str) -> str:
