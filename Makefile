@@ -120,7 +120,7 @@ experiment-staleness: setup ## Staleness, stream, decoupled objective, critic: 1
 experiment-control: setup ## The demo with coin flips for verdicts: does it learn from them? 6 runs, about 25 minutes
 	@$(BIN)/python -m tests.experiments.control $(ARGS)
 
-experiment-tools: setup ## The demo of tools on three seeds: coin flips for verdicts, other baselines; 12 runs, about an hour
+experiment-tools: setup ## The demo of tools on three seeds: coin flips for verdicts, other baselines; 12 runs, 20 to 60 minutes
 	@$(BIN)/python -m tests.experiments.tools $(ARGS)
 
 experiment-baselines: setup ## Baselines of advantages on toys whose episodes differ in their turns; about 5 minutes

@@ -46,7 +46,7 @@ class Chat:
         stop_token_ids: tokens that end a turn: the tokenizer's end of text, `ends`, and the template's ends of turns.
 
     Raises:
-        ValueError: see `Template`.
+        ValueError: the tokenizer has no chat template, or it refuses a conversation.
     """
 
     def __init__(

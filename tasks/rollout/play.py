@@ -167,7 +167,7 @@ def run_loop(playing: Coroutine[Any, Any, None]) -> None:
 def _freeze_libraries() -> None:
     """Let garbage collections skip what is in memory now, once: half a million objects of torch and Prefect.
 
-    Otherwise a collection takes 0.4 s, as long as an update of the demo, and there are several in a rollout.
+    Otherwise each full collection takes 0.4 s of a flow's process.
     """
     gc.collect()
     gc.freeze()

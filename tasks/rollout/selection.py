@@ -59,8 +59,8 @@ def success_rate(group: Sequence[Trajectory], config: Config) -> float | None:
 def has_equal_returns(group: Sequence[Trajectory], config: Config) -> bool:
     """Return whether each turn has one return in all episodes that reached it, so that no baseline differs from it.
 
-    The returns are those of training, if the scorer says what the environment said. The least reward of rewards that
-    are taken as they are is known to training only, so an episode that the policy ended differs from the others.
+    The returns are those of training, if the scorer says what the environment said. Where rewards are
+    taken as they are, only training knows the least one, so an episode that the policy ended differs from the others.
 
     Example: all episodes are wrong, then right. Half of their turns are right, but there is nothing to learn. Wrong
     answers with different rewards for their format have different returns.

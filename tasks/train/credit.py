@@ -52,10 +52,10 @@ class Causes:
         """Compute the returns [K] from the rewards [K] and penalties [K] of the turns.
 
         A reward is discounted by `discount` as often as the deepest turn that the agent had when the reward was given
-        is deeper than the turn that earns it. A penalty, or the reward of a turn to which none was given, such as that
-        for its length, is due for the turn itself and for those that the agent had when it asked. `after` comes one
-        turn deeper than the deepest. In a chain: `R_k = r_k + p_k + discount * R_{k+1}`, with `after` as R after the
-        last.
+        is deeper than the turn that earns it. A penalty is due for its turn and for those that the agent had when it
+        asked; so is the reward of a turn that nobody paid (`paid` is 0), which is a penalty for its length. `after`
+        comes one turn deeper than the deepest. In a chain: `R_k = r_k + p_k + discount * R_{k+1}`, with `after` as R
+        after the last.
         """
         if self.is_chain:
             return np.array(turn_returns((rewards + penalties).tolist(), discount, after))

@@ -2,7 +2,7 @@
 
 Two more arms compare the default baseline with the others.
 
-python -m tests.experiments.tools                     four arms, three seeds, 20 updates each: an hour on 2 cores
+python -m tests.experiments.tools                     four arms, three seeds, 20 updates each: 20 to 60 minutes
 python -m tests.experiments.tools --seeds 1 --arms 0  one run of the demo
 
 Writes tools.md and tools.png.

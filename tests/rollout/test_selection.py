@@ -132,7 +132,7 @@ def test_groups_with_equal_returns_are_rejected(name: str, overrides: tuple[str,
 
 
 def test_an_unfinished_episode_beside_a_worthless_one_is_kept() -> None:
-    """What it earns is known to training only: less than 0, if another problem's episode does."""
+    """Only training knows what it earns: less than 0 if an episode of another problem does."""
     group = [graded(0, 0.0), unfinished(1)]
     rejects = [settings(*RAW, *more, reject_equal=True) for more in ((), ("reward.least=0",))]
     assert [is_rejected(group, select_episodes(group, config), config) for config in rejects] == [False, True]

@@ -18,7 +18,7 @@ JOINT = "\ufdd0"
 """A character that Unicode leaves to programs, and that no text should contain."""
 _THOUGHTS = ("<think>", "</think>")
 _WIDE = {number: number + 0xFEE0 for number in range(0x21, 0x7F)}
-"""By characters of ASCII: their wide forms, which many normalizers undo."""
+"""Wide forms of ASCII's characters, by code point; many normalizers undo them."""
 
 
 def marks_of(tokenizer: "PreTrainedTokenizerBase") -> dict[str, bool]:
@@ -69,8 +69,11 @@ class ControlTokens:
         own = marks_in(*_THOUGHTS, lead) | (marks_in(*written.in_calls) - turns)
         self._others, self._said = _joiner(everywhere), _joiner(everywhere - own)
         self._returned = _joiner(everywhere | own | marks_in(*written.around_output))
-        for mark, text in _writable(tokenizer, everywhere) if written.around else ():
-            logger.warning("contents can write the control token %s of %s as %s", mark, tokenizer.name_or_path, text)
+        if written.around:  # else these are not yet all
+            for mark, text in _writable(tokenizer, everywhere):
+                logger.warning(
+                    "contents can write the control token %s of %s as %s", mark, tokenizer.name_or_path, text
+                )
 
     def apart(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return messages in which no text can become a control token."""
@@ -114,29 +117,27 @@ class ControlTokens:
 
 
 def _writable(tokenizer: "PreTrainedTokenizerBase", marks: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield control tokens of which contents can hold a text without a place for a joint, and such a text.
+    """Yield control tokens that contents can write in spite of the joint, and a text that does it.
 
-    It is a single character, or the normalizer changes other texts, such as wide or accented ones, into that of the
-    token.
+    A single character has no place for a joint. And a normalizer may change other texts, such as wide or accented ones,
+    into that of a token.
     """
     for number, token in tokenizer.added_tokens_decoder.items():
         text = token.content
-        others = text.swapcase(), text.translate(_WIDE), "\u0301".join(text)
         if text in marks and len(text) == 1:
             yield text, text
         elif text in marks and token.normalized:
-            yield from (
-                (text, other)
-                for other in others
-                if other != text and number in tokenizer.encode(other, add_special_tokens=False)
-            )
+            for other in sorted({text.swapcase(), text.translate(_WIDE), "\u0301".join(text)} - {text}):
+                if number in tokenizer.encode(other, add_special_tokens=False):
+                    yield text, other
 
 
 def _joiner(texts: Collection[str]) -> Callable[[str], str]:
     """Return a function that puts a joint behind the first character of each of `texts`, also where they overlap.
 
-    Templates write names between `<` and `>`. So a text gets a joint, too, where it begins or ends with one of `texts`
-    that lacks its first or last character, unless what is left is a word. In JSON, quotes begin and end a text.
+    Templates write names between `<` and `>`. So a text also gets a joint where it begins with one of `texts` without
+    its first character, or ends with one without its last, unless what is left is a word. In JSON, quotes begin and end
+    a text.
     """
     rests: dict[str, list[str]] = {}
     begun: list[str] = []

@@ -29,7 +29,7 @@ RENDERERS = [*((name, "template") for name in FORMATS), ("qwen3", "qwen3")]
 OWN = {"<think>", "</think>", "<tool_call>", "</tool_call>"}
 """What a policy samples itself."""
 INSIDE = {*OWN, "<tool_response>", "</tool_response>", "<|channel|>", "<|call|>"}
-"""What neither begins nor ends a turn, or a policy samples itself."""
+"""Tokens that neither begin nor end a turn, or that a policy samples itself."""
 
 
 def marks(name: str) -> list[str]:
