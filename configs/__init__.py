@@ -1,4 +1,4 @@
-"""Configuration: `schema` has all knobs, `loader` reads them, `stored` reads old ones; YAML files to start from."""
+"""Configuration: one file a stage has its knobs, `schema` composes them, `loader` and `stored` read them."""
 
 from configs.loader import ConfigError, available, differences, flatten, load, to_yaml
 from configs.schema import Config

@@ -1,14 +1,18 @@
-"""Types and the base class for the sections of the configuration."""
+"""Types of knobs, the base class of the sections, and how to find the section of a value."""
 
-from typing import Annotated
+import typing
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from configs.plain import brief
+from configs.safety import brief, check_uri
 
 Share = Annotated[float, Field(ge=0, le=1)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+URI = Annotated[str, AfterValidator(check_uri)]
 
 
 def check_temperature(temperature: float) -> float:
@@ -53,6 +57,12 @@ class Knobs(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+def refuse(wrong: bool, sentence: str) -> None:
+    """Raise a ValueError with `sentence`, which names key, value and remedy, if something is `wrong`."""
+    if wrong:
+        raise ValueError(sentence)
+
+
 def refuse_idle(section: Knobs, *names: str, why: str) -> None:
     """Refuse knobs that differ from their default but have no effect; `why` ends the message.
 
@@ -62,3 +72,24 @@ def refuse_idle(section: Knobs, *names: str, why: str) -> None:
         value = getattr(section, name)
         if value not in (None, type(section).model_fields[name].default):
             raise ValueError(f"{name}={value!r} has no effect {why}")
+
+
+def sections(annotation: Any) -> list[type[BaseModel]]:
+    """Return the sections that an annotation allows, also inside of unions and Annotated."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in typing.get_args(annotation) for model in sections(argument)]
+
+
+def tags(model: type[BaseModel]) -> tuple[str, ...]:
+    """Return the values of the discriminator `kind` of a problem source."""
+    field = model.model_fields.get("kind")
+    return typing.get_args(field.annotation) if field else ()
+
+
+def section_of(annotation: Any, values: dict[str, Any]) -> type[BaseModel] | None:
+    """Return the section of `annotation` to which `values` belong; None if they belong to none."""
+    models = sections(annotation)
+    if len(models) > 1:
+        models = [model for model in models if values.get("kind") in tags(model)]
+    return models[0] if models else None

@@ -13,11 +13,9 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from configs.plain import brief
-from configs.regular import open_regular
-from configs.safety import check_interpolations
+from configs.knobs import sections, tags
+from configs.safety import brief, check_interpolations, open_regular
 from configs.schema import Config
-from configs.sections import sections, tags
 
 FOLDER = Path(__file__).parent
 _LARGEST = 2**20

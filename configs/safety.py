@@ -1,12 +1,84 @@
-"""Checks that a configuration holds no secrets, because every manifest stores it, and does not open vLLM to others."""
+"""Checks of values that a user gives: they can be stored and read back, hold no secrets, and open nothing to others.
 
+Every manifest stores the configuration, as YAML or JSON that everybody reads who reads the store.
+"""
+
+import math
+import os
 import re
-from collections.abc import Sequence
+import stat
+from collections.abc import Iterator, Sequence
 from itertools import zip_longest
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 from urllib.parse import parse_qsl, urlsplit
 
-from configs.plain import walk
+_DEEPEST = 50
+"""Most levels of nested mappings and lists; parsers and writers of YAML and JSON fail somewhere above this."""
+_LARGEST_BITS = 10_000
+"""Bits of the largest integer; Python writes at most 4,300 digits."""
+_SHOWN = 300
+"""Most characters of a value that a message shows."""
+
+
+def check_plain(values: dict[str, Any]) -> None:
+    """Refuse values that could not be stored with a run, or would be read back as something else.
+
+    >>> check_plain({"agent": {"args": {"limits": [1.0, math.inf]}}})
+    Traceback (most recent call last):
+    ValueError: agent.args.limits.1=inf is not a finite number: …
+
+    Raises:
+        ValueError: the message names the dotted key and the value.
+    """
+    for depth, key, value in walk(values):
+        if depth > _DEEPEST:
+            raise ValueError(f"{key}: more than {_DEEPEST} nested mappings and lists: nest them less deeply")
+        if problem := _problem(value):
+            raise ValueError(f"{key}{problem}")
+
+
+def walk(values: dict[Any, Any] | list[Any], depth: int = 1, prefix: str = "") -> Iterator[tuple[int, str, Any]]:
+    """Yield depth, dotted key and value of everything in `values`, from the outside to the inside.
+
+    Raises:
+        ValueError: a key is not text.
+    """
+    for name, value in values.items() if isinstance(values, dict) else enumerate(values):
+        if isinstance(values, dict) and (not isinstance(name, str) or _is_broken(name)):
+            raise ValueError(f"{prefix}{name!r}: a key must be text: write it in quotes")
+        key = f"{prefix}{name}"
+        yield depth, key, value
+        if isinstance(value, dict | list):
+            yield from walk(value, depth + 1, f"{key}.")
+
+
+def brief(value: Any) -> str:
+    """Write `value` for a message, in a few lines at most."""
+    try:
+        text = repr(value)
+    except ValueError:  # more digits than Python writes
+        return f"a number of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+    rest = len(text) - _SHOWN
+    return f"{text[:_SHOWN]} … {rest:,} more characters" if rest > 0 else text
+
+
+def _problem(value: Any) -> str:
+    """Describe what is wrong with a value, as text that follows its key; empty if nothing is."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"={value!r} is not a finite number: runs store their configuration as JSON, which has no other numbers"
+    if isinstance(value, int) and value.bit_length() > _LARGEST_BITS:
+        return f": a number of {value.bit_length()} bits: use a smaller one"
+    if isinstance(value, str) and _is_broken(value):
+        return f"={value!r} holds half a surrogate pair, which UTF-8 cannot store: use valid UTF-8 text"
+    if value is not None and not isinstance(value, bool | int | float | str | list | dict):
+        return f"={value!r}: {type(value).__name__} cannot be stored: use text, numbers, true, false, lists or mappings"
+    return ""
+
+
+def _is_broken(text: str) -> bool:
+    return any("\ud800" <= character <= "\udfff" for character in text)
+
 
 _SECRET = re.compile(
     r"(^|[-_.])(sig|sas|pwd|pass|auth|secret|token|passw(or)?d|signature|credentials?|key)$|^x-(amz|goog)-|apikey|accesskeyid",
@@ -134,3 +206,37 @@ def check_extra_args(arguments: Sequence[str]) -> list[str]:
 def _reason_against(name: str) -> str | None:
     """Return why an argument is refused; None if it is allowed. vLLM accepts abbreviations, so they count, too."""
     return _REASONS.get(name) or next((reason for full, reason in _REASONS.items() if full.startswith(name)), None)
+
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a folder",
+}
+
+
+class NotRegularError(OSError):
+    """A named file is a pipe or a device, not a regular file."""
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """Open the regular file at `path`, or at the target of its links, for reading.
+
+    The check examines the opened file, not its name, so the file cannot be replaced in between.
+
+    Raises:
+        NotRegularError: it is a pipe or a device.
+        OSError: it does not exist, is a folder or a socket, or may not be read.
+    """
+    number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer would block
+    try:
+        kind = stat.S_IFMT(os.fstat(number).st_mode)
+        if kind != stat.S_IFREG:
+            refusal = IsADirectoryError if kind == stat.S_IFDIR else NotRegularError
+            raise refusal(f"it is {_KINDS.get(kind, 'of an unknown kind')}, not a regular file")
+        return os.fdopen(number, "rb")
+    except BaseException:
+        os.close(number)
+        raise

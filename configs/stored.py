@@ -15,10 +15,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import to_jsonable_python
 
+from configs.knobs import section_of
 from configs.loader import ConfigError, explain
-from configs.plain import brief
+from configs.safety import brief
 from configs.schema import Config
-from configs.sections import section_of
 
 Values = dict[str, Any]
 Migration = Callable[[Values], None]

@@ -32,7 +32,10 @@ os.environ.pop("PREFECT_API_URL", None)
 # Otherwise each of the hundreds of processes that tests start compiles the whole project again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-from configs.schema import ArithmeticSource, Inference, Rollout, WarmStart
+from configs.inference import Inference
+from configs.policy import WarmStart
+from configs.problems import ArithmeticSource
+from configs.rollout import Rollout
 from storage import layout
 from storage.objects.store import Store
 from storage.versions import checkpoints
@@ -114,7 +117,7 @@ def commit_policy(store: Store, version: int, folder: Path, noise: float = 0.0) 
     import torch
     from transformers import AutoTokenizer
 
-    from configs.schema import PPO
+    from configs.train import PPO
     from tasks.train.policy import load_policy, make_canary
 
     model = load_policy(folder, PPO())

@@ -108,7 +108,7 @@ def _parser(run: "Flow[..., Any]") -> Parser:
     return Parser(
         prog=f"python -m {run.fn.__module__ if run.fn.__module__ != '__main__' else 'flows.' + run.fn.__name__}",
         description=(run.fn.__doc__ or "").split("\n\n")[0],
-        epilog=f"configurations: {', '.join(available())}; every knob is documented in configs/schema.py",
+        epilog=f"configurations: {', '.join(available())}; `python -m configs` shows every knob",
     )
 
 

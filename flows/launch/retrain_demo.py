@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from configs import load
-from configs.schema import ArithmeticSource
+from configs.problems import ArithmeticSource
 from flows.launch.cli import ADVICE
 from flows.launch.temporary_server import temporary_server
 from flows.launch.threads import share_cores

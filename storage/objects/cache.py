@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from configs.schema import Storage
+from configs.storage import Storage
 from storage import layout
 from storage.errors import StorageError
 from storage.objects.store import Store

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from configs.schema import Storage
+from configs.storage import Storage
 from storage.errors import StorageError
 from storage.objects.interface import Backend, ObjectInfo, Upload
 from storage.objects.keys import check_key

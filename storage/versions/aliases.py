@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from configs.plain import check_plain
+from configs.safety import check_plain
 from storage import layout
 from storage.errors import AliasMovedError, DamagedError, StorageError
 from storage.logs import catalog

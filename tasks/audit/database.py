@@ -129,6 +129,6 @@ def _row(data_set: DataSet) -> tuple[Any, ...]:
 
 
 def _scorers(manifest: Manifest | None) -> dict[str, str]:
-    """Return the scorers by source of problems, as in `configs.schema.Score.by_source`."""
+    """Return the scorers by source of problems, as in `configs.score.Score.by_source`."""
     scorer = (manifest.knob("score.type") if manifest else None) or "math-verify"
     return scorer if isinstance(scorer, dict) else {"default": str(scorer)}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from configs import Config
-from configs.schema import HELD_OUT
+from configs.evaluate import HELD_OUT
 from storage import layout
 from storage.logs import catalog
 from storage.objects.store import Store

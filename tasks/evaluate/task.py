@@ -7,7 +7,7 @@ from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
 from configs import Config
-from configs.schema import HELD_OUT
+from configs.evaluate import HELD_OUT
 from storage import layout
 from storage.version_names import EvaluationVersion, PolicyVersion, ProblemsVersion, ScoresVersion
 from storage.versions import datasets, manifests

@@ -13,7 +13,8 @@ from types import TracebackType
 import aiohttp
 from tenacity import AsyncRetrying, before_sleep_log, retry_if_exception_type, stop_after_attempt, wait_exponential
 
-from configs.schema import Inference, Rollout
+from configs.inference import Inference
+from configs.rollout import Rollout
 from storage.versions.checkpoints import Checkpoint
 from tasks.inference.api import AbortedError, Completion, EngineClosedError, GenerationConfig, InferenceError
 from tasks.inference.client import Client

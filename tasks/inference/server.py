@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.schema import Inference
+from configs.inference import Inference
 from tasks.inference.api import InferenceError
 from tasks.inference.client import Client
 from tasks.inference.devices import cpu_build

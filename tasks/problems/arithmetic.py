@@ -5,7 +5,7 @@ import random
 from itertools import product
 from operator import add, mul, sub
 
-from configs.schema import ArithmeticSource
+from configs.problems import ArithmeticSource
 from storage.records import Problem
 from tasks.problems.problem_set import ProblemError
 

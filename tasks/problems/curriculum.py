@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import get_args
 
-from configs.schema import ProblemSampling
+from configs.problems import ProblemSampling
 from storage.records import CurriculumEntry, Problem, ProblemHistory, Standing
 from tasks.problems.difference import key
 

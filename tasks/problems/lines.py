@@ -9,7 +9,7 @@ from typing import IO, Any, BinaryIO
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
-from configs.regular import open_regular
+from configs.safety import open_regular
 from tasks.problems.problem_set import ProblemError, RowError
 
 _HOPELESS = 64

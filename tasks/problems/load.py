@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
-from configs.schema import ArithmeticSource, FileSource, HubSource, Source, StoredSource
+from configs.problems import ArithmeticSource, FileSource, HubSource, Source, StoredSource
 from tasks.problems import arithmetic, files, hub
 from tasks.problems.presets import COLUMNS, PRESETS, columns_of, from_fields
 from tasks.problems.problem_set import ProblemError, ProblemSet, Row, RowError, RowPlace, collect

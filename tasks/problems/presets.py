@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from configs.schema import Fields
+from configs.problems import Fields
 from storage.records import Problem
 from tasks.problems.columns import as_json, as_text, golds, has, present, solutions, text
 from tasks.problems.messages import read_prompt

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from configs.schema import HELD_OUT, Source, StoredSource
+from configs.evaluate import HELD_OUT
+from configs.problems import Source, StoredSource
 from storage import layout
 from storage.errors import DamagedError
 from storage.records import PROBLEM_SCHEMA, Problem

@@ -7,7 +7,7 @@ is the same.
 import re
 from dataclasses import dataclass
 
-from configs.plain import check_plain
+from configs.safety import check_plain
 from storage.visible import visible
 from tasks.provenance.played_trajectories import PlayedTrajectories
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from configs.plain import check_plain
+from configs.safety import check_plain
 from storage import layout
 from storage.objects.store import Store
 from storage.records import Exclusion

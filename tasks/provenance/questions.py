@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from configs.schema import HELD_OUT
+from configs.evaluate import HELD_OUT
 from storage import layout
 from storage.errors import StorageError
 from storage.logs.catalog import CatalogEntry

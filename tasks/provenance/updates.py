@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
-from configs.schema import ArithmeticSource
+from configs.problems import ArithmeticSource
 from storage import layout
 from storage.errors import DamagedError
 from storage.logs.catalog import CatalogEntry

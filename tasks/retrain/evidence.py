@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from configs.schema import Gate
+from configs.evaluate import Gate
 from storage.objects.store import Store
 from storage.version_names import PolicyVersion, ScoresVersion
 from storage.versions import manifests

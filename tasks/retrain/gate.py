@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from statistics import NormalDist, fmean
 from typing import Any, Literal
 
-from configs.schema import Gate
+from configs.evaluate import Gate
 
 _LEVEL = 0.05
 _LEAST_ITERATIONS = 4

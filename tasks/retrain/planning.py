@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from configs import Config, read_stored, up_to_date
-from configs.schema import HELD_OUT
+from configs.evaluate import HELD_OUT
 from storage import layout
 from storage.logs.nights import Night, Record
 from storage.objects.store import Store

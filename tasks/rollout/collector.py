@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from configs.schema import Rollout
+from configs.rollout import Rollout
 from storage.records import Status, Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.episode import Episode

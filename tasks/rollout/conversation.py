@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Set
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from configs.schema import Rollout
+from configs.rollout import Rollout
 from storage import interrupts
 from storage.records import Trajectory
 from tasks.agents.faults import reason_of

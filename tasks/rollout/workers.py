@@ -8,7 +8,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Protocol
 
-from configs.schema import Score as ScoreSettings
+from configs.score import Score as ScoreSettings
 from storage.objects.store import Store
 from storage.records import Trajectory
 from storage.version_names import PolicyVersion, TrajectoriesVersion

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self, get_args
 
-from configs.schema import Score as ScoreSettings
+from configs.score import Score as ScoreSettings
 from storage.records import Trajectory, VerdictName
 from tasks.score.interface import Answer, ScorerContext
 from tasks.score.verdict import Verdict

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from configs.schema import Score as ScoreSettings
+from configs.score import Score as ScoreSettings
 from storage.visible import described
 from tasks.registry import Registry, nearest
 from tasks.score.code import CodeScorer

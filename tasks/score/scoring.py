@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from configs.schema import Score as ScoreSettings
+from configs.score import Score as ScoreSettings
 from storage.objects.store import Store
 from storage.records import SCORE_SCHEMA, Score
 from storage.versions.datasets import ShardWriter, read_parquet

@@ -6,7 +6,7 @@ An `async def` with annotations is a tool, too: `register_tool("name", tool_clas
 import inspect
 from collections.abc import Sequence
 
-from configs.schema import ToolChoice
+from configs.agent import ToolChoice
 from tasks.registry import Registry
 from tasks.tools.calculator import calculator
 from tasks.tools.function import FunctionTool, ToolFunction

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from configs.schema import PPO, Optimizer
-from configs.schema import Critic as CriticKnobs
+from configs.train import PPO, Optimizer
+from configs.train import Critic as CriticKnobs
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.optimizer_state import make_adamw
 from tasks.train.policy import load_policy

@@ -12,7 +12,7 @@ With `reward.unfinished=least`, rewards of ±1 and a turn discount of 1:
     an error of the agent, the environment or the engine      not trained on
 """
 
-from configs.schema import Reward
+from configs.score import Reward
 from storage.records import LAST_TURN_CUT, Trajectory
 from tasks.train.reward_shaping import turn_returns
 

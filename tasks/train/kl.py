@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from configs.schema import KLEstimator
+from configs.train import KLEstimator
 
 
 def kl_estimate(logp: Tensor, reference: Tensor, estimator: KLEstimator) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from configs.schema import PPO
+from configs.train import PPO
 from tasks.train.logprobs import hidden_states, output_logits, predicting
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.passes import score_action_tokens

@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass, fields
 from itertools import product
 from typing import Literal
 
-from configs.schema import PPO, Parallel
+from configs.train import PPO, Parallel
 from storage import interrupts
 from storage.commands.arguments import Parser, whole
 from tasks.train.model_sizes import PUBLIC, ModelSizes

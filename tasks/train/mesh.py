@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-from configs.schema import Parallel, Trainer
+from configs.cluster import Trainer
+from configs.train import Parallel
 from tasks.train.memory import BUCKET
 
 

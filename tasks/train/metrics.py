@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from configs.schema import PPO
+from configs.train import PPO
 from tasks.train.advantages.group import turn_groups, varied
 from tasks.train.kl import kl_estimate
 from tasks.train.samples import Floats, Ints, Sample

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from configs.schema import Optimizer
+from configs.train import Optimizer
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.sharding import like, local
 from tasks.train.tensor_files import StoredTensors

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils.import_utils import is_flash_attn_2_available
 
-from configs.schema import PPO
+from configs.train import PPO
 from storage.versions.checkpoints import Canary
 from storage.versions.weights import empty_model, load_model
 from tasks.train.cpu_linear import use_onednn

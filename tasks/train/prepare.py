@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from configs.schema import PPO
+from configs.train import PPO
 from tasks.train.advantages import Observed, estimate
 from tasks.train.batches import Columns
 from tasks.train.kl import kl_estimate

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from configs.schema import PPO
+from configs.train import PPO
 from tasks.train.credit import chain
 from tasks.train.logprobs import action_logprobs
 from tasks.train.passes import TokenScorer, score_action_tokens

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from configs.schema import PPO
+from configs.train import PPO
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.policy import load_policy
 

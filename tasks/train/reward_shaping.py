@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from configs.schema import Reward
+from configs.score import Reward
 
 
 def settled(reward: Reward, scorer: str, scored: Iterable[float]) -> Reward:

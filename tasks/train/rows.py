@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from configs.schema import PPO
+from configs.train import PPO
 from tasks.train.memory import CPU_TOKENS, GPU_TOKENS
 from tasks.train.mesh import ALONE, Mesh, deal_out
 from tasks.train.prefix_tree import find_tree

@@ -24,7 +24,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from configs.schema import Reward
+from configs.score import Reward
 from storage.records import Score, Trajectory
 from tasks.train.credit import Causes, causes_of, chain, in_order
 from tasks.train.endings import is_trainable, return_after

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import PreTrainedModel
 
-from configs.schema import PPO, Optimizer
+from configs.train import PPO, Optimizer
 from tasks.train.batches import MicroBatch, Minibatch
 from tasks.train.critic import Critic
 from tasks.train.kl import kl_estimate

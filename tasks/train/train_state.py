@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from configs.schema import PPO, Optimizer
+from configs.train import PPO, Optimizer
 from tasks.train.critic import Critic
 from tasks.train.logprobs import hidden_states, predicting
 from tasks.train.mesh import ALONE, Mesh

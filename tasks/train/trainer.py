@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from configs import Config
-from configs.schema import PPO, Optimizer, Reward
+from configs.score import Reward
+from configs.train import PPO, Optimizer
 from storage.records import Score, Trajectory
 from storage.versions.checkpoints import Canary
 from tasks.train.batches import Columns, draw_minibatches, make_minibatch

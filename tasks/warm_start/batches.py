@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
-from configs.schema import WarmStart
+from configs.policy import WarmStart
 from storage.records import Problem
 from tasks.warm_start.examples import CALCULATOR, Example, one_turn, two_turn, with_call, wrong_answer
 

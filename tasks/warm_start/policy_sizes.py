@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from configs import Config
-from configs.schema import ArithmeticSource, WarmStart
+from configs.policy import WarmStart
+from configs.problems import ArithmeticSource
 from storage.errors import UnavailableError
 from storage.objects.store import Store
 from storage.versions import model_files

@@ -8,7 +8,7 @@ from typing import Any
 from prefect import get_run_logger, task
 from prefect.cache_policies import NO_CACHE
 
-from configs.schema import HELD_OUT
+from configs.evaluate import HELD_OUT
 from storage import layout
 from storage.version_names import PolicyVersion, ProblemsVersion
 from storage.versions import checkpoints, manifests

@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
-from configs.schema import ArithmeticSource, WarmStart
+from configs.policy import WarmStart
+from configs.problems import ArithmeticSource
 from tasks.problems.arithmetic import generate
 from tasks.warm_start.batches import Rows, batches
 from tasks.warm_start.policy_sizes import tiny_sizes

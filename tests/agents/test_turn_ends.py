@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from configs import load
-from configs.schema import PPO, Rollout
+from configs.rollout import Rollout
+from configs.train import PPO
 from storage import layout
 from storage.objects.store import Store
 from storage.records import Problem, Trajectory

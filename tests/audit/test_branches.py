@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.audit import Audit
-from configs.schema import Reward
+from configs.score import Reward
 from storage.records import Call, Problem, Trajectory, VerdictName
 from storage.versions.contents import _NEW_IN
 from tasks.agents.interface import EpisodeSpec

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 from configs import Config
-from configs.schema import Agent, Score
+from configs.agent import Agent
+from configs.score import Score
 from storage import layout
 from storage.objects.store import Store
 from storage.records import TRAJECTORY_SCHEMA, Problem

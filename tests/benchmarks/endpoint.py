@@ -5,7 +5,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from configs import Config
-from configs.schema import Agent
+from configs.agent import Agent
 from storage.versions.drafts import Draft
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row, spread

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from configs.schema import PPO, Optimizer, Reward
+from configs.score import Reward
+from configs.train import PPO, Optimizer
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row, spread
 from tests.support.train_helpers import random_rows

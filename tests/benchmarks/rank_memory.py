@@ -20,8 +20,9 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from configs.schema import PPO, Optimizer, Reward
-from configs.schema import Trainer as TrainerKnobs
+from configs.cluster import Trainer as TrainerKnobs
+from configs.score import Reward
+from configs.train import PPO, Optimizer
 from tasks.train.memory import memory_of
 from tasks.train.mesh import Mesh
 from tasks.train.model_sizes import ModelSizes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 from configs import Config
-from configs.schema import Agent
+from configs.agent import Agent
 from storage.versions.drafts import Draft
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row, spread

@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from configs import Config
-from configs.schema import PPO
+from configs.train import PPO
 from storage.records import Score, Trajectory, to_score
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row, spread

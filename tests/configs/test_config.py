@@ -1,5 +1,6 @@
 """Every configuration file loads, and values that cannot work are refused with key, value and remedy."""
 
+import inspect
 import json
 import logging
 import os
@@ -15,8 +16,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs import Config, ConfigError, available, differences, load, to_yaml
-from configs.knobs import Knobs
+from configs import Config, ConfigError, available, differences, load, schema, to_yaml
+from configs.__main__ import entries, main
 from tasks.agents.room import lacking_room
 from tasks.run import opening as open_run
 from tasks.run.configuration import resolve
@@ -434,15 +435,28 @@ def test_differences_name_keys_and_values() -> None:
     assert lines == ["agent.args.num_turns: 2 -> 4", "ppo.eps_clip: 0.2 -> 0.3"]
 
 
-def test_every_knob_is_documented() -> None:
-    """The descriptions in the schema are the documentation of the knobs, so none may be empty."""
-    undocumented = [
-        f"{section.__name__}.{name}"
-        for section in Knobs.__subclasses__()
-        for name, field in section.model_fields.items()
-        if not field.description and section is not Config and name not in ("kind",)
+def test_every_knob_is_on_the_page(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`python -m configs` shows each knob with its type, default and sentence, and none without a sentence."""
+    found = list(entries(Config))
+    assert [entry.title for entry in found if not entry.sentence and ".kind:" not in entry.title] == []
+    monkeypatch.setattr(sys, "argv", ["configs", "ppo.kl.place"])
+    main()
+    assert capsys.readouterr().out.splitlines() == [
+        'ppo.kl.place: reward | loss = "reward"',
+        "    Subtract the penalty from the rewards of the tokens, or add it to the loss.",
+        "",
+        "1 knobs",
     ]
-    assert undocumented == []
+
+
+def test_every_rule_is_applied() -> None:
+    """A rule that somebody wrote, and did not list, would hold nothing."""
+    written = [
+        value
+        for name, value in vars(schema).items()
+        if inspect.isfunction(value) and value.__module__ == schema.__name__
+    ]
+    assert written == schema.RULES
 
 
 @pytest.mark.slow

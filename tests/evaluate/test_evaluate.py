@@ -11,7 +11,7 @@ import duckdb
 import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from configs.schema import HELD_OUT
+from configs.evaluate import HELD_OUT
 from flows.evaluate import evaluate
 from flows.history import history
 from flows.math_mt_ppo import math_mt_ppo

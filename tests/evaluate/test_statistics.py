@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs import load
-from configs.schema import HELD_OUT
+from configs.evaluate import HELD_OUT
 from storage import layout
 from storage.objects.store import Store
 from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binom, norm
 
-from configs.schema import Gate
+from configs.evaluate import Gate
 from tasks.retrain.gate import GateEvidence, decide
 
 Floats = npt.NDArray[np.float64]

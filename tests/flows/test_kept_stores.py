@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from configs import read_stored
-from configs.schema import Config, Rollout, Run
+from configs.rollout import Rollout
+from configs.schema import Config, Run
 from configs.stored import BEFORE
 from flows.audit_trajectories import audit_trajectories
 from flows.math_mt_ppo import math_mt_ppo

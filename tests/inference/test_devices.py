@@ -7,7 +7,8 @@ from unittest.mock import AsyncMock
 import psutil
 import pytest
 
-from configs.schema import Inference, Rollout
+from configs.inference import Inference
+from configs.rollout import Rollout
 from storage.versions.checkpoints import Checkpoint
 from tasks.inference import devices
 from tasks.inference import engine as engine_module

@@ -16,7 +16,8 @@ import psutil
 import pytest
 from aiohttp import web
 
-from configs.schema import Inference, Rollout
+from configs.inference import Inference
+from configs.rollout import Rollout
 from storage import layout
 from storage.objects.store import Store
 from storage.versions.checkpoints import Canary, Checkpoint
@@ -47,7 +48,7 @@ def own_logprobs(policy: Checkpoint, completion: Completion, temperature: float)
     """Return the trainer's logprobs of a completion of `PROMPT`."""
     import torch
 
-    from configs.schema import PPO
+    from configs.train import PPO
     from tasks.train.policy import load_policy
 
     ids = torch.tensor([PROMPT + completion.token_ids])
@@ -151,7 +152,8 @@ MANY_REQUESTS = """
 import asyncio, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[2])))
 from pathlib import Path
-from configs.schema import Inference, Rollout
+from configs.inference import Inference
+from configs.rollout import Rollout
 from tasks.inference.api import GenerationConfig
 from tasks.inference.engine import Engine
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.schema import FileSource
+from configs.problems import FileSource
 from storage.records import Problem
 from tasks.problems import load_problems
 from tasks.problems.contamination import BOILERPLATE, GRAM, Overlap, describe, find_overlaps

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.schema import ProblemSampling
+from configs.problems import ProblemSampling
 from storage import layout
 from storage.maintenance.verify import verify
 from storage.objects.store import Store

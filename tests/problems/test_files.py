@@ -19,7 +19,7 @@ from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.schema import FileSource, StoredSource
+from configs.problems import FileSource, StoredSource
 from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
 from tasks.problems.files import find, read_jsonl, read_parquet

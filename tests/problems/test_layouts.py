@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from configs.schema import FileSource
+from configs.problems import FileSource
 from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
 from tasks.problems.columns import as_text, solutions

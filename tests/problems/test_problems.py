@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.schema import ArithmeticSource, Fields, FileSource, HubSource
+from configs.problems import ArithmeticSource, Fields, FileSource, HubSource
 from storage.records import PROBLEM_SCHEMA, Problem, to_table
 from tasks.problems import BadRow, ProblemError, ProblemSet, fingerprint, load_problems
 from tasks.problems.arithmetic import answer, render, split_of

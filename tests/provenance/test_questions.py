@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from configs.schema import Reward
+from configs.score import Reward
 from storage import layout
 from storage.errors import StorageError
 from storage.objects.store import Store

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.schema import Gate
+from configs.evaluate import Gate
 from tasks.evaluate.comparison import compare
 from tasks.evaluate.outcomes import Outcome
 from tasks.retrain.gate import Decision, GateCheck, GateEvidence, decide

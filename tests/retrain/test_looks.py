@@ -3,7 +3,7 @@
 import pytest
 
 from configs import load
-from configs.schema import Gate
+from configs.evaluate import Gate
 from storage.logs.nights import Ending, Record
 from tasks.retrain.gate import GateEvidence, decide, level_of
 from tasks.retrain.planning import continued, looks

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from configs import Config, load
-from configs.schema import Score
+from configs.score import Score
 from storage import layout
 from storage.objects.store import Store
 from storage.records import Problem, Trajectory

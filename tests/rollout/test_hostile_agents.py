@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from configs.schema import Rollout
+from configs.rollout import Rollout
 from storage.records import Problem, Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.interface import EpisodeSpec

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from configs import load
-from configs.schema import Rollout
-from configs.schema import Score as ScoreSettings
+from configs.rollout import Rollout
+from configs.score import Score as ScoreSettings
 from storage.records import Problem, Trajectory
 from storage.versions.checkpoints import Checkpoint
 from tasks.agents import AGENTS

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs import load
-from configs.schema import Rollout
+from configs.rollout import Rollout
 from storage.records import Call, Problem, Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.interface import AgentContext, EpisodeSpec

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.schema import FileSource, Score
+from configs.problems import FileSource
+from configs.score import Score
 from tasks.problems import load_problems
 from tasks.score.code import judge_program, program_in, same_lines
 from tasks.score.interface import Answer, ProgramError

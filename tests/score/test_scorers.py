@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.schema import Score as ScoreSettings
+from configs.score import Score as ScoreSettings
 from storage.objects.store import Store
 from storage.records import TRAJECTORY_SCHEMA, Score, Trajectory, to_score
 from storage.versions import datasets

@@ -5,7 +5,7 @@ import importlib.metadata
 import pytest
 from packaging.requirements import Requirement
 
-from configs.schema import Score
+from configs.score import Score
 from tasks.score.scoring import scorer_fingerprint
 
 

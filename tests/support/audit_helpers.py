@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs import Config, load
-from configs.schema import ArithmeticSource
+from configs.problems import ArithmeticSource
 from storage import layout
 from storage.objects.store import Store
 from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem, to_table
@@ -201,7 +201,7 @@ class Weights:
     """The logprobs of a policy's weights; each distinct row is computed once."""
 
     def __init__(self, folder: Path) -> None:
-        from configs.schema import PPO
+        from configs.train import PPO
         from tasks.train.policy import load_policy
 
         self._model = load_policy(folder, PPO(device="cpu", threads=1))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from configs import Config, load
-from configs.schema import Rollout
+from configs.rollout import Rollout
 from storage.records import Problem, Trajectory
 from storage.version_names import PolicyVersion
 from tasks.agents.chat import Chat

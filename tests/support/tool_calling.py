@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from configs.schema import ToolChoice
+from configs.agent import ToolChoice
 from storage.records import TRAJECTORY_SCHEMA, Call, Problem, Trajectory, to_table
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat

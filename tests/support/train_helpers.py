@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config, Qwen3Config
 
-from configs.schema import PPO, Optimizer, Reward
+from configs.score import Reward
+from configs.train import PPO, Optimizer
 from storage.records import Score, Status, Trajectory, Turn
 from tasks.train.trainer import Trainer
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from configs.schema import Agent, ToolChoice
+from configs.agent import Agent, ToolChoice
 from tasks.tools import check_tools, open_toolbox
 from tasks.tools.function import FunctionTool
 from tasks.tools.interface import ToolContext

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.schema import Advantage, Reward
+from configs.score import Reward
+from configs.train import Advantage
 from tasks.train.advantages import Observed, estimate
 from tasks.train.advantages.normalise import normalise
 from tasks.train.credit import chain

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from configs.schema import Reward
+from configs.score import Reward
 from tasks.train.batches import Columns, draw_minibatches, make_minibatch
 from tasks.train.logprobs import targets_of
 from tasks.train.rows import Batching, Form

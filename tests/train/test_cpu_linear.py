@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from configs.schema import PPO
+from configs.train import PPO
 from tasks.train.cpu_linear import OneDNNLinear, use_onednn
 from tasks.train.policy import load_policy
 from tests.support.train_helpers import assert_near, save_tiny, tiny_model

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.schema import Advantage, Reward
+from configs.score import Reward
+from configs.train import Advantage
 from storage.records import Score, Trajectory
 from tasks.train.advantages import Observed, estimate
 from tasks.train.reward_shaping import turn_returns

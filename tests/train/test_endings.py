@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from configs import ConfigError, load
-from configs.schema import Advantage, Reward
+from configs.score import Reward
+from configs.train import Advantage
 from storage.records import LAST_TURN_CUT, Fault, Score, Status, Trajectory
 from tasks.train.advantages import Observed, estimate
 from tasks.train.samples import build_samples, with_known_returns

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from configs.schema import Advantage, Reward
+from configs.score import Reward
+from configs.train import Advantage
 from storage.records import Score, Status, Trajectory
 from tasks.train.advantages import Observed, estimate
 from tasks.train.samples import build_samples, with_known_returns

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from configs.schema import PPO, Advantage, Reward
+from configs.score import Reward
+from configs.train import PPO, Advantage
 from tasks.train.batches import draw_minibatches, make_minibatch
 from tasks.train.prepare import Preparation
 from tasks.train.rows import Form, batching_for

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from configs.schema import PPO, KLEstimator
+from configs.train import PPO, KLEstimator
 from tasks.train.kl import adapt_kl_coefficient, kl_estimate
 from tasks.train.losses import PolicyLoss, behaviour_weights, policy_loss, value_loss
 from tests.experiments.limits import CASES, DRAWS, errors

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from configs import load
-from configs.schema import PPO, Parallel
+from configs.train import PPO, Parallel
 from storage.errors import UnavailableError
 from storage.objects.store import Store
 from storage.versions.checkpoints import Checkpoint

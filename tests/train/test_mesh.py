@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from configs.schema import PPO, Optimizer, Parallel, Reward
-from configs.schema import Trainer as TrainerKnobs
+from configs.cluster import Trainer as TrainerKnobs
+from configs.score import Reward
+from configs.train import PPO, Optimizer, Parallel
 from storage.records import Score, Trajectory
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.sharding import whole

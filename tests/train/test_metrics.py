@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from configs.schema import PPO, Reward
+from configs.score import Reward
+from configs.train import PPO
 from storage.records import Score
 from tasks.train.losses import ValueLoss, policy_loss
 from tasks.train.mesh import ALONE

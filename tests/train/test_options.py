@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from configs.schema import PPO, Optimizer, Reward
+from configs.score import Reward
+from configs.train import PPO, Optimizer
 from storage.records import Score, Trajectory
 from tasks.train.advantages import register_advantage
 from tasks.train.advantages.group import group

@@ -17,7 +17,7 @@ import pytest
 import torch.distributed as dist
 
 from configs import to_yaml
-from configs.schema import Parallel
+from configs.train import Parallel
 from storage.errors import StorageError
 from storage.maintenance.verify import verify
 from storage.versions import checkpoints, manifests

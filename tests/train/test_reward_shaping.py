@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.schema import Reward
+from configs.score import Reward
 from tasks.train.reward_shaping import least_reward, overlong, turn_returns, turn_rewards
 
 FINITE = st.floats(-100, 100)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from configs.schema import PPO, Reward
+from configs.score import Reward
+from configs.train import PPO
 from tasks.train.logprobs import action_logprobs
 from tasks.train.passes import score_action_tokens
 from tasks.train.rows import Batching, Form, Places, Rows, arrange, batching_for, cut, find_places, pieces

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.schema import Reward
+from configs.score import Reward
 from storage.records import Score
 from tasks.train.samples import build_samples, within_staleness
 from tests.support.train_helpers import make_scores, make_trajectory

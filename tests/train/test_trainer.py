@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from configs.schema import PPO, Optimizer, Reward
+from configs.score import Reward
+from configs.train import PPO, Optimizer
 from tasks.train.prepare import Preparation
 from tasks.train.samples import build_samples
 from tasks.train.trainer import Trainer

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerFast
 
-from configs.schema import ToolChoice, WarmStart
+from configs.agent import ToolChoice
+from configs.policy import WarmStart
 from storage.records import Problem
 from tasks.agents.chat import Chat
 from tasks.agents.interface import AgentContext

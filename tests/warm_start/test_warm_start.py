@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from configs.schema import ArithmeticSource, WarmStart
+from configs.policy import WarmStart
+from configs.problems import ArithmeticSource
 from storage.records import Problem
 from tasks.problems.arithmetic import generate, render
 from tasks.warm_start.batches import Rows

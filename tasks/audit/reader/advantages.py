@@ -12,8 +12,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from configs.schema import PPO, Reward
-from configs.schema import Score as ScoreSettings
+from configs.score import Reward
+from configs.score import Score as ScoreSettings
+from configs.train import PPO
 from storage.records import Score, Trajectory
 from storage.versions.manifests import Manifest
 from tasks.audit.reader.library import Library

@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from configs.schema import Score as ScoreSettings
+from configs.score import Score as ScoreSettings
 from storage.version_names import PolicyVersion, TrajectoriesVersion
 from storage.versions.drafts import Draft
 from storage.versions.manifests import read

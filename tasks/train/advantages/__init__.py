@@ -8,7 +8,7 @@ A new estimator is one function in a module of its own, and one line `register_a
 import dataclasses
 from collections.abc import Sequence
 
-from configs.schema import Advantage
+from configs.train import Advantage
 from tasks.registry import nearest
 from tasks.train.advantages.gae import gae
 from tasks.train.advantages.group import group

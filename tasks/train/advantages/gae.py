@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from configs.schema import Advantage
+from configs.train import Advantage
 from tasks.train.advantages.interface import Estimated, Observed
 from tasks.train.samples import Floats, Sample, name_some
 

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from configs.schema import Advantage
+from configs.train import Advantage
 from tasks.train.advantages.interface import Estimated, Observed
 from tasks.train.credit import Causes
 from tasks.train.samples import Bools, Floats, Ints, Sample

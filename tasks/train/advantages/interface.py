@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from configs.schema import Advantage
+from configs.train import Advantage
 from tasks.train.samples import Floats, Sample
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs import Config, ConfigError, load
-from configs.schema import Trainer
+from configs.cluster import Trainer
 from storage import interrupts
 from storage.commands.arguments import Parser, whole
 from storage.commands.output import print_error

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from configs.schema import Rollout
+from configs.rollout import Rollout
 from storage.records import TRAJECTORY_SCHEMA, Trajectory, to_table
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.agent import AgentTask, EndpointAgent

@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 import pytest
 
-from configs.schema import Rollout
+from configs.rollout import Rollout
 from storage.records import Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.command_agent import CommandAgent

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from configs import ConfigError
-from configs.schema import Rollout
+from configs.rollout import Rollout
 from storage.records import TRAJECTORY_SCHEMA, Trajectory, to_table
 from tasks.agents.chat import Chat
 from tasks.agents.math_multi_turn import MathMultiTurnAgent

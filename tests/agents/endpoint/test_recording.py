@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.schema import Reward
+from configs.score import Reward
 from storage.records import TRAJECTORY_SCHEMA, Score, Trajectory, to_table
 from tasks.agents.chat import Chat
 from tasks.agents.endpoint.completions import Completions, Policy

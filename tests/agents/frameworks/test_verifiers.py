@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from configs.schema import FileSource
+from configs.problems import FileSource
 from storage.records import Call, Problem
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat

@@ -1,0 +1,74 @@
+"""Print all knobs on one page: the name, type, default and sentence of each."""
+
+import argparse
+import inspect
+import json
+import textwrap
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
+
+from configs.knobs import sections
+from configs.schema import Config
+
+
+class Entry(NamedTuple):
+    """A knob or a section on the page.
+
+    Example: Entry("ppo.eps_clip: float = 0.2", "The ratio is clipped to …", is_knob=True)
+    """
+
+    title: str
+    sentence: str
+    is_knob: bool
+
+
+def entries(section: type[BaseModel], prefix: str = "", seen: set[type[BaseModel]] | None = None) -> Iterator[Entry]:
+    """Yield an entry for each field of a section and of the sections inside.
+
+    The knobs of a section that has several places, such as those of a source of problems, are shown at the first one.
+    """
+    seen = set() if seen is None else seen
+    for name, field in section.model_fields.items():
+        inside = sections(field.annotation)
+        default = "" if field.is_required() or inside else f" = {json.dumps(to_jsonable_python(field.default))}"
+        sentence = field.description or "; ".join(inspect.getdoc(one) or "" for one in inside)
+        yield Entry(f"{prefix}{name}: {_type(field.annotation)}{default}", sentence, is_knob=not inside)
+        for one in inside:
+            if one not in seen:
+                seen.add(one)
+                yield from entries(one, f"{prefix}{name}.", seen)
+
+
+def _type(annotation: Any) -> str:
+    """Write a type as a user reads it: `reward | loss`, `float | empty`, `list[ToolChoice]`."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is types.NoneType:
+        return "empty"
+    if origin is typing.Annotated:
+        return _type(arguments[0])
+    if origin is typing.Literal:
+        return " | ".join(str(argument) for argument in arguments)
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(_type(argument) for argument in arguments)
+    name: str = getattr(origin or annotation, "__name__", str(annotation))
+    return f"{name}[{', '.join(_type(argument) for argument in arguments)}]" if arguments else name
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m configs", description=__doc__)
+    parser.add_argument("beginning", nargs="?", default="", help="show only names that begin so, such as ppo.kl")
+    beginning = parser.parse_args().beginning
+    shown = [entry for entry in entries(Config) if entry.title.startswith(beginning)]
+    for entry in shown:
+        print(entry.title)
+        print(textwrap.indent(textwrap.fill(entry.sentence, 110), "    ") + "\n")
+    print(f"{sum(entry.is_knob for entry in shown)} knobs")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The knobs of processes beside the flow's own: the trainer's ranks and the workers on a cluster."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from configs.knobs import Knobs, NonNegativeInt
+
+_HOST_AND_PORT = r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}"
+
+
+class Trainer(Knobs):
+    """Start, time limits and restarts of the trainer's ranks. No knob here changes a number."""
+
+    launcher: Literal["in-process", "torchrun", "ray"] = "in-process"
+    """in-process: one trainer in the flow's process. torchrun: `ppo.parallel` ranks, which live through the flow. ray:
+    these ranks on `hosts` nodes of the cluster (`cluster.address`)."""
+    hosts: PositiveInt = 1
+    """Number of hosts with equally many ranks. The flow starts those of its own host, which has the first ranks; the
+    others are started beside it (`tasks/train/README.md`)."""
+    address: Annotated[str, Field(pattern=rf"^{_HOST_AND_PORT}$")] | None = None
+    """Name or IP address of the flow's host in the network of the hosts, with a free port: `10.0.0.1:29500`. Empty, for
+    one host: the loopback address and any free port."""
+    timeout_s: Annotated[float, Field(ge=5, le=86_400)] = 600.0
+    """Longest wait of a rank for the others, for example until the first one of its host has fetched a checkpoint.
+    After it, all ranks end: one of them hangs, or a host is unreachable."""
+    startup_timeout_s: Annotated[float, Field(ge=5, le=86_400)] = 600.0
+    """Longest wait in each step of starting the ranks. On other hosts than the flow's it must also cover what the flow
+    does before it opens its trainer, such as making policy version 0."""
+    max_restarts: NonNegativeInt = 0
+    """Number of times in a flow run that all ranks start again, from the last checkpoint, after one was lost."""
+
+
+class Cluster(Knobs):
+    """Rollout workers on the nodes of a Ray cluster. No knob here changes a number."""
+
+    address: Annotated[str, Field(pattern=rf"^(auto|{_HOST_AND_PORT})$")] | None = None
+    """Ray cluster that plays the episodes: `auto` for the one that this host belongs to, or `host:port` of its head.
+    Empty: this machine alone, without Ray."""
+    rollout_workers: PositiveInt | None = None
+    """Largest number of nodes that play episodes, with one worker each. Empty: all nodes with room for one, also those
+    that join later."""
+    judges: NonNegativeInt | None = None
+    """Largest number of nodes that play nothing, but help to grade. Empty: all others. Nodes that play grade, too, each
+    with `score.workers` processes."""
+    gpus_per_worker: NonNegativeInt | None = None
+    """GPUs that a node must have free for a worker. Empty: as many as its `inference.replicas` servers need, or none
+    with the CPU build of vLLM."""
+    start_timeout_s: PositiveFloat = 600.0
+    """Longest wait for the first rollout worker, and for another one after all were lost."""
+    silence_s: Annotated[float, Field(ge=5)] = 60.0
+    """A worker that has not answered for so many seconds is lost: others play its episodes."""

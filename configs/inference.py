@@ -1,0 +1,54 @@
+"""The knobs of the vLLM servers."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, PositiveFloat, PositiveInt, model_validator
+
+from configs.knobs import MOST_WORKERS, URI, Knobs, Share
+from configs.safety import check_extra_args, check_server
+
+
+class Inference(Knobs):
+    urls: list[Annotated[URI, AfterValidator(check_server)]] = []
+    """vLLM servers to use, such as http://127.0.0.1:8000 or unix:///run/vllm; empty: the pipeline starts `replicas`.
+    Such servers need --enable-scale-out, VLLM_SERVER_DEV_MODE=1, --logprobs-mode processed_logprobs and access to the
+    checkpoint files. Their API key is read from the environment (VLLM_API_KEY). A command does not know what they
+    serve, so its first swap sets their weights to 0: the canary then proves that other weights were loaded."""
+    replicas: PositiveInt = 1
+    """Number of servers to start if no URLs are given. Each gets its own GPUs out of CUDA_VISIBLE_DEVICES, or out of
+    all GPUs if that is not set: as many as the parallel sizes in `extra_args` need. Too few GPUs are an error. Servers
+    take the last GPUs and the trainer takes the first one, which it shares with a server only if no GPU is free."""
+    swap: Literal["reload", "restart"] = "reload"
+    """Method by which servers get new weights: in place, or by a restart (for tied embeddings on a CPU)."""
+    canary_tolerance: PositiveFloat = 1e-4
+    """Largest mean difference between the server's and the trainer's logprobs of the canary; it allows for errors of
+    the number format. A swap must also show that the weights changed: by these logprobs, or by the server's
+    checksums."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Number format of the served weights."""
+    max_model_len: PositiveInt = 2048
+    """Length of the context in tokens: prompt, turns and feedback together."""
+    gpu_memory_utilization: Share = 0.9
+    """Share of the GPU's memory that a server takes (GPU only)."""
+    kv_cache_gib: PositiveInt = 1
+    """Memory for the key-value cache in GiB (CPU only)."""
+    threads: PositiveInt = 1
+    """Number of OpenMP threads of a server (CPU only)."""
+    enforce_eager: bool = False
+    """Skip compilation and CUDA graphs: servers start sooner, but run slower on GPUs."""
+    startup_timeout_s: PositiveFloat = 600
+    """A server that is not healthy after so many seconds is an error."""
+    extra_args: Annotated[list[str], AfterValidator(check_extra_args)] = []
+    """More command line arguments for vLLM, such as [--max-num-seqs, "512"]. Arguments that change where it listens or
+    what it serves, or that run other code, are refused."""
+
+    @model_validator(mode="after")
+    def _startable(self) -> Self:
+        if self.urls:  # these knobs have no effect on servers that the pipeline does not start
+            return self
+        if self.gpu_memory_utilization == 0:
+            raise ValueError("gpu_memory_utilization=0 leaves no memory to the server: use 0.9 or so")
+        for name in ("replicas", "threads"):
+            if getattr(self, name) > MOST_WORKERS:
+                raise ValueError(f"{name} is above {MOST_WORKERS:,}: no machine starts more; use a smaller number")
+        return self

@@ -1,0 +1,170 @@
+"""The knobs of problems: where they come from, how often each is drawn, and which are left out."""
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, PositiveInt, model_validator
+
+from configs.knobs import URI, Knobs, Megabytes, Share
+from configs.safety import brief
+
+Column = Literal["id", "prompt", "solutions", "source", "metadata"]
+
+
+Fields = dict[Column, str | list[str]]
+
+
+MOST_PAIRS = 10**8
+"""Largest number of pairs of operands; all pairs are listed before some are drawn."""
+
+
+class ArithmeticSource(Knobs):
+    """Generated problems such as `a + b` and `a - b`. The split of a problem depends only on its text."""
+
+    kind: Literal["arithmetic"]
+    split: Literal["train", "held-out"] = "train"
+    """Split to generate. Train and held-out never share a problem, whatever the seeds and ranges."""
+    low: int = 0
+    """Smallest operand."""
+    high: int = 20
+    """Largest operand."""
+    operators: Annotated[list[Literal["+", "-", "*"]], Field(min_length=1)] = ["+", "-"]
+    """Operators to draw from."""
+    count: PositiveInt | None = None
+    """Number of problems to take after shuffling; empty: all."""
+    seed: int = 0
+    """Seed of the shuffle."""
+
+    @model_validator(mode="after")
+    def _range(self) -> Self:
+        if self.high < self.low:
+            raise ValueError(f"high={self.high} is below low={self.low}: set high to {self.low} or more")
+        if (pairs := len(set(self.operators)) * (self.high - self.low + 1) ** 2) > MOST_PAIRS:
+            raise ValueError(f"{brief(pairs)} possible problems are more than {MOST_PAIRS:,}: lower high")
+        return self
+
+
+class FileSource(Knobs):
+    """Rows of a JSONL or Parquet file."""
+
+    kind: Literal["jsonl", "parquet"]
+    path: URI
+    """Path or URI of the file, or a pattern for several (`new/*.jsonl`); ids then begin with the name of the file."""
+    preset: Literal["gsm8k", "math", "areal", "verifiers", "verl"] | None = None
+    """Name of a known data set, whose field mapping is used; or give `fields`."""
+    fields: Fields = {}
+    """Your own mapping: the columns of the prompt and the solution(s) and, if you like, of the id and the source. The
+    problem keeps those of `metadata`, a list, which agent, environment and scorer see. `reward_model.ground_truth` is a
+    column inside of another. A prompt may be messages; a row may lack columns of `metadata`."""
+    count: PositiveInt | None = None
+    """Take only so many rows, the first ones; empty: all."""
+    max_line_mb: Megabytes = 16
+    """A longer line, or row of a Parquet file, is a bad row. Without this limit a file without line ends would fill the
+    memory."""
+
+    @model_validator(mode="after")
+    def _mapping(self) -> Self:
+        _check_mapping(self.preset, self.fields)
+        return self
+
+
+class HubSource(Knobs):
+    """A Hugging Face data set by name."""
+
+    kind: Literal["hub"]
+    name: str
+    """Name of the data set, such as `openai/gsm8k`, or a local folder with a data set."""
+    subset: str | None = None
+    """Configuration of the data set (Hugging Face's term), such as `main`."""
+    split: str = "train"
+    """Split of the data set."""
+    preset: Literal["gsm8k", "math", "areal", "verifiers", "verl"] | None = None
+    """Name of a known data set, whose field mapping is used; or give `fields`."""
+    fields: Fields = {}
+    """Your own mapping: the columns of the prompt and the solution(s) and, if you like, of the id and the source. The
+    problem keeps those of `metadata`, a list, which agent, environment and scorer see. `reward_model.ground_truth` is a
+    column inside of another. A prompt may be messages; a row may lack columns of `metadata`."""
+    count: PositiveInt | None = None
+    """Take only so many rows, the first ones; empty: all."""
+
+    @model_validator(mode="after")
+    def _mapping(self) -> Self:
+        _check_mapping(self.preset, self.fields)
+        return self
+
+
+class StoredSource(Knobs):
+    """A problem set that is already in the store."""
+
+    kind: Literal["stored"]
+    version: Annotated[str, Field(pattern=r"^problems/[0-9a-f]+$")]
+    """Version of the problem set, such as `problems/1f0c4a7be23d5566`."""
+
+
+def _check_mapping(preset: str | None, fields: Fields) -> None:
+    if bool(preset) == bool(fields):
+        raise ValueError(
+            "give either preset (gsm8k, math, areal, verifiers, verl) or fields (prompt and solutions), not both"
+        )
+    if fields and not {"prompt", "solutions"} <= fields.keys():
+        raise ValueError(f"fields={fields} must name the columns of prompt and of solutions")
+    if several := [name for name, columns in fields.items() if isinstance(columns, list) and name != "metadata"]:
+        raise ValueError(f"fields.{several[0]}={fields[several[0]]}: only metadata has a list of columns; name one")
+
+
+Source = Annotated[ArithmeticSource | FileSource | HubSource | StoredSource, Field(discriminator="kind")]
+
+
+class ProblemSampling(Knobs):
+    """The frequency with which a run draws each problem, by its results in earlier runs (`python -m flows.history`)."""
+
+    prefer: Literal["all", "middle"] = "all"
+    """`all` draws every problem once before any repeats; `middle` draws problems more often that are neither always nor
+    never solved."""
+    retire_at: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Leave out problems whose success rate is at least this; 0.95 is usual; empty: leave out none for this reason."""
+    leave_out_suspects: bool = False
+    """Leave out problems that were never solved, because their gold answers may be wrong."""
+    least_episodes: PositiveInt = 16
+    """A problem with fewer episodes has no known success rate yet; it is drawn like a problem of the middle."""
+    last_episodes: PositiveInt = 64
+    """The success rate of a problem counts about so many of its newest episodes."""
+
+    @property
+    def active(self) -> bool:
+        return self.prefer != "all" or self.retire_at is not None or self.leave_out_suspects
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.last_episodes < self.least_episodes:
+            raise ValueError(
+                f"last_episodes={self.last_episodes} is below least_episodes={self.least_episodes}: "
+                "no problem would ever have enough episodes; raise last_episodes"
+            )
+        return self
+
+
+def _exclusions_version(version: str) -> str:
+    if not re.fullmatch(r"exclusions/[0-9a-f]+", version):
+        raise ValueError(
+            f"{version!r} is not a version such as exclusions/1f0c4a7be23d5566: `python -m tasks.provenance exclude` "
+            "prints them, `python -m storage ls --kind exclusions` lists them; an alias may move, so it is not allowed"
+        )
+    return version
+
+
+class Problems(Knobs):
+    train: Source
+    """Problems that the policy is trained on."""
+    held_out: Source
+    """Problems that the policy is evaluated on."""
+    sampling: ProblemSampling = ProblemSampling()
+    """Knobs of how often each problem of `train` is drawn."""
+    exclusions: list[Annotated[str, AfterValidator(_exclusions_version)]] = []
+    """Versions (`exclusions/…`) of exclusions, made by `python -m tasks.provenance exclude`. Their trajectories enter
+    no update, and their problems are not drawn. The list may change during a run. It does not affect the warm start."""
+    max_bad_share: Share = 0.01
+    """Bad rows are dropped and reported; a larger share of bad rows is an error."""
+    without_room: Literal["leave-out", "refuse", "play"] = "leave-out"
+    """Reaction to problems whose first prompt leaves less of `inference.max_model_len` than a sixteenth of
+    `sampling.max_new_tokens`: name and never play them, stop before anything is played, or play them all the same."""

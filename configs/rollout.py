@@ -1,0 +1,73 @@
+"""The knobs of playing: sampling, groups and their selection, staleness, time limits."""
+
+from typing import Annotated
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from configs.knobs import Knobs, NonNegativeInt, Share, Temperature
+
+
+class Sampling(Knobs):
+    temperature: Temperature = 1.0
+    """Sampling temperature, 0.01 to 2. 0 is greedy, which cannot be trained on."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling; a value below 1 biases the logprobs."""
+    top_k: NonNegativeInt = 0
+    """Number of most probable tokens to sample from; 0 keeps all tokens, any other value biases the logprobs."""
+    max_new_tokens: PositiveInt = 1024
+    """Largest number of tokens in the completion of one turn."""
+
+
+class Rollout(Knobs):
+    problems_per_iteration: PositiveInt = 32
+    """Number of problems drawn for an iteration, in an order that includes all problems before any repeats."""
+    group_size: PositiveInt = 16
+    """Number of episodes of each problem that are trained on."""
+    generation_size: PositiveInt | None = None
+    """Number of episodes of each problem that are played; the best `group_size` of them are trained on. Empty:
+    `group_size`."""
+    success_rate_lb: Share = 0.0
+    """A group with a smaller share of right turns is rejected, and another problem is drawn in its place."""
+    success_rate_ub: Share = 1.0
+    """A group with a larger share of right turns is rejected, too. A bound says how hard problems may be; groups that
+    teach nothing are those with equal returns."""
+    reject_equal: bool = False
+    """Reject groups whose episodes have equal returns, turn by turn, by the rewards that the environment gave: they
+    teach nothing. Another problem is drawn in their place."""
+    max_resampling_rounds: NonNegativeInt = 2
+    """Number of rounds that replace rejected groups. If groups are still missing then, the batch is smaller, or even
+    empty."""
+    max_head_offpolicyness: NonNegativeInt = 0
+    """Largest staleness that is trained on, in policy versions; older trajectories are left out. With `run.overlap`, it
+    also bounds how far ahead episodes begin, so that none becomes too old."""
+    policy_lag: NonNegativeInt = 0
+    """Play with the policy so many versions behind the newest: intended staleness, for experiments."""
+    concurrency: PositiveInt = 512
+    """Number of episodes that run at the same time. Whole groups begin if `sampling.max_new_tokens` is 64 or less."""
+    processes: PositiveInt = 1
+    """Number of processes of this host that play, each with its share of the servers (`inference.replicas` or
+    `inference.urls`), of `concurrency` and of `score.workers`. 1: the flow's own process. It is full at about 110,000
+    tokens/s, or 370 short episodes/s."""
+    episode_deadline_s: PositiveFloat = 600
+    """An episode that takes longer is stored as failed, by the policy's fault if the engine was answering most of the
+    time. Time in which another episode blocked all others does not count."""
+    request_timeout_s: PositiveFloat = 300
+    """A completion that takes longer, or half of `episode_deadline_s`, ends there, as at the token limit. A request of
+    which nothing was sampled in this time is sent again."""
+    request_retries: NonNegativeInt = 5
+    """Number of times that a failed request is sent again."""
+    max_failed_share: Share = 0.1
+    """A larger share of episodes that failed by the set-up's fault stops the run. Those that the policy's own behaviour
+    ended (context, requests, time, calls that cannot be read) do not count; an alarm says when there are more."""
+    rows_per_shard: PositiveInt = 256
+    """Number of trajectories in one Parquet shard; a shard is written as soon as it is full."""
+    allow_biased_sampling: bool = False
+    """Train even if top_p or top_k bias the recorded logprobs."""
+    allow_own_sampling: bool = False
+    """Let agents with queues ask with another temperature, top_p or top_k than `sampling`, although training takes the
+    logprobs for those of `sampling`. Otherwise such a request fails its episode."""
+
+    @property
+    def longest_completion_s(self) -> float:
+        """The time after which a completion is cut: early enough for its episode to be recorded with it."""
+        return min(self.request_timeout_s, self.episode_deadline_s / 2)

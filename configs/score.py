@@ -1,0 +1,99 @@
+"""The knobs of scores, and of the rewards that training makes of them."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, PositiveFloat, model_validator
+
+from configs.knobs import Knobs, Megabytes, NonNegativeFloat, NonNegativeInt, Share, Workers, refuse_idle
+
+LONGEST_VERDICT_S = 9e8
+"""A tenth of the longest time that a thread can wait, because the pipeline waits ten times as long for a verifier."""
+
+
+class Score(Knobs):
+    type: str | dict[str, str] = "math-verify"
+    """Scorer that judges stored turns: a registered name (`math-verify`, `environment`, `code`), or
+    `package.module:function` for your own. Or a mapping from the source of problems to such names:
+    `{default: math-verify, code: code}`."""
+    args: dict[str, dict[str, Any]] = {}
+    """Keyword arguments by scorer, such as `{environment: {success_above: 0.5}}`; they are checked before anything
+    starts."""
+    reading: Literal["answer", "library"] = "answer"
+    """The text that scorer and environment `math-verify` grade. answer: the final answer that the agent gave to the
+    environment, read as a person would read it (`tasks/score/README.md`). library: whatever math-verify finds in the
+    turn's text, as before; it pays for the question's own expression, such as `12 + 7` for 19."""
+    success: Literal["said", "reward"] = "said"
+    """When a turn is right for the scorer `environment` and for filters while playing. said: environment or agent said
+    so with a verdict; else, if its reward has a part named `correct`, that is above 0.5; else its reward is above
+    `success_above` of the scorer `environment` (0). reward: the part counts for nothing, so a paid format may too."""
+    workers: Workers = 2
+    """Number of verifier processes, which can be killed."""
+    timeout_s: Annotated[float, Field(ge=1e-6, le=LONGEST_VERDICT_S)] = 5
+    """An answer that needs more seconds of processor time counts as `timeout`; waiting for a busy machine does not
+    count."""
+    memory_mb: Megabytes = 2048
+    """An answer that needs more megabytes of memory counts as `error`."""
+    max_failure_share: Share = 0.05
+    """A larger share of timeouts and errors stops the run."""
+
+    @property
+    def by_source(self) -> dict[str, str]:
+        """The scorers by source of problems; `default` is for all other sources."""
+        return self.type if isinstance(self.type, dict) else {"default": self.type}
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if "default" not in self.by_source:
+            raise ValueError(f"type={self.type!r} names no scorer for other sources: add default: math-verify")
+        return self
+
+
+class Reward(Knobs):
+    """The reward of each turn in training: r = clip((x - bias) * scaling - overlong, ±max_clip), x from the score.
+
+    A turn that answers nothing, such as a call of a tool, has only the penalty for its length: r = clip(-overlong).
+    """
+
+    shape: Literal["success", "raw"] | None = None
+    """success: x = (reward - 0.5) * 2, so that rewards of 0 and 1 become -1 and 1. raw: x is the reward as the scorer
+    gave it. Empty: `success` where `score.type` is `math-verify` or `code`, whose rewards are verdicts, and `raw` for
+    `environment` and your own functions."""
+    unfinished: Literal["least", "leave-out"] = "least"
+    """Episodes that ended without a verdict. least: where the policy's own behaviour ended them (a full context, too
+    many requests, sampling until the deadline), they are trained on with the least reward after their last turn, for
+    each unplayed turn if their number is known, otherwise once, and not after a turn that was right by the scorer's
+    verdict. Episodes that an error ended are left out. Calls of tools are penalised for length, too, each by the limit
+    of its request. leave-out: episodes that failed, and without a critic those with an unknown number of unplayed
+    turns, are left out."""
+    least: float | None = None
+    """The least reward in the scorer's units, such as -1 (with shape `raw` only; with `success` it is that of a wrong
+    answer). Empty: the lowest of the update's scores, or 0 if none is below 0. One's own function that ran out of time
+    or failed gives no more than this."""
+    bias: float = 0.0
+    """Subtracted from x."""
+    scaling: PositiveFloat = 1.0
+    """Factor that multiplies the result after the bias."""
+    max_clip: PositiveFloat = 20.0
+    """Largest absolute reward."""
+    overlong_tokens: NonNegativeInt = 0
+    """Number of tokens before `sampling.max_new_tokens` over which the penalty for length rises from 0 to its full
+    size, and fewer in proportion where a request had a lower limit; 0: no penalty."""
+    overlong_penalty: NonNegativeFloat = 1.0
+    """Full size of the penalty for length, at the limit."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.overlong_tokens == 0:
+            refuse_idle(self, "overlong_penalty", why="without overlong_tokens")
+        if self.shape == "success" or not self.counts_unfinished:
+            refuse_idle(self, "least", why="without shape=raw and unfinished=least")
+        return self
+
+    def shape_of(self, scorer: str) -> Literal["success", "raw"]:
+        """Return the shape of the rewards of a scorer."""
+        return self.shape or ("success" if scorer in ("math-verify", "code") else "raw")
+
+    @property
+    def counts_unfinished(self) -> bool:
+        """True if episodes that the policy ended without a verdict have the least reward."""
+        return self.unfinished == "least"

@@ -1,0 +1,26 @@
+"""The knobs of the store."""
+
+from typing import Annotated
+
+from pydantic import AfterValidator, PositiveFloat, PositiveInt
+
+from configs.knobs import URI, Knobs
+from configs.safety import check_place
+
+
+class Storage(Knobs):
+    root: Annotated[URI, AfterValidator(check_place)] = "./var"
+    """The root of the store that holds all versions: a local folder, `memory://name` or `s3://bucket/prefix`."""
+    cache: Annotated[str, AfterValidator(check_place)] = "./var/cache"
+    """Local folder for copies of the versions of a remote root, and for logs of servers."""
+    cache_gib: PositiveFloat = 100.0
+    """Largest size of the copies of a remote root; the files that were unused for longest are deleted first."""
+    request_timeout_s: PositiveFloat = 30.0
+    """S3: a request without an answer for so many seconds is sent again."""
+    patience_s: PositiveFloat = 600.0
+    """S3: an operation is retried for so many seconds before the run fails."""
+    serving_copy: bool = False
+    """Add to every checkpoint a bfloat16 copy of its weights: servers with `inference.dtype=bfloat16` fetch half."""
+    whole_copy_every: PositiveInt = 1
+    """Store only every so many-th copy whole, and of the others what changed: a few per cent, which is all that hosts
+    with the copy before it fetch. For remote roots, with `serving_copy`."""
