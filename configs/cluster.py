@@ -34,9 +34,9 @@ class Trainer(Knobs):
 class Cluster(Knobs):
     """Rollout workers on the nodes of a Ray cluster. No knob here changes a number."""
 
-    address: Annotated[str, Field(pattern=rf"^(auto|{_HOST_AND_PORT})$")] | None = None
-    """Ray cluster that plays the episodes: `auto` for the one that this host belongs to, or `host:port` of its head.
-    Empty: this machine alone, without Ray."""
+    address: Annotated[str, Field(pattern=rf"^(local|auto|{_HOST_AND_PORT})$")] | None = None
+    """Ray that runs the processes: `local` for one of this host alone, which the flow starts and ends, `auto` for the
+    cluster that this host belongs to, or `host:port` of its head. Empty: one process, without Ray."""
     rollout_workers: PositiveInt | None = None
     """Largest number of nodes that play episodes, with one worker each. Empty: all nodes with room for one, also those
     that join later."""

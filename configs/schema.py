@@ -81,6 +81,11 @@ class Config(Knobs):
             rule(self)
         return self
 
+    @property
+    def ray_address(self) -> str | None:
+        """The Ray that the run needs (`Cluster.address`); None: one process is enough."""
+        return self.cluster.address
+
 
 def warm_start_has_problems(config: Config) -> None:
     """A warm start teaches arithmetic."""

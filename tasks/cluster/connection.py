@@ -1,5 +1,6 @@
-"""The connection of the flow to a Ray cluster, which must ask for a token."""
+"""The connection of the flow to Ray, which must ask for a token: one on this host, or a cluster."""
 
+import logging
 import os
 import signal
 import socket
@@ -8,11 +9,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from configs import Config
+from tasks.cluster.local_ray import local_ray
 from tasks.cluster.placement import Node
-from tasks.train.ranks.host import split_address
+from tasks.inference.devices import devices_of_a_server, visible_devices
 
+logger = logging.getLogger(__name__)
+LOCAL = "local"
 _CONNECT_S = 10.0
 _MODE = "RAY_AUTH_MODE"
+_TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 _REMEDY = (
     "Anybody who reaches a cluster without a token can run programs on it. Make one with `ray get-auth-token "
     f"--generate`, copy ~/.ray/auth_token to every host, and set {_MODE}=token on all of them before `ray start`"
@@ -20,13 +26,16 @@ _REMEDY = (
 
 
 @contextmanager
-def connected(address: str) -> Iterator[None]:
-    """Connect this process to a cluster until the block ends; then Ray ends everything that the flow has started.
+def connected(config: Config) -> Iterator[None]:
+    """Connect this process to the run's Ray until the block ends; then Ray ends everything that the flow has started.
+
+    With `cluster.address=local` the block has a Ray of its own. Inside of another such block it does nothing.
 
     Raises:
         ImportError: Ray is not installed.
         ValueError: there is no token.
         ConnectionError: the cluster is not reached, or refuses the token.
+        RuntimeError: Ray did not start on this host.
     """
     if os.environ.setdefault(_MODE, "token") != "token":  # read by Ray's libraries when they are imported
         raise ValueError(f"{_MODE}={os.environ[_MODE]!r}: set it to token. {_REMEDY}")
@@ -34,20 +43,31 @@ def connected(address: str) -> Iterator[None]:
         import ray
     except ImportError as error:
         raise ImportError("cluster.address needs Ray: install the extra, math-mt-ppo[ray]") from error
+    address = config.ray_address
+    assert address
     if ray.is_initialized():  # by the trainer, which is opened first
         yield
-        return
-    require_token()
+    elif address == LOCAL:
+        with _started(config) as (own, token), _token_of(token), _on_loopback(), _connection(own):
+            yield
+    else:
+        require_token()
+        _check_reached(address)
+        with _connection(address):
+            _warn_of_metrics()
+            yield
+
+
+@contextmanager
+def _connection(address: str) -> Iterator[None]:
+    import ray
+
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        _check_reached(address)
         ray.init(address, log_to_driver=False, configure_logging=False)
     except ConnectionError as error:
-        raise ConnectionError(
-            f"no Ray cluster answers at {address}: {error}. Start one with `ray start --head`, or give the address of "
-            "its head in cluster.address"
-        ) from error
+        raise _unreached(address, error) from error
     except ray.exceptions.AuthenticationError as error:
         raise ConnectionError(f"the Ray cluster at {address} refuses this host's token: {error}. {_REMEDY}") from error
     finally:
@@ -59,18 +79,86 @@ def connected(address: str) -> Iterator[None]:
         ray.shutdown()
 
 
+@contextmanager
+def _started(config: Config) -> Iterator[tuple[str, Path]]:
+    """Start Ray on this host, with as many cores for it as the run's processes ask for; yield address and token."""
+    log = Path(config.storage.cache) / "logs" / config.run.name / "ray.log"
+    with local_ray(log, cpus=config.ppo.parallel.ranks + 1, gpus=_gpus(config)) as started:
+        yield started
+
+
+def _gpus(config: Config) -> list[str]:
+    """Return the GPUs for Ray: all, or all but the first, if a trainer in this process has that one for itself."""
+    visible, settings = visible_devices(), config.inference
+    alone = config.trainer.launcher != "ray" and len(visible) > settings.replicas * devices_of_a_server(
+        settings.extra_args
+    )
+    return visible[1:] if alone else visible
+
+
+@contextmanager
+def _token_of(file: Path) -> Iterator[None]:
+    """Let this process use the token in a file, and not that of the user."""
+    import ray._raylet as raylet
+
+    loader = raylet.AuthenticationTokenLoader.instance()  # type: ignore[attr-defined] # it reads a token once
+    users = {name: os.environ.pop(name) for name in _TOKENS if name in os.environ}
+    try:
+        os.environ["RAY_AUTH_TOKEN_PATH"] = str(file)
+        loader.reset_cache()
+        require_token()
+    finally:
+        del os.environ["RAY_AUTH_TOKEN_PATH"]
+        os.environ |= users
+    try:
+        yield
+    finally:
+        loader.reset_cache()
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let Ray connect to the loopback address; otherwise it takes that for the address of a network card."""
+    from ray._private import ray_constants
+
+    before, ray_constants.ENABLE_RAY_CLUSTER = ray_constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
+
+
 def _check_reached(address: str) -> None:
     """Raise ConnectionError if nobody listens at the address of a cluster: Ray itself tries for many minutes."""
     from ray._private.services import canonicalize_bootstrap_address
 
     place = canonicalize_bootstrap_address(address)
     if place is None:
-        raise ConnectionError("this host belongs to no cluster")
-    host, port = split_address(place)
+        raise _unreached(address, "this host belongs to no cluster")
+    host, _, port = place.rpartition(":")
     try:
-        socket.create_connection((host, port), _CONNECT_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
     except OSError as error:
-        raise ConnectionError(error.strerror or str(error)) from error
+        raise _unreached(address, error.strerror or str(error)) from error
+
+
+def _unreached(address: str, why: object) -> ConnectionError:
+    return ConnectionError(
+        f"no Ray cluster answers at {address}: {why}. Start one with `ray start --head`, or give the address of its "
+        "head in cluster.address"
+    )
+
+
+def _warn_of_metrics() -> None:
+    """Warn if nodes export metrics, which Ray does on all interfaces and without asking for the token."""
+    import ray
+
+    exporting = [node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"] and node["MetricsExportPort"] > 0]
+    if exporting:
+        logger.warning(
+            "Ray exports metrics to everybody who reaches %s: set RAY_enable_metrics_collection=0 before `ray start`",
+            ", ".join(exporting),
+        )
 
 
 def require_token() -> None:

@@ -33,7 +33,7 @@ def open_workers(workspace: Workspace, *, playing: bool = True) -> Iterator["Wor
     """Open the workers that play and grade episodes, or only grade them: by default one, in this process."""
     from tasks.rollout.workers import LocalWorkers
 
-    if workspace.config.cluster.address:
+    if workspace.config.ray_address:
         with open_cluster(workspace, playing=playing) as cluster:
             yield cluster
         return
@@ -49,12 +49,11 @@ def open_workers(workspace: Workspace, *, playing: bool = True) -> Iterator["Wor
 
 @contextmanager
 def open_cluster(workspace: Workspace, *, playing: bool) -> Iterator["Workers"]:
-    """Open workers on the nodes of a Ray cluster."""
+    """Open workers on the nodes of Ray."""
     from tasks.cluster.connection import connected
 
     config, progress = workspace.config, get_run_logger().info
-    assert config.cluster.address
-    with connected(config.cluster.address):
+    with connected(config):
         from tasks.cluster.node_workers import NodeWorkers
 
         with NodeWorkers(config, progress, playing=playing) as workers:
@@ -80,8 +79,7 @@ def open_trainer(workspace: Workspace) -> Iterator[OrderedTrainer]:
     if config.trainer.launcher == "ray":
         from tasks.cluster.connection import connected
 
-        assert config.cluster.address
-        with connected(config.cluster.address):
+        with connected(config):
             from tasks.cluster.trainer import RayTrainer
 
             with RayTrainer(config, get_run_logger().info) as on_nodes:

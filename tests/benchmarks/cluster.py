@@ -86,7 +86,7 @@ def _score_s(lab: Lab, address: str, nodes: int, graded: TrajectoriesVersion) ->
 
     limits = f"cluster={{address: '{address}', judges: {nodes}}}"
     config = lab.config("inference.urls=[]", limits, "score.workers=1")
-    with connected(address):
+    with connected(config):
         from tasks.cluster.node_workers import NodeWorkers
 
         with NodeWorkers(config, lambda _: None, playing=False) as workers:
@@ -157,7 +157,7 @@ def _share_of_ideal(lab: Lab, address: str, count: int) -> float:
     config = config.model_copy(update={"agent": Agent(type="math-single-step")})
     with disable_run_logger():
         problem_set, _ = import_problems.fn(Workspace(config))
-    with connected(address):
+    with connected(config):
         return _play(lab, config, problem_set, count)
 
 

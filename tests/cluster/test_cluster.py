@@ -128,10 +128,11 @@ def test_what_cannot_work_is_refused_at_once(settings: list[str], monkeypatch: p
 def test_the_simulated_cluster_ends_with_its_process(killed: bool) -> None:
     """`make cluster-demo` starts nodes that ask for its token, and leaves none behind, not even if it is killed."""
     code = """if True:
+        from configs import load
         from flows.launch.simulated_cluster import simulated_cluster
         from tasks.cluster.connection import connected, nodes
         with simulated_cluster(2) as address:
-            with connected(address):
+            with connected(load("demo", ["storage.root=store", f"cluster.address={address}"])):
                 print(len(nodes()), flush=True)
             input()
     """

@@ -31,6 +31,7 @@ SUPERVISOR, SERVER = "tasks/inference/supervisor.py", "vllm.entrypoints"
 DRIVER = """
 import os, sys, time
 from pathlib import Path
+from configs import load
 from tasks.cluster.connection import connected, environment
 
 class Starts:
@@ -40,7 +41,7 @@ class Starts:
         self.made.start([sys.executable, "-c", "import time; time.sleep(600)"], os.environ)
         return self.made.pid, self.made.folder
 
-with connected(sys.argv[1]):
+with connected(load("demo", ["storage.root=store", f"cluster.address={sys.argv[1]}"])):
     import ray
     actor = ray.remote(Starts).options(runtime_env=environment()).remote()
     print(*ray.get(actor.start.remote(sys.argv[2])), flush=True)

@@ -1,0 +1,112 @@
+"""Ray that the flow starts on this host (`cluster.address=local`)."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.paths import ROOT
+
+SETTINGS = ["storage.root={0}/store", "storage.cache={0}/cache", "cluster.address=local"]
+FLOW = """
+import json, os, sys
+from configs import load
+from tasks.cluster.connection import connected, environment
+
+class Actor:
+    def sees(self):
+        import psutil, ray
+        return psutil.Process().pid, ray.util.get_node_ip_address(), sorted(os.environ), os.getcwd()
+
+with connected(load("demo", sys.argv[1:])):
+    with connected(load("demo", sys.argv[1:])):  # as the workers inside of the trainer's block
+        import ray
+    actors = [ray.remote(Actor).options(num_cpus=1, runtime_env=environment()).remote() for _ in range(2)]
+    seen = ray.get([actor.sees.remote() for actor in actors])
+    print(json.dumps([seen, os.environ.get("RAY_AUTH_TOKEN")]), flush=True)
+    input()
+print(json.dumps("ended"), flush=True)
+"""
+
+
+@contextmanager
+def flow(folder: Path, environment: dict[str, str], before: tuple[str, ...] = ()) -> Iterator["subprocess.Popen[str]"]:
+    """Run a flow with a Ray of its own, whose TMPDIR is in the folder."""
+    folder.mkdir()
+    overrides = [override.format(folder) for override in SETTINGS]
+    command = [*before, sys.executable, "-c", FLOW, *overrides]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=os.environ | environment, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def answer(process: "subprocess.Popen[str]") -> Any:
+    """Return what a flow prints next."""
+    assert process.stdout
+    line = process.stdout.readline()
+    assert line, "the flow has ended"
+    return json.loads(line)
+
+
+def no_process_is_left(started: list[psutil.Process], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while any(process.is_running() and process.status() != "zombie" for process in started):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.2)
+    return True
+
+
+def test_it_is_private_and_ends_with_the_flow(tmp_path: Path) -> None:
+    """Two at once, with a proxy, a token of the user's and a long TMPDIR: each is alone, and leaves nothing."""
+    scratch = tmp_path / f"a-long-place-for-temporary-files-{'x' * 60}"
+    scratch.mkdir()
+    proxy = dict.fromkeys(["http_proxy", "https_proxy", "all_proxy", "grpc_proxy"], "http://127.0.0.1:9")
+    around = {**proxy, "RAY_AUTH_TOKEN": "the-user's" * 5, "TMPDIR": str(scratch), "RAY_ADDRESS": "10.0.0.9:6379"}
+    with flow(tmp_path / "0", around) as first, flow(tmp_path / "1", around) as second:
+        for process in (first, second):
+            seen, token = answer(process)
+            assert token == around["RAY_AUTH_TOKEN"]
+            assert [ip for _, ip, *_ in seen] == ["127.0.0.1"] * 2
+            assert not any("RAY_AUTH_TOKEN" in names for _, _, names, _ in seen)
+        started = [psutil.Process(process.pid).children(recursive=True) for process in (first, second)]
+        for own in started:
+            sockets = [each for process in own for each in process.net_connections("tcp")]
+            listening = {each.laddr.ip.removeprefix("::ffff:") for each in sockets if each.status == "LISTEN"}
+            assert listening == {"127.0.0.1"}
+            (folder,) = {name for process in own if (name := process.environ().get("RAY_AUTH_TOKEN_PATH"))}
+            assert Path(folder).parent.stat().st_mode & 0o777 == 0o700
+            token = Path(folder).read_text()
+            assert not any(token in " ".join(process.cmdline()) for process in own)
+        first.kill()
+        assert no_process_is_left(started[0], 15)
+        assert second.stdin
+        second.stdin.write("\n")
+        second.stdin.flush()
+        assert answer(second) == "ended"
+        assert no_process_is_left(started[1], 15)
+    assert not Path(folder).parent.exists()
+
+
+@pytest.mark.skipif(
+    not shutil.which("unshare") or subprocess.run(["unshare", "--net", "true"], check=False).returncode != 0,
+    reason="needs the right to make network namespaces",
+)
+def test_it_needs_no_network(tmp_path: Path) -> None:
+    """A host without any network card but the loopback device is enough."""
+    alone = ("unshare", "--net", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
+    with flow(tmp_path / "alone", {}, alone) as process:
+        seen, _ = answer(process)
+        assert len(seen) == 2
