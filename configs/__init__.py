@@ -1,8 +1,8 @@
 """Configuration: one file a stage has its knobs, `schema` composes them, `loader` and `stored` read them."""
 
-from configs.loader import ConfigError, available, differences, flatten, load, to_yaml
+from configs.loader import ConfigError, available, differences, flatten, load, read_stored, to_yaml, unknown
 from configs.schema import Config
-from configs.stored import as_begun, read_stored, unknown, up_to_date
+from configs.stored import as_begun, up_to_date
 
 __all__ = [
     "Config",

@@ -65,17 +65,12 @@ class Gate(Knobs):
     margin: Share = 0.05
     """On guarded sets the whole interval of the difference must be above minus this. Small sets have wide intervals:
     about ±0.06 with 200 problems, ±0.03 with 1,000."""
-    max_failed_verdicts: Share = 0.02
-    """Alarm if a larger share of the verdicts in training are timeouts or errors."""
     max_kl: PositiveFloat = 1.0
     """Alarm if the challenger's sampled tokens are further from the champion than this, in nats per token."""
     max_length_ratio: Annotated[float, Field(gt=1)] = 2.0
     """Alarm if the challenger's answers are longer than the champion's by more than this factor."""
     max_truncated_gain: Share = 0.1
     """Alarm if the share of episodes that a token limit cut rose by more."""
-    hacking_gain: Share = 0.02
-    """Alarm if success on the training problems rose by more than this, while accuracy on the target fell by more than
-    this."""
 
 
 class Retrain(Knobs):

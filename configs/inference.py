@@ -30,8 +30,6 @@ class Inference(Knobs):
     """Length of the context in tokens: prompt, turns and feedback together."""
     gpu_memory_utilization: Share = 0.9
     """Share of the GPU's memory that a server takes (GPU only)."""
-    kv_cache_gib: PositiveInt = 1
-    """Memory for the key-value cache in GiB (CPU only)."""
     threads: PositiveInt = 1
     """Number of OpenMP threads of a server (CPU only)."""
     enforce_eager: bool = False

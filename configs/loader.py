@@ -1,4 +1,7 @@
-"""Loads YAML with dotted overrides into a validated `Config`; errors name the key, the value and the remedy."""
+"""Loads YAML with dotted overrides, or a stored configuration, into a validated `Config`.
+
+Errors name the key, the value and the remedy.
+"""
 
 import difflib
 import io
@@ -16,6 +19,7 @@ from pydantic_core import ErrorDetails
 from configs.knobs import sections, tags
 from configs.safety import brief, check_interpolations, open_regular
 from configs.schema import Config
+from configs.stored import former, up_to_date
 
 FOLDER = Path(__file__).parent
 _LARGEST = 2**20
@@ -57,6 +61,32 @@ def load(name: str | Path, overrides: Iterable[str] = ()) -> Config:
     except ValidationError as error:
         lines = [explain(detail) for detail in error.errors()]
         raise ConfigError(f"configuration {name}:\n" + "\n".join(f"  {line}" for line in lines)) from None
+
+
+def read_stored(values: dict[str, Any], what: str) -> Config:
+    """Convert a stored configuration to a `Config`; errors name `what` it belongs to.
+
+    Raises:
+        ConfigError: it holds knobs or values that this program does not know.
+    """
+    try:
+        return Config.model_validate(up_to_date(values))
+    except ValidationError as error:
+        lines = "\n".join(f"  {explain(detail)}" for detail in error.errors())
+        raise ConfigError(
+            f"this program cannot use the stored configuration of {what}:\n{lines}\n"
+            "If a newer program wrote it, upgrade this one"
+        ) from None
+
+
+def unknown(values: dict[str, Any]) -> list[str]:
+    """List the unknown knobs of an up-to-date configuration, as `key=value`, and what became of former ones."""
+    try:
+        Config.model_validate(values)
+    except ValidationError as error:
+        details = [detail for detail in error.errors() if detail["type"] == "extra_forbidden"]
+        return [explain(detail).partition(": unknown key")[0] for detail in details]
+    return []
 
 
 def to_yaml(config: Config) -> str:
@@ -133,6 +163,8 @@ def explain(detail: ErrorDetails) -> str:
     """Describe a pydantic error on one line: the dotted key, its value, what is wrong, and the nearest known name."""
     key = ".".join(str(part) for part in detail["loc"])
     if detail["type"] == "extra_forbidden":
+        if became := former(key):
+            return f"{key}={brief(detail['input'])}: it is no knob any more: {became}"
         parent, name = detail["loc"][:-1], str(detail["loc"][-1])
         fields = _fields(parent)
         known = f"known keys are {', '.join(sorted(fields))}"

@@ -2,10 +2,13 @@
 
 from typing import Annotated, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
 from configs.knobs import URI, Knobs, Share
 from configs.problems import ArithmeticSource
+
+HEAD_SIZE = 32
+"""Width of an attention head of the tiny policy."""
 
 
 class WarmStart(Knobs):
@@ -13,22 +16,14 @@ class WarmStart(Knobs):
 
     teaches: ArithmeticSource | None = None
     """Problems that the warm start teaches; empty: `problems.train`, which must then be arithmetic."""
-    hidden_size: Annotated[int, Field(gt=0, le=2**16)] = 128
-    """Width of the model: an even multiple of `heads`."""
+    hidden_size: Annotated[int, Field(gt=0, le=2**16, multiple_of=HEAD_SIZE)] = 128
+    """Width of the model, a multiple of 32: it has an attention head for each 32, and half as many key-value heads."""
     layers: Annotated[int, Field(gt=0, le=1000)] = 3
     """Number of layers."""
-    heads: PositiveInt = 4
-    """Number of attention heads."""
-    kv_heads: PositiveInt = 2
-    """Number of key-value heads; `heads` must be a multiple of it."""
     steps: PositiveInt = 1000
     """Largest number of supervised steps."""
     target_accuracy: Share = 0.45
     """Stop when the mean probability of a complete right answer on the taught problems reaches this."""
-    batch_size: PositiveInt = 64
-    """Number of examples in a step."""
-    lr: PositiveFloat = 1e-3
-    """Learning rate after a short warm-up."""
     two_turn_share: Share = 0.25
     """Share of the examples in which a second turn corrects a wrong first answer, which is masked out of the loss."""
     tool_share: Share = 0.0
@@ -42,17 +37,6 @@ class WarmStart(Knobs):
                 f"two_turn_share={self.two_turn_share:g} and tool_share={self.tool_share:g} are more than 1 together: "
                 "lower one of them"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _heads_fit(self) -> Self:
-        size = self.hidden_size
-        if size % (2 * self.heads):
-            fitting = ", ".join(str(heads) for heads in range(1, min(size, 100)) if size % (2 * heads) == 0)
-            remedy = f"set heads to {fitting}" if fitting else "set hidden_size to an even number"
-            raise ValueError(f"hidden_size={size} is not heads={self.heads} times an even number: {remedy}")
-        if self.heads % self.kv_heads:
-            raise ValueError(f"heads={self.heads} is not a multiple of kv_heads={self.kv_heads}: use a divisor of it")
         return self
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, PositiveInt, model_validator
 
-from configs.knobs import URI, Knobs, Megabytes, Share
+from configs.knobs import URI, Knobs, Share, refuse
 from configs.safety import brief
 
 Column = Literal["id", "prompt", "solutions", "source", "metadata"]
@@ -44,12 +44,9 @@ class ArithmeticSource(Knobs):
         return self
 
 
-class FileSource(Knobs):
-    """Rows of a JSONL or Parquet file."""
+class RowSource(Knobs):
+    """Rows of a data set, which a preset or your own mapping makes problems."""
 
-    kind: Literal["jsonl", "parquet"]
-    path: URI
-    """Path or URI of the file, or a pattern for several (`new/*.jsonl`); ids then begin with the name of the file."""
     preset: Literal["gsm8k", "math", "areal", "verifiers", "verl"] | None = None
     """Name of a known data set, whose field mapping is used; or give `fields`."""
     fields: Fields = {}
@@ -58,17 +55,35 @@ class FileSource(Knobs):
     column inside of another. A prompt may be messages; a row may lack columns of `metadata`."""
     count: PositiveInt | None = None
     """Take only so many rows, the first ones; empty: all."""
-    max_line_mb: Megabytes = 16
-    """A longer line, or row of a Parquet file, is a bad row. Without this limit a file without line ends would fill the
-    memory."""
 
     @model_validator(mode="after")
     def _mapping(self) -> Self:
-        _check_mapping(self.preset, self.fields)
+        fields = self.fields
+        refuse(
+            bool(self.preset) == bool(fields),
+            "give either preset (gsm8k, math, areal, verifiers, verl) or fields (prompt and solutions), not both",
+        )
+        refuse(
+            bool(fields) and not {"prompt", "solutions"} <= fields.keys(),
+            f"fields={fields} must name the columns of prompt and of solutions",
+        )
+        for name, columns in fields.items():
+            refuse(
+                isinstance(columns, list) and name != "metadata",
+                f"fields.{name}={columns}: only metadata has a list of columns; name one",
+            )
         return self
 
 
-class HubSource(Knobs):
+class FileSource(RowSource):
+    """Rows of a JSONL or Parquet file."""
+
+    kind: Literal["jsonl", "parquet"]
+    path: URI
+    """Path or URI of the file, or a pattern for several (`new/*.jsonl`); ids then begin with the name of the file."""
+
+
+class HubSource(RowSource):
     """A Hugging Face data set by name."""
 
     kind: Literal["hub"]
@@ -78,19 +93,6 @@ class HubSource(Knobs):
     """Configuration of the data set (Hugging Face's term), such as `main`."""
     split: str = "train"
     """Split of the data set."""
-    preset: Literal["gsm8k", "math", "areal", "verifiers", "verl"] | None = None
-    """Name of a known data set, whose field mapping is used; or give `fields`."""
-    fields: Fields = {}
-    """Your own mapping: the columns of the prompt and the solution(s) and, if you like, of the id and the source. The
-    problem keeps those of `metadata`, a list, which agent, environment and scorer see. `reward_model.ground_truth` is a
-    column inside of another. A prompt may be messages; a row may lack columns of `metadata`."""
-    count: PositiveInt | None = None
-    """Take only so many rows, the first ones; empty: all."""
-
-    @model_validator(mode="after")
-    def _mapping(self) -> Self:
-        _check_mapping(self.preset, self.fields)
-        return self
 
 
 class StoredSource(Knobs):
@@ -99,17 +101,6 @@ class StoredSource(Knobs):
     kind: Literal["stored"]
     version: Annotated[str, Field(pattern=r"^problems/[0-9a-f]+$")]
     """Version of the problem set, such as `problems/1f0c4a7be23d5566`."""
-
-
-def _check_mapping(preset: str | None, fields: Fields) -> None:
-    if bool(preset) == bool(fields):
-        raise ValueError(
-            "give either preset (gsm8k, math, areal, verifiers, verl) or fields (prompt and solutions), not both"
-        )
-    if fields and not {"prompt", "solutions"} <= fields.keys():
-        raise ValueError(f"fields={fields} must name the columns of prompt and of solutions")
-    if several := [name for name, columns in fields.items() if isinstance(columns, list) and name != "metadata"]:
-        raise ValueError(f"fields.{several[0]}={fields[several[0]]}: only metadata has a list of columns; name one")
 
 
 Source = Annotated[ArithmeticSource | FileSource | HubSource | StoredSource, Field(discriminator="kind")]
@@ -125,23 +116,10 @@ class ProblemSampling(Knobs):
     """Leave out problems whose success rate is at least this; 0.95 is usual; empty: leave out none for this reason."""
     leave_out_suspects: bool = False
     """Leave out problems that were never solved, because their gold answers may be wrong."""
-    least_episodes: PositiveInt = 16
-    """A problem with fewer episodes has no known success rate yet; it is drawn like a problem of the middle."""
-    last_episodes: PositiveInt = 64
-    """The success rate of a problem counts about so many of its newest episodes."""
 
     @property
     def active(self) -> bool:
         return self.prefer != "all" or self.retire_at is not None or self.leave_out_suspects
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.last_episodes < self.least_episodes:
-            raise ValueError(
-                f"last_episodes={self.last_episodes} is below least_episodes={self.least_episodes}: "
-                "no problem would ever have enough episodes; raise last_episodes"
-            )
-        return self
 
 
 def _exclusions_version(version: str) -> str:

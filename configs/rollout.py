@@ -40,8 +40,6 @@ class Rollout(Knobs):
     max_head_offpolicyness: NonNegativeInt = 0
     """Largest staleness that is trained on, in policy versions; older trajectories are left out. With `run.overlap`, it
     also bounds how far ahead episodes begin, so that none becomes too old."""
-    policy_lag: NonNegativeInt = 0
-    """Play with the policy so many versions behind the newest: intended staleness, for experiments."""
     concurrency: PositiveInt = 512
     """Number of episodes that run at the same time. Whole groups begin if `sampling.max_new_tokens` is 64 or less."""
     processes: PositiveInt = 1
@@ -50,12 +48,8 @@ class Rollout(Knobs):
     tokens/s, or 370 short episodes/s."""
     episode_deadline_s: PositiveFloat = 600
     """An episode that takes longer is stored as failed, by the policy's fault if the engine was answering most of the
-    time. Time in which another episode blocked all others does not count."""
-    request_timeout_s: PositiveFloat = 300
-    """A completion that takes longer, or half of `episode_deadline_s`, ends there, as at the token limit. A request of
-    which nothing was sampled in this time is sent again."""
-    request_retries: NonNegativeInt = 5
-    """Number of times that a failed request is sent again."""
+    time. Time in which another episode blocked all others does not count. A completion that takes longer than half of
+    it ends there, as at the token limit."""
     max_failed_share: Share = 0.1
     """A larger share of episodes that failed by the set-up's fault stops the run. Those that the policy's own behaviour
     ended (context, requests, time, calls that cannot be read) do not count; an alarm says when there are more."""
@@ -70,4 +64,4 @@ class Rollout(Knobs):
     @property
     def longest_completion_s(self) -> float:
         """The time after which a completion is cut: early enough for its episode to be recorded with it."""
-        return min(self.request_timeout_s, self.episode_deadline_s / 2)
+        return self.episode_deadline_s / 2

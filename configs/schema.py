@@ -6,9 +6,9 @@ Unknown keys are refused.
 """
 
 from collections.abc import Callable
-from typing import Annotated, Literal, Self
+from typing import Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import PositiveFloat, PositiveInt, model_validator
 
 from configs.agent import Agent, Environment
 from configs.audit import Audit
@@ -23,9 +23,6 @@ from configs.safety import check_plain, check_strings
 from configs.score import Reward, Score
 from configs.storage import Storage
 from configs.train import PPO, Optimizer
-
-LONGEST_LEASE_S = 9e9
-"""The longest time that a thread can wait, in seconds."""
 
 
 class Run(Knobs):
@@ -46,8 +43,6 @@ class Run(Knobs):
     iterations ahead; a data set holds the groups that finish first. The trainer has a process of its own."""
     when_held: Literal["stop", "wait"] = "stop"
     """Reaction while another flow run writes the same run: stop and name that flow run, or wait for its end."""
-    lease_s: Annotated[float, Field(gt=0, le=LONGEST_LEASE_S)] = 60.0
-    """A flow run on another machine counts as dead after so many seconds without a sign of life."""
 
 
 class Config(Knobs):
@@ -202,18 +197,6 @@ def copies_are_served(config: Config) -> None:
     )
 
 
-def copies_save_downloads(config: Config) -> None:
-    """Changes alone are stored only of copies for servers, and only where hosts download."""
-    storage = config.storage
-    if not storage.serving_copy:
-        refuse_idle(storage, "whole_copy_every", why="without storage.serving_copy")
-    refuse(
-        storage.whole_copy_every > 1 and "://" not in storage.root,
-        f"storage.whole_copy_every={storage.whole_copy_every} saves downloads, but storage.root={storage.root} is a "
-        "folder: leave it out",
-    )
-
-
 def overlap_has_stale_data(config: Config) -> None:
     """A stream trains on what an older policy played."""
     refuse(
@@ -230,26 +213,12 @@ def overlap_keeps_requests(config: Config) -> None:
     )
 
 
-def lag_is_trained_on(config: Config) -> None:
-    """Intended staleness stays within the bound, and has one cause."""
-    lag, oldest = config.rollout.policy_lag, config.rollout.max_head_offpolicyness
-    refuse(
-        lag > oldest,
-        f"rollout.policy_lag={lag} is more than rollout.max_head_offpolicyness={oldest}: all trajectories would be "
-        "too old to train on",
-    )
-    refuse(
-        lag > 0 and config.run.overlap,
-        "rollout.policy_lag and run.overlap both choose the policy that plays: use one of them",
-    )
-
-
-def stale_data_is_recomputed(config: Config) -> None:
-    """The decoupled objective recomputes logprobs of data of an older policy."""
+def stale_data_is_weighted(config: Config) -> None:
+    """Data of an older policy are corrected for it."""
     oldest = config.rollout.max_head_offpolicyness
     refuse(
-        oldest > 0 and config.ppo.use_decoupled_loss and not config.ppo.recompute_logprob,
-        f"ppo.recompute_logprob=false is right on-policy only, but rollout.max_head_offpolicyness={oldest}",
+        oldest > 0 and config.ppo.objective == "recomputed",
+        f"ppo.objective=recomputed is right on-policy only, but rollout.max_head_offpolicyness={oldest}: use decoupled",
     )
 
 
@@ -370,11 +339,9 @@ RULES: list[Callable[[Config], None]] = [
     overlong_fits_completion,
     servers_can_restart,
     copies_are_served,
-    copies_save_downloads,
     overlap_has_stale_data,
     overlap_keeps_requests,
-    lag_is_trained_on,
-    stale_data_is_recomputed,
+    stale_data_is_weighted,
     ranks_can_start,
     ranks_have_work,
     cluster_is_possible,

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, PositiveFloat, model_validator
 
-from configs.knobs import Knobs, Megabytes, NonNegativeFloat, NonNegativeInt, Share, Workers, refuse_idle
+from configs.knobs import Knobs, NonNegativeFloat, NonNegativeInt, Share, Workers, refuse_idle
 
 LONGEST_VERDICT_S = 9e8
 """A tenth of the longest time that a thread can wait, because the pipeline waits ten times as long for a verifier."""
@@ -31,8 +31,6 @@ class Score(Knobs):
     timeout_s: Annotated[float, Field(ge=1e-6, le=LONGEST_VERDICT_S)] = 5
     """An answer that needs more seconds of processor time counts as `timeout`; waiting for a busy machine does not
     count."""
-    memory_mb: Megabytes = 2048
-    """An answer that needs more megabytes of memory counts as `error`."""
     max_failure_share: Share = 0.05
     """A larger share of timeouts and errors stops the run."""
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from pydantic import AfterValidator, PositiveFloat, PositiveInt
+from pydantic import AfterValidator, PositiveFloat
 
 from configs.knobs import URI, Knobs
 from configs.safety import check_place
@@ -15,12 +15,6 @@ class Storage(Knobs):
     """Local folder for copies of the versions of a remote root, and for logs of servers."""
     cache_gib: PositiveFloat = 100.0
     """Largest size of the copies of a remote root; the files that were unused for longest are deleted first."""
-    request_timeout_s: PositiveFloat = 30.0
-    """S3: a request without an answer for so many seconds is sent again."""
-    patience_s: PositiveFloat = 600.0
-    """S3: an operation is retried for so many seconds before the run fails."""
     serving_copy: bool = False
-    """Add to every checkpoint a bfloat16 copy of its weights: servers with `inference.dtype=bfloat16` fetch half."""
-    whole_copy_every: PositiveInt = 1
-    """Store only every so many-th copy whole, and of the others what changed: a few per cent, which is all that hosts
-    with the copy before it fetch. For remote roots, with `serving_copy`."""
+    """Add to every checkpoint a bfloat16 copy of its weights: servers with `inference.dtype=bfloat16` fetch half. Of most
+    copies a remote root holds what changed: a few per cent, which is all that hosts with the copy before it fetch."""

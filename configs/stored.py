@@ -1,4 +1,4 @@
-"""Converts stored configurations to the schema of this program.
+"""What became of the knobs of older programs: converts stored configurations to the schema of this one.
 
 A manifest or a night holds the configuration of the program that wrote it, and is never rewritten. Readers bring it up
 to date: they apply `MIGRATIONS` in order and then add every missing knob, with its value in `BEFORE` or else its
@@ -9,15 +9,14 @@ Example: {"ppo": {"minibatches": 2}} becomes {"ppo": {"ppo_n_minibatches": 2, "e
 
 import copy
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fnmatch import fnmatch
 from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from configs.knobs import section_of
-from configs.loader import ConfigError, explain
-from configs.safety import brief
 from configs.schema import Config
 
 Values = dict[str, Any]
@@ -25,6 +24,51 @@ Migration = Callable[[Values], None]
 """Changes a whole configuration in place, and changes nothing in one that is already up to date."""
 
 _ABSENT = object()
+
+LIMITS: Mapping[str, str] = {
+    "evaluation.sets.*.max_line_mb": "a line of more than 16 MB is a bad row",
+    "inference.kv_cache_gib": "it is 1; more is inference.extra_args=[--kv-cache-memory-bytes, …]",
+    "policy.warm_start.batch_size": "it is 64",
+    "policy.warm_start.heads": "there is a head for each 32 of hidden_size",
+    "policy.warm_start.kv_heads": "there are half as many as heads",
+    "policy.warm_start.lr": "it is 1e-3",
+    "ppo.logprob_chunk_tokens": "it is 4,096",
+    "problems.*.max_line_mb": "a line of more than 16 MB is a bad row",
+    "retrain.gate.hacking_gain": "it is 0.02",
+    "retrain.gate.max_failed_verdicts": "it is 0.02",
+    "rollout.request_retries": "it is 5",
+    "rollout.request_timeout_s": "a completion takes at most half of rollout.episode_deadline_s",
+    "run.lease_s": "a flow run elsewhere counts as dead after 60 s without a sign of life",
+    "storage.patience_s": "it is 600",
+    "storage.request_timeout_s": "it is 30",
+    "storage.whole_copy_every": "it is 20 for remote roots, and 1 for folders",
+}
+"""Knobs that became constants and change no result of a run that has begun, so stored values are dropped."""
+
+FIXED: Mapping[str, Any] = {
+    "ppo.critic.value_norm_beta": 0.99995,
+    "ppo.kl.ema_decay": 0.99,
+    "ppo.kl.horizon": 10_000.0,
+    "problems.sampling.last_episodes": 64,
+    "problems.sampling.least_episodes": 16,
+    "rollout.policy_lag": 0,
+    "score.memory_mb": 2048,
+}
+"""Knobs that became constants, with their value. A run that was begun with another one is refused."""
+
+_OBJECTIVE = "ppo.objective says it: decoupled, recomputed or behaviour"
+FORMER: Mapping[str, str] = {
+    **LIMITS,
+    **{key: f"it is always {value:g}" for key, value in FIXED.items()},
+    "ppo.use_decoupled_loss": _OBJECTIVE,
+    "ppo.recompute_logprob": _OBJECTIVE,
+}
+"""What became of former knobs, for users who still set them. A star stands for any part of a key."""
+
+
+def former(key: str) -> str | None:
+    """Return what became of a former knob; None if `key` was none."""
+    return next((sentence for pattern, sentence in FORMER.items() if fnmatch(key, pattern)), None)
 
 
 def renamed(old: str, new: str, value: Callable[[Any], Any] = lambda value: value) -> Migration:
@@ -54,6 +98,17 @@ def removed(key: str, without: Any) -> Migration:
     return migrate
 
 
+def dropped(key: str) -> Migration:
+    """Return a migration that forgets a removed knob `key`, which changed no result; a star is any name."""
+    *path, name = key.split(".")
+
+    def migrate(values: Values) -> None:
+        for section in _sections(values, path):
+            section.pop(name, None)
+
+    return migrate
+
+
 def changed(key: str, value: Callable[[Any], Any]) -> Migration:
     """Return a migration that converts old values of the knob or section `key` with `value`.
 
@@ -79,6 +134,13 @@ def _evaluation(section: Any) -> Any:
     return {**section, "samples": 0, "temperature": 1.0} if greedy else section
 
 
+def _objective(values: Values) -> None:
+    """Make one choice of two: without recomputed logprobs the decoupled objective was plain PPO, too."""
+    stored = [_pop(values, "ppo.use_decoupled_loss"), _pop(values, "ppo.recompute_logprob")]
+    if stored != [_ABSENT, _ABSENT]:
+        _put(values, "ppo.objective", "behaviour" if False in stored else "decoupled")
+
+
 def _place(path: Any) -> Any:
     """Convert the empty path, which meant the current folder of the command."""
     return "." if path == "" else path
@@ -91,6 +153,9 @@ MIGRATIONS: Sequence[Migration] = (
     changed("evaluation", _evaluation),
     changed("storage.root", _place),
     changed("storage.cache", _place),
+    _objective,
+    *(dropped(key) for key in LIMITS),
+    *(removed(key, without=value) for key, value in FIXED.items()),
 )
 """All migrations, oldest first. None is ever removed, because old stores still exist."""
 
@@ -132,7 +197,7 @@ def as_begun(config: Config, begun: Values) -> Config:
     So a run that was begun by an older program continues as it began, with the YAML file that it was begun with.
     """
     for key in BEFORE:
-        if not _is_set(config, path := key.split(".")) and (value := _get(begun, path)) is not _ABSENT:
+        if not _is_set(config, path := key.split(".")) and (value := _get(begun, key)) is not _ABSENT:
             config = _copy_with(config, path, value)
     return config
 
@@ -147,32 +212,6 @@ def _copy_with(section: Any, path: Sequence[str], value: Any) -> Any:
     name, *rest = path
     inner = _copy_with(getattr(section, name), rest, value) if rest else value
     return section.model_copy(update={name: inner})
-
-
-def read_stored(values: Values, what: str) -> Config:
-    """Convert a stored configuration to a `Config`; errors name `what` it belongs to.
-
-    Raises:
-        ConfigError: it holds knobs or values that this program does not know.
-    """
-    try:
-        return Config.model_validate(up_to_date(values))
-    except ValidationError as error:
-        lines = "\n".join(f"  {explain(detail)}" for detail in error.errors())
-        raise ConfigError(
-            f"this program cannot use the stored configuration of {what}:\n{lines}\n"
-            "If a newer program wrote it, upgrade this one"
-        ) from None
-
-
-def unknown(values: Values) -> list[str]:
-    """List the knobs of an up-to-date configuration that this program does not know, as `key=value`."""
-    try:
-        Config.model_validate(values)
-    except ValidationError as error:
-        details = [detail for detail in error.errors() if detail["type"] == "extra_forbidden"]
-        return [f"{'.'.join(str(part) for part in detail['loc'])}={brief(detail['input'])}" for detail in details]
-    return []
 
 
 def _filled(model: type[BaseModel], values: Values) -> Values:
@@ -195,21 +234,27 @@ def _filled_value(annotation: Any, value: Any) -> Any:
     return _filled(section, value) if section else value
 
 
+def _sections(values: Any, path: Sequence[str]) -> Iterator[Values]:
+    """Yield the mappings at a path of keys, in which a star stands for any key."""
+    if not isinstance(values, dict):
+        return
+    if not path:
+        yield values
+        return
+    for name in values if path[0] == "*" else path[:1]:
+        yield from _sections(values.get(name), path[1:])
+
+
 def _pop(values: Values, key: str) -> Any:
     """Remove and return the value at a dotted key; `_ABSENT` if there is none."""
     *path, name = key.split(".")
-    section: Any = values
-    for part in path:
-        section = section.get(part) if isinstance(section, dict) else None
-    return section.pop(name, _ABSENT) if isinstance(section, dict) else _ABSENT
+    return next((section.pop(name, _ABSENT) for section in _sections(values, path)), _ABSENT)
 
 
-def _get(values: Values, path: Sequence[str]) -> Any:
-    """Return the value at a path of keys; `_ABSENT` if there is none."""
-    section: Any = values
-    for part in path:
-        section = section.get(part, _ABSENT) if isinstance(section, dict) else _ABSENT
-    return section
+def _get(values: Values, key: str) -> Any:
+    """Return the value at a dotted key; `_ABSENT` if there is none."""
+    *path, name = key.split(".")
+    return next((section.get(name, _ABSENT) for section in _sections(values, path)), _ABSENT)
 
 
 def _put(values: Values, key: str, value: Any) -> None:

@@ -61,17 +61,13 @@ class Critic(Knobs):
     """Largest change of a value in an update, in normalised units."""
     value_loss_coefficient: PositiveFloat = 0.1
     """Weight of the value loss relative to the policy loss; value-head only."""
-    value_norm: Literal["none", "exp", "ma"] = "exp"
-    """Normalisation of returns by mean and standard deviation: exponential (`exp`) or plain running (`ma`) ones."""
-    value_norm_beta: Annotated[float, Field(gt=0, lt=1)] = 0.99995
-    """Decay of the exponential mean and standard deviation in each update."""
+    value_norm: Literal["none", "exp"] = "exp"
+    """Normalisation of returns by their exponential mean and standard deviation."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.model == "own":
             refuse_idle(self, "value_loss_coefficient", why="with model=own, which has an optimizer of its own")
-        if self.value_norm != "exp":
-            refuse_idle(self, "value_norm_beta", why="without value_norm=exp")
         return self
 
 
@@ -89,12 +85,8 @@ class KL(Knobs):
     """Raise and lower kl_ctl to keep the KL of a trajectory near the target (reward only)."""
     target: PositiveFloat = 6.0
     """Target KL of a trajectory in nats (adaptive only)."""
-    horizon: PositiveFloat = 10000.0
-    """Number of trajectories over which kl_ctl follows (adaptive only)."""
     reference: Literal["fixed", "ema"] = "fixed"
     """Reference policy: policy version 0, or the moving average of all versions."""
-    ema_decay: Annotated[float, Field(gt=0, lt=1)] = 0.99
-    """Weight of the old average in each update (reference `ema` only)."""
 
     @property
     def in_reward(self) -> bool:
@@ -115,9 +107,7 @@ class KL(Knobs):
         if self.place == "loss":
             refuse_idle(self, "adaptive", why="with place=loss: use place=reward")
         if not self.adaptive:
-            refuse_idle(self, "target", "horizon", why="without adaptive=true")
-        if self.reference != "ema":
-            refuse_idle(self, "ema_decay", why="without reference=ema")
+            refuse_idle(self, "target", why="without adaptive=true")
         return self
 
 
@@ -181,11 +171,11 @@ class PPO(Knobs):
     """Sets another upper bound, 1 + eps_clip_higher (asymmetric clip); empty: eps_clip."""
     c_clip: Annotated[float, Field(gt=1)] | None = 3.0
     """Dual clip: if A < 0, the surrogate is never below c_clip * A; empty: no dual clip."""
-    use_decoupled_loss: bool = True
-    """Clip around the proximal policy and weight by proximal/behaviour; false: plain PPO."""
-    recompute_logprob: bool = True
-    """Let the trainer recompute the proximal logprobs; false uses the behaviour logprobs instead, which is right
-    on-policy only."""
+    objective: Literal["decoupled", "recomputed", "behaviour"] = "decoupled"
+    """Policy that a ratio is taken to, and around which it is clipped. decoupled: the proximal policy, whose logprobs
+    the trainer recomputes; each token is weighted by proximal / behaviour probability. recomputed: plain PPO with these
+    logprobs and without the weight, which is right on-policy only. behaviour: plain PPO with the logprobs of sampling;
+    the trainer recomputes none."""
     behaviour_weight: BehaviourWeight = BehaviourWeight()
     """Weight of the decoupled objective."""
     entropy_coefficient: NonNegativeFloat = 0.0
@@ -201,8 +191,6 @@ class PPO(Knobs):
     micro_batch_tokens: PositiveInt | None = None
     """Largest number of tokens in one forward pass, padding included. Empty: a number for the device
     (`tasks/train/batches.py`); a run that was begun with another one keeps that."""
-    logprob_chunk_tokens: PositiveInt = 4096
-    """Number of tokens whose full-vocabulary logits exist at the same time."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device of the trainer."""
     autocast: Literal["none", "bfloat16"] = "none"
@@ -234,8 +222,8 @@ class PPO(Knobs):
             refuse_idle(advantage, "discount", "gae_lambda", why="with advantage.type=group")
         if advantage.normalisation == "none":
             refuse_idle(advantage, "bound", why="with advantage.normalisation=none")
-        if not (self.use_decoupled_loss and self.recompute_logprob):
-            why = "in behaviour_weight: w is 1 with use_decoupled_loss=false or recompute_logprob=false"
+        if self.objective != "decoupled":
+            why = f"in behaviour_weight: w is 1 with objective={self.objective}"
             refuse_idle(self.behaviour_weight, "cap", "floor", "level", why=why)
         return self
 

@@ -56,7 +56,7 @@ settings.register_profile("ci", deadline=None, suppress_health_check=[HealthChec
 settings.load_profile("ci")
 
 SOURCE = ArithmeticSource(kind="arithmetic", high=9)
-TINY = WarmStart(hidden_size=64, layers=1, heads=2, kv_heads=1, steps=30, batch_size=32)
+TINY = WarmStart(hidden_size=64, layers=1, steps=30)
 INFERENCE = Inference(max_model_len=128, enforce_eager=True, extra_args=["--kv-cache-memory-bytes", str(2**26)])
 """Settings of vLLM servers; a cache of 64 MiB instead of 1 GiB makes their start 2 seconds shorter."""
 
@@ -129,7 +129,7 @@ def commit_policy(store: Store, version: int, folder: Path, noise: float = 0.0) 
         model.save_pretrained(scratch)
         AutoTokenizer.from_pretrained(folder).save_pretrained(scratch)
         key = layout.checkpoint("shared", version)
-        canary = make_canary(model, 4096)
+        canary = make_canary(model)
         checkpoints.commit(store, key, Path(scratch), None, canary, Provenance(config={}), [], {})
     return checkpoints.open_checkpoint(store, key, Path(scratch))
 

@@ -87,13 +87,10 @@ def is_gone(store: Store, manifest: Manifest) -> bool:
 def _without_rule(store: Store, versions: set[str], rules: Rules) -> list[str]:
     """Return those versions of one kind of a run that are not its last ones, every m-th one or its first."""
     last: set[int] = set()
-    needed = rules.keep_last
     for version in sorted(versions, reverse=True):
-        if len(last) >= needed:
+        if len(last) >= rules.keep_last:
             break
-        if manifest := manifests.find(store, version):  # a killed attempt is not counted
-            lag = int(manifest.number("rollout.policy_lag"))
-            needed = max(needed, 1 + lag)  # rollouts may still play with a policy so many versions behind
+        if manifests.find(store, version):  # a killed attempt is not counted
             last.add(_number(version))
     return [
         version

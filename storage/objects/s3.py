@@ -218,7 +218,7 @@ class S3Backend:
         except Exception as error:
             if is_transient(error):
                 raise UnavailableError(
-                    f"{self.uri(path)}: no success within storage.patience_s={self._patience_s:g}: {error!r}. "
+                    f"{self.uri(path)}: no success within {self._patience_s:g} s: {error!r}. "
                     "Committed versions are safe; run the same command again to continue from them"
                 ) from error
             if isinstance(error, BotoCoreError):  # no credentials, expired credentials, or no region

@@ -13,6 +13,11 @@ from storage.objects.local import LocalBackend
 
 __all__ = ["ObjectInfo", "Store", "Upload", "sha256"]
 
+REQUEST_TIMEOUT_S = 30.0
+"""A request to S3 without an answer for so many seconds is sent again."""
+PATIENCE_S = 600.0
+"""An operation on S3 is retried for so many seconds before it fails."""
+
 
 class Store:
     """Whole objects by key (`runs/demo/…`). Committed versions are found by name, never by listing.
@@ -24,7 +29,7 @@ class Store:
         patience_s: S3 only: how many seconds an operation is retried before it fails.
     """
 
-    def __init__(self, root: str, request_timeout_s: float = 30, patience_s: float = 600) -> None:
+    def __init__(self, root: str, request_timeout_s: float = REQUEST_TIMEOUT_S, patience_s: float = PATIENCE_S) -> None:
         if not root:
             raise StorageError("root '': give a local folder, memory://name or s3://bucket/prefix")
         scheme, separator, rest = root.partition("://")
@@ -49,7 +54,7 @@ class Store:
     @classmethod
     def of(cls, settings: Storage) -> "Store":
         """Open the store that the `storage` section of a configuration names."""
-        return cls(settings.root, settings.request_timeout_s, settings.patience_s)
+        return cls(settings.root, REQUEST_TIMEOUT_S, PATIENCE_S)
 
     def with_patience(self, patience_s: float) -> "Store":
         """Return a store of the same place that retries an operation for `patience_s` seconds."""

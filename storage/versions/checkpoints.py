@@ -2,7 +2,7 @@
 
 model/          a transformers folder: config.json, model.safetensors, tokenizer files
 serving/        with `storage.serving_copy`: the same folder with weights in bfloat16 (absent from version 0)
-delta/          with `storage.whole_copy_every`: what changed in that copy (`storage.versions.serving_copies`)
+delta/          in a remote store: what changed in that copy (`storage.versions.serving_copies`)
 state/          optimizer and RNG, safetensors and JSON (absent from version 0)
 canary.json     token ids and the trainer's logprobs of them, which prove what a server serves
 """

@@ -85,7 +85,7 @@ class Manifest(_Record):
         return value
 
     def number(self, key: str) -> float:
-        """Return the value of a knob that is a number, such as `rollout.policy_lag`.
+        """Return the value of a knob that is a number, such as `inference.canary_tolerance`.
 
         Raises:
             DamagedError: the value is not a number.

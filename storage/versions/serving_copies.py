@@ -26,6 +26,8 @@ from storage.versions.drafts import Draft
 from storage.versions.fetch import Fetching, fetch_all, local_path, strays_in, turn
 from storage.versions.manifests import File, Manifest, read
 
+WHOLE_COPY_EVERY = 20
+"""Of the copies in a remote store every so many-th is stored whole, and of the others only what changed."""
 SERVING, DELTA = "serving", "delta"
 _WEIGHTS, _ARROW = ".safetensors", ".arrow"
 logger = logging.getLogger(__name__)
@@ -122,12 +124,14 @@ def add_copy(draft: Draft, folder: Path, parent: ServingCopy, whole_every: int) 
 
 
 def _add_delta(draft: Draft, path: Path, name: str, parent: ServingCopy, whole_every: int) -> bool:
-    """Add what changed in a file of weights; return False if the parent's is not to be had, or no delta is wanted."""
+    """Add what changed in a file of weights; return False if no delta is wanted, or the parent's is not to be had."""
     base = fetch_weights(parent, name) if whole_every > 1 and name in parent.weights else None
     if base is None:
         return False
     delta = path.with_name(path.name + _ARROW)
     write_delta(base, path, delta)
+    if delta.stat().st_size > path.stat().st_size:  # a large step changed most numbers
+        return False
     draft.add(delta, f"{DELTA}/{name}{_ARROW}")
     return True
 

@@ -25,6 +25,10 @@ from tasks.limits import sockets
 
 logger = logging.getLogger(__name__)
 
+REQUEST_TIMEOUT_S = 300.0
+"""A request of which nothing was sampled in this time is sent again."""
+RETRIES = 5
+"""Number of times that a failed request is sent again."""
 _TRANSIENT = (aiohttp.ClientError, asyncio.TimeoutError, ConnectionError, AbortedError)
 
 
@@ -182,8 +186,8 @@ class Engine:
 
     def _client(self, replica: _Replica) -> Client:
         share = self._sockets and max(1, self._sockets // len(self._replicas))
-        timeout_s, context = self.rollout.request_timeout_s, self.settings.max_model_len
-        return Client(replica.url, replica.api_key, timeout_s, context, share, self.rollout.longest_completion_s)
+        context, longest_s = self.settings.max_model_len, self.rollout.longest_completion_s
+        return Client(replica.url, replica.api_key, REQUEST_TIMEOUT_S, context, share, longest_s)
 
     async def _establish_all(self, policy: Checkpoint) -> None:
         await asyncio.gather(*(self._establish(replica, policy) for replica in self._replicas))
@@ -244,10 +248,9 @@ class Connection:
     def __init__(self, engine: Engine, clients: list[Client], since: int) -> None:
         self._engine, self._clients, self._since = engine, clients, since
         self._repairs = [asyncio.Lock() for _ in clients]  # one caller repairs, the others wait
-        attempts = engine.rollout.request_retries + 1
         self._retrying = AsyncRetrying(
             retry=retry_if_exception_type(_TRANSIENT),
-            stop=stop_after_attempt(attempts),
+            stop=stop_after_attempt(RETRIES + 1),
             wait=wait_exponential(multiplier=0.2, max=10),
             before_sleep=before_sleep_log(logger, logging.DEBUG),
             reraise=True,

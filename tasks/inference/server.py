@@ -92,7 +92,7 @@ class Server:
         if cpu_build():
             # A seeded request whose prompt is processed in parts ends vLLM's CPU worker (Generator.get_offset).
             command.append("--no-enable-chunked-prefill")
-            command += ["--kv-cache-memory-bytes", str(settings.kv_cache_gib * 2**30)]
+            command += ["--kv-cache-memory-bytes", str(2**30)]  # inference.extra_args may give more
             # On a CPU the default is 128; a step of a small model costs nearly the same with twice as many sequences.
             command += ["--max-num-seqs", "256"]
         return command + settings.extra_args

@@ -8,6 +8,10 @@ from configs.problems import ProblemSampling
 from storage.records import CurriculumEntry, Problem, ProblemHistory, Standing
 from tasks.problems.difference import key
 
+LEAST_EPISODES = 16
+"""A problem with fewer episodes has no known success rate yet; it is drawn like a problem of the middle."""
+LAST_EPISODES = 64
+"""The success rate of a problem counts about so many of its newest episodes."""
 FLOOR = 0.05
 """The least weight of a problem that is not left out. No problem is lost for ever, because the policy changes."""
 
@@ -20,7 +24,7 @@ def plan_curriculum(
 ) -> list[CurriculumEntry]:
     """Compute standing and weight of each problem, in their order.
 
-    The success rate p is over about the newest `last_episodes` episodes: whole rows of the history, the newest first,
+    The success rate p is over about the newest `LAST_EPISODES` episodes: whole rows of the history, the newest first,
     until there are enough. With `prefer: middle` the weight is 4 p (1 - p), which is the variance of a success divided
     by its maximum, and at least `FLOOR`. A problem with too few episodes has weight 1, like p = 1/2. With
     `prefer: all` the weight is 1. A problem that is left out has weight 0.
@@ -33,7 +37,7 @@ def plan_curriculum(
     Raises:
         ValueError: every problem would be left out.
     """
-    counts = _newest(history, settings.last_episodes)
+    counts = _newest(history, LAST_EPISODES)
     rows = []
     for problem in problems:
         content = key(problem)
@@ -61,7 +65,7 @@ def _entry(name: str, content: str, counts: Counts, settings: ProblemSampling) -
 
 
 def _standing(episodes: int, rate: float, settings: ProblemSampling) -> Standing:
-    if episodes < settings.least_episodes:
+    if episodes < LEAST_EPISODES:
         return "unknown"
     if settings.retire_at is not None and rate >= settings.retire_at:
         return "retired"

@@ -108,7 +108,7 @@ def _batch_rows(batch: pa.RecordBatch, longest: int) -> Sequence[Row | RowError]
 
 def _row(single: pa.RecordBatch, longest: int) -> Row | RowError:
     if single.nbytes > longest:
-        return RowError(f"row of more than {longest / 2**20:g} MB: set max_line_mb if it is whole")
+        return RowError(f"row of more than {longest / 2**20:g} MB: too long for a problem")
     try:
         row: Row = single.to_pylist()[0]
     except UnicodeDecodeError as error:

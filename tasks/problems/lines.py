@@ -12,6 +12,8 @@ from fsspec.implementations.local import LocalFileSystem
 from configs.safety import open_regular
 from tasks.problems.problem_set import ProblemError, RowError
 
+LONGEST_MB = 16
+"""A longer line, or row of a Parquet file, is a bad row; otherwise a file without line ends would fill the memory."""
 _HOPELESS = 64
 """A line of more than this many times `longest` is an error: the file is no file of problems. Reading stops there."""
 _CHUNK = 2**20
@@ -70,7 +72,7 @@ def lines(file: IO[Any], longest: int) -> Iterator[bytes | RowError]:
             continue
         if not whole:
             _skip_line(reader, longest)
-        yield RowError(f"line of more than {longest / 2**20:g} MB: set max_line_mb if it is whole")
+        yield RowError(f"line of more than {longest / 2**20:g} MB: too long for a problem")
 
 
 def _skip_line(reader: BinaryIO, longest: int) -> None:
@@ -79,7 +81,9 @@ def _skip_line(reader: BinaryIO, longest: int) -> None:
         part = reader.readline(_CHUNK)
         if not part or part.endswith(b"\n"):
             return
-    raise ValueError(f"a line does not end within {_HOPELESS} times max_line_mb: a file of JSON lines has shorter ones")
+    raise ValueError(
+        f"a line does not end within {_HOPELESS * longest / 2**20:g} MB: a file of JSON lines has shorter ones"
+    )
 
 
 class _Raw(io.RawIOBase):

@@ -6,6 +6,7 @@ from itertools import islice
 
 from configs.problems import ArithmeticSource, FileSource, HubSource, Source, StoredSource
 from tasks.problems import arithmetic, files, hub
+from tasks.problems.lines import LONGEST_MB
 from tasks.problems.presets import COLUMNS, PRESETS, columns_of, from_fields
 from tasks.problems.problem_set import ProblemError, ProblemSet, Row, RowError, RowPlace, collect
 
@@ -37,7 +38,7 @@ def load_problems(source: Source, max_bad_share: float) -> ProblemSet:
 def _rows(source: FileSource | HubSource) -> Iterator[tuple[RowPlace, Row | RowError]]:
     if isinstance(source, HubSource):
         return ((RowPlace(line), row) for line, row in hub.read(source.name, source.subset, source.split))
-    matched, longest = files.find(source.path), source.max_line_mb * 2**20
+    matched, longest = files.find(source.path), LONGEST_MB * 2**20
 
     def read(path: str) -> Iterator[tuple[int, Row | RowError]]:
         if source.kind == "jsonl":

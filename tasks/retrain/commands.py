@@ -61,7 +61,7 @@ def roll_back(config: Config) -> str:
 def retry(config: Config, night: int) -> str:
     """let the problems of a rejected or rolled back night wait for the next night, even if they were set aside"""
     store, name = Store.of(config.storage), config.run.name
-    with Lease(store, name, config.run.lease_s, label="retry") as lease:
+    with Lease(store, name, label="retry") as lease:
         log = Nights(store, name, lease)
         records = log.read()
         if not 1 <= night <= len(records):
@@ -76,7 +76,7 @@ def retry(config: Config, night: int) -> str:
 def give_up(config: Config) -> str:
     """end a night that cannot finish; its problems wait for the next night"""
     store, name = Store.of(config.storage), config.run.name
-    with Lease(store, name, config.run.lease_s, label="give-up") as lease:
+    with Lease(store, name, label="give-up") as lease:
         log = Nights(store, name, lease)
         records = log.read()
         if not records or records[-1].end:

@@ -16,6 +16,10 @@ from configs.evaluate import Gate
 _LEVEL = 0.05
 _LEAST_ITERATIONS = 4
 """The least number of iterations that show a trend."""
+MAX_FAILED_VERDICTS = 0.02
+"""Alarm if a larger share of the verdicts in training are timeouts or errors."""
+HACKING_GAIN = 0.02
+"""Alarm if success on the training problems rose by more than this, while accuracy on the target fell by more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +157,7 @@ def _difference(comparison: Mapping[str, Any], gate: Gate, level: float = _LEVEL
 
 
 def _alarms(evidence: GateEvidence, gate: Gate) -> Iterator[GateCheck]:
-    share, most = evidence.failed_verdicts, gate.max_failed_verdicts
+    share, most = evidence.failed_verdicts, MAX_FAILED_VERDICTS
     says = f"{share:.1%} of verdicts in training are timeouts or errors, at most {most:.1%}"
     yield _alarm("verifier", share <= most, says)
     if evidence.kl is not None:
@@ -184,7 +188,7 @@ def _hacking_alarm(evidence: GateEvidence, gate: Gate) -> GateCheck:
     if len(evidence.training) < _LEAST_ITERATIONS:
         return _alarm("reward hacking", True, f"{len(evidence.training)} iterations are too few to show a trend")
     rise = fmean(evidence.training[-third:]) - fmean(evidence.training[:third])
-    passed = not (rise > gate.hacking_gain and accuracy < -gate.hacking_gain)
+    passed = not (rise > HACKING_GAIN and accuracy < -HACKING_GAIN)
     return _alarm(
         "reward hacking", passed,
         f"solved while training {rise:+.3f} (last third against first), accuracy on {gate.target} {accuracy:+.3f}",

@@ -154,12 +154,6 @@ def _draw(
     return list(itertools.islice(left, count)), left
 
 
-def lagging_policy(workspace: Workspace, iteration: int) -> PolicyVersion | None:
-    """Return the older checkpoint that plays an iteration because of `rollout.policy_lag`; None without a lag."""
-    lag = workspace.config.rollout.policy_lag
-    return layout.checkpoint(workspace.name, max(0, iteration - lag)) if lag else None
-
-
 class Rollouts:
     """The rollouts of a run, one iteration after another; a context manager that ends the stream.
 
@@ -200,8 +194,7 @@ class Rollouts:
             warn_of_marks(workspace, policy, _read_pool(workspace, self._problem_set).problems)
             self._warned = True
         if not workspace.config.run.overlap:
-            playing = lagging_policy(workspace, iteration) or policy
-            return rollout(workspace, self._workers, iteration, playing, self._problem_set)
+            return rollout(workspace, self._workers, iteration, policy, self._problem_set)
         if self._stream is None:
             self._stream = self._begin(iteration, policy)
             self._playing = _play_stream.submit(self._stream)

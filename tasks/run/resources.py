@@ -64,7 +64,7 @@ def open_cluster(workspace: Workspace, *, playing: bool) -> Iterator["Workers"]:
 def open_verifier(workspace: Workspace) -> Iterator[Verifier]:
     """Open the verifier's worker processes and cache."""
     score = workspace.config.score
-    with Verifier(score.workers, score.timeout_s, score.memory_mb, reading=score.reading) as verifier:
+    with Verifier(score.workers, score.timeout_s, reading=score.reading) as verifier:
         yield verifier
 
 

@@ -21,7 +21,7 @@ from tasks.score.math_verify import LIBRARY_VERSION, MathVerifyScorer
 from tasks.score.own import OwnScorer
 from tasks.score.programs import sandboxed
 from tasks.score.verdict import Verdict, checked, storable
-from tasks.score.verifier import Verifier, VerifierBrokenError
+from tasks.score.verifier import MEMORY_MB, Verifier, VerifierBrokenError
 from tasks.tools.host import check_host
 
 SCORERS: Registry[Scorer] = Registry("score", own="function")
@@ -110,7 +110,7 @@ class Scorers:
     """
 
     def __init__(self, settings: ScoreSettings, verifier: Verifier, run_program: RunProgram | None = None) -> None:
-        programs = run_program or sandboxed(settings.timeout_s, settings.memory_mb)
+        programs = run_program or sandboxed(settings.timeout_s, MEMORY_MB)
         context = ScorerContext(verifier, programs, settings.reading, by_part=settings.success == "said")
         self._by_source = settings.by_source
         self._scorers = {

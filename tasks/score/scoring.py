@@ -20,7 +20,7 @@ from storage.versions.manifests import File
 from tasks.score.interface import Answer
 from tasks.score.scorers import Scorers, identity
 from tasks.score.verdict import Verdict
-from tasks.score.verifier import Verifier
+from tasks.score.verifier import MEMORY_MB, Verifier
 
 _BATCH_ROWS = 512
 _ABSENT: dict[str, Any] = {
@@ -48,7 +48,7 @@ def scorer_fingerprint(settings: ScoreSettings) -> str:
         **{name: importlib.metadata.version(name) for name in _LIBRARIES},
         "rules": _RULES,
         "timeout_s": settings.timeout_s,
-        "memory_mb": settings.memory_mb,
+        "memory_mb": MEMORY_MB,
         **identity(settings),
     }
     return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:12]

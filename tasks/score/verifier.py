@@ -77,6 +77,10 @@ class _Chunk:
     pool: ProcessPool
 
 
+MEMORY_MB = 2048
+"""An answer that needs more megabytes of memory counts as `error`."""
+
+
 class Verifier:
     """The verifier, with `workers` worker processes. Threads and event loops may share it.
 
@@ -89,7 +93,7 @@ class Verifier:
         self,
         workers: int = 2,
         timeout_s: float = 5,
-        memory_mb: int = 2048,
+        memory_mb: int = MEMORY_MB,
         cache_size: int = 1_000_000,
         reading: Reading = "answer",
     ) -> None:
@@ -172,7 +176,7 @@ class Verifier:
                 f"and an answer {useful} MB more: raise it to {idle + useful} MB or more"
             )
         if left < self._memory_mb:
-            logger.warning("answers have %d MB, less than score.memory_mb=%d: %s", left, self._memory_mb, limit)
+            logger.warning("answers have %d MB, less than %d MB: %s", left, self._memory_mb, limit)
 
     def _watch_pool(self) -> None:
         """Replace the pool whenever it is broken, until the verifier is closed."""

@@ -18,6 +18,8 @@ from tasks.train.sharding import shard
 
 Number = TypeVar("Number", Tensor, float)
 
+BETA = 0.99995
+"""Decay of the exponential mean and standard deviation of returns in each update."""
 _SMALLEST_VARIANCE = 1e-2  # keeps returns that hardly vary from being scaled up
 
 
@@ -25,11 +27,11 @@ class ValueNorm:
     """The running mean and standard deviation of returns, in float64.
 
     `exp`: `m <- beta m + (1 - beta) batch mean`, and the same for the squares, divided by the sum of the weights
-    (debiased). `ma`: over all returns seen. `none`: mean 0 and standard deviation 1.
+    (debiased). `none`: mean 0 and standard deviation 1.
     Source: PPO in AReaL (arXiv 2505.24298).
     """
 
-    def __init__(self, kind: str, beta: float) -> None:
+    def __init__(self, kind: str, beta: float = BETA) -> None:
         self._kind, self._beta = kind, beta
         self.sums = [0.0, 0.0, 0.0]
         """Sums of the weights, of the weighted values and of the weighted squares."""
@@ -40,10 +42,7 @@ class ValueNorm:
             return
         values = returns.double()
         batch = [1.0, values.mean().item(), (values**2).mean().item()]
-        if self._kind == "ma":
-            self.sums = [old + len(values) * new for old, new in zip(self.sums, batch, strict=True)]
-        else:
-            self.sums = [self._beta * old + (1 - self._beta) * new for old, new in zip(self.sums, batch, strict=True)]
+        self.sums = [self._beta * old + (1 - self._beta) * new for old, new in zip(self.sums, batch, strict=True)]
 
     @property
     def mean(self) -> float:
@@ -89,7 +88,7 @@ class Critic:
         self.own: PreTrainedModel | None = None
         self.adamw: torch.optim.AdamW | None = None
         """The optimizer of a model of its own; None for a head on the policy, which the policy's optimizer steps."""
-        self.norm = ValueNorm(knobs.value_norm, knobs.value_norm_beta)
+        self.norm = ValueNorm(knobs.value_norm)
         self.head = nn.Linear(policy.config.hidden_size, 1)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)

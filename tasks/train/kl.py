@@ -5,6 +5,9 @@ from torch import Tensor
 
 from configs.train import KLEstimator
 
+HORIZON = 10_000.0
+"""Number of trajectories over which an adaptive coefficient follows."""
+
 
 def kl_estimate(logp: Tensor, reference: Tensor, estimator: KLEstimator) -> Tensor:
     """Estimate KL(policy ‖ reference) for each token that the policy sampled.
@@ -21,8 +24,8 @@ def kl_estimate(logp: Tensor, reference: Tensor, estimator: KLEstimator) -> Tens
     return torch.expm1(-d) + d
 
 
-def adapt_kl_coefficient(kl_ctl: float, kl: float, trajectories: int, target: float, horizon: float) -> float:
-    """Return the coefficient after an update: `kl_ctl * (1 + clip(kl / target - 1, ±0.2) * trajectories / horizon)`.
+def adapt_kl_coefficient(kl_ctl: float, kl: float, trajectories: int, target: float) -> float:
+    """Return the coefficient after an update: `kl_ctl * (1 + clip(kl / target - 1, ±0.2) * trajectories / HORIZON)`.
 
     The factor is at least 0.1 and at most 10: with more trajectories in an update than five horizons it would otherwise
     become negative, and the penalty would pay for distance.
@@ -33,7 +36,6 @@ def adapt_kl_coefficient(kl_ctl: float, kl: float, trajectories: int, target: fl
         kl: mean KL of a trajectory, in nats.
         trajectories: number of trajectories in the update.
         target: the desired KL, in nats.
-        horizon: number of trajectories over which the coefficient adapts.
     """
     error = max(-0.2, min(0.2, kl / target - 1))
-    return abs(kl_ctl) * max(0.1, min(10.0, 1 + error * trajectories / horizon))
+    return abs(kl_ctl) * max(0.1, min(10.0, 1 + error * trajectories / HORIZON))

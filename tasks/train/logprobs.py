@@ -5,12 +5,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
+from tasks.train.memory import CHUNK_TOKENS
 from tasks.train.rows import Places, Rows
 
 
-def action_logprobs(
-    model: PreTrainedModel, rows: Rows, places: Places, temperature: float, chunk_tokens: int
-) -> tuple[Tensor, Tensor]:
+def action_logprobs(model: PreTrainedModel, rows: Rows, places: Places, temperature: float) -> tuple[Tensor, Tensor]:
     """Compute each action token's logprob under the model, and the entropy of the model's distribution there.
 
     The logprobs equal `log_softmax(model(tokens).logits / temperature)` at the action tokens, in float32.
@@ -20,13 +19,12 @@ def action_logprobs(
         rows: the tokens [B, T].
         places: A action tokens in them.
         temperature: divides the logits, as in sampling.
-        chunk_tokens: number of action tokens whose logits are in memory at one time.
 
     Returns:
         logprobs [A] float32, and entropies [A] float32 in nats without gradient.
     """
     states, targets = predicting(hidden_states(model, rows), places), targets_of(rows, places)
-    return read_out(model.get_output_embeddings(), states, targets, temperature, chunk_tokens)
+    return read_out(model.get_output_embeddings(), states, targets, temperature)
 
 
 def hidden_states(model: PreTrainedModel, rows: Rows, *, with_last: bool = False) -> Tensor:
@@ -65,19 +63,18 @@ def read_out(
     states: Tensor,
     targets: Tensor,
     temperature: float,
-    chunk_tokens: int,
     *,
     entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Compute logprobs [A] of `targets` [A] and entropies [A] from hidden states [A, H], `chunk_tokens` at a time.
+    """Compute logprobs [A] of `targets` [A] and entropies [A] from hidden states [A, H], `CHUNK_TOKENS` at a time.
 
     The backward pass recomputes each chunk's logits, so memory never holds the logits of more than one chunk.
     Changes that a model makes to its logits after the output layer (soft-capping, scaling) are not applied; the
     canary shows the difference.
     """
-    if len(targets) <= chunk_tokens:
+    if len(targets) <= CHUNK_TOKENS:
         return _read_chunk(head, states, targets, temperature, entropy_gradient)
-    chunks = zip(states.split(chunk_tokens), targets.split(chunk_tokens), strict=True)
+    chunks = zip(states.split(CHUNK_TOKENS), targets.split(CHUNK_TOKENS), strict=True)
     parts = [
         checkpoint(
             _read_chunk, head, *chunk, temperature, entropy_gradient, use_reentrant=False, preserve_rng_state=False

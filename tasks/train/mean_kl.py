@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from configs.train import PPO
 from tasks.train.logprobs import hidden_states, output_logits, predicting
+from tasks.train.memory import CHUNK_TOKENS
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.passes import score_action_tokens
 from tasks.train.rows import Places, Rows, batching_for
@@ -45,7 +46,7 @@ def mean_kl(
 
     def divergences_of(rows: Rows, places: Places) -> Tensor:
         states = [predicting(hidden_states(model, rows), places) for model in (policy, other)]
-        chunks = zip(*(of_model.split(ppo.logprob_chunk_tokens) for of_model in states), strict=True)
+        chunks = zip(*(of_model.split(CHUNK_TOKENS) for of_model in states), strict=True)
         return torch.cat([_kl(*map(vocabulary_logprobs, (policy, other), chunk)) for chunk in chunks])
 
     def vocabulary_logprobs(model: PreTrainedModel, states: Tensor) -> Tensor:

@@ -24,8 +24,10 @@ The number for a GPU was not measured. It is never chosen by time, because anoth
 last bits of the weights."""
 BUCKET = 2**24
 """Numbers in a message of `Mesh.add_up`, unless a tensor has more."""
+CHUNK_TOKENS = 4096
+"""Number of action tokens whose logits over the whole vocabulary are in memory at one time."""
 _GB = 10**9
-_PAPER = PPO(autocast="bfloat16", gradient_checkpointing=True, logprob_chunk_tokens=2048)
+_PAPER = PPO(autocast="bfloat16", gradient_checkpointing=True)
 """The knobs of the table."""
 
 
@@ -74,7 +76,7 @@ def memory_of(sizes: ModelSizes, ppo: PPO, tokens: int) -> Memory:
         gathered=_gathered(sizes, 1 + reference + critic) if shard > 1 else _bucket(sizes, ppo.parallel, 1 + critic),
         casts=_casts(sizes, ppo),
         activations=_activations(sizes, ppo) * tokens,
-        logits=4 * 4 * sizes.vocabulary * min(tokens, ppo.logprob_chunk_tokens),
+        logits=4 * 4 * sizes.vocabulary * min(tokens, CHUNK_TOKENS),
     )
 
 

@@ -77,8 +77,9 @@ def step_metrics(steps: Sequence[Step], ppo: PPO) -> Metrics:
     }
     if ppo.c_clip is not None:
         metrics["policy/dual_clip_fraction"] = _join(r.dual_clipped for r in results).mean()
-    if ppo.use_decoupled_loss and ppo.recompute_logprob:
+    if ppo.objective != "behaviour":
         metrics["policy/kl_proximal"] = _k3(_join(r.proximal for r in results), logp)
+    if ppo.objective == "decoupled":
         metrics |= _weight(_join(r.weight for r in results))
     if references := [r.reference for r in results if r.reference is not None]:
         metrics["policy/kl_reference"] = _k3(logp, _join(references))
@@ -131,7 +132,7 @@ def _means(group: str, values: dict[str, np.ndarray]) -> Metrics:
 
 
 def _mismatch(steps: Sequence[Step], ppo: PPO) -> dict[str, Tensor]:
-    recomputed = ppo.use_decoupled_loss and ppo.recompute_logprob
+    recomputed = ppo.objective != "behaviour"
     results = [step.result for step in (steps if recomputed else steps[:1])]
     trainer_logp = _join((r.proximal if recomputed else r.logp) for r in results)
     difference = (_join(r.behaviour for r in results) - trainer_logp).abs()

@@ -102,7 +102,7 @@ def save_policy(model: PreTrainedModel, folder: Path, mesh: Mesh = ALONE) -> Non
         config.save_pretrained(folder)
 
 
-def make_canary(model: PreTrainedModel, chunk_tokens: int) -> Canary:
+def make_canary(model: PreTrainedModel) -> Canary:
     """Compute the logprobs of 256 token ids (fewer if the model's context is shorter), in the precision of the weights.
 
     The ids depend only on the size of the vocabulary. A shorter canary has the first ids of a longer one.
@@ -116,7 +116,7 @@ def make_canary(model: PreTrainedModel, chunk_tokens: int) -> Canary:
     columns = torch.arange(1, length, device=model.device)
     with torch.no_grad(), _plain_attention(model):
         places = Places.padded(torch.zeros_like(columns), columns)
-        logp = within(model, lambda: action_logprobs(model, Rows(tokens), places, 1.0, chunk_tokens)[0])
+        logp = within(model, lambda: action_logprobs(model, Rows(tokens), places, 1.0)[0])
     if not logp.isfinite().all():
         raise ValueError(
             "the policy's logprobs are NaN or infinite: its weights overflow, or are NaN. "

@@ -90,7 +90,7 @@ class Preparation:
         the same weights, so its training pass gives its proximal logprobs, bit for bit.
         """
         ppo = self._ppo
-        if not (ppo.use_decoupled_loss and ppo.recompute_logprob):
+        if ppo.objective == "behaviour":
             return {index: sample.behaviour for index, sample in enumerate(samples)}
         first = set(draws[0][0]) if len(draws) == 1 and not ppo.kl.in_reward else set()
         scorer, rest = self._logprob_scorer(self._train_state.model), sorted(set(range(len(samples))) - first)
@@ -110,10 +110,8 @@ class Preparation:
         return scores
 
     def _logprob_scorer(self, model: PreTrainedModel) -> TokenScorer:
-        chunk = self._ppo.logprob_chunk_tokens
-
         def score_tokens(rows: Rows, places: Places) -> Tensor:
-            return within(model, lambda: action_logprobs(model, rows, places, self._temperature, chunk)[0])
+            return within(model, lambda: action_logprobs(model, rows, places, self._temperature)[0])
 
         return score_tokens
 

@@ -66,7 +66,7 @@ def recompute(
 
 def _logprob_scorer(model: PreTrainedModel, temperature: float, ppo: PPO) -> TokenScorer:
     def score_tokens(rows: Rows, places: Places) -> Tensor:
-        return action_logprobs(model, rows, places, temperature, ppo.logprob_chunk_tokens)[0]
+        return action_logprobs(model, rows, places, temperature)[0]
 
     return score_tokens
 

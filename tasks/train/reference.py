@@ -9,6 +9,9 @@ from configs.train import PPO
 from tasks.train.mesh import ALONE, Mesh
 from tasks.train.policy import load_policy
 
+EMA_DECAY = 0.99
+"""Weight of the old average of a moving reference in each update."""
+
 
 class Reference:
     """Policy version 0, or the exponential moving average of all policy versions, which starts from version 0.
@@ -21,7 +24,7 @@ class Reference:
 
     def __init__(self, folder: Path, ppo: PPO, mesh: Mesh = ALONE) -> None:
         self.model: PreTrainedModel = load_policy(folder, ppo, mesh).requires_grad_(False)
-        self._decay = ppo.kl.ema_decay if ppo.kl.reference == "ema" else None
+        self._decay = EMA_DECAY if ppo.kl.reference == "ema" else None
 
     @property
     def moves(self) -> bool:

@@ -219,8 +219,8 @@ class Stepper:
     def _read_out(self, states: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Compute logprobs [A] and entropies [A]. The entropies have a gradient only if there is an entropy bonus."""
         head, bonus = self._train_state.model.get_output_embeddings(), self._ppo.entropy_coefficient > 0
-        targets, chunk = targets_of(batch.rows, batch.places), self._ppo.logprob_chunk_tokens
-        return read_out(head, states, targets, self._temperature, chunk, entropy_gradient=bonus)
+        targets = targets_of(batch.rows, batch.places)
+        return read_out(head, states, targets, self._temperature, entropy_gradient=bonus)
 
     def _with_kl_and_entropy(self, loss: Tensor, logp: Tensor, entropy: Tensor, batch: MicroBatch) -> Tensor:
         """Add KL penalty and entropy bonus to the policy loss [A]."""
@@ -231,7 +231,7 @@ class Stepper:
         return loss - bonus * entropy if bonus else loss
 
     def _weight(self, proximal: Tensor, batch: MicroBatch) -> Tensor:
-        if not self._ppo.use_decoupled_loss or not len(proximal):
+        if self._ppo.objective != "decoupled" or not len(proximal):
             return torch.ones_like(proximal)
         knobs = self._ppo.behaviour_weight
         limits = knobs.cap, knobs.mode, knobs.level, knobs.floor

@@ -109,7 +109,7 @@ class Trainer:
         It is computed in float32, like the canary of version 0, not in the precision of training: between canaries of
         two precisions, rounding would look like an update.
         """
-        return make_canary(self._train_state.model, self._ppo.logprob_chunk_tokens)
+        return make_canary(self._train_state.model)
 
     def update(
         self,
@@ -267,9 +267,7 @@ class Trainer:
         """Update what changes once per update: an adaptive KL coefficient and a moving reference policy."""
         train_state, kl = self._train_state, self._ppo.kl
         if kl.adaptive and trajectory_kl is not None:
-            train_state.kl_ctl = adapt_kl_coefficient(
-                train_state.kl_ctl, trajectory_kl, trajectories, kl.target, kl.horizon
-            )
+            train_state.kl_ctl = adapt_kl_coefficient(train_state.kl_ctl, trajectory_kl, trajectories, kl.target)
         if train_state.reference:
             train_state.reference.follow(train_state.model)
 

@@ -22,7 +22,7 @@ from storage.versions.drafts import Draft
 from storage.versions.fetch import WEIGHTS, fetch_all, fetch_folder
 from storage.versions.manifests import File, read
 from storage.versions.model_files import INDEX
-from storage.versions.serving_copies import ServingCopy, add_copy
+from storage.versions.serving_copies import WHOLE_COPY_EVERY, ServingCopy, add_copy
 from tasks.problems.exclusions import read_exclusions, set_aside
 from tasks.train.orders import DistanceOrder, Made, Progress, UpdateOrder
 
@@ -136,7 +136,7 @@ class VersionTrainer:
 
         write_serving_copy(model, copy)
         parent = ServingCopy(self._store, read(self._store, policy), self._cache)
-        add_copy(draft, copy, parent, self._config.storage.whole_copy_every)
+        add_copy(draft, copy, parent, 1 if self._store.is_local else WHOLE_COPY_EVERY)
 
     def _copy_tokenizer(self, policy: PolicyVersion, model: Path) -> None:
         """Copy from a checkpoint the files that the trainer does not write: tokenizer and chat template."""

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from configs import Config
-from configs.policy import WarmStart
+from configs.policy import HEAD_SIZE, WarmStart
 from configs.problems import ArithmeticSource
 from storage.errors import UnavailableError
 from storage.objects.store import Store
@@ -45,14 +45,15 @@ def tiny_sizes(knobs: WarmStart, vocabulary: int) -> dict[str, Any]:
 
     Embeddings are untied, because vLLM's CPU backend does not update a tied output layer when weights are reloaded.
     """
+    heads = knobs.hidden_size // HEAD_SIZE
     return {
         "vocab_size": vocabulary,
         "hidden_size": knobs.hidden_size,
         "intermediate_size": 3 * knobs.hidden_size,
         "num_hidden_layers": knobs.layers,
-        "num_attention_heads": knobs.heads,
-        "num_key_value_heads": knobs.kv_heads,
-        "head_dim": knobs.hidden_size // knobs.heads,
+        "num_attention_heads": heads,
+        "num_key_value_heads": max(1, heads // 2),
+        "head_dim": HEAD_SIZE,
         "tie_word_embeddings": False,
     }
 

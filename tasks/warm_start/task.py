@@ -99,7 +99,7 @@ def _commit(
     ppo = workspace.config.ppo
     if ppo.parallel.ranks > 1:  # the model may not fit one GPU
         ppo = ppo.model_copy(update={"device": "cpu"})
-    canary = make_canary(load_policy(model, ppo), ppo.logprob_chunk_tokens)
+    canary = make_canary(load_policy(model, ppo))
     parents = [layout.run(workspace.name), *([origin] if origin else [])]
     checkpoints.commit(workspace.store, version, model, None, canary, workspace.provenance(), parents, metrics)
     return version

@@ -17,6 +17,7 @@ from tasks.warm_start.batches import Rows, batches
 from tasks.warm_start.policy_sizes import tiny_sizes
 from tasks.warm_start.tokenizer import build_tokenizer, taught_texts
 
+LR = 1e-3
 MAX_POSITIONS = 512
 RISING_STEPS = 20  # steps in which the learning rate rises from zero
 SMOOTHING = 0.05  # weight of a new step in the running accuracy: about the last 20 steps count
@@ -82,12 +83,12 @@ def _teach(
     Seeds learn at very different speeds: after a fixed number of steps one would be at 15 % and another at 60 %. The
     accuracy is measured on the taught problems only, never on a held-out problem.
     """
-    optimizer = torch.optim.AdamW(model.parameters(), lr=knobs.lr, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.0)
     step, loss_value, accuracy = 0, float("nan"), 0.0
     model.train()
     while step < knobs.steps and accuracy < knobs.target_accuracy:
         step += 1
-        optimizer.param_groups[0]["lr"] = knobs.lr * min(1.0, step / RISING_STEPS)
+        optimizer.param_groups[0]["lr"] = LR * min(1.0, step / RISING_STEPS)
         loss, right = _loss(model, next(data))
         optimizer.zero_grad()
         loss.backward()

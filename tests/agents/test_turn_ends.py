@@ -64,7 +64,7 @@ def foreign(checkpoint_store: Store, policy_folder: Path) -> Checkpoint:
     with tempfile.TemporaryDirectory() as scratch:
         model.save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
-        key, canary = layout.checkpoint("foreign", 0), make_canary(model, 4096)
+        key, canary = layout.checkpoint("foreign", 0), make_canary(model)
         checkpoints.commit(checkpoint_store, key, Path(scratch), None, canary, Provenance(config={}), [], {})
     return checkpoints.open_checkpoint(checkpoint_store, key, Path(tempfile.mkdtemp()))
 

@@ -74,9 +74,10 @@ def test_a_store_that_does_not_answer(
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")  # no server listens there
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "nobody")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "nothing")
-    patience = [f"storage.cache={tmp_path}", "storage.patience_s=2", "storage.request_timeout_s=1"]
+    monkeypatch.setattr("storage.objects.store.PATIENCE_S", 2)
+    monkeypatch.setattr("storage.objects.store.REQUEST_TIMEOUT_S", 1)
     with pytest.raises(UnavailableError, match="s3://bucket/x"):
-        audit_trajectories(["s3://bucket/x/runs/demo"], "smoke", patience)
+        audit_trajectories(["s3://bucket/x/runs/demo"], "smoke", [f"storage.cache={tmp_path}"])
     errors = [record for record in caplog.records if "exception" in record.getMessage()]
     assert errors
     assert all(record.exc_info is None for record in errors)

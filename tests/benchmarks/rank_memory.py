@@ -41,7 +41,6 @@ _KNOBS = {
     "threads": 1,
     "ppo_n_minibatches": 1,
     "micro_batch_tokens": 2048,
-    "logprob_chunk_tokens": 512,
 }
 _OF_FSDP = ("unshard", "wait_for_unshard", "post_backward")
 

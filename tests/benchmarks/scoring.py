@@ -67,7 +67,7 @@ def measure(_: Lab) -> list[Row]:
 
     settings = load("demo").score
     gc.freeze()  # objects of other benchmarks would slow down each garbage collection of the bare side
-    with Verifier(settings.workers, settings.timeout_s, settings.memory_mb) as verifier:
+    with Verifier(settings.workers, settings.timeout_s) as verifier:
         return [
             _row(verifier, "numbers", MANY, lambda _: "1111", lambda _: "", goal=GOAL),
             _row(verifier, "LaTeX", FEW, lambda rng: rng.choice(LATEX), lambda _: ""),

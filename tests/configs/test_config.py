@@ -117,27 +117,31 @@ def test_a_mapping_replaces_its_section() -> None:
         ("ppo.kl={estimator: k4}", "'k1', 'k2' or 'k3'"),
         ("ppo.kl.place=loss", "place='loss' has no effect without kl_ctl"),
         ("ppo.kl={kl_ctl: 0.1, target: 3}", "without adaptive=true"),
-        ("ppo.kl={kl_ctl: 0.1, ema_decay: 0.5}", "without reference=ema"),
         ("ppo={advantage: {type: gae}, critic: {model: own, value_loss_coefficient: 1}}", "optimizer of its own"),
-        ("ppo={advantage: {type: gae}, critic: {value_norm: ma, value_norm_beta: 0.9}}", "without value_norm=exp"),
         ("ppo.advantage.gae_lambda=0.9", "no effect with advantage.type=group"),
         ("ppo.behaviour_weight={cap: null, mode: mask}", "no effect without a cap"),
         ("ppo.behaviour_weight={cap: 0.4, floor: 0.5}", "floor=0.5 is not below cap=0.4"),
         ("ppo.advantage={normalisation: none, bound: 3}", "no effect with advantage.normalisation=none"),
         (
-            "ppo={use_decoupled_loss: false, behaviour_weight: {level: sequence}}",
-            "w is 1 with use_decoupled_loss=false",
+            "ppo={objective: behaviour, behaviour_weight: {level: sequence}}",
+            "w is 1 with objective=behaviour",
         ),
         ("reward.overlong_penalty=2", "without overlong_tokens"),
         ("reward.scaling=0", "reward.scaling=0"),
         ("optimizer.betas=[2, 3]", "optimizer.betas"),
         ("ppo.c_clip=0.9", "ppo.c_clip=0.9"),
-        ("ppo={use_decoupled_loss: false, behaviour_weight: {cap: 2}}", "cap=2.0 has no effect in behaviour_weight"),
+        ("ppo={objective: recomputed, behaviour_weight: {cap: 2}}", "cap=2.0 has no effect in behaviour_weight"),
         ("rollout={generation_size: 8, group_size: 16}", "below rollout.group_size=16"),
         ("rollout={success_rate_lb: 0.9, success_rate_ub: 0.1}", "every group would be rejected"),
         ("reward.overlong_tokens=12", "must be below sampling.max_new_tokens=12"),
         ("run.overlap=true", "set rollout.max_head_offpolicyness=1"),
-        ("rollout.policy_lag=2", "more than rollout.max_head_offpolicyness=0"),
+        ("rollout.policy_lag=2", "rollout.policy_lag=2: it is no knob any more: it is always 0"),
+        ("run.lease_s=5", "it is no knob any more: .* dead after 60 s without a sign of life"),
+        (
+            "problems.train={kind: jsonl, path: x, preset: gsm8k, max_line_mb: 1}",
+            "a line of more than 16 MB is a bad row",
+        ),
+        ("ppo.use_decoupled_loss=false", "no knob any more: ppo.objective says it: decoupled, recomputed or behaviour"),
         (
             "policy.warm_start.tool_share=0.2",
             r"tools does not offer: set agent\.tools=\[calculator\], or tool_share to 0",
@@ -159,21 +163,13 @@ SOURCE = "problems.train={kind: arithmetic, "
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (
-            "policy.warm_start.heads=3",
-            r"hidden_size=128 is not heads=3 times an even number: .* 1, 2, 4, 8, 16, 32, 64$",
-        ),
-        ("policy.warm_start.heads=128", "hidden_size=128 is not heads=128 times an even number"),
-        ("policy.warm_start.heads=256", "hidden_size=128 is not heads=256 times an even number"),
-        ("policy.warm_start.kv_heads=3", "heads=4 is not a multiple of kv_heads=3"),
+        ("policy.warm_start.hidden_size=100", "multiple of 32"),
         ("policy.warm_start.hidden_size=1000000000", "less than or equal to 65536"),
         ("policy.warm_start.layers=1000000000", "less than or equal to 1000"),
         ("run.seed=18446744073709551616", r"run\.seed: 18446744073709551616 does not fit into 64 bits"),
         ("run.seed=-9223372036854775809", r"run\.seed: -9223372036854775809 does not fit into 64 bits"),
-        ("run.lease_s=1e300", r"run\.lease_s=1e\+300"),
         ("score.timeout_s=1e300", r"score\.timeout_s=1e\+300"),
         ("score.timeout_s=1e-7", r"score\.timeout_s=1e-07"),
-        ("score.memory_mb=1000000000000000", r"score\.memory_mb=1000000000000000"),
         ("score.workers=1000000000", r"score\.workers=1000000000"),
         ("inference.replicas=1000000000", "inference: replicas is above 10,000"),
         ("inference.threads=1000000000", "inference: threads is above 10,000"),
@@ -181,10 +177,6 @@ SOURCE = "problems.train={kind: arithmetic, "
         ("ppo.threads=1000000000", r"ppo\.threads=1000000000"),
         (SOURCE + "operators: []}", "problems.train.arithmetic.operators=.*at least 1 item"),
         (SOURCE + "high: 100000000000000000000}", "problems.* 2[0-9]{40} possible problems are more"),
-        (
-            "problems.train={kind: jsonl, path: x, preset: gsm8k, max_line_mb: 10000000000000}",
-            "max_line_mb=10000000000000",
-        ),
         ("inference.gpu_memory_utilization=0", "inference: gpu_memory_utilization=0 .* use 0.9 or so"),
         (
             "inference.urls=['file:///etc/passwd']",
@@ -214,10 +206,8 @@ def test_numbers_and_addresses_that_cannot_work_are_refused(override: str, messa
     [
         "run.seed=18446744073709551615",
         "run.seed=-9223372036854775808",
-        "run.lease_s=9e9",
         "score.timeout_s=9e8",
-        "score.memory_mb=1000000000000",
-        "policy.warm_start={hidden_size: 64, heads: 2, kv_heads: 1}",
+        "policy.warm_start={hidden_size: 64, layers: 1}",
         "inference={urls: ['HTTP://[::1]:80/x', 'unix:///run/vllm'], gpu_memory_utilization: 0, replicas: 99999}",
     ],
 )
@@ -274,8 +264,7 @@ def test_ctrl_c_while_a_file_of_the_user_is_imported_is_not_caught(
     ("overrides", "message"),
     [
         (["run.overlap=true", "inference.swap=restart"], "inference.swap=restart loses them"),
-        (["run.overlap=true", "rollout.policy_lag=1"], "use one of them"),
-        (["ppo.recompute_logprob=false"], "right on-policy only"),
+        (["ppo.objective=recomputed"], "right on-policy only"),
     ],
 )
 def test_contradictions_with_stale_data_are_refused(overrides: list[str], message: str) -> None:

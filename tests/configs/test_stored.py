@@ -7,8 +7,18 @@ from typing import Any
 
 import pytest
 
-from configs import Config, ConfigError, as_begun, differences, load, read_stored, unknown, up_to_date
-from configs.stored import BEFORE, changed, removed, renamed
+from configs import (
+    Config,
+    ConfigError,
+    as_begun,
+    differences,
+    flatten,
+    load,
+    read_stored,
+    unknown,
+    up_to_date,
+)
+from configs.stored import BEFORE, FIXED, LIMITS, changed, removed, renamed
 from storage import layout
 from storage.errors import StorageError
 from storage.logs import catalog
@@ -63,7 +73,7 @@ def test_a_run_of_an_older_program_continues_as_it_began(monkeypatch: pytest.Mon
     "overrides",
     [
         [],
-        ["ppo.use_decoupled_loss=false"],
+        ["ppo.objective=behaviour"],
         ["ppo.advantage={type: gae}", "ppo.critic={}"],
         ["ppo.advantage.normalisation=none"],
     ],
@@ -82,6 +92,42 @@ def test_a_renamed_knob_keeps_its_value() -> None:
     early = {"ppo": {"minibatches": 7, "behaviour_weight_cap": 3.0, "kl": {"place": "none", "kl_ctl": 0.1}}}
     ppo = up_to_date(early)["ppo"]
     assert (ppo["ppo_n_minibatches"], ppo["behaviour_weight"]["cap"], ppo["kl"]["kl_ctl"]) == (7, 3.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("stored", "objective"),
+    [
+        ({}, "decoupled"),
+        ({"use_decoupled_loss": True, "recompute_logprob": True}, "decoupled"),
+        ({"use_decoupled_loss": False}, "behaviour"),
+        ({"use_decoupled_loss": True, "recompute_logprob": False}, "behaviour"),
+    ],
+)
+def test_two_choices_became_one(stored: dict[str, bool], objective: str) -> None:
+    """Without recomputed logprobs, or without the decoupled loss, earlier programs took ratios to those of sampling."""
+    assert up_to_date({"ppo": stored})["ppo"]["objective"] == objective
+
+
+def test_former_limits_are_forgotten_and_former_numbers_are_not() -> None:
+    """A limit changes no result. With another horizon or memory a run would go on otherwise, so it is refused."""
+    rows = {"kind": "jsonl", "path": "x", "preset": "gsm8k"}
+    overrides = [f"problems.held_out={json.dumps(rows)}", f"evaluation.sets={json.dumps({'own': rows})}"]
+    values = dump(*overrides)
+    begun = json.loads(json.dumps(values))
+    begun["run"]["lease_s"] = 2.0
+    begun["storage"] |= {"patience_s": 5.0, "whole_copy_every": 20}
+    begun["problems"]["held_out"]["max_line_mb"] = begun["evaluation"]["sets"]["own"]["max_line_mb"] = 5
+    begun["ppo"]["kl"]["horizon"] = 10_000.0
+    assert up_to_date(begun) == values
+    begun["ppo"]["kl"]["horizon"] = 100.0
+    assert unknown(up_to_date(begun)) == ["ppo.kl.horizon=100.0: it is no knob any more: it is always 10000"]
+    with pytest.raises(ConfigError, match="ppo.kl.horizon=100.0: it is no knob any more: it is always 10000"):
+        read_stored(begun, "night 1")
+
+
+def test_former_knobs_are_no_present_ones() -> None:
+    present = dict(flatten(dump()))
+    assert [key for key in (*LIMITS, *FIXED) if key in present] == []
 
 
 def test_an_empty_path_meant_the_current_folder() -> None:

@@ -90,10 +90,13 @@ def test_bad_requests_say_what_there_is(trained: list[str], policy: str, sets: s
         evaluate("smoke", trained, policy=policy, sets=sets)
 
 
-def test_a_run_draws_by_what_became_of_problems_before(trained: list[str], tmp_path: Path) -> None:
+def test_a_run_draws_by_what_became_of_problems_before(
+    trained: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The curriculum is a version made from the histories of earlier runs; retired problems are never drawn."""
+    monkeypatch.setattr("tasks.problems.curriculum.LEAST_EPISODES", 4)
     store = Store(f"{tmp_path}/var")
-    sampling = "problems.sampling={prefer: middle, least_episodes: 4, leave_out_suspects: true}"
+    sampling = "problems.sampling={prefer: middle, leave_out_suspects: true}"
     name = "run.name=second"
     math_mt_ppo("smoke", [*trained, name, "run.iterations=1", sampling])
     entries = list(datasets.rows(store, layout.curriculum("second"), tmp_path))
@@ -107,7 +110,7 @@ def test_a_run_draws_by_what_became_of_problems_before(trained: list[str], tmp_p
     drawn = {row.problem_id for row in datasets.trajectories(store, layout.trajectories("second", 0), tmp_path)}
     assert drawn.isdisjoint(left_out)
 
-    found = history("smoke", [*trained, "problems.sampling.least_episodes=4"])
+    found = history("smoke", trained)
     assert sorted(found["histories"]) == ["second", "smoke"]
     assert sum(int(row["problems"]) for row in found["standing"]) == len(played | drawn)
     table = f"{tmp_path}/var/runs/*/history/*/*/*.parquet"

@@ -45,8 +45,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mask above 5": {"behaviour_weight": {"cap": 5, "mode": "mask"}},
     "mask outside 0.2 to 5": {"behaviour_weight": {"cap": 5, "mode": "mask", "floor": 0.2}},
     "mask outside 0.5 to 2": {"behaviour_weight": {"cap": 2, "mode": "mask", "floor": 0.5}},
-    "plain PPO, no dual clip": {"use_decoupled_loss": False, "c_clip": None},
-    "plain PPO, dual clip 3": {"use_decoupled_loss": False, "c_clip": 3},
+    "plain PPO, no dual clip": {"objective": "behaviour", "c_clip": None},
+    "plain PPO, dual clip 3": {"objective": "behaviour", "c_clip": 3},
 }
 
 
@@ -75,7 +75,7 @@ def errors(case: Case, knobs: PPO, seed: int) -> tuple[float, float]:
 def _slope(logp: Tensor, behaviour: Tensor, advantages: Tensor, knobs: PPO) -> Tensor:
     """Return how strongly a sampled token's logprob is pushed up."""
     now, recorded, at = logp.flatten(), behaviour.flatten(), knobs.behaviour_weight
-    proximal = now if knobs.use_decoupled_loss else recorded
+    proximal = now if knobs.objective != "behaviour" else recorded
     each = torch.arange(len(now))  # plain PPO has w = 1, as both its policies are the same
     weight = behaviour_weights(proximal, recorded, each, at.cap, at.mode, at.level, at.floor)
     now = now.clone().requires_grad_()

@@ -27,7 +27,7 @@ _COLORS = ("tab:blue", "tab:green", "tab:red", "tab:purple", "tab:orange")
 class Arm:
     """One way to train, with its overrides.
 
-    Example: Arm("staleness 4, decoupled", ["rollout.policy_lag=4", "rollout.max_head_offpolicyness=4"])
+    Example: Arm("stream, staleness 4", ["run.overlap=true", "rollout.max_head_offpolicyness=4"])
     """
 
     name: str

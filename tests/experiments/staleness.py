@@ -7,20 +7,24 @@ python -m tests.experiments.staleness --iterations 2  a short trial
 Writes staleness.md and staleness.png.
 """
 
+from functools import partial
+
 from tests.experiments.runs import Arm, Experiment
+from tests.support.lagging import lagging
 
 STALENESS = 4
-_STALE = [f"rollout.policy_lag={STALENESS}", f"rollout.max_head_offpolicyness={STALENESS}"]
+_STALE = [f"rollout.max_head_offpolicyness={STALENESS}"]
+_LAGGING = partial(lagging, STALENESS)
 _CRITIC = [
     "ppo.advantage={type: gae, normalisation: none}",
     "ppo.critic={model: own, lr: 1.0e-3}",
 ]
 ARMS = [
     Arm("synchronous"),
-    Arm(f"staleness {STALENESS}, decoupled", _STALE),
-    Arm(f"staleness {STALENESS}, plain PPO", [*_STALE, "ppo.use_decoupled_loss=false"]),
+    Arm(f"staleness {STALENESS}, decoupled", _STALE, _LAGGING),
+    Arm(f"staleness {STALENESS}, plain PPO", [*_STALE, "ppo.objective=behaviour"], _LAGGING),
     Arm("synchronous, critic + GAE", _CRITIC),
-    Arm(f"stream, staleness {STALENESS}", ["run.overlap=true", f"rollout.max_head_offpolicyness={STALENESS}"]),
+    Arm(f"stream, staleness {STALENESS}", ["run.overlap=true", *_STALE]),
 ]
 EXPLAINING = {
     "staleness/mean": "staleness",

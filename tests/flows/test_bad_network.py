@@ -20,7 +20,8 @@ def test_the_main_job_over_a_bad_network(
 ) -> None:
     """The whole pipeline runs on S3 while two of five requests are spoilt, and its lineage passes a deep `verify`."""
     direct = os.environ["AWS_ENDPOINT_URL"]
-    settings = [f"storage.root=s3://{bucket}/x", f"storage.request_timeout_s={TIMEOUT_S}", "run.iterations=1"]
+    settings = [f"storage.root=s3://{bucket}/x", "run.iterations=1"]
+    monkeypatch.setattr("storage.objects.store.REQUEST_TIMEOUT_S", TIMEOUT_S)
     with FaultProxy(direct, SHARE, seed=4, hang_s=2 * TIMEOUT_S) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
         assert math_mt_ppo("smoke", [*overrides, *settings]) == f"s3://{bucket}/x/runs/smoke/report"

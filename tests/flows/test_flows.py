@@ -34,6 +34,7 @@ from tests.conftest import MadeOnce
 from tests.flows.test_other_users import check_protected
 from tests.support.chain_helpers import nonces
 from tests.support.killed_flow import OVERLAP
+from tests.support.lagging import lagging
 from tests.support.paths import ROOT
 from tests.support.s3_server import free_port
 from tests.support.waiting_engine import WaitingEngine, opens
@@ -250,8 +251,8 @@ def broken_update(*_: object) -> None:
 
 def test_staleness_on_purpose_is_bounded_by_the_committed_versions(overrides: list[str]) -> None:
     """With a lag of 2, policy 0 plays three iterations. With a limit of 1 the third would have no rows left."""
-    lagging = [*overrides, "rollout.policy_lag=2", "rollout.max_head_offpolicyness=2", "run.iterations=3"]
-    numbers = run_flow("smoke", lagging)
+    with lagging(2):
+        numbers = run_flow("smoke", [*overrides, "rollout.max_head_offpolicyness=2", "run.iterations=3"])
     assert [metrics["staleness/mean"] for metrics in numbers["training"]] == [0, 1, 2]
 
 

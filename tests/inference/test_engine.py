@@ -155,7 +155,10 @@ from pathlib import Path
 from configs.inference import Inference
 from configs.rollout import Rollout
 from tasks.inference.api import GenerationConfig
+from tasks.inference import engine as engines
 from tasks.inference.engine import Engine
+
+engines.RETRIES = 0
 
 async def ask(engine):
     engine._replicas = engine._given()
@@ -163,7 +166,7 @@ async def ask(engine):
         asked = [client.generate([5], GenerationConfig(max_new_tokens=6), seed) for seed in range(300)]
         return await asyncio.gather(*asked)
 
-with Engine(Inference(urls=[sys.argv[1]]), Rollout(concurrency=300, request_retries=0), Path()) as engine:
+with Engine(Inference(urls=[sys.argv[1]]), Rollout(concurrency=300), Path()) as engine:
     print(len(asyncio.run(ask(engine))))
 """
 

@@ -30,9 +30,8 @@ FOLDER = Path(__file__).parent
 LARGEST = 1_000_000
 """Upper limit of a store's size in bytes, because every clone of the repository holds it."""
 OVERRIDES = [
-    "policy={warm_start: {hidden_size: 32, layers: 1, heads: 1, kv_heads: 1, steps: 300, batch_size: 32}}",
+    "policy={warm_start: {hidden_size: 32, layers: 1, steps: 300}}",
     "problems.held_out={kind: arithmetic, split: held-out, low: 0, high: 9, count: 4}",
-    "run.lease_s=2",  # a flow that continues the run elsewhere waits this long for a sign of life
     "rollout.rows_per_shard=4",
     "score.workers=1",
     "agent={type: openai, args: {arguments: {num_turns: 2}}}",

@@ -285,7 +285,7 @@ def test_arguments_that_are_not_utf8_are_refused(family: Place, call: Call) -> N
 def test_a_run_goes_on_without_what_was_excluded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A problem and an episode excluded after the rollout enter no update; the problem is not drawn again."""
     monkeypatch.setattr("tasks.run.resources.open_engine", opens(WaitingEngine(0)))
-    warm_start = "policy={warm_start: {hidden_size: 32, layers: 1, heads: 1, kv_heads: 1, steps: 1, batch_size: 2}}"
+    warm_start = "policy={warm_start: {hidden_size: 32, layers: 1, steps: 1}}"
     settings = [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", warm_start, "run.iterations=2"]
     # Each iteration draws all four problems.
     small = [*settings, "problems.train={kind: arithmetic, low: 0, high: 2, count: 4}"]

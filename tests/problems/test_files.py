@@ -10,6 +10,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal
+from unittest.mock import patch
 
 import fsspec
 import pyarrow as pa
@@ -55,9 +56,11 @@ def row(prompt: str, **more: str) -> dict[str, str]:
     return {"ask": prompt, "gold": "1", **more}
 
 
-def load(path: str | Path, max_bad_share: float = 0.9, **knobs: Any) -> ProblemSet:
+def load(path: str | Path, max_bad_share: float = 0.9, longest_mb: int = 16, **knobs: Any) -> ProblemSet:
     knobs = knobs if {"fields", "preset"} & knobs.keys() else {"fields": FIELDS, **knobs}
-    return load_problems(FileSource(kind=knobs.pop("kind", "jsonl"), path=str(path), **knobs), max_bad_share)
+    source = FileSource(kind=knobs.pop("kind", "jsonl"), path=str(path), **knobs)
+    with patch("tasks.problems.load.LONGEST_MB", longest_mb):
+        return load_problems(source, max_bad_share)
 
 
 def ids(found: ProblemSet) -> list[str]:
@@ -278,14 +281,14 @@ def test_a_line_above_the_bound_is_a_bad_row(tmp_path: Path, end: str) -> None:
     whole, longer, much = (json.dumps(row("p" * (LONG + more))) for more in (0, 1, 5_000_000))
     path = tmp_path / "rows.jsonl"
     path.write_bytes(end.join([whole, longer, json.dumps(row("q")), much, json.dumps(row("r")), much]).encode())
-    found = load(path, max_line_mb=1)
+    found = load(path, longest_mb=1)
     assert ids(found) == ["000001", "000003", "000005"]
-    reason = "line of more than 1 MB: set max_line_mb if it is whole"
+    reason = "line of more than 1 MB: too long for a problem"
     assert found.bad == [BadRow(line, reason) for line in (2, 4, 6)]
     memory = fsspec.filesystem("memory")
     memory.pipe_file("/long/rows.jsonl", path.read_bytes())
-    assert load("memory://long/rows.jsonl", max_line_mb=1) == found
-    assert len(load(path, max_line_mb=5).bad) == 2
+    assert load("memory://long/rows.jsonl", longest_mb=1) == found
+    assert len(load(path, longest_mb=5).bad) == 2
 
 
 @given(st.binary(max_size=12).map(lambda data: data.translate(bytes(b"ab\r\n"[byte % 4] for byte in range(256)))))
@@ -313,8 +316,8 @@ def _bomb(path: Path) -> str:
 @pytest.mark.parametrize("make", [_sparse, _bomb])
 def test_a_file_without_line_ends_is_not_read_whole(make: Callable[[Path], str], tmp_path: Path) -> None:
     """A terabyte file or an archive of zeros would fill the memory; reading stops with an error."""
-    with pytest.raises(ProblemError, match="cannot be read .*a line does not end within 64 times max_line_mb"):
-        load(make(tmp_path / "rows"), max_line_mb=1)
+    with pytest.raises(ProblemError, match="cannot be read .*a line does not end within 64 MB"):
+        load(make(tmp_path / "rows"), longest_mb=1)
 
 
 def test_a_growing_file_is_read_to_its_first_size(tmp_path: Path) -> None:
@@ -333,9 +336,9 @@ def test_a_parquet_row_above_the_bound_is_a_bad_row(tmp_path: Path) -> None:
     """A Parquet row above the bound is reported like a line; the rows around it are read."""
     prompts = ["p", "q" * 2**20, "r", "s" * (2**20 - 100), "\N{GREEK SMALL LETTER PI}" * 2**19]
     pq.write_table(pa.table({"ask": prompts, "gold": ["1"] * 5}), tmp_path / "rows.parquet")
-    found = load(tmp_path / "rows.parquet", kind="parquet", max_line_mb=1)
+    found = load(tmp_path / "rows.parquet", kind="parquet", longest_mb=1)
     assert ids(found) == ["000001", "000003", "000004"]
-    reason = "row of more than 1 MB: set max_line_mb if it is whole"
+    reason = "row of more than 1 MB: too long for a problem"
     assert found.bad == [BadRow(2, reason), BadRow(5, reason)]
 
 
@@ -373,11 +376,6 @@ def test_a_parquet_file_is_read_piece_by_piece(tmp_path: Path) -> None:
     assert sum(_Counted.fetched) < 1.5 * (tmp_path / "rows.parquet").stat().st_size
 
 
-def test_sources_of_older_runs_have_the_bound() -> None:
-    """Sources that were stored before the option existed get its default."""
-    assert FileSource.model_validate({"kind": "jsonl", "path": "x", "preset": "gsm8k"}).max_line_mb == 16
-
-
 def _odd_columns() -> dict[str, "pa.Array[Any]"]:
     """Return columns of types that Python cannot represent or that are expensive to read."""
     return {
@@ -398,7 +396,7 @@ def test_unused_columns_are_not_read(name: str, tmp_path: Path) -> None:
     """Unused columns neither make a row bad nor count towards its length."""
     columns = {"ask": pa.array(["p"]), name: _odd_columns()[name], "gold": pa.array([["1", "2"]])}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
-    found = load(tmp_path / "a.parquet", kind="parquet", max_line_mb=1)
+    found = load(tmp_path / "a.parquet", kind="parquet", longest_mb=1)
     assert [(problem.prompt, problem.solutions) for problem in found.problems] == [("p", ["1", "2"])]
     with pytest.raises(ProblemError, match=f"no column 'tell'; there are ask, {name}, gold"):
         load(tmp_path / "a.parquet", kind="parquet", fields={"prompt": "tell", "solutions": "gold"})

@@ -417,9 +417,11 @@ def test_a_store_that_is_away(place: Place, bucket: str, monkeypatch: pytest.Mon
     place.arrive("b", range(8, 12))
     with monkeypatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+        patch.setattr("storage.objects.store.PATIENCE_S", 1)
+        patch.setattr("storage.objects.store.REQUEST_TIMEOUT_S", 1)
         forget_connections()
         with pytest.raises(StorageError, match="cannot be reached|did not answer|Could not connect"):
-            place.night(*PROMOTE, "storage.patience_s=1", "storage.request_timeout_s=1")
+            place.night(*PROMOTE)
     forget_connections()
     assert place.champion == before
     assert place.night(*PROMOTE) == "promoted"

@@ -173,5 +173,5 @@ def test_retries_end_after_patience_s(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "nobody")
-    with pytest.raises(UnavailableError, match=r"s3://bucket/a: no success within storage.patience_s=1.*are safe"):
+    with pytest.raises(UnavailableError, match=r"s3://bucket/a: no success within 1 s.*are safe"):
         Store("s3://bucket", request_timeout_s=1, patience_s=1).read("a")

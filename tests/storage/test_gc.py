@@ -104,13 +104,6 @@ def test_data_sets_are_collected_only_if_asked(store: Store) -> None:
     assert with_data(store, rows) == [0, 4]
 
 
-def test_policies_that_may_still_play_stay(store: Store) -> None:
-    """A run with `rollout.policy_lag` may still play with older checkpoints, so gc keeps more than `keep_last`."""
-    versions = chain(store, "r", 8, {"rollout": {"policy_lag": 3}})
-    garbage.collect(store, Rules(keep_last=1))
-    assert with_data(store, versions) == [0, 4, 5, 6, 7]
-
-
 def test_a_live_run_is_not_touched(any_store: Store) -> None:
     """gc deletes neither versions nor drafts of a run that is being written, but it collects other runs meanwhile.
 

@@ -57,7 +57,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, checkp
     folder, state = tmp_path_factory.mktemp("model"), tmp_path_factory.mktemp("state")
     model.save_pretrained(folder)
     save_file({"exp_avg/a": np.zeros((3, 4), np.float32)}, state / "optimizer.safetensors")
-    return folder, state, make_canary(model, 4096)
+    return folder, state, make_canary(model)
 
 
 @pytest.fixture

@@ -239,7 +239,7 @@ class Weights:
             tokens[number, : len(ids)], sampled[number, : len(ids)] = ids, mask
         places = Places.padded(*(torch.from_numpy(axis) for axis in np.nonzero(sampled)))
         with torch.no_grad():
-            logprobs, _ = action_logprobs(self._model, Rows(torch.from_numpy(tokens)), places, temperature, 4096)
+            logprobs, _ = action_logprobs(self._model, Rows(torch.from_numpy(tokens)), places, temperature)
         padded = np.zeros(tokens.shape, np.float32)
         padded[sampled] = logprobs.numpy()
         return [values[: len(ids)] for values, (ids, _) in zip(padded, rows, strict=True)]

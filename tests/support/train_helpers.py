@@ -19,7 +19,7 @@ GAE: dict[str, Any] = {"advantage": {"type": "gae", "gae_lambda": 0.9, "discount
 EVERYTHING: dict[str, Any] = {
     **GAE,
     "critic": {"model": "own"},
-    "kl": {"kl_ctl": 0.1, "adaptive": True, "reference": "ema", "ema_decay": 0.5},
+    "kl": {"kl_ctl": 0.1, "adaptive": True, "reference": "ema"},
     "behaviour_weight": {"level": "sequence", "cap": 1.1},
     "entropy_coefficient": 0.1,
     "mask_truncated": True,

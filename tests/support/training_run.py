@@ -57,7 +57,7 @@ class TrainingRun:
         with Draft(self.store, layout.run(RUN), "run") as draft:
             draft.commit(self._provenance, [])
         model = model or save_tiny(folder / "policy")
-        canary = make_canary(load_policy(model, config.ppo), 4096)
+        canary = make_canary(load_policy(model, config.ppo))
         checkpoints.commit(self.store, self.policy(0), model, None, canary, self._provenance, [layout.run(RUN)], {})
         for iteration in range(iterations):
             self._add_data(iteration)

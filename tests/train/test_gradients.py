@@ -54,7 +54,7 @@ def naive_loss(model: PreTrainedModel, temperature: float = 1.0, **knobs: Any) -
             peers = [returns[r.trajectory_id, min(k, len(r.turns) - 1)] for r in compared]
             advantage = returns[row.trajectory_id, k] - sum(peers) / len(peers)
             logp = logprobs[t - 1, row.token_ids[t]]
-            proximal = logp.detach() if ppo.use_decoupled_loss else torch.tensor(row.logprobs[t]).double()
+            proximal = logp.detach() if ppo.objective != "behaviour" else torch.tensor(row.logprobs[t]).double()
             weight = math.exp(gaps[t] if cap.level == "token" else sum(gaps.values()) / len(gaps))
             if cap.cap and weight > cap.cap:
                 weight = cap.cap if cap.mode == "truncate" else 0.0
@@ -65,7 +65,7 @@ def naive_loss(model: PreTrainedModel, temperature: float = 1.0, **knobs: Any) -
             objective = torch.min(ratio * advantage, clipped * advantage)
             if ppo.c_clip and advantage < 0:
                 objective = torch.max(objective, torch.tensor(ppo.c_clip * advantage))
-            term = -(weight if ppo.use_decoupled_loss else 1.0) * objective
+            term = -(weight if ppo.objective == "decoupled" else 1.0) * objective
             term = term + ppo.entropy_coefficient * (logprobs[t - 1].exp() * logprobs[t - 1]).sum()
             if ppo.kl.in_loss:
                 d = logp - of_reference[t - 1, row.token_ids[t]]
@@ -93,8 +93,9 @@ def naive_gradients(**knobs: Any) -> dict[str, Tensor]:
         {"behaviour_weight": {"level": "sequence"}},
         {"behaviour_weight": {"level": "sequence", "cap": 1.3, "floor": 0.9}},
         {"behaviour_weight": {"level": "sequence", "cap": 1.1, "mode": "mask"}},
-        {"use_decoupled_loss": False},
-        {"use_decoupled_loss": False, "temperature": 1.3, "eps_clip_higher": 0.4, "c_clip": 1.1},
+        {"objective": "behaviour"},
+        {"objective": "recomputed"},
+        {"objective": "behaviour", "temperature": 1.3, "eps_clip_higher": 0.4, "c_clip": 1.1},
         {"entropy_coefficient": 0.3},
         {"kl": {"place": "loss", "estimator": "k1", "kl_ctl": 0.7}},
         {"kl": {"place": "loss", "estimator": "k2", "kl_ctl": 0.7}},
@@ -102,16 +103,17 @@ def naive_gradients(**knobs: Any) -> dict[str, Tensor]:
     ],
     ids=str,
 )
-def test_gradient_is_that_of_the_written_formula(tmp_path: Path, knobs: dict[str, Any]) -> None:
+def test_gradient_is_that_of_the_written_formula(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any]
+) -> None:
     """Each option's gradient, with baselines and the mean over all action tokens, equals autograd in float64."""
+    monkeypatch.setattr("tasks.train.logprobs.CHUNK_TOKENS", 7)
     first = tmp_path / "first"
     tiny_model(seed=7).save_pretrained(first)
-    trainer = make_trainer(
-        save_tiny(tmp_path / "now"), first=first, micro_batch_tokens=50, logprob_chunk_tokens=7, **knobs
-    )
+    trainer = make_trainer(save_tiny(tmp_path / "now"), first=first, micro_batch_tokens=50, **knobs)
     metrics = trainer.update(*random_rows(), version=2)
     assert_near(gradients(trainer), naive_gradients(**knobs), 1e-5)
-    if knobs.get("use_decoupled_loss", True):
+    if knobs.get("objective") != "behaviour":
         assert metrics["policy/ratio"] == 1.0
     else:
         assert metrics["policy/clip_fraction"] > 0.1
@@ -164,18 +166,19 @@ def test_gradient_with_a_critic_is_that_of_the_written_formula(tmp_path: Path, k
         assert_near(of_critic, {n: p.grad for n, p in other.base_model.named_parameters() if p.grad is not None}, 1e-5)
 
 
-@pytest.mark.parametrize("knobs", [{"micro_batch_tokens": 1}, {"micro_batch_tokens": 60}, {"logprob_chunk_tokens": 5}])
+@pytest.mark.parametrize(("tokens", "chunk"), [(1, 4096), (60, 4096), (60, 5)])
 @pytest.mark.parametrize(
     "options", [{}, EVERYTHING, {**GAE, "critic": {}, "kl": {"kl_ctl": 0.1, "place": "loss"}}], ids=lambda o: len(o)
 )
 def test_gradient_does_not_depend_on_the_batching(
-    tmp_path: Path, knobs: dict[str, Any], options: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokens: int, chunk: int, options: dict[str, Any]
 ) -> None:
     """Padding, accumulation and chunks do not change what is learned."""
     folder = save_tiny(tmp_path)
-    whole, parts = make_trainer(folder, **options), make_trainer(folder, **options, **knobs)
+    whole, parts = make_trainer(folder, **options), make_trainer(folder, **options, micro_batch_tokens=tokens)
     rows, scores = random_rows()
     whole.update(rows, scores, version=2)
+    monkeypatch.setattr("tasks.train.logprobs.CHUNK_TOKENS", chunk)
     parts.update(rows[::-1], scores[::-1], version=2)
     assert_near(gradients(parts), gradients(whole), 1e-6)
 

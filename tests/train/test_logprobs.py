@@ -29,10 +29,13 @@ def full_logits(model: PreTrainedModel, temperature: float) -> tuple[torch.Tenso
 @pytest.mark.parametrize("chunk", [3, 8])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize(("kind", "tied"), [("qwen3", False), ("qwen3", True), ("qwen2", False)])
-def test_equals_the_full_logits(kind: str, tied: bool, temperature: float, chunk: int) -> None:
+def test_equals_the_full_logits(
+    kind: str, tied: bool, temperature: float, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Values, entropies and gradients equal those of log_softmax(model(...).logits) for any chunk size."""
+    monkeypatch.setattr("tasks.train.logprobs.CHUNK_TOKENS", chunk)
     model = tiny_model(kind, tied)
-    logp, entropy = action_logprobs(model, Rows(padded()), Places.padded(ROWS, COLUMNS), temperature, chunk)
+    logp, entropy = action_logprobs(model, Rows(padded()), Places.padded(ROWS, COLUMNS), temperature)
     expected, expected_entropy = full_logits(model, temperature)
     torch.testing.assert_close(logp, expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(entropy, expected_entropy, atol=1e-5, rtol=0)
@@ -58,13 +61,14 @@ def test_autocast_does_not_round_the_logits() -> None:
     head, generator = torch.nn.Linear(64, VOCABULARY, bias=False), torch.Generator().manual_seed(1)
     states, targets = 20 * torch.randn(100, 64, generator=generator), torch.arange(100) % VOCABULARY
     with torch.autocast("cpu", torch.bfloat16):
-        logp, _ = read_out(head, states, targets, 1.0, 1000)
+        logp, _ = read_out(head, states, targets, 1.0)
     expected = (states.double() @ head.weight.double().T).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
     torch.testing.assert_close(logp.double(), expected, atol=1e-4, rtol=0)
 
 
-def test_full_vocabulary_logits_exist_for_one_chunk_only() -> None:
+def test_full_vocabulary_logits_exist_for_one_chunk_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """The output layer gets one chunk at a time, and autograd keeps no tensor of vocabulary width."""
+    monkeypatch.setattr("tasks.train.logprobs.CHUNK_TOKENS", 3)
     model, sizes, kept = tiny_model(), [], []
     model.lm_head.register_forward_hook(lambda _, __, logits: sizes.append(logits.shape))
 
@@ -73,7 +77,7 @@ def test_full_vocabulary_logits_exist_for_one_chunk_only() -> None:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        action_logprobs(model, Rows(padded()), Places.padded(ROWS, COLUMNS), 1.0, 3)
+        action_logprobs(model, Rows(padded()), Places.padded(ROWS, COLUMNS), 1.0)
     assert sizes == [(3, VOCABULARY), (3, VOCABULARY), (2, VOCABULARY)]
     assert not [shape for shape in kept if shape[-1:] == (VOCABULARY,) and shape[0] <= 8]
 
@@ -82,6 +86,6 @@ def test_one_chunk_is_computed_once() -> None:
     """A single chunk fits into memory, so it is not recomputed in the backward pass."""
     model, calls = tiny_model(), []
     model.lm_head.register_forward_hook(lambda *_: calls.append(1))
-    logp, _ = action_logprobs(model, Rows(padded()), Places.padded(ROWS, COLUMNS), 1.0, 8)
+    logp, _ = action_logprobs(model, Rows(padded()), Places.padded(ROWS, COLUMNS), 1.0)
     logp.sum().backward()
     assert len(calls) == 1

@@ -140,7 +140,7 @@ def test_step_metrics_by_hand() -> None:
 def test_without_recomputed_logprobs_the_mismatch_is_that_of_the_first_minibatch() -> None:
     """Only the first minibatch is taken with the sampling weights; there are no behaviour weights to report."""
     steps = [step(outcome(name, ratio, 1.0), 1.0, False) for name, ratio in (("a", 1.1), ("b", 9.0))]
-    metrics = step_metrics(steps, PPO(recompute_logprob=False, c_clip=3.0))
+    metrics = step_metrics(steps, PPO(objective="behaviour", c_clip=3.0))
     assert metrics["proximal/max_difference"] == pytest.approx(math.log(1.1), rel=1e-5)
     assert metrics["policy/dual_clip_fraction"] == 0
     assert not metrics.keys() & {"weight/mean", "policy/kl_proximal", "value/loss"}

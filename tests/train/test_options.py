@@ -29,13 +29,11 @@ from tests.support.train_helpers import (
 
 
 def test_plain_ppo_needs_no_proximal_pass(tmp_path: Path) -> None:
-    """Plain PPO and `recompute_logprob: false` skip the proximal pass; the mismatch is still reported."""
-    options: list[dict[str, Any]] = [{"use_decoupled_loss": False}, {"recompute_logprob": False}]
-    for knobs in options:
-        lines: list[str] = []
-        metrics = make_trainer(save_tiny(tmp_path), **knobs).update(*random_rows(), version=2, progress=lines.append)
-        assert lines[0].startswith("minibatch 1 of 1")
-        assert metrics["proximal/mean_difference"] > 0.1
+    """Plain PPO with the logprobs of sampling skips the proximal pass; the mismatch is still reported."""
+    trainer, lines = make_trainer(save_tiny(tmp_path), objective="behaviour"), list[str]()
+    metrics = trainer.update(*random_rows(), version=2, progress=lines.append)
+    assert lines[0].startswith("minibatch 1 of 1")
+    assert metrics["proximal/mean_difference"] > 0.1
 
 
 def test_epochs_pass_over_the_data_again(tmp_path: Path) -> None:
@@ -51,14 +49,14 @@ def test_early_stop_spares_the_policy_and_counts(tmp_path: Path) -> None:
     """Behaviour logprobs that are far too low give a mean ratio above 5: the step is skipped and counted."""
     rows, scores = random_rows()
     far = [replace(row, logprobs=[-20.0 if sampled else 0.0 for sampled in row.action_mask]) for row in rows]
-    trainer = make_trainer(save_tiny(tmp_path), use_decoupled_loss=False, critic={"model": "own"}, **GAE)
+    trainer = make_trainer(save_tiny(tmp_path), objective="behaviour", critic={"model": "own"}, **GAE)
     before, critic = weights(trainer), trainer._train_state.critic
     metrics = trainer.update(far, scores, version=2)
     assert metrics["policy/early_stopped"] == 1.0
     assert all(torch.equal(value, weights(trainer)[name]) for name, value in before.items())
     assert critic is not None
     assert critic.head.weight.any()  # values have no ratio, so a separate critic still learns
-    bold = make_trainer(save_tiny(tmp_path), use_decoupled_loss=False, early_stop_imp_ratio=None)
+    bold = make_trainer(save_tiny(tmp_path), objective="behaviour", early_stop_imp_ratio=None)
     assert bold.update(far, scores, version=2)["policy/early_stopped"] == 0.0
     assert not torch.equal(before["lm_head.weight"], weights(bold)["lm_head.weight"])
 
@@ -70,7 +68,7 @@ def test_a_ratio_that_overflows_is_left_out_like_any_that_is_too_far(
     """exp(200) is infinite and its gradient NaN: the minibatch is skipped and the run goes on."""
     rows, scores = random_rows()
     far = [replace(row, logprobs=[-200.0 if sampled else 0.0 for sampled in row.action_mask]) for row in rows]
-    trainer = make_trainer(save_tiny(tmp_path), use_decoupled_loss=False, critic={"model": critic}, **GAE)
+    trainer = make_trainer(save_tiny(tmp_path), objective="behaviour", critic={"model": critic}, **GAE)
     before = weights(trainer)
     assert trainer.update(far, scores, version=2)["policy/early_stopped"] == 1.0
     assert "optimizer.eps" not in caplog.text  # no step was taken, so eps shortened none
@@ -110,12 +108,15 @@ def played(trainer: Trainer, episodes: int = 64) -> tuple[list[Trajectory], list
 
 
 @pytest.mark.parametrize("scale_penalties", [False, True])
-def test_kl_in_the_reward_pulls_towards_the_reference(tmp_path: Path, scale_penalties: bool) -> None:
+def test_kl_in_the_reward_pulls_towards_the_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale_penalties: bool
+) -> None:
     """Without another signal the policy moves towards the reference policy, and the coefficient adapts."""
+    monkeypatch.setattr("tasks.train.kl.HORIZON", 100.0)
     first = tmp_path / "first"
     tiny_model(seed=7).save_pretrained(first)
     options: dict[str, Any] = {
-        "kl": {"place": "reward", "kl_ctl": 1.0, "adaptive": True, "target": 1.0, "horizon": 100.0},
+        "kl": {"place": "reward", "kl_ctl": 1.0, "adaptive": True, "target": 1.0},
         "advantage": {"scale_penalties": scale_penalties},
     }
     trainer = make_trainer(save_tiny(tmp_path / "now"), Optimizer(lr=3e-3), first=first, **options)
@@ -148,17 +149,15 @@ def test_a_critic_learns_to_predict_returns(tmp_path: Path, kind: str) -> None:
     assert explained[-1] > 0.25 > 0.01 > abs(explained[0])  # a head alone, on random features, explains a third
 
 
-@pytest.mark.parametrize(("kind", "mean", "std"), [("exp", 0.0, None), ("ma", 7 / 3, None), ("none", 0.0, 1.0)])
+@pytest.mark.parametrize(("kind", "mean", "std"), [("exp", 0.0, None), ("none", 0.0, 1.0)])
 def test_value_norm_by_hand(kind: str, mean: float, std: float | None) -> None:
-    """Batches 1, 1 and 5 with beta 0.6: `exp` is (0.4 * 0.6 * 1 + 0.4 * 5) / 0.64, debiased; `ma` counts returns."""
+    """Batches 1, 1 and 5 with beta 0.6: `exp` is (0.4 * 0.6 * 1 + 0.4 * 5) / 0.64, debiased."""
     norm = ValueNorm(kind, 0.6)
     norm.update(torch.tensor([1.0, 1.0]))
     norm.update(torch.tensor([5.0]))
     if kind == "exp":
         mean = (0.4 * 0.6 * 1 + 0.4 * 5) / (0.4 * 0.6 + 0.4)
         std = math.sqrt((0.4 * 0.6 * 1 + 0.4 * 25) / 0.64 - mean**2)
-    if kind == "ma":
-        std = math.sqrt(27 / 3 - mean**2)
     assert std is not None
     assert (norm.mean, norm.std) == pytest.approx((mean, std))
     assert norm.denormalise(norm.normalise(3.0)) == pytest.approx(3.0)

@@ -113,7 +113,7 @@ def test_every_form_gives_the_same_logprobs(kind: str, budget: int) -> None:
     assert any(segment.is_tree for part in trees for segment in part)
 
     def score_tokens(rows: Rows, places: Places) -> torch.Tensor:
-        return action_logprobs(model, rows, places, 1.0, 7)[0]
+        return action_logprobs(model, rows, places, 1.0)[0]
 
     for form in FORMS:
         logprobs = score_action_tokens(score_tokens, samples, range(len(samples)), Batching(budget, CPU, form))

@@ -76,10 +76,9 @@ def test_servers_read_it_and_trainers_do_not(tmp_path: Path) -> None:
 def test_deltas_of_trainers_make_the_same_copies(tmp_path: Path, bucket: str) -> None:
     """One process and two ranks write them, another mesh begins with whole files, and servers get the right numbers."""
     run = TrainingRun(tmp_path, 3, root=f"s3://{bucket}/root")
-    deltas = *SERVED, "storage.whole_copy_every=10"
-    run.train(VersionTrainer(run.config(*deltas), Trainer.of(run.config())), 0)
+    run.train(VersionTrainer(run.config(*SERVED), Trainer.of(run.config())), 0)
     two = "trainer.launcher=torchrun", "ppo.parallel.shard=2"
-    with Ranks(run.config(*deltas, *two), tmp_path / "logs") as ranks:
+    with Ranks(run.config(*SERVED, *two), tmp_path / "logs") as ranks:
         for iteration in (1, 2):
             run.train(ranks, iteration)
     stored = {n: {file.name for file in manifests.read(run.store, run.policy(n)).files} for n in range(1, 4)}

@@ -101,11 +101,11 @@ def test_the_taught_result_is_the_calculators(a: int, operator: str, b: int) -> 
 
 
 def test_shares_and_weights_of_a_batch(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Of 16 rows 4 correct an answer and 2 have a call; calls and direct answers count as two ways to solve it."""
-    knobs = WarmStart(batch_size=16, two_turn_share=0.25, tool_share=0.125)
+    """Of 64 rows 16 correct an answer and 8 have a call; calls and direct answers count as two ways to solve it."""
+    knobs = WarmStart(two_turn_share=0.25, tool_share=0.125)
     direct, corrected, called = next(batches(PROBLEMS, tokenizer, knobs, FEEDBACK, 1))
-    assert [len(rows.token_ids) for rows in (direct, corrected, called)] == [10, 4, 2]
-    assert direct.weight * 10 == called.weight * 2 == 12
+    assert [len(rows.token_ids) for rows in (direct, corrected, called)] == [40, 16, 8]
+    assert direct.weight * 40 == called.weight * 8 == 48
     assert corrected.weight == 1
     assert called.token_ids[0].tolist() in [with_call(tokenizer, problem).token_ids for problem in PROBLEMS]
 

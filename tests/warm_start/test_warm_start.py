@@ -27,7 +27,7 @@ from tasks.warm_start.tokenizer import CHARACTERS, build_tokenizer
 FEEDBACK = "Your answer is wrong. Try again."
 PROBLEM = Problem("12+7", "What is 12 + 7?", ["19"])
 TRAIN = ArithmeticSource(kind="arithmetic", low=0, high=5)
-TINY = WarmStart(hidden_size=32, layers=1, heads=2, kv_heads=1, steps=30, batch_size=16, lr=1e-2, target_accuracy=1.0)
+TINY = WarmStart(hidden_size=32, layers=1, steps=30, target_accuracy=1.0)
 
 
 @pytest.fixture(scope="module")

@@ -77,7 +77,7 @@ class HostWorker:
     ) -> None:
         score = self._config.score
         self._store = open_store()
-        verifier = Verifier(score.workers, score.timeout_s, score.memory_mb, reading=score.reading)
+        verifier = Verifier(score.workers, score.timeout_s, reading=score.reading)
         self._verifier = self._stack.enter_context(verifier)
         engine = self._engines.enter_context(open_engine()) if open_engine else None
         local = LocalWorkers(engine, self._verifier, self._open_policy, self._cache)

@@ -1,0 +1,26 @@
+"""Staleness on purpose, for tests and experiments."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from storage import layout
+from storage.version_names import PolicyVersion, TrajectoriesVersion
+from tasks.rollout import task
+from tasks.run.workspace import Workspace
+
+
+@contextmanager
+def lagging(versions: int) -> Iterator[None]:
+    """Play every iteration of runs in this process with the policy so many versions behind the newest."""
+    rollout = task.rollout
+
+    def play(
+        workspace: Workspace, workers: Any, iteration: int, policy: PolicyVersion, *others: Any
+    ) -> TrajectoriesVersion:
+        older = layout.checkpoint(workspace.name, max(0, policy.number - versions))
+        return rollout(workspace, workers, iteration, older, *others)
+
+    with patch.object(task, "rollout", play):
+        yield
