@@ -19,7 +19,7 @@ from configs.schema import Config
 class Entry(NamedTuple):
     """A knob or a section on the page.
 
-    Example: Entry("ppo.eps_clip: float = 0.2", "The ratio is clipped to …", is_knob=True)
+    Example: Entry("ppo.eps_clip: float = 0.2", "The ratio is clipped to …", True)
     """
 
     title: str
@@ -27,17 +27,21 @@ class Entry(NamedTuple):
     is_knob: bool
 
 
-def entries(section: type[BaseModel], prefix: str = "", seen: set[type[BaseModel]] | None = None) -> Iterator[Entry]:
+def entries(section: type[BaseModel], prefix: str = "", seen: set[Any] | None = None) -> Iterator[Entry]:
     """Yield an entry for each field of a section and of the sections inside.
 
     The knobs of a section that has several places, such as those of a source of problems, are shown at the first one.
+    A `kind` chooses a section and is no knob; a knob that several sections inherit is one.
     """
     seen = set() if seen is None else seen
     for name, field in section.model_fields.items():
         inside = sections(field.annotation)
         default = "" if field.is_required() or inside else f" = {json.dumps(to_jsonable_python(field.default))}"
         sentence = field.description or "; ".join(inspect.getdoc(one) or "" for one in inside)
-        yield Entry(f"{prefix}{name}: {_type(field.annotation)}{default}", sentence, is_knob=not inside)
+        declared = next(base for base in reversed(section.__mro__) if name in getattr(base, "model_fields", ())), name
+        is_knob = not inside and name != "kind" and declared not in seen
+        seen.add(declared)
+        yield Entry(f"{prefix}{name}: {_type(field.annotation)}{default}", sentence, is_knob)
         for one in inside:
             if one not in seen:
                 seen.add(one)

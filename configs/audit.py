@@ -1,10 +1,10 @@
 """The knobs of the audit: each check with its threshold and the severity of a value above it."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from configs.knobs import Knobs, NonNegativeFloat, NonNegativeInt, Share
+from configs.knobs import Knobs, NonNegativeFloat, NonNegativeInt
 
 
 class CheckKnobs(Knobs):
@@ -151,13 +151,13 @@ class Audit(Knobs):
     """The checks and their thresholds."""
     judged_again: PositiveInt = 2000
     """Number of verdicts of each kind that the second checker grades again."""
-    least_judged: Share = 0.5
+    least_judged: ClassVar[float] = 0.5
     """A check that could judge a smaller share of its sample warns, whatever it found, and shows what it could not."""
     recomputed: NonNegativeInt = 64
     """Number of trajectories whose logprobs are recomputed with the policy that played them; 0: no model is loaded."""
-    recomputed_sets: PositiveInt = 3
+    recomputed_sets: ClassVar[int] = 3
     """Number of data sets, from the first to the last, from which these are taken; the policy of each is loaded."""
-    least_episodes: PositiveInt = 16
+    least_episodes: ClassVar[int] = 16
     """A problem with fewer episodes than this does not count as never solved."""
     examples: PositiveInt = 5
     """Number of cases of each check that the report shows in full; it only names the others."""

@@ -26,6 +26,9 @@ Migration = Callable[[Values], None]
 _ABSENT = object()
 
 LIMITS: Mapping[str, str] = {
+    "audit.least_episodes": "it is 16",
+    "audit.least_judged": "it is 0.5",
+    "audit.recomputed_sets": "it is 3",
     "evaluation.sets.*.max_line_mb": "a line of more than 16 MB is a bad row",
     "inference.kv_cache_gib": "it is 1; more is inference.extra_args=[--kv-cache-memory-bytes, …]",
     "policy.warm_start.batch_size": "it is 64",

@@ -92,13 +92,14 @@ def test_unmatched_gold(audited: Audited, play: Play) -> None:
     assert measured.value == 2
 
 
-def test_never_solved(audited: Audited, play: Play) -> None:
+def test_never_solved(audited: Audited, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     """A case needs agreement on another answer, not only failure."""
+    monkeypatch.setattr("configs.audit.Audit.least_episodes", 4)
     other, agreed = Problem("hard", "hard?", ["19"]), Problem("agreed", "agreed?", ["19"])
     rows = [play(f"a{n}", r"\boxed{18}", problem=agreed) for n in range(4)]
     rows += [play(f"h{n}", rf"\boxed{{{n}}}", problem=other) for n in range(4)]
     audited.add(rows, *(score for row in rows for score in judged(row, "wrong")))
-    measured, found = audited.run("never_solved", least_episodes=4)
+    measured, found = audited.run("never_solved")
     assert measured.value == 1
     assert found == [("agreed", "4 of 4 episodes ended in 18, none in the gold answer 19")]
 
