@@ -47,8 +47,6 @@ Seed = Annotated[int, AfterValidator(check_seed)]
 MOST_WORKERS = 10_000
 """Largest number of processes or threads; no machine starts more."""
 Workers = Annotated[int, Field(gt=0, le=MOST_WORKERS)]
-Megabytes = Annotated[int, Field(gt=0, lt=2**43 - 2**20)]
-"""A number of megabytes that fits into 64 bits as a number of bytes, with some room left."""
 
 
 class Knobs(BaseModel):

@@ -118,12 +118,7 @@ def changed(key: str, value: Callable[[Any], Any]) -> Migration:
     Use it only if no old value is a valid new one. It also works for a section of several forms:
     `changed("problems.train", …)`.
     """
-
-    def migrate(values: Values) -> None:
-        if (stored := _pop(values, key)) is not _ABSENT:
-            _put(values, key, value(stored))
-
-    return migrate
+    return renamed(key, key, value)
 
 
 def _kl(section: Any) -> Any:

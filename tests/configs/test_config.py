@@ -394,9 +394,9 @@ def _sparse(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (os.mkfifo, "cannot be read: it is a named pipe, not a regular file"),
-        (lambda path: path.symlink_to("/dev/zero"), "cannot be read: it is a device"),
-        (Path.mkdir, "cannot be read: it is a folder"),
+        (os.mkfifo, "cannot be read: it is a folder, a pipe or a device, not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "cannot be read: it is a folder, a pipe or a device"),
+        (Path.mkdir, "cannot be read: it is a folder, a pipe or a device"),
         (_bound_socket, "cannot be read: .*No such device"),
         (lambda path: path.symlink_to("nowhere"), "no configuration"),
         (_sparse, "larger than 1,048,576 bytes"),

@@ -243,10 +243,10 @@ def _link_to_pipe(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (os.mkfifo, "NotRegularError: it is a named pipe, not a regular file"),
-        (_link_to_pipe, "NotRegularError: it is a named pipe, not a regular file"),
-        (lambda path: path.symlink_to("/dev/zero"), "NotRegularError: it is a device, not a regular file"),
-        (Path.mkdir, "IsADirectoryError: it is a folder, not a regular file"),
+        (os.mkfifo, "NotRegularError: it is a folder, a pipe or a device"),
+        (_link_to_pipe, "NotRegularError: it is a folder, a pipe or a device"),
+        (lambda path: path.symlink_to("/dev/zero"), "NotRegularError: it is a folder, a pipe or a device"),
+        (Path.mkdir, "NotRegularError: it is a folder, a pipe or a device"),
         (_bound_socket, "No such device or address"),
         (lambda path: path.symlink_to("nowhere"), "FileNotFoundError"),
     ],

@@ -352,7 +352,7 @@ def test_byte_order_mark_and_windows_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 @pytest.mark.parametrize(
     ("path", "reason"),
-    [("missing", "FileNotFoundError"), (".", "IsADirectoryError"), ("nope://x", "Protocol not known")],
+    [("missing", "FileNotFoundError"), (".", "NotRegularError"), ("nope://x", "Protocol not known")],
 )
 def test_unreadable_file(tmp_path: Path, kind: Literal["jsonl", "parquet"], path: str, reason: str) -> None:
     """The error names the path and the cause."""
