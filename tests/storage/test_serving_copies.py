@@ -233,7 +233,7 @@ def test_verify_finds_a_delta_that_does_not_make_the_copy(chain: Chain, monkeypa
 
     def of_another_base(base: Path, new: Path, delta: Path) -> None:
         other = base.with_name("other")
-        other.write_bytes(base.read_bytes()[::-1])
+        other.write_bytes(base.read_bytes()[:-1] + b"?")
         write_delta(other, new, delta)
         other.unlink()
 
