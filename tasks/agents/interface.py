@@ -1,7 +1,8 @@
-"""The interface of agents: two queues, as in AReaL's guide "Rollout and Agentic RL".
+"""The interface of agents: they play an episode with the problem, an environment and the engine.
 
-An agent puts `(qid, token_ids, gconfig)` on the observation queue and takes `BundledGenerationOutputs` from the action
-queue, as often as it needs. It never sees the engine.
+An agent awaits `engine.generate(token_ids, gconfig)` as often as it needs (`AwaitingAgent`). Or it has two queues, as
+in AReaL's guide "Rollout and Agentic RL" (`QueueAgent`): it puts `(qid, token_ids, gconfig)` on the observation queue
+and takes `BundledGenerationOutputs` from the action queue.
 """
 
 import asyncio
@@ -42,17 +43,33 @@ Prompt = EpisodeSpec
 """The former name of `EpisodeSpec`; agents outside this repository may use it."""
 
 
-class Agent(Protocol):
+class EpisodeEngine(Protocol):
+    """The engine, as the agent of one episode asks it."""
+
+    async def generate(
+        self, token_ids: list[int], gconfig: GenerationConfig, qid: str = ""
+    ) -> BundledGenerationOutputs:
+        """Return `gconfig.n` completions of a prompt; equal prompts of a group's episodes share a request.
+
+        An error of the engine, and a request that it cannot answer, end the episode: the agent is cancelled. A
+        completion is sampled to its end although the agent no longer waits for it. At most 64 are sampled at the same
+        time for one episode; others wait.
+
+        Args:
+            token_ids: 1 or more ids that the policy knows.
+            gconfig: at most 256 completions, with temperature, top_p and top_k as in the agent's context.
+            qid: the name of the request in its answer.
+        """
+        ...
+
+
+class AwaitingAgent(Protocol):
     """A player of episodes. Many episodes run at the same time in one thread; an agent keeps no state between them.
 
     An agent may be an asynchronous context manager: it is entered before its first episode and left after the last.
 
     An error of an agent costs only the episode in which it occurs: the record has the status `failed` and the reason.
 
-    - The agent puts `(qid, token_ids, gconfig)` on `obs_queue`: a list of ids that the policy knows, and a request for
-      at most 256 completions, with temperature, top_p and top_k as in its context. It takes each answer from
-      `act_queue`, where at most 256 may wait. Observations of one qid are answered in their order; those of different
-      qids at the same time, and in any order.
     - It returns a list of trajectories made from `prompt.record`, with its identity unchanged. `Episode` makes valid
       ones: a turn is a completion, or its beginning, with the tokens, logprobs and versions that the engine gave. All
       other tokens have the logprob 0.0 and the version -1.
@@ -69,6 +86,19 @@ class Agent(Protocol):
     The same rules apply to the environment, whose methods the agent calls.
     """
 
+    async def play(self, prompt: EpisodeSpec, env: Environment, engine: EpisodeEngine) -> list[Trajectory]:
+        """Play the episode `prompt` and return its trajectories; an empty list rejects it."""
+        ...
+
+
+@runtime_checkable
+class QueueAgent(Protocol):
+    """An agent with two queues instead of the engine; all other rules are those of `AwaitingAgent`.
+
+    It takes each answer from `act_queue`, where at most 256 may wait. Observations of one qid are answered in their
+    order; those of different qids at the same time, and in any order.
+    """
+
     async def collect_trajectory(
         self,
         prompt: EpisodeSpec,
@@ -78,6 +108,9 @@ class Agent(Protocol):
     ) -> list[Trajectory]:
         """Play the episode `prompt` and return its trajectories; an empty list rejects it."""
         ...
+
+
+Agent = AwaitingAgent | QueueAgent
 
 
 @runtime_checkable

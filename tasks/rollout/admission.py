@@ -28,22 +28,33 @@ _IDENTITY = [field.name for field in dataclasses.fields(Trajectory) if field.nam
 _identity = attrgetter(*_IDENTITY)
 
 
-def check_observation(observation: Any, vocabulary: int, sampling: GenerationConfig | None = None) -> Observation:
-    """Check an observation and return it with its ids copied. The engine itself refuses a prompt that is too long.
+def check_observation(observation: Any) -> Observation:
+    """Check the form of what an agent put on its observation queue.
+
+    Raises:
+        RefusedError: it is no observation.
+    """
+    if not isinstance(observation, tuple) or len(observation) != 3:
+        raise RefusedError(f"obs_queue got {shown(observation)}: put (qid, token_ids, gconfig) on it")
+    if not isinstance(observation[0], str):
+        raise RefusedError(f"the qid of an observation is {shown(observation[0])}: give prompt.qid, or another text")
+    return observation
+
+
+def check_request(
+    token_ids: Any, gconfig: Any, vocabulary: int, sampling: GenerationConfig | None = None
+) -> tuple[list[int], GenerationConfig]:
+    """Check a request and return it with its ids copied. The engine itself refuses a prompt that is too long.
 
     Args:
-        observation: what the agent put on its queue.
+        token_ids: the prompt.
+        gconfig: how to sample.
         vocabulary: number of token ids that the policy knows.
         sampling: what the agent was given, whose distribution it must sample from; None: any.
 
     Raises:
         RefusedError: the engine could not answer it.
     """
-    if not isinstance(observation, tuple) or len(observation) != 3:
-        raise RefusedError(f"obs_queue got {shown(observation)}: put (qid, token_ids, gconfig) on it")
-    qid, token_ids, gconfig = observation
-    if not isinstance(qid, str):
-        raise RefusedError(f"the qid of an observation is {shown(qid)}: give prompt.qid, or another text")
     if not isinstance(gconfig, GenerationConfig):
         raise RefusedError(f"the gconfig of an observation is {shown(gconfig)}: give a GenerationConfig")
     if gconfig.n > MOST_COMPLETIONS:
@@ -54,7 +65,7 @@ def check_observation(observation: Any, vocabulary: int, sampling: GenerationCon
     if not token_ids:
         raise RefusedError("an observation has no token ids: give the ids of a prompt")
     check_ids("gconfig.stop_token_ids", list(gconfig.stop_token_ids), vocabulary)
-    return qid, list(token_ids), gconfig
+    return list(token_ids), gconfig
 
 
 def _check_distribution(gconfig: GenerationConfig, sampling: GenerationConfig) -> None:

@@ -1,38 +1,30 @@
-"""One episode: it runs the agent, answers its observations, and ends whatever the agent does.
+"""One episode: it runs the agent, which asks the engine, and ends whatever the agent does.
 
-The agent and the answers run in two tasks, which exchange observations and outputs through two queues. The agent makes
-its trajectory with `tasks.agents.episode.Episode`, whose docstring shows an example.
+The agent makes its trajectory with `tasks.agents.episode.Episode`, whose docstring shows an example.
 """
 
 import asyncio
-import itertools
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Set
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 from configs.rollout import Rollout
 from storage import interrupts
 from storage.records import Trajectory
 from tasks.agents.faults import reason_of
-from tasks.agents.interface import Agent, EpisodeSpec
+from tasks.agents.interface import Agent, EpisodeSpec, QueueAgent
 from tasks.environments.interface import Environment
-from tasks.inference.api import BundledGenerationOutputs, GenerationConfig, Observation
-from tasks.inference.client import CUT_S
-from tasks.rollout.admission import admit, check_observation
+from tasks.inference.api import BundledGenerationOutputs, GenerationConfig
+from tasks.rollout.admission import admit
 from tasks.rollout.private import WholeProblem, without
-from tasks.rollout.turns import TurnBatcher
+from tasks.rollout.turns import BatchedEngine, TurnBatcher, play_with_queues
 from tasks.rollout.values import RefusedError
 from tasks.rollout.watch import StalledError, Watch
-from tasks.seeds import derive
 
 logger = logging.getLogger(__name__)
 
-MOST_UNREAD = 256
-"""Most observations, or answers, that may wait in a queue."""
-MOST_AT_ONCE = 64
-"""Most observations of an episode that are answered at the same time."""
 FAREWELL_S = 2.0
 """Time for an agent's clean-up after its deadline; then the rollout goes on while the agent still cleans up."""
 
@@ -62,23 +54,19 @@ class Conversation:
         gconfig: GenerationConfig | None,
         private: Set[str] = frozenset(),
     ) -> None:
-        self.prompt, self._turns, self._vocabulary = prompt, turns, vocabulary
-        self._settings, self._sampling = settings, None if settings.allow_own_sampling else gconfig
+        self.prompt, self._vocabulary = prompt, vocabulary
         self._shown = without(prompt.problem.metadata, private)
-        self._observations: asyncio.Queue[Observation] = asyncio.Queue(MOST_UNREAD)
-        self._actions: asyncio.Queue[BundledGenerationOutputs] = asyncio.Queue()
-        self._room = asyncio.Semaphore(MOST_AT_ONCE)
-        self._asked: dict[int, float] = {}  # the observations that wait for their answers, and since when
-        self._idle_s, self._idle_since = 0.0, time.monotonic()  # how long none waited, and since when
-        self.exchanges: list[BundledGenerationOutputs] = []
-        """All answers so far, as copies that the agent cannot change."""
+        sampling = None if settings.allow_own_sampling else gconfig
+        self._engine = BatchedEngine(prompt, turns, vocabulary, sampling, settings.longest_completion_s)
         self.left: list[Trajectory] = []
         """The trajectories of an agent that was ended, at the deadline or by an error that was not its own."""
         self.sampling = False
-        """True if the deadline struck while the engine was sampling, which took more than half of the episode's time.
+        """Whether the deadline struck while the engine sampled, which took more than half of the time."""
 
-        A request that waits for longer than the engine needs to cut it is not being sampled.
-        """
+    @property
+    def exchanges(self) -> list[BundledGenerationOutputs]:
+        """All answers so far, as copies that the agent cannot change."""
+        return self._engine.exchanges
 
     async def play(
         self, agent: Agent, make_environment: Callable[[], Environment], watch: Watch, deadline: asyncio.Timeout
@@ -90,74 +78,30 @@ class Conversation:
             RefusedError: an observation or the return value of the agent is invalid.
             Exception: an error of the engine, or asyncio's at the deadline.
         """
-        began = self._idle_since = time.monotonic()
-        server = asyncio.create_task(self._answer_observations())
+        engine = self._engine
         player = asyncio.create_task(self._run_agent(agent, make_environment), name=self.prompt.record.trajectory_id)
+        waiting: set[asyncio.Future[Any]] = {engine.failed, player}
         with watch.over(player, deadline):
             try:
-                await asyncio.wait({server, player}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 if not player.done():
-                    server.result()
+                    raise engine.failed.result()
                 return _agent_result(player)
             except asyncio.CancelledError:
                 if deadline.expired() and player.done():
                     return player.result()  # the agent's own result or error says more than the deadline
-                self.sampling = self._is_sampling(time.monotonic(), began)
+                self.sampling = engine.is_sampling()
                 raise
             except StalledError as error:  # a second one, raised while the first was handled
                 raise AgentError(reason_of(error)) from error
             finally:
-                self._turns.end(len(self._asked))
-                for task in await cancel({server, player}):
+                for task in await cancel({player, *engine.close()}):
                     logger.warning(
                         "%s still runs after its cancellation: its clean-up is slow, or it catches "
                         "asyncio.CancelledError and goes on. The rollout goes on without waiting for it",
                         task.get_name(),
                     )
                 self.left = _left_by(player)
-
-    def _is_sampling(self, now: float, began: float) -> bool:
-        if not self._asked:
-            return False
-        overdue = now - min(self._asked.values()) > self._settings.longest_completion_s + CUT_S
-        return not overdue and 2 * self._idle_s < now - began
-
-    async def _answer_observations(self) -> None:
-        """Answer observations until an error ends the task: those of one qid in order, others at the same time."""
-        last: dict[str, asyncio.Task[None]] = {}
-        try:
-            async with asyncio.TaskGroup() as answering:
-                for number in itertools.count():
-                    await self._room.acquire()
-                    observation = check_observation(await self._observations.get(), self._vocabulary, self._sampling)
-                    if self._actions.qsize() >= MOST_UNREAD:
-                        raise RefusedError(f"{MOST_UNREAD} answers wait in act_queue: the agent must take each of them")
-                    qid = observation[0]
-                    last[qid] = answering.create_task(self._answer(observation, number, last.get(qid)))
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-
-    async def _answer(self, observation: Observation, number: int, before: asyncio.Task[None] | None) -> None:
-        """Answer the observation with this number in the episode, after the one `before` it."""
-        _, _, gconfig = observation
-        place = (number,) if gconfig.seed is None else ("seed", gconfig.seed)
-        if before:
-            await asyncio.wait([before])
-        if not self._asked:
-            self._idle_s += time.monotonic() - self._idle_since
-        self._asked[number] = time.monotonic()
-        try:
-            outputs = await self._turns.ask(observation, derive(self.prompt.seed, *place))
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task and task.cancelling():
-                raise
-            raise RuntimeError("the engine cancelled a request") from None
-        del self._asked[number]
-        self._idle_since = time.monotonic()
-        self.exchanges.append(_copy_outputs(outputs))
-        self._actions.put_nowait(outputs)
-        self._room.release()
 
     async def _run_agent(self, agent: Agent, make_environment: Callable[[], Environment]) -> list[Trajectory]:
         """Run the agent and check its trajectories.
@@ -169,9 +113,11 @@ class Conversation:
         try:
             asked = _copy_for_agent(self.prompt, self._shown)
             async with _opened(make_environment()) as environment:
-                returned = await agent.collect_trajectory(
-                    asked, self._whole(environment), self._observations, self._actions
-                )
+                whole = self._whole(environment)
+                if isinstance(agent, QueueAgent):
+                    returned = await play_with_queues(agent, asked, whole, self._engine)
+                else:
+                    returned = await agent.play(asked, whole, self._engine)
             served = [completion for outputs in self.exchanges for completion in outputs.completions]
             record = self.prompt.record
             admitted = admit(returned, replace(record, metadata=self._shown), self._vocabulary, served)
@@ -238,11 +184,3 @@ def _copy_for_agent(prompt: EpisodeSpec, shown: str) -> EpisodeSpec:
     problem = replace(prompt.problem, solutions=list(prompt.problem.solutions), metadata=shown)
     record = replace(prompt.record, solutions=list(prompt.record.solutions), metadata=shown)
     return replace(prompt, problem=problem, record=record)
-
-
-def _copy_outputs(outputs: BundledGenerationOutputs) -> BundledGenerationOutputs:
-    completions = [
-        replace(c, token_ids=list(c.token_ids), logprobs=list(c.logprobs), versions=list(c.versions))
-        for c in outputs.completions
-    ]
-    return replace(outputs, prompt_ids=list(outputs.prompt_ids), completions=completions)

@@ -1,13 +1,20 @@
-"""The turns of a group's episodes: short completions of equal prompts become one request."""
+"""The turns of episodes: agents await completions, and short ones of equal prompts in a group become one request."""
 
 import asyncio
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
+from tasks.agents.interface import EpisodeSpec, QueueAgent
+from tasks.environments.interface import Environment
 from tasks.inference.api import BundledGenerationOutputs, Completion, GenerationConfig, Observation
+from tasks.inference.client import CUT_S
+from tasks.rollout.admission import check_observation, check_request
+from tasks.rollout.values import RefusedError
+from tasks.seeds import derive
 
 Generate = Callable[[list[int], GenerationConfig, int], Awaitable[list[Completion]]]
 """(token ids, gconfig, seed) -> completions"""
@@ -18,6 +25,12 @@ MOST_AT_ONCE = 128
 """Most completions in one request. vLLM refuses more than its `--max-num-seqs`, whose smallest default is 128."""
 PATIENCE_S = 0.2
 """Longest wait of an observation for those of other episodes, which may be slow, or may not have begun."""
+MOST_ANSWERED = 64
+"""Most observations of an episode that are answered at the same time."""
+MOST_UNREAD = 256
+"""Most observations, or answers, that may wait in a queue of an agent."""
+
+Answer = asyncio.Task[BundledGenerationOutputs]
 
 
 class _Pending(NamedTuple):
@@ -115,3 +128,158 @@ class TurnBatcher:
             if not future.done():
                 self._coming += 1
                 future.set_result(BundledGenerationOutputs(qid, prompt_ids, sampled, seeds, latency))
+
+
+class BatchedEngine:
+    """The engine as the agent of one episode asks it: see `tasks.agents.interface.EpisodeEngine`.
+
+    Args:
+        prompt: the episode.
+        turns: answers its observations, together with those of its group.
+        vocabulary: number of token ids that the policy knows.
+        sampling: what observations must sample with; None: anything.
+        longest_s: the engine cuts completions that take longer.
+
+    Attributes:
+        exchanges: all answers so far, as copies that the agent cannot change.
+        room: a place for each observation that is answered now.
+        failed: the error that ends the episode.
+    """
+
+    def __init__(
+        self,
+        prompt: EpisodeSpec,
+        turns: TurnBatcher,
+        vocabulary: int,
+        sampling: GenerationConfig | None,
+        longest_s: float,
+    ) -> None:
+        self._prompt, self._turns, self._vocabulary = prompt, turns, vocabulary
+        self._sampling, self._longest_s = sampling, longest_s
+        self.exchanges: list[BundledGenerationOutputs] = []
+        self.room = asyncio.Semaphore(MOST_ANSWERED)
+        self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
+        self._numbers, self._closed = itertools.count(), False
+        self._answers = set[Answer]()
+        self._asked: dict[int, float] = {}  # the observations that wait for their answers, and since when
+        self._began = self._idle_since = time.monotonic()
+        self._idle_s = 0.0  # how long none waited, up to `_idle_since`
+
+    async def generate(
+        self, token_ids: list[int], gconfig: GenerationConfig, qid: str = ""
+    ) -> BundledGenerationOutputs:
+        """See `EpisodeEngine.generate`."""
+        await self.room.acquire()
+        return await asyncio.shield(self.begin((qid or self._prompt.qid, token_ids, gconfig)))
+
+    def begin(self, observation: Observation, before: Answer | None = None) -> Answer:
+        """Begin to answer an observation that has a place in the room, after the one `before` it was answered."""
+        answer = asyncio.create_task(self._answer(observation, next(self._numbers), before))
+        self._answers.add(answer)
+        answer.add_done_callback(self._answers.discard)
+        return answer
+
+    def fail(self, error: Exception) -> None:
+        """End the episode with an error."""
+        if not self.failed.done():
+            self.failed.set_result(error)
+
+    def close(self) -> set[Answer]:
+        """Answer nothing more; return the answers that are to be cancelled, since nobody takes them."""
+        self._closed = True
+        self._turns.end(len(self._asked))
+        return self._answers
+
+    def is_sampling(self) -> bool:
+        """Return whether the engine is sampling for the episode now, and was for more than half of its time.
+
+        A request that waits for longer than the engine needs to cut it is not being sampled.
+        """
+        if not self._asked:
+            return False
+        now = time.monotonic()
+        overdue = now - min(self._asked.values()) > self._longest_s + CUT_S
+        return not overdue and 2 * self._idle_s < now - self._began
+
+    async def _answer(self, observation: Observation, number: int, before: Answer | None) -> BundledGenerationOutputs:
+        """Answer the observation with this number in the episode."""
+        qid, token_ids, gconfig = observation
+        try:
+            token_ids, gconfig = check_request(token_ids, gconfig, self._vocabulary, self._sampling)
+            if before:
+                await asyncio.wait([before])
+            if self._closed:
+                await _never()
+            outputs = await self._ask((qid, token_ids, gconfig), number)
+        except Exception as error:  # noqa: BLE001  # the conversation raises it
+            self.fail(error)
+            await _never()
+        self.exchanges.append(_copy_outputs(outputs))
+        self.room.release()
+        return outputs
+
+    async def _ask(self, observation: Observation, number: int) -> BundledGenerationOutputs:
+        place = (number,) if observation[2].seed is None else ("seed", observation[2].seed)
+        if not self._asked:
+            self._idle_s += time.monotonic() - self._idle_since
+        self._asked[number] = time.monotonic()
+        try:
+            outputs = await self._turns.ask(observation, derive(self._prompt.seed, *place))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task and task.cancelling():
+                raise
+            raise RuntimeError("the engine cancelled a request") from None
+        del self._asked[number]
+        self._idle_since = time.monotonic()
+        return outputs
+
+
+async def _never() -> NoReturn:
+    """Wait until the end of the episode, or of the rollout, cancels the task."""
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("nothing sets the result")
+
+
+async def play_with_queues(agent: QueueAgent, prompt: EpisodeSpec, env: Environment, engine: BatchedEngine) -> Any:
+    """Let an agent with two queues play; return what it returns."""
+    observations: asyncio.Queue[Observation] = asyncio.Queue(MOST_UNREAD)
+    actions: asyncio.Queue[BundledGenerationOutputs] = asyncio.Queue()
+    answering = asyncio.create_task(_answer_queue(engine, observations, actions))
+    try:
+        return await agent.collect_trajectory(prompt, env, observations, actions)
+    finally:
+        answering.cancel()
+
+
+async def _answer_queue(
+    engine: BatchedEngine,
+    observations: "asyncio.Queue[Observation]",
+    actions: "asyncio.Queue[BundledGenerationOutputs]",
+) -> None:
+    """Answer observations until one is refused: those of one qid in order, others at the same time."""
+    last: dict[str, Answer] = {}
+
+    def deliver(answer: Answer) -> None:
+        if not answer.cancelled():
+            actions.put_nowait(answer.result())
+
+    try:
+        while True:
+            await engine.room.acquire()
+            observation = check_observation(await observations.get())
+            if actions.qsize() >= MOST_UNREAD:
+                raise RefusedError(f"{MOST_UNREAD} answers wait in act_queue: the agent must take each of them")
+            qid = observation[0]
+            last[qid] = engine.begin(observation, last.get(qid))
+            last[qid].add_done_callback(deliver)
+    except RefusedError as error:
+        engine.fail(error)
+
+
+def _copy_outputs(outputs: BundledGenerationOutputs) -> BundledGenerationOutputs:
+    completions = [
+        replace(c, token_ids=list(c.token_ids), logprobs=list(c.logprobs), versions=list(c.versions))
+        for c in outputs.completions
+    ]
+    return replace(outputs, prompt_ids=list(outputs.prompt_ids), completions=completions)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, NamedTuple, Self
+from typing import Annotated, NamedTuple, Self
 
 from pydantic import AfterValidator, Field
 
@@ -19,15 +19,11 @@ from tasks.agents.endpoint.requests import MODEL
 from tasks.agents.endpoint.server import EndpointServer, check_address, new_key
 from tasks.agents.endpoint.tree import Node
 from tasks.agents.faults import PolicyError, chain, fault_of, reason_of
-from tasks.agents.interface import AgentContext, EpisodeSpec
+from tasks.agents.interface import AgentContext, EpisodeEngine, EpisodeSpec
 from tasks.agents.rendering.choice import open_renderer
 from tasks.environments.interface import Environment, StepResult, verdict_of
 from tasks.inference.api import ContextLengthError
 from tasks.problems.messages import first_messages
-
-if TYPE_CHECKING:
-    from tasks.inference.api import BundledGenerationOutputs, Observation
-
 
 Discount = Annotated[float, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
@@ -196,16 +192,10 @@ class EndpointAgent(ABC):
             for cause in chain(error)
         )
 
-    async def collect_trajectory(
-        self,
-        prompt: EpisodeSpec,
-        env: Environment,
-        obs_queue: "asyncio.Queue[Observation]",
-        act_queue: "asyncio.Queue[BundledGenerationOutputs]",
-    ) -> list[Trajectory]:
-        """See `Agent.collect_trajectory`."""
+    async def play(self, prompt: EpisodeSpec, env: Environment, engine: EpisodeEngine) -> list[Trajectory]:
+        """See `AwaitingAgent.play`."""
         question, _ = await env.reset(seed=prompt.seed, options={"problem": prompt.problem})
-        completions = Completions(prompt.qid, self._policy, obs_queue, act_queue)
+        completions = Completions(prompt.qid, self._policy, engine)
         try:
             await self._play(prompt, env, question, completions)
         except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the record has its reason

@@ -16,13 +16,12 @@ from tasks.agents.endpoint.errors import EndpointError, episode_ended, invalid
 from tasks.agents.endpoint.requests import ChatRequest, check_request, parse_request
 from tasks.agents.endpoint.tree import Node, Place, Tree
 from tasks.agents.faults import PolicyError
+from tasks.agents.interface import EpisodeEngine
 from tasks.agents.rendering.interface import ChatMessage, ParsedAnswer, Renderer, RenderingError, ToolSpec
-from tasks.inference.api import BundledGenerationOutputs, GenerationConfig, Observation
+from tasks.inference.api import BundledGenerationOutputs, GenerationConfig
 
 T = TypeVar("T")
 
-_AT_ONCE = 64
-"""Requests of an episode that are answered at the same time; further ones wait."""
 _NOTED = 3
 """Most refusals that the reason of a failed episode names."""
 _OVERRUN_S = 0.5
@@ -62,8 +61,7 @@ class Completions:
 
     qid: str
     policy: Policy
-    observations: "asyncio.Queue[Observation]"
-    actions: "asyncio.Queue[BundledGenerationOutputs]"
+    engine: EpisodeEngine
     tree: Tree = field(default_factory=Tree)
     refused: list[str] = field(default_factory=list)
     out_of_context: str = ""
@@ -71,9 +69,7 @@ class Completions:
     _agent: "asyncio.Task[Any] | None" = None
     _loop: "asyncio.AbstractEventLoop | None" = None
     _closed: bool = False
-    _room: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_AT_ONCE))
     _answering: "set[asyncio.Task[Answered]]" = field(default_factory=set)
-    _waiting: dict[str, "asyncio.Future[BundledGenerationOutputs]"] = field(default_factory=dict)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count)
 
     @asynccontextmanager
@@ -83,15 +79,12 @@ class Completions:
         The task of the block is cancelled if the agent asks too often.
         """
         self._agent, self._loop = asyncio.current_task(), asyncio.get_running_loop()
-        delivering = asyncio.create_task(self._deliver())
         try:
             yield self
         finally:
             self._closed = True
-            delivering.cancel()
-            for waiting in self._waiting.values():
-                if not waiting.done():
-                    waiting.set_exception(episode_ended())
+            for answering in self._answering:
+                answering.cancel()
 
     async def complete(self, body: bytes | dict[str, Any]) -> Answered:
         """Answer a request: its JSON, or what was read from it.
@@ -120,7 +113,12 @@ class Completions:
         answering = asyncio.create_task(self._answer(body, len(self.tree.received)))
         self._answering.add(answering)
         answering.add_done_callback(self._forget)
-        answered = await asyncio.shield(answering)
+        try:
+            answered = await asyncio.shield(answering)
+        except asyncio.CancelledError:
+            if answering.cancelled():
+                raise episode_ended() from None
+            raise
         for node in answered.nodes:
             self.tree.hand_out(node)
         return answered
@@ -160,10 +158,10 @@ class Completions:
         number = next(self._numbers)
         await self._check_number(number)
         tools = request.specs
-        async with self._room:
-            place = self._place(request.messages, tools)
-            prompt_ids, continues = self._prompt(request.messages, place, tools)
-            outputs = await self._ask(f"{self.qid}#{number}", prompt_ids, self._gconfig(request, prompt_ids))
+        place = self._place(request.messages, tools)
+        prompt_ids, continues = self._prompt(request.messages, place, tools)
+        gconfig = self._gconfig(request, prompt_ids)
+        outputs = await self.engine.generate(prompt_ids, gconfig, f"{self.qid}#{number}")
         if place.parent:
             _note_answers(place.parent, place.new)
         choices = range(len(outputs.completions))
@@ -229,23 +227,6 @@ class Completions:
             seed=request.seed,
             stop_token_ids=(*base.stop_token_ids, *self.policy.renderer.stop_token_ids),
         )
-
-    async def _ask(self, qid: str, prompt_ids: list[int], gconfig: GenerationConfig) -> BundledGenerationOutputs:
-        if self._closed:
-            raise episode_ended()
-        self._waiting[qid] = asyncio.get_running_loop().create_future()
-        try:
-            await self.observations.put((qid, prompt_ids, gconfig))
-            return await self._waiting[qid]
-        finally:
-            del self._waiting[qid]
-
-    async def _deliver(self) -> None:
-        while True:
-            outputs = await self.actions.get()
-            waiting = self._waiting.get(outputs.qid)
-            if waiting and not waiting.done():
-                waiting.set_result(outputs)
 
     def _node(
         self,

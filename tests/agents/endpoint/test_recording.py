@@ -19,7 +19,7 @@ from tasks.agents.endpoint.completions import Completions, Policy
 from tasks.agents.endpoint.recording import record
 from tasks.agents.interface import EpisodeSpec
 from tasks.agents.rendering.choice import open_renderer
-from tasks.inference.api import BundledGenerationOutputs, Completion, GenerationConfig, Observation
+from tasks.inference.api import BundledGenerationOutputs, Completion, GenerationConfig
 from tasks.rollout.admission import admit
 from tasks.train.samples import build_samples
 from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
@@ -56,18 +56,16 @@ class Episode:
 
     def __post_init__(self) -> None:
         policy = Policy(open_renderer(chat(), self.family), chat(), GenerationConfig(max_new_tokens=64), 100_000, 1000)
-        self.observations: asyncio.Queue[Observation] = asyncio.Queue()
-        self.actions: asyncio.Queue[BundledGenerationOutputs] = asyncio.Queue()
-        self.completions = Completions("q", policy, self.observations, self.actions)
+        self.completions = Completions("q", policy, self)
         self._draw = random.Random(self.seed)
 
-    async def answer(self) -> None:
-        while True:
-            qid, prompt_ids, gconfig = await self.observations.get()
-            completions = [self._complete() for _ in range(gconfig.n)]
-            self.sampled += [(prompt_ids, completion) for completion in completions]
-            outputs = BundledGenerationOutputs(qid, prompt_ids, completions, [1] * gconfig.n, 0.1)
-            self.actions.put_nowait(outputs)
+    async def generate(
+        self, token_ids: list[int], gconfig: GenerationConfig, qid: str = ""
+    ) -> BundledGenerationOutputs:
+        await asyncio.sleep(0)
+        completions = [self._complete() for _ in range(gconfig.n)]
+        self.sampled += [(token_ids, completion) for completion in completions]
+        return BundledGenerationOutputs(qid, token_ids, completions, [1] * gconfig.n, 0.1)
 
     def _complete(self) -> Completion:
         ids = chat().encode(self._draw.choice(self.says) + self._draw.choice(["<|im_end|>", ""])) or [7]
@@ -76,7 +74,6 @@ class Episode:
 
     async def play(self, script: Script) -> Trajectory:
         """Send requests one after another; those of the kind `together` twice at the same time."""
-        serving = asyncio.create_task(self.answer())
         conversations: list[list[Any]] = [[{"role": "user", "content": "What is 1 + 2?"}]]
         async with self.completions.open():
             for kind, place, n in script:
@@ -90,7 +87,6 @@ class Episode:
                 times = 2 if kind == "together" else 1
                 for answered in await asyncio.gather(*(self.completions.complete(dict(body)) for _ in range(times))):
                     conversations += [[*messages, node.message] for node in answered.nodes]
-        serving.cancel()
         return record(self.spec, self.completions.tree.nodes, 1.0)
 
     @property
