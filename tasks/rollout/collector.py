@@ -19,10 +19,10 @@ from tasks.agents.faults import fault_of, reason_of
 from tasks.agents.interface import Agent, EpisodeSpec
 from tasks.environments.interface import Environment
 from tasks.inference.api import Completion, ContextLengthError, GenerationConfig, Generator, InferenceError
+from tasks.rollout.admission import RefusedError
 from tasks.rollout.conversation import AgentError, Conversation, cancel
 from tasks.rollout.plan import Group
 from tasks.rollout.turns import TurnBatcher
-from tasks.rollout.values import RefusedError
 from tasks.rollout.watch import Watch
 
 logger = logging.getLogger(__name__)

@@ -4,23 +4,22 @@ The agent makes its trajectory with `tasks.agents.episode.Episode`, whose docstr
 """
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator, Callable, Set
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from configs.rollout import Rollout
 from storage import interrupts
-from storage.records import Trajectory
+from storage.records import Problem, Trajectory
 from tasks.agents.faults import reason_of
 from tasks.agents.interface import Agent, EpisodeSpec, QueueAgent
 from tasks.environments.interface import Environment
 from tasks.inference.api import BundledGenerationOutputs, GenerationConfig
-from tasks.rollout.admission import admit
-from tasks.rollout.private import WholeProblem, without
+from tasks.rollout.admission import RefusedError, admit
 from tasks.rollout.turns import BatchedEngine, TurnBatcher, play_with_queues
-from tasks.rollout.values import RefusedError
 from tasks.rollout.watch import StalledError, Watch
 
 logger = logging.getLogger(__name__)
@@ -184,3 +183,42 @@ def _copy_for_agent(prompt: EpisodeSpec, shown: str) -> EpisodeSpec:
     problem = replace(prompt.problem, solutions=list(prompt.problem.solutions), metadata=shown)
     record = replace(prompt.record, solutions=list(prompt.record.solutions), metadata=shown)
     return replace(prompt, problem=problem, record=record)
+
+
+def without(metadata: str, private: Set[str]) -> str:
+    """Return metadata, JSON of an object, without the private keys.
+
+    >>> without('{"level": 3, "tests": [1]}', {"tests"}), without('{"level":3}', {"tests"})
+    ('{"level": 3}', '{"level":3}')
+    """
+    values = json.loads(metadata) if private else {}
+    return json.dumps({key: values[key] for key in values if key not in private}) if private & set(values) else metadata
+
+
+@dataclass(frozen=True, slots=True)
+class WholeProblem:
+    """An environment that grades with the whole problem, while the agent that resets it has a part of it.
+
+    Attributes:
+        environment: the environment, whose other attributes an agent may use as before.
+        shown: the metadata that the agent has.
+        whole: all metadata.
+    """
+
+    environment: Environment
+    shown: str
+    whole: str
+
+    async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """See `Environment.reset`."""
+        given = (options or {}).get("problem")
+        if isinstance(given, Problem) and given.metadata == self.shown:
+            options = {**(options or {}), "problem": replace(given, metadata=self.whole)}
+        return await self.environment.reset(seed=seed, options=options)
+
+    async def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        """See `Environment.step`."""
+        return await self.environment.step(action)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.environment, name)

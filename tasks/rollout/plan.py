@@ -15,8 +15,10 @@ from storage.records import Problem, Trajectory
 from storage.version_names import PolicyVersion
 from tasks.agents.interface import EpisodeSpec
 from tasks.inference.api import GenerationConfig
-from tasks.rollout.turns import LONGEST_TOGETHER
 from tasks.seeds import derive
+
+LONGEST_TOGETHER = 64
+"""Longest completion, in tokens, that shares a request: a request ends with its longest completion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class RolloutPlan:
         problem_set: version of the problem set.
         gconfig: sampling parameters.
         group_size: episodes to play for each problem.
-        selecting: whether `tasks.rollout.selection` rejects episodes; false in an evaluation.
+        selecting: whether `tasks.rollout.outcomes` rejects episodes; false in an evaluation.
     """
 
     name: str

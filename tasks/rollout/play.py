@@ -1,4 +1,8 @@
-"""One rollout: the groups of one data set are played and stored as shards of a draft, with progress."""
+"""The groups of a rollout, which workers play, and the play of one data set.
+
+Workers take one group after another, and give each back when it is finished or lost (`Groups`). A `Batch` has those of
+one data set, `tasks.rollout.stream.Stream` those of a run.
+"""
 
 import asyncio
 import gc
@@ -6,25 +10,222 @@ import itertools
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from configs import Config
 from storage import interrupts
-from storage.records import Problem
+from storage.records import TRAJECTORY_SCHEMA, Problem, Trajectory
 from storage.version_names import PolicyVersion
-from storage.versions.drafts import Draft
-from tasks.rollout.data_set import FinishedGroup, OpenDataSet
-from tasks.rollout.groups import Change
-from tasks.rollout.plan import RolloutPlan, Start
+from storage.versions.datasets import ShardWriter, adopted
+from storage.versions.drafts import Draft, Shard
+from tasks.rollout.outcomes import FinishedGroup, Tally
+from tasks.rollout.plan import Group, RolloutPlan, Start
 from tasks.rollout.threads import AgentThreads
-from tasks.rollout.workers import Workers
+from tasks.score.environment import SuccessRule
+
+if TYPE_CHECKING:
+    from tasks.rollout.workers import Workers
+
+
+class OpenDataSet:
+    """A data set while its groups are played: a draft, which may have a journal, and the counts for its manifest.
+
+    The journal has a note for each group: its problem and whether it was rejected; in a stream also its number.
+
+    Args:
+        draft: keeps the shards; the trajectories that it took over from a killed attempt are counted.
+        iteration: the iteration whose number the trajectories get.
+        config: of the run.
+        progress: called with lines of text.
+        numbered: whether a group's number means something to later flow runs.
+    """
+
+    def __init__(
+        self,
+        draft: Draft,
+        iteration: int,
+        config: Config,
+        progress: Callable[[str], None],
+        *,
+        numbered: bool = False,
+    ) -> None:
+        self.draft, self.iteration = draft, iteration
+        self.tally = Tally(progress, SuccessRule.while_playing(config.score))
+        self.tally.resume(adopted(draft))
+        self.adopted: list[dict[str, Any]] = list(draft.notes)
+        """The notes of the groups in shards that the draft took over."""
+        self.entered: dict[int, FinishedGroup] = {}
+        """The groups that finished since, by number."""
+        self.pending: set[int] = set()
+        """Those among them whose trajectories a worker of another process has not stored yet."""
+        self._numbered = numbered
+        self._writer = ShardWriter(draft, TRAJECTORY_SCHEMA, config.rollout.rows_per_shard)
+
+    @property
+    def groups(self) -> int:
+        return len(self.adopted) + len(self.entered)
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of its groups; a spare problem that an older program played has none."""
+        before = [note["group"] for note in self.adopted if note["group"] is not None]
+        return sorted([*before, *self.entered])
+
+    @property
+    def rejected(self) -> int:
+        """The number of rejected groups."""
+        before = sum(bool(note["rejected"]) for note in self.adopted)
+        return before + sum(finished.rejected for finished in self.entered.values())
+
+    def enter(self, finished: FinishedGroup, *, pending: bool = False) -> None:
+        """Count a finished group, whose trajectories are stored next, or by a worker later (`pending`)."""
+        self.entered[finished.number] = finished
+        if pending:
+            self.pending.add(finished.number)
+        self.tally.add(finished.counts)
+        self.tally.report()
+
+    def write(self, rows: Iterable[Trajectory], finished: FinishedGroup) -> None:
+        """Store the trajectories of a group that was entered."""
+        self._writer.write_group([replace(row, iteration=self.iteration) for row in rows], self.note(finished))
+
+    def accept(self, shards: Sequence[Shard], numbers: Iterable[int]) -> None:
+        """Take over shards that a worker has stored, with all trajectories of the groups with these numbers."""
+        self.draft.accept_shards(shards)
+        self.pending.difference_update(numbers)
+
+    def lose(self, number: int) -> FinishedGroup:
+        """Take back a group that is pending: the worker with its trajectories is gone."""
+        self.pending.remove(number)
+        finished = self.entered.pop(number)
+        self.tally.remove(finished.counts)
+        return finished
+
+    def note(self, finished: FinishedGroup) -> dict[str, Any]:
+        """Return what the journal keeps of a group."""
+        note = {"problem_id": finished.problem_id, "rejected": finished.rejected}
+        return note | {"group": finished.number} if self._numbered else note
+
+    def flush(self) -> None:
+        """Store what is still in memory."""
+        self._writer.flush()
+
+    def check(self, max_failed_share: float) -> None:
+        """Raise ValueError if too many episodes failed; the next attempt then plays all of them again."""
+        self.tally.report(last=True)
+        try:
+            self.tally.check(max_failed_share)
+        except ValueError:
+            self.draft.discard()
+            raise
+
+    def close(self) -> None:
+        """Delete the local files."""
+        self.draft.__exit__()
+
+
+class Sink(Protocol):
+    """A place for trajectories."""
+
+    def write(self, rows: Iterable[Trajectory], finished: FinishedGroup) -> None:
+        """Store the trajectories of a finished group."""
+        ...
+
+
+class Groups(Protocol):
+    """The groups of one rollout. One thread at a time may call `finish` and `settle`; others may call meanwhile."""
+
+    changed: "Change"
+    """Noted when a group may begin that could not before, when a data set is unstored, and when nothing is left."""
+
+    @property
+    def complete(self) -> bool:
+        """True if nothing is left to play or to store."""
+        ...
+
+    def next(self, policy: PolicyVersion) -> Start | None:
+        """Begin a group with a policy and return it; None if none may begin now."""
+        ...
+
+    def finish(self, finished: FinishedGroup) -> Sink:
+        """Count a finished group; return the place for its trajectories."""
+        ...
+
+    def settle(self) -> None:
+        """Commit every data set that has stored all its groups; call it after groups were stored."""
+        ...
+
+
+class SharedGroups(Groups, Protocol):
+    """The groups of a rollout that many workers share, any of which may be lost.
+
+    One thread at a time may call `finish`, `settle`, `unstored` and `lose`.
+    """
+
+    def available(self, policy: PolicyVersion) -> int:
+        """Return about how many groups may begin now with a policy."""
+        ...
+
+    def finish(self, finished: FinishedGroup, *, pending: bool = False) -> OpenDataSet:
+        """Count a finished group; return the data set that stores it, at once or, if it is `pending`, later."""
+        ...
+
+    def unstored(self) -> list[OpenDataSet]:
+        """Return the data sets that get no more groups, but have some that are pending."""
+        ...
+
+    def lose(self, number: int) -> None:
+        """Take back a group that runs or is pending, because its worker is gone: it is played again."""
+        ...
+
+
+class Change:
+    """Wakes the coroutine that waits for a change; any thread may note one."""
+
+    def __init__(self) -> None:
+        self._noted = asyncio.Event()
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Let this event loop hear of changes until the block ends; it may close afterwards."""
+        with self._lock:
+            self._loop = asyncio.get_running_loop()
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._loop = None
+
+    def note(self) -> None:
+        with self._lock:
+            if self._loop:
+                self._loop.call_soon_threadsafe(self._noted.set)
+
+    async def wait(self) -> None:
+        """Wait for a change since the last call."""
+        await self._noted.wait()
+        self._noted.clear()
+
+
+async def as_they_begin(groups: Groups, policy: Callable[[], PolicyVersion]) -> AsyncIterator[Group]:
+    """Yield each group as soon as it may begin with the policy that is served then, until nothing is left to do."""
+    while not groups.complete:
+        if start := groups.next(policy()):
+            yield start.group()
+        else:
+            await groups.changed.wait()
 
 
 def play(
     plan: RolloutPlan,
     problems: Sequence[Problem],
-    workers: Workers,
+    workers: "Workers",
     draft: Draft,
     progress: Callable[[str], None],
     spare: Iterable[Problem] = (),

@@ -23,7 +23,7 @@ from tasks.inference.api import GenerationConfig
 from tasks.problems.curriculum_task import weights
 from tasks.problems.exclusions import Excluded, left_of, read_exclusions
 from tasks.problems.task import read_problems
-from tasks.rollout.fault_alarm import FaultAlarm
+from tasks.rollout.outcomes import FaultAlarm
 from tasks.rollout.plan import RolloutPlan, draw, drawable, spares
 from tasks.run.workspace import Workspace
 

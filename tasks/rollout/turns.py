@@ -12,15 +12,13 @@ from tasks.agents.interface import EpisodeSpec, QueueAgent
 from tasks.environments.interface import Environment
 from tasks.inference.api import BundledGenerationOutputs, Completion, GenerationConfig, Observation
 from tasks.inference.client import CUT_S
-from tasks.rollout.admission import check_observation, check_request
-from tasks.rollout.values import RefusedError
+from tasks.rollout.admission import RefusedError, check_observation, check_request
+from tasks.rollout.plan import LONGEST_TOGETHER
 from tasks.seeds import derive
 
 Generate = Callable[[list[int], GenerationConfig, int], Awaitable[list[Completion]]]
 """(token ids, gconfig, seed) -> completions"""
 
-LONGEST_TOGETHER = 64
-"""Longest completion, in tokens, that shares a request: a request ends with its longest completion."""
 MOST_AT_ONCE = 128
 """Most completions in one request. vLLM refuses more than its `--max-num-seqs`, whose smallest default is 128."""
 PATIENCE_S = 0.2

@@ -27,10 +27,9 @@ from tasks.environments.interface import Environment, EnvironmentContext
 from tasks.inference.api import EngineClosedError
 from tasks.inference.engine import Engine
 from tasks.rollout.collector import Collector
-from tasks.rollout.data_set import FinishedGroup
-from tasks.rollout.groups import Groups, SharedGroups, as_they_begin
+from tasks.rollout.outcomes import FinishedGroup, select_episodes
 from tasks.rollout.plan import Group, RolloutPlan
-from tasks.rollout.selection import select_episodes
+from tasks.rollout.play import Groups, SharedGroups, as_they_begin
 from tasks.score.scorers import Scorers, private_metadata
 from tasks.score.scoring import Grades, score_rows
 from tasks.score.verifier import Verifier

@@ -16,9 +16,9 @@ from storage.versions import datasets
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft, Provenance
 from tasks.inference.engine import Engine
+from tasks.rollout.outcomes import is_rejected, select_episodes, success_rate
 from tasks.rollout.plan import RolloutPlan, spares
 from tasks.rollout.play import play
-from tasks.rollout.selection import is_rejected, select_episodes, success_rate
 from tasks.rollout.workers import LocalWorkers
 from tasks.score.verifier import Verifier
 from tasks.train.samples import build_samples

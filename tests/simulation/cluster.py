@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tasks.rollout.data_set import FinishedGroup
+from tasks.rollout.outcomes import Counts, FinishedGroup
 from tasks.rollout.remote.handout import Handout
 from tasks.rollout.remote.messages import GroupOrder, Orders, Report
-from tasks.rollout.tally import Counts
 from tests.simulation.clock import VirtualLoop, World
 from tests.simulation.store import SimulatedBackend
 from tests.simulation.worker import SimulatedWorker

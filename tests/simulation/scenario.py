@@ -22,9 +22,8 @@ from storage.versions.journal import JournaledDraft
 from storage.versions.manifests import Manifest
 from tasks.inference.api import GenerationConfig
 from tasks.rollout import tally
-from tasks.rollout.groups import SharedGroups
 from tasks.rollout.plan import RolloutPlan
-from tasks.rollout.play import play
+from tasks.rollout.play import SharedGroups, play
 from tasks.rollout.remote import handout, log_lines, shared_rollout
 from tests.simulation.clock import VirtualLoop, World
 from tests.simulation.cluster import Cluster, Scenario

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from storage.version_names import PolicyVersion
 from storage.versions.drafts import new_nonce
 from storage.versions.manifests import File
-from tasks.rollout.data_set import FinishedGroup
+from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.remote.appetite import Appetite
 from tasks.rollout.remote.handout import WorkerLostError

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from storage.versions.drafts import Shard
-from tasks.rollout.data_set import FinishedGroup, OpenDataSet
-from tasks.rollout.groups import SharedGroups
+from tasks.rollout.outcomes import FinishedGroup
+from tasks.rollout.play import OpenDataSet, SharedGroups
 from tasks.rollout.remote.messages import Orders, Place, StoredShard, StoreOrder
 
 Holder = TypeVar("Holder", bound=Hashable)

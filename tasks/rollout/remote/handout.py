@@ -26,8 +26,8 @@ from storage.version_names import PolicyVersion, TrajectoriesVersion
 from storage.versions.drafts import Draft
 from storage.versions.manifests import read
 from tasks.inference.api import EngineClosedError, InferenceError
-from tasks.rollout.groups import SharedGroups
 from tasks.rollout.plan import RolloutPlan
+from tasks.rollout.play import SharedGroups
 from tasks.rollout.remote.log_lines import log_lines
 from tasks.rollout.remote.messages import Failure, Orders, Report
 from tasks.rollout.remote.scoring_job import AT_ONCE, ScoringJob

@@ -15,7 +15,7 @@ from storage.errors import StorageError
 from storage.version_names import PolicyVersion
 from storage.versions.manifests import File, Kind
 from tasks.inference.api import InferenceError
-from tasks.rollout.data_set import FinishedGroup
+from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import RolloutPlan
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from storage.version_names import PolicyVersion
-from tasks.rollout.groups import SharedGroups
 from tasks.rollout.plan import RolloutPlan
+from tasks.rollout.play import SharedGroups
 from tasks.rollout.remote.books import Books, News
 from tasks.rollout.remote.messages import Failure, GroupOrder, Orders, Report
 from tasks.score.scoring import ScoredShard, ShardOrder

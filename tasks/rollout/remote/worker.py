@@ -26,10 +26,9 @@ from storage.versions.datasets import ShardWriter
 from storage.versions.drafts import Draft
 from storage.versions.manifests import File
 from tasks.inference.api import EngineClosedError
-from tasks.rollout.data_set import FinishedGroup
-from tasks.rollout.groups import Change
+from tasks.rollout.outcomes import FinishedGroup
 from tasks.rollout.plan import RolloutPlan, Start
-from tasks.rollout.play import run_loop
+from tasks.rollout.play import Change, run_loop
 from tasks.rollout.remote.appetite import Appetite
 from tasks.rollout.remote.messages import Failure, GroupOrder, Orders, Place, Report, Room, StoredShard, StoreOrder
 from tasks.rollout.workers import LocalWorkers
@@ -215,7 +214,7 @@ class Worker:
 
 
 class _Rollout:
-    """The groups that the flow gave to a worker for one rollout, as `tasks.rollout.groups.Groups`."""
+    """The groups that the flow gave to a worker for one rollout, as `tasks.rollout.play.Groups`."""
 
     def __init__(self, number: int, plan: RolloutPlan, problems: Problems, note: Callable[..., None]) -> None:
         self.plan, self.changed = plan, Change()

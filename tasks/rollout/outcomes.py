@@ -1,0 +1,356 @@
+"""The outcomes of finished groups: which episodes are trained on, and the counts behind progress, metrics and alarms.
+
+Episodes that are not selected are stored, too, as `rejected` with a reason.
+"""
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self
+
+from configs import Config
+from storage import layout
+from storage.objects.store import Store
+from storage.records import Score, Trajectory
+from storage.versions import manifests
+from storage.visible import visible
+from tasks.rollout.plan import Group
+from tasks.score.environment import SuccessRule
+from tasks.train.endings import is_trainable
+from tasks.train.samples import build_samples, with_known_returns
+
+_DIGITS = 6  # rewards are stored with seven
+_PROGRESS_S = 5.0
+_LONGEST_REASON = 400  # characters of one reason in a message that lists several
+LEAST = 0.05
+"""Share of an iteration's episodes from which on a doubling raises an alarm."""
+_READERS = 16
+_WHOSE = {
+    "policy": "the policy's own behaviour. Is there too little room in the context, or time, or does the policy avoid "
+    "answers",
+    "set-up": "a fault of the set-up, and cannot be trained on. What fails: the agent, the environment, a tool, the "
+    "engine",
+}
+
+Counts = Counter[tuple[str, Any]]
+"""Sums over trajectories by what is counted: `("status", "completed")`, `("tokens", None)` …; they can be added up."""
+
+
+def select_episodes(group: Sequence[Trajectory], config: Config) -> list[Trajectory]:
+    """Return the episodes of one problem, with those marked as rejected that training leaves out.
+
+    A group is rejected if its success rate is out of bounds or, with `rollout.reject_equal`, if its episodes have equal
+    returns. Otherwise the best `group_size` of `generation_size` episodes are kept. All rules use what the environment
+    said. Keeping the best biases the group: the baseline of lucky episodes is too high.
+    """
+    settings = config.rollout
+    if reason := _reason_to_reject(group, config):
+        return [_reject(row, reason, config) for row in group]
+    if settings.generation_size in (None, settings.group_size):
+        return list(group)
+    kept = {row.trajectory_id for row in sorted(group, key=partial(_rank, config=config))[: settings.group_size]}
+    reason = f"not among the best {settings.group_size} of {settings.generation_size}"
+    return [row if row.trajectory_id in kept else _reject(row, reason, config) for row in group]
+
+
+def _reason_to_reject(group: Sequence[Trajectory], config: Config) -> str:
+    rate = success_rate(group, config)
+    low, high = config.rollout.success_rate_lb, config.rollout.success_rate_ub
+    if rate is not None and not low <= rate <= high:
+        return f"success rate of its group outside [{low:g}, {high:g}]: {rate:.2f}"
+    if config.rollout.reject_equal and has_equal_returns(group, config):
+        return "the episodes of its group have equal returns"
+    return ""
+
+
+def success_rate(group: Sequence[Trajectory], config: Config) -> float | None:
+    """Return the share of right turns among all graded turns of the played episodes; None if there is none.
+
+    The rate counts turns, as the baselines do: training can still learn from a group whose episodes all succeed, some
+    of them only at the second turn. An episode that the policy ended before it answered counts as one wrong turn,
+    unless training leaves it out (`reward.unfinished`).
+    """
+    rule, right = SuccessRule.while_playing(config.score), list[bool]()
+    for row in group:
+        if is_trainable(row, config.reward):
+            turns = [is_right(row, turn, rule) for turn in answered(row)]
+            right += turns or [False] * (config.reward.counts_unfinished and row.fault == "policy")
+    return sum(right) / len(right) if right else None
+
+
+def has_equal_returns(group: Sequence[Trajectory], config: Config) -> bool:
+    """Return whether each turn has one return in all episodes that reached it, so that no baseline differs from it.
+
+    The returns are those of training, if the scorer says what the environment said. Where rewards are
+    taken as they are, only training knows the least one, so an episode that the policy ended differs from the others.
+
+    Example: all episodes are wrong, then right. Half of their turns are right, but there is nothing to learn. Wrong
+    answers with different rewards for their format have different returns.
+    """
+    rule, credit = SuccessRule.while_playing(config.score), config.ppo.advantage.credit
+    scores = [score for row in group for score in _scores(row, rule)]
+    samples = build_samples(group, scores, config.reward, scorers=config.score.by_source, credit=credit)
+    faults = {row.fault for row in group if is_trainable(row, config.reward)}
+    if len(faults) > 1 and _least_is_unknown(group[0], config):
+        return False
+    returns = defaultdict[int, set[float]](set)
+    for sample in with_known_returns(samples):
+        for place, value in zip(sample.order.tolist(), sample.returns.tolist(), strict=True):
+            returns[place].add(round(value, _DIGITS))
+    return bool(returns) and all(len(values) == 1 for values in returns.values())
+
+
+def _least_is_unknown(row: Trajectory, config: Config) -> bool:
+    """Return whether the least reward of a problem's episodes follows from the other rewards of an update."""
+    scorers, reward = config.score.by_source, config.reward
+    shape = reward.shape_of(scorers.get(row.source, scorers["default"]))
+    return shape == "raw" and reward.least is None and reward.counts_unfinished
+
+
+def _scores(row: Trajectory, rule: SuccessRule) -> Iterable[Score]:
+    """Return scores as the environment would give them."""
+    graded = set(answered(row))
+    for index, turn in enumerate(row.turns):
+        verdict = rule.of(row, index) if index in graded else "none"
+        reward = turn.reward if index in graded else 0.0
+        yield Score(row.trajectory_id, index, verdict, float(verdict == "correct"), "", "", "", reward)
+
+
+def answered(row: Trajectory) -> list[int]:
+    """List the graded turns: all but those that answer nothing, such as calls of tools."""
+    calls = set(row.ungraded)
+    return [index for index, turn in enumerate(row.turns) if index not in calls and turn.verdict != "none"]
+
+
+def is_right(row: Trajectory, turn: int, rule: SuccessRule) -> bool:
+    """Return whether a turn is right for its environment; the scorer, which decides in training, comes later."""
+    return rule.of(row, turn) == "correct"
+
+
+def is_rejected(group: Sequence[Trajectory], selected: Sequence[Trajectory], config: Config) -> bool:
+    """Return whether `select_episodes` rejected all episodes of a group that would be trained on."""
+    before, after = ([row for row in rows if is_trainable(row, config.reward)] for rows in (group, selected))
+    return bool(before) and not after
+
+
+def _rank(row: Trajectory, config: Config) -> tuple[bool, bool, float, int, int]:
+    """Return a sort key, best first: trainable, not failed, high mean reward of its graded turns, short, early."""
+    rewards = [row.turns[turn].reward for turn in answered(row)]
+    mean = sum(rewards) / max(1, len(rewards))
+    return (not is_trainable(row, config.reward), row.status == "failed", -mean, len(row.token_ids), row.sample)
+
+
+def _reject(row: Trajectory, reason: str, config: Config) -> Trajectory:
+    return replace(row, status="rejected", reason=reason) if is_trainable(row, config.reward) else row
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedGroup:
+    """The result of a finished group, without its trajectories."""
+
+    number: int
+    problem_id: str
+    rejected: bool
+    counts: Counts
+
+    @classmethod
+    def of(cls, group: Group, played: Sequence[Trajectory], selected: Sequence[Trajectory], config: Config) -> Self:
+        """Sum up a group: all trajectories that were `played`, and the same as they are stored, after the selection."""
+        counts = counts_of(selected, SuccessRule.while_playing(config.score))
+        return cls(group.number, group.problem.problem_id, is_rejected(played, selected, config), counts)
+
+
+def counts_of(trajectories: Iterable[Trajectory], rule: SuccessRule) -> Counts:
+    """Count the trajectories of a group; `rule` says which turns are right.
+
+    `("version", v)` counts trajectories with tokens of policy version v, `("policy", v)` those that also began with it.
+    `("turn", k)` counts turns by number, without those that answer nothing. `("part", name)` is the sum of a part of
+    rewards, `("parts", name)` the number of turns that have it. `("call", status)` counts calls of tools.
+    `("fault", f)` counts episodes without a verdict, `("reason", r)` those of them by the set-up's fault.
+    """
+    counts = Counts()
+    for trajectory in trajectories:
+        counts["status", trajectory.status] += 1
+        fault = trajectory.fault or ("set-up" if trajectory.status == "failed" else "")  # older programs named none
+        if fault:
+            counts["fault", fault] += 1
+        if fault == "set-up":
+            counts["reason", trajectory.reason] += 1
+        versions = set(trajectory.versions) - {-1}
+        counts.update(("version", version) for version in versions)
+        counts.update(("policy", version) for version in {trajectory.policy_version, *versions})
+        counts["tokens", None] += len(trajectory.token_ids)
+        counts["sequences", None] += len(trajectory.sequence_starts)
+        counts["generated", None] += sum(turn.end - turn.start for turn in trajectory.turns)
+        counts.update(("call", call.status) for call in trajectory.calls)
+        answers = answered(trajectory)
+        right = [is_right(trajectory, turn, rule) for turn in answers]
+        counts["solved", None] += any(right)
+        for index, turn in enumerate(answers):
+            counts["turn", index] += 1
+            counts["success", index] += right[index]
+            counts["reward", None] += trajectory.turns[turn].reward  # type: ignore[assignment]  # a Counter adds floats, too
+        for name, value in (part for parts in trajectory.reward_parts for part in parts.items()):
+            counts["part", name] += value  # type: ignore[assignment]
+            counts["parts", name] += 1
+    return counts
+
+
+class Tally:
+    """The counts of a data set while it is played; `rule` says which turns are right."""
+
+    def __init__(self, progress: Callable[[str], None], rule: SuccessRule) -> None:
+        self._progress, self._rule = progress, rule
+        self._expected = self._groups = self._resumed = self._resumed_tokens = 0
+        self._started = self._reported = time.monotonic()
+        self._counts = Counts()
+
+    @property
+    def policies(self) -> set[int]:
+        """Policy versions that sampled a token, or with which an episode began."""
+        return set(self._of("policy"))
+
+    def expect(self, groups: int, size: int) -> None:
+        """Add `groups` of `size` episodes to the total."""
+        self._groups += groups
+        self._expected += groups * size
+
+    def resume(self, trajectories: Iterable[Trajectory]) -> None:
+        """Count episodes that a killed attempt played; they do not count for the speed of this attempt."""
+        for trajectory in trajectories:
+            self.add(counts_of([trajectory], self._rule))
+        self._resumed, self._resumed_tokens = self._done, self._sum("generated")
+        if self._resumed:
+            self._progress(f"{self._resumed} episodes were already stored: going on from there")
+        self._started = self._reported = time.monotonic()
+
+    def start(self, at: float) -> None:
+        """Measure the speed from a time of the monotonic clock, instead of the beginning of this attempt."""
+        self._started = at
+
+    def add(self, counts: Counts) -> None:
+        self._counts.update(counts)
+
+    def remove(self, counts: Counts) -> None:
+        """Take back what `add` added."""
+        self._counts.subtract(counts)
+
+    def report(self, *, last: bool = False) -> None:
+        """Report progress, every few seconds and at the end."""
+        now = time.monotonic()
+        if now - self._reported < _PROGRESS_S and not last:
+            return
+        self._reported = now
+        done = self._done
+        rate, solved = self._rate(now), self._sum("solved") / max(1, done)
+        self._progress(f"{done}/{self._expected} episodes, {rate:.0f} tokens/s, {solved:.1%} solved")
+
+    def check(self, max_failed_share: float) -> None:
+        """Raise ValueError if more episodes failed by the set-up's fault; what the policy does stops no run."""
+        done, failed = self._done, self._of("fault")["set-up"]
+        if done and failed / done > max_failed_share:
+            listing = "; ".join(
+                f"{count} x {visible(reason, _LONGEST_REASON)}" for reason, count in self._of("reason").most_common(3)
+            )
+            raise ValueError(
+                f"{failed} of {done} episodes failed by the set-up's fault, more than the share {max_failed_share:g} "
+                f"(rollout.max_failed_share, in evaluations also evaluation.max_failed_share): {listing}"
+            )
+
+    @property
+    def _done(self) -> int:
+        return self._of("status").total()
+
+    def _of(self, kind: str) -> Counter[Any]:
+        """Return the counts of a kind by their second key."""
+        return Counter({key: count for (name, key), count in self._counts.items() if name == kind and count})
+
+    def _sum(self, kind: str) -> int:
+        return self._counts[kind, None]
+
+    def _rate(self, now: float) -> float:
+        return (self._sum("generated") - self._resumed_tokens) / (now - self._started)
+
+    def metrics(self, groups_rejected: int) -> dict[str, Any]:
+        """Return the metrics for the manifest; `seconds` and the speed belong to the last attempt."""
+        now, turns, successes = time.monotonic(), self._of("turn"), self._of("success")
+        return {
+            "episodes": self._done,
+            "episodes_resumed": self._resumed,
+            "status": dict(self._of("status")),
+            "faults": {fault: count / max(1, self._done) for fault, count in sorted(self._of("fault").items())},
+            "groups": self._groups,
+            "groups_rejected": groups_rejected,
+            "sequences": self._sum("sequences"),
+            "policy_versions": sorted(self._of("version")),
+            "tokens": self._sum("tokens"),
+            "generated_tokens": self._sum("generated"),
+            "tokens_per_second": self._rate(now),
+            "solved": self._sum("solved") / max(1, self._done),
+            "success": [successes[turn] / turns[turn] for turn in sorted(turns)],
+            "reward": self._sum("reward") / max(1, turns.total()),
+            "calls": {status: count / max(1, self._done) for status, count in sorted(self._of("call").items())},
+            "parts": {name: self._counts["part", name] / count for name, count in sorted(self._of("parts").items())},
+            "seconds": now - self._started,
+        }
+
+
+def alarms(shares: Mapping[str, float], highest: Mapping[str, float]) -> list[str]:
+    """Return an alarm for each kind of fault whose share reached 5, 10, 20, 40 or 80 % for the first time in a run.
+
+    A comparison with the iterations just before would miss a share that grows slowly.
+
+    Args:
+        shares: of an iteration's episodes, by fault.
+        highest: the highest shares of the iterations before; none: 0.
+    """
+    return [
+        f"{share:.1%} of the episodes ended without a verdict by {_WHOSE[fault]}? Before it were at most "
+        f"{highest.get(fault, 0.0):.1%}"
+        for fault, share in shares.items()
+        if _level(share) > _level(highest.get(fault, 0.0))
+    ]
+
+
+def _level(share: float) -> int:
+    """Return how often a share has doubled since `LEAST`; -1 below it."""
+    return math.floor(math.log2(share / LEAST)) if share >= LEAST else -1
+
+
+class FaultAlarm:
+    """The alarm of a run, which remembers the highest shares so far.
+
+    Args:
+        store: holds the manifests of the run's trajectories.
+        run: its name.
+    """
+
+    def __init__(self, store: Store, run: str) -> None:
+        self._store, self._run = store, run
+        self._highest: dict[str, float] | None = None
+
+    def look(self, iteration: int) -> list[str]:
+        """Return the alarms of an iteration, whose trajectories are committed."""
+        if self._highest is None:
+            self._highest = {}
+            with ThreadPoolExecutor(_READERS) as readers:
+                for shares in readers.map(self._shares, range(iteration)):
+                    self._note(shares)
+        shares = self._shares(iteration)
+        raised = alarms(shares, self._highest)
+        self._note(shares)
+        return raised
+
+    def _note(self, shares: Mapping[str, float]) -> None:
+        assert self._highest is not None
+        for fault, share in shares.items():
+            self._highest[fault] = max(share, self._highest.get(fault, 0.0))
+
+    def _shares(self, iteration: int) -> dict[str, float]:
+        """Return the shares of an iteration; older programs counted none."""
+        metrics: Mapping[str, Any] = manifests.read(self._store, layout.trajectories(self._run, iteration)).metrics
+        return dict(metrics.get("faults", {}))
