@@ -1,9 +1,7 @@
 """The agents by name. Add one with `register_agent("name", Class)`, or configure it as `package.module:Class`."""
 
 from tasks.agents.interface import Agent
-from tasks.agents.math_multi_turn import MathMultiTurnAgent
-from tasks.agents.math_single_step import MathSingleStepAgent
-from tasks.agents.null import NullAgent
+from tasks.agents.math_multi_turn import MathMultiTurnAgent, MathSingleStepAgent, NullAgent
 from tasks.registry import Registry
 
 AGENTS: Registry[Agent] = Registry("agent")

@@ -5,16 +5,29 @@ completions: the difference between the conversation with and without the next m
 messages: those of thinking models drop earlier thoughts, others move the system prompt into the newest question. Then
 a new sequence begins with the whole conversation, as the template renders it now.
 
-Contents are text. Only the template writes control tokens, see `tasks.agents.control.tokens`.
+Contents are text. Only the template writes control tokens, see `tasks.agents.control`.
 """
 
+import json
+import logging
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tasks.agents.control.ends import TurnEnds
-from tasks.agents.template import Message, Template
+from storage.objects.store import Store
+from storage.version_names import PolicyVersion
+from storage.versions import manifests
+from storage.versions.checkpoints import Checkpoint
+from storage.versions.fetch import WEIGHTS, fetch_folder
+from storage.versions.manifests import Manifest
+from tasks.agents.control import TurnEnds, toys
+from tasks.agents.template import REMEDY, Message, Template
+from tasks.limits import OUT_OF_TIME
+from tasks.template_trial import TrialResult
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -63,7 +76,7 @@ class Chat:
 
     def prompt(self, messages: list[Message]) -> list[int]:
         """Return the ids of the conversation, up to the point where the assistant's answer begins."""
-        return list(self._prompt(tuple(tuple(message.items()) for message in messages)))
+        return list(self._encode_cached(self._template.render(messages)))
 
     def next_prompt(self, messages: list[Message], completion_ids: list[int], message: str) -> NextPrompt:
         """Return the prompt for the next turn, in which the user answers a completion of `messages` with `message`.
@@ -94,7 +107,7 @@ class Chat:
         Raises:
             ValueError: the template refuses the conversation, or does not show all of its messages and tools.
         """
-        return list(self._encode_cached(self._template.render_tools(messages, tools)))
+        return list(self._encode_cached(self._template.render(messages, tools)))
 
     def continuation(
         self,
@@ -131,16 +144,155 @@ class Chat:
         return self._text(said).removesuffix(tail)
 
     @lru_cache(maxsize=256)  # noqa: B019  # one Chat lives as long as its stage
-    def _prompt(self, messages: tuple[tuple[tuple[str, str], ...], ...]) -> list[int]:
-        """Return the ids from a cache: the episodes of a group begin with the same prompt."""
-        return self.control.encode(self._template.render([dict(message) for message in messages]))
-
-    @lru_cache(maxsize=256)  # noqa: B019
     def _encode_cached(self, text: str) -> list[int]:
-        """Return the ids of a rendered text from a cache: many episodes get the same question or feedback."""
+        """Return the ids of a rendered text from a cache: many episodes get the same prompt or feedback."""
         return self.control.encode(text)
 
     def _text(self, token_ids: list[int]) -> str:
         """Return the exact text of `token_ids`, special tokens included."""
         decoded = self.tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return str(decoded)
+
+
+_PLAIN = ("TokenizersBackend", "PreTrainedTokenizerFast")
+"""Classes of tokenizers that are all in `tokenizer.json`; the second is the name before transformers 5."""
+
+
+def load_tokenizer(folder: Path) -> "PreTrainedTokenizerBase":
+    """Load a tokenizer from its files alone, which never run code.
+
+    To find a model's own class, transformers imports torch: 6 s of processor time in each process that plays. A
+    tokenizer without a class of its own needs a third of that.
+
+    Raises:
+        Exception: a file is missing or cannot be parsed; the library raises no narrower error.
+    """
+    import transformers  # it imports its parts when they are used
+
+    stated = folder / "tokenizer_config.json"
+    plain = stated.exists() and json.loads(stated.read_bytes()).get("tokenizer_class") in _PLAIN
+    kind: Any = transformers.PreTrainedTokenizerFast if plain else transformers.AutoTokenizer
+    tokenizer: PreTrainedTokenizerBase = kind.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    return tokenizer
+
+
+def engine_ends(folder: Path) -> tuple[int, ...]:
+    """Return the tokens at which vLLM stops because a model's configuration says so (`eos_token_id`).
+
+    vLLM reads generation_config.json or, without it, config.json. It stops at the tokenizer's end of text as well.
+    """
+    stated = folder / "generation_config.json"
+    values = json.loads((stated if stated.exists() else folder / "config.json").read_bytes())
+    ends = values.get("eos_token_id")
+    return tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
+
+
+logger = logging.getLogger(__name__)
+
+_ROOT = Path(__file__).parents[2]
+_SECONDS, _MEMORY_MB = 10.0, 512
+"""Limits for all conversations together: processor time, and memory above that of an idle process.
+
+Real templates need 0.1 s.
+"""
+_PATIENCE_S = 600.0
+"""Wall-clock limit, only against a process that waits for ever; a busy machine does not change the result."""
+_LONGEST = 1_000_000
+"""Most characters of a rendered conversation; normally those of the trial have some thousands."""
+
+
+def open_chat(tokenizer: "PreTrainedTokenizerBase", vocabulary: int | None = None, ends: Sequence[int] = ()) -> Chat:
+    """Try out the template of a tokenizer from outside this project; return its chat (arguments as in `Chat`).
+
+    The template first renders conversations of every shape in a separate process, with limits on processor time and
+    memory. A template that passes may still loop in a real conversation, where nothing limits it.
+
+    Raises:
+        ValueError: the template is missing, does not end, needs too much memory, writes different texts for the same
+            conversation, does not show all messages, or refuses a conversation; names the tokenizer and the remedy.
+    """
+    template = tokenizer.get_chat_template() if tokenizer.chat_template else ""
+    if template:
+        _try_out(tokenizer.name_or_path, template, tuple(sorted(tokenizer.special_tokens_map.items())))
+    return Chat(tokenizer, vocabulary, ends)
+
+
+@lru_cache(maxsize=8)
+def _try_out(name: str, template: str, special_tokens: tuple[tuple[str, str], ...]) -> None:
+    label = f"the chat template of {name}"
+    finding = _render_in_process(label, template, dict(special_tokens))
+    if not finding.enough_memory:
+        raise ValueError(f"{label} needs more than {_MEMORY_MB} MB for a short conversation: {REMEDY}")
+    if finding.longest > _LONGEST:
+        raise ValueError(f"{label} writes {finding.longest:,} characters for a short conversation: {REMEDY}")
+    if finding.depends_on == "the date":
+        logger.warning("%s writes the date: the same conversation has other tokens on another day", label)
+    elif finding.depends_on:
+        raise ValueError(
+            f"{label} writes text that depends on {finding.depends_on}: the policy would get another text than the "
+            f"one in its trajectory; {REMEDY}"
+        )
+
+
+def _render_in_process(label: str, template: str, special_tokens: dict[str, str]) -> TrialResult:
+    request = {
+        "template": template,
+        "special_tokens": special_tokens,
+        "conversations": _conversations(),
+        "seconds": _SECONDS,
+        "memory_mb": _MEMORY_MB,
+    }
+    command = [sys.executable, "-m", "tasks.template_trial"]
+    try:
+        process = subprocess.run(
+            command, input=json.dumps(request), capture_output=True, text=True, cwd=_ROOT, timeout=_PATIENCE_S
+        )
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"{label} was not rendered within {_PATIENCE_S:g} s: {REMEDY}") from None
+    if process.returncode == OUT_OF_TIME:
+        raise ValueError(f"{label} needs more than {_SECONDS:g} s of processor time for a short conversation: {REMEDY}")
+    if process.returncode:
+        raise ValueError(f"{label} ended the process that rendered it ({process.returncode}): {process.stderr[-500:]}")
+    return TrialResult(**json.loads(process.stdout))
+
+
+def _conversations() -> list[list[dict[str, Any]]]:
+    """Return conversations with and without a system prompt, of one to four turns, with and without thoughts or calls.
+
+    The plainest comes first.
+    """
+    conversations = list[list[dict[str, Any]]]()
+    for system in ([], [{"role": "system", "content": "Be brief."}]):
+        for completion in (r"So it is \boxed{4}.", "<think>\nHmm\n</think>\n\n\\boxed{4}"):
+            question = {"role": "user", "content": "What is 1 + 2?\nReason step by step."}
+            messages: list[dict[str, Any]] = [*system, question]
+            for _ in range(4):
+                conversations.append(messages)
+                feedback = {"role": "user", "content": "Your answer is wrong. Try again."}
+                messages = [*messages, {"role": "assistant", "content": completion}, feedback]
+    return [*conversations, *toys()]
+
+
+def load_chat(policy: Checkpoint) -> Chat:
+    """Return the chat of the checkpoint's tokenizer; it is cached, because a run never changes its tokenizer."""
+    return _chat_in(policy.manifest, policy.model)
+
+
+def fetch_chat(store: Store, policy: PolicyVersion, cache: Path) -> Chat:
+    """Return the chat of a checkpoint's tokenizer without fetching its weights."""
+    manifest = manifests.read(store, policy)
+    return _chat_in(manifest, fetch_folder(store, manifest, "model", cache, leave_out=WEIGHTS))
+
+
+_CHATS: dict[object, Chat] = {}
+"""The chats of this process, by what they follow from: a run never changes its tokenizer."""
+
+
+def _chat_in(manifest: Manifest, folder: Path) -> Chat:
+    files = tuple(file.sha256 for file in manifest.files if "token" in file.name or "chat" in file.name)
+    size = json.loads((folder / "config.json").read_bytes()).get("vocab_size")  # one model: the import refuses others
+    vocabulary, ends = int(size) if size else None, engine_ends(folder)
+    key = files, vocabulary, ends
+    if key not in _CHATS:
+        _CHATS[key] = open_chat(load_tokenizer(folder), vocabulary, ends)
+    return _CHATS[key]

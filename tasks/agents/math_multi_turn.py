@@ -1,4 +1,4 @@
-"""The multi-turn math agent: it answers a problem, gets feedback and tries again."""
+"""The math agents: they answer a problem, get feedback and try again; and one without verdicts."""
 
 import asyncio
 from typing import Annotated
@@ -90,3 +90,37 @@ class MathMultiTurnAgent:
     def opening(self, problem: Problem, question: str) -> list[Message]:
         """See `Opens.opening`."""
         return with_instructions(first_messages(problem, question), self.system_prompt, self.instruction)
+
+
+class MathSingleStepAgent(MathMultiTurnAgent):
+    """The agent `math-multi-turn` with a single turn.
+
+    Args:
+        context: the pipeline gives it to every agent.
+        system_prompt: first message, if not empty.
+        instruction: appended to the problem's text.
+    """
+
+    def __init__(self, context: AgentContext, *, system_prompt: str = "", instruction: str = "") -> None:
+        super().__init__(context, num_turns=1, system_prompt=system_prompt, instruction=instruction)
+
+
+class NullAgent:
+    """An agent that requests one completion of the bare problem and never steps the environment."""
+
+    def __init__(self, context: AgentContext) -> None:
+        self.context = context
+
+    async def collect_trajectory(
+        self,
+        prompt: EpisodeSpec,
+        env: Environment,
+        obs_queue: "asyncio.Queue[Observation]",
+        act_queue: "asyncio.Queue[BundledGenerationOutputs]",
+    ) -> list[Trajectory]:
+        chat = self.context.chat
+        episode = Episode(prompt, chat.prompt(first_messages(prompt.problem, prompt.problem.prompt)))
+        await obs_queue.put((prompt.qid, episode.prompt_ids, self.context.gconfig))
+        outputs = await act_queue.get()
+        episode.add_completion(outputs, chat.decode(outputs.output_ids[0]))
+        return [episode.trajectory()]

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import orjson
 
-from tasks.agents.control.tokens import JOINT, ControlTokens, marks_of
-from tasks.agents.control.written import find_written
+from tasks.agents.control import JOINT, ControlTokens, find_written, marks_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -53,40 +52,29 @@ class Template:
         if not tokenizer.chat_template:
             raise ValueError(f"the tokenizer of {self._name} has no chat template: use an instruction-tuned model")
         self.control = ControlTokens(tokenizer)  # the special ones, until the others are found
-        self._shown: set[tuple[str, ...]] = set()
-        """Roles of the conversations for which the template is known to show all messages."""
+        self._shown: set[tuple[tuple[str, ...], bool]] = set()
+        """Conversations that it shows whole: roles with their numbers of calls; True if it gets tools."""
         self.lead = self._find_lead()
         self.written = find_written(self._try, self.lead, marks_of(tokenizer))
         self.control = ControlTokens(tokenizer, self.written, self.lead)
         self._toys: dict[tuple[str, ...], list[Message] | None] = {}
         """By roles: a toy conversation that represents all real ones; None if each real one must be rendered."""
-        self._shown_tools: set[tuple[tuple[str, ...], bool]] = set()
-        """Conversations with tools that it shows whole: roles with their numbers of calls; True if it gets tools."""
         self._warned = False  # whether the warning about rewritten turns was logged
         twice = self.extend(self.extend([_QUESTION], _PLAIN, "?"), _PLAIN, "?")
         for conversation in (twice[:3], twice):
             self._find_toy(conversation)  # logs the warning about rewritten turns at the start
 
-    def render(self, messages: list[Message]) -> str:
-        """Return the text of the conversation, up to the point where the assistant's answer begins."""
-        roles = tuple(message["role"] for message in messages)
-        if roles not in self._shown:
-            self._check_shown(messages)
-            self._shown.add(roles)
-        return self._render(messages)
-
-    def render_tools(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
-        """Return the text of a conversation with tools, up to the point where the assistant's answer begins.
+    def render(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()) -> str:
+        """Return the text of a conversation, up to the point where the assistant's answer begins.
 
         Raises:
             ValueError: the template refuses it, or does not show all messages, calls and tools.
         """
-        text = self._render_tools(messages, tools)
         shape = tuple(f"{message['role']}{'+' * len(message.get('tool_calls', ()))}" for message in messages)
-        if (shape, bool(tools)) not in self._shown_tools:
+        if (shape, bool(tools)) not in self._shown:
             self._check_shown([_with_objects(message) for message in messages], list(tools))
-            self._shown_tools.add((shape, bool(tools)))
-        return text
+            self._shown.add((shape, bool(tools)))
+        return self._rendered(orjson.dumps([messages, tools]))
 
     def rest_with_tools(
         self,
@@ -100,16 +88,27 @@ class Template:
         The completion is given to the template as the text that was sampled, calls of tools included. None if the
         template rewrites the text before it, or refuses a conversation of this form.
         """
-        answer = {"role": "assistant", "content": self.lead + completion}
         try:
-            before = self._render_tools(messages, tools) + self._apart(answer)
-            after = self.render_tools([*messages, answer, *new], tools)
+            return self._after(messages, {"role": "assistant", "content": self.lead + completion}, new, tools)
         except ValueError:
             return None
-        return after[len(before) :] if after.startswith(before) else None
 
-    def _render_tools(self, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]) -> str:
-        return self._rendered(orjson.dumps([messages, tools]))
+    def _after(
+        self,
+        messages: Sequence[dict[str, Any]],
+        answer: dict[str, Any],
+        new: Sequence[dict[str, Any]],
+        tools: Sequence[dict[str, Any]] = (),
+    ) -> str | None:
+        """Return the text after an answer that `new` messages follow; None if the template rewrites what it wrote before."""
+        before, text = self._up_to(messages, answer, tools), self.render([*messages, answer, *new], tools)
+        return text[len(before) :] if text.startswith(before) else None
+
+    def _up_to(
+        self, messages: Sequence[dict[str, Any]], answer: dict[str, Any], tools: Sequence[dict[str, Any]] = ()
+    ) -> str:
+        """Return the text of a prompt and its answer, as rendered texts hold it."""
+        return self.render(messages, tools) + self.control.said_apart(answer["content"]).removeprefix(self.lead)
 
     @lru_cache(maxsize=256)  # noqa: B019
     def _rendered(self, conversation: bytes) -> str:
@@ -173,17 +172,7 @@ class Template:
         return self._rest(_with_last(toy, message))
 
     def _rest(self, messages: list[Message]) -> str | None:
-        before, after = self._up_to_completion(messages), self.render(messages)
-        return after[len(before) :] if after.startswith(before) else None
-
-    def _up_to_completion(self, messages: list[Message]) -> str:
-        """Return the text of the last prompt and its completion."""
-        *before, completion, _ = messages
-        return self.render(before) + self._apart(completion)
-
-    def _apart(self, completion: Message) -> str:
-        """Return what the policy said as rendered texts hold it."""
-        return self.control.said_apart(completion["content"]).removeprefix(self.lead)
+        return self._after(messages[:-2], messages[-2], messages[-1:])
 
     def _find_toy(self, messages: list[Message]) -> list[Message] | None:
         """Return a toy conversation with the roles of `messages`; None if the template rewrites it."""
@@ -215,7 +204,7 @@ class Template:
     def _agrees(self, toy: list[Message], messages: list[Message]) -> bool:
         """Return whether the toy predicts the text of `messages`, apart from whitespace, which templates trim."""
         rest = self._rest(_with_last(toy, messages[-1]["content"]))
-        predicted = None if rest is None else self._up_to_completion(messages) + rest
+        predicted = None if rest is None else self._up_to(messages[:-2], messages[-2]) + rest
         if predicted is not None and _without_whitespace(predicted) == _without_whitespace(self.render(messages)):
             return True
         logger.warning(

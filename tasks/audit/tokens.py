@@ -17,7 +17,7 @@ from storage.logs import catalog
 from storage.objects.store import Store
 from storage.versions import manifests, model_files
 from storage.versions.fetch import WEIGHTS, fetch_folder
-from tasks.agents.tokenizer import load_tokenizer
+from tasks.agents.chat import load_tokenizer
 from tasks.audit.checks.registry import AuditEvidence, SkippedError
 
 if TYPE_CHECKING:

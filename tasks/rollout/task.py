@@ -17,8 +17,8 @@ from storage.records import Problem
 from storage.version_names import PolicyVersion, ProblemsVersion, TrajectoriesVersion
 from storage.versions import manifests
 from storage.versions.journal import JournaledDraft
-from tasks.agents.control.problems import describe_marked
-from tasks.agents.room import describe_lacking, without_room
+from tasks.agents.chat import fetch_chat
+from tasks.agents.problem_checks import describe_lacking, describe_marked, without_room
 from tasks.inference.api import GenerationConfig
 from tasks.problems.curriculum_task import weights
 from tasks.problems.exclusions import Excluded, left_of, read_exclusions
@@ -120,8 +120,6 @@ def unplayable(workspace: Workspace, policy: PolicyVersion, problems: Sequence[P
     """
     if workspace.config.problems.without_room == "play":
         return set()
-    from tasks.rollout.workers import fetch_chat
-
     lacking = without_room(problems, fetch_chat(workspace.store, policy, workspace.cache), workspace.config)
     if lacking:
         described = describe_lacking(lacking, len(problems), workspace.config)
@@ -131,8 +129,6 @@ def unplayable(workspace: Workspace, policy: PolicyVersion, problems: Sequence[P
 
 def warn_of_marks(workspace: Workspace, policy: PolicyVersion, problems: Sequence[Problem]) -> None:
     """Name the problems that spell out control tokens of a policy."""
-    from tasks.rollout.workers import fetch_chat
-
     chat = fetch_chat(workspace.store, policy, workspace.cache)
     if warning := describe_marked(problems, chat.control):
         get_run_logger().warning("%s", warning)

@@ -1,27 +1,20 @@
 """Who plays the groups of a rollout: the workers. By default that is this process, with its engine and its verifier."""
 
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Protocol
 
 from configs.score import Score as ScoreSettings
-from storage.objects.store import Store
 from storage.records import Trajectory
 from storage.version_names import PolicyVersion, TrajectoriesVersion
-from storage.versions import datasets, manifests
+from storage.versions import datasets
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft
-from storage.versions.fetch import WEIGHTS, fetch_folder
-from storage.versions.manifests import Manifest
 from tasks.agents import AGENTS
-from tasks.agents.chat import Chat
+from tasks.agents.chat import Chat, load_chat
 from tasks.agents.interface import Agent, AgentContext, entered
-from tasks.agents.tokenizer import engine_ends, load_tokenizer
-from tasks.agents.trial import open_chat
 from tasks.environments import ENVIRONMENTS
 from tasks.environments.interface import Environment, EnvironmentContext
 from tasks.inference.api import EngineClosedError
@@ -153,35 +146,3 @@ def _sandboxes() -> Sandboxes:
 def _make_environment(plan: RolloutPlan, verifier: Verifier) -> Environment:
     settings = plan.config.environment
     return ENVIRONMENTS.make(settings.type, EnvironmentContext(verifier), settings.args)
-
-
-def load_chat(policy: Checkpoint) -> Chat:
-    """Return the chat of the checkpoint's tokenizer; it is cached, because a run never changes its tokenizer."""
-    return _chat_in(policy.manifest, policy.model)
-
-
-def fetch_chat(store: Store, policy: PolicyVersion, cache: Path) -> Chat:
-    """Return the chat of a checkpoint's tokenizer without fetching its weights."""
-    manifest = manifests.read(store, policy)
-    return _chat_in(manifest, fetch_folder(store, manifest, "model", cache, leave_out=WEIGHTS))
-
-
-def _chat_in(manifest: Manifest, model: Path) -> Chat:
-    fingerprint = tuple(file.sha256 for file in manifest.files if "token" in file.name or "chat" in file.name)
-    return _load_chat(fingerprint, _vocabulary(model / "config.json"), engine_ends(model), _Unhashed(model))
-
-
-def _vocabulary(config: Path) -> int | None:
-    """Return the `vocab_size` of the model's configuration; the import refuses models of several parts."""
-    size = json.loads(config.read_bytes()).get("vocab_size")
-    return int(size) if size else None
-
-
-@dataclass(frozen=True)
-class _Unhashed:
-    folder: Path = field(hash=False, compare=False)
-
-
-@lru_cache(maxsize=2)
-def _load_chat(fingerprint: tuple[str, ...], vocabulary: int | None, ends: tuple[int, ...], model: _Unhashed) -> Chat:
-    return open_chat(load_tokenizer(model.folder), vocabulary, ends)

@@ -14,7 +14,7 @@ from storage.logs import catalog
 from storage.logs.leases import Lease
 from storage.versions import manifests
 from storage.versions.drafts import Draft
-from tasks.agents.room import lacking_room
+from tasks.agents.problem_checks import lacking_room
 from tasks.problems.exclusions import check_exclusions
 from tasks.run.workspace import Workspace
 

@@ -12,7 +12,7 @@ from configs.evaluate import HELD_OUT
 from storage import layout
 from storage.version_names import PolicyVersion, ProblemsVersion
 from storage.versions import checkpoints, manifests
-from tasks.agents.room import without_room
+from tasks.agents.problem_checks import without_room
 from tasks.problems.task import FIXED_SETS, TRAIN, read_problems
 from tasks.run.workspace import Workspace
 from tasks.warm_start.policy_sizes import lesson

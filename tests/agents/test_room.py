@@ -7,7 +7,7 @@ import pytest
 from configs import Config, load
 from storage.records import Problem
 from tasks.agents.chat import Chat
-from tasks.agents.room import without_room
+from tasks.agents.problem_checks import without_room
 from tasks.problems import ProblemError
 
 SHORT = Problem("short", "What is 1 + 2?", ["3"])

@@ -11,8 +11,7 @@ from storage.version_names import PolicyVersion
 from storage.versions.checkpoints import Canary, Checkpoint
 from storage.versions.manifests import File, Manifest
 from tasks.agents import trial
-from tasks.agents.trial import open_chat
-from tasks.rollout.workers import load_chat
+from tasks.agents.chat import load_chat, open_chat
 from tasks.template_trial import make_environment
 from tasks.warm_start.tokenizer import CHAT_TEMPLATE
 from tests.agents.test_templates import ALL, QUESTION, REFUSING, make_tokenizer

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from transformers import AutoTokenizer
 
-from tasks.agents.tokenizer import load_tokenizer
+from tasks.agents.chat import load_tokenizer
 
 TEXT = "What is 12 + 30? It is \\boxed{42}."
 LOADING = """
 import sys
 from pathlib import Path
-from tasks.agents.tokenizer import load_tokenizer
-from tasks.agents.trial import open_chat
+from tasks.agents.chat import load_tokenizer
+from tasks.agents.chat import open_chat
 open_chat(load_tokenizer(Path(sys.argv[1])))
 print("torch" in sys.modules)
 """

@@ -17,6 +17,7 @@ from storage.versions import checkpoints
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Provenance
 from tasks.agents import AGENTS
+from tasks.agents.chat import load_chat
 from tasks.agents.interface import AgentContext
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.environments.interface import EnvironmentContext
@@ -25,7 +26,6 @@ from tasks.inference.api import GenerationConfig
 from tasks.inference.engine import Engine
 from tasks.rollout.collector import Collector
 from tasks.rollout.plan import RolloutPlan
-from tasks.rollout.workers import load_chat
 from tasks.score.verifier import Verifier
 from tasks.warm_start.tokenizer import CHAT_TEMPLATE, END_OF_TEXT, IM_END
 from tests.support.rollout_helpers import all_groups

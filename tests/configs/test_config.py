@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from configs import Config, ConfigError, available, differences, load, schema, to_yaml
 from configs.__main__ import entries, main
-from tasks.agents.room import lacking_room
+from tasks.agents.problem_checks import lacking_room
 from tasks.run import opening as open_run
 from tasks.run.configuration import resolve
 from tasks.run.workspace import Workspace
@@ -148,7 +148,7 @@ def test_a_mapping_replaces_its_section() -> None:
         ),
         ("agent={type: openai, tools: [calculator]}", r"agent\.tools: .* set policy\.warm_start\.tool_share=0\.3"),
         ("policy.warm_start.tool_share=0.8", r"two_turn_share=0\.25 and tool_share=0\.8 are more than 1 together"),
-        ("agent.type=tasks.agents.null:NoAgent", "did you mean 'NullAgent'"),
+        ("agent.type=tasks.agents.math_multi_turn:NoAgent", "did you mean 'NullAgent'"),
     ],
 )
 def test_refused_with_a_remedy(override: str, message: str) -> None:

@@ -21,7 +21,7 @@ from configs.rollout import Rollout
 from storage import layout
 from storage.objects.store import Store
 from storage.versions.checkpoints import Canary, Checkpoint
-from tasks.agents.tokenizer import load_tokenizer
+from tasks.agents.chat import load_tokenizer
 from tasks.inference.api import AbortedError, Completion, ContextLengthError, GenerationConfig, InferenceError
 from tasks.inference.client import Client
 from tasks.inference.engine import Engine

@@ -9,8 +9,8 @@ import pytest
 from storage.objects.store import Store
 from storage.records import Problem
 from storage.versions.checkpoints import Checkpoint
+from tasks.agents.chat import fetch_chat, load_chat
 from tasks.rollout import task
-from tasks.rollout.workers import fetch_chat, load_chat
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,7 @@ from configs.rollout import Rollout
 from storage.records import Call, Problem, Trajectory
 from tasks.agents.chat import Chat
 from tasks.agents.interface import AgentContext, EpisodeSpec
-from tasks.agents.math_multi_turn import MathMultiTurnAgent
-from tasks.agents.math_single_step import MathSingleStepAgent
-from tasks.agents.null import NullAgent
+from tasks.agents.math_multi_turn import MathMultiTurnAgent, MathSingleStepAgent, NullAgent
 from tasks.environments.interface import Environment
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import (

@@ -15,8 +15,7 @@ from storage.records import Problem
 from tasks.agents.chat import Chat
 from tasks.agents.interface import AgentContext
 from tasks.agents.openai_agent import OpenAIAgent
-from tasks.agents.rendering.interface import ChatMessage
-from tasks.agents.rendering.template import TemplateRenderer
+from tasks.agents.rendering import ChatMessage, TemplateRenderer
 from tasks.problems.arithmetic import answer, expression, render
 from tasks.score.verifier import Verifier
 from tasks.tools import open_toolbox

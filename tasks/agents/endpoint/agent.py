@@ -13,14 +13,13 @@ from pydantic import AfterValidator, Field
 from storage.records import Problem, Status, Trajectory
 from storage.visible import described
 from tasks.agents.endpoint.completions import OUT_OF_CONTEXT, Completions, OverrunError, Policy
-from tasks.agents.endpoint.errors import StepError
+from tasks.agents.endpoint.protocol import MODEL, StepError
 from tasks.agents.endpoint.recording import record
-from tasks.agents.endpoint.requests import MODEL
 from tasks.agents.endpoint.server import EndpointServer, check_address, new_key
 from tasks.agents.endpoint.tree import Node
 from tasks.agents.faults import PolicyError, chain, fault_of, reason_of
 from tasks.agents.interface import AgentContext, EpisodeEngine, EpisodeSpec
-from tasks.agents.rendering.choice import open_renderer
+from tasks.agents.rendering import open_renderer
 from tasks.environments.interface import Environment, StepResult, verdict_of
 from tasks.inference.api import ContextLengthError
 from tasks.problems.messages import first_messages
@@ -149,7 +148,7 @@ class EndpointAgent(ABC):
     Args:
         context: the pipeline gives it to every agent.
         turn_discount: return of turn k = reward k + turn_discount * return of turn k+1.
-        renderer: how conversations become tokens, see `tasks.agents.rendering.choice.open_renderer`.
+        renderer: how conversations become tokens, see `tasks.agents.rendering.open_renderer`.
         listen: where the endpoint listens: `127.0.0.1:0` (a free port of this machine), `host:port`, `unix:/path`.
         max_requests: most requests of an episode.
     """

@@ -24,8 +24,7 @@ from openai.types.chat.chat_completion_message_function_tool_call import Functio
 from pydantic import BaseModel
 
 from tasks.agents.endpoint.completions import Completions
-from tasks.agents.endpoint.errors import ONLY_CHAT, EndpointError
-from tasks.agents.endpoint.requests import MODELS
+from tasks.agents.endpoint.protocol import MODELS, ONLY_CHAT, EndpointError
 
 Model = TypeVar("Model", bound=BaseModel)
 

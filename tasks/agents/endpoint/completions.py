@@ -11,13 +11,19 @@ from typing import Any, TypeVar
 from storage.records import Call
 from storage.visible import described
 from tasks.agents.chat import Chat
-from tasks.agents.endpoint.answers import Answered
-from tasks.agents.endpoint.errors import EndpointError, episode_ended, invalid
-from tasks.agents.endpoint.requests import ChatRequest, check_request, parse_request
+from tasks.agents.endpoint.protocol import (
+    Answered,
+    ChatRequest,
+    EndpointError,
+    check_request,
+    episode_ended,
+    invalid,
+    parse_request,
+)
 from tasks.agents.endpoint.tree import Node, Place, Tree
 from tasks.agents.faults import PolicyError
 from tasks.agents.interface import EpisodeEngine
-from tasks.agents.rendering.interface import ChatMessage, ParsedAnswer, Renderer, RenderingError, ToolSpec
+from tasks.agents.rendering import ChatMessage, ParsedAnswer, Renderer, RenderingError, ToolSpec
 from tasks.inference.api import BundledGenerationOutputs, GenerationConfig
 
 T = TypeVar("T")

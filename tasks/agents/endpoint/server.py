@@ -17,10 +17,8 @@ import orjson
 from aiohttp import web
 
 from storage.visible import described
-from tasks.agents.endpoint.answers import Answered
 from tasks.agents.endpoint.completions import Completions
-from tasks.agents.endpoint.errors import ONLY_CHAT, EndpointError, StepError, episode_ended, invalid
-from tasks.agents.endpoint.requests import MODELS
+from tasks.agents.endpoint.protocol import MODELS, ONLY_CHAT, Answered, EndpointError, StepError, episode_ended, invalid
 from tasks.environments.interface import StepResult
 
 logger = logging.getLogger(__name__)

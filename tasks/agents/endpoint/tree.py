@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import orjson
 
 from storage.records import Call
-from tasks.agents.rendering.interface import ChatMessage, ToolSpec
+from tasks.agents.rendering import ChatMessage, ToolSpec
 from tasks.inference.api import Completion
 
 

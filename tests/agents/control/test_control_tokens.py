@@ -12,8 +12,8 @@ from tokenizers import AddedToken, normalizers
 
 from storage.records import Problem
 from tasks.agents.chat import Chat
-from tasks.agents.control.problems import describe_marked
-from tasks.agents.rendering.choice import open_renderer
+from tasks.agents.problem_checks import describe_marked
+from tasks.agents.rendering import open_renderer
 from tasks.score.verifier import Verifier
 from tests.support.chat_formats import FORMATS, chat_of, tokenizer_of
 from tests.support.qwen3_tokenizer import build_qwen3_tokenizer

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from tasks.agents.chat import Chat
-from tasks.agents.rendering.choice import open_renderer
-from tasks.agents.tokenizer import engine_ends
+from tasks.agents.chat import Chat, engine_ends
+from tasks.agents.rendering import open_renderer
 from tests.support.chat_formats import chat_of, tokenizer_of
 from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
 

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from tasks.agents.endpoint.errors import EndpointError
-from tasks.agents.endpoint.requests import check_request
+from tasks.agents.endpoint.protocol import EndpointError, check_request
 
 QUESTION = {"role": "user", "content": "What is 1 + 2?", "tool_calls": None, "tool_call_id": None, "name": None}
 ADD = {"name": "add", "arguments": '{"a": 1, "b": null}'}

@@ -18,7 +18,7 @@ from tasks.agents.chat import Chat
 from tasks.agents.endpoint.completions import Completions, Policy
 from tasks.agents.endpoint.recording import record
 from tasks.agents.interface import EpisodeSpec
-from tasks.agents.rendering.choice import open_renderer
+from tasks.agents.rendering import open_renderer
 from tasks.inference.api import BundledGenerationOutputs, Completion, GenerationConfig
 from tasks.rollout.admission import admit
 from tasks.train.samples import build_samples

@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 
 from tasks.agents.chat import Chat
-from tasks.agents.rendering.choice import open_renderer
-from tasks.agents.rendering.interface import ChatMessage, Renderer, RenderingError
-from tasks.agents.rendering.library import LibraryRenderer
-from tasks.agents.rendering.template import TemplateRenderer
+from tasks.agents.rendering import (
+    ChatMessage,
+    LibraryRenderer,
+    Renderer,
+    RenderingError,
+    TemplateRenderer,
+    open_renderer,
+)
 from tests.support.qwen3_tokenizer import build_qwen3_tokenizer
 
 ADD: dict[str, Any] = {

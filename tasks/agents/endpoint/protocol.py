@@ -1,17 +1,21 @@
-"""The requests that the endpoint answers: OpenAI's chat completions, as far as a policy in training can.
+"""OpenAI's chat completions as the endpoint speaks them: requests, answers (whole or as a stream of events), errors.
 
 The run's `sampling` decides temperature, top_p and top_k, since PPO needs the distribution that was sampled from:
 what a request says about these is ignored. Parameters that would change the distribution in another way are refused.
 """
 
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from tasks.agents.endpoint.errors import EndpointError, invalid
-from tasks.agents.rendering.interface import ChatMessage, ToolSpec, read_arguments
+from tasks.agents.endpoint.tree import Node
+from tasks.agents.rendering import ChatMessage, ToolSpec, read_arguments
 
+ONLY_CHAT = "only chat completions are answered; a client that prefers OpenAI's Responses API has a setting for them"
 MODEL = "policy"
 """The name of the only model."""
 MODELS = {
@@ -27,6 +31,40 @@ _REFUSED = (
     *("prediction", "audio", "web_search_options"),
 )
 """Parameters that would change what is sampled, or that a language model alone cannot give."""
+
+
+class EndpointError(Exception):
+    """An answer that is an error.
+
+    Args:
+        status: of HTTP.
+        code: OpenAI's, such as `invalid_api_key`; clients compare it.
+        message: what is wrong, and what to do.
+        parameter: the parameter of the request that is wrong.
+    """
+
+    def __init__(self, status: int, code: str, message: str, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.parameter = status, code, message, parameter
+
+    def body(self) -> dict[str, Any]:
+        """Return the body of the answer."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.parameter, "code": self.code}}
+
+
+class StepError(RuntimeError):
+    """The agent asked the environment at the wrong time."""
+
+
+def episode_ended() -> EndpointError:
+    """Return the error of a request that comes too late."""
+    return EndpointError(410, "episode_ended", "the episode of this key has ended")
+
+
+def invalid(message: str, parameter: str | None = None, code: str = "invalid_value") -> EndpointError:
+    """Return the error of a request that the endpoint cannot answer."""
+    return EndpointError(400, code, message, parameter)
 
 
 class Function(BaseModel):
@@ -182,3 +220,79 @@ def _call(place: int, call: Any) -> dict[str, Any]:
         raise ValueError(f"message {place} has a call whose arguments are no JSON object")
     function = {"name": name, "arguments": read}
     return {"id": str(call.get("id") or ""), "type": "function", "function": function}
+
+
+Decode = Callable[[list[int]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A request and the completions that answer it."""
+
+    request: ChatRequest
+    nodes: Sequence[Node]
+    identity: str
+
+    def body(self, decode: Decode) -> dict[str, Any]:
+        """Return the body of the answer; `decode` gives the text of tokens, for logprobs."""
+        choices = [
+            {
+                "index": index,
+                "message": {"refusal": None, **node.message, "content": _content(node)},
+                "finish_reason": finish_reason(node),
+                "logprobs": self._logprobs(node, decode),
+            }
+            for index, node in enumerate(self.nodes)
+        ]
+        return {**self._head("chat.completion"), "choices": choices, "usage": self._usage()}
+
+    def events(self, decode: Decode) -> Iterator[bytes]:
+        """Yield the events of a streamed answer; the completions are whole when the first one is sent."""
+        head = self._head("chat.completion.chunk")
+        for index, node in enumerate(self.nodes):
+            delta = {key: value for key, value in node.message.items() if key != "tool_calls"}
+            yield _event(head | {"choices": [_chunk(index, delta, logprobs=self._logprobs(node, decode))]})
+            for place, call in enumerate(node.message.get("tool_calls", ())):
+                yield _event(head | {"choices": [_chunk(index, {"tool_calls": [{"index": place, **call}]})]})
+            yield _event(head | {"choices": [_chunk(index, {}, finish_reason(node))]})
+        if self.request.stream_options and self.request.stream_options.include_usage:
+            yield _event(head | {"choices": [], "usage": self._usage()})
+        yield b"data: [DONE]\n\n"
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.identity, "object": kind, "created": int(time.time()), "model": MODEL}
+
+    def _usage(self) -> dict[str, int]:
+        prompt = len(self.nodes[0].prompt_ids)
+        sampled = sum(len(node.completion.token_ids) for node in self.nodes)
+        return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+    def _logprobs(self, node: Node, decode: Decode) -> dict[str, Any] | None:
+        if not self.request.logprobs:
+            return None
+        texts = [decode([token]) for token in node.completion.token_ids]
+        entries = [
+            {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+            for text, logprob in zip(texts, node.completion.logprobs, strict=True)
+        ]
+        return {"content": entries, "refusal": None}
+
+
+def finish_reason(node: Node) -> str:
+    """Return OpenAI's reason for the end of a completion."""
+    return "tool_calls" if node.message.get("tool_calls") else node.completion.finish_reason
+
+
+def _content(node: Node) -> str | None:
+    """Return the content of a message; without one, only a message with calls has null."""
+    return node.message["content"] or (None if node.message.get("tool_calls") else "")
+
+
+def _chunk(
+    index: int, delta: dict[str, Any], reason: str | None = None, logprobs: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
+
+
+def _event(body: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(body) + b"\n\n"

@@ -1,4 +1,4 @@
-"""Configurations and problems for which the model's context may have no room."""
+"""Problems that a policy cannot play as they are: no room in its context, or control tokens spelled out."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -8,6 +8,7 @@ from configs import Config
 from storage.records import Problem
 from tasks.agents import AGENTS
 from tasks.agents.chat import Chat
+from tasks.agents.control import ControlTokens
 from tasks.agents.interface import AgentContext, Opens
 from tasks.agents.template import Message
 from tasks.inference.api import GenerationConfig
@@ -66,12 +67,15 @@ def without_room(problems: Sequence[Problem], chat: Chat, config: Config) -> lis
 
 def describe_lacking(lacking: Sequence[Problem], count: int, config: Config) -> str:
     """Say how many of `count` problems lack room, and name the first ones."""
-    more = [f"and {len(lacking) - _NAMED} more"] if len(lacking) > _NAMED else []
-    named = ", ".join([*(problem.problem_id for problem in lacking[:_NAMED]), *more])
     return (
-        f"{len(lacking)} of {count} problems ({named}) leave no room for an answer in "
+        f"{len(lacking)} of {count} problems ({_named(lacking)}) leave no room for an answer in "
         f"inference.max_model_len={config.inference.max_model_len}"
     )
+
+
+def _named(problems: Sequence[Problem]) -> str:
+    more = [f"and {len(problems) - _NAMED} more"] if len(problems) > _NAMED else []
+    return ", ".join([*(problem.problem_id for problem in problems[:_NAMED]), *more])
 
 
 def _opening(chat: Chat, config: Config) -> Callable[[Problem, str], list[Message]]:
@@ -91,3 +95,19 @@ def _fits(chat: Chat, messages: list[Message], most: int) -> bool:
     if around + sum(len(text.encode()) for text in texts) <= most:  # a token has a byte at least
         return True
     return sum(map(len, texts)) <= most * _LONGEST_TOKEN and len(chat.prompt(messages)) <= most
+
+
+def describe_marked(problems: Sequence[Problem], control: ControlTokens) -> str | None:
+    """Return a warning that names the problems in which control tokens are spelled out; None if there are none."""
+    marked = [problem for problem in problems if _is_marked(problem, control)]
+    if not marked:
+        return None
+    return (
+        f"{len(marked)} of {len(problems)} problems spell out tokens of the chat format, such as <|im_end|> "
+        f"({_named(marked)}): the policy reads them as text; look whether they belong there"
+    )
+
+
+def _is_marked(problem: Problem, control: ControlTokens) -> bool:
+    messages = first_messages(problem, problem.prompt)
+    return any(control.found_in(text) for text in (problem.prompt, *(message["content"] for message in messages)))

@@ -1,0 +1,354 @@
+"""Control tokens: what a chat template itself writes around messages (`Written`, found with toy conversations), how
+contents never become such tokens (`ControlTokens`), and at which tokens turns end (`TurnEnds`).
+"""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+logger = logging.getLogger(__name__)
+
+JOINT = "\ufdd0"
+"""A character that Unicode leaves to programs, and that no text should contain."""
+_THOUGHTS = ("<think>", "</think>")
+_WIDE = {number: number + 0xFEE0 for number in range(0x21, 0x7F)}
+"""Wide forms of ASCII's characters, by code point; many normalizers undo them."""
+
+_ASKED, _SAID, _GIVEN, _NEXT = "(asked)", "(said)", "(given)", "(next)"
+_FUNCTION = {"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}}
+_TOOLS = [{"type": "function", "function": _FUNCTION}]
+_IDS = "look00001", "look00002"
+_ROLES = "user", "tool", "system", "assistant"
+
+Render = Callable[[list[dict[str, Any]], list[dict[str, Any]]], str | None]
+"""Returns the text of messages and tools with the assistant's next header, or None if the template refuses them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The texts that a template writes.
+
+    Example, of ChatML with calls in the form of Hermes, shortened: Written(
+        after={"user": "<|im_end|><|im_start|>user", "tool": "<|im_end|><|im_start|>tool"},
+        around=["<|im_start|>user", "<|im_end|><|im_start|>user", "<|im_end|><|im_start|>assistant"],
+        around_output=["<|im_end|><|im_start|>tool", "<|im_end|><|im_start|>assistant"],
+        in_calls=['<tool_call>{"name": "look", "arguments": {"x": "', '"}}</tool_call>'],
+        end_of_calls="",
+    )
+    """
+
+    after: dict[str, str]  # by the role of the next message, between a completion without calls and that message
+    around: list[str]  # before and after messages, first what begins a conversation; not within the assistant's turns
+    around_output: list[str]  # before and after the output of a tool
+    in_calls: list[str]  # before, between and after calls, within the assistant's turn
+    end_of_calls: str  # the token that ends a turn with calls; "" if it is one of those in `after`, or there is none
+
+
+def find_written(render: Render, lead: str, marks: Mapping[str, bool]) -> Written:
+    """Return what a template writes.
+
+    Args:
+        render: renders toy conversations.
+        lead: what the template writes at the beginning of the assistant's answer.
+        marks: the texts of tokens that may be control tokens, and whether the tokenizer calls them special.
+    """
+    after, around, around_output = dict[str, str](), list[str](), list[str]()
+    for role in _ROLES:
+        text = render(_before(role, lead), []) or ""
+        gap, follows, closing = text.partition(_SAID)[2].partition(_NEXT)
+        if not follows:
+            continue
+        after[role] = gap
+        texts = [text.partition(_ASKED)[0], gap, closing.removesuffix(lead)]
+        within_users = role == "tool" and gap.startswith(after.get("user", gap))
+        if role != "assistant" and not within_users:
+            around.extend(texts)
+        if role == "tool":
+            around_output.extend(texts[1:])
+    # Templates may refuse system messages elsewhere than at the beginning, and outputs of tools without calls.
+    around.append((render(_begun(), []) or "").partition(_ASKED)[0])
+    in_calls, after_call, outputs = _find_calls(render, lead)
+    closing, end, gap = _split(after_call, "\n".join(in_calls), after.values(), "\n".join(around), marks)
+    around_output.extend([end + gap, *outputs])
+    if not (end + gap).startswith(after.get("user", end + gap)):
+        around.extend([end + gap, *outputs])
+    return Written(after, around, around_output, [*in_calls, closing], end)
+
+
+def toys() -> list[list[dict[str, Any]]]:
+    """Return the toy conversations."""
+    return [*(_before(role, "") for role in _ROLES), _begun(), *(_with_calls(ids, "") for ids in (_IDS, _IDS[:1]))]
+
+
+def _find_calls(render: Render, lead: str) -> tuple[list[str], str, list[str]]:
+    """Return the texts before and between calls, after them, and after outputs.
+
+    They are those of two calls, or of one if the template refuses two.
+    """
+    for ids in (_IDS, _IDS[:1]):
+        text = render(_with_calls(ids, lead), _TOOLS) or ""
+        before, *others = text.partition(_NEXT)[0].split(_GIVEN)
+        if others:
+            *between, after = others
+            return [before.partition(_SAID)[2], *between], after, text.removesuffix(lead).split(_NEXT)[1:]
+    return [], "", []
+
+
+def _split(
+    after_call: str, calls: str, gaps: Iterable[str], around: str, marks: Mapping[str, bool]
+) -> tuple[str, str, str]:
+    """Return what closes the last call, the token that ends its turn unless it also begins a gap, and the rest."""
+    mark = re.compile("|".join(re.escape(text) for text in sorted(marks, key=len, reverse=True)))
+    ends = {found[0] for gap in gaps if (found := mark.search(gap))}
+    places = [place for place in mark.finditer(after_call) if place[0] in around or place[0] not in calls]
+    known = [place for place in places if place[0] in ends]
+    before = list(takewhile(lambda place: place[0] not in around, places))
+    if known or not before:
+        start = (known or places)[0].start() if places else len(after_call)
+        return after_call[:start], "", after_call[start:]
+    end = ([place for place in before if marks[place[0]]] or before)[-1]  # closing tags of calls stand before it
+    return after_call[: end.start()], end[0], after_call[end.end() :]
+
+
+def _before(role: str, lead: str) -> list[dict[str, Any]]:
+    """Return a conversation in which a message of `role` follows a completion."""
+    return [_message("user", _ASKED), _message("assistant", lead + _SAID), _message(role, _NEXT)]
+
+
+def _begun() -> list[dict[str, Any]]:
+    """Return a conversation that begins with a system message."""
+    return [_message("system", _NEXT), _message("user", _ASKED)]
+
+
+def _with_calls(ids: Sequence[str], lead: str) -> list[dict[str, Any]]:
+    """Return a conversation in which outputs of tools follow calls with these ids."""
+    function = {"name": "look", "arguments": {"x": _GIVEN}}
+    calls = [{"id": number, "type": "function", "function": function} for number in ids]
+    results = [_message("tool", _NEXT) | {"name": "look", "tool_call_id": number} for number in ids]
+    return [_message("user", _ASKED), _message("assistant", lead + _SAID) | {"tool_calls": calls}, *results]
+
+
+def _message(role: str, content: str) -> dict[str, Any]:
+    return {"role": role, "content": content}
+
+
+def marks_of(tokenizer: "PreTrainedTokenizerBase") -> dict[str, bool]:
+    """Return the texts of tokens that may be control tokens, and whether the tokenizer calls them special.
+
+    Blanks are none, nor are added words: a role may be one token.
+    """
+    added = tokenizer.added_tokens_decoder.values()
+    special = {token.content for token in added if token.special}.union(tokenizer.all_special_tokens)
+    others = {token.content for token in added if not token.content.strip().isalnum()}
+    return {text: text in special for text in sorted(special | others) if text.strip()}
+
+
+class ControlTokens:
+    """The tokens of a tokenizer that only the chat template may write.
+
+    Contents are text: a problem, feedback, the output of a tool, what a client sent, and what the policy said, once it
+    is encoded again because a new sequence begins. A tokenizer would make control tokens of what reads like them, and
+    `<|im_end|>` in the output of a tool would end its turn. What counts as one depends on where it stands:
+
+    - everywhere: the tokens that the tokenizer calls special, and other added tokens with which the template begins and
+      ends turns, such as `<|user|>`, unless they are words;
+    - in outputs of tools and in calls also `<think>`, `</think>` and the tokens that the template writes around calls
+      and outputs, such as `</tool_response>`;
+    - in what the assistant says not `<think>`, `</think>` and those around calls, since a policy samples them itself,
+      unless they begin and end turns, too.
+
+    `apart` puts a joint into each text of a control token. Templates copy it like other characters, and `encode` makes
+    no token of it. A text without such marks has exactly the tokens that the tokenizer gives. Example:
+    `<|im_end|>` in a problem becomes `<` + JOINT + `|im_end|>`, which has the tokens of `<` and of `|im_end|>`.
+
+    Args:
+        tokenizer: the policy's tokenizer.
+        written: what the template writes; None to know only the special tokens.
+        lead: what the template writes at the beginning of the assistant's answer.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", written: Written | None = None, lead: str = "") -> None:
+        self._tokenizer = tokenizer
+        marks = marks_of(tokenizer)
+        written = written or Written({}, [], [], [], "")
+
+        def marks_in(*texts: str) -> set[str]:
+            return {mark for mark in marks if any(mark in text for text in texts)}
+
+        turns = marks_in(*written.around)
+        everywhere = turns.union(mark for mark, special in marks.items() if special)
+        own = marks_in(*_THOUGHTS, lead) | (marks_in(*written.in_calls) - turns)
+        self._others, self._said = _joiner(everywhere), _joiner(everywhere - own)
+        self._returned = _joiner(everywhere | own | marks_in(*written.around_output))
+        if written.around:  # else these are not yet all
+            for mark, text in _writable(tokenizer, everywhere):
+                logger.warning(
+                    "contents can write the control token %s of %s as %s", mark, tokenizer.name_or_path, text
+                )
+
+    def apart(self, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return messages in which no text can become a control token."""
+        return [self._apart(message) for message in messages]
+
+    def tools_apart(self, tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return descriptions of tools in which no text can become a control token."""
+        return [_mapped(tool, self._others) for tool in tools]
+
+    def said_apart(self, completion: str) -> str:
+        """Return what the policy said as it stands in messages that are `apart`."""
+        return self._said(completion)
+
+    def found_in(self, text: str) -> bool:
+        """Return whether a text, such as a problem's, contains that of a control token."""
+        return self._others(text) != text
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a rendered text: no special tokens are added, those that the template wrote are kept."""
+        if JOINT not in text:
+            return list(self._tokenizer.encode(text, add_special_tokens=False))
+        return self.without_joints(self.joining.encode(text, add_special_tokens=False))
+
+    @cached_property
+    def joining(self) -> "PreTrainedTokenizerBase":
+        """The tokenizer with one more token, the joint. It is made when the first content needs it."""
+        joining = deepcopy(self._tokenizer)
+        joining.add_tokens([JOINT], special_tokens=True)
+        return joining
+
+    def without_joints(self, token_ids: Sequence[int]) -> list[int]:
+        """Return the ids that `joining` gave, without those of joints."""
+        joint = self.joining.convert_tokens_to_ids(JOINT)
+        return [number for number in token_ids if number != joint]
+
+    def _apart(self, message: dict[str, Any]) -> dict[str, Any]:
+        change = {"assistant": self._said, "tool": self._returned}.get(message["role"], self._others)
+        return {
+            name: _mapped(value, self._returned if name == "tool_calls" else change) for name, value in message.items()
+        }
+
+
+def _writable(tokenizer: "PreTrainedTokenizerBase", marks: Collection[str]) -> Iterator[tuple[str, str]]:
+    """Yield control tokens that contents can write in spite of the joint, and a text that does it.
+
+    A single character has no place for a joint. And a normalizer may change other texts, such as wide or accented ones,
+    into that of a token.
+    """
+    for number, token in tokenizer.added_tokens_decoder.items():
+        text = token.content
+        if text in marks and len(text) == 1:
+            yield text, text
+        elif text in marks and token.normalized:
+            for other in sorted({text.swapcase(), text.translate(_WIDE), "\u0301".join(text)} - {text}):
+                if number in tokenizer.encode(other, add_special_tokens=False):
+                    yield text, other
+
+
+def _joiner(texts: Collection[str]) -> Callable[[str], str]:
+    """Return a function that puts a joint behind the first character of each of `texts`, also where they overlap.
+
+    Templates write names between `<` and `>`. So a text also gets a joint where it begins with one of `texts` without
+    its first character, or ends with one without its last, unless what is left is a word. In JSON, quotes begin and end
+    a text.
+    """
+    rests: dict[str, list[str]] = {}
+    begun: list[str] = []
+    for text in sorted(texts):
+        rest, cut = re.escape(text[1:]), re.escape(text[1:-1]) + '(?![^"])'  # nothing or a quote follows
+        if len(text) > 1:  # nothing can be put into a single character
+            rests.setdefault(re.escape(text[0]), []).extend([rest, cut] if len(text) > 2 else [rest])
+            begun.extend([rest] if re.fullmatch(r"\w*", text[1:-1]) else [rest, cut])
+    if not rests:
+        return str
+    places = [f"{first}(?={'|'.join(others)})" for first, others in rests.items()]
+    place = re.compile("|".join([*places, f'(?<![^"])(?={"|".join(begun)})']))
+    return lambda text: place.sub(rf"\g<0>{JOINT}", text)
+
+
+def _mapped(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a value of JSON with all of its texts changed, names of members included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        return {change(name): _mapped(member, change) for name, member in value.items()}
+    return [_mapped(member, change) for member in value] if isinstance(value, list) else value
+
+
+class TurnEnds:
+    """The ends of a policy's turns.
+
+    The template writes an end after each message of the assistant: the first token there that may be a control token,
+    since a token of ordinary text would end completions in the middle. Some templates have several ends, such as one
+    after calls and one after other messages. In others, like GLM's, the header of the next message is the end, and each
+    role has its own. The engine may stop at further tokens, which no template writes.
+
+    Args:
+        tokenizer: the policy's tokenizer.
+        written: what its template writes.
+        engine: tokens at which the engine stops on its own.
+
+    Attributes:
+        template: the ends that the template writes, each with the text between a completion and this end.
+        headers: those of them with which the next message begins.
+        engine: see above.
+    """
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", written: Written, engine: Iterable[int]) -> None:
+        self._tokenizer, self._marks = tokenizer, marks_of(tokenizer)
+        self.engine = frozenset(engine)
+        self.template: dict[int, str] = {}
+        ends = [end for gap in written.after.values() if (end := self._note_end(gap)) is not None]
+        begins = self._encode(written.around[0]) if written.around else []
+        self.headers = frozenset(
+            end for end, roles in Counter(ends).items() if roles == 1 and (len(ends) > 1 or end in begins)
+        )
+        self._note_end(written.end_of_calls)
+
+    def __contains__(self, token_id: int) -> bool:
+        return token_id in self.template or token_id in self.engine
+
+    def following(self, rest: list[int], completion_ids: Sequence[int]) -> list[int] | None:
+        """Return what follows a completion in the next prompt: `rest` is what the template writes after its text.
+
+        If the completion ended, its end takes the place of the template's. Example, in which 2 is `<|im_end|>`, 0 the
+        end that the engine knows, 9 any other token, and 198 a newline: the rest [2, 198, 1] follows 9; [198, 1]
+        follows 2 and 0. None if the prompt cannot go on like this: the header of another role was sampled, or the
+        template writes more than whitespace before its end.
+        """
+        last = completion_ids[-1] if completion_ids else None
+        if last is None or last not in self:
+            return rest
+        place = next((place for place, number in enumerate(rest) if number in self.template), len(rest))
+        if place == len(rest) and last not in self.template:
+            return rest
+        if self._text(rest[:place]).strip():
+            return None
+        if self.headers.intersection(rest[place : place + 1]) - {last}:
+            return None if last in self.headers else rest
+        return rest[place + 1 :]
+
+    def _note_end(self, gap: str) -> int | None:
+        """Note and return the end in the text between a completion and the next message; None if there is none."""
+        ids = self._encode(gap)
+        added = self._tokenizer.added_tokens_decoder
+        for place, number in enumerate(ids):
+            if number in added and added[number].content in self._marks:
+                self.template.setdefault(number, self._text(ids[:place]))
+                return number
+        return None
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _text(self, token_ids: Sequence[int]) -> str:
+        decoded = self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(decoded)
