@@ -100,7 +100,7 @@ class Template:
         new: Sequence[dict[str, Any]],
         tools: Sequence[dict[str, Any]] = (),
     ) -> str | None:
-        """Return the text after an answer that `new` messages follow; None if the template rewrites what it wrote before."""
+        """Return the text after an answer that `new` messages follow; None if the template rewrites earlier text."""
         before, text = self._up_to(messages, answer, tools), self.render([*messages, answer, *new], tools)
         return text[len(before) :] if text.startswith(before) else None
 

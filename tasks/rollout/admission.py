@@ -22,12 +22,28 @@ from tasks.train.credit import in_order
 MOST_COMPLETIONS = 256
 """Most completions of one observation."""
 
+LONGEST_TEXT = 1_000_000
+"""Most characters of a text in a record."""
+MOST_TOKENS = 4_000_000
+"""Most tokens of a trajectory."""
+
 _AGENTS_OWN = {"status", "reason", "token_ids", "action_mask", "logprobs", "versions", "turns", "turn_discount"} | {
     "sequence_starts", "unplayed_turns", "sampling", "started_at", "latency_s"} | {
     "calls", "ungraded", "follows", "reward_parts", "fault", "answers", "limits", "received", "asked",
     "paid"}  # fmt: skip
 _IDENTITY = [field.name for field in dataclasses.fields(Trajectory) if field.name not in _AGENTS_OWN]
 _identity = attrgetter(*_IDENTITY)
+_OF_TOKENS: dict[str, set[type]] = {"action_mask": {bool}, "logprobs": {float, int}, "versions": {int}}
+"""Columns with a value for each token, besides the ids."""
+_OF_TURNS: dict[str, set[type]] = {
+    **{name: {int} for name in ("follows", "limits", "received", "asked", "paid")},
+    **{"answers": {str, type(None)}, "reward_parts": {dict}},
+}
+"""Columns with a value for each turn, or none."""
+
+
+class RefusedError(ValueError):
+    """An invalid observation or return value of an agent; the message says what was wrong and what to do."""
 
 
 def check_observation(observation: Any) -> Observation:
@@ -125,16 +141,15 @@ def _admit(trajectory: Any, record: Trajectory, vocabulary: int, served: Sequenc
     if not 0 <= discount <= 1:
         raise RefusedError(f"turn_discount={discount}: give a number from 0 to 1")
     turns = [_checked_turn(f"turn {place}", turn) for place, turn in enumerate(trajectory.turns)]
-    _check_branches(trajectory)
-    _check_requests(trajectory)
-    parts = _checked_parts(trajectory)
+    _check_calls(trajectory.calls)
+    _check_columns_of_turns(trajectory)
     # The gold answers come from our record: the agent may still change the list that it returned.
     return dataclasses.replace(
         trajectory,
         turns=turns,
         turn_discount=discount,
         solutions=record.solutions,
-        reward_parts=parts,
+        reward_parts=_checked_parts(trajectory.reward_parts),
         fault=trajectory.fault or _fault(trajectory),
     )
 
@@ -151,8 +166,7 @@ def _check_columns(trajectory: Trajectory, vocabulary: int) -> None:
     """Check that tokens, mask, logprobs and versions have one length and plain numbers, and agree with the turns."""
     ids, mask = trajectory.token_ids, trajectory.action_mask
     check_ids("token_ids", ids, vocabulary)
-    columns: dict[str, set[type]] = {"action_mask": {bool}, "logprobs": {float, int}, "versions": {int}}
-    for name, kinds in columns.items():
+    for name, kinds in _OF_TOKENS.items():
         column = getattr(trajectory, name)
         check_kinds(name, column, kinds)
         if len(column) != len(ids):
@@ -214,15 +228,23 @@ def _check_starts(trajectory: Trajectory) -> None:
         )
 
 
-def _check_branches(trajectory: Trajectory) -> None:
-    """Check calls, ungraded turns and the turns that others follow, all of which name turns of this trajectory."""
-    count = len(trajectory.turns)
-    check_kinds("calls", trajectory.calls, {Call})
-    for call in trajectory.calls:
+def _check_calls(calls: Sequence[Call]) -> None:
+    check_kinds("calls", calls, {Call})
+    for call in calls:
         for name in ("id", "name", "arguments", "output"):
             check_text(f"{name} of a call", getattr(call, name))
         if call.status not in get_args(CallStatus):
             raise RefusedError(f"status={shown(call.status)} of a call: give one of {', '.join(get_args(CallStatus))}")
+
+
+def _check_columns_of_turns(trajectory: Trajectory) -> None:
+    """Check the columns that name turns of this trajectory or have a value for each, and the order that they tell."""
+    count = len(trajectory.turns)
+    for name, kinds in _OF_TURNS.items():
+        values = getattr(trajectory, name)
+        check_kinds(name, values, kinds)
+        if len(values) not in (0, count):
+            raise RefusedError(f"{name} has {len(values)} values for {count} turns: give one each, or []")
     named = {"turn of a call": [call.turn for call in trajectory.calls], "ungraded": trajectory.ungraded}
     for name, turns in {**named, "follows": trajectory.follows}.items():
         check_kinds(name, turns, {int})
@@ -231,28 +253,10 @@ def _check_branches(trajectory: Trajectory) -> None:
             raise RefusedError(
                 f"{name}: {shown(str(turns))} names a turn that the trajectory, of {count}, does not have"
             )
-    if trajectory.follows and len(trajectory.follows) != count:
-        raise RefusedError(f"follows has {len(trajectory.follows)} values for {count} turns: every turn needs one")
-
-
-def _check_requests(trajectory: Trajectory) -> None:
-    """Check what each turn was asked for with, given and paid: these columns have a value for each turn, or none."""
-    for name in ("answers", "limits", "received", "asked", "paid"):
-        values = getattr(trajectory, name)
-        check_kinds(name, values, {str, type(None)} if name == "answers" else {int})
-        if len(values) not in (0, len(trajectory.turns)):
-            raise RefusedError(
-                f"{name} has {len(values)} values for {len(trajectory.turns)} turns: give one each, or []"
-            )
     for answer in trajectory.answers:
         check_text("an answer", answer or "")
     if not all(0 < limit < 2**31 for limit in trajectory.limits):
         raise RefusedError(f"limits={shown(str(trajectory.limits))}: give numbers above 0")
-    _check_order(trajectory)
-
-
-def _check_order(trajectory: Trajectory) -> None:
-    """Check that turns are asked for before they are received, and paid after."""
     if not in_order(trajectory):
         columns = trajectory.received, trajectory.asked, trajectory.paid
         raise RefusedError(
@@ -261,12 +265,8 @@ def _check_order(trajectory: Trajectory) -> None:
         )
 
 
-def _checked_parts(trajectory: Trajectory) -> list[dict[str, float]]:
+def _checked_parts(parts: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
     """Check the named parts of the turns' rewards and return them as Python's own numbers."""
-    parts = trajectory.reward_parts
-    check_kinds("reward_parts", parts, {dict})
-    if parts and len(parts) != len(trajectory.turns):
-        raise RefusedError(f"reward_parts has {len(parts)} values for {len(trajectory.turns)} turns: each needs one")
     for name in {name for named in parts for name in named}:
         check_text("the name of a reward's part", name)
     return [{name: number(f"part {name!r} of a reward", value) for name, value in named.items()} for named in parts]
@@ -278,7 +278,8 @@ def _checked_turn(where: str, turn: Turn) -> Turn:
         check_text(f"{name} of {where}", getattr(turn, name))
     if turn.finish_reason not in ("stop", "length"):
         raise RefusedError(f"finish_reason of {where} is {shown(turn.finish_reason)}: keep the completion's")
-    check_seed(f"seed of {where}", turn.seed)
+    if type(turn.seed) is not int or not -(2**63) <= turn.seed < 2**63:
+        raise RefusedError(f"seed of {where}: {shown(turn.seed)} is not a 64-bit number: keep that of the outputs")
     reward, latency = (number(f"{name} of {where}", getattr(turn, name)) for name in ("reward", "latency_s"))
     return dataclasses.replace(turn, reward=reward, latency_s=latency)
 
@@ -293,16 +294,6 @@ def _check_sampling(sampling: Any) -> None:
         raise RefusedError(
             f"sampling={shown(sampling)}: keep the value of prompt.record, or give JSON with all of its keys"
         )
-
-
-LONGEST_TEXT = 1_000_000
-"""Most characters of a text in a record."""
-MOST_TOKENS = 4_000_000
-"""Most tokens of a trajectory."""
-
-
-class RefusedError(ValueError):
-    """An invalid observation or return value of an agent; the message says what was wrong and what to do."""
 
 
 def check_ids(name: str, ids: Any, vocabulary: int) -> None:
@@ -333,11 +324,6 @@ def check_text(name: str, text: Any) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise RefusedError(f"{name} cannot be stored as UTF-8: {error.reason} at character {error.start}") from None
-
-
-def check_seed(name: str, seed: Any) -> None:
-    if type(seed) is not int or not -(2**63) <= seed < 2**63:
-        raise RefusedError(f"{name}: {shown(seed)} is not a 64-bit number: keep the seed of the engine's outputs")
 
 
 def number(name: str, value: Any) -> float:

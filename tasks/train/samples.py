@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from configs.score import Reward
 from storage.records import Score, Trajectory
-from tasks.train.credit import Causes, causes_of, chain, in_order
+from tasks.train.credit import Causes, causes_of, chain
 from tasks.train.endings import is_trainable, return_after
 from tasks.train.reward_shaping import least_reward, settled, turn_rewards
 
@@ -87,7 +87,8 @@ def build_samples(
 ) -> list[Sample]:
     """Build a sample from each trainable trajectory (`endings.is_trainable`) and its scores.
 
-    The samples are sorted by trajectory id, so the order of the input does not matter.
+    The samples are sorted by trajectory id, so the order of the input does not matter. What a stored row says of itself
+    was checked when it was admitted (`tasks.rollout.admission`).
 
     Args:
         trajectories: scores of those that are not trainable are ignored.
@@ -98,30 +99,21 @@ def build_samples(
         mask_truncated: leave turns that the token limit cut out of the loss. They count in the baseline of their group.
 
     Raises:
-        ValueError: an id occurs twice, a turn has no score or two, a logprob or reward is not finite, or a row
-            contradicts itself; the message names the trajectories.
+        ValueError: an id occurs twice, a turn has no score or two, or a reward is not finite; the message names the
+            trajectories.
     """
     rows = sorted((row for row in trajectories if is_trainable(row, reward)), key=lambda row: row.trajectory_id)
     _refuse(
         "occur more than once",
         [row.trajectory_id for row, following in pairwise(rows) if row.trajectory_id == following.trajectory_id],
     )
-    _refuse(
-        "have action tokens that are not exactly the spans of their turns",
-        [row.trajectory_id for row in rows if not _consistent(row)],
-    )
-    if credit == "causes":
-        _refuse("have turns in an order that is not possible", [row.trajectory_id for row in rows if not in_order(row)])
     by_turn = _by_turn(scores)
     # Check the scores, not shaped rewards: the clip turns a NaN or infinite reward into a finite one.
     _refuse("have NaN or infinite rewards", [row.trajectory_id for row in rows if not _finite_scores(row, by_turn)])
     by_scorer = _settled(rows, by_turn, reward, scorers)
-    samples = [
+    return [
         _sample(row, _scores_of(row, by_turn), _scorer(row, scorers), by_scorer, credit, mask_truncated) for row in rows
     ]
-    bad = [sample.trajectory_id for sample in samples if not np.isfinite(sample.behaviour).all()]
-    _refuse("have NaN or infinite logprobs", bad)
-    return samples
 
 
 def within_staleness(samples: Sequence[Sample], version: int, max_head_offpolicyness: int) -> list[Sample]:
@@ -146,20 +138,6 @@ def name_some(ids: Sequence[str], most: int = 5) -> str:
 def _refuse(fault: str, ids: list[str]) -> None:
     if ids:
         raise ValueError(f"these trajectories {fault}: {name_some(ids)}. Leave them out, or collect them again")
-
-
-def _consistent(row: Trajectory) -> bool:
-    """Return whether the arrays are equally long and the mask is true exactly on the turns' tokens.
-
-    No turn's token may be the first token of a sequence.
-    """
-    lengths = {len(row.token_ids), len(row.action_mask), len(row.logprobs), len(row.versions)}
-    return (
-        len(lengths) == 1
-        and row.sequence_starts[0] == 0
-        and not any(row.action_mask[start] for start in row.sequence_starts)
-        and np.array_equal(np.flatnonzero(row.action_mask), _spans(row))
-    )
 
 
 def _spans(row: Trajectory) -> Ints:

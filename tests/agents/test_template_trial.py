@@ -10,7 +10,7 @@ from transformers.utils.chat_template_utils import _compile_jinja_template
 from storage.version_names import PolicyVersion
 from storage.versions.checkpoints import Canary, Checkpoint
 from storage.versions.manifests import File, Manifest
-from tasks.agents import trial
+from tasks.agents import chat
 from tasks.agents.chat import load_chat, open_chat
 from tasks.template_trial import make_environment
 from tasks.warm_start.tokenizer import CHAT_TEMPLATE
@@ -45,8 +45,8 @@ def test_a_template_that_exceeds_a_limit_is_refused(
     written: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It is refused before the stage's process renders it, and the error names its model and the remedy."""
-    monkeypatch.setattr(trial, "_SECONDS", 1.0)
-    monkeypatch.setattr(trial, "_MEMORY_MB", 64)
+    monkeypatch.setattr(chat, "_SECONDS", 1.0)
+    monkeypatch.setattr(chat, "_MEMORY_MB", 64)
     tokenizer = make_tokenizer(written + CHAT_TEMPLATE)
     tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "model/config.json").write_text("{}")
@@ -82,9 +82,9 @@ def test_a_refusal_of_a_template_is_reported_where_it_is_used() -> None:
 
 def test_a_template_is_tried_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A stage starts one process for the trial, not one in each iteration."""
-    trial._try_out.cache_clear()
+    chat._try_out.cache_clear()
     open_chat(make_tokenizer(CHAT_TEMPLATE))
-    monkeypatch.setattr(trial, "_render_in_process", None)
+    monkeypatch.setattr(chat, "_render_in_process", None)
     open_chat(make_tokenizer(CHAT_TEMPLATE))
 
 

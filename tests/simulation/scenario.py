@@ -21,7 +21,7 @@ from storage.versions.drafts import Draft, Provenance
 from storage.versions.journal import JournaledDraft
 from storage.versions.manifests import Manifest
 from tasks.inference.api import GenerationConfig
-from tasks.rollout import tally
+from tasks.rollout import outcomes
 from tasks.rollout.plan import RolloutPlan
 from tasks.rollout.play import SharedGroups, play
 from tasks.rollout.remote import handout, log_lines, shared_rollout
@@ -120,7 +120,7 @@ def _virtual(loop: VirtualLoop) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         gc.disable()  # collections would go through the events of all simulated workers
         stack.callback(gc.enable)
-        for module in handout, log_lines, shared_rollout, tally:
+        for module in handout, log_lines, shared_rollout, outcomes:
             stack.enter_context(patch.object(module, "time", SimpleNamespace(monotonic=loop.time)))
         yield
 

@@ -112,15 +112,6 @@ def test_staleness_is_that_of_the_oldest_token(versions: list[list[int]], oldest
     assert kept == {f"t{i}" for i, sampled in enumerate(versions) if all(9 - v <= oldest for v in sampled)}
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_logprobs_that_are_not_finite_name_the_trajectories(bad: float) -> None:
-    """One NaN logprob would spread over all weights."""
-    rows = [make_trajectory("good", [[10]]), *(make_trajectory(f"bad{i}", [[10, 11]], logprob=bad) for i in range(2))]
-    scores = [score for row in rows for score in make_scores(row.trajectory_id, 1)]
-    with pytest.raises(ValueError, match="NaN or infinite logprobs: bad0, bad1"):
-        build_samples(rows, scores, Reward())
-
-
 def test_missing_score_names_the_trajectory() -> None:
     """A turn without a verdict is not a wrong turn."""
     with pytest.raises(ValueError, match=r"turns \[1\] of half"):
@@ -134,17 +125,3 @@ def test_two_scores_or_two_rows_are_refused() -> None:
         build_samples([row], make_scores("t", 0) + make_scores("t", 1), Reward())
     with pytest.raises(ValueError, match="more than once: t"):
         build_samples([row, row], make_scores("t", 0), Reward())
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"action_mask": [False, False, True, True, True]},  # one prompt token too many
-        {"versions": [0]},  # another length
-    ],
-)
-def test_rows_that_contradict_themselves_are_refused(changes: dict[str, list[int]]) -> None:
-    """If mask and spans differ, the loss would include tokens that the policy did not sample."""
-    row = replace(make_trajectory("t", [[10, 11]]), **changes)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="not exactly the spans of their turns: t"):
-        build_samples([row], make_scores("t", 0), Reward())
