@@ -6,7 +6,7 @@ import ctypes
 import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Set
+from collections.abc import AsyncIterator, Awaitable, Callable, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,9 +27,6 @@ from tasks.rollout.watch import Watch
 
 logger = logging.getLogger(__name__)
 
-_CANCELLED = (
-    "{} of the rollout was cancelled by an agent, or by other code: an agent must cancel only tasks that it started"
-)
 CLEAN_UP_S = 60.0
 """Time for all agents that still clean up at the end of a rollout."""
 
@@ -75,7 +72,10 @@ class Collector:
             except asyncio.CancelledError:
                 if collecting.cancelling():
                     raise
-                raise RuntimeError(_CANCELLED.format("a group")) from None
+                raise RuntimeError(
+                    "an episode or a group of the rollout was cancelled by an agent, or by other code: an agent must "
+                    "cancel only tasks that it started"
+                ) from None
             finally:
                 loads[replica] -= 1
 
@@ -113,25 +113,17 @@ class Collector:
         async def play_episode(prompt: EpisodeSpec) -> list[Trajectory]:
             await places.acquire()
             try:
-                return await self._episode(
-                    Conversation(
-                        prompt, turns, self.chat.vocabulary, self.settings, self.gconfig, private=self.private
-                    ),
-                    watch,
-                )
+                vocabulary, private = self.chat.vocabulary, self.private
+                conversation = Conversation(prompt, turns, vocabulary, self.settings, self.gconfig, private)
+                return await self._episode(conversation, watch)
             finally:
                 room.release()
 
-        try:
-            async with asyncio.TaskGroup() as episodes:
-                tasks = [
-                    episodes.create_task(play_episode(prompt), name=prompt.record.trajectory_id)
-                    for prompt in group.prompts
-                ]
-        except BaseExceptionGroup as errors:
-            raise errors.exceptions[0] from None
-        _refuse_cancelled(tasks)
-        return [trajectory for task in tasks for trajectory in task.result()]
+        # Not a task group, which ignores an episode that somebody else cancels: it would be missing.
+        playing = [
+            asyncio.create_task(play_episode(prompt), name=prompt.record.trajectory_id) for prompt in group.prompts
+        ]
+        return [trajectory for played in await asyncio.gather(*playing) for trajectory in played]
 
     async def _episode(self, conversation: Conversation, watch: Watch) -> list[Trajectory]:
         """Play one episode; return its trajectories, or one record with the reason why it has none."""
@@ -180,17 +172,6 @@ async def _next(groups: AsyncIterator[Group], together: int, room: asyncio.Semap
     for _ in range(together):
         await room.acquire()
     return await anext(groups, None)
-
-
-def _refuse_cancelled(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Check that no task was cancelled from outside: a task group ignores that, and its episode would be missing.
-
-    Raises:
-        RuntimeError: an agent, or other code, cancelled a task.
-    """
-    for task in tasks:
-        if task.cancelled():
-            raise RuntimeError(_CANCELLED.format(task.get_name()))
 
 
 async def _end_tasks(before: set[asyncio.Task[Any]]) -> None:

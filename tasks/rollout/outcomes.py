@@ -331,24 +331,19 @@ class FaultAlarm:
 
     def __init__(self, store: Store, run: str) -> None:
         self._store, self._run = store, run
-        self._highest: dict[str, float] | None = None
+        self._highest: dict[str, float] = {}
+        self._next = 0  # the first iteration that was not looked at
 
     def look(self, iteration: int) -> list[str]:
         """Return the alarms of an iteration, whose trajectories are committed."""
-        if self._highest is None:
-            self._highest = {}
-            with ThreadPoolExecutor(_READERS) as readers:
-                for shares in readers.map(self._shares, range(iteration)):
-                    self._note(shares)
-        shares = self._shares(iteration)
-        raised = alarms(shares, self._highest)
-        self._note(shares)
+        with ThreadPoolExecutor(_READERS) as readers:
+            unseen = list(readers.map(self._shares, range(self._next, iteration + 1)))
+        raised = list[str]()
+        for shares in unseen:
+            raised = alarms(shares, self._highest)
+            self._highest |= {fault: max(share, self._highest.get(fault, 0.0)) for fault, share in shares.items()}
+        self._next = iteration + 1
         return raised
-
-    def _note(self, shares: Mapping[str, float]) -> None:
-        assert self._highest is not None
-        for fault, share in shares.items():
-            self._highest[fault] = max(share, self._highest.get(fault, 0.0))
 
     def _shares(self, iteration: int) -> dict[str, float]:
         """Return the shares of an iteration; older programs counted none."""

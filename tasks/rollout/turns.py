@@ -115,10 +115,11 @@ class TurnBatcher:
             spans = [range(place * n, (place + 1) * n) for place in range(len(batch))]
             answers = [([completions[i] for i in span], [seed + i for i in span]) for span in spans]
         except BaseException as error:  # passed on to every episode that waits
+            passed = error if isinstance(error, Exception) else RuntimeError("the engine cancelled a request")
             for pending in batch:
                 if not pending.future.done():
-                    pending.future.set_exception(error if isinstance(error, Exception) else asyncio.CancelledError())
-            if not isinstance(error, Exception):
+                    pending.future.set_exception(passed)
+            if passed is not error:
                 raise
             return
         latency = time.monotonic() - started
@@ -221,13 +222,7 @@ class BatchedEngine:
         if not self._asked:
             self._idle_s += time.monotonic() - self._idle_since
         self._asked[number] = time.monotonic()
-        try:
-            outputs = await self._turns.ask(observation, derive(self._prompt.seed, *place))
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task and task.cancelling():
-                raise
-            raise RuntimeError("the engine cancelled a request") from None
+        outputs = await self._turns.ask(observation, derive(self._prompt.seed, *place))
         del self._asked[number]
         self._idle_since = time.monotonic()
         return outputs

@@ -449,7 +449,7 @@ def test_an_engine_that_stops_answering_is_not_the_policys_fault(
     chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A completion that is sampled would be cut and returned at half of the deadline."""
-    monkeypatch.setattr("tasks.rollout.conversation.CUT_S", 0.1)
+    monkeypatch.setattr("tasks.rollout.turns.CUT_S", 0.1)
 
     class Stops(ScriptedEngine):
         async def generate(self, *arguments: Any) -> Any:
