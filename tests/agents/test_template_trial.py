@@ -17,16 +17,12 @@ from tasks.warm_start.tokenizer import CHAT_TEMPLATE
 from tests.agents.test_templates import ALL, QUESTION, REFUSING, make_tokenizer
 
 LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-RECURSION = (
-    "{% macro m(n) %}{% for i in range(9) %}{% if n %}{{ m(n - 1) }}{% endif %}{% endfor %}{% endmacro %}{{ m(30) }}"
-)
 
 
 @pytest.mark.parametrize(
     ("written", "message"),
     [
         (LOOP, "needs more than 1 s of processor time"),
-        (RECURSION, "needs more than 1 s of processor time"),
         # The processor's speed decides which limit it reaches first.
         ("{{ lipsum(999999, html=false) }}", "needs more than (1 s of processor time|64 MB)"),
         ("{% if messages | length > 3 %}" + LOOP + "{% endif %}", "needs more than 1 s of processor time"),
@@ -34,7 +30,6 @@ RECURSION = (
         ("{% if '</think>' in messages[1].content %}" + LOOP + "{% endif %}", "needs more than 1 s of processor time"),
         ("{% if messages[-1].role == 'tool' %}" + LOOP + "{% endif %}", "needs more than 1 s of processor time"),
         ("{{ 'x' * 10 ** 10 }}", "needs more than 64 MB"),
-        ("{% set x = 'x' * 10 ** 10 %}", "needs more than 64 MB"),
         ("{% for i in range(999) %}{{ 'x' * 10 ** 6 }}{% endfor %}", "needs more than 64 MB"),
         ("{{ 'x' * 1500000 }}", "writes 1,5.*characters for a short conversation"),
         ("{{ strftime_now('%H:%M:%S') }}", "depends on the time of day"),

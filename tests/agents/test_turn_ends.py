@@ -1,7 +1,6 @@
 """On the real server, turns end with the template's token even if the model's end of text is another token."""
 
 import asyncio
-import dataclasses
 import tempfile
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from storage.records import Problem, Trajectory
 from storage.versions import checkpoints
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Provenance
-from tasks.agents import AGENTS
 from tasks.agents.chat import load_chat
 from tasks.agents.interface import AgentContext
 from tasks.agents.math_multi_turn import MathMultiTurnAgent
@@ -31,16 +29,7 @@ from tasks.warm_start.tokenizer import CHAT_TEMPLATE, END_OF_TEXT, IM_END
 from tests.support.rollout_helpers import all_groups
 
 ROOM = GenerationConfig(max_new_tokens=40)
-GREEDY = dataclasses.replace(ROOM, temperature=0.0)
 PROBLEMS = [Problem(f"{n}+2", f"What is {n} + 2?", [str(n + 2)]) for n in range(4)]
-
-
-class OwnSampling(MathMultiTurnAgent):
-    """An agent with its own sampling parameters, as users write them."""
-
-    def __init__(self, context: AgentContext) -> None:
-        own = GenerationConfig(temperature=0.8, max_new_tokens=30)
-        super().__init__(dataclasses.replace(context, gconfig=own), num_turns=2)
 
 
 @pytest.fixture(scope="module")
@@ -69,14 +58,11 @@ def foreign(checkpoint_store: Store, policy_folder: Path) -> Checkpoint:
     return checkpoints.open_checkpoint(checkpoint_store, key, Path(tempfile.mkdtemp()))
 
 
-def play(
-    engine: Engine, policy: Checkpoint, agent: str, gconfig: GenerationConfig, verifier: Verifier
-) -> list[Trajectory]:
+def play(engine: Engine, policy: Checkpoint, verifier: Verifier) -> list[Trajectory]:
     """Play four problems with at most two turns."""
     chat, played = load_chat(policy), list[Trajectory]()
-    plan = RolloutPlan("foreign/000000", load("smoke"), 0, policy.version, "problems/x", gconfig, group_size=1)
-    arguments = {} if ":" in agent else {"num_turns": 2}
-    player = AGENTS.make(agent, AgentContext(chat, gconfig, 128), arguments)
+    plan = RolloutPlan("foreign/000000", load("smoke"), 0, policy.version, "problems/x", ROOM, group_size=1)
+    player = MathMultiTurnAgent(AgentContext(chat, ROOM, 128), num_turns=2)
 
     async def collect() -> None:
         async with engine.connect() as connection:
@@ -89,16 +75,9 @@ def play(
     return played
 
 
-@pytest.mark.parametrize(
-    ("agent", "gconfig"),
-    [("math-multi-turn", ROOM), ("math-multi-turn", GREEDY), ("tests.agents.test_turn_ends:OwnSampling", ROOM)],
-    ids=["sampled", "greedy", "own"],
-)
-def test_a_turn_ends_where_the_template_ends_it(
-    engine: Engine, foreign: Checkpoint, verifier: Verifier, agent: str, gconfig: GenerationConfig
-) -> None:
+def test_a_turn_ends_where_the_template_ends_it(engine: Engine, foreign: Checkpoint, verifier: Verifier) -> None:
     """No completion continues after that token. It is sampled: in the mask, with a logprob, not truncated."""
-    played = play(engine, foreign, agent, gconfig, verifier)
+    played = play(engine, foreign, verifier)
     end = load_chat(foreign).encode(END_OF_TEXT)[0]
     sampled = [(row, turn, row.token_ids[turn.start : turn.end]) for row in played for turn in row.turns]
     assert [ids for _, _, ids in sampled if end in ids[:-1]] == []

@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,6 @@ from tests.support.rollout_helpers import PROBLEM, ScriptedEngine, context, play
 
 RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
 Change = Callable[[Trajectory], Any]
-
-
-@pytest.fixture(scope="module")
-def chat(policy_folder: Path) -> Chat:
-    from transformers import AutoTokenizer
-
-    return Chat(AutoTokenizer.from_pretrained(policy_folder))
 
 
 class Returns(MathMultiTurnAgent):

@@ -45,13 +45,6 @@ Act = Callable[[EpisodeSpec, Environment, Queue, Queue], Awaitable[Any]]
 PROBLEMS = [Problem("1+2", "What is 1 + 2?", ["3"]), Problem("2+1", "What is 2 + 1?", ["3"])]
 
 
-@pytest.fixture(scope="module")
-def chat(policy_folder: Path) -> Chat:
-    from transformers import AutoTokenizer
-
-    return Chat(AutoTokenizer.from_pretrained(policy_folder))
-
-
 class OneOfThemIs:
     """An agent that plays correctly, except that sample 1 of each problem does `act`."""
 

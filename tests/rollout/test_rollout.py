@@ -5,7 +5,6 @@ import itertools
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,14 +32,6 @@ from tasks.score.environment import SuccessRule
 from tasks.score.verifier import Verifier
 from tests.support.rollout_helpers import PROBLEM, ScriptedEngine, context, make_plan, play
 from tests.support.train_helpers import make_trajectory
-
-
-@pytest.fixture(scope="module")
-def chat(policy_folder: Path) -> Chat:
-    from transformers import AutoTokenizer
-
-    return Chat(AutoTokenizer.from_pretrained(policy_folder))
-
 
 RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
 
@@ -186,57 +177,18 @@ def test_a_slow_episode_does_not_hold_up_its_group(chat: Chat, verifier: Verifie
     assert {row.status for row in played} == {"completed"}
 
 
-def test_a_large_group_is_several_requests(chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
-    """vLLM refuses a request for more completions than it plays at once."""
-    monkeypatch.setattr("tasks.rollout.turns.MOST_AT_ONCE", 3)
+@pytest.mark.parametrize(
+    ("limit", "value", "requests"), [("MOST_AT_ONCE", 3, [3, 1]), ("LONGEST_TOGETHER", 7, [1, 1, 1, 1])]
+)
+def test_a_group_is_several_requests(
+    chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch, limit: str, value: int, requests: list[int]
+) -> None:
+    """vLLM refuses more completions than it plays at once, and a group must not wait for its longest turn."""
+    monkeypatch.setattr(f"tasks.rollout.turns.{limit}", value)
     engine = ScriptedEngine(chat, lambda *_: RIGHT)
     trajectories = play(engine, MathSingleStepAgent(context(chat)), verifier)
-    assert [gconfig.n for _, gconfig, _, _ in engine.requests] == [3, 1]
+    assert [gconfig.n for _, gconfig, _, _ in engine.requests] == requests
     assert len({trajectory.turns[0].seed for trajectory in trajectories}) == 4
-
-
-def test_long_turns_are_separate_requests(chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group must not wait for its longest turn."""
-    monkeypatch.setattr("tasks.rollout.turns.LONGEST_TOGETHER", 7)
-    engine = ScriptedEngine(chat, lambda *_: RIGHT)
-    trajectories = play(engine, MathSingleStepAgent(context(chat)), verifier)
-    assert [gconfig.n for _, gconfig, _, _ in engine.requests] == [1, 1, 1, 1]
-    assert len({trajectory.turns[0].seed for trajectory in trajectories}) == 4
-
-
-class BreaksOnce(MathVerifyEnvironment):
-    """An environment whose first instance cannot be made."""
-
-    made = 0
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        BreaksOnce.made += 1
-        if BreaksOnce.made == 1:
-            raise OSError("no such service")
-
-
-def test_an_environment_that_cannot_be_made_fails_only_its_episode(chat: Chat, verifier: Verifier) -> None:
-    """The rest of the group does not wait for its first observation."""
-    settings = Rollout(episode_deadline_s=5)
-    engine = ScriptedEngine(chat, lambda *_: RIGHT)
-    agent = MathMultiTurnAgent(context(chat))
-    played = play(engine, agent, verifier, settings=settings, environment=BreaksOnce)
-    assert sorted(row.status for row in played) == ["completed", "completed", "completed", "failed"]
-    assert [row.reason for row in played if row.status == "failed"] == ["OSError: no such service"]
-
-
-class Exits(MathMultiTurnAgent):
-    """An agent that calls exit, as a script might."""
-
-    async def collect_trajectory(self, *_: Any) -> list[Trajectory]:
-        raise SystemExit(3)
-
-
-def test_an_agent_that_exits_ends_its_episode_only(chat: Chat, verifier: Verifier) -> None:
-    """Otherwise the flow would end in the middle, with the agent's exit status and without a message."""
-    played = play(ScriptedEngine(chat, lambda *_: RIGHT), Exits(context(chat)), verifier)
-    assert {(row.status, row.reason) for row in played} == {("failed", "SystemExit: 3")}
 
 
 class EndsItself(MathMultiTurnAgent):
@@ -333,21 +285,6 @@ def test_no_episode_is_lost(chat: Chat, verifier: Verifier) -> None:
     ]
     assert {tuple(trajectory.token_ids) for trajectory in played} == {tuple(played[0].token_ids)}
     assert all(trajectory.action_mask == played[0].action_mask for trajectory in played)
-
-
-class Unresettable(MathVerifyEnvironment):
-    """An environment that raises before the first observation."""
-
-    async def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
-        raise OSError("no such sandbox")
-
-
-def test_an_environment_that_fails_in_reset_fails_its_episodes(chat: Chat, verifier: Verifier) -> None:
-    """An environment that raises in `reset` fails its episodes, and the group does not wait for them."""
-    engine = ScriptedEngine(chat, lambda *_: WRONG)
-    played = play(engine, MathMultiTurnAgent(context(chat)), verifier, environment=Unresettable)
-    assert {(trajectory.status, trajectory.reason) for trajectory in played} == {("failed", "OSError: no such sandbox")}
-    assert engine.requests == []
 
 
 def test_a_failed_request_fails_its_episodes_only(chat: Chat, verifier: Verifier) -> None:

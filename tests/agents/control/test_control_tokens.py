@@ -89,7 +89,7 @@ def _asked(call: dict[str, Any]) -> dict[str, Any]:
     return call | {"function": call["function"] | {"arguments": arguments}}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.data())
 @pytest.mark.parametrize(("name", "renderer"), RENDERERS, ids=lambda value: str(value))
 def test_contents_write_no_control_token(name: str, renderer: str, data: st.DataObject) -> None:
@@ -105,7 +105,7 @@ def test_contents_write_no_control_token(name: str, renderer: str, data: st.Data
         assert tokenizer_of(name).decode(ids) == rendered(name, messages, tools)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 @pytest.mark.parametrize(("name", "renderer"), RENDERERS, ids=lambda value: str(value))
 def test_other_conversations_have_the_tokens_of_the_template(name: str, renderer: str, data: st.DataObject) -> None:

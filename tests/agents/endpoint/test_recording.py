@@ -118,7 +118,7 @@ SCRIPTS = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 20), st.inte
 
 @pytest.mark.parametrize("family", ["qwen3", "template"])
 @given(script=SCRIPTS, seed=st.integers(0, 10**6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_nothing_but_what_was_sampled_is_in_the_loss(family: str, script: Script, seed: int) -> None:
     """For random conversations with branches, retries, edited history, sub-agents and calls.
 
