@@ -54,20 +54,20 @@ class Collector:
     ) -> None:
         """Play all groups, `concurrency` episodes at a time; pass each finished group to `sink`, in a thread.
 
-        A group is taken from `groups` when there is room for `together` of its episodes; the others begin one by one.
+        A group is taken from `groups` when there are slots for `together` of its episodes; the others begin one by one.
         The next group is taken when each episode of this one has begun.
         """
         loads = [0] * self.generator.replicas
-        room = asyncio.Semaphore(max(self.settings.concurrency, together))
+        slots = asyncio.Semaphore(max(self.settings.concurrency, together))
         writer, loop = ThreadPoolExecutor(1, "rollout-writer"), asyncio.get_running_loop()
         before, collecting = asyncio.all_tasks(), asyncio.current_task()
         assert collecting
 
-        async def play_group(group: Group, watch: Watch, places: asyncio.Semaphore) -> None:
+        async def play_group(group: Group, watch: Watch, group_slots: asyncio.Semaphore) -> None:
             replica = loads.index(min(loads))
             loads[replica] += 1
             try:
-                trajectories = await self._play(group, replica, watch, places, room)
+                trajectories = await self._play(group, replica, watch, group_slots, slots)
                 await loop.run_in_executor(writer, contextvars.copy_context().run, sink, group, trajectories)
             except asyncio.CancelledError:
                 if collecting.cancelling():
@@ -82,12 +82,14 @@ class Collector:
         try:
             with Watch(self.settings.episode_deadline_s) as watch:
                 async with asyncio.TaskGroup() as playing:
-                    while group := await _next(groups, together, room):
-                        places = asyncio.Semaphore(together)
-                        playing.create_task(play_group(group, watch, places), name=f"group {group.problem.problem_id}")
+                    while group := await _next(groups, together, slots):
+                        group_slots = asyncio.Semaphore(together)
+                        playing.create_task(
+                            play_group(group, watch, group_slots), name=f"group {group.problem.problem_id}"
+                        )
                         for _ in group.prompts[together:]:
-                            await room.acquire()
-                            places.release()
+                            await slots.acquire()
+                            group_slots.release()
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
         finally:
@@ -95,11 +97,11 @@ class Collector:
             writer.shutdown()
 
     async def _play(
-        self, group: Group, replica: int, watch: Watch, places: asyncio.Semaphore, room: asyncio.Semaphore
+        self, group: Group, replica: int, watch: Watch, group_slots: asyncio.Semaphore, slots: asyncio.Semaphore
     ) -> list[Trajectory]:
         """Play all episodes of a group, on one replica, to use its prefix cache.
 
-        Each begins when it gets one of the group's `places`, and gives it back to the rollout's `room` when it ends.
+        Each begins when it gets one of the `group_slots`, and gives it back to the rollout's `slots` when it ends.
         """
 
         def generate(token_ids: list[int], gconfig: GenerationConfig, seed: int) -> Awaitable[list[Completion]]:
@@ -111,13 +113,13 @@ class Collector:
         turns = TurnBatcher(len(group.prompts), generate)
 
         async def play_episode(prompt: EpisodeSpec) -> list[Trajectory]:
-            await places.acquire()
+            await group_slots.acquire()
             try:
                 vocabulary, private = self.chat.vocabulary, self.private
                 conversation = Conversation(prompt, turns, vocabulary, self.settings, self.gconfig, private)
                 return await self._episode(conversation, watch)
             finally:
-                room.release()
+                slots.release()
 
         # Not a task group, which ignores an episode that somebody else cancels: it would be missing.
         playing = [
@@ -167,10 +169,10 @@ class Collector:
         return episode.trajectory(status=status, reason=reason)
 
 
-async def _next(groups: AsyncIterator[Group], together: int, room: asyncio.Semaphore) -> Group | None:
-    """Wait for room, then return the next group; None after the last one."""
+async def _next(groups: AsyncIterator[Group], together: int, slots: asyncio.Semaphore) -> Group | None:
+    """Wait for slots, then return the next group; None after the last one."""
     for _ in range(together):
-        await room.acquire()
+        await slots.acquire()
     return await anext(groups, None)
 
 

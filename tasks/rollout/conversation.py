@@ -24,7 +24,7 @@ from tasks.rollout.watch import StalledError, Watch
 
 logger = logging.getLogger(__name__)
 
-FAREWELL_S = 2.0
+DRAIN_S = 2.0
 """Time for an agent's clean-up after its deadline; then the rollout goes on while the agent still cleans up."""
 
 
@@ -136,13 +136,13 @@ class Conversation:
 
 
 async def cancel(tasks: set[asyncio.Task[object]]) -> set[asyncio.Task[object]]:
-    """Cancel tasks and wait `FAREWELL_S` for their clean-up; return those that still run."""
+    """Cancel tasks and wait `DRAIN_S` for their clean-up; return those that still run."""
     for task in tasks:
         task.cancel()
     await asyncio.sleep(0)  # nearly all tasks end in this step of the event loop
     running = {task for task in tasks if not task.done()}
     if running:
-        _, running = await asyncio.wait(running, timeout=FAREWELL_S)
+        _, running = await asyncio.wait(running, timeout=DRAIN_S)
     for task in tasks - running:
         if not task.cancelled():
             task.exception()  # marks it as retrieved: the record gets its reason elsewhere

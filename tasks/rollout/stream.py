@@ -89,7 +89,7 @@ class Stream:
             played.committed,
         )
         self._last_commit = time.monotonic()
-        self._news = threading.Condition()  # guards everything above that changes, and what follows
+        self._condition = threading.Condition()  # guards everything above that changes, and what follows
         self._task: asyncio.Task[None] | None = None
         self._stopping = self._keeping = self._ended = False
         self._error: BaseException | None = None
@@ -112,9 +112,9 @@ class Stream:
         finally:
             for data_set in self._open_data_sets.values():
                 data_set.close()
-            with self._news:
+            with self._condition:
                 self._ended = True
-                self._news.notify_all()
+                self._condition.notify_all()
         return self.complete
 
     def wait(self, iteration: int) -> TrajectoriesVersion:
@@ -123,17 +123,17 @@ class Stream:
         Raises:
             Exception: the error that ended the stream.
         """
-        with self._news:
+        with self._condition:
             self._assignment.take(iteration)
             self.changed.note()
-            self._news.wait_for(lambda: iteration in self._committed or self._ended)
+            self._condition.wait_for(lambda: iteration in self._committed or self._ended)
         if iteration in self._committed:
             return layout.trajectories(self._plan.config.run.name, iteration)
         raise self._error or RuntimeError(f"the stream ended without data set {iteration}")
 
     def advance(self, policy: PolicyVersion) -> None:
         """Forget the data sets that a newer policy is trained on already; the workers begin groups with it."""
-        with self._news:
+        with self._condition:
             trained = [n for n, index in self._data_set_of.items() if index is not None and index < policy.number]
             for number in trained:
                 del self._data_set_of[number]
@@ -141,7 +141,7 @@ class Stream:
 
     def stop(self, *, keep: bool) -> None:
         """Cancel what runs. With `keep`, store the finished groups that are still in memory, for the next flow run."""
-        with self._news:
+        with self._condition:
             self._stopping, self._keeping = True, keep
             if self._task:
                 self._task.get_loop().call_soon_threadsafe(self._task.cancel)
@@ -149,12 +149,12 @@ class Stream:
     @property
     def complete(self) -> bool:
         """See `Groups.complete`."""
-        with self._news:
+        with self._condition:
             return len(self._committed) == self._to_commit
 
     def next(self, policy: PolicyVersion) -> Start | None:
         """See `Groups.next`."""
-        with self._news:
+        with self._condition:
             if not self._assignment.may_begin(policy.number):
                 return None
             number, problem = self._take()
@@ -166,12 +166,12 @@ class Stream:
 
     def available(self, policy: PolicyVersion) -> int:
         """See `SharedGroups.available`."""
-        with self._news:
+        with self._condition:
             return self._assignment.needed(policy.number)
 
     def finish(self, finished: FinishedGroup, *, pending: bool = False) -> OpenDataSet:
         """See `Groups.finish`."""
-        with self._news:
+        with self._condition:
             index = self._assignment.finish(finished.number, rejected=finished.rejected)
             self._data_set_of[finished.number] = index
         if index not in self._open_data_sets:
@@ -188,14 +188,14 @@ class Stream:
 
     def unstored(self) -> list[OpenDataSet]:
         """See `Groups.unstored`; a stream that is stopped, but keeps what has finished, stores all of it."""
-        with self._news:
+        with self._condition:
             opened = [(index, data_set) for index, data_set in self._open_data_sets.items() if data_set.pending]
             ending = self._stopping and self._keeping
             return [data_set for index, data_set in opened if ending or self._assignment.is_closed(index)]
 
     def lose(self, number: int) -> None:
         """See `Groups.lose`."""
-        with self._news:
+        with self._condition:
             index = self._data_set_of[number]
             if index is None:
                 self._assignment.lose(number)
@@ -207,7 +207,7 @@ class Stream:
         self.changed.note()
 
     async def _play(self) -> None:
-        with self._news:
+        with self._condition:
             if self._stopping:
                 return
             self._task = asyncio.current_task()
@@ -217,7 +217,7 @@ class Stream:
             if not self._stopping:
                 raise
         finally:
-            with self._news:
+            with self._condition:
                 self._task = None  # no more calls to its loop, which closes now
 
     def _take(self) -> tuple[int, Problem]:
@@ -245,7 +245,7 @@ class Stream:
 
     def _commit(self, index: int) -> None:
         data_set = self._open_data_sets[index]
-        with self._news:
+        with self._condition:
             begun = self._begun
             later = [n for n, other in self._data_set_of.items() if other is None or other > index]
         data_set.flush()
@@ -258,12 +258,12 @@ class Stream:
         policies = [layout.checkpoint(run, number) for number in sorted(data_set.tally.policies, reverse=True)]
         data_set.draft.commit(self._provenance, [*policies, self._plan.problem_set], metrics)
         data_set.close()
-        with self._news:
+        with self._condition:
             del self._open_data_sets[index]
             self._last_commit = time.monotonic()
             self._committed.add(index)
             self._assignment.commit(index)
-            self._news.notify_all()
+            self._condition.notify_all()
 
     def _number_of(self, draw: int, problem_id: str) -> int | None:
         ids = [problem.problem_id for problem in self._draw(draw)]

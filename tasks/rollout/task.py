@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tasks.rollout.stream import Stream
     from tasks.rollout.workers import Workers
 
-_FAREWELL_S = 5.0
+_DRAIN_S = 5.0
 """Longest wait for the end of a stream if the flow failed; otherwise its finished groups are stored first."""
 
 
@@ -170,7 +170,7 @@ class Rollouts:
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         if self._stream and self._playing:
             self._stream.stop(keep=kind is None)
-            self._playing.wait(None if kind is None else _FAREWELL_S)
+            self._playing.wait(None if kind is None else _DRAIN_S)
 
     def take(self, iteration: int, policy: PolicyVersion) -> TrajectoriesVersion:
         """Return the version of the iteration's trajectories; `policy` is the newest checkpoint.

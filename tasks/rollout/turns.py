@@ -141,7 +141,7 @@ class BatchedEngine:
 
     Attributes:
         exchanges: all answers so far, as copies that the agent cannot change.
-        room: a place for each observation that is answered now.
+        slots: one for each observation that is answered now.
         failed: the error that ends the episode.
     """
 
@@ -156,7 +156,7 @@ class BatchedEngine:
         self._prompt, self._turns, self._vocabulary = prompt, turns, vocabulary
         self._sampling, self._longest_s = sampling, longest_s
         self.exchanges: list[BundledGenerationOutputs] = []
-        self.room = asyncio.Semaphore(MOST_ANSWERED)
+        self.slots = asyncio.Semaphore(MOST_ANSWERED)
         self.failed: asyncio.Future[Exception] = asyncio.get_running_loop().create_future()
         self._numbers, self._closed = itertools.count(), False
         self._answers = set[Answer]()
@@ -168,11 +168,11 @@ class BatchedEngine:
         self, token_ids: list[int], gconfig: GenerationConfig, qid: str = ""
     ) -> BundledGenerationOutputs:
         """See `EpisodeEngine.generate`."""
-        await self.room.acquire()
+        await self.slots.acquire()
         return await asyncio.shield(self.begin((qid or self._prompt.qid, token_ids, gconfig)))
 
     def begin(self, observation: Observation, before: Answer | None = None) -> Answer:
-        """Begin to answer an observation that has a place in the room, after the one `before` it was answered."""
+        """Begin to answer an observation that has a slot, after the one `before` it was answered."""
         answer = asyncio.create_task(self._answer(observation, next(self._numbers), before))
         self._answers.add(answer)
         answer.add_done_callback(self._answers.discard)
@@ -214,7 +214,7 @@ class BatchedEngine:
             self.fail(error)
             await _never()
         self.exchanges.append(_copy_outputs(outputs))
-        self.room.release()
+        self.slots.release()
         return outputs
 
     async def _ask(self, observation: Observation, number: int) -> BundledGenerationOutputs:
@@ -259,7 +259,7 @@ async def _answer_queue(
 
     try:
         while True:
-            await engine.room.acquire()
+            await engine.slots.acquire()
             observation = check_observation(await observations.get())
             if actions.qsize() >= MOST_UNREAD:
                 raise RefusedError(f"{MOST_UNREAD} answers wait in act_queue: the agent must take each of them")

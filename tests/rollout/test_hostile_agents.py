@@ -308,7 +308,7 @@ def within_deadlines(chat: Chat, verifier: Verifier, act: Act) -> str:
 @pytest.fixture
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turn_batcher, "PATIENCE_S", 0.1)
-    monkeypatch.setattr(conversation, "FAREWELL_S", 0.1)
+    monkeypatch.setattr(conversation, "DRAIN_S", 0.1)
     monkeypatch.setattr(collector, "CLEAN_UP_S", 0.1)
     monkeypatch.setattr(agent_threads, "PATIENCE_S", 0.1)
 
@@ -317,7 +317,7 @@ def test_an_agent_that_cleans_up_for_long_finishes(
     chat: Chat, verifier: Verifier, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may stop a container, for example. Other episodes do not wait for it, but the end of the rollout does."""
-    monkeypatch.setattr(conversation, "FAREWELL_S", 0.1)
+    monkeypatch.setattr(conversation, "DRAIN_S", 0.1)
     cleaned = []
 
     async def cleans_up(prompt: EpisodeSpec, *_: object) -> None:

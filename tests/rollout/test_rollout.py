@@ -15,9 +15,10 @@ from configs import load
 from configs.rollout import Rollout
 from storage.records import Call, Problem, Trajectory
 from tasks.agents.chat import Chat
-from tasks.agents.interface import AgentContext, EpisodeSpec
-from tasks.agents.math_multi_turn import MathMultiTurnAgent, MathSingleStepAgent, NullAgent
-from tasks.environments.interface import Environment
+from tasks.agents.episode import Episode
+from tasks.agents.interface import Agent, AgentContext, EpisodeEngine, EpisodeSpec
+from tasks.agents.math_multi_turn import WRONG_FEEDBACK, MathMultiTurnAgent, MathSingleStepAgent, NullAgent
+from tasks.environments.interface import Environment, verdict_of
 from tasks.environments.math_verify import MathVerifyEnvironment
 from tasks.inference.api import (
     BundledGenerationOutputs,
@@ -189,6 +190,65 @@ def test_a_group_is_several_requests(
     trajectories = play(engine, MathSingleStepAgent(context(chat)), verifier)
     assert [gconfig.n for _, gconfig, _, _ in engine.requests] == requests
     assert len({trajectory.turns[0].seed for trajectory in trajectories}) == 4
+
+
+class Awaits:
+    """The agent `math-multi-turn` with two turns, written with the engine instead of queues."""
+
+    patience_s: float | None = None
+
+    def __init__(self, context: AgentContext) -> None:
+        self.context = context
+
+    async def play(self, prompt: EpisodeSpec, env: Environment, engine: EpisodeEngine) -> list[Trajectory]:
+        chat = self.context.chat
+        question, _ = await env.reset(seed=prompt.seed, options={"problem": prompt.problem})
+        messages = [{"role": "user", "content": question}]
+        episode = Episode(prompt, chat.prompt(messages))
+        for _ in range(2):
+            asking = engine.generate(episode.prompt_ids, self.context.gconfig)
+            outputs = await asyncio.wait_for(asking, self.patience_s)
+            answer = chat.decode(outputs.output_ids[0])
+            episode.add_completion(outputs, answer)
+            _, reward, terminated, _, info = await env.step(answer)
+            episode.set_verdict(verdict_of(info), reward)
+            if terminated or len(episode.turns) == 2:
+                break
+            following = chat.next_prompt(messages, outputs.output_ids[0], WRONG_FEEDBACK)
+            episode.add_feedback(WRONG_FEEDBACK, following.token_ids)
+        return [episode.trajectory()]
+
+
+def timeless(row: Trajectory) -> Trajectory:
+    return replace(row, started_at=0.0, latency_s=0.0, turns=[replace(turn, latency_s=0.0) for turn in row.turns])
+
+
+def test_queues_and_awaited_completions_give_the_same_rows(chat: Chat, verifier: Verifier) -> None:
+    """Tokens, seeds, verdicts and the requests to the engine are equal; turns of a group are one request in both."""
+    agents: list[Agent] = [MathMultiTurnAgent(context(chat), num_turns=2), Awaits(context(chat))]
+    engines = [ScriptedEngine(chat, lambda turn, sample: RIGHT if turn or sample == 1 else WRONG) for _ in agents]
+    rows = [play(engine, agent, verifier) for engine, agent in zip(engines, agents, strict=True)]
+    assert [timeless(row) for row in rows[0]] == [timeless(row) for row in rows[1]]
+    assert engines[0].requests == engines[1].requests
+    assert [gconfig.n for _, gconfig, _, _ in engines[1].requests] == [4, 3]
+
+
+def test_a_completion_that_an_agent_no_longer_awaits_is_kept(chat: Chat, verifier: Verifier) -> None:
+    """Otherwise the long completions would be missing in the record: those at which agents lose patience."""
+
+    class LosesPatience(Awaits):
+        patience_s = 0.1
+
+        async def play(self, *arguments: Any) -> list[Trajectory]:
+            try:
+                return await super().play(*arguments)
+            except TimeoutError:
+                await asyncio.sleep(1)
+                raise
+
+    engine = ScriptedEngine(chat, lambda *_: RIGHT, delay_s=0.3)
+    (row,) = play(engine, LosesPatience(context(chat)), verifier, group_size=1)
+    assert (row.status, [turn.text for turn in row.turns]) == ("failed", [RIGHT])
 
 
 class EndsItself(MathMultiTurnAgent):
