@@ -80,8 +80,8 @@ class AwaitingAgent(Protocol):
       `tasks.agents.faults.PolicyError` where the policy's behaviour leaves no way on: that episode is trained on.
     - At `rollout.episode_deadline_s` it is cancelled and has two seconds to clean up; then the rollout goes on. What it
       returns then is recorded with the deadline as the reason.
-    - It awaits slow operations, or runs them with `asyncio.to_thread`. If it blocks the event loop until the deadline,
-      an exception ends it (`tasks.rollout.watch`).
+    - It awaits slow operations, or runs them with `asyncio.to_thread`. If it blocks the event loop for as long as the
+      deadline, the process ends and names its line (`tasks.rollout.watch`).
 
     The same rules apply to the environment, whose methods the agent calls.
     """

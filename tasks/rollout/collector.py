@@ -63,11 +63,11 @@ class Collector:
         before, collecting = asyncio.all_tasks(), asyncio.current_task()
         assert collecting
 
-        async def play_group(group: Group, watch: Watch, group_slots: asyncio.Semaphore) -> None:
+        async def play_group(group: Group, group_slots: asyncio.Semaphore) -> None:
             replica = loads.index(min(loads))
             loads[replica] += 1
             try:
-                trajectories = await self._play(group, replica, watch, group_slots, slots)
+                trajectories = await self._play(group, replica, group_slots, slots)
                 await loop.run_in_executor(writer, contextvars.copy_context().run, sink, group, trajectories)
             except asyncio.CancelledError:
                 if collecting.cancelling():
@@ -80,13 +80,11 @@ class Collector:
                 loads[replica] -= 1
 
         try:
-            with Watch(self.settings.episode_deadline_s) as watch:
+            with Watch(self.settings.episode_deadline_s):
                 async with asyncio.TaskGroup() as playing:
                     while group := await _next(groups, together, slots):
                         group_slots = asyncio.Semaphore(together)
-                        playing.create_task(
-                            play_group(group, watch, group_slots), name=f"group {group.problem.problem_id}"
-                        )
+                        playing.create_task(play_group(group, group_slots), name=f"group {group.problem.problem_id}")
                         for _ in group.prompts[together:]:
                             await slots.acquire()
                             group_slots.release()
@@ -97,7 +95,7 @@ class Collector:
             writer.shutdown()
 
     async def _play(
-        self, group: Group, replica: int, watch: Watch, group_slots: asyncio.Semaphore, slots: asyncio.Semaphore
+        self, group: Group, replica: int, group_slots: asyncio.Semaphore, slots: asyncio.Semaphore
     ) -> list[Trajectory]:
         """Play all episodes of a group, on one replica, to use its prefix cache.
 
@@ -117,7 +115,7 @@ class Collector:
             try:
                 vocabulary, private = self.chat.vocabulary, self.private
                 conversation = Conversation(prompt, turns, vocabulary, self.settings, self.gconfig, private)
-                return await self._episode(conversation, watch)
+                return await self._episode(conversation)
             finally:
                 slots.release()
 
@@ -127,12 +125,12 @@ class Collector:
         ]
         return [trajectory for played in await asyncio.gather(*playing) for trajectory in played]
 
-    async def _episode(self, conversation: Conversation, watch: Watch) -> list[Trajectory]:
+    async def _episode(self, conversation: Conversation) -> list[Trajectory]:
         """Play one episode; return its trajectories, or one record with the reason why it has none."""
         started_at, started = time.time(), time.monotonic()
         try:
             async with asyncio.timeout(self.settings.episode_deadline_s) as deadline:
-                trajectories = await conversation.play(self.agent, self.make_environment, watch, deadline)
+                trajectories = await conversation.play(self.agent, self.make_environment, deadline)
             if not trajectories:
                 trajectories = [self._salvage(conversation, "rejected", "the agent returned no trajectory")]
         except InferenceError:

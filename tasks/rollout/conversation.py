@@ -20,7 +20,6 @@ from tasks.environments.interface import Environment
 from tasks.inference.api import BundledGenerationOutputs, GenerationConfig
 from tasks.rollout.admission import RefusedError, admit
 from tasks.rollout.turns import BatchedEngine, TurnBatcher, play_with_queues
-from tasks.rollout.watch import StalledError, Watch
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +67,7 @@ class Conversation:
         return self._engine.exchanges
 
     async def play(
-        self, agent: Agent, make_environment: Callable[[], Environment], watch: Watch, deadline: asyncio.Timeout
+        self, agent: Agent, make_environment: Callable[[], Environment], deadline: asyncio.Timeout
     ) -> list[Trajectory]:
         """Play the episode; return the agent's trajectories after they passed admission.
 
@@ -80,27 +79,24 @@ class Conversation:
         engine = self._engine
         player = asyncio.create_task(self._run_agent(agent, make_environment), name=self.prompt.record.trajectory_id)
         waiting: set[asyncio.Future[Any]] = {engine.failed, player}
-        with watch.over(player, deadline):
-            try:
-                await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                if not player.done():
-                    raise engine.failed.result()
-                return _agent_result(player)
-            except asyncio.CancelledError:
-                if deadline.expired() and player.done():
-                    return player.result()  # the agent's own result or error says more than the deadline
-                self.sampling = engine.is_sampling()
-                raise
-            except StalledError as error:  # a second one, raised while the first was handled
-                raise AgentError(reason_of(error)) from error
-            finally:
-                for task in await cancel({player, *engine.close()}):
-                    logger.warning(
-                        "%s still runs after its cancellation: its clean-up is slow, or it catches "
-                        "asyncio.CancelledError and goes on. The rollout goes on without waiting for it",
-                        task.get_name(),
-                    )
-                self.left = _left_by(player)
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if not player.done():
+                raise engine.failed.result()
+            return _agent_result(player)
+        except asyncio.CancelledError:
+            if deadline.expired() and player.done():
+                return player.result()  # the agent's own result or error says more than the deadline
+            self.sampling = engine.is_sampling()
+            raise
+        finally:
+            for task in await cancel({player, *engine.close()}):
+                logger.warning(
+                    "%s still runs after its cancellation: its clean-up is slow, or it catches "
+                    "asyncio.CancelledError and goes on. The rollout goes on without waiting for it",
+                    task.get_name(),
+                )
+            self.left = _left_by(player)
 
     async def _run_agent(self, agent: Agent, make_environment: Callable[[], Environment]) -> list[Trajectory]:
         """Run the agent and check its trajectories.
