@@ -53,12 +53,6 @@ async def several(task: Any, client: Any, tools: Any) -> str:
     return str(answer.choices[2].message.content)
 
 
-async def rewards(task: Any, client: Any, tools: Any) -> float:
-    """Return a reward instead of an answer."""
-    await ask(task, client)
-    return 0.25
-
-
 async def rewards_parts(task: Any, client: Any, tools: Any) -> object:
     """Return a reward with its parts."""
     from tasks.agents.endpoint.agent import Reward
@@ -110,14 +104,6 @@ async def never_ends(task: Any, client: Any, tools: Any) -> None:
 
     await ask(task, client)
     await asyncio.sleep(10**6)
-
-
-async def blocks(task: Any, client: Any, tools: Any) -> None:
-    """Block the event loop."""
-    import time
-
-    await ask(task, client)
-    time.sleep(10**6)  # noqa: ASYNC251
 
 
 async def raises(task: Any, client: Any, tools: Any) -> None:

@@ -60,12 +60,6 @@ def test_several_completions_are_turns(chat: Chat, verifier: Verifier) -> None:
     assert row.follows == [-1, -1, -1]
 
 
-def test_a_reward_may_be_returned(chat: Chat, verifier: Verifier) -> None:
-    """It is the reward of the last turn."""
-    row = played(chat, verifier, "rewards")
-    assert (row.status, row.turns[-1].reward, row.ungraded) == ("completed", 0.25, [])
-
-
 def test_a_reward_may_have_parts(chat: Chat, verifier: Verifier) -> None:
     """They are recorded with the turn, as those of an environment are."""
     row = played(chat, verifier, "rewards_parts")
@@ -75,7 +69,6 @@ def test_a_reward_may_have_parts(chat: Chat, verifier: Verifier) -> None:
 BAD = [
     ("silent", "failed", "set-up", "ended without a completion"),
     ("never_ends", "failed", "set-up", "deadline of 2 s"),
-    ("blocks", "failed", "set-up", "blocked all other episodes"),
     ("raises", "failed", "set-up", "LookupError: lost the thread"),
     ("gives_up_on_the_policy", "failed", "policy", "PolicyError: it makes no move"),
     ("exits", "failed", "set-up", "SystemExit: 3"),
@@ -97,7 +90,6 @@ WITH_TURNS = (
     "never_ends",
     "raises",
     "gives_up_on_the_policy",
-    "blocks",
     "floods",
     "floods_at_once",
     "fills_the_context",
