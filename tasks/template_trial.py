@@ -4,7 +4,7 @@
                                       "seconds": 10, "memory_mb": 512}
 
 It prints a `TrialResult` as JSON. Every stage waits for it, so it imports little: only Jinja, configured as in
-transformers (`tests/agents/test_template_trial.py` checks that both render the same).
+transformers (`tests/agents/test_chat.py` checks that both render the same).
 """
 
 import json

@@ -1,17 +1,22 @@
-"""Chat templates are untrusted programs: none can hang a stage, fill its memory, or render differently later."""
+"""Chats are opened with the tokenizer that transformers finds, after a trial of its template in another process."""
 
+import json
 import logging
+import shutil
+import subprocess
+import sys
 from datetime import datetime
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 from storage.version_names import PolicyVersion
 from storage.versions.checkpoints import Canary, Checkpoint
 from storage.versions.manifests import File, Manifest
 from tasks.agents import chat
-from tasks.agents.chat import load_chat, open_chat
+from tasks.agents.chat import load_chat, load_tokenizer, open_chat
 from tasks.template_trial import make_environment
 from tasks.warm_start.tokenizer import CHAT_TEMPLATE
 from tests.agents.test_templates import ALL, QUESTION, REFUSING, make_tokenizer
@@ -109,3 +114,32 @@ def test_a_trial_writes_what_transformers_writes(name: str) -> None:
     for messages in [[QUESTION], [QUESTION, {"role": "assistant", "content": "<think>x</think>4"}, QUESTION]]:
         own = compiled.render(messages=messages, add_generation_prompt=True, **tokenizer.special_tokens_map)
         assert own == tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
+TEXT = "What is 12 + 30? It is \\boxed{42}."
+LOADING = """
+import sys
+from pathlib import Path
+from tasks.agents.chat import load_tokenizer
+from tasks.agents.chat import open_chat
+open_chat(load_tokenizer(Path(sys.argv[1])))
+print("torch" in sys.modules)
+"""
+
+
+def test_a_plain_tokenizer_is_loaded_without_torch(policy_folder: Path) -> None:
+    """Each process that plays would need seconds for torch, and hundreds of megabytes."""
+    command = [sys.executable, "-c", LOADING, str(policy_folder)]
+    assert subprocess.run(command, check=True, capture_output=True, text=True).stdout == "False\n"
+    loaded, found = load_tokenizer(policy_folder), AutoTokenizer.from_pretrained(policy_folder)
+    assert type(loaded) is type(found)
+    assert loaded.encode(TEXT) == found.encode(TEXT)
+    assert loaded.init_kwargs == found.init_kwargs
+    assert loaded.get_vocab() == found.get_vocab()
+
+
+def test_a_tokenizer_with_a_class_of_its_own_keeps_it(policy_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(policy_folder, tmp_path, dirs_exist_ok=True)
+    stated = tmp_path / "tokenizer_config.json"
+    stated.write_text(json.dumps(json.loads(stated.read_bytes()) | {"tokenizer_class": "Qwen2Tokenizer"}))
+    assert type(load_tokenizer(tmp_path)).__name__ == "Qwen2Tokenizer"
