@@ -311,7 +311,12 @@ def open_renderer(chat: Chat, family: str = "auto") -> Renderer:
     if family == "template":
         return TemplateRenderer(chat)
     if family != "auto":
-        return _open_family(chat, family)
+        try:
+            return LibraryRenderer(chat, family)
+        except Exception as error:
+            raise ValueError(
+                f"agent.args.renderer={family!r} cannot render for this tokenizer: {error}; use auto or template"
+            ) from error
     harmony, mark = _HARMONY
     for name in (*_FAMILIES, *((harmony,) if mark in chat.tokenizer.get_vocab() else ())):
         try:
@@ -322,15 +327,6 @@ def open_renderer(chat: Chat, family: str = "auto") -> Renderer:
             logger.info("conversations are rendered by the package `renderers`, as %s", name)
             return renderer
     return TemplateRenderer(chat)
-
-
-def _open_family(chat: Chat, family: str) -> LibraryRenderer:
-    try:
-        return LibraryRenderer(chat, family)
-    except Exception as error:
-        raise ValueError(
-            f"agent.args.renderer={family!r} cannot render for this tokenizer: {error}; use auto or template"
-        ) from error
 
 
 def _agree(first: Renderer, second: Renderer) -> bool:

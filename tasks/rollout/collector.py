@@ -143,7 +143,7 @@ class Collector:
     def _unfinished(self, conversation: Conversation, error: Exception, *, late: bool) -> list[Trajectory]:
         """Return what the agent left, or what was sampled for it, with the reason for the end and whose fault it is."""
         full = isinstance(error, ContextLengthError)
-        status: Status = "truncated" if full and conversation.exchanges else "failed"
+        status: Status = "truncated" if full and conversation.engine.exchanges else "failed"
         if late := late and isinstance(error, TimeoutError):
             reason = f"deadline of {self.settings.episode_deadline_s:g} s"
         else:
@@ -155,7 +155,7 @@ class Collector:
 
     def _salvage(self, conversation: Conversation, status: Status, reason: str) -> Trajectory:
         """Return a record of the completions that were sampled before an episode ended without a trajectory."""
-        exchanges = conversation.exchanges
+        exchanges = conversation.engine.exchanges
         episode = Episode(conversation.prompt, exchanges[0].prompt_ids if exchanges else [])
         for outputs in exchanges:
             sequence = episode.prompt_ids

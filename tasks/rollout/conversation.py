@@ -17,7 +17,7 @@ from storage.records import Problem, Trajectory
 from tasks.agents.faults import reason_of
 from tasks.agents.interface import Agent, EpisodeSpec, QueueAgent
 from tasks.environments.interface import Environment
-from tasks.inference.api import BundledGenerationOutputs, GenerationConfig
+from tasks.inference.api import GenerationConfig
 from tasks.rollout.admission import RefusedError, admit
 from tasks.rollout.turns import BatchedEngine, TurnBatcher, play_with_queues
 
@@ -55,16 +55,11 @@ class Conversation:
         self.prompt, self._vocabulary = prompt, vocabulary
         self._shown = without(prompt.problem.metadata, private)
         sampling = None if settings.allow_own_sampling else gconfig
-        self._engine = BatchedEngine(prompt, turns, vocabulary, sampling, settings.longest_completion_s)
+        self.engine = BatchedEngine(prompt, turns, vocabulary, sampling, settings.longest_completion_s)
         self.left: list[Trajectory] = []
         """The trajectories of an agent that was ended, at the deadline or by an error that was not its own."""
         self.sampling = False
         """Whether the deadline struck while the engine sampled, which took more than half of the time."""
-
-    @property
-    def exchanges(self) -> list[BundledGenerationOutputs]:
-        """All answers so far, as copies that the agent cannot change."""
-        return self._engine.exchanges
 
     async def play(
         self, agent: Agent, make_environment: Callable[[], Environment], deadline: asyncio.Timeout
@@ -76,7 +71,7 @@ class Conversation:
             RefusedError: an observation or the return value of the agent is invalid.
             Exception: an error of the engine, or asyncio's at the deadline.
         """
-        engine = self._engine
+        engine = self.engine
         player = asyncio.create_task(self._run_agent(agent, make_environment), name=self.prompt.record.trajectory_id)
         waiting: set[asyncio.Future[Any]] = {engine.failed, player}
         try:
@@ -110,10 +105,10 @@ class Conversation:
             async with _opened(make_environment()) as environment:
                 whole = self._whole(environment)
                 if isinstance(agent, QueueAgent):
-                    returned = await play_with_queues(agent, asked, whole, self._engine)
+                    returned = await play_with_queues(agent, asked, whole, self.engine)
                 else:
-                    returned = await agent.play(asked, whole, self._engine)
-            served = [completion for outputs in self.exchanges for completion in outputs.completions]
+                    returned = await agent.play(asked, whole, self.engine)
+            served = [completion for outputs in self.engine.exchanges for completion in outputs.completions]
             record = self.prompt.record
             admitted = admit(returned, replace(record, metadata=self._shown), self._vocabulary, served)
             return [replace(trajectory, metadata=record.metadata) for trajectory in admitted]

@@ -31,7 +31,7 @@ from tasks.rollout.outcomes import Tally, counts_of, select_episodes, success_ra
 from tasks.rollout.plan import draw
 from tasks.score.environment import SuccessRule
 from tasks.score.verifier import Verifier
-from tests.support.rollout_helpers import PROBLEM, ScriptedEngine, context, make_plan, play
+from tests.support.rollout_helpers import PROBLEM, ScriptedEngine, context, make_plan, play, timeless
 from tests.support.train_helpers import make_trajectory
 
 RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
@@ -217,10 +217,6 @@ class Awaits:
             following = chat.next_prompt(messages, outputs.output_ids[0], WRONG_FEEDBACK)
             episode.add_feedback(WRONG_FEEDBACK, following.token_ids)
         return [episode.trajectory()]
-
-
-def timeless(row: Trajectory) -> Trajectory:
-    return replace(row, started_at=0.0, latency_s=0.0, turns=[replace(turn, latency_s=0.0) for turn in row.turns])
 
 
 def test_queues_and_awaited_completions_give_the_same_rows(chat: Chat, verifier: Verifier) -> None:

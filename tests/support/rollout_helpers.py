@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from configs import Config, load
@@ -89,3 +89,9 @@ def play(
 
 def context(chat: Chat, max_model_len: int = 128) -> AgentContext:
     return AgentContext(chat, GCONFIG, max_model_len)
+
+
+def timeless(row: Trajectory) -> Trajectory:
+    """Return a row without the times of the clock."""
+    turns = [replace(turn, latency_s=0.0) for turn in row.turns]
+    return replace(row, turns=turns, latency_s=0.0, started_at=0.0)

@@ -13,15 +13,10 @@ from tasks.agents.math_multi_turn import MathMultiTurnAgent
 from tasks.agents.openai_agent import OpenAIAgent
 from tasks.run.configuration import resolve
 from tasks.score.verifier import Verifier
-from tests.support.rollout_helpers import ScriptedEngine, context, play
+from tests.support.rollout_helpers import ScriptedEngine, context, play, timeless
 
 HERE = "tests.agents.endpoint.solvers"
 RIGHT, WRONG = r"\boxed{3}", r"\boxed{4}"
-
-
-def timeless(row: Trajectory) -> Trajectory:
-    turns = [replace(turn, latency_s=0.0) for turn in row.turns]
-    return replace(row, turns=turns, latency_s=0.0, started_at=0.0)
 
 
 def test_two_turns_are_those_of_the_queue_agent(chat: Chat, verifier: Verifier) -> None:
