@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storage import layout
 from storage.errors import ConflictError, DamagedError
-from storage.logs.fence import Fence
+from storage.logs.leases import Fence
 from storage.logs.log import Log
 from storage.objects.seal import newer
 from storage.objects.store import Store

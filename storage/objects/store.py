@@ -7,9 +7,8 @@ from pathlib import Path
 
 from configs.storage import Storage
 from storage.errors import StorageError
-from storage.objects.interface import Backend, ObjectInfo, Upload
-from storage.objects.keys import check_key
-from storage.objects.local import LocalBackend
+from storage.objects.interface import Backend, ObjectInfo, Upload, check_key
+from storage.objects.local import LocalBackend, MemoryBackend
 
 __all__ = ["ObjectInfo", "Store", "Upload", "sha256"]
 
@@ -41,8 +40,6 @@ class Store:
         if not separator:
             self.backend, self._base = LocalBackend(), str(Path(root).expanduser().absolute())
         elif scheme == "memory":
-            from storage.objects.memory import MemoryBackend
-
             self.backend, self._base = MemoryBackend(), f"/{rest.strip('/')}"
         elif scheme == "s3" and rest.strip("/"):
             from storage.objects.s3 import S3Backend

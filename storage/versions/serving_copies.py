@@ -18,12 +18,11 @@ from functools import cached_property
 from pathlib import Path
 
 from storage.errors import DamagedError
-from storage.objects.cache import touch
 from storage.objects.store import Store
 from storage.version_names import PolicyVersion, version_of
 from storage.versions.deltas import apply_deltas, result_of, write_delta
 from storage.versions.drafts import Draft
-from storage.versions.fetch import Fetching, fetch_all, local_path, strays_in, turn
+from storage.versions.fetch import Fetching, fetch_all, local_path, strays_in, touch, turn
 from storage.versions.manifests import File, Manifest, read
 
 WHOLE_COPY_EVERY = 20

@@ -16,7 +16,7 @@ from storage import layout
 from storage.records import Problem
 from storage.version_names import PolicyVersion, ProblemsVersion, TrajectoriesVersion
 from storage.versions import manifests
-from storage.versions.journal import JournaledDraft
+from storage.versions.drafts import JournaledDraft
 from tasks.agents.control.problems import describe_marked
 from tasks.agents.room import describe_lacking, without_room
 from tasks.inference.api import GenerationConfig

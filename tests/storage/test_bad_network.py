@@ -16,8 +16,7 @@ from storage.errors import UnavailableError
 from storage.logs import catalog
 from storage.logs.log import Log
 from storage.maintenance.verify import verify
-from storage.objects.retries import is_transient
-from storage.objects.s3 import PART_BYTES
+from storage.objects.s3 import PART_BYTES, is_transient
 from storage.objects.store import Store
 from storage.records import SCORE_SCHEMA, Score
 from storage.versions import aliases, datasets

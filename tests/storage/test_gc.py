@@ -12,19 +12,18 @@ from safetensors.numpy import save_file
 
 from storage import layout
 from storage.errors import LeaseLostError, StorageError
-from storage.logs import holders
+from storage.logs import leases
 from storage.logs.leases import Lease
 from storage.logs.log import Log
 from storage.maintenance import gc as garbage
-from storage.maintenance.retention import Rules
+from storage.maintenance.gc import Rules
 from storage.maintenance.verify import verify
 from storage.objects.seal import seal
 from storage.objects.store import Store
 from storage.processes import own_identity
 from storage.versions import aliases, manifests
-from storage.versions.drafts import Draft, Provenance
+from storage.versions.drafts import Draft, JournaledDraft, Provenance
 from storage.versions.fetch import fetch
-from storage.versions.journal import JournaledDraft
 from storage.versions.manifests import read
 
 NOW = Rules(older_than_s=0)
@@ -126,7 +125,7 @@ def test_a_live_run_is_not_touched(any_store: Store) -> None:
     garbage.collect(any_store, Rules(keep_last=1, older_than_s=0))
     assert with_data(any_store, versions) == [0, 5]
     assert not any_store.exists(draft.files[0].path)
-    assert holders.is_held(any_store, "r") is None
+    assert leases.is_held(any_store, "r") is None
 
 
 def test_leftovers_go_when_old(store: Store) -> None:

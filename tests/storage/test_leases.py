@@ -12,7 +12,7 @@ import pytest
 
 from storage import layout
 from storage.errors import LeaseHeldError, LeaseLostError, StorageError
-from storage.logs import holders
+from storage.logs import leases
 from storage.logs.leases import Lease
 from storage.logs.log import Log
 from storage.objects.seal import seal
@@ -30,7 +30,7 @@ def test_the_second_writer_stops_and_names_the_holder(any_store: Store) -> None:
     """The error names the label and the process of the holder. After its release the run is free."""
     with Lease(any_store, "r", label="flow run happy-hare") as held:
         assert held.token == 0
-        assert "happy-hare" in (holders.is_held(any_store, "r") or "")
+        assert "happy-hare" in (leases.is_held(any_store, "r") or "")
         with (
             pytest.raises(
                 LeaseHeldError, match=rf"flow run happy-hare \(process {os.getpid()} on .*run.when_held=wait"
@@ -38,7 +38,7 @@ def test_the_second_writer_stops_and_names_the_holder(any_store: Store) -> None:
             Lease(Store(any_store.root), "r"),
         ):
             pass
-    assert holders.is_held(any_store, "r") is None
+    assert leases.is_held(any_store, "r") is None
     with Lease(any_store, "r") as after:
         assert after.token == 1
 
@@ -176,7 +176,7 @@ def test_a_holder_that_was_taken_over_cannot_commit(any_store: Store) -> None:
         ):
             draft.commit(Provenance(config={}, fence=sleeper), [])
     assert not committed(any_store, draft.version)
-    assert holders.is_held(any_store, "r")  # the old holder has not released its successor's lease
+    assert leases.is_held(any_store, "r")  # the old holder has not released its successor's lease
 
 
 def test_a_damaged_sign_of_life_is_ignored(store: Store) -> None:
@@ -192,12 +192,12 @@ def test_a_damaged_entry_has_an_unknown_holder(store: Store) -> None:
     hold_elsewhere(store, ttl_s=600)
     store.write(f"{layout.lease('r')}/00000000.json", b"{")
     store.write(layout.beat("r", 0), seal({"at": "2026", "released": False, "ttl_s": 600.0}))
-    newest = holders.newest(store, "r")
+    newest = leases.newest_holder(store, "r")
     assert newest
     assert (newest[0], newest[1]["ttl_s"]) == (0, 600)
-    assert "00000000.json does not end with its digest" in (holders.is_held(store, "r") or "")
+    assert "00000000.json does not end with its digest" in (leases.is_held(store, "r") or "")
     store.write(layout.beat("r", 0), seal({"at": "2026", "released": True}))
-    assert holders.is_held(store, "r") is None
+    assert leases.is_held(store, "r") is None
     with Lease(store, "r") as lease:
         assert lease.token == 1
 
@@ -243,8 +243,8 @@ def test_a_missed_sign_of_life_does_not_lose_the_lease(store: Store, monkeypatch
         written.clear()
         failing.clear()
         assert written.wait(600)
-        assert holders.is_held(store, "r")
-    assert holders.is_held(store, "r") is None
+        assert leases.is_held(store, "r")
+    assert leases.is_held(store, "r") is None
 
 
 def test_a_lease_that_could_not_be_released(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +255,7 @@ def test_a_lease_that_could_not_be_released(store: Store, monkeypatch: pytest.Mo
 
     with monkeypatch.context() as patch, Lease(store, "r"):
         patch.setattr(Store, "write", fail)
-    assert holders.is_held(store, "r") is None
+    assert leases.is_held(store, "r") is None
     with Lease(store, "r") as again:
         assert again.token == 1
 

@@ -11,9 +11,8 @@ from storage.logs import catalog
 from storage.logs.leases import Lease
 from storage.logs.log import Log
 from storage.maintenance import gc as garbage
-from storage.maintenance.check_logs import check_logs
-from storage.maintenance.repair import repair
-from storage.maintenance.retention import Rules
+from storage.maintenance.check_logs import check_logs, repair
+from storage.maintenance.gc import Rules
 from storage.objects.store import Store
 from storage.processes import own_identity
 from storage.versions import aliases

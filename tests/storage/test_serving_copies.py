@@ -14,7 +14,7 @@ from safetensors.numpy import save_file
 from storage import layout
 from storage.errors import DamagedError
 from storage.maintenance import gc as garbage
-from storage.maintenance.retention import Rules
+from storage.maintenance.gc import Rules
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.version_names import PolicyVersion

@@ -13,13 +13,12 @@ import pytest
 
 from storage import layout
 from storage.errors import StorageError
-from storage.objects.cache import RECENT_S, touch, trim
 from storage.objects.store import Store
 from storage.records import SCHEMA_VERSION, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score, to_score, to_table
 from storage.versions import checkpoints, datasets, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
-from storage.versions.fetch import fetch_in_turn
+from storage.versions.fetch import RECENT_S, fetch_in_turn, touch, trim
 from tests.support.chain_helpers import file_of, key, rewrite
 from tests.support.train_helpers import make_trajectory
 

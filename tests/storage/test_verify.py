@@ -18,7 +18,7 @@ from storage import layout
 from storage.errors import StorageError, UnavailableError
 from storage.logs import catalog
 from storage.maintenance import gc as garbage
-from storage.maintenance.retention import Rules
+from storage.maintenance.gc import Rules
 from storage.maintenance.verify import Report, verify
 from storage.objects.seal import seal
 from storage.objects.store import Store

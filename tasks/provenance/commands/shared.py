@@ -4,8 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from storage.commands.arguments import whole
-from storage.commands.output import table
+from storage.commands.program import table, whole
 from storage.visible import visible
 from tasks.provenance.answers import FirstTrained, Unknown
 from tasks.provenance.problem_lookup import FoundProblem

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from storage.commands.output import Output
+from storage.commands.program import Output
 from storage.objects.store import Store
 from tasks.provenance.commands.shared import (
     add_last,

@@ -4,7 +4,7 @@ import argparse
 from dataclasses import asdict
 from pathlib import Path
 
-from storage.commands.output import Output
+from storage.commands.program import Output
 from storage.objects.store import Store
 from storage.visible import visible
 from tasks.provenance.answers import TrainedProblem
