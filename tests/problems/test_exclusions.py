@@ -31,9 +31,8 @@ from tasks.problems.exclusions import (
     read_exclusions,
     set_aside,
 )
-from tasks.provenance.answers import Unknown
 from tasks.provenance.proposals import propose_ids, propose_problem
-from tasks.provenance.questions import trained_on, training_data
+from tasks.provenance.questions import Unknown, trained_on, training_data
 from tasks.run.opening import open_leased
 from tests.support.chain_helpers import rewrite_shard
 from tests.support.provenance_helpers import ONE, OTHER, TWO, Call, Place, Played, caller, two_runs

@@ -15,8 +15,7 @@ from storage.records import Fault, Problem, Status
 from storage.versions import aliases, manifests
 from tasks.audit.__main__ import COMMANDS
 from tasks.problems.difference import key
-from tasks.provenance.answers import FirstTrained, Unknown
-from tasks.provenance.questions import affected, trained_on, training_data
+from tasks.provenance.questions import FirstTrained, Unknown, affected, trained_on, training_data
 from tasks.train.samples import build_samples, within_staleness
 from tests.support.provenance_helpers import ONE, OTHER, TWO, Call, Place, Played, caller, two_runs
 from tests.support.train_helpers import make_scores, make_trajectory
