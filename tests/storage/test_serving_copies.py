@@ -20,11 +20,10 @@ from storage.objects.store import Store
 from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, manifests, serving_copies
 from storage.versions.checkpoints import Canary
-from storage.versions.deltas import write_delta
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.fetch import fetch_in_turn
 from storage.versions.model_files import INDEX
-from storage.versions.serving_copies import ServingCopy, add_copy
+from storage.versions.serving_copies import ServingCopy, add_copy, write_delta
 
 CANARY = Canary([1, 2], [-1.0])
 NUMBERS = 40_000
