@@ -12,7 +12,6 @@ import re
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,12 +23,11 @@ from storage.logs.log import Log
 from storage.logs.nights import Nights
 from storage.maintenance.verify import Finding
 from storage.objects.seal import seal
-from storage.objects.store import Store
+from storage.objects.store import Store, in_parallel
 from storage.versions import aliases, manifests
 from storage.versions.manifests import Manifest
 
 Values = dict[str, Any]
-_READERS = 16
 _LEASES_AND_NIGHTS = re.compile("|".join(log("[^/]+") for log in (layout.lease, layout.retraining)))
 _NIGHTS = re.compile(layout.retraining("(?P<name>[^/]+)"))
 _REPAIR = "`python -m storage repair`"
@@ -100,8 +98,7 @@ def _entries(store: Store, prefix: str, numbers: Iterable[int], report: LogRepor
         except DamagedError as error:
             return str(error)
 
-    with ThreadPoolExecutor(_READERS) as readers:
-        read_entries = list(readers.map(read, range(log.length(max(numbers, default=-1) + 1))))
+    read_entries = in_parallel(read, range(log.length(max(numbers, default=-1) + 1)))
     entries = [entry if isinstance(entry, dict) else None for entry in read_entries]
     for number, problem in enumerate(read_entries):
         if not isinstance(problem, dict):
@@ -136,8 +133,7 @@ def _find_unlisted(store: Store, versions: set[str], report: LogReport) -> None:
         except DamagedError:
             return None
 
-    with ThreadPoolExecutor(_READERS) as readers:
-        missing = [manifest for manifest in readers.map(read, versions) if manifest]
+    missing = [manifest for manifest in in_parallel(read, versions) if manifest]
     for manifest in sorted(missing, key=lambda manifest: manifest.created_at):
         parents = [parent.version for parent in manifest.parents]
         report.absent.append(catalog.values(manifest.version, manifest.kind, parents, manifest.nonce))

@@ -13,14 +13,13 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from storage import layout
 from storage.errors import LeaseHeldError
 from storage.logs import catalog, leases
 from storage.objects.seal import seal
-from storage.objects.store import ObjectInfo, Store, Upload
+from storage.objects.store import ObjectInfo, Store, Upload, in_parallel
 from storage.version_names import ScoresVersion, TrajectoriesVersion, version_of
 from storage.versions import aliases, drafts, manifests
 from storage.versions.lineage import ancestors
@@ -32,7 +31,6 @@ _TEMPORARY = re.compile(r"(.*/)?\.[^/]+\.[0-9a-f]{8}\.tmp")  # see storage.objec
 _DOCTOR = "doctor/"
 UNLEASED_S = 3600.0
 """Age in seconds that leftovers must have if no lease protects them, even if the rules allow younger ones."""
-_READERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +130,9 @@ def _leftovers(store: Store, rules: Rules, folder: str) -> list[ObjectInfo]:
             attempts[place[0]].append(item)
         elif _TEMPORARY.fullmatch(item.path) or item.path.startswith(_DOCTOR):
             leftovers.append(item)
-    with ThreadPoolExecutor(_READERS) as readers:
-        needed = readers.map(lambda version: _needed(store, version), attempts)
-        for items, keys in zip(attempts.values(), needed, strict=True):
-            leftovers += [item for item in items if item.path not in keys]
+    needed = in_parallel(lambda version: _needed(store, version), attempts)
+    for items, keys in zip(attempts.values(), needed, strict=True):
+        leftovers += [item for item in items if item.path not in keys]
     return leftovers
 
 
@@ -149,9 +146,8 @@ def _needed(store: Store, version: str) -> set[str]:
 def _revived(store: Store, keep: set[str], run: str | None) -> list[str]:
     """Return versions that are kept now and still have their data, although a killed gc wrote their tombstones."""
     wanted = sorted(version for version in keep if (name := layout.run_of(version)) and name == (run or name))
-    with ThreadPoolExecutor(_READERS) as readers:
-        marked = readers.map(lambda version: store.exists(layout.tombstone(version)), wanted)
-        with_mark = [version for version, is_marked in zip(wanted, marked, strict=True) if is_marked]
+    marked = in_parallel(lambda version: store.exists(layout.tombstone(version)), wanted)
+    with_mark = [version for version, is_marked in zip(wanted, marked, strict=True) if is_marked]
     return [version for version in with_mark if not is_gone(store, manifests.read(store, version))]
 
 
@@ -226,9 +222,8 @@ def deletable(
             series[owner, entry.kind].add(entry.version)
     candidates = [version for versions in series.values() for version in _without_rule(store, versions, rules)]
     candidates = [version for version in candidates if not _is_untrained(store, version)]
-    with ThreadPoolExecutor(_READERS) as readers:
-        uncollected = readers.map(lambda version: _uncollected(store, version), sorted(set(candidates) - keep))
-        return [manifest for manifest in uncollected if manifest]
+    uncollected = in_parallel(lambda version: _uncollected(store, version), sorted(set(candidates) - keep))
+    return [manifest for manifest in uncollected if manifest]
 
 
 def _is_untrained(store: Store, version: str) -> bool:

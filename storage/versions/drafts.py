@@ -37,13 +37,12 @@ from storage.logs import catalog
 from storage.logs.leases import Fence
 from storage.logs.log import Log
 from storage.objects.seal import field_errors, newer, seal
-from storage.objects.store import Store, sha256
+from storage.objects.store import Store, in_parallel, sha256
 from storage.objects.temporary import TemporaryFolder
 from storage.versions.fetch import fetch_file
 from storage.versions.manifests import MANIFEST_VERSION, File, Kind, Manifest, as_parent, read
 
 logger = logging.getLogger(__name__)
-_READERS = 16
 
 
 class Provenance(BaseModel):
@@ -238,8 +237,7 @@ class JournaledDraft(Draft):
             self._next = self._log.length()
             finished = shards(self.store, self.version, self._next)
             new = [path for path in finished if path not in whole]
-            with ThreadPoolExecutor(_READERS) as readers:
-                whole |= zip(new, readers.map(self._is_whole, [finished[path] for path in new]), strict=True)
+            whole |= zip(new, in_parallel(self._is_whole, [finished[path] for path in new]), strict=True)
             adopted = [finished[path] for path in finished if whole[path]]
             if self._put({"adopted": [shard.file.path for shard in adopted]}):
                 break
@@ -274,9 +272,7 @@ def shards(store: Store, version: str, length: int | None = None) -> dict[str, S
     """Return the finished shards of an uncommitted version by path: those of its last writer and those it took over."""
     log, finished = Log(store, layout.journal(version)), dict[str, Shard]()
     numbers = range(log.length() if length is None else length)
-    with ThreadPoolExecutor(_READERS) as readers:
-        contents = list(readers.map(lambda number: _read(log, number), numbers))
-    for content in contents:
+    for content in in_parallel(lambda number: _read(log, number), numbers):
         if isinstance(content, dict):
             finished |= content
         else:

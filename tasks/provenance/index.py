@@ -16,7 +16,6 @@ counts as trained on although all its turns are masked, because its group was co
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,7 +31,7 @@ from storage import layout
 from storage.errors import DamagedError
 from storage.logs import catalog
 from storage.logs.catalog import CatalogEntry
-from storage.objects.store import Store
+from storage.objects.store import Store, in_parallel
 from storage.records import LAST_TURN_CUT, PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem
 from storage.version_names import (
     ExclusionsVersion,
@@ -48,7 +47,6 @@ from tasks.problems.difference import key
 from tasks.problems.exclusions import read_exclusions
 from tasks.trajectory_db import TrajectoryDb, open_trajectory_db
 
-_READERS = 16
 _FETCHED_AT_ONCE = 4
 _ENDED_WELL = "p.status in ('completed', 'truncated')"
 _TRAINABLE = f"""case when o.unfinished_too then p.fault <> 'set-up' and
@@ -83,9 +81,8 @@ class Update:
 def read_updates(store: Store, entries: Iterable[CatalogEntry]) -> dict[str, Update]:
     """Return all committed checkpoints in the catalog by version."""
     attempts = {entry.version: entry.parents for entry in entries if entry.kind == "checkpoint"}
-    with ThreadPoolExecutor(_READERS) as readers:
-        updates = readers.map(lambda attempt: _read_update(store, *attempt), attempts.items())
-        return {update.checkpoint: update for update in updates if update}
+    updates = in_parallel(lambda attempt: _read_update(store, *attempt), attempts.items())
+    return {update.checkpoint: update for update in updates if update}
 
 
 def _read_update(store: Store, version: str, attempted_parents: Sequence[str]) -> Update | None:
@@ -327,8 +324,7 @@ class TrainingIndex:
     def _fetch(self, versions: Iterable[str], kind: str) -> dict[str, list[Path]]:
         """Return the local Parquet files of each readable version. Add the reason for each other one to `unknown`."""
         distinct = list(dict.fromkeys(versions))
-        with ThreadPoolExecutor(_FETCHED_AT_ONCE) as fetching:
-            fetched = list(fetching.map(lambda version: self._fetch_version(version, kind), distinct))
+        fetched = in_parallel(lambda version: self._fetch_version(version, kind), distinct, _FETCHED_AT_ONCE)
         self.unknown |= {version: why for version, (_, why) in zip(distinct, fetched, strict=True) if why}
         return {version: paths for version, (paths, why) in zip(distinct, fetched, strict=True) if not why}
 
