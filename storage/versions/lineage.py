@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from storage import layout
 from storage.errors import DamagedError
@@ -60,7 +61,7 @@ def climb_down(store: Store, versions: Sequence[str], steps: int | None = None) 
     found: dict[str, _Read] = {}
     level, depth = list(dict.fromkeys(versions)), 0
     while level and (steps is None or depth <= steps):
-        read = in_parallel(lambda version, depth=depth: _read(store, version, depth), level)
+        read = in_parallel(partial(_read, store, depth=depth), level)
         found |= {entry.node.version: entry for entry in read}
         named = dict.fromkeys(parent.version for entry in read for parent in entry.parents)
         level, depth = [version for version in named if version not in found], depth + 1

@@ -231,8 +231,8 @@ def test_other_versions_than_exclusions_are_refused_before_a_run_starts(store: S
 
 
 @pytest.fixture
-def call(family: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(family.store, monkeypatch, capfd)
+def call(family: Place) -> Call:
+    return caller(family.store)
 
 
 def test_the_command_says_how_to_use_what_it_made(family: Place, call: Call, tmp_path: Path) -> None:

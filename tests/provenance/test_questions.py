@@ -278,8 +278,8 @@ def test_what_a_wrong_gold_answer_affects(family: Place, tmp_path: Path) -> None
 
 
 @pytest.fixture
-def call(family: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(family.store, monkeypatch, capfd)
+def call(family: Place) -> Call:
+    return caller(family.store)
 
 
 def test_commands_answer_people_and_scripts(call: Call) -> None:

@@ -18,16 +18,13 @@ from storage.objects.store import Store
 from storage.versions import aliases
 from storage.versions.drafts import Draft, Provenance
 from tests.support.paths import ROOT
-
-pytestmark = pytest.mark.slow
+from tests.support.programs import call_program
 
 
 def call(root: str, *arguments: str, status: int = 0) -> str:
     """Run a command and check its exit status. Return standard output; if `status` is not 0, also standard error."""
-    command = [sys.executable, "-m", "storage", "--root", root, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout + (done.stderr if status else "")
+    out, errors = call_program(main, "--root", root, *arguments, status=status)
+    return out + (errors if status else "")
 
 
 def data(root: str, *arguments: str, status: int = 0) -> Any:
@@ -160,9 +157,11 @@ def test_mistakes_are_reported_without_a_traceback(filled: Store, arguments: lis
 
 
 def test_help() -> None:
-    """Every command prints its usage."""
+    """Every command prints its usage, also in a process of its own."""
     for command in COMMANDS:
-        assert "usage: python -m storage" in call(".", command, "--help")
+        assert f"usage: python -m storage {command}" in call(".", command, "--help")
+    command_line = [sys.executable, "-m", "storage", "--help"]
+    assert "usage: python -m storage" in subprocess.run(command_line, cwd=ROOT, capture_output=True, text=True).stdout
 
 
 def test_repair_under_its_former_name(filled: Store) -> None:
@@ -265,15 +264,9 @@ def test_a_prefix_without_objects_is_refused(any_store: Store) -> None:
         ("alias rollback a --to -1", "argument --to: '-1' is not a whole number of at least 0"),
     ],
 )
-def test_meaningless_numbers_are_refused(
-    line: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_meaningless_numbers_are_refused(line: str, message: str) -> None:
     """The command ends with status 2 before it opens the store.
 
     Otherwise it would keep more or fewer versions than intended, or fail with an obscure error.
     """
-    monkeypatch.setattr(sys, "argv", ["storage", "--root", "nowhere", *line.split()])
-    with pytest.raises(SystemExit) as raised:
-        main()
-    assert raised.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in call("nowhere", *line.split(), status=2)
