@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from configs.safety import check_plain
 from configs.evaluate import HELD_OUT
+from configs.safety import check_plain
 from storage import layout
 from storage.errors import StorageError
 from storage.objects.store import Store
