@@ -134,13 +134,20 @@ def test_a_silent_holder_elsewhere_is_replaced_after_its_time_to_live(any_store:
     assert time.monotonic() - started >= 1.0
 
 
-@pytest.mark.parametrize("sign", [{"ttl_s": "x"}, {"ttl_s": -1}, {"released": "no"}])
-def test_a_sign_of_life_with_wrong_fields_is_ignored(sign: dict[str, Any], store: Store) -> None:
-    """The entry of the holder is damaged, too, so the lease is free after the waiting writer's own time to live."""
-    hold_elsewhere(store, ttl_s=0.5)
-    store.write(layout.lease("r") + "/00000000.json", b"{")
-    store.write(layout.beat("r", 0), seal({"at": "2026", "released": False, "ttl_s": 0.5} | sign))
-    with Lease(store, "r", ttl_s=0.5) as lease:
+@pytest.mark.parametrize(
+    "sign", [None, b"{", {"ttl_s": "x"}, {"released": "no"}], ids=["none", "damaged", "no number", "no truth value"]
+)
+@pytest.mark.parametrize("entry", ["whole", "damaged"])
+def test_damage_does_not_block_a_run(sign: dict[str, Any] | bytes | None, entry: str, store: Store) -> None:
+    """A damaged sign of life is ignored, and the time to live of the waiting writer replaces an unknown one."""
+    hold_elsewhere(store, ttl_s=0.3)
+    if entry == "damaged":
+        store.write(layout.lease("r") + "/00000000.json", b"{")
+    if isinstance(sign, dict):
+        sign = seal({"at": "2026", "released": False, "ttl_s": 0.3} | sign)
+    if sign:
+        store.write(layout.beat("r", 0), sign)
+    with Lease(store, "r", ttl_s=0.3) as lease:
         assert lease.token == 1
 
 
@@ -179,14 +186,6 @@ def test_a_holder_that_was_taken_over_cannot_commit(any_store: Store) -> None:
     assert leases.is_held(any_store, "r")  # the old holder has not released its successor's lease
 
 
-def test_a_damaged_sign_of_life_is_ignored(store: Store) -> None:
-    """One damaged object does not block the run: the lease is free after the holder's time to live."""
-    hold_elsewhere(store, ttl_s=0.5)
-    store.write(layout.beat("r", 0), b"{")
-    with Lease(store, "r") as lease:
-        assert lease.token == 1
-
-
 def test_a_damaged_entry_has_an_unknown_holder(store: Store) -> None:
     """The signs of life still show the holder's time to live, and whether it has released the lease."""
     hold_elsewhere(store, ttl_s=600)
@@ -202,17 +201,7 @@ def test_a_damaged_entry_has_an_unknown_holder(store: Store) -> None:
         assert lease.token == 1
 
 
-def test_a_silent_holder_with_a_damaged_entry_is_replaced(store: Store) -> None:
-    """It is replaced after the time to live of the waiting writer, because its own is unknown."""
-    hold_elsewhere(store, ttl_s=600)
-    store.write(f"{layout.lease('r')}/00000000.json", b"{")
-    started = time.monotonic()
-    with Lease(store, "r", ttl_s=1) as lease:
-        assert lease.token == 1
-    assert time.monotonic() - started >= 1
-
-
-@pytest.mark.parametrize("lost", range(4))
+@pytest.mark.parametrize("lost", [0, 3])
 def test_a_deleted_entry_is_not_the_end_of_the_log(store: Store, lost: int) -> None:
     """A writer that fills the gap does not hold the lease by that. Its token is higher than all tokens before."""
     for _ in range(5):

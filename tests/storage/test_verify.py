@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -66,10 +67,15 @@ def any_chain(any_store: Store, policy: tuple[Path, Path, checkpoints.Canary]) -
     return commit_chain(any_store, *policy)
 
 
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory, policy: tuple[Path, Path, checkpoints.Canary]) -> Path:
+    return Path(commit_chain(Store(str(tmp_path_factory.mktemp("chain"))), *policy).root)
+
+
 @pytest.fixture
-def chain(store: Store, policy: tuple[Path, Path, checkpoints.Canary]) -> Store:
+def chain(template: Path, tmp_path: Path) -> Store:
     """Return a local store with a healthy chain of versions."""
-    return commit_chain(store, *policy)
+    return Store(str(shutil.copytree(template, tmp_path / "root")))
 
 
 def has(report: Report, key: str, problem: str) -> bool:
@@ -122,7 +128,7 @@ def test_any_damage_to_any_object_is_found_from_the_newest_version(chain: Store)
     draw = random.Random(1)
     for path in chains.objects(chain):
         whole = chain.read(path)
-        bits = (0, 8 * len(whole) - 1, *(draw.randrange(8 * len(whole)) for _ in range(8)))
+        bits = (0, 8 * len(whole) - 1, *(draw.randrange(8 * len(whole)) for _ in range(2)))
         cut = (whole[:-2], whole[: len(whole) // 2], b"")
         for damaged in (*(flipped(whole, bit) for bit in bits), *cut):
             chain.write(path, damaged)
@@ -235,7 +241,6 @@ def data_key(version: str, name: str = SHARD) -> Callable[[Store], str]:
 DAMAGES: dict[str, tuple[Damage, Callable[[Store], str], str]] = {
     "size": (misstate_file(TRAJECTORIES, SHARD, bytes=1), data_key(TRAJECTORIES), "bytes, its manifest says 1"),
     "rows": (misstate_file(TRAJECTORIES, SHARD, rows=7), data_key(TRAJECTORIES), "has 2 rows, its manifest says 7"),
-    "no rows": (misstate_file(SCORES, SHARD, rows=None), data_key(SCORES), "has 2 rows, its manifest says None"),
     "hash": (
         misstate_file(SECOND, "canary.json", sha256="0" * 64),
         data_key(SECOND, "canary.json"),
@@ -245,11 +250,6 @@ DAMAGES: dict[str, tuple[Damage, Callable[[Store], str], str]] = {
     "exchanged names": (exchange_names, manifest_key(TRAJECTORIES), "as the object of part-0000"),
     "a file twice": (name_file_twice, manifest_key(TRAJECTORIES), f"names {SHARD} 2 times"),
     "kind": (misstate(TRAJECTORIES, kind="evaluation"), manifest_key(TRAJECTORIES), "but these are elsewhere"),
-    "kind with other rows": (
-        misstate(SCORES, kind="trajectories"),
-        data_key(SCORES),
-        "lacks the columns run, iteration",
-    ),
     "place": (misstate(SCORES, version="runs/other/scores/000000/5c0e"), manifest_key(SCORES), "moved by hand"),
     "an attempt that climbs": (misstate(SECOND, nonce="../../.."), manifest_key(SECOND), "climbs out of the root"),
     "a manifest copied": (copy_manifest, manifest_key(FIRST), "moved by hand"),
@@ -290,11 +290,6 @@ DAMAGES: dict[str, tuple[Damage, Callable[[Store], str], str]] = {
     ),
     "safetensors too long": (
         bytes_of(SECOND, WEIGHTS, lambda old: old + b"0"),
-        data_key(SECOND, WEIGHTS),
-        "not fully covered",
-    ),
-    "safetensors cut": (
-        bytes_of(SECOND, WEIGHTS, lambda old: old[:-4]),
         data_key(SECOND, WEIGHTS),
         "not fully covered",
     ),
