@@ -46,12 +46,8 @@ def test_a_healthy_place(any_store: Store) -> None:
     assert {check.ok for check in checks if check.name != "lasting"} == {True}
     assert {"race", "second create", "clocks", "latency"} <= by_name(checks).keys()
     assert [item.path for item in any_store.walk()] == ["runs/of/somebody"]
-
-
-def test_no_folder_is_left(store: Store) -> None:
-    """The doctor also deletes its empty folders."""
-    examine(store)
-    assert list(Path(store.root).iterdir()) == []
+    if any_store.is_local:
+        assert [path.name for path in Path(any_store.root).iterdir()] == ["runs"]
 
 
 class CheckThenWrite(LocalBackend):

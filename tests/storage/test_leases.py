@@ -43,15 +43,15 @@ def test_the_second_writer_stops_and_names_the_holder(any_store: Store) -> None:
         assert after.token == 1
 
 
-def test_the_second_writer_waits_if_asked(any_store: Store, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_second_writer_waits_if_asked(store: Store, caplog: pytest.LogCaptureFixture) -> None:
     """With `when_held="wait"` the second writer takes the lease after the holder has released it."""
     taken = []
 
     def second() -> None:
-        with Lease(Store(any_store.root), "r", ttl_s=600, when_held="wait") as lease:
+        with Lease(Store(store.root), "r", ttl_s=600, when_held="wait") as lease:
             taken.append((lease.token, time.monotonic()))
 
-    with Lease(any_store, "r", ttl_s=600):
+    with Lease(store, "r", ttl_s=600):
         thread = threading.Thread(target=second)
         thread.start()
         while "waiting for its end" not in caplog.text:
@@ -125,11 +125,11 @@ def hold_elsewhere(store: Store, ttl_s: float) -> None:
     Log(store, layout.lease("r")).put(0, {"holder": holder, "label": "", "at": "2026", "ttl_s": ttl_s})
 
 
-def test_a_silent_holder_elsewhere_is_replaced_after_its_time_to_live(any_store: Store) -> None:
+def test_a_silent_holder_elsewhere_is_replaced_after_its_time_to_live(store: Store) -> None:
     """The time is measured on the clock of the waiting writer; the clock of the other machine is never read."""
-    hold_elsewhere(any_store, ttl_s=1.0)
+    hold_elsewhere(store, ttl_s=1.0)
     started = time.monotonic()
-    with Lease(any_store, "r", ttl_s=1.0) as lease:
+    with Lease(store, "r", ttl_s=1.0) as lease:
         assert lease.token == 1
     assert time.monotonic() - started >= 1.0
 

@@ -146,20 +146,6 @@ def test_a_node_that_joins_fetches_the_last_whole_copy_and_the_deltas_since(
     assert fetched().keys() == {"5 serving", "6 delta", "7 delta"}
 
 
-def test_a_node_that_missed_some_versions_fetches_their_deltas(
-    chain: Chain, fetched: Callable[[], dict[str, int]]
-) -> None:
-    chain.serve(2)
-    fetched()
-    assert chain.serve(4) == "serving"
-    assert fetched().keys() == {"3 delta", "4 delta"}
-
-
-def test_the_trainers_host_fetches_nothing(chain: Chain, fetched: Callable[[], dict[str, int]]) -> None:
-    assert chain.serve(7, "trainer") == "serving"
-    assert fetched() == {}
-
-
 def test_a_trainer_elsewhere_goes_on(chain: Chain, fetched: Callable[[], dict[str, int]]) -> None:
     """Its first delta needs the parent's copy, which it fetches as a node does."""
     chain.add(cache="another host")
@@ -241,15 +227,6 @@ def test_verify_finds_a_delta_that_does_not_make_the_copy(chain: Chain, monkeypa
     findings = verify(chain.store, [chain.version(8)], deep=True).findings
     wrong = [finding.version for finding in findings if "makes another file than it says" in finding.problem]
     assert wrong == [chain.version(8)]
-
-
-def test_files_of_several_ranks(tmp_path: Path, fetched: Callable[[], dict[str, int]]) -> None:
-    names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-    chain = Chain(tmp_path, files=names)
-    for _ in range(3):
-        chain.add()
-    assert [chain.serve(number) for number in (1, 2, 3)] == ["serving"] * 3
-    assert fetched().keys() == {"1 serving", "2 delta", "3 delta"}
 
 
 def test_processes_with_one_cache_fetch_each_object_once(chain: Chain, fetched: Callable[[], dict[str, int]]) -> None:

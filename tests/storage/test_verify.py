@@ -435,12 +435,12 @@ def test_manifests_of_format_1_are_healthy(chain: Store) -> None:
     assert verify(chain, [SECOND]).findings == []
 
 
-def test_data_that_gc_deleted_are_no_finding(any_chain: Store) -> None:
+def test_data_that_gc_deleted_are_no_finding(chain: Store) -> None:
     """The manifest of a collected version is still checked, and its missing data are no finding."""
-    for file in manifests.read(any_chain, TRAJECTORIES).files:
-        any_chain.delete(file.path)
-    any_chain.write(layout.tombstone(TRAJECTORIES), b"{}")
-    report = verify(any_chain, [SECOND], deep=True)
+    for file in manifests.read(chain, TRAJECTORIES).files:
+        chain.delete(file.path)
+    chain.write(layout.tombstone(TRAJECTORIES), b"{}")
+    report = verify(chain, [SECOND], deep=True)
     assert (report.findings, report.versions, report.collected) == ([], len(CHAIN), 1)
 
 
@@ -485,9 +485,9 @@ def test_a_version_that_does_not_exist_is_a_finding(chain: Store) -> None:
         assert has(verify(chain, [name]), f"{name}/manifest.json", "")
 
 
-def test_ancestors_are_listed_once_and_nearest_first(any_chain: Store) -> None:
+def test_ancestors_are_listed_once_and_nearest_first(chain: Store) -> None:
     """The first checkpoint is a parent of both the second and its trajectories; it is listed once, at depth 1."""
-    nodes = ancestors(any_chain, SECOND)
+    nodes = ancestors(chain, SECOND)
     assert [node.version for node in nodes][:4] == [SECOND, FIRST, TRAJECTORIES, SCORES]
     assert {node.version: node.depth for node in nodes} == {
         SECOND: 0, FIRST: 1, TRAJECTORIES: 1, SCORES: 1, RUN: 2, PROBLEMS: 2,
@@ -495,8 +495,8 @@ def test_ancestors_are_listed_once_and_nearest_first(any_chain: Store) -> None:
     assert {node.problem for node in nodes} == {""}
     scores = nodes[3]
     assert (scores.kind, scores.rows, scores.parents, scores.fence) == ("scores", 6, [TRAJECTORIES], 1)
-    assert scores.bytes == manifests.read(any_chain, SCORES).bytes
-    assert scores.created_at == manifests.read(any_chain, SCORES).created_at
+    assert scores.bytes == manifests.read(chain, SCORES).bytes
+    assert scores.created_at == manifests.read(chain, SCORES).created_at
 
 
 def test_a_damaged_ancestor_does_not_hide_the_others(chain: Store) -> None:
@@ -508,14 +508,14 @@ def test_a_damaged_ancestor_does_not_hide_the_others(chain: Store) -> None:
     assert (nodes[SCORES].kind, nodes[SCORES].created_at, nodes[TRAJECTORIES].problem) == ("", None, "")
 
 
-def test_only_committed_descendants_are_listed(any_chain: Store) -> None:
+def test_only_committed_descendants_are_listed(chain: Store) -> None:
     """Descendants are listed nearest first and once each, without killed attempts and aliases."""
-    catalog.enter(any_chain, "runs/r/scores/000000/dead", "scores", [TRAJECTORIES], "died")
-    catalog.enter(any_chain, SCORES, "scores", [TRAJECTORIES], "died")
-    catalog.enter(any_chain, "champion", "alias", [TRAJECTORIES], "")
-    assert [(node.version, node.depth) for node in descendants(any_chain, TRAJECTORIES)] == [(SCORES, 1), (SECOND, 1)]
-    assert [node.depth for node in descendants(any_chain, PROBLEMS)] == [1, 2, 2]
-    assert descendants(any_chain, SECOND) == []
+    catalog.enter(chain, "runs/r/scores/000000/dead", "scores", [TRAJECTORIES], "died")
+    catalog.enter(chain, SCORES, "scores", [TRAJECTORIES], "died")
+    catalog.enter(chain, "champion", "alias", [TRAJECTORIES], "")
+    assert [(node.version, node.depth) for node in descendants(chain, TRAJECTORIES)] == [(SCORES, 1), (SECOND, 1)]
+    assert [node.depth for node in descendants(chain, PROBLEMS)] == [1, 2, 2]
+    assert descendants(chain, SECOND) == []
 
 
 def test_parents_come_from_the_manifest_and_not_from_a_killed_attempt(chain: Store) -> None:
