@@ -26,20 +26,8 @@ from tasks.problems.difference import key, new_problems, not_superseded, union
 from tasks.problems.exclusions import read_exclusions
 from tasks.problems.problem_set import NoFilesError
 from tasks.problems.task import commit_problems, import_sets, load_source, read_problems
-from tasks.retrain import gate
+from tasks.retrain import gate, planning
 from tasks.retrain.evidence import gather, summary_of
-from tasks.retrain.planning import (
-    Chosen,
-    Memory,
-    check_sets,
-    choose,
-    looks,
-    night_config,
-    night_run,
-    night_seed,
-    pinned_sets,
-    remembered,
-)
 from tasks.retrain.report import alarms, check_rows, night_markdown, timeline_rows, write_timeline
 from tasks.run.workspace import Workspace
 from tasks.train.orders import DistanceOrder, OrderedTrainer
@@ -81,14 +69,14 @@ def open_night(workspace: Workspace) -> Record | None:
 def _plan(workspace: Workspace, records: Sequence[Record]) -> Night | None:
     config, least = workspace.config, workspace.config.retrain.min_new
     champion, sets = standing_champion(workspace), import_sets(workspace)
-    check_sets(sets, pinned_sets(records, config))
+    planning.check_sets(sets, planning.pinned_sets(records, config))
     incoming, seen = _incoming(workspace), read_version(workspace, records[-1].night.seen if records else None)
     new = new_problems(incoming, seen)
-    memory = remembered(records, PolicyVersion(champion.version) if champion else None)
+    memory = planning.remembered(records, PolicyVersion(champion.version) if champion else None)
     if len(new) < least and not memory.retried:
         return None
     number = records[-1].night.number + 1 if records else 1
-    _refuse_existing(workspace, night_run(config, number))
+    _refuse_existing(workspace, planning.night_run(config, number))
     chosen, dropped = _choose(workspace, number, new, memory, sets)
     if not chosen.fresh or (len(chosen.new) < least and not memory.retried):
         return None
@@ -96,14 +84,14 @@ def _plan(workspace: Workspace, records: Sequence[Record]) -> Night | None:
 
 
 def _choose(
-    workspace: Workspace, number: int, new: Sequence[Problem], memory: Memory, sets: dict[str, ProblemsVersion]
-) -> tuple[Chosen, int]:
+    workspace: Workspace, number: int, new: Sequence[Problem], memory: planning.Memory, sets: dict[str, ProblemsVersion]
+) -> tuple[planning.Chosen, int]:
     """Choose the night's problems; count the new ones that were left out because evaluation sets hold them."""
     waiting = union(*(read_problems(workspace, version) for version in memory.waiting))
     candidates = [new, waiting, read_version(workspace, memory.accepted)]
     pools = keep_apart(workspace, sets, *(_without_excluded(workspace, problems) for problems in candidates))
-    seed = night_seed(workspace.config, number)
-    return choose(*pools, share=workspace.config.retrain.replay, seed=seed), len(new) - len(pools[0])
+    seed = planning.night_seed(workspace.config, number)
+    return planning.choose(*pools, share=workspace.config.retrain.replay, seed=seed), len(new) - len(pools[0])
 
 
 def _without_excluded(workspace: Workspace, problems: Sequence[Problem]) -> list[Problem]:
@@ -117,8 +105,8 @@ def _night(
     workspace: Workspace,
     number: int,
     champion: Move | None,
-    memory: Memory,
-    chosen: Chosen,
+    memory: planning.Memory,
+    chosen: planning.Chosen,
     dropped: int,
     seen: Sequence[Problem],
     sets: dict[str, ProblemsVersion],
@@ -127,7 +115,7 @@ def _night(
     version = commit_problems(workspace, chosen.problems, {"night": number})
     return Night(
         number=number,
-        run=night_run(config, number),
+        run=planning.night_run(config, number),
         champion=begins,
         move=champion.number if champion else None,
         problems=version,
@@ -136,7 +124,7 @@ def _night(
         seen=commit_problems(workspace, union(seen), {"night": number, "seen": True}),
         counts={**chosen.counts, "dropped": dropped},
         sets=sets,
-        config=night_config(config, workspace.store, number, begins, version, sets),
+        config=planning.night_config(config, workspace.store, number, begins, version, sets),
         at=now(),
     )
 
@@ -249,7 +237,7 @@ def decide(
     if manifests.committed(store, version):
         return version
     settings = workspace.config.retrain.gate
-    look = looks(Nights(retraining.store, retraining.name).read())
+    look = planning.looks(Nights(retraining.store, retraining.name).read())
     training, evidence = gather(store, workspace.cache, champion, challenger, evaluations, distance, look, settings)
     numbers: dict[str, Any] = {
         "champion": champion,

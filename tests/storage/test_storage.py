@@ -8,14 +8,22 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from storage import layout
 from storage.errors import StorageError
 from storage.objects.store import Store
-from storage.records import SCHEMA_VERSION, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Score, to_score, to_table
+from storage.records import (
+    CASE_SCHEMA,
+    CURRICULUM_SCHEMA,
+    SCHEMA_VERSION,
+    SCORE_SCHEMA,
+    TRAJECTORY_SCHEMA,
+    Score,
+    to_score,
+    to_table,
+)
 from storage.versions import checkpoints, datasets, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
@@ -331,12 +339,14 @@ def test_a_root_that_cannot_be_a_folder_is_reported(root: str) -> None:
 
 def test_schema_types_are_stable() -> None:
     """Columns that other programs query keep their types; if a type must change, raise SCHEMA_VERSION."""
-    assert TRAJECTORY_SCHEMA.field("token_ids").type == pa.list_(pa.int32())
-    assert TRAJECTORY_SCHEMA.field("logprobs").type == pa.list_(pa.float32())
-    assert [field.name for field in TRAJECTORY_SCHEMA][:5] == [
-        "trajectory_id",
-        "run",
-        "iteration",
-        "problem_id",
-        "sample",
-    ]
+    types = {field.name: str(field.type) for field in TRAJECTORY_SCHEMA}
+    assert list(types)[:5] == ["trajectory_id", "run", "iteration", "problem_id", "sample"]
+    assert (types["token_ids"], types["logprobs"]) == ("list<item: int32>", "list<item: float>")
+    assert (types["iteration"], types["seed"], types["started_at"]) == ("int32", "int64", "double")
+    assert types["reward_parts"] == "list<item: map<string, float>>"
+    assert types["turns"] == (
+        "list<item: struct<start: int32, end: int32, text: string, verdict: string, reward: float, "
+        "finish_reason: string, feedback: string, latency_s: float, seed: int64>>"
+    )
+    assert not any(field.nullable for field in TRAJECTORY_SCHEMA)
+    assert (str(CASE_SCHEMA.field("number").type), str(CURRICULUM_SCHEMA.field("weight").type)) == ("int64", "double")
