@@ -12,8 +12,7 @@ from storage.commands.program import Program
 from storage.logs.catalog import check_not_empty
 from storage.objects.store import Store
 
-_ORDER = ("ls", "show", "lineage", "verify", "diff", "alias", "gc", "repair", "doctor")
-COMMANDS = {name: (versions.COMMANDS | maintenance.COMMANDS)[name] for name in _ORDER}
+COMMANDS = versions.COMMANDS | maintenance.COMMANDS
 PROGRAM = Program(
     name="python -m storage",
     about=(__doc__ or "").splitlines()[0],
