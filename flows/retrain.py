@@ -21,10 +21,19 @@ from storage.version_names import PolicyVersion
 from tasks.evaluate.task import evaluate_sets
 from tasks.problems.task import import_problems
 from tasks.retrain.commands import explain, give_up, nights, retry, roll_back
-from tasks.retrain.gate_task import crown_first, decide, measure_distance, promote
-from tasks.retrain.night_task import end_night, end_training, open_night
 from tasks.retrain.planning import continued
-from tasks.retrain.report_task import report_last, report_night, report_nothing_new
+from tasks.retrain.task import (
+    crown_first,
+    decide,
+    end_night,
+    end_training,
+    measure_distance,
+    open_night,
+    promote,
+    report_last,
+    report_night,
+    report_nothing_new,
+)
 from tasks.rollout.task import Rollouts
 from tasks.run.configuration import resolve
 from tasks.run.opening import open_leased, open_run

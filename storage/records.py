@@ -1,15 +1,20 @@
 """The records that the stages exchange, and their Arrow schemas.
 
 Problem sets, trajectories, scores, histories, curricula, audit cases and exclusions are Parquet files of these rows.
-Any reader of Parquet (DuckDB, pandas) understands them without this package.
+Any reader of Parquet (DuckDB, pandas) understands them without this package. The columns are the fields of the record.
 """
 
 import dataclasses
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
+
+Int64 = Annotated[int, "64 bits"]
+"""A whole number that needs 64 bits in a column; others have 32."""
+Float64 = Annotated[float, "64 bits"]
+"""A number that needs 64 bits in a column; others have 32."""
 
 SCHEMA_VERSION = 5
 """2: sequence_starts. 3: unplayed_turns. 4: calls, branches, parts of rewards, source and metadata; rewards of
@@ -72,7 +77,7 @@ class Turn:
     finish_reason: str  # stop | length
     feedback: str  # what the agent gave to the policy next; empty on the last turn
     latency_s: float
-    seed: int
+    seed: Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +132,8 @@ class Trajectory:
     agent_args: str  # JSON
     environment: str
     environment_args: str  # JSON
-    seed: int
-    started_at: float  # seconds since the epoch
+    seed: Int64
+    started_at: Float64  # seconds since the epoch
     latency_s: float
     sequence_starts: list[int] = field(default_factory=lambda: [0])  # where each sequence begins in token_ids
     unplayed_turns: int = -1  # truncated: turns for which the context had no room; -1: unknown
@@ -194,7 +199,7 @@ class AuditCase:
     data_set="runs/demo/trajectories/000003", detail="turn 1 decodes to '18'")
     """
 
-    number: int  # number of its row
+    number: Int64  # number of its row
     check_name: str  # as in `audit.checks`
     unit: str  # trajectory | turn | call | group | problem | data set | object
     id: str  # of the trajectory (also that of a turn or call), problem (also that of a group), version or object
@@ -213,9 +218,9 @@ class CurriculumEntry:
     problem_id: str
     problem_key: str
     episodes: int  # number of newest episodes that the rate counts
-    success_rate: float  # share of them with any right turn; 0 without episodes
+    success_rate: Float64  # share of them with any right turn; 0 without episodes
     standing: Standing
-    weight: float  # proportional to the chance that the problem is drawn; 0: never drawn
+    weight: Float64  # proportional to the chance that the problem is drawn; 0: never drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,143 +241,49 @@ class Exclusion:
     reason: str
 
 
-def _schema(kind: str, *fields: tuple[str, pa.DataType]) -> pa.Schema:
+_TYPES: dict[Any, pa.DataType] = {
+    str: pa.string(),
+    bool: pa.bool_(),
+    int: pa.int32(),
+    float: pa.float32(),
+    Int64: pa.int64(),
+    Float64: pa.float64(),
+}
+
+
+def _arrow_type(hint: Any) -> pa.DataType:
+    """Return the Arrow type of a field; None among its types needs none of its own, since lists may hold null."""
+    arguments = get_args(hint)
+    if hint in _TYPES:
+        return _TYPES[hint]
+    if dataclasses.is_dataclass(hint):
+        return pa.struct(
+            [(name, _arrow_type(each)) for name, each in get_type_hints(hint, include_extras=True).items()]
+        )
+    if get_origin(hint) is Literal:
+        return pa.string()
+    if get_origin(hint) is list:
+        return pa.list_(_arrow_type(arguments[0]))
+    if get_origin(hint) is dict:
+        return pa.map_(_arrow_type(arguments[0]), _arrow_type(arguments[1]))
+    assert arguments[1:] == (type(None),), hint
+    return _arrow_type(arguments[0])
+
+
+def _schema(kind: str, record: type) -> pa.Schema:
+    """Return the schema of files with rows of a record, in the order of its fields."""
+    hints = get_type_hints(record, include_extras=True)
     metadata: dict[bytes | str, bytes | str] = {"kind": kind, "schema_version": str(SCHEMA_VERSION)}
-    return pa.schema([pa.field(name, type_, nullable=False) for name, type_ in fields], metadata=metadata)
+    return pa.schema([pa.field(name, _arrow_type(hint), nullable=False) for name, hint in hints.items()], metadata)
 
 
-PROBLEM_SCHEMA = _schema(
-    "problems",
-    ("problem_id", pa.string()),
-    ("prompt", pa.string()),
-    ("solutions", pa.list_(pa.string())),
-    ("source", pa.string()),
-    ("metadata", pa.string()),
-)
-
-_PARTS = pa.map_(pa.string(), pa.float32())
-_CALL = pa.struct(
-    [("turn", pa.int32()), *((name, pa.string()) for name in ("id", "name", "arguments", "output", "status"))]
-)
-_TURN = pa.struct(
-    [
-        ("start", pa.int32()),
-        ("end", pa.int32()),
-        ("text", pa.string()),
-        ("verdict", pa.string()),
-        ("reward", pa.float32()),
-        ("finish_reason", pa.string()),
-        ("feedback", pa.string()),
-        ("latency_s", pa.float32()),
-        ("seed", pa.int64()),
-    ]
-)
-
-TRAJECTORY_SCHEMA = _schema(
-    "trajectories",
-    ("trajectory_id", pa.string()),
-    ("run", pa.string()),
-    ("iteration", pa.int32()),
-    ("problem_id", pa.string()),
-    ("sample", pa.int32()),
-    ("status", pa.string()),
-    ("reason", pa.string()),
-    ("token_ids", pa.list_(pa.int32())),
-    ("action_mask", pa.list_(pa.bool_())),
-    ("logprobs", pa.list_(pa.float32())),
-    ("versions", pa.list_(pa.int32())),
-    ("turns", pa.list_(_TURN)),
-    ("turn_discount", pa.float32()),
-    ("prompt", pa.string()),
-    ("solutions", pa.list_(pa.string())),
-    ("problem_set", pa.string()),
-    ("policy", pa.string()),
-    ("policy_version", pa.int32()),
-    ("sampling", pa.string()),
-    ("agent", pa.string()),
-    ("agent_args", pa.string()),
-    ("environment", pa.string()),
-    ("environment_args", pa.string()),
-    ("seed", pa.int64()),
-    ("started_at", pa.float64()),
-    ("latency_s", pa.float32()),
-    ("sequence_starts", pa.list_(pa.int32())),
-    ("unplayed_turns", pa.int32()),
-    ("source", pa.string()),
-    ("metadata", pa.string()),
-    ("calls", pa.list_(_CALL)),
-    ("ungraded", pa.list_(pa.int32())),
-    ("follows", pa.list_(pa.int32())),
-    ("reward_parts", pa.list_(_PARTS)),
-    ("fault", pa.string()),
-    ("answers", pa.list_(pa.string())),
-    ("limits", pa.list_(pa.int32())),
-    ("received", pa.list_(pa.int32())),
-    ("asked", pa.list_(pa.int32())),
-    ("paid", pa.list_(pa.int32())),
-)
-
-SCORE_SCHEMA = _schema(
-    "scores",
-    ("trajectory_id", pa.string()),
-    ("turn", pa.int32()),
-    ("verdict", pa.string()),
-    ("success", pa.float32()),
-    ("extracted", pa.string()),
-    ("solution", pa.string()),
-    ("reason", pa.string()),
-    ("reward", pa.float32()),
-    ("parts", _PARTS),
-)
-
-HISTORY_SCHEMA = _schema(
-    "history",
-    ("problem_key", pa.string()),
-    ("problem_id", pa.string()),
-    ("prompt", pa.string()),
-    ("solutions", pa.list_(pa.string())),
-    ("run", pa.string()),
-    ("iteration", pa.int32()),
-    ("policy_version", pa.int32()),
-    ("episodes", pa.int32()),
-    ("first_turn", pa.int32()),
-    ("any_turn", pa.int32()),
-)
-
-CURRICULUM_SCHEMA = _schema(
-    "curriculum",
-    ("problem_id", pa.string()),
-    ("problem_key", pa.string()),
-    ("episodes", pa.int32()),
-    ("success_rate", pa.float64()),
-    ("standing", pa.string()),
-    ("weight", pa.float64()),
-)
-
-
-CASE_SCHEMA = _schema(
-    "audit",
-    ("number", pa.int64()),
-    ("check_name", pa.string()),
-    ("unit", pa.string()),
-    ("id", pa.string()),
-    ("data_set", pa.string()),
-    ("detail", pa.string()),
-)
-
-
-EXCLUSION_SCHEMA = _schema(
-    "exclusions",
-    ("trajectory_id", pa.string()),
-    ("data_set", pa.string()),
-    ("run", pa.string()),
-    ("iteration", pa.int32()),
-    ("problem_id", pa.string()),
-    ("problem_key", pa.string()),
-    ("whole_problem", pa.bool_()),
-    ("reason", pa.string()),
-)
-
+PROBLEM_SCHEMA = _schema("problems", Problem)
+TRAJECTORY_SCHEMA = _schema("trajectories", Trajectory)
+SCORE_SCHEMA = _schema("scores", Score)
+HISTORY_SCHEMA = _schema("history", ProblemHistory)
+CURRICULUM_SCHEMA = _schema("curriculum", CurriculumEntry)
+CASE_SCHEMA = _schema("audit", AuditCase)
+EXCLUSION_SCHEMA = _schema("exclusions", Exclusion)
 
 _STRUCTS = {"turns": Turn, "calls": Call}
 """The columns whose values are lists of records."""

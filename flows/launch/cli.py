@@ -15,8 +15,7 @@ from configs import Config, ConfigError, available, to_yaml
 from flows.launch.temporary_server import temporary_server
 from flows.launch.threads import share_cores
 from storage import interrupts
-from storage.commands.arguments import Parser, whole
-from storage.commands.output import print_error
+from storage.commands.program import Parser, print_error, whole
 from storage.visible import printable
 from tasks.run.configuration import resolve
 

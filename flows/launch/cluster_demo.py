@@ -12,7 +12,7 @@ from flows.launch.temporary_server import temporary_server
 from flows.launch.threads import share_cores
 from flows.math_mt_ppo import math_mt_ppo
 from storage import interrupts
-from storage.commands.arguments import whole
+from storage.commands.program import whole
 
 SETTINGS = ["run.name=cluster-demo", "run.iterations=20", "score.workers=1", "cluster.silence_s=120"]
 

@@ -1,4 +1,4 @@
-"""The commands of `python -m storage`, one module each; `program` runs them.
+"""The commands of `python -m storage`: `versions` shows versions and moves aliases, `maintenance` checks and cleans.
 
-`arguments` parses command lines and `output` prints tables and JSON, for every command line of the project.
+`program` parses command lines and prints tables and JSON, for every command line of the project.
 """

@@ -1,24 +1,165 @@
-"""A program with several commands, such as `python -m storage`. Each command is a module with two functions:
+"""Command lines: the parser of all of them, programs of several commands such as `python -m storage`, and their output.
 
-add_arguments(parser)                    declares the arguments of the command
-run(store, arguments) -> Output          does the work and returns what to print
+Tables are for people, JSON (`--json`) is for scripts.
 """
 
 import argparse
-import importlib
+import json
 import logging
+import math
 import signal
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
-from storage.commands.arguments import Parser, parse_with_shared
-from storage.commands.output import Output, print_error
 from storage.objects.store import Store
+from storage.visible import printable
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_LARGEST = 10**9
+"""Largest whole number that is accepted; numbers of versions, rows and moves are smaller."""
+_WIDTH = 140
+"""Least width of tables if the output is not a terminal."""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that accepts options between several positional arguments: `verify demo/latest --deep champion`.
+
+    The parsers of its commands are of this type, too.
+    """
+
+    _mixing = False
+
+    def parse_known_args(  # type: ignore[override]  # the overloads differ in what they return for a namespace
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """Parse intermixed arguments. argparse calls this for the whole line, and again for a command in it."""
+        if self._mixing or self._subparsers is not None:  # intermixed parsing does not support commands
+            return super().parse_known_args(args, namespace)
+        self._mixing = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._mixing = False
+
+
+def whole(least: int) -> Callable[[str], int]:
+    """Return the `type` of an argument that is a whole number, at least `least`."""
+
+    def read(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            number = least - 1
+        if number < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        if number > _LARGEST:
+            raise argparse.ArgumentTypeError(f"{text!r} is too large: {_LARGEST:,} at most")
+        return number
+
+    return read
+
+
+def positive_or_zero(text: str) -> float:
+    """Convert an argument to a finite number, at least 0; for argparse's `type`."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:  # also NaN
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of at least 0")
+    return number
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """The result of a command.
+
+    Args:
+        data: what `--json` prints.
+        parts: tables and lines, in order.
+        status: exit status; 1 if a problem was found.
+    """
+
+    data: Any
+    parts: Sequence["Table | str"] = field(default_factory=list)
+    status: int = 0
+
+    def print(self, *, as_json: bool) -> None:
+        if as_json:
+            json.dump(self.data, sys.stdout, indent=1, default=str)
+            print()
+            return
+        from rich.console import Console
+
+        console = Console(highlight=False)
+        console.width = max(console.width, _WIDTH) if not console.is_terminal else console.width
+        for part in self.parts:
+            console.print(printable(part) if isinstance(part, str) else part, markup=False)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> "Table":
+    """Make a table. Text in it is not read as markup and cannot move the cursor; names are never cut."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    def text(cell: Any) -> Text:
+        return Text("" if cell is None else printable(str(cell)))
+
+    made = Table(title=text(title) if title else None, title_justify="left", box=SIMPLE_HEAD)
+    for column in columns:
+        made.add_column(text(column), overflow="fold")
+    for row in rows:
+        made.add_row(*map(text, row))
+    return made
+
+
+def short(value: Any) -> Any:
+    """Format a float for people; return anything else unchanged."""
+    return f"{value:.5g}" if isinstance(value, float) else value
+
+
+def size(count: float) -> str:
+    """Format a number of bytes for people.
+
+    >>> size(1_500_000)
+    '1.5 MB'
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.4g} TB"
+
+
+def print_progress(line: str) -> None:
+    """Print a line of progress to standard error."""
+    print(printable(line), file=sys.stderr, flush=True)
+
+
+def print_error(error: BaseException) -> None:
+    """Print why a command failed, to standard error."""
+    print_progress(f"error: {error}")
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One command of a program: the help text, what declares its arguments, and what does its work."""
+
+    about: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[Store, argparse.Namespace], Output]
+
+
+def no_arguments(_: argparse.ArgumentParser) -> None:
+    """Declare no arguments: the root is enough."""
 
 
 def _open(arguments: argparse.Namespace) -> Store:
-    from storage.objects.store import Store
-
     return Store(arguments.root)
 
 
@@ -26,15 +167,14 @@ def _open(arguments: argparse.Namespace) -> Store:
 class Program:
     """The name, help texts and commands of a program.
 
-    Example: Program("python -m storage", "Inspect a store.", "…", "storage.commands", {"ls": "list versions"})
+    Example: Program("python -m storage", "Inspect a store.", "…", {"ls": Command("list versions", add_ls, ls)})
     """
 
     name: str
     about: str
     epilog: str
-    package: str  # package of the commands' modules
-    commands: Mapping[str, str]  # the help text of each command, by its name
-    former: Mapping[str, str] = field(default_factory=dict)  # modules by former command names, which help does not list
+    commands: Mapping[str, Command]
+    former: Mapping[str, Command] = field(default_factory=dict)  # by former names, which help does not list
     cached: bool = False  # whether its commands read data, and so take --cache
 
     def main(self, open_store: Callable[[argparse.Namespace], Store] = _open) -> int:
@@ -47,7 +187,7 @@ class Program:
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` is not an error
         try:
-            output: Output = importlib.import_module(arguments.module).run(open_store(arguments), arguments)
+            output: Output = arguments.act(open_store(arguments), arguments)
         except (ValueError, OSError) as error:
             print_error(error)
             return 1
@@ -55,26 +195,20 @@ class Program:
         return output.status
 
     def _parse(self) -> argparse.Namespace:
+        """Parse the line. The shared options may also come after a command."""
         shared = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
         shared.add_argument("--root", default="./var", help="local folder or s3://bucket/prefix; default ./var")
         if self.cached:
-            shared.add_argument(
-                "--cache", default="./var/cache", help="folder for data of a remote root; default ./var/cache"
-            )
+            help_text = "folder for data of a remote root; default ./var/cache"
+            shared.add_argument("--cache", default="./var/cache", help=help_text)
         shared.add_argument("--json", action="store_true", help="print JSON instead of tables")
         parser = Parser(prog=self.name, description=self.about, epilog=self.epilog, parents=[shared])
-        commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-        for name, about in self.commands.items():
-            description = f"{about[0].upper()}{about[1:]}."
-            self._add(commands.add_parser(name, help=about, description=description), f"{self.package}.{_module(name)}")
-        for name, module in self.former.items():
-            self._add(commands.add_parser(name), module)
-        return parse_with_shared(parser, shared)
-
-    def _add(self, command: argparse.ArgumentParser, module: str) -> None:
-        command.set_defaults(module=module)
-        importlib.import_module(module).add_arguments(command)
-
-
-def _module(command: str) -> str:
-    return command.replace("-", "_")
+        parsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+        for name, command in (*self.commands.items(), *self.former.items()):
+            about = command.about
+            listed: dict[str, Any] = {"help": about} if name in self.commands else {}
+            subparser = parsers.add_parser(name, description=f"{about[0].upper()}{about[1:]}.", **listed)
+            subparser.set_defaults(act=command.run)  # not `run`, which is an option
+            command.add_arguments(subparser)
+        namespace, rest = shared.parse_known_args()
+        return parser.parse_args(rest, namespace)

@@ -2,6 +2,6 @@
 
 `log.Log` appends and reads; put-if-absent at a free number is a compare-and-swap. `entries` checks the fields of each
 kind of entry. The logs are the `catalog` (every attempt to commit), `leases` (who may write a run) and `nights`
-(scheduled retraining). `holders` reads leases without taking one; `fence` is the protocol of a lease that writers use.
-Aliases (`storage.versions.aliases`) and journals (`storage.versions.journal`) are numbered logs, too.
+(scheduled retraining). Aliases (`storage.versions.aliases`) and journals (`storage.versions.drafts`) are numbered logs,
+too.
 """

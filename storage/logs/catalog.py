@@ -5,7 +5,6 @@ has no manifest, the attempt was killed or has not finished.
 """
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +12,7 @@ from storage import layout
 from storage.errors import DamagedError, StorageError
 from storage.logs.entries import LOST
 from storage.logs.log import Log
-from storage.objects.store import Store
-
-_READERS = 16
+from storage.objects.store import Store, in_parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +66,7 @@ def read_undamaged(store: Store) -> tuple[list[CatalogEntry], list[StorageError]
     A deleted entry may go unnoticed here. `storage.maintenance.check_logs` finds damaged and deleted entries.
     """
     log = Log(store, layout.CATALOG)
-    with ThreadPoolExecutor(_READERS) as readers:
-        entries = list(readers.map(lambda number: _entry(log, number), range(log.length())))
+    entries = in_parallel(lambda number: _entry(log, number), range(log.length()))
     return [entry for entry in entries if isinstance(entry, CatalogEntry)], [
         entry for entry in entries if isinstance(entry, Exception)
     ]

@@ -2,7 +2,7 @@
 
 A digest shows that an entry is as it was written, not that this pipeline wrote it. So every read of an entry checks its
 fields as well. Additional fields are allowed, because a newer program may have added them. `storage.logs.nights` and
-`storage.versions.journal` check their own entries.
+`storage.versions.drafts` check their own entries.
 """
 
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 
 from storage import layout
 from storage.errors import DamagedError
-from storage.objects.keys import Key, check_key
+from storage.objects.interface import Key, check_key
 from storage.objects.seal import field_errors
 
 LOST = "lost"

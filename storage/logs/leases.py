@@ -9,22 +9,25 @@ The token goes into every manifest. A holder that lost its lease finds the next 
 S3 cannot make a create depend on another object. So a holder that pauses between this check and its commit may still
 commit. The version then comes from it or from its successor, never from both; its parents are committed, and later
 versions build on it.
+
+Writers use a lease by the protocol `Fence`. `is_held` looks who holds one without taking it.
 """
 
 import logging
+import os
 import threading
 import time
 import uuid
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from storage import layout
-from storage.errors import LeaseHeldError, LeaseLostError, StorageError
-from storage.logs import holders
+from storage import layout, processes
+from storage.errors import DamagedError, LeaseHeldError, LeaseLostError, StorageError
+from storage.logs.entries import check_sign
 from storage.logs.log import Log
-from storage.objects.seal import seal
+from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
 from storage.processes import own_identity
 
@@ -32,6 +35,23 @@ logger = logging.getLogger(__name__)
 
 BEATS = 4
 """Signs of life within `ttl_s`."""
+
+
+OWN: set[str] = set()
+"""Ids of the leases that this process holds or waits for.
+
+A lease of this process that is not among them counts as free, even if its release could not be written.
+"""
+
+
+@runtime_checkable
+class Fence(Protocol):
+    """The right to write a run (`Lease`)."""
+
+    token: int
+
+    def check(self) -> None:
+        """Raise StorageError if another writer has taken over the lease."""
 
 
 @dataclass
@@ -61,7 +81,7 @@ class Lease:
 
     def __enter__(self) -> "Lease":
         self._beat_store = self.store.with_patience(self.ttl_s)
-        holders.OWN.add(self._id)
+        OWN.add(self._id)
         self._acquire()
         self._thread = threading.Thread(target=self._stay_alive, name=f"lease of {self.run}", daemon=True)
         self._thread.start()
@@ -69,7 +89,7 @@ class Lease:
 
     def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
         self._done.set()
-        holders.OWN.discard(self._id)
+        OWN.discard(self._id)
         assert self._thread
         self._thread.join(self.ttl_s)
         if self._thread.is_alive():  # the thread may still be writing a sign of life, which would undo the release
@@ -96,21 +116,19 @@ class Lease:
     def _acquire(self) -> None:
         watched: _Watched | None = None
         while True:
-            newest = holders.newest(self.store, self.run)
+            newest = newest_holder(self.store, self.run)
             if newest is None or (free := self._why_free(*newest, watched)):
                 number = newest[0] + 1 if newest else 0
                 # the second length: if an entry was deleted by hand, its gap looks like the end of the log
                 if self._log.put(number, self._entry()) and self._log.length() == number + 1:
                     if newest and free != "released":
-                        logger.warning("run %s: taken over from %s (%s)", self.run, holders.describe(newest[1]), free)
+                        logger.warning("run %s: taken over from %s (%s)", self.run, describe(newest[1]), free)
                     self.token = number
                     return
                 continue
             if watched is None or watched.token != newest[0]:
-                watched = _Watched(newest[0], holders.sign(self.store, self.run, newest[0]), time.monotonic())
-                logger.warning(
-                    "run %s is written by %s; %s", self.run, holders.describe(newest[1]), self._intention(newest[1])
-                )
+                watched = _Watched(newest[0], last_sign(self.store, self.run, newest[0]), time.monotonic())
+                logger.warning("run %s is written by %s; %s", self.run, describe(newest[1]), self._intention(newest[1]))
             self._stop_if_alive(*newest, watched)
             time.sleep(min(1.0, self.ttl_s / BEATS / 2))
 
@@ -120,10 +138,10 @@ class Lease:
 
     def _why_free(self, token: int, entry: dict[str, Any], watched: "_Watched | None") -> str:
         """Return why the lease may be taken over; empty if it may not."""
-        sign = holders.sign(self.store, self.run, token)
+        sign = last_sign(self.store, self.run, token)
         if sign.get("released"):
             return "released"
-        if holders.is_alive(entry) is False:
+        if is_alive(entry) is False:
             return "its process has ended, or no longer holds the lease"
         if watched and watched.token == token:
             if sign != watched.sign:
@@ -135,16 +153,16 @@ class Lease:
         return ""
 
     def _stop_if_alive(self, token: int, entry: dict[str, Any], watched: "_Watched") -> None:
-        if self.when_held == "stop" and (watched.moved or holders.is_alive(entry)):
+        if self.when_held == "stop" and (watched.moved or is_alive(entry)):
             raise LeaseHeldError(
-                f"run {self.run!r} is being written by {holders.describe(entry)}. Wait for it with "
+                f"run {self.run!r} is being written by {describe(entry)}. Wait for it with "
                 "run.when_held=wait, end it, or begin another run with run.name=…"
             )
 
     def _intention(self, entry: dict[str, Any]) -> str:
         if self.when_held == "wait":
             return "waiting for its end"
-        return "checking whether it is alive" if holders.is_alive(entry) is None else "stopping"
+        return "checking whether it is alive" if is_alive(entry) is None else "stopping"
 
     def _beat(self, *, released: bool = False) -> None:
         sign = {"at": _now(), "released": released, "ttl_s": self.ttl_s}
@@ -163,10 +181,10 @@ class Lease:
                 logger.warning("run %s: a sign of life was not written: %r", self.run, error)
 
     def _lose(self) -> None:
-        newest = holders.newest(self.store, self.run)
+        newest = newest_holder(self.store, self.run)
         assert newest
         self._lost = (
-            f"run {self.run!r} was taken over by {holders.describe(newest[1])}, because this flow run seemed dead. "
+            f"run {self.run!r} was taken over by {describe(newest[1])}, because this flow run seemed dead. "
             "This flow run stops; what it has committed stays"
         )
 
@@ -183,3 +201,49 @@ class _Watched:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def is_held(store: Store, run: str) -> str | None:
+    """Describe the holder of the lease of `run`, as far as one look shows; None if the lease is free."""
+    last = newest_holder(store, run)
+    if last is None or is_alive(last[1]) is False:
+        return None
+    return None if last_sign(store, run, last[0]).get("released") else describe(last[1])
+
+
+def newest_holder(store: Store, run: str) -> tuple[int, dict[str, Any]] | None:
+    """Return token and entry of the newest holder. If the entry is damaged, its token counts; its holder is unknown."""
+    log = Log(store, layout.lease(run))
+    try:
+        return log.last()
+    except DamagedError as error:
+        token = log.length() - 1
+        holder = {"machine": "", "host": "?", "pid": "?"}
+        ttl_s = last_sign(store, run, token).get("ttl_s")  # None if there is no sign of life either
+        return token, {"holder": holder, "label": f"an unknown process ({error})", "at": "?", "ttl_s": ttl_s}
+
+
+def is_alive(entry: dict[str, Any]) -> bool | None:
+    """Return whether the holder still holds the lease; None if that cannot be seen from this machine."""
+    alive, lease = processes.is_alive(entry["holder"]), entry["holder"].get("lease")
+    if alive and entry["holder"]["pid"] == os.getpid() and lease:
+        return lease in OWN
+    return alive
+
+
+def last_sign(store: Store, run: str, token: int) -> dict[str, Any]:
+    """Return the holder's last sign of life; empty if there is none, or if it cannot be read."""
+    key = layout.beat(run, token)
+    try:
+        return check_sign(unseal(store.read(key), store.uri(key)), store.uri(key))
+    except FileNotFoundError:
+        return {}
+    except DamagedError as error:
+        logger.warning("%s", error)
+        return {}
+
+
+def describe(entry: dict[str, Any]) -> str:
+    """Describe a holder for messages."""
+    holder, label = entry["holder"], entry["label"]
+    return f"{label or 'a process'} (process {holder['pid']} on {holder['host']}) since {entry['at']}"

@@ -5,7 +5,6 @@ involved. A killed night is one that has begun and not ended.
 """
 
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -14,15 +13,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from storage import layout
 from storage.errors import ConflictError, DamagedError
-from storage.logs.fence import Fence
+from storage.logs.leases import Fence
 from storage.logs.log import Log
 from storage.objects.seal import newer
-from storage.objects.store import Store
+from storage.objects.store import Store, in_parallel
 from storage.version_names import DecisionVersion, PolicyVersion, ProblemsVersion
 
 Ending = Literal["promoted", "rejected", "overtaken", "given up"]
 """overtaken: another writer moved the champion meanwhile. given up: by hand, see `flows.retrain --give-up`."""
-_READERS = 16
 
 
 class _Entry(BaseModel):
@@ -110,8 +108,7 @@ class Nights:
         """
         self._next = self._log.length()
         try:
-            with ThreadPoolExecutor(_READERS) as readers:
-                return _records(readers.map(self._log.read, range(self._next)))
+            return _records(in_parallel(self._log.read, range(self._next)))
         except (FileNotFoundError, KeyError, IndexError, ValidationError) as error:
             if unknown := newer(error):
                 raise DamagedError(

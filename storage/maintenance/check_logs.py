@@ -1,15 +1,17 @@
-"""Checks of the store's logs: catalog, aliases, leases and nights.
+"""Checks and repairs the store's logs: catalog, aliases, leases and nights.
 
 Other code finds versions in the catalog and the end of a log by probing. There a deleted entry can hide the entries
 after it. This module lists the store instead. So it finds the entries that a log has lost, and those that it never had
 (in stores from before the catalog existed).
+
+`repair` replaces lost entries, as far as the store still shows what they held.
 """
 
 import hashlib
 import re
+import uuid
 from collections import defaultdict
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,12 +22,12 @@ from storage.logs.entries import LOST
 from storage.logs.log import Log
 from storage.logs.nights import Nights
 from storage.maintenance.verify import Finding
-from storage.objects.store import Store
+from storage.objects.seal import seal
+from storage.objects.store import Store, in_parallel
 from storage.versions import aliases, manifests
 from storage.versions.manifests import Manifest
 
 Values = dict[str, Any]
-_READERS = 16
 _LEASES_AND_NIGHTS = re.compile("|".join(log("[^/]+") for log in (layout.lease, layout.retraining)))
 _NIGHTS = re.compile(layout.retraining("(?P<name>[^/]+)"))
 _REPAIR = "`python -m storage repair`"
@@ -96,8 +98,7 @@ def _entries(store: Store, prefix: str, numbers: Iterable[int], report: LogRepor
         except DamagedError as error:
             return str(error)
 
-    with ThreadPoolExecutor(_READERS) as readers:
-        read_entries = list(readers.map(read, range(log.length(max(numbers, default=-1) + 1))))
+    read_entries = in_parallel(read, range(log.length(max(numbers, default=-1) + 1)))
     entries = [entry if isinstance(entry, dict) else None for entry in read_entries]
     for number, problem in enumerate(read_entries):
         if not isinstance(problem, dict):
@@ -132,8 +133,7 @@ def _find_unlisted(store: Store, versions: set[str], report: LogReport) -> None:
         except DamagedError:
             return None
 
-    with ThreadPoolExecutor(_READERS) as readers:
-        missing = [manifest for manifest in readers.map(read, versions) if manifest]
+    missing = [manifest for manifest in in_parallel(read, versions) if manifest]
     for manifest in sorted(missing, key=lambda manifest: manifest.created_at):
         parents = [parent.version for parent in manifest.parents]
         report.absent.append(catalog.values(manifest.version, manifest.kind, parents, manifest.nonce))
@@ -165,3 +165,39 @@ def _check_alias(store: Store, name: str, newest: Values | None, is_entered: boo
         problem = f"the alias points there: {error}"
     if problem:
         report.findings.append(Finding(log, key, problem))
+
+
+def repair(store: Store, progress: Callable[[str], None] = lambda _: None) -> tuple[list[str], list[str]]:
+    """Replace every lost entry of the catalog, and entries of the other logs that are missing before later ones.
+
+    Returns:
+        The keys of the replaced entries; and the versions and aliases that were added to the catalog.
+    """
+    report = check_logs(store)
+    log, absent, filled = Log(store, layout.CATALOG), list(report.absent), []
+    for number in report.lost:
+        if _fill(store, log, number, absent[0] if absent else catalog.values("", LOST, [], "")):
+            del absent[:1]
+            filled.append(log.key(number))
+    for values in absent:
+        log.append(values)
+    for (prefix, number), values in report.gaps.items():
+        if _fill(store, Log(store, prefix), number, values):
+            filled.append(Log(store, prefix).key(number))
+    entered = [values["version"] for values in report.absent]
+    for line in (*(f"filled {key}" for key in filled), *(f"entered {name}" for name in entered)):
+        progress(line)
+    return filled, entered
+
+
+def _fill(store: Store, log: Log, number: int, values: dict[str, Any]) -> bool:
+    """Put an entry where it is missing or damaged; return False if another writer was faster."""
+    data = seal({**values, "nonce": uuid.uuid4().hex})
+    if store.create(log.key(number), data):
+        return True
+    try:
+        log.read(number)
+    except DamagedError:
+        store.write(log.key(number), data)
+        return True
+    return False

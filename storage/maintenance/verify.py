@@ -5,15 +5,17 @@ emptied after each version.
 """
 
 import errno
-from collections.abc import Callable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from storage import layout
 from storage.errors import DamagedError, UnavailableError
-from storage.maintenance.check_manifest import check_manifest
 from storage.objects.store import Store
+from storage.version_names import KINDS
 from storage.versions import checkpoints, contents, manifests, model_files
 from storage.versions.fetch import fetch_file, strays
 from storage.versions.lineage import Node, climb_down
@@ -116,7 +118,7 @@ class _VersionCheck:
             self._check_manifest(manifest)
 
     def _check_manifest(self, manifest: Manifest) -> None:
-        for problem in check_manifest(manifest):
+        for problem in _manifest_problems(manifest):
             self._add(layout.manifest(self._version), problem)
         if self._store.exists(layout.tombstone(self._version)):
             self._report.collected += 1
@@ -206,3 +208,32 @@ def _not_finite(path: Path) -> list[str]:
         return [f"tensor {name} is not finite" for name in not_finite(path)]
     except (SafetensorError, RuntimeError, TypeError) as error:  # such as a number format that torch lacks
         return [f"its tensors cannot be read: {error}"]
+
+
+def _manifest_problems(manifest: Manifest) -> list[str]:
+    """Return the problems of an undamaged manifest, each as a sentence without its subject, the manifest."""
+    problems = []
+    if not KINDS[manifest.kind].is_place(manifest.version):
+        problems.append(f"says that {manifest.version} is a {manifest.kind} version, but these are elsewhere")
+    names = Counter(file.name for file in manifest.files)
+    problems += [f"names {name} {count} times" for name, count in names.items() if count > 1]
+    problems += [
+        f"has {file.path} as the object of {file.name}" for file in manifest.files if not _has_right_key(manifest, file)
+    ]
+    return problems + (list(_checkpoint_problems(set(names))) if manifest.kind == "checkpoint" else [])
+
+
+def _has_right_key(manifest: Manifest, file: File) -> bool:
+    """Return whether the key of the object is <version>/<attempt>/<name>."""
+    attempt = file.path.removeprefix(f"{manifest.version}/").removesuffix(f"/{file.name}")
+    return "/" not in attempt
+
+
+def _checkpoint_problems(names: set[str]) -> Iterator[str]:
+    for name in sorted({"model/config.json", "canary.json"} - names):
+        yield f"names no {name}"
+    if not any(re.fullmatch(r"model/[^/]+\.safetensors", name) for name in names):
+        yield "names no model/*.safetensors"
+    for name in sorted(names):
+        if model_files.PICKLE.fullmatch(name):
+            yield f"names {name}, a pickle: loading it would run code"

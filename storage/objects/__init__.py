@@ -1,6 +1,6 @@
 """Whole objects by key, with an atomic put-if-absent.
 
-Other packages use `store.Store`. It checks the key (`keys`) and hands the object to a backend: `local`, `memory` or
-`s3`, which share the protocol in `interface`. `retries` repeats S3 requests. `cache` trims the local copies of the
-objects of a remote root. `seal` writes small JSON objects that carry their own digest.
+Other packages use `store.Store`. It checks the key and hands the object to a backend, `local` (a folder, or memory) or
+`s3`, by the protocol in `interface`. `seal` writes small JSON objects that carry their own digest, `temporary` makes
+folders for files of this process.
 """

@@ -1,9 +1,16 @@
-"""The protocol of a backend: what a store needs of the place that holds its objects."""
+"""What a store needs of the place that holds its objects: keys, and the protocol of a backend.
+
+Keys are the names of objects: relative paths below the root of a store.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Protocol
+
+from pydantic import AfterValidator
+
+from storage.errors import DamagedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +64,26 @@ class Backend(Protocol):
 
     def uploads(self, prefix: str) -> list[Upload]:
         """Return unfinished multipart uploads; an empty list if the place has no multipart uploads."""
-        ...
+        return []
 
-    def abort_upload(self, upload: Upload) -> None: ...
+    def abort_upload(self, upload: Upload) -> None:
+        """Delete the parts of an unfinished multipart upload."""
+        raise AssertionError(f"this place has no multipart uploads, so there was none to abort: {upload}")
 
     def uri(self, path: str) -> str: ...
+
+
+def check_key(key: str) -> str:
+    """Return `key` if it stays inside of the root.
+
+    Raises:
+        DamagedError: `key` is empty, absolute, unprintable, holds a backslash, or climbs out of the root with `..`.
+    """
+    parts = PurePosixPath(key).parts
+    if not parts or key.startswith("/") or ".." in parts or "\\" in key or not key.isprintable():
+        raise DamagedError(f"object key {key!r} is empty, absolute, unprintable or climbs out of the root")
+    return key
+
+
+Key = Annotated[str, AfterValidator(check_key)]
+"""A key in a record. It is checked when the record is read, because the record may come from another program."""

@@ -4,21 +4,46 @@ Every call is safe to repeat. Objects are written whole. A repeated create recog
 (`storage.objects.store.Store.create`). So each call is retried until it succeeds or `patience_s` seconds have passed.
 """
 
+import asyncio
 import hashlib
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
-from botocore.exceptions import BotoCoreError
-from tenacity import Retrying, retry_if_exception
+import aiohttp
+import s3fs
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
+from botocore.exceptions import ConnectionError as NoConnectionError
+from botocore.handlers import add_expect_header
+from botocore.parsers import ResponseParserError
+from fsspec.asyn import sync_wrapper
+from tenacity import (
+    AsyncRetrying,
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_after_delay,
+    wait_random_exponential,
+)
 
 from storage.errors import StorageError, UnavailableError
 from storage.objects.interface import ObjectInfo, Upload
-from storage.objects.retries import PatientFileSystem, clock_error_s, error_code, is_transient, patience
 
+logger = logging.getLogger(__name__)
+
+_FIRST_LOGGED = 4
+"""The first failed attempt of a request that is logged; fewer failures are ordinary."""
+_LONGEST = 10
+"""A request is given up after so many request timeouts, even if data still arrive."""
+
+_TRANSIENT = ("SlowDown", "RequestTimeout", "IncompleteBody", "OperationAborted", "ConditionalRequestConflict",
+              "BadDigest", "XAmzContentSHA256Mismatch")  # fmt: skip
+_NOT_IMPLEMENTED = 501
 T = TypeVar("T")
 
 PART_BYTES = 16 * 2**20
@@ -32,6 +57,89 @@ _CREDENTIALS = (
     "Credentials come from the ordinary AWS chain: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile; "
     "`python -m storage doctor` says what they allow"
 )
+
+
+class PatientFileSystem(s3fs.S3FileSystem):  # type: ignore[misc]  # s3fs has no types
+    """A file system that retries each request by itself: a failed part of a multipart upload is sent again alone.
+
+    Args:
+        request_timeout_s: a request is sent again after so many seconds without data.
+        patience_s: how many seconds a request is retried.
+        options: passed to s3fs.
+    """
+
+    retries = 1  # s3fs's own retries would multiply ours
+
+    def __init__(self, request_timeout_s: float, patience_s: float, **options: Any) -> None:
+        config = {
+            "connect_timeout": min(10.0, request_timeout_s),
+            "read_timeout": request_timeout_s,
+            "retries": {"total_max_attempts": 1},
+        }
+        super().__init__(config_kwargs=config, **options)
+        self._longest_s, self._patience_s = _LONGEST * request_timeout_s, patience_s
+        self._prepared: Any = None
+
+    async def _call_s3(self, method: str, *arguments: Any, **keywords: Any) -> Any:
+        async for attempt in AsyncRetrying(retry=retry_if_exception(is_transient), **_patience(self._patience_s)):
+            with attempt:
+                await self._prepare()
+                return await asyncio.wait_for(super()._call_s3(method, *arguments, **keywords), self._longest_s)
+        raise AssertionError("an attempt returns or raises")
+
+    call_s3 = sync_wrapper(_call_s3)
+
+    async def _prepare(self) -> None:
+        """Remove "Expect: 100-continue": botocore waits for its answer without a time limit if the server is silent."""
+        client = await self.set_session()
+        if client is not self._prepared:
+            client.meta.events.unregister("before-call.s3", add_expect_header)
+            self._prepared = client
+
+
+def _patience(seconds: float) -> dict[str, Any]:
+    """Return tenacity's options: exponential waits of up to 5 s, and an end after `seconds`."""
+    return {
+        "stop": stop_after_delay(seconds),
+        "wait": wait_random_exponential(multiplier=0.1, max=5),
+        "before_sleep": _log_failure,
+        "reraise": True,
+    }
+
+
+def is_transient(error: BaseException) -> bool:
+    """Return whether the same call may succeed later, because the network or the server failed, not the request."""
+    cause = error if isinstance(error, ClientError) else error.__cause__
+    if isinstance(cause, ClientError):
+        status = cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        failed = status >= 500 and status != _NOT_IMPLEMENTED
+        return failed or status in (408, 409, 429) or _error_code(error) in _TRANSIENT
+    if isinstance(error, (FileNotFoundError, FileExistsError, PermissionError)):
+        return False
+    if isinstance(error, BotoCoreError):
+        return isinstance(error, (HTTPClientError, NoConnectionError, IncompleteReadError))
+    return isinstance(error, (OSError, TimeoutError, ResponseParserError, aiohttp.ClientError))
+
+
+def _error_code(error: BaseException) -> str:
+    """Return S3's code of the error; empty if the server did not answer."""
+    cause = error if isinstance(error, ClientError) else error.__cause__
+    return str(cause.response["Error"].get("Code", "")) if isinstance(cause, ClientError) else ""
+
+
+def _clock_error_s(error: BaseException) -> float:
+    """Return by how many seconds this host's clock is ahead of the server's, as its answer says; 0 if it says none."""
+    cause = error if isinstance(error, ClientError) else error.__cause__
+    answer = cause.response.get("ResponseMetadata", {}) if isinstance(cause, ClientError) else {}
+    date = answer.get("HTTPHeaders", {}).get("date")
+    return time.time() - parsedate_to_datetime(date).timestamp() if date else 0.0
+
+
+def _log_failure(state: RetryCallState) -> None:
+    assert state.outcome is not None
+    number = state.attempt_number
+    if number >= _FIRST_LOGGED and number & (number - 1) == 0:  # 4, 8, 16 …
+        logger.warning("S3: attempt %d failed: %r", number, state.outcome.exception())
 
 
 class S3Backend:
@@ -73,7 +181,7 @@ class S3Backend:
         except FileExistsError:
             return False
         except OSError as error:
-            if error_code(error) not in _CONFLICT:
+            if _error_code(error) not in _CONFLICT:
                 raise
             return False
         return True
@@ -122,41 +230,34 @@ class S3Backend:
         self._call("delete_object", path)
 
     def walk(self, prefix: str) -> Iterator[ObjectInfo]:
-        bucket, _, start = prefix.partition("/")
-        token: dict[str, str] = {}
-        while True:
-            page = self._patiently(
-                prefix,
-                lambda more: self._fs.call_s3("list_objects_v2", Bucket=bucket, Prefix=start, **more),
-                token,
-            )
+        for bucket, page in self._pages("list_objects_v2", prefix, ContinuationToken="NextContinuationToken"):
             for entry in page.get("Contents", []):
                 yield ObjectInfo(f"{bucket}/{entry['Key']}", int(entry["Size"]), entry["LastModified"].timestamp())
-            if not page.get("IsTruncated"):
-                return
-            token = {"ContinuationToken": page["NextContinuationToken"]}
 
     def uploads(self, prefix: str) -> list[Upload]:
+        markers = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
+        return [
+            Upload(f"{bucket}/{entry['Key']}", entry["UploadId"], entry["Initiated"].timestamp())
+            for bucket, page in self._pages("list_multipart_uploads", prefix, **markers)
+            for entry in page.get("Uploads", [])
+        ]
+
+    def _pages(self, method: str, prefix: str, **markers: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """List page by page; `markers` names the argument for the next page that a field of each page holds."""
         bucket, _, start = prefix.partition("/")
-        found: list[Upload] = []
-        marker: dict[str, str] = {}
+        following: dict[str, str] = {}
         while True:
-            page = self._patiently(
-                prefix,
-                lambda more: self._fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=start, **more),
-                marker,
-            )
-            for entry in page.get("Uploads", []):
-                found.append(Upload(f"{bucket}/{entry['Key']}", entry["UploadId"], entry["Initiated"].timestamp()))
+            page = self._call(method, bucket, Prefix=start, **following)
+            yield bucket, page
             if not page.get("IsTruncated"):
-                return found
-            marker = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+                return
+            following = {argument: page[field] for argument, field in markers.items()}
 
     def abort_upload(self, upload: Upload) -> None:
         try:
             self._call("abort_multipart_upload", upload.path, UploadId=upload.id)
         except FileNotFoundError as error:
-            if error_code(error) != "NoSuchUpload":  # completed or aborted meanwhile
+            if _error_code(error) != "NoSuchUpload":  # completed or aborted meanwhile
                 raise
 
     def begin_upload(self, path: str) -> Upload:
@@ -168,7 +269,7 @@ class S3Backend:
         try:
             return self._call(method, path)
         except OSError as error:
-            if error_code(error).endswith(("NotFoundError", "NoSuchLifecycleConfiguration")):
+            if _error_code(error).endswith(("NotFoundError", "NoSuchLifecycleConfiguration")):
                 return {}
             raise
 
@@ -180,6 +281,7 @@ class S3Backend:
         return f"s3://{path}"
 
     def _call(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
+        """Send a request; s3fs leaves out `Key` where a method knows none."""
         bucket, _, key = path.partition("/")
         answer = self._patiently(path, lambda: self._fs.call_s3(method, Bucket=bucket, Key=key, **arguments))
         assert isinstance(answer, dict)
@@ -190,7 +292,7 @@ class S3Backend:
         bucket = path.partition("/")[0]
         if not self._bucket_exists:
             try:
-                self._patiently(path, lambda: self._fs.call_s3("head_bucket", Bucket=bucket))
+                self._call("head_bucket", bucket)
             except FileNotFoundError as error:
                 raise _no_bucket(bucket) from error
             except UnavailableError as error:
@@ -201,18 +303,17 @@ class S3Backend:
     def _patiently(
         self,
         path: str,
-        attempt: Callable[..., T],
-        *arguments: Any,
+        attempt: Callable[[], T],
         repeat: Callable[[BaseException], bool] = is_transient,
     ) -> T:
         """Run `attempt`, which may send many requests, and repeat all of it while `repeat` says so of its error."""
-        retrying = Retrying(retry=retry_if_exception(repeat), **patience(self._patience_s))
+        retrying = Retrying(retry=retry_if_exception(repeat), **_patience(self._patience_s))
         try:
-            return retrying(attempt, *arguments)
+            return retrying(attempt)
         except PermissionError as error:
             raise UnavailableError(f"{self.uri(path)}: {error}. {_remedy(error)}") from error
         except FileNotFoundError as error:
-            if error_code(error) == "NoSuchBucket":
+            if _error_code(error) == "NoSuchBucket":
                 raise _no_bucket(path.partition("/")[0]) from error
             raise
         except Exception as error:
@@ -228,7 +329,7 @@ class S3Backend:
 
 def _remedy(refusal: PermissionError) -> str:
     """Say what to do about a refusal; the answer to a HEAD request has no text that would say why."""
-    ahead_s = clock_error_s(refusal)
+    ahead_s = _clock_error_s(refusal)
     if abs(ahead_s) < _MOST_CLOCK_ERROR_S:
         return _CREDENTIALS
     return (
@@ -246,4 +347,4 @@ def _is_worth_uploading_again(error: BaseException) -> bool:
 
     The server answers NoSuchUpload if it completed a multipart upload but its answer was lost.
     """
-    return is_transient(error) or error_code(error) == "NoSuchUpload"
+    return is_transient(error) or _error_code(error) == "NoSuchUpload"

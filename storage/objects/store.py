@@ -1,17 +1,20 @@
 """A store: objects under one root (a local folder, `memory://` or `s3://`), with an atomic put-if-absent."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from configs.storage import Storage
 from storage.errors import StorageError
-from storage.objects.interface import Backend, ObjectInfo, Upload
-from storage.objects.keys import check_key
-from storage.objects.local import LocalBackend
+from storage.objects.interface import Backend, ObjectInfo, Upload, check_key
+from storage.objects.local import LocalBackend, MemoryBackend
 
-__all__ = ["ObjectInfo", "Store", "Upload", "sha256"]
+__all__ = ["ObjectInfo", "Store", "Upload", "in_parallel", "sha256"]
+A = TypeVar("A")
+B = TypeVar("B")
 
 REQUEST_TIMEOUT_S = 30.0
 """A request to S3 without an answer for so many seconds is sent again."""
@@ -41,8 +44,6 @@ class Store:
         if not separator:
             self.backend, self._base = LocalBackend(), str(Path(root).expanduser().absolute())
         elif scheme == "memory":
-            from storage.objects.memory import MemoryBackend
-
             self.backend, self._base = MemoryBackend(), f"/{rest.strip('/')}"
         elif scheme == "s3" and rest.strip("/"):
             from storage.objects.s3 import S3Backend
@@ -126,6 +127,15 @@ class Store:
 
     def _folder(self, folder: str) -> str:
         return f"{self.path(folder)}/" if folder else f"{self._base}/"
+
+
+def in_parallel(function: Callable[[A], B], items: Iterable[A], threads: int = 16) -> list[B]:
+    """Return the results of `function`, which mostly waits for the place, in the order of `items`."""
+    listed = list(items)
+    if len(listed) < 2:
+        return [function(item) for item in listed]
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(function, listed))
 
 
 def sha256(path: Path) -> str:

@@ -16,7 +16,7 @@ from storage import layout
 from storage.errors import AliasMovedError, DamagedError, StorageError
 from storage.logs import catalog
 from storage.logs.log import Log
-from storage.objects.keys import check_key
+from storage.objects.interface import check_key
 from storage.objects.store import Store
 from storage.versions.manifests import Parent, as_parent, read_bytes
 

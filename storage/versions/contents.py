@@ -23,7 +23,7 @@ from storage.records import (
 )
 from storage.versions.checkpoints import Canary
 from storage.versions.datasets import read_parquet
-from storage.versions.deltas import result_of
+from storage.versions.serving_copies import result_of
 
 SCHEMAS = {
     "problems": PROBLEM_SCHEMA,

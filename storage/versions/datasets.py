@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -11,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage.errors import DamagedError
-from storage.objects.store import Store
+from storage.objects.store import Store, in_parallel
 from storage.records import SCHEMA_VERSION, Trajectory, to_table, to_trajectory
 from storage.versions.drafts import Draft
 from storage.versions.fetch import fetch, fetch_file
@@ -97,8 +96,7 @@ def shards(store: Store, version: str, cache: Path) -> tuple[Manifest, list[Path
     """Read the manifest of a data set version and fetch its Parquet files, verified."""
     manifest = read(store, version)
     names = [file.name for file in manifest.files if file.name.endswith(".parquet")]
-    with ThreadPoolExecutor(_FETCHED_AT_ONCE) as fetching:
-        return manifest, list(fetching.map(lambda name: fetch(store, manifest, name, cache), names))
+    return manifest, in_parallel(lambda name: fetch(store, manifest, name, cache), names, _FETCHED_AT_ONCE)
 
 
 def rows(store: Store, version: str, cache: Path, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:

@@ -7,19 +7,17 @@ names the same parents.
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 
 from storage import layout
 from storage.errors import DamagedError
 from storage.logs import catalog
-from storage.objects.store import Store
+from storage.objects.store import Store, in_parallel
 from storage.version_names import ScoresVersion, TrajectoriesVersion, select
 from storage.versions import manifests
 from storage.versions.manifests import Parent
-
-_READERS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +60,11 @@ def climb_down(store: Store, versions: Sequence[str], steps: int | None = None) 
     """Return the `ancestors` of several versions at once, `steps` steps deep; None: all of them."""
     found: dict[str, _Read] = {}
     level, depth = list(dict.fromkeys(versions)), 0
-    with ThreadPoolExecutor(_READERS) as readers:
-        while level and (steps is None or depth <= steps):
-            read = list(readers.map(lambda version, depth=depth: _read(store, version, depth), level))
-            found |= {entry.node.version: entry for entry in read}
-            named = dict.fromkeys(parent.version for entry in read for parent in entry.parents)
-            level, depth = [version for version in named if version not in found], depth + 1
+    while level and (steps is None or depth <= steps):
+        read = in_parallel(partial(_read, store, depth=depth), level)
+        found |= {entry.node.version: entry for entry in read}
+        named = dict.fromkeys(parent.version for entry in read for parent in entry.parents)
+        level, depth = [version for version in named if version not in found], depth + 1
     return _compared(found)
 
 
@@ -80,15 +77,14 @@ def descendants(store: Store, version: str) -> list[Node]:
     children, read, reached = _children(store), dict[str, Node | None](), {version}
     nodes: list[Node] = []
     level, depth = [version], 1
-    with ThreadPoolExecutor(_READERS) as readers:
-        while level:
-            named = dict.fromkeys(child for parent in level for child in children.get(parent, ()))
-            unread = [child for child in named if child not in read]
-            read |= zip(unread, readers.map(lambda child: _committed(store, child), unread), strict=True)
-            level = [child for child in named if child not in reached and _descends_from(read[child], reached)]
-            nodes += [replace(node, depth=depth) for child in level if (node := read[child])]
-            reached.update(level)
-            depth += 1
+    while level:
+        named = dict.fromkeys(child for parent in level for child in children.get(parent, ()))
+        unread = [child for child in named if child not in read]
+        read |= zip(unread, in_parallel(lambda child: _committed(store, child), unread), strict=True)
+        level = [child for child in named if child not in reached and _descends_from(read[child], reached)]
+        nodes += [replace(node, depth=depth) for child in level if (node := read[child])]
+        reached.update(level)
+        depth += 1
     return nodes
 
 

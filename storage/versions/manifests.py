@@ -10,7 +10,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict
 from configs import up_to_date
 from storage import layout
 from storage.errors import DamagedError, StorageError
-from storage.objects.keys import Key
+from storage.objects.interface import Key
 from storage.objects.seal import newer, unseal
 from storage.objects.store import Store
 

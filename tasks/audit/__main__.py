@@ -5,22 +5,27 @@ python -m tasks.audit --root s3://bucket/prefix read audits/1f0c4a7be23d5566
 """
 
 from storage import interrupts
-from storage.commands.program import Program
+from storage.commands.program import Command, Program
+from tasks.audit.commands import read
+from tasks.provenance.commands import COMMANDS as PROVENANCE
 
 COMMANDS = {
-    "read": "browse trajectories: filters, conversations, tokens, groups, and the cases of an audit",
+    "read": Command(
+        "browse trajectories: filters, conversations, tokens, groups, and the cases of an audit",
+        read.add_arguments,
+        read.run,
+    ),
 }
 PROGRAM = Program(
     name="python -m tasks.audit",
     about=(__doc__ or "").splitlines()[0],
     epilog="python -m tasks.provenance reports which checkpoint was trained on which problem, and excludes problems.",
-    package="tasks.audit.commands",
     commands=COMMANDS,
     former={
-        "trained-on": "tasks.provenance.commands.trained_on",
-        "saw": "tasks.provenance.commands.training_data",
-        "falls": "tasks.provenance.commands.impact",
-        "exclude": "tasks.provenance.commands.exclude",
+        "trained-on": PROVENANCE["trained-on"],
+        "saw": PROVENANCE["training-data"],
+        "falls": PROVENANCE["impact"],
+        "exclude": PROVENANCE["exclude"],
     },
     cached=True,
 )

@@ -1,72 +1,17 @@
-"""Turn a run's history into numbers, tables and a plot."""
+"""Tables for people: accuracies, comparisons, seconds of stages, faults."""
 
 import io
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from storage.visible import printable
-from tasks.evaluate.comparison import compare
-from tasks.evaluate.history import Evaluation, History, Iteration
-from tasks.evaluate.outcomes import summarise
-from tasks.evaluate.statistics import proportion
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 Row = dict[str, str]
 _WIDTH = 150
-
-
-def summary(history: History) -> dict[str, Any]:
-    """Compute all numbers of the report, JSON-ready."""
-    evaluations = [
-        {"policy_version": evaluation.policy_version} | summarise(evaluation.outcomes)
-        for evaluation in history.evaluations
-    ]
-    result: dict[str, Any] = {
-        "run": history.name,
-        "iterations": len(history.iterations),
-        "evaluations": evaluations,
-        "stages": _stages(history.iterations),
-        "training": [
-            {"iteration": iteration.number} | iteration.rollout | iteration.train for iteration in history.iterations
-        ],
-    }
-    if len(history.evaluations) > 1:
-        result["improvement"] = _improvement(history.evaluations[0], history.evaluations[-1])
-    return result
-
-
-def _improvement(before: Evaluation, after: Evaluation) -> dict[str, Any]:
-    """Compute the paired differences between the last and the first evaluation on the same problems."""
-    comparison = compare(before.outcomes, after.outcomes)
-    return {key: comparison[key]["difference"] for _, key in _LINES}
-
-
-def _stages(iterations: Sequence[Iteration]) -> dict[str, dict[str, float]]:
-    """Compute the mean seconds of each stage's own work, tokens per second, and the mean staleness in training."""
-    if not iterations:
-        return {}
-    rollout = [iteration.rollout for iteration in iterations]
-    seconds = fmean(metrics["seconds"] for metrics in rollout)
-    stages = {
-        "rollout": {
-            "seconds": seconds,
-            "tokens_per_second": fmean(metrics["generated_tokens"] for metrics in rollout) / seconds,
-        },
-        "score": {"seconds": fmean(iteration.score["seconds"] for iteration in iterations)},
-    }
-    train = [iteration.train for iteration in iterations if iteration.train["trajectories"]]
-    if train:
-        learning = fmean(metrics["seconds/prepare"] + metrics["seconds/update"] for metrics in train)
-        stages["train"] = {
-            "seconds": learning,
-            "tokens_per_second": fmean(metrics["tokens/all"] for metrics in train) / learning,
-            "staleness": fmean(metrics["staleness/mean"] for metrics in train),
-        }
-    return stages
 
 
 def accuracy_rows(numbers: dict[str, Any]) -> list[Row]:
@@ -216,35 +161,3 @@ def rendered(*parts: "Table | str") -> str:
     for part in parts:
         console.print(printable(part) if isinstance(part, str) else part, markup=False)
     return text.getvalue()
-
-
-def plot(history: History, path: Path) -> None:
-    """Plot held-out accuracy with intervals, and the success of the training episodes, over the iterations."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    sampled = [
-        (i.number, i.rollout["success"][0], i.rollout["solved"]) for i in history.iterations if i.rollout["success"]
-    ]
-    if sampled:
-        numbers, first, solved = zip(*sampled, strict=True)
-        axes.plot(
-            numbers, first, color="tab:blue", alpha=0.35, linewidth=1, label="training episodes, first turn (sampled)"
-        )
-        axes.plot(
-            numbers, solved, color="tab:orange", alpha=0.35, linewidth=1, label="training episodes, any turn (sampled)"
-        )
-    for key, name, color in (("first", "first turn", "tab:blue"), ("any", "any turn", "tab:orange")):
-        points = [proportion([getattr(outcome, key) for outcome in e.outcomes]) for e in history.evaluations]
-        if points:
-            versions = [e.policy_version for e in history.evaluations]
-            values = [point.value for point in points]
-            spread = [[p.value - p.low for p in points], [p.high - p.value for p in points]]
-            axes.errorbar(versions, values, yerr=spread, marker="o", capsize=3, color=color, label=f"held-out, {name}")
-    axes.set(xlabel="policy version (PPO updates)", ylabel="accuracy", ylim=(0, 1), title=f"Run {history.name}")
-    axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", fontsize=8)
-    figure.savefig(path, dpi=150)

@@ -11,8 +11,7 @@ from configs.evaluate import HELD_OUT
 from storage import layout
 from storage.version_names import EvaluationVersion, PolicyVersion, ProblemsVersion, ScoresVersion
 from storage.versions import datasets, manifests
-from storage.versions.drafts import Draft, Provenance
-from storage.versions.journal import JournaledDraft
+from storage.versions.drafts import Draft, JournaledDraft, Provenance
 from tasks.evaluate.outcomes import COLUMNS, join, summarise, summarise_sampled
 from tasks.evaluate.protocol import Protocol, greedy, sampled
 from tasks.inference.api import GenerationConfig

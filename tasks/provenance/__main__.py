@@ -6,18 +6,12 @@ python -m tasks.provenance --root s3://bucket/prefix impact 12+7
 
 from storage import interrupts
 from storage.commands.program import Program
+from tasks.provenance.commands import COMMANDS
 
-COMMANDS = {
-    "trained-on": "list the checkpoints that were trained on a problem, directly or by descent",
-    "training-data": "list the problems that a checkpoint and those it descends from were trained on",
-    "impact": "list what a wrong gold answer of a problem affects: trajectories, evaluations, checkpoints, aliases",
-    "exclude": "commit a version that keeps a problem or trajectories out of training",
-}
 PROGRAM = Program(
     name="python -m tasks.provenance",
     about=(__doc__ or "").splitlines()[0],
     epilog="PROBLEM: an id, a key (32 hex digits from prompt and solutions) or, with --prompt, a part of the prompt.",
-    package="tasks.provenance.commands",
     commands=COMMANDS,
     cached=True,
 )

@@ -10,10 +10,8 @@ from storage.objects.store import Store
 from storage.records import Exclusion
 from storage.version_names import TrajectoriesVersion, select
 from storage.visible import visible
-from tasks.provenance.answers import Unknown
-from tasks.provenance.played_trajectories import PlayedTrajectories
-from tasks.provenance.problem_lookup import FoundProblem, find_problem
-from tasks.provenance.store_lineage import StoreLineage
+from tasks.provenance.index import TrainingIndex
+from tasks.provenance.questions import FoundProblem, Unknown, find_problem
 
 _MOST_IDS = 5  # in a message
 
@@ -46,14 +44,13 @@ def propose_problem(
             stored.
     """
     _check(reason)
-    lineage = StoreLineage(store, cache)
-    with lineage.played_trajectories(run) as played:
-        found = find_problem(played, problem, by_prompt=by_prompt)
-        played.load("a.key = ? and t.prompt = ?", found.key, found.prompt)
-        trained = _trained(lineage, played)
-        rows = _rows(played, reason, whole=True)
-        unreadable = sorted(lineage.unreadable_data_sets(played, found.key))
-        unknown = [Unknown(version, played.unknown[version]) for version in unreadable]
+    index = TrainingIndex(store, cache)
+    with index.opened_for(run):
+        found = find_problem(index, problem, by_prompt=by_prompt)
+        index.load(None, "a.key = ? and t.prompt = ?", found.key, found.prompt)
+        trained, rows = _trained(index), _rows(index, reason, whole=True)
+        unreadable = sorted(index.unreadable_data_sets(found.key))
+    unknown = [Unknown(version, index.unknown[version]) for version in unreadable]
     unplayed = Exclusion("", "", "", -1, found.problem_ids[0], found.key, whole_problem=True, reason=reason)
     return Proposal(rows or [unplayed], found, trained, unknown)
 
@@ -69,11 +66,11 @@ def propose_ids(store: Store, ids: Sequence[str], cache: Path, reason: str, *, r
     distinct_ids = list(dict.fromkeys(ids))
     if not distinct_ids:
         raise ValueError("no ids are given: give one id in each line")
-    lineage = StoreLineage(store, cache)
-    with lineage.played_trajectories(run) as played:
-        played.load("t.trajectory_id in (select unnest(?::varchar[]))", distinct_ids)
-        trained, rows = _trained(lineage, played), _rows(played, reason, whole=False)
-        unreadable = sorted(select(TrajectoriesVersion, played.unknown))
+    index = TrainingIndex(store, cache)
+    with index.opened_for(run):
+        index.load(None, "t.trajectory_id in (select unnest(?::varchar[]))", distinct_ids)
+        trained, rows = _trained(index), _rows(index, reason, whole=False)
+    unreadable = sorted(select(TrajectoriesVersion, index.unknown))
     found = {row.trajectory_id for row in rows}
     if missing := [name for name in distinct_ids if name not in found]:
         raise ValueError(_missing(store, missing, unreadable))
@@ -86,8 +83,8 @@ def _check(reason: str) -> None:
     check_plain({"reason": reason})
 
 
-def _rows(played: PlayedTrajectories, reason: str, *, whole: bool) -> list[Exclusion]:
-    found = played.database.all(
+def _rows(index: TrainingIndex, reason: str, *, whole: bool) -> list[Exclusion]:
+    found = index.database.all(
         "select distinct trajectory_id, version, problem_id, key from played order by version, trajectory_id"
     )
     return [
@@ -98,10 +95,9 @@ def _rows(played: PlayedTrajectories, reason: str, *, whole: bool) -> list[Exclu
     ]
 
 
-def _trained(lineage: StoreLineage, played: PlayedTrajectories) -> list[str]:
+def _trained(index: TrainingIndex) -> list[str]:
     """Return the checkpoints that were trained on any loaded trajectory."""
-    lineage.add_updates(played, list(lineage.updates.values()))
-    rows = played.database.all("select distinct checkpoint from update_inputs where entered order by 1")
+    rows = index.database.all("select distinct checkpoint from update_inputs where entered order by 1")
     return [checkpoint for (checkpoint,) in rows]
 
 

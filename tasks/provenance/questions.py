@@ -1,41 +1,180 @@
-"""Answer questions of lineage: `trained_on`, `training_data`, and `affected` for a wrong gold answer.
+"""Answers questions of provenance: `trained_on`, `training_data`, and `affected` for a wrong gold answer.
 
-The data sets say what was played. A checkpoint's manifest says which data sets its update had, and by which rules the
-update left trajectories out: status, staleness, unknown return, exclusions. With `ppo.mask_truncated` a trajectory
-counts as trained on although all its turns are masked, because its group was compared with it.
+The answers are plain records, which the commands print as JSON. Each lists the versions that cannot be read any more
+and may matter (`unknown`). A problem is named by an id, a key or a part of the prompt. Ids may be row numbers, which
+different sets give to different problems. So two problems are the same if their content is the same.
 """
 
-from collections.abc import Collection, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from configs.evaluate import HELD_OUT
+from configs.safety import check_plain
 from storage import layout
 from storage.errors import StorageError
-from storage.logs.catalog import CatalogEntry
 from storage.objects.store import Store
 from storage.version_names import EvaluationVersion, ExclusionsVersion, ProblemsVersion, select
 from storage.versions import aliases, manifests
+from storage.visible import visible
 from tasks.problems.arithmetic import generate
 from tasks.problems.difference import key
-from tasks.provenance.answers import (
-    Affected,
-    AffectedEvaluation,
-    AffectedTrajectory,
-    FirstTrained,
-    ProblemUse,
-    ScoredAs,
-    TrainedOn,
-    TrainedProblem,
-    TrainingData,
-    Unknown,
-)
-from tasks.provenance.played_trajectories import PlayedTrajectories, open_played_trajectories
-from tasks.provenance.problem_lookup import FoundProblem, find_problem
-from tasks.provenance.store_lineage import StoreLineage
-from tasks.provenance.updates import ancestry, descended
+from tasks.provenance.index import TrainingIndex
 
-_READERS = 16
+_KEY = re.compile(r"[0-9a-f]{32}")
+_MOST_CANDIDATES = 10
+_MOST_CHARACTERS = 60
+ScoredAs = Literal["right", "wrong", "unscored"]
+"""The outcome of a trajectory: right if the score stage found any of its turns right."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundProblem:
+    """A problem, identified by its content, with all ids that it has.
+
+    Example: FoundProblem(key="9f3a…", problem_ids=["12+7"], prompt="What is 12 + 7?", solutions=["19"])
+    """
+
+    key: str  # see tasks.problems.difference
+    problem_ids: list[str]
+    prompt: str
+    solutions: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A version that cannot be read any more, although it may matter.
+
+    Example: Unknown(version="runs/demo/trajectories/000003", why="its data were collected by gc")
+    """
+
+    version: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProblemUse:
+    """The use of one problem in the training of one checkpoint.
+
+    Example: ProblemUse(checkpoint="runs/demo/checkpoints/000004", run="demo", iteration=3, how="update",
+    data_set="runs/demo/trajectories/000003", episodes=16, trained=16)
+    """
+
+    checkpoint: str
+    run: str
+    iteration: int  # -1 for a warm start
+    how: Literal["update", "warm start"]
+    data_set: str  # empty for a warm start
+    episodes: int  # trajectories of the problem in the data set
+    trained: int  # how many of them entered the update
+
+    @property
+    def has_trained(self) -> bool:
+        """Return whether the checkpoint was trained on the problem; if not, the update left out all its episodes."""
+        return self.how == "warm start" or self.trained > 0
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTrained:
+    """The first checkpoint of a run that was trained on the problem, or descends from one that was.
+
+    Example: FirstTrained(run="demo", checkpoint="runs/demo/checkpoints/000004", checkpoints=97,
+    clean="runs/demo/checkpoints/000003")
+    """
+
+    run: str
+    checkpoint: str
+    checkpoints: int  # how many of the run were trained on it or descend from one that was, the first included
+    clean: str  # the newest earlier checkpoint that is certainly free of it and not collected; empty if none is left
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedOn:
+    """The checkpoints that were trained on a problem."""
+
+    problem: FoundProblem
+    uses: list[ProblemUse]  # by run and iteration
+    first: list[FirstTrained]  # by run
+    doubtful: list[str]  # other checkpoints whose training may have had the problem, because of `unknown` data sets
+    unknown: list[Unknown]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainedProblem:
+    """One problem in the training data of a checkpoint.
+
+    Example: TrainedProblem(key="9f3a…", problem_id="12+7", prompt="What is 12 + 7?", solutions=["19"], episodes=48,
+    trained=48, updates=3, first="demo/000003", last="demo/000071", first_turn=0.5, any_turn=0.8)
+    """
+
+    key: str
+    problem_id: str  # one of its ids
+    prompt: str
+    solutions: list[str]
+    episodes: int
+    trained: int  # episodes that entered an update
+    updates: int  # updates that at least one episode entered
+    first: str  # run and iteration in which the problem was first played
+    last: str
+    first_turn: float | None  # share of the episodes whose first turn is right; None without scores
+    any_turn: float | None  # share of the episodes with any right turn; None without scores
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingData:
+    """The training data of a checkpoint and of all checkpoints it descends from."""
+
+    checkpoint: str
+    lineage: list[str]  # the checkpoint and those it descends from, nearest first
+    updates: int  # in `lineage`; the numbers below do not include data sets in `unknown`
+    trajectories: int
+    trained: int  # trajectories that entered an update
+    tokens: int  # sampled tokens of the trajectories that entered an update
+    problem_sets: list[str]
+    began: list[str]  # where the first checkpoints of `lineage` came from
+    problems: list[TrainedProblem]  # the most recently played first
+    unknown: list[Unknown]
+
+
+@dataclass(frozen=True, slots=True)
+class AffectedTrajectory:
+    """A trajectory whose verdicts depend on the problem's gold answers."""
+
+    trajectory_id: str
+    data_set: str
+    run: str
+    iteration: int
+    problem_id: str
+    outcome: ScoredAs
+    trained: list[str]  # checkpoints whose update it entered
+
+
+@dataclass(frozen=True, slots=True)
+class AffectedEvaluation:
+    """An evaluation on a set that contains the problem."""
+
+    version: str
+    policy: str
+    name: str  # of the set
+    problem_set: str
+
+
+@dataclass(frozen=True, slots=True)
+class Affected:
+    """Everything that wrong gold answers of a problem affect."""
+
+    problem: FoundProblem
+    trajectories: list[AffectedTrajectory]
+    problem_sets: list[str]  # all that contain the problem
+    evaluations: list[AffectedEvaluation]
+    uses: list[ProblemUse]
+    first: list[FirstTrained]
+    checkpoints: list[str]  # all that were trained on it, or descend from one that was
+    aliases: dict[str, str]  # those that point at one of `checkpoints`, with the version
+    doubtful: list[str]  # see `TrainedOn`
+    unknown: list[Unknown]
 
 
 def trained_on(
@@ -48,7 +187,7 @@ def trained_on(
 
     Args:
         store: the store of the checkpoints.
-        problem: an id or a key, see `tasks.provenance.problem_lookup.find_problem`.
+        problem: an id or a key, see `find_problem`.
         cache: local folder for objects of a remote root.
         run: consider only trajectories of this run; checkpoints that descend from it may be in other runs.
         by_prompt: `problem` is a part of the prompt.
@@ -57,39 +196,32 @@ def trained_on(
         ValueError: `problem` means no problem or several, or there is no such run.
         StorageError: the catalog is damaged.
     """
-    lineage = StoreLineage(store, cache)
-    with lineage.played_trajectories(run) as played:
-        found = find_problem(played, problem, by_prompt=by_prompt)
-        played.load("a.key = ? and t.prompt = ?", found.key, found.prompt)
-        return _trained_on(lineage, played, found, run)
+    index = TrainingIndex(store, cache)
+    with index.opened_for(run):
+        return _trained_on(index, find_problem(index, problem, by_prompt=by_prompt), run)
 
 
 def affected(store: Store, problem: str, cache: Path, *, run: str | None = None, by_prompt: bool = False) -> Affected:
     """Find everything that wrong gold answers of a problem affect. See `trained_on` for arguments and errors."""
-    lineage = StoreLineage(store, cache)
-    with lineage.played_trajectories(run, scored=True) as played:
-        found = find_problem(played, problem, by_prompt=by_prompt)
-        played.load("a.key = ? and t.prompt = ?", found.key, found.prompt)
-        answer, trajectories, versions = (
-            _trained_on(lineage, played, found, run),
-            _affected_trajectories(played),
-            played.versions_with(found.key),
-        )
-        scores = {lineage.scores[version] for version in versions if version in lineage.scores}
-        unreadable_scores = sorted(scores & played.unknown.keys())
-        unknown = [*answer.unknown, *(Unknown(version, played.unknown[version]) for version in unreadable_scores)]
-    checkpoints = descended(lineage.updates, _directly_trained(answer.uses))
+    index = TrainingIndex(store, cache)
+    with index.opened_for(run, scored=True):
+        found = find_problem(index, problem, by_prompt=by_prompt)
+        answer, versions = _trained_on(index, found, run), index.versions_with(found.key)
+        trajectories = _affected_trajectories(index)
+    scores = {index.scores[version] for version in versions if version in index.scores}
+    unreadable_scores = sorted(scores & index.unknown.keys())
+    checkpoints = index.descended(use.checkpoint for use in answer.uses if use.has_trained)
     return Affected(
         problem=found,
         trajectories=trajectories,
         problem_sets=sorted(select(ProblemsVersion, versions)),
-        evaluations=_affected_evaluations(store, lineage.entries, versions),
+        evaluations=_affected_evaluations(index, versions),
         uses=answer.uses,
         first=answer.first,
         checkpoints=sorted(checkpoints),
         aliases=_aliases_of(store, checkpoints),
         doubtful=answer.doubtful,
-        unknown=unknown,
+        unknown=[*answer.unknown, *(Unknown(version, index.unknown[version]) for version in unreadable_scores)],
     )
 
 
@@ -107,65 +239,60 @@ def training_data(store: Store, checkpoint: str, cache: Path) -> TrainingData:
     version = aliases.resolve_version(store, checkpoint)
     if (kind := manifests.read(store, version).kind) != "checkpoint":
         raise StorageError(f"{store.uri(version)} is a {kind} version, not a checkpoint: name a checkpoint")
-    lineage = StoreLineage(store, cache)
-    checkpoints = ancestry(lineage.updates, version)
-    updates = [lineage.updates[each] for each in checkpoints if each in lineage.updates]
+    index = TrainingIndex(store, cache)
+    checkpoints = index.ancestry(version)
+    updates = [index.updates[each] for each in checkpoints if each in index.updates]
     data_sets = list(dict.fromkeys(data_set for update in updates for data_set in update.data_sets))
-    with open_played_trajectories(store, data_sets, lineage.scores, [], cache) as played:
-        played.load()
-        lineage.add_updates(played, updates)
-        problems, totals = _trained_problems(played, checkpoints), _totals(played)
-    lost = {each: "its manifest is missing" for each in checkpoints if each not in lineage.updates}
+    with index.opened(data_sets, []):
+        index.load(updates)
+        problems, totals = _trained_problems(index, checkpoints), _totals(index)
+    lost = {each: "its manifest is missing" for each in checkpoints if each not in index.updates}
     damaged = {update.checkpoint: update.problem for update in updates if update.problem}
     return TrainingData(
         checkpoint=version,
         lineage=checkpoints,
         updates=sum(bool(update.data_sets) for update in updates),
         **totals,
-        problem_sets=sorted({name for data_set in data_sets for name in lineage.problem_sets_of(data_set)}),
+        problem_sets=sorted({name for data_set in data_sets for name in index.problem_sets_of(data_set)}),
         began=[f"{update.checkpoint}: {update.origin}" for update in updates if update.origin],
         problems=problems,
-        unknown=[Unknown(*each) for each in sorted((played.unknown | lost | damaged).items())],
+        unknown=[Unknown(*each) for each in sorted((index.unknown | lost | damaged).items())],
     )
 
 
-def _trained_on(lineage: StoreLineage, played: PlayedTrajectories, problem: FoundProblem, run: str | None) -> TrainedOn:
-    """Answer `trained_on` for the problem whose trajectories are loaded."""
-    lineage.add_updates(played, list(lineage.updates.values()))
-    uses = [*_uses_in_updates(lineage, played), *_uses_in_warm_starts(lineage, problem, run)]
+def _trained_on(index: TrainingIndex, problem: FoundProblem, run: str | None) -> TrainedOn:
+    """Load the trajectories of the problem, and answer `trained_on`."""
+    index.load(None, "a.key = ? and t.prompt = ?", problem.key, problem.prompt)
+    uses = [*_uses_in_updates(index), *_uses_in_warm_starts(index, problem, run)]
     uses.sort(key=lambda use: (use.run, use.iteration))
-    unreadable = lineage.unreadable_data_sets(played, problem.key)
-    suspects = [each.checkpoint for each in lineage.updates.values() if not unreadable.isdisjoint(each.data_sets)]
-    trained = descended(lineage.updates, _directly_trained(uses))
-    doubtful = descended(lineage.updates, suspects) - trained
-    others = [*select(ProblemsVersion, played.unknown), *select(ExclusionsVersion, played.unknown)]
-    unknown: dict[str, str] = {version: played.unknown[version] for version in (*unreadable, *others)}
-    unknown |= {update.checkpoint: update.problem for update in lineage.updates.values() if update.problem}
+    unreadable = index.unreadable_data_sets(problem.key)
+    suspects = [each.checkpoint for each in index.updates.values() if not unreadable.isdisjoint(each.data_sets)]
+    trained = index.descended(use.checkpoint for use in uses if use.has_trained)
+    doubtful = index.descended(suspects) - trained
+    others = [*select(ProblemsVersion, index.unknown), *select(ExclusionsVersion, index.unknown)]
+    unknown: dict[str, str] = {version: index.unknown[version] for version in (*unreadable, *others)}
+    unknown |= {update.checkpoint: update.problem for update in index.updates.values() if update.problem}
     return TrainedOn(
         problem=problem,
         uses=uses,
-        first=list(_first_trained(lineage, trained, doubtful)),
+        first=list(_first_trained(index, trained, doubtful)),
         doubtful=sorted(doubtful),
         unknown=[Unknown(*each) for each in sorted(unknown.items())],
     )
 
 
-def _directly_trained(uses: Iterable[ProblemUse]) -> list[str]:
-    return [use.checkpoint for use in uses if use.has_trained]
-
-
-def _uses_in_updates(lineage: StoreLineage, played: PlayedTrajectories) -> Iterator[ProblemUse]:
-    for checkpoint, data_set, episodes, trained in played.database.all(
+def _uses_in_updates(index: TrainingIndex) -> Iterator[ProblemUse]:
+    for checkpoint, data_set, episodes, trained in index.database.all(
         "select checkpoint, version, count(*), count(*) filter (entered) from update_inputs group by 1, 2"
     ):
-        update = lineage.updates[checkpoint]
+        update = index.updates[checkpoint]
         yield ProblemUse(checkpoint, update.run, update.number - 1, "update", data_set, episodes, trained)
 
 
-def _uses_in_warm_starts(lineage: StoreLineage, problem: FoundProblem, run: str | None) -> Iterator[ProblemUse]:
+def _uses_in_warm_starts(index: TrainingIndex, problem: FoundProblem, run: str | None) -> Iterator[ProblemUse]:
     """Yield the warm starts whose generator makes the problem."""
     makes_problem: dict[str, bool] = {}
-    for update in lineage.updates.values():
+    for update in index.updates.values():
         if update.taught and (not run or update.run == run):
             source = update.taught.model_dump_json()
             if source not in makes_problem:
@@ -175,28 +302,26 @@ def _uses_in_warm_starts(lineage: StoreLineage, problem: FoundProblem, run: str 
                 yield ProblemUse(update.checkpoint, update.run, -1, "warm start", "", 0, 0)
 
 
-def _first_trained(
-    lineage: StoreLineage, trained: Collection[str], doubtful: Collection[str]
-) -> Iterator[FirstTrained]:
+def _first_trained(index: TrainingIndex, trained: Collection[str], doubtful: Collection[str]) -> Iterator[FirstTrained]:
     """Yield the first of the `trained` checkpoints of each run, in the order of the runs' names."""
     runs: dict[str, list[int]] = {}
     for version in trained:
-        runs.setdefault(lineage.updates[version].run, []).append(lineage.updates[version].number)
+        runs.setdefault(index.updates[version].run, []).append(index.updates[version].number)
     for run, numbers in sorted(runs.items()):
         first = min(numbers)
-        clean = _newest_clean(lineage, run, first, doubtful)
+        clean = _newest_clean(index, run, first, doubtful)
         yield FirstTrained(run, layout.checkpoint(run, first), len(numbers), clean)
 
 
-def _newest_clean(lineage: StoreLineage, run: str, number: int, doubtful: Collection[str]) -> str:
+def _newest_clean(index: TrainingIndex, run: str, number: int, doubtful: Collection[str]) -> str:
     """Return the newest checkpoint of the run before `number` that is readable, not doubtful and not collected."""
-    before = [lineage.updates.get(layout.checkpoint(run, each)) for each in range(number - 1, -1, -1)]
+    before = [index.updates.get(layout.checkpoint(run, each)) for each in range(number - 1, -1, -1)]
     sound = [each.checkpoint for each in before if each and not each.problem and each.checkpoint not in doubtful]
-    return next((each for each in sound if not lineage.store.exists(layout.tombstone(each))), "")
+    return next((each for each in sound if not index.store.exists(layout.tombstone(each))), "")
 
 
-def _affected_trajectories(played: PlayedTrajectories) -> list[AffectedTrajectory]:
-    rows = played.database.all(
+def _affected_trajectories(index: TrainingIndex) -> list[AffectedTrajectory]:
+    rows = index.database.all(
         """select p.trajectory_id, p.version, p.problem_id, p.best,
         coalesce(list(u.checkpoint order by u.checkpoint) filter (u.entered), [])
         from played p left join update_inputs u using (version, trajectory_id)
@@ -214,19 +339,15 @@ def _outcome(best: float | None) -> ScoredAs:
     return "unscored" if best is None else "right" if best > 0 else "wrong"
 
 
-def _affected_evaluations(
-    store: Store, entries: Iterable[CatalogEntry], versions: set[str]
-) -> list[AffectedEvaluation]:
+def _affected_evaluations(index: TrainingIndex, versions: set[str]) -> list[AffectedEvaluation]:
     """Return the committed evaluations on one of the problem sets in `versions`."""
-    attempts = dict[str, AffectedEvaluation]()
-    for entry in entries:
-        for version in select(EvaluationVersion, [entry.version]):
-            for parent in select(ProblemsVersion, versions.intersection(entry.parents)):
-                attempts[version] = AffectedEvaluation(version, version.policy, version.set_name or HELD_OUT, parent)
-    with ThreadPoolExecutor(_READERS) as readers:
-        committed = list(readers.map(lambda version: manifests.committed(store, version), attempts))
-    evaluations = (each for each, exists in zip(attempts.values(), committed, strict=True) if exists)
-    return sorted(evaluations, key=lambda evaluation: evaluation.version)
+    evaluations = {
+        version: AffectedEvaluation(version, version.policy, version.set_name or HELD_OUT, parent)
+        for entry in index.entries
+        for version in select(EvaluationVersion, [entry.version])
+        for parent in select(ProblemsVersion, versions.intersection(entry.parents))
+    }
+    return [evaluations[version] for version in sorted(evaluations) if manifests.committed(index.store, version)]
 
 
 def _aliases_of(store: Store, versions: set[str]) -> dict[str, str]:
@@ -235,17 +356,17 @@ def _aliases_of(store: Store, versions: set[str]) -> dict[str, str]:
     return {name: move.version for name, move in current.items() if move and move.version in versions}
 
 
-def _totals(played: PlayedTrajectories) -> dict[str, int]:
-    row = played.database.one(
+def _totals(index: TrainingIndex) -> dict[str, int]:
+    row = index.database.one(
         """select count(*), count(*) filter (entered), coalesce(sum(tokens) filter (entered), 0)::bigint
         from update_inputs"""
     )
     return dict(zip(("trajectories", "trained", "tokens"), row, strict=True))
 
 
-def _trained_problems(played: PlayedTrajectories, checkpoints: list[str]) -> list[TrainedProblem]:
+def _trained_problems(index: TrainingIndex, checkpoints: list[str]) -> list[TrainedProblem]:
     """Return a record for each problem; `checkpoints` are nearest first."""
-    rows = played.database.all(
+    rows = index.database.all(
         """with steps as (select unnest(?::varchar[]) as checkpoint, generate_subscripts(?::varchar[], 1) as step),
         placed as (
             select u.*, step, split_part(version, '/', 2) || '/' || split_part(version, '/', 4) as place
@@ -265,3 +386,63 @@ def _trained_problems(played: PlayedTrajectories, checkpoints: list[str]) -> lis
         checkpoints,
     )
     return [TrainedProblem(*row) for row in rows]
+
+
+def find_problem(index: TrainingIndex, text: str, *, by_prompt: bool = False) -> FoundProblem:
+    """Return the one problem that `text` means: an id or a key, or, with `by_prompt`, a part of the prompt in any case.
+
+    Raises:
+        ValueError: `text` means no problem, or several (the message lists them), or cannot be stored.
+    """
+    check_plain({"PROBLEM": text})
+    if by_prompt:
+        keys = _keys(index, "prompt = ?", text) or _keys(index, "contains(lower(prompt), lower(?))", text)
+    else:
+        keys = _keys(index, "key = ?", text) if _KEY.fullmatch(text) else []
+        keys = keys or _keys(index, "problem_id = ?", text)
+    if not keys:
+        raise ValueError(_not_found(index, text, by_prompt))
+    if len(keys) > 1:
+        raise ValueError(_ambiguous(index, text, keys))
+    return _described(index, keys)[0]
+
+
+def _described(index: TrainingIndex, keys: list[str]) -> list[FoundProblem]:
+    """Return the problems with these keys, ordered by prompt."""
+    rows = index.database.all(
+        """select key, (select list(distinct problem_id order by problem_id) from problem_ids i where i.key = c.key),
+        min(prompt), min(solutions) from problem_contents c where list_contains(?, key) group by key
+        order by 3, key""",
+        keys,
+    )
+    return [FoundProblem(*row) for row in rows]
+
+
+_SEARCHED = """(select key, problem_id, prompt
+    from problem_ids join sets using (version) join problem_contents using (key) where searched)"""
+
+
+def _keys(index: TrainingIndex, condition: str, text: str) -> list[str]:
+    return [key for (key,) in index.database.all(f"select distinct key from {_SEARCHED} where {condition}", text)]
+
+
+def _not_found(index: TrainingIndex, text: str, by_prompt: bool) -> str:
+    known = int(index.database.number(f"select count(distinct key) from {_SEARCHED}"))
+    if by_prompt:
+        return f"none of the {known} known problems has {text!r} in its prompt: check the text or choose another part"
+    similar = index.database.all(
+        f"select problem_id from {_SEARCHED} group by 1 order by levenshtein(problem_id, ?), 1 limit 3", text
+    )
+    hint = f", such as {', '.join(repr(name) for (name,) in similar)}" if similar else ""
+    return f"no problem has the id or key {text!r}; there are {known}{hint}. --prompt searches for a part of the prompt"
+
+
+def _ambiguous(index: TrainingIndex, text: str, keys: list[str]) -> str:
+    lines = [
+        f"\n  {problem.key}  {visible(', '.join(problem.problem_ids[:3]))}: "
+        f"{visible(' '.join(problem.prompt.split()), _MOST_CHARACTERS)}"
+        f" -> {visible('; '.join(problem.solutions), _MOST_CHARACTERS)}"
+        for problem in _described(index, keys)[:_MOST_CANDIDATES]
+    ]
+    more = f"\n  and {len(keys) - _MOST_CANDIDATES} more" if len(keys) > _MOST_CANDIDATES else ""
+    return f"{text!r} means {len(keys)} different problems: give the key of one{''.join(lines)}{more}"

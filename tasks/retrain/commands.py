@@ -12,8 +12,7 @@ from storage.objects.store import Store
 from storage.versions import aliases, manifests
 from storage.versions.aliases import Move
 from tasks.evaluate.summary import comparison_rows, rendered, table
-from tasks.retrain.night_report import check_rows
-from tasks.retrain.timeline import read_timeline, timeline_rows, write_timeline
+from tasks.retrain.report import check_rows, read_timeline, timeline_rows, write_timeline
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -10,8 +10,7 @@ from storage.objects.store import Store
 from storage.version_names import PolicyVersion, ScoresVersion
 from storage.versions import manifests
 from storage.versions.lineage import trained_on
-from tasks.evaluate.comparison import compare
-from tasks.evaluate.outcomes import Outcome, read_outcomes
+from tasks.evaluate.outcomes import Outcome, compare, read_outcomes
 from tasks.retrain.gate import GateEvidence
 
 _COUNTS = ("turns", "verdicts", "reward", "parts", "seconds", "set", "problem_set")

@@ -25,8 +25,7 @@ from storage.objects.store import Store
 from storage.records import Problem
 from storage.version_names import PolicyVersion, TrajectoriesVersion
 from storage.versions import manifests
-from storage.versions.drafts import Provenance
-from storage.versions.journal import JournaledDraft
+from storage.versions.drafts import JournaledDraft, Provenance
 from tasks.inference.api import EngineClosedError
 from tasks.rollout.assignment import Assignment
 from tasks.rollout.outcomes import FinishedGroup

@@ -16,7 +16,7 @@ from storage import layout
 from storage.records import Problem
 from storage.version_names import PolicyVersion, ProblemsVersion, TrajectoriesVersion
 from storage.versions import manifests
-from storage.versions.journal import JournaledDraft
+from storage.versions.drafts import JournaledDraft
 from tasks.agents.chat import fetch_chat
 from tasks.agents.problem_checks import describe_lacking, describe_marked, without_room
 from tasks.inference.api import GenerationConfig

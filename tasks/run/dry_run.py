@@ -1,7 +1,7 @@
 """The plan of a run, from its configuration alone: its devices, the trainer's memory, the data of an iteration."""
 
 from configs import Config
-from storage.commands.output import size
+from storage.commands.program import size
 from tasks.evaluate.summary import Row, rendered, table
 from tasks.inference.devices import devices_of_a_server, visible_devices
 from tasks.train.memory import CHUNK_TOKENS, CPU_TOKENS, GPU_TOKENS, Memory, memory_of

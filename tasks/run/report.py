@@ -12,16 +12,14 @@ from prefect.cache_policies import NO_CACHE
 
 from storage.version_names import EvaluationVersion, PolicyVersion, ProblemsVersion, ScoresVersion
 from storage.versions import datasets
-from tasks.evaluate.comparison import compare
-from tasks.evaluate.history import read_history
+from tasks.evaluate.learning_curve import plot, read_learning_curve, summary
+from tasks.evaluate.outcomes import compare
 from tasks.evaluate.summary import (
     accuracy_rows,
     comparison_rows,
     evaluation_rows,
     fault_rows,
-    plot,
     stage_rows,
-    summary,
     table,
 )
 from tasks.retrain.evidence import outcomes_of, summary_of
@@ -42,7 +40,7 @@ def report(workspace: Workspace, held_out: ProblemsVersion) -> str:
 
     config, store = workspace.config, workspace.store
     scorer = scorer_fingerprint(config.score)
-    history = read_history(store, config, scorer, held_out, workspace.cache)
+    history = read_learning_curve(store, config, scorer, held_out, workspace.cache)
     numbers = summary(history)
     accuracy, stages = accuracy_rows(numbers), stage_rows(numbers)
     with TemporaryDirectory(prefix="report-") as scratch:

@@ -6,12 +6,12 @@ from prefect import runtime
 
 from configs import Config
 from storage.logs.leases import Lease
-from storage.objects.cache import scratch_of, trim_to_limit
 from storage.objects.store import Store
 from storage.version_names import PolicyVersion
 from storage.versions import checkpoints
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Provenance
+from storage.versions.fetch import scratch_of, trim_to_limit
 
 
 class Workspace:

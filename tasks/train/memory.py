@@ -11,7 +11,7 @@ from typing import Literal
 
 from configs.train import PPO, Parallel
 from storage import interrupts
-from storage.commands.arguments import Parser, whole
+from storage.commands.program import Parser, whole
 from tasks.train.model_sizes import PUBLIC, ModelSizes
 
 CARD = 80 * 10**9

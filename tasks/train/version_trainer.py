@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 from configs import Config
 from storage import layout
-from storage.objects.cache import scratch_of, trim_to_limit
 from storage.objects.store import Store
 from storage.records import Score, Trajectory, to_score
 from storage.version_names import PolicyVersion, ScoresVersion, TrajectoriesVersion
 from storage.versions import checkpoints, datasets
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft
-from storage.versions.fetch import WEIGHTS, fetch_all, fetch_folder
+from storage.versions.fetch import WEIGHTS, fetch_all, fetch_folder, scratch_of, trim_to_limit
 from storage.versions.manifests import File, read
 from storage.versions.model_files import INDEX
 from storage.versions.serving_copies import WHOLE_COPY_EVERY, ServingCopy, add_copy

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from storage.commands.output import Output, table
+from storage.commands.program import Output, table
 from storage.objects.store import Store
 from storage.versions import aliases
 from storage.versions.drafts import Draft, Provenance

@@ -18,7 +18,7 @@ from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.result import Row, spread
 
 if TYPE_CHECKING:
-    from tasks.evaluate.history import Iteration
+    from tasks.evaluate.learning_curve import Iteration
 
 GOAL = 0.05
 RUN = "overhead"
@@ -32,7 +32,7 @@ Span = tuple[str, float, float]
 
 def measure(lab: Lab) -> list[Row]:
     """Time iterations of the demo from one checkpoint's manifest to the next; subtract the time of the stages."""
-    from tasks.evaluate.history import read_history
+    from tasks.evaluate.learning_curve import read_learning_curve
     from tasks.score.scoring import scorer_fingerprint
 
     overrides = [f"run.name={RUN}", f"run.iterations={ITERATIONS}", f"evaluation.every={ITERATIONS}"]
@@ -40,7 +40,7 @@ def measure(lab: Lab) -> list[Row]:
     spans = lab.run_module("overhead", *lab.overrides, *overrides)
     config = lab.config(*overrides)
     scorer = scorer_fingerprint(config.score)
-    history = read_history(lab.store, config, scorer, held_out=layout.problems("0"), cache=lab.scratch)
+    history = read_learning_curve(lab.store, config, scorer, held_out=layout.problems("0"), cache=lab.scratch)
     return [_row([_seconds(lab, iteration, spans) for iteration in history.iterations[SKIPPED:]])]
 
 

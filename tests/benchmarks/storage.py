@@ -156,12 +156,12 @@ def _ls() -> list[Any]:
     """Return the data that `python -m storage --root s3://bench/many ls` prints."""
     import argparse
 
-    from storage.commands import ls
+    from storage.commands.versions import ls
     from storage.logs.catalog import check_not_empty
 
     store = Store("s3://bench/many")
     check_not_empty(store)
-    data = ls.run(store, argparse.Namespace(last=10, run=None, kind=None)).data
+    data = ls(store, argparse.Namespace(last=10, run=None, kind=None)).data
     assert isinstance(data, list)
     return data
 

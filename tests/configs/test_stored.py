@@ -28,8 +28,7 @@ from storage.logs.nights import Nights
 from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
 from storage.versions import aliases, manifests
-from storage.versions.drafts import Draft, Provenance
-from storage.versions.journal import shards
+from storage.versions.drafts import Draft, Provenance, shards
 from storage.versions.manifests import File
 from tasks.retrain.planning import continued
 from tasks.run import opening as open_run
@@ -273,13 +272,13 @@ def test_differences_of_versions_leave_out_new_knobs(tmp_path: Path) -> None:
     """`python -m storage diff` does not list a knob that one of the versions lacks, if the other has its default."""
     from argparse import Namespace
 
-    from storage.commands.diff import run
+    from storage.commands.versions import diff
 
     store = Store(str(tmp_path))
     for version, config in (("problems/0a", without(dump(), "run.overlap")), ("problems/0b", dump("run.seed=2"))):
         with Draft(store, version, "problems") as draft:
             draft.commit(Provenance(config=config), [])
-    data = run(store, Namespace(left="problems/0a", right="problems/0b")).data
+    data = diff(store, Namespace(left="problems/0a", right="problems/0b")).data
     assert data["config"] == {"run.seed": [1, 2]}
 
 

@@ -18,7 +18,7 @@ from flows.launch.threads import share_cores
 from storage import interrupts
 
 if TYPE_CHECKING:
-    from tasks.evaluate.history import History
+    from tasks.evaluate.learning_curve import LearningCurve
 
 _COLORS = ("tab:blue", "tab:green", "tab:red", "tab:purple", "tab:orange")
 
@@ -41,7 +41,7 @@ class Result:
 
     arm: str
     seed: int
-    history: "History"
+    history: "LearningCurve"
 
     def first_turns(self, place: int) -> list[float]:
         """Return the first-turn success of each held-out problem in the evaluation with index `place`."""
@@ -119,7 +119,7 @@ class Experiment:
         from flows.math_mt_ppo import math_mt_ppo
         from storage import layout
         from storage.objects.store import Store
-        from tasks.evaluate.history import read_history
+        from tasks.evaluate.learning_curve import read_learning_curve
         from tasks.problems import fingerprint, load_problems
         from tasks.score.scoring import scorer_fingerprint
 
@@ -129,7 +129,7 @@ class Experiment:
         config = load(self.config, settings)
         held_out = layout.problems(fingerprint(load_problems(config.problems.held_out, 0.0).problems))
         scorer, cache = scorer_fingerprint(config.score), Path(config.storage.cache)
-        return Result(arm.name, seed, read_history(Store(root), config, scorer, held_out, cache))
+        return Result(arm.name, seed, read_learning_curve(Store(root), config, scorer, held_out, cache))
 
     def report(self, results: Sequence[Result]) -> str:
         """Write a Markdown table of the held-out first-turn accuracy after the last update and explaining metrics."""

@@ -26,7 +26,7 @@ from flows.score import score
 from flows.train import train
 from storage import layout
 from storage.errors import LeaseHeldError, StorageError
-from storage.logs import holders
+from storage.logs import leases
 from storage.logs.leases import Lease
 from storage.objects.store import Store
 from storage.versions import checkpoints, datasets, manifests
@@ -428,7 +428,7 @@ def test_a_cancelled_run_is_cancelled(served: Path, overrides: list[str], tmp_pa
     while not manifests.committed(Store(f"{tmp_path}/var"), layout.checkpoint("smoke", 1)):
         time.sleep(0.1)
     prefect(served, "-m", "prefect", "flow-run", "cancel", run)
-    while holders.is_held(Store(f"{tmp_path}/var"), "smoke"):  # until its process has ended
+    while leases.is_held(Store(f"{tmp_path}/var"), "smoke"):  # until its process has ended
         time.sleep(0.1)
     states = set[str]()
     deadline = time.monotonic() + 120

@@ -23,7 +23,7 @@ from storage.maintenance.check_logs import check_logs
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.versions import aliases, checkpoints, manifests
-from storage.versions.journal import shards
+from storage.versions.drafts import shards
 from tasks.audit.record import read_audit
 from tasks.inference.engine import Engine
 from tests.conftest import INFERENCE

@@ -16,7 +16,7 @@ import pytest
 from configs import load
 from flows.launch import prefect_server
 from storage import layout
-from storage.logs import holders
+from storage.logs import leases
 from storage.logs.log import Log
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
@@ -36,7 +36,7 @@ SETTINGS = [f"rollout.rows_per_shard={SAMPLES}", "evaluation.every=10", "score.r
 
 BOTH: tuple[Literal["before"], Literal["after"]] = ("before", "after")
 EPISODE = "tasks.rollout.collector:Collector._episode"
-SHARD = "storage.versions.journal:JournaledDraft.add_shard"
+SHARD = "storage.versions.drafts:JournaledDraft.add_shard"
 SCORE = "tasks.score.scoring:_score"
 STEP = "tasks.train.step:Stepper.take"
 SAVE = "tasks.train.trainer:Trainer.save"
@@ -147,7 +147,7 @@ def assert_whole(witness: Witness, tmp_path: Path) -> None:
     latest = aliases.current(store, "smoke/latest")
     assert latest
     assert latest.version == last
-    assert holders.is_held(store, "smoke") is None
+    assert leases.is_held(store, "smoke") is None
     tokens = [
         manifests.read(store, layout.checkpoint("smoke", number)).fence for number in range(witness.iterations + 1)
     ]

@@ -38,7 +38,7 @@ OVERRIDES = [
 ]
 EASY = "retrain.gate={least_gain: -1, margin: 1, max_kl: 1000, max_length_ratio: 1000, max_truncated_gain: 1}"
 UPDATE = "tasks.train.trainer:Trainer.update"
-SHARD = "storage.versions.journal:JournaledDraft.add_shard"
+SHARD = "storage.versions.drafts:JournaledDraft.add_shard"
 KILLED = -signal.SIGKILL
 
 

@@ -15,7 +15,7 @@ from storage.errors import StorageError
 from storage.logs import catalog
 from storage.maintenance import gc as garbage
 from storage.maintenance.check_logs import check_logs
-from storage.maintenance.retention import KINDS, Rules
+from storage.maintenance.gc import KINDS, Rules
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.records import EXCLUSION_SCHEMA, Exclusion, Problem
@@ -31,9 +31,8 @@ from tasks.problems.exclusions import (
     read_exclusions,
     set_aside,
 )
-from tasks.provenance.answers import Unknown
 from tasks.provenance.proposals import propose_ids, propose_problem
-from tasks.provenance.questions import trained_on, training_data
+from tasks.provenance.questions import Unknown, trained_on, training_data
 from tasks.run.opening import open_leased
 from tests.support.chain_helpers import rewrite_shard
 from tests.support.provenance_helpers import ONE, OTHER, TWO, Call, Place, Played, caller, two_runs
@@ -232,8 +231,8 @@ def test_other_versions_than_exclusions_are_refused_before_a_run_starts(store: S
 
 
 @pytest.fixture
-def call(family: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(family.store, monkeypatch, capfd)
+def call(family: Place) -> Call:
+    return caller(family.store)
 
 
 def test_the_command_says_how_to_use_what_it_made(family: Place, call: Call, tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ from storage.records import Fault, Problem, Status
 from storage.versions import aliases, manifests
 from tasks.audit.__main__ import COMMANDS
 from tasks.problems.difference import key
-from tasks.provenance.answers import FirstTrained, Unknown
-from tasks.provenance.questions import affected, trained_on, training_data
+from tasks.provenance.questions import FirstTrained, Unknown, affected, trained_on, training_data
 from tasks.train.samples import build_samples, within_staleness
 from tests.support.provenance_helpers import ONE, OTHER, TWO, Call, Place, Played, caller, two_runs
 from tests.support.train_helpers import make_scores, make_trajectory
@@ -279,8 +278,8 @@ def test_what_a_wrong_gold_answer_affects(family: Place, tmp_path: Path) -> None
 
 
 @pytest.fixture
-def call(family: Place, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    return caller(family.store, monkeypatch, capfd)
+def call(family: Place) -> Call:
+    return caller(family.store)
 
 
 def test_commands_answer_people_and_scripts(call: Call) -> None:

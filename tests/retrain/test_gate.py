@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.evaluate import Gate
-from tasks.evaluate.comparison import compare
-from tasks.evaluate.outcomes import Outcome
+from tasks.evaluate.outcomes import Outcome, compare
 from tasks.retrain.gate import Decision, GateCheck, GateEvidence, decide
 
 CLIMBING = [0.3, 0.4, 0.5, 0.5, 0.6, 0.7]

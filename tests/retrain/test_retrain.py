@@ -21,8 +21,8 @@ from storage.version_names import PolicyVersion
 from storage.versions import aliases, datasets, manifests
 from storage.versions.aliases import Move
 from tasks.retrain.commands import explain, give_up, nights, retry, roll_back
-from tasks.retrain.gate_task import crown_first, decide
-from tasks.retrain.timeline import read_timeline
+from tasks.retrain.report import read_timeline
+from tasks.retrain.task import crown_first, decide
 from tasks.run.workspace import Workspace
 from tests.conftest import MadeOnce
 from tests.support.paths import ROOT
@@ -438,7 +438,7 @@ def test_a_clock_that_jumps(promoted: Place, monkeypatch: pytest.MonkeyPatch) ->
     promoted.arrive("b", range(8, 12))
     now = time.time
     monkeypatch.setattr("storage.logs.nights.now", lambda: "2001-01-01T00:00:00+00:00")
-    monkeypatch.setattr("tasks.retrain.night_task.now", lambda: "2001-01-01T00:00:00+00:00")
+    monkeypatch.setattr("tasks.retrain.task.now", lambda: "2001-01-01T00:00:00+00:00")
     monkeypatch.setattr(time, "time", lambda: now() - 365 * 86400)
     assert promoted.night(*PROMOTE, "run.max_minutes=60") == "promoted"
     assert [event.label for event in read_timeline(promoted.store, promoted.config())] == [

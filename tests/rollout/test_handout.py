@@ -21,8 +21,7 @@ from storage.objects.store import Store
 from storage.records import Problem, Trajectory
 from storage.versions import datasets, manifests
 from storage.versions.checkpoints import Canary, Checkpoint
-from storage.versions.drafts import Draft, Provenance
-from storage.versions.journal import JournaledDraft
+from storage.versions.drafts import Draft, JournaledDraft, Provenance
 from storage.versions.manifests import Manifest
 from tasks.agents.chat import Chat
 from tasks.rollout.plan import RolloutPlan, draw

@@ -19,8 +19,7 @@ from storage.records import TRAJECTORY_SCHEMA, Problem, Trajectory
 from storage.versions import datasets, manifests
 from storage.versions.checkpoints import Canary, Checkpoint
 from storage.versions.datasets import ShardWriter
-from storage.versions.drafts import Draft, Provenance
-from storage.versions.journal import JournaledDraft
+from storage.versions.drafts import Draft, JournaledDraft, Provenance
 from storage.versions.manifests import Manifest
 from tasks.agents.chat import Chat
 from tasks.inference.api import Completion, GenerationConfig, InferenceError

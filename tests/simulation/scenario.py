@@ -17,8 +17,7 @@ from storage.logs.leases import Lease
 from storage.objects.store import Store
 from storage.records import Problem
 from storage.version_names import PolicyVersion
-from storage.versions.drafts import Draft, Provenance
-from storage.versions.journal import JournaledDraft
+from storage.versions.drafts import Draft, JournaledDraft, Provenance
 from storage.versions.manifests import Manifest
 from tasks.inference.api import GenerationConfig
 from tasks.rollout import outcomes

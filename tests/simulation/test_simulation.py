@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from storage.versions import journal, manifests
+from storage.versions import drafts, manifests
 from tests.simulation.__main__ import main
 from tests.simulation.clock import VirtualLoop, World
 from tests.simulation.cluster import Scenario
@@ -30,7 +30,7 @@ def test_every_group_is_stored_once(outcome: Outcome) -> None:
     """Nothing is lost and nothing is stored twice, although workers were lost with groups that they played or held."""
     assert outcome.cluster.lost > 5
     assert outcome.cluster.wasted > 0
-    entered = journal.shards(outcome.store, VERSION)
+    entered = drafts.shards(outcome.store, VERSION)
     stored = [note["problem_id"] for shard in entered.values() for note in shard.notes]
     groups = SCENARIO.episodes // SCENARIO.group_size
     assert sorted(stored) == sorted(f"problem {number}" for number in range(groups))
@@ -39,7 +39,7 @@ def test_every_group_is_stored_once(outcome: Outcome) -> None:
 def test_the_manifest_counts_each_episode_once(outcome: Outcome) -> None:
     """The committed manifest names the shards of the journal, with all rows and the metrics of all groups."""
     manifest = manifests.read(outcome.store, VERSION)
-    assert {file.path for file in manifest.files} == journal.shards(outcome.store, VERSION).keys()
+    assert {file.path for file in manifest.files} == drafts.shards(outcome.store, VERSION).keys()
     assert manifest.rows == manifest.metrics["episodes"] == SCENARIO.episodes
     assert manifest.metrics["status"] == {"completed": SCENARIO.episodes}
     assert manifest.metrics["generated_tokens"] == 700 * SCENARIO.episodes

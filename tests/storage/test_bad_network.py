@@ -2,6 +2,8 @@
 
 import os
 import socket
+import subprocess
+import sys
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +18,13 @@ from storage.errors import UnavailableError
 from storage.logs import catalog
 from storage.logs.log import Log
 from storage.maintenance.verify import verify
-from storage.objects.retries import is_transient
-from storage.objects.s3 import PART_BYTES
+from storage.objects.s3 import PART_BYTES, is_transient
 from storage.objects.store import Store
 from storage.records import SCORE_SCHEMA, Score
 from storage.versions import aliases, datasets
 from storage.versions.drafts import Draft, Provenance
 from tests.support.fault_proxy import ALL, FaultProxy
+from tests.support.paths import ROOT
 from tests.support.s3_server import Endpoint, Rgw, make_bucket
 from tests.support.soak import scaled
 
@@ -175,3 +177,20 @@ def test_retries_end_after_patience_s(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "nobody")
     with pytest.raises(UnavailableError, match=r"s3://bucket/a: no success within 1 s.*are safe"):
         Store("s3://bucket", request_timeout_s=1, patience_s=1).read("a")
+
+
+READ = """
+import sys
+from storage.objects.store import Store
+from tests.support.wrong_clock import set_clock_ahead
+set_clock_ahead(float(sys.argv[2]))
+Store(sys.argv[1]).read("runs/x")
+"""
+
+
+@pytest.mark.parametrize(("seconds", "said"), [(3600, "60 minutes ahead of"), (-3600, "60 minutes behind")])
+def test_the_clock_is_named(bucket: str, seconds: int, said: str) -> None:
+    """S3 refuses what a host with a wrong clock signs; the message says that it is the clock."""
+    command = [sys.executable, "-c", READ, f"s3://{bucket}/x", str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert f"The clock of this host is {said} the server's" in done.stderr

@@ -1,6 +1,7 @@
 """The commands of `python -m storage`: their output for people and scripts, and their exit status."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,16 +19,13 @@ from storage.objects.store import Store
 from storage.versions import aliases
 from storage.versions.drafts import Draft, Provenance
 from tests.support.paths import ROOT
-
-pytestmark = pytest.mark.slow
+from tests.support.programs import call_program
 
 
 def call(root: str, *arguments: str, status: int = 0) -> str:
     """Run a command and check its exit status. Return standard output; if `status` is not 0, also standard error."""
-    command = [sys.executable, "-m", "storage", "--root", root, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout + (done.stderr if status else "")
+    out, errors = call_program(main, "--root", root, *arguments, status=status)
+    return out + (errors if status else "")
 
 
 def data(root: str, *arguments: str, status: int = 0) -> Any:
@@ -36,9 +34,10 @@ def data(root: str, *arguments: str, status: int = 0) -> Any:
     return json.JSONDecoder().raw_decode(printed)[0]
 
 
-@pytest.fixture
-def filled(store: Store) -> Store:
-    """Return a store with a run: two checkpoints, the data set between them, and the alias `r/latest`."""
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a store with a run: two checkpoints, the data set between them, and the alias `r/latest`."""
+    store = Store(str(tmp_path_factory.mktemp("filled")))
 
     def commit(version: str, kind: Any, parents: list[str], eps: float, metrics: dict[str, Any]) -> None:
         with Draft(store, version, kind) as draft:
@@ -58,7 +57,12 @@ def filled(store: Store) -> Store:
         {"loss": 0.25, "[x]": 1},
     )
     aliases.advance(store, "r/latest", layout.checkpoint("r", 1))
-    return store
+    return Path(store.root)
+
+
+@pytest.fixture
+def filled(template: Path, tmp_path: Path) -> Store:
+    return Store(str(shutil.copytree(template, tmp_path / "root")))
 
 
 def test_ls(filled: Store) -> None:
@@ -160,9 +164,11 @@ def test_mistakes_are_reported_without_a_traceback(filled: Store, arguments: lis
 
 
 def test_help() -> None:
-    """Every command prints its usage."""
+    """Every command prints its usage, also in a process of its own."""
     for command in COMMANDS:
-        assert "usage: python -m storage" in call(".", command, "--help")
+        assert f"usage: python -m storage {command}" in call(".", command, "--help")
+    command_line = [sys.executable, "-m", "storage", "--help"]
+    assert "usage: python -m storage" in subprocess.run(command_line, cwd=ROOT, capture_output=True, text=True).stdout
 
 
 def test_repair_under_its_former_name(filled: Store) -> None:
@@ -218,8 +224,6 @@ def test_alias_names_damage_and_lists_the_rest(filled: Store) -> None:
         ("ls", Path.exists),
         ("ls", Path.mkdir),
         ("verify", Path.exists),
-        ("alias", Path.exists),
-        ("gc", Path.exists),
         ("mend", Path.exists),
         ("show runs/r/run", Path.exists),
     ],
@@ -251,29 +255,17 @@ def test_a_prefix_without_objects_is_refused(any_store: Store) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("gc --keep-last -1", "argument --keep-last: '-1' is not a whole number of at least 1"),
         ("gc --keep-last 0", "argument --keep-last: '0' is not a whole number of at least 1"),
-        ("gc --keep-every -2", "argument --keep-every: '-2' is not a whole number of at least 0"),
         ("gc --older-than-hours nan", "argument --older-than-hours: 'nan' is not a number of at least 0"),
-        ("gc --older-than-hours inf", "argument --older-than-hours: 'inf' is not a number of at least 0"),
-        ("gc --older-than-hours -1", "argument --older-than-hours: '-1' is not a number of at least 0"),
         ("gc --older-than-hours x", "argument --older-than-hours: 'x' is not a number of at least 0"),
-        ("ls -n -1", "argument -n/--last: '-1' is not a whole number of at least 1"),
         ("ls -n x", "argument -n/--last: 'x' is not a whole number of at least 1"),
         ("ls -n 9999999999", "argument -n/--last: '9999999999' is too large: 1,000,000,000 at most"),
-        ("alias set a b --expect -2", "argument --expect: '-2' is not a whole number of at least -1"),
         ("alias rollback a --to -1", "argument --to: '-1' is not a whole number of at least 0"),
     ],
 )
-def test_meaningless_numbers_are_refused(
-    line: str, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_meaningless_numbers_are_refused(line: str, message: str) -> None:
     """The command ends with status 2 before it opens the store.
 
     Otherwise it would keep more or fewer versions than intended, or fail with an obscure error.
     """
-    monkeypatch.setattr(sys, "argv", ["storage", "--root", "nowhere", *line.split()])
-    with pytest.raises(SystemExit) as raised:
-        main()
-    assert raised.value.code == 2
-    assert message in capsys.readouterr().err
+    assert message in call("nowhere", *line.split(), status=2)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.errors import DamagedError
-from storage.versions import deltas
-from storage.versions.deltas import apply_deltas, result_of, write_delta
+from storage.versions import serving_copies
+from storage.versions.serving_copies import apply_deltas, result_of, write_delta
 
 FILES = st.lists(st.binary(max_size=40), min_size=2, max_size=4)
 
@@ -21,7 +21,7 @@ FILES = st.lists(st.binary(max_size=40), min_size=2, max_size=4)
 def test_one_after_the_other_they_make_the_last_file(contents: list[bytes], batch: int) -> None:
     """Also if files grow: then what the shorter one lacks counts as zeros."""
     contents = sorted(contents, key=len)
-    with TemporaryDirectory() as name, patch.object(deltas, "_NUMBERS", batch):
+    with TemporaryDirectory() as name, patch.object(serving_copies, "_NUMBERS", batch):
         folder = Path(name)
         files = [folder / f"file-{number}" for number in range(len(contents))]
         for file, content in zip(files, contents, strict=True):

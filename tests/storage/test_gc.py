@@ -12,19 +12,18 @@ from safetensors.numpy import save_file
 
 from storage import layout
 from storage.errors import LeaseLostError, StorageError
-from storage.logs import holders
+from storage.logs import leases
 from storage.logs.leases import Lease
 from storage.logs.log import Log
 from storage.maintenance import gc as garbage
-from storage.maintenance.retention import Rules
+from storage.maintenance.gc import Rules
 from storage.maintenance.verify import verify
 from storage.objects.seal import seal
 from storage.objects.store import Store
 from storage.processes import own_identity
 from storage.versions import aliases, manifests
-from storage.versions.drafts import Draft, Provenance
+from storage.versions.drafts import Draft, JournaledDraft, Provenance
 from storage.versions.fetch import fetch
-from storage.versions.journal import JournaledDraft
 from storage.versions.manifests import read
 
 NOW = Rules(older_than_s=0)
@@ -83,15 +82,15 @@ def test_the_last_and_every_mth_stay(any_store: Store, tmp_path: Path) -> None:
     assert garbage.plan(any_store, rules) == []
 
 
-def test_what_an_alias_needs_stays(any_store: Store) -> None:
+def test_what_an_alias_needs_stays(store: Store) -> None:
     """An alias keeps its version and all ancestors of it; with `with_ancestors=False` only the version."""
-    versions = chain(any_store, "r", 8)
-    aliases.move(any_store, "champion", versions[4], None)
-    aliases.advance(any_store, "r/latest", versions[7])  # the pipeline's own alias keeps only its version
-    garbage.collect(any_store, Rules(keep_last=1))
-    assert with_data(any_store, versions) == [0, 1, 2, 3, 4, 7]
-    garbage.collect(any_store, Rules(keep_last=1, with_ancestors=False))
-    assert with_data(any_store, versions) == [0, 4, 7]
+    versions = chain(store, "r", 8)
+    aliases.move(store, "champion", versions[4], None)
+    aliases.advance(store, "r/latest", versions[7])  # the pipeline's own alias keeps only its version
+    garbage.collect(store, Rules(keep_last=1))
+    assert with_data(store, versions) == [0, 1, 2, 3, 4, 7]
+    garbage.collect(store, Rules(keep_last=1, with_ancestors=False))
+    assert with_data(store, versions) == [0, 4, 7]
 
 
 def test_data_sets_are_collected_only_if_asked(store: Store) -> None:
@@ -126,7 +125,7 @@ def test_a_live_run_is_not_touched(any_store: Store) -> None:
     garbage.collect(any_store, Rules(keep_last=1, older_than_s=0))
     assert with_data(any_store, versions) == [0, 5]
     assert not any_store.exists(draft.files[0].path)
-    assert holders.is_held(any_store, "r") is None
+    assert leases.is_held(any_store, "r") is None
 
 
 def test_leftovers_go_when_old(store: Store) -> None:

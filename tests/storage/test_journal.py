@@ -13,8 +13,7 @@ from storage.objects.store import Store
 from storage.records import TRAJECTORY_SCHEMA, Trajectory
 from storage.versions import datasets
 from storage.versions.datasets import ShardWriter
-from storage.versions.drafts import Draft, Provenance, Shard
-from storage.versions.journal import JournaledDraft
+from storage.versions.drafts import Draft, JournaledDraft, Provenance, Shard
 from tests.support.train_helpers import make_trajectory
 
 VERSION = "runs/r/trajectories/000000"

@@ -61,16 +61,6 @@ def test_entries_are_numbered_and_stay(any_store: Store) -> None:
     assert [other.read(number)["value"] for number in range(other.length())] == list(range(5))
 
 
-def test_a_number_is_taken_once(any_store: Store) -> None:
-    """`put` succeeds for one writer of a number, which then knows that no other entry came between."""
-    log = Log(any_store, "some/log")
-    assert log.put(0, {"by": "first"})
-    assert not log.put(0, {"by": "second"})
-    newest = log.last()
-    assert newest
-    assert newest[1]["by"] == "first"
-
-
 def test_writers_at_the_same_time_lose_nothing(any_store: Store) -> None:
     """If eight threads append, every entry is stored once, and the numbers have no gap."""
 

@@ -10,8 +10,7 @@ from storage.errors import LeaseLostError, StorageError
 from storage.logs.leases import Lease
 from storage.logs.log import Log
 from storage.logs.nights import End, Night, Nights
-from storage.maintenance.check_logs import check_logs
-from storage.maintenance.repair import repair
+from storage.maintenance.check_logs import check_logs, repair
 from storage.objects.store import Store
 from storage.processes import own_identity
 from tasks.retrain.planning import Memory, remembered

@@ -14,17 +14,16 @@ from safetensors.numpy import save_file
 from storage import layout
 from storage.errors import DamagedError
 from storage.maintenance import gc as garbage
-from storage.maintenance.retention import Rules
+from storage.maintenance.gc import Rules
 from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, manifests, serving_copies
 from storage.versions.checkpoints import Canary
-from storage.versions.deltas import write_delta
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.fetch import fetch_in_turn
 from storage.versions.model_files import INDEX
-from storage.versions.serving_copies import ServingCopy, add_copy
+from storage.versions.serving_copies import ServingCopy, add_copy, write_delta
 
 CANARY = Canary([1, 2], [-1.0])
 NUMBERS = 40_000
@@ -147,20 +146,6 @@ def test_a_node_that_joins_fetches_the_last_whole_copy_and_the_deltas_since(
     assert fetched().keys() == {"5 serving", "6 delta", "7 delta"}
 
 
-def test_a_node_that_missed_some_versions_fetches_their_deltas(
-    chain: Chain, fetched: Callable[[], dict[str, int]]
-) -> None:
-    chain.serve(2)
-    fetched()
-    assert chain.serve(4) == "serving"
-    assert fetched().keys() == {"3 delta", "4 delta"}
-
-
-def test_the_trainers_host_fetches_nothing(chain: Chain, fetched: Callable[[], dict[str, int]]) -> None:
-    assert chain.serve(7, "trainer") == "serving"
-    assert fetched() == {}
-
-
 def test_a_trainer_elsewhere_goes_on(chain: Chain, fetched: Callable[[], dict[str, int]]) -> None:
     """Its first delta needs the parent's copy, which it fetches as a node does."""
     chain.add(cache="another host")
@@ -242,15 +227,6 @@ def test_verify_finds_a_delta_that_does_not_make_the_copy(chain: Chain, monkeypa
     findings = verify(chain.store, [chain.version(8)], deep=True).findings
     wrong = [finding.version for finding in findings if "makes another file than it says" in finding.problem]
     assert wrong == [chain.version(8)]
-
-
-def test_files_of_several_ranks(tmp_path: Path, fetched: Callable[[], dict[str, int]]) -> None:
-    names = ("model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors")
-    chain = Chain(tmp_path, files=names)
-    for _ in range(3):
-        chain.add()
-    assert [chain.serve(number) for number in (1, 2, 3)] == ["serving"] * 3
-    assert fetched().keys() == {"1 serving", "2 delta", "3 delta"}
 
 
 def test_processes_with_one_cache_fetch_each_object_once(chain: Chain, fetched: Callable[[], dict[str, int]]) -> None:

@@ -10,7 +10,7 @@ import sysconfig
 from pathlib import Path
 
 from storage import interrupts
-from storage.commands.arguments import Parser
+from storage.commands.program import Parser
 
 
 def overlay_python(folder: Path, requirements: Path) -> Path:

@@ -1,13 +1,9 @@
 """Hand-made runs without model and engine, for tests of which policies were trained on which problems."""
 
-import signal
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from storage import layout
 from storage.objects.seal import seal
@@ -19,6 +15,7 @@ from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
 from tasks.audit.__main__ import main
 from tasks.problems import fingerprint
+from tests.support.programs import call_program
 from tests.support.train_helpers import make_scores, make_trajectory
 
 ONE, TWO = Problem("1", "What is 1 + 1?", ["2"]), Problem("2", "What is 2 + 2?", ["4"])
@@ -130,23 +127,14 @@ def two_runs(place: Place) -> Place:
 Call = Callable[..., str]
 
 
-def caller(store: Store, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+def caller(store: Store) -> Call:
     """Return a function that runs `python -m tasks.audit` on `store` in this process and returns what it prints.
 
     For a `status` other than 0 it returns the output on standard error.
     """
 
     def call(*arguments: str, status: int = 0) -> str:
-        monkeypatch.setattr(sys, "argv", ["audit", "--root", store.root, *arguments])
-        before = signal.getsignal(signal.SIGPIPE)
-        try:
-            code: object = main()
-        except SystemExit as ended:  # argparse exits after help and after a wrong command
-            code = ended.code
-        finally:
-            signal.signal(signal.SIGPIPE, before)
-        printed = capfd.readouterr()
-        assert code == status, printed
-        return printed.err if status else printed.out
+        out, errors = call_program(main, "--root", store.root, *arguments, status=status)
+        return errors if status else out
 
     return call

@@ -200,7 +200,7 @@ def check_caches(folder: Path, root: str) -> None:
     config = run.config(*hosts, "ppo.parallel.replicate=2", f"storage.cache={cache}", "storage.cache_gib=1e-9")
     mesh = Mesh.of(config.ppo.parallel, "cpu", config.trainer)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("storage.objects.cache.RECENT_S", -60.0)
+        patch.setattr("storage.versions.fetch.RECENT_S", -60.0)
         VersionTrainer(config, Trainer.of(config, mesh), mesh).update(run.order(0), print, "nonce")
     assert [*(cache / run.policy(0)).rglob("*.safetensors")]
     assert [*(cache / run.policy(1)).rglob("*.safetensors")]

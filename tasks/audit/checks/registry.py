@@ -7,7 +7,7 @@ from pathlib import Path
 
 from configs.audit import Audit, Checks
 from storage import layout
-from storage.logs.holders import is_held
+from storage.logs.leases import is_held
 from storage.objects.store import Store
 from storage.versions import manifests
 from tasks.audit.database import AuditDatabase

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from configs.audit import Audit
-from storage.commands.output import Output
+from storage.commands.program import Output
 from storage.logs import catalog
 from storage.objects.store import Store
 from storage.versions import manifests

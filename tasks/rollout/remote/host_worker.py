@@ -6,13 +6,12 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 from configs import Config
-from storage.objects.cache import trim_to_limit
 from storage.objects.store import Store
 from storage.records import Problem
 from storage.version_names import PolicyVersion
 from storage.versions import checkpoints, datasets
 from storage.versions.checkpoints import Checkpoint
-from storage.versions.fetch import Fetching, fetch_all
+from storage.versions.fetch import Fetching, fetch_all, trim_to_limit
 from tasks.inference.engine import Engine
 from tasks.rollout.remote.messages import Failure, Orders, Report
 from tasks.rollout.remote.worker import Worker

@@ -16,8 +16,7 @@ from pathlib import Path
 from configs import Config, ConfigError, load
 from configs.cluster import Trainer
 from storage import interrupts
-from storage.commands.arguments import Parser, whole
-from storage.commands.output import print_error
+from storage.commands.program import Parser, print_error, whole
 from tasks.train.ranks.host import HostRanks, was_killed
 
 _PAUSE_S = 10.0

@@ -14,7 +14,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 from storage import interrupts
-from storage.commands.arguments import Parser, whole
+from storage.commands.program import Parser, whole
 from tests.benchmarks.fixtures import Lab
 from tests.benchmarks.peers import processes
 from tests.benchmarks.peers.sides import Side, check_same_work, ratios

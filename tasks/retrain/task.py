@@ -1,34 +1,41 @@
-"""Tasks: open and end a night of retraining."""
+"""Tasks of a night of retraining, in their order: open it, compare challenger and champion, promote, end it, report it.
+
+A report is a Markdown artifact, files, a plot, and Prefect events that can trigger automations.
+"""
 
 from collections.abc import Sequence
+from typing import Any
 
 from prefect import get_run_logger, task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.cache_policies import NO_CACHE
+from prefect.events import emit_event
 
 from storage import layout
-from storage.errors import DamagedError
+from storage.errors import AliasMovedError, DamagedError
 from storage.logs.nights import End, Ending, Night, Nights, Record, now
 from storage.records import Problem
-from storage.version_names import DecisionVersion, PolicyVersion, ProblemsVersion
+from storage.version_names import DecisionVersion, PolicyVersion, ProblemsVersion, ScoresVersion
 from storage.versions import aliases, checkpoints, manifests
 from storage.versions.aliases import Move
+from storage.versions.drafts import Draft
+from storage.versions.lineage import trained_on
+from tasks.evaluate.summary import rendered, table
 from tasks.problems.contamination import describe, find_overlaps
 from tasks.problems.difference import key, new_problems, not_superseded, union
 from tasks.problems.exclusions import read_exclusions
 from tasks.problems.problem_set import NoFilesError
 from tasks.problems.task import commit_problems, import_sets, load_source, read_problems
-from tasks.retrain.planning import (
-    Chosen,
-    Memory,
-    check_sets,
-    choose,
-    night_config,
-    night_run,
-    night_seed,
-    pinned_sets,
-    remembered,
-)
+from tasks.retrain import gate, planning
+from tasks.retrain.evidence import gather, summary_of
+from tasks.retrain.report import alarms, check_rows, night_markdown, timeline_rows, write_timeline
 from tasks.run.workspace import Workspace
+from tasks.train.orders import DistanceOrder, OrderedTrainer
+
+Evaluations = dict[PolicyVersion, dict[str, list[ScoresVersion]]]
+"""Versions of scores by policy and name of the set, see `tasks.evaluate.task.evaluate_sets`."""
+EVENTS = "math-mt-ppo.retrain"
+"""Prefix of the events: `.promoted`, `.rejected`, `.overtaken`, `.alarm`, `.nothing-new`."""
 
 
 def nights_of(workspace: Workspace) -> Nights:
@@ -62,14 +69,14 @@ def open_night(workspace: Workspace) -> Record | None:
 def _plan(workspace: Workspace, records: Sequence[Record]) -> Night | None:
     config, least = workspace.config, workspace.config.retrain.min_new
     champion, sets = standing_champion(workspace), import_sets(workspace)
-    check_sets(sets, pinned_sets(records, config))
+    planning.check_sets(sets, planning.pinned_sets(records, config))
     incoming, seen = _incoming(workspace), read_version(workspace, records[-1].night.seen if records else None)
     new = new_problems(incoming, seen)
-    memory = remembered(records, PolicyVersion(champion.version) if champion else None)
+    memory = planning.remembered(records, PolicyVersion(champion.version) if champion else None)
     if len(new) < least and not memory.retried:
         return None
     number = records[-1].night.number + 1 if records else 1
-    _refuse_existing(workspace, night_run(config, number))
+    _refuse_existing(workspace, planning.night_run(config, number))
     chosen, dropped = _choose(workspace, number, new, memory, sets)
     if not chosen.fresh or (len(chosen.new) < least and not memory.retried):
         return None
@@ -77,14 +84,14 @@ def _plan(workspace: Workspace, records: Sequence[Record]) -> Night | None:
 
 
 def _choose(
-    workspace: Workspace, number: int, new: Sequence[Problem], memory: Memory, sets: dict[str, ProblemsVersion]
-) -> tuple[Chosen, int]:
+    workspace: Workspace, number: int, new: Sequence[Problem], memory: planning.Memory, sets: dict[str, ProblemsVersion]
+) -> tuple[planning.Chosen, int]:
     """Choose the night's problems; count the new ones that were left out because evaluation sets hold them."""
     waiting = union(*(read_problems(workspace, version) for version in memory.waiting))
     candidates = [new, waiting, read_version(workspace, memory.accepted)]
     pools = keep_apart(workspace, sets, *(_without_excluded(workspace, problems) for problems in candidates))
-    seed = night_seed(workspace.config, number)
-    return choose(*pools, share=workspace.config.retrain.replay, seed=seed), len(new) - len(pools[0])
+    seed = planning.night_seed(workspace.config, number)
+    return planning.choose(*pools, share=workspace.config.retrain.replay, seed=seed), len(new) - len(pools[0])
 
 
 def _without_excluded(workspace: Workspace, problems: Sequence[Problem]) -> list[Problem]:
@@ -98,8 +105,8 @@ def _night(
     workspace: Workspace,
     number: int,
     champion: Move | None,
-    memory: Memory,
-    chosen: Chosen,
+    memory: planning.Memory,
+    chosen: planning.Chosen,
     dropped: int,
     seen: Sequence[Problem],
     sets: dict[str, ProblemsVersion],
@@ -108,7 +115,7 @@ def _night(
     version = commit_problems(workspace, chosen.problems, {"night": number})
     return Night(
         number=number,
-        run=night_run(config, number),
+        run=planning.night_run(config, number),
         champion=begins,
         move=champion.number if champion else None,
         problems=version,
@@ -117,7 +124,7 @@ def _night(
         seen=commit_problems(workspace, union(seen), {"night": number, "seen": True}),
         counts={**chosen.counts, "dropped": dropped},
         sets=sets,
-        config=night_config(config, workspace.store, number, begins, version, sets),
+        config=planning.night_config(config, workspace.store, number, begins, version, sets),
         at=now(),
     )
 
@@ -189,6 +196,89 @@ def read_version(workspace: Workspace, version: str | None) -> list[Problem]:
     return read_problems(workspace, version) if version else []
 
 
+@task(name="crown-first", cache_policy=NO_CACHE)
+def crown_first(workspace: Workspace, night: Night) -> PolicyVersion:
+    """Return the champion that the night's challenger must beat; without a champion, policy version 0 becomes it."""
+    if night.champion:
+        return night.champion
+    alias, first = workspace.config.retrain.champion, layout.checkpoint(workspace.name, 0)
+    if aliases.current(workspace.store, alias) is None:
+        aliases.move(workspace.store, alias, first, None, "first champion", workspace.label)
+    return first
+
+
+@task(name="measure-distance", cache_policy=NO_CACHE)
+def measure_distance(
+    workspace: Workspace, trainer: OrderedTrainer, champion: PolicyVersion, challenger: PolicyVersion
+) -> float | None:
+    """Compute the mean KL in nats per token of challenger and champion, at the night's last trajectories' tokens."""
+    last = challenger.number - 1
+    if last < 0:
+        return None
+    trajectories, scores = trained_on(workspace.store, workspace.name, last)
+    return trainer.distance(DistanceOrder(challenger, champion, trajectories, scores))
+
+
+@task(name="decide", cache_policy=NO_CACHE)
+def decide(
+    workspace: Workspace,
+    retraining: Workspace,
+    champion: PolicyVersion,
+    challenger: PolicyVersion,
+    evaluations: Evaluations,
+    distance: float | None,
+) -> DecisionVersion:
+    """Commit the gate's decision with all its numbers, unless it exists, and return its version.
+
+    The log of the `retraining` says how many gates have looked at the target set before. The parents are champion,
+    challenger and the scores that were compared.
+    """
+    store, version = workspace.store, layout.decision(workspace.name)
+    if manifests.committed(store, version):
+        return version
+    settings = workspace.config.retrain.gate
+    look = planning.looks(Nights(retraining.store, retraining.name).read())
+    training, evidence = gather(store, workspace.cache, champion, challenger, evaluations, distance, look, settings)
+    numbers: dict[str, Any] = {
+        "champion": champion,
+        "challenger": challenger,
+        **gate.decide(evidence, settings).as_dict(),
+        "gate": settings.model_dump(mode="json"),
+        "comparisons": evidence.comparisons,
+        "accuracy": {
+            policy: {name: summary_of(store, versions) for name, versions in sets.items()}
+            for policy, sets in evaluations.items()
+        },
+        "training": {"solved": training.solved, "tokens": training.tokens},
+        "distance": distance,
+        "failed_verdicts": evidence.failed_verdicts,
+    }
+    compared = [scores for sets in evaluations.values() for versions in sets.values() for scores in versions]
+    with Draft(store, version, "decision") as draft:
+        draft.commit(workspace.provenance(), list(dict.fromkeys([champion, challenger, *compared])), numbers)
+    return version
+
+
+@task(name="promote", cache_policy=NO_CACHE)
+def promote(workspace: Workspace, night: Night, decision: DecisionVersion) -> Ending:
+    """Point the champion's alias at the challenger, if the gate promotes it and the alias was not moved meanwhile."""
+    numbers = manifests.read(workspace.store, decision).metrics
+    if not numbers["promote"]:
+        return "rejected"
+    store, alias = workspace.store, workspace.config.retrain.champion
+    moves, base = aliases.history(store, alias), night.move or 0
+    if [move.version for move in moves[base : base + 2]] == [numbers["champion"], numbers["challenger"]]:
+        return "promoted"  # an earlier flow run of this night moved the alias; later moves do not matter
+    try:
+        if [move.version for move in moves[base:]] != [numbers["champion"]]:
+            raise AliasMovedError(f"alias {alias!r} was moved by another writer while the night lasted")
+        aliases.move(store, alias, numbers["challenger"], base, f"night {night.number}: better", workspace.label)
+    except AliasMovedError as error:
+        get_run_logger().error("%s. The challenger is not promoted: it was not compared with this champion", error)
+        return "overtaken"
+    return "promoted"
+
+
 @task(name="end-training", cache_policy=NO_CACHE)
 def end_training(workspace: Workspace, record: Record, challenger: PolicyVersion) -> None:
     """Log that the night's training has ended, so a restarted night continues after it."""
@@ -225,3 +315,56 @@ def end_night(workspace: Workspace, night: Night, decision: DecisionVersion, out
     nights.read()
     nights.end(end)
     return Record(night, end.challenger, end)
+
+
+@task(name="report-night", cache_policy=NO_CACHE)
+def report_night(workspace: Workspace, record: Record) -> str:
+    """Write the night's report to the retraining's folder, show it, and emit its events; return the outcome."""
+    store, config, night, end = workspace.store, workspace.config, record.night, record.end
+    assert end
+    assert end.decision
+    decision = manifests.read(store, end.decision).metrics
+    text = night_markdown(store, config, record, decision)
+    events = write_timeline(store, config)
+    print(rendered(table(f"Night {night.number}: {end.outcome}", check_rows(decision))))
+    create_markdown_artifact(key="night", markdown=text, description=f"Night {night.number} of {workspace.name}")
+    create_table_artifact(key="nights", table=timeline_rows(events), description=f"Champions of {workspace.name}")
+    payload = {
+        "night": night.number,
+        "champion": decision["champion"],
+        "challenger": decision["challenger"],
+        "decision": end.decision,
+        "report": store.uri(f"{layout.retraining(workspace.name)}/report"),
+    }
+    if off := alarms(decision):
+        _emit(workspace, "alarm", payload | {"alarms": off})
+    _emit(workspace, end.outcome, payload)
+    store.write(_report(workspace, night), text.encode())  # last: this file marks the night as reported
+    get_run_logger().info("night %d: %s; report in %s", night.number, end.outcome, payload["report"])
+    return end.outcome
+
+
+def report_last(workspace: Workspace) -> None:
+    """Report the last night that ended, unless it was reported."""
+    ended = [record for record in Nights(workspace.store, workspace.name).read() if record.end and record.end.decision]
+    if ended and not workspace.store.exists(_report(workspace, ended[-1].night)):
+        report_night(workspace, ended[-1])
+
+
+def _report(workspace: Workspace, night: Night) -> str:
+    return f"{layout.retraining(workspace.name)}/report/night-{night.number:04d}.md"
+
+
+@task(name="nothing-new", cache_policy=NO_CACHE)
+def report_nothing_new(workspace: Workspace) -> str:
+    """Log that too few problems have come since the last night, and emit the event."""
+    least = workspace.config.retrain.min_new
+    get_run_logger().info("nothing new: fewer than %d problems have come since the last night", least)
+    _emit(workspace, "nothing-new", {"min_new": least})
+    return "nothing new"
+
+
+def _emit(workspace: Workspace, event: str, payload: dict[str, Any]) -> None:
+    resource = {"prefect.resource.id": f"math-mt-ppo.retraining.{workspace.name}",
+                "prefect.resource.name": workspace.name}  # fmt: skip
+    emit_event(event=f"{EVENTS}.{event}", resource=resource, payload=payload)

@@ -1,0 +1,151 @@
+"""The commands that check and maintain a store: `verify`, `gc`, `repair` and `doctor`."""
+
+import argparse
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from storage.commands.program import Command, Output, no_arguments, positive_or_zero, print_progress, size, table, whole
+from storage.maintenance import gc as garbage
+from storage.maintenance.check_logs import LogReport, check_logs
+from storage.maintenance.check_logs import repair as repair_logs
+from storage.maintenance.doctor import examine
+from storage.maintenance.gc import KINDS, Rules
+from storage.maintenance.verify import verify as verify_versions
+from storage.objects.store import Store
+from storage.versions import aliases
+
+if TYPE_CHECKING:
+    pass
+
+_VERDICTS = {True: "ok", False: "PROBLEM", None: "-"}
+
+
+def _add_verify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("versions", metavar="VERSION", nargs="*", help="default: all versions and all logs")
+    parser.add_argument("--deep", action="store_true", help="read every page and row of the data, and load the weights")
+    parser.add_argument("--alone", action="store_true", help="do not check what the versions were made from")
+
+
+def verify(store: Store, arguments: argparse.Namespace) -> Output:
+    """Check versions, and all logs if no version is given; the status is 1 if there is a problem."""
+    versions = [aliases.resolve_version(store, version) for version in arguments.versions]
+    logs = LogReport(versions) if versions else check_logs(store)
+    report = verify_versions(
+        store, logs.versions, deep=arguments.deep, ancestors=not arguments.alone, progress=print_progress
+    )
+    report.findings[:0] = logs.findings
+    parts = []
+    if report.findings:
+        rows = [(finding.version, finding.object, finding.problem) for finding in report.findings]
+        parts.append(table(["version", "object", "problem"], rows))
+    collected = f" ({report.collected} of them collected by gc)" if report.collected else ""
+    checked = f"{report.versions} versions{collected}, {report.objects} objects, {size(report.bytes)}"
+    result = f"{len(report.findings)} problems" if report.findings else "whole"
+    return Output(asdict(report), [*parts, f"{result}: {checked}"], int(bool(report.findings)))
+
+
+def _add_gc(parser: argparse.ArgumentParser) -> None:
+    rules = Rules()
+    parser.add_argument("--delete", action="store_true", help="delete; without it only show what would be deleted")
+    parser.add_argument(
+        "--keep-last",
+        type=whole(1),
+        default=rules.keep_last,
+        metavar="N",
+        help=f"keep so many newest versions of each kind of a run; default {rules.keep_last}",
+    )
+    parser.add_argument(
+        "--keep-every",
+        type=whole(0),
+        default=0,
+        metavar="M",
+        help="also keep versions 0, M, 2M …; default: only 0",
+    )
+    parser.add_argument(
+        "--kind",
+        action="append",
+        choices=KINDS,
+        help="kind of versions to collect; may be repeated; default: checkpoint",
+    )
+    parser.add_argument(
+        "--older-than-hours",
+        type=positive_or_zero,
+        default=rules.older_than_s / 3600,
+        metavar="H",
+        help="collect leftovers of killed attempts and unfinished uploads older than this; default 24",
+    )
+    parser.add_argument(
+        "--shallow", action="store_true", help="keep only the version of an alias, not everything it was made from"
+    )
+
+
+def gc(store: Store, arguments: argparse.Namespace) -> Output:
+    """Plan or delete; show one line for each run."""
+    rules = Rules(
+        keep_last=arguments.keep_last,
+        keep_every=arguments.keep_every,
+        kinds=tuple(arguments.kind or Rules().kinds),
+        older_than_s=arguments.older_than_hours * 3600,
+        with_ancestors=not arguments.shallow,
+    )
+    plans = garbage.collect(store, rules, print_progress) if arguments.delete else garbage.plan(store, rules)
+    data = [_plan_data(plan) for plan in plans]
+    if not plans:
+        return Output(data, ["nothing to collect"])
+    rows = [
+        (
+            plan.run or "(no run)",
+            len(plan.versions),
+            len(plan.leftovers),
+            len(plan.uploads),
+            size(plan.bytes),
+            plan.held_by,
+        )
+        for plan in plans
+    ]
+    columns = ["run", "versions", "leftover objects", "unfinished uploads", "size", "left alone: written by"]
+    hint = "deleted" if arguments.delete else "nothing was deleted: --delete does it"
+    return Output(data, [table(columns, rows), *_planned_versions(plans, deleted=arguments.delete), hint])
+
+
+def _planned_versions(plans: list[garbage.Plan], *, deleted: bool) -> list[str]:
+    """List the versions of the plans, unless progress has already listed the deleted ones."""
+    return [] if deleted else [f"  {manifest.version}" for plan in plans for manifest in plan.versions]
+
+
+def _plan_data(plan: garbage.Plan) -> dict[str, object]:
+    return {
+        "run": plan.run,
+        "held_by": plan.held_by,
+        "versions": [manifest.version for manifest in plan.versions],
+        "leftovers": [item.path for item in plan.leftovers],
+        "uploads": [asdict(upload) for upload in plan.uploads],
+        "bytes": plan.bytes,
+    }
+
+
+def repair(store: Store, _: argparse.Namespace) -> Output:
+    """Repair the logs and show what was done. `verify` reports other problems."""
+    filled, entered = repair_logs(store, print_progress)
+    summary = f"{len(filled)} lost entries filled, {len(entered)} versions and aliases entered into the catalog"
+    return Output({"filled": filled, "entered": entered}, [summary])
+
+
+def doctor(store: Store, arguments: argparse.Namespace) -> Output:
+    """Run all probes; the status is 1 if one of them found a problem."""
+    checks = examine(store)
+    rows = [(check.name, _VERDICTS[check.ok], check.found, check.consequence) for check in checks]
+    bad = sum(check.ok is False for check in checks)
+    verdict = f"{bad} problems" if bad else f"{store.root} can be trusted with versions"
+    shown = table(["check", "", "found", "what would go wrong"], rows)
+    return Output([asdict(check) for check in checks], [shown, verdict], int(bool(bad)))
+
+
+COMMANDS = {
+    "verify": Command("check that versions and everything they were made from are whole", _add_verify, verify),
+    "gc": Command("show data that are not needed any more; delete them with --delete", _add_gc, gc),
+    "repair": Command("replace lost and damaged entries of the catalog and of other logs", no_arguments, repair),
+    "doctor": Command(
+        "check that a place can be trusted with versions: races, permissions, clocks, multipart", no_arguments, doctor
+    ),
+}

@@ -1,0 +1,208 @@
+"""The commands that show versions and move aliases: `ls`, `show`, `lineage`, `diff` and `alias`."""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import islice
+from typing import TYPE_CHECKING, Any, get_args
+
+from configs import flatten
+from storage import layout
+from storage.commands.program import Command, Output, print_error, short, size, table, whole
+from storage.errors import DamagedError, StorageError
+from storage.logs import catalog
+from storage.objects.store import Store
+from storage.versions import aliases, manifests
+from storage.versions.aliases import Move
+from storage.versions.lineage import ancestors, descendants
+from storage.versions.manifests import Kind, Manifest
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+def _add_ls(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-n", "--last", type=whole(1), default=10, metavar="N", help="number of versions; default 10")
+    parser.add_argument("--run", help="only versions of this run")
+    parser.add_argument("--kind", help=f"only versions of this kind: {', '.join(get_args(Kind))}")
+
+
+def ls(store: Store, arguments: argparse.Namespace) -> Output:
+    """List versions, newest first. Damaged ones are printed as errors, and the status is 1."""
+    damaged: list[StorageError] = []
+    found = list(islice(_newest(store, arguments.run, arguments.kind, damaged), arguments.last))
+    for error in damaged:
+        print_error(error)
+    data = [
+        {"version": m.version, "kind": m.kind, "created_at": m.created_at, "rows": m.rows, "bytes": m.bytes}
+        for m in found
+    ]
+    rows = [(f"{m.created_at:%Y-%m-%d %H:%M:%S}", m.kind, m.version, m.rows or "", size(m.bytes)) for m in found]
+    shown = table(["created (UTC)", "kind", "version", "rows", "size"], rows)
+    return Output(data, [shown if rows else f"no such version in {store.root}"], int(bool(damaged)))
+
+
+def _newest(store: Store, run_name: str | None, kind: str | None, damaged: list[StorageError]) -> Iterator[Manifest]:
+    """Read the requested versions, newest first; add an error to `damaged` for each that cannot be read."""
+    seen = set()
+    for entry in catalog.newest_first(store):
+        if isinstance(entry, StorageError):
+            damaged.append(entry)
+            continue
+        wanted = (not kind or entry.kind == kind) and (not run_name or layout.run_of(entry.version) == run_name)
+        if entry.kind == "alias" or not wanted or entry.version in seen:
+            continue
+        seen.add(entry.version)
+        try:
+            if manifest := manifests.find(store, entry.version):
+                yield manifest
+        except DamagedError as error:
+            damaged.append(error)
+
+
+def _add_show(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("version", metavar="VERSION")
+    parser.add_argument("--config", action="store_true", help="show the resolved configuration, too")
+
+
+def show(store: Store, arguments: argparse.Namespace) -> Output:
+    """Show the manifest as tables."""
+    manifest = manifests.read(store, aliases.resolve_version(store, arguments.version))
+    collected = store.exists(layout.tombstone(manifest.version))
+    head = [
+        ("version", store.uri(manifest.version)),
+        ("kind", manifest.kind),
+        ("created", f"{manifest.created_at:%Y-%m-%d %H:%M:%S} UTC"),
+        ("code", manifest.code_version),
+        ("flow run", manifest.prefect_run_id),
+        ("fencing token", manifest.fence),
+        ("data", "collected by gc" if collected else f"{len(manifest.files)} objects, {size(manifest.bytes)}"),
+        *(("parent", parent.version) for parent in manifest.parents),
+    ]
+    parts = [table(["", ""], head)]
+    if manifest.files:
+        files = [(file.name, size(file.bytes), file.rows, file.sha256[:16]) for file in manifest.files]
+        parts.append(table(["file", "size", "rows", "sha256"], files))
+    if manifest.metrics:
+        parts.append(table(["metric", "value"], [(key, short(value)) for key, value in flatten(manifest.metrics)]))
+    if arguments.config:
+        parts.append(table(["setting", "value"], flatten(manifest.config)))
+    data = manifest.model_dump(mode="json") | {"collected": collected}
+    return Output(data if arguments.config else {k: v for k, v in data.items() if k != "config"}, parts)
+
+
+def _add_lineage(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("version", metavar="VERSION")
+    parser.add_argument(
+        "--up", action="store_true", help="show what was made from it, instead of what it was made from"
+    )
+
+
+def lineage(store: Store, arguments: argparse.Namespace) -> Output:
+    """Show the nearest versions first; `distance` counts the steps between."""
+    version = aliases.resolve_version(store, arguments.version)
+    nodes = descendants(store, version) if arguments.up else ancestors(store, version)
+    rows = [
+        (node.depth, node.kind, node.version, node.rows or "", size(node.bytes), ", ".join(node.parents))
+        for node in nodes
+    ]
+    parts: list[Table | str] = [table(["distance", "kind", "version", "rows", "size", "made from"], rows)]
+    parts += [f"PROBLEM: {node.version}: {node.problem}" for node in nodes if node.problem]
+    return Output([asdict(node) for node in nodes], parts, int(len(parts) > 1))
+
+
+def _add_diff(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("left", metavar="VERSION")
+    parser.add_argument("right", metavar="VERSION")
+
+
+def diff(store: Store, arguments: argparse.Namespace) -> Output:
+    """Show only differences. A knob that one version does not have counts with its default."""
+    left, right = (
+        manifests.read(store, aliases.resolve_version(store, name)) for name in (arguments.left, arguments.right)
+    )
+    config, metrics = _changed(left.settings, right.settings), _changed(left.metrics, right.metrics)
+    columns = ["", left.version, right.version]
+    parts: list[Any] = [f"code: {left.code_version} -> {right.code_version}"]
+    for name, rows in (("setting", config), ("metric", metrics)):
+        if rows:
+            parts.append(table([name, *columns[1:]], [(key, short(a), short(b)) for key, a, b in rows]))
+    if not config:
+        parts.append("the same configuration")
+    data = {name: {key: [a, b] for key, a, b in rows} for name, rows in (("config", config), ("metrics", metrics))}
+    return Output(data, parts)
+
+
+def _changed(left: dict[str, Any], right: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    a, b = dict(flatten(left)), dict(flatten(right))
+    return [(key, a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)]
+
+
+def _add_alias(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    actions.add_parser("ls", help="list all aliases (the default ACTION)")
+    point = actions.add_parser("set", help="point NAME at VERSION")
+    point.add_argument("name", metavar="NAME")
+    point.add_argument("version", metavar="VERSION")
+    point.add_argument(
+        "--expect",
+        type=whole(-1),
+        metavar="MOVE",
+        help="only if MOVE is its newest move; -1: only if the alias does not exist yet",
+    )
+    past = actions.add_parser("history", help="all moves of NAME: where it pointed, who moved it, and why")
+    past.add_argument("name", metavar="NAME")
+    rollback = actions.add_parser("rollback", help="point NAME where it pointed before")
+    former = actions.add_parser("back")  # the former name of `rollback`, which help does not list
+    for action in (rollback, former):
+        action.set_defaults(action="rollback")
+        action.add_argument("name", metavar="NAME")
+        action.add_argument("--to", type=whole(0), metavar="MOVE", help="point it where it pointed after this move")
+    for action in (point, rollback, former):
+        action.add_argument("--reason", default="", help="stored in the history")
+
+
+def alias(store: Store, arguments: argparse.Namespace) -> Output:
+    """Run the action and show the moves. Damaged aliases are printed as errors; the others are listed; status 1."""
+    if arguments.action == "set":
+        return _moves(arguments.name, [_set_alias(store, arguments)])
+    if arguments.action == "rollback":
+        return _moves(arguments.name, [aliases.roll_back(store, arguments.name, arguments.to, arguments.reason)])
+    if arguments.action == "history":
+        moves = aliases.history(store, arguments.name)
+        if not moves:
+            raise StorageError(f"there is no alias {arguments.name!r}; there are: {', '.join(aliases.names(store))}")
+        return _moves(arguments.name, moves)
+    moved, damaged = aliases.read_undamaged(store)
+    for error in damaged:
+        print_error(error)
+    rows = [(name, move.version, move.number, move.at, move.by, move.reason) for name, move in moved.items()]
+    parts = [table(["alias", "version", "move", "at", "by", "reason"], rows) if rows else "no aliases yet"]
+    return Output({name: asdict(move) for name, move in moved.items()}, parts, int(bool(damaged)))
+
+
+def _set_alias(store: Store, arguments: argparse.Namespace) -> Move:
+    name, version = arguments.name, aliases.resolve_version(store, arguments.version)
+    if arguments.expect is None:
+        newest = aliases.current(store, name)
+        expected = newest.number if newest else None
+    else:  # the newest move is not read, so an alias whose newest move is damaged can be set
+        expected = None if arguments.expect < 0 else arguments.expect
+    return aliases.move(store, name, version, expected, arguments.reason)
+
+
+def _moves(name: str, moves: list[Move]) -> Output:
+    rows = [(move.number, move.version, move.at, move.by, move.reason) for move in moves]
+    shown = table(["move", "version", "at", "by", "reason"], rows, title=f"alias {name}")
+    return Output([asdict(move) for move in moves], [shown])
+
+
+COMMANDS = {
+    "ls": Command("list the newest versions", _add_ls, ls),
+    "show": Command("show one version: files, parents, metrics, configuration", _add_show, show),
+    "lineage": Command(
+        "show everything that a version was made from, or everything made from it", _add_lineage, lineage
+    ),
+    "diff": Command("show how configuration and metrics of two versions differ", _add_diff, diff),
+    "alias": Command("names that point at versions: list, set, history, rollback", _add_alias, alias),
+}

@@ -1,0 +1,274 @@
+"""The commands of `python -m tasks.provenance`."""
+
+import argparse
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from storage.commands.program import Command, Output, table, whole
+from storage.objects.store import Store
+from storage.version_names import PolicyVersion
+from storage.visible import visible
+from tasks.problems.exclusions import commit_exclusions, exclusions_version
+from tasks.provenance.proposals import Proposal, propose_ids, propose_problem
+from tasks.provenance.questions import (
+    Affected,
+    FirstTrained,
+    FoundProblem,
+    TrainedProblem,
+    Unknown,
+    affected,
+    trained_on,
+    training_data,
+)
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_MOST_BYTES = 2**26
+"""The largest file of ids: room for a million ids."""
+_MOST_CHARACTERS = 200
+_MOST_NAMES = 3
+
+
+def _add_problem(parser: argparse.ArgumentParser, *, optional: bool = False) -> None:
+    """Add PROBLEM, --prompt and --run."""
+    parser.add_argument("problem", metavar="PROBLEM", nargs="?" if optional else None)
+    parser.add_argument("--prompt", action="store_true", help="PROBLEM is a part of its prompt")
+    parser.add_argument("--run", help="consider only trajectories of this run")
+
+
+def _add_last(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("-n", "--last", type=whole(0), default=20, metavar="N", help=f"{what} shown; default 20")
+
+
+def _problem(problem: FoundProblem) -> str:
+    """Return prompt, gold answers, ids and key on two lines."""
+    prompt, gold = " ".join(problem.prompt.split()), "; ".join(problem.solutions)
+    ids = ", ".join(problem.problem_ids[:_MOST_NAMES]) + (" …" if len(problem.problem_ids) > _MOST_NAMES else "")
+    texts = f"{visible(prompt, _MOST_CHARACTERS)} -> {visible(gold, _MOST_CHARACTERS)}"
+    return f"{texts}\nid {visible(ids)}, key {problem.key}"
+
+
+def _first_rows(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], most: int, title: str = ""
+) -> "list[Table | str]":
+    """Return the first `most` rows as a table, and a line with the number of the others."""
+    left = len(rows) - most
+    more = [f"  … and {left:,} more: -n {len(rows)}, or --json"] if left > 0 else []
+    return [table(columns, rows[:most], title), *more] if rows else []
+
+
+def _first_trained(first: Sequence[FirstTrained]) -> "list[Table | str]":
+    rows = [(each.run, each.checkpoint, each.checkpoints, each.clean or "none") for each in first]
+    columns = ["run", "first checkpoint", "checkpoints of the run", "last one before it"]
+    return _first_rows(columns, rows, len(rows), "Trained on it, or descended from one that was")
+
+
+def _uncertain(doubtful: Sequence[str], unknown: Sequence[Unknown]) -> list[str]:
+    """Return lines about versions that cannot be read, and about checkpoints that may be affected because of them."""
+    lines = []
+    if unknown:
+        shown = "; ".join(f"{each.version}: {each.why}" for each in unknown[:_MOST_NAMES])
+        lines.append(f"UNKNOWN: {len(unknown)} versions cannot be read and may matter, such as {shown}")
+    if doubtful:
+        lines.append(f"{len(doubtful)} more checkpoints may descend from these, such as {doubtful[0]}")
+    return lines
+
+
+def _add_trained_on(parser: argparse.ArgumentParser) -> None:
+    _add_problem(parser)
+    _add_last(parser, "updates")
+
+
+def show_trained_on(store: Store, arguments: argparse.Namespace) -> Output:
+    """Print the updates by run and iteration, and the first checkpoint of each run."""
+    cache, name = Path(arguments.cache), arguments.problem
+    answer = trained_on(store, name, cache, run=arguments.run, by_prompt=arguments.prompt)
+    rows = [
+        (use.checkpoint, use.how, use.data_set, use.episodes or "", use.trained if use.data_set else "")
+        for use in answer.uses
+    ]
+    parts: list[Table | str] = [_problem(answer.problem)]
+    parts += _first_rows(["checkpoint", "by", "data set", "episodes", "trained on"], rows, arguments.last)
+    parts += _first_trained(answer.first) or ["no checkpoint is known to be trained on it"]
+    return Output(asdict(answer), [*parts, *_uncertain(answer.doubtful, answer.unknown)])
+
+
+def _add_training_data(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a version, its URI, or an alias (demo/latest)")
+    parser.add_argument("--by", choices=["newest", "count"], default="newest", help="order of the problems")
+    _add_last(parser, "problems")
+
+
+def show_training_data(store: Store, arguments: argparse.Namespace) -> Output:
+    """Print totals, and a row for each problem."""
+    answer = training_data(store, arguments.checkpoint, Path(arguments.cache))
+    problems = answer.problems
+    if arguments.by == "count":
+        problems = sorted(problems, key=lambda problem: -problem.trained)
+    totals = (
+        f"{answer.checkpoint}: {answer.updates} updates on {answer.trained:,} of {answer.trajectories:,} trajectories, "
+        f"{answer.tokens:,} sampled tokens, {len(problems):,} problems"
+    )
+    origins = [f"began with {line}" for line in answer.began]
+    sets = f"problem sets: {', '.join(answer.problem_sets) or 'none'}"
+    columns = ["problem", "prompt", "episodes", "trained on", "updates", "first", "last", "first turn", "any turn"]
+    shown = _first_rows(columns, [_training_row(problem) for problem in problems], arguments.last)
+    data = asdict(answer) | {"problems": [asdict(problem) for problem in problems]}
+    return Output(data, [totals, *origins, sets, *shown, *_uncertain([], answer.unknown)])
+
+
+def _training_row(problem: TrainedProblem) -> tuple[object, ...]:
+    prompt = visible(" ".join(problem.prompt.split()), 50)
+    rates = ["" if rate is None else f"{rate:.3f}" for rate in (problem.first_turn, problem.any_turn)]
+    counts = (problem.episodes, problem.trained, problem.updates, problem.first, problem.last)
+    return visible(problem.problem_id), prompt, *counts, *rates
+
+
+def _add_impact(parser: argparse.ArgumentParser) -> None:
+    _add_problem(parser)
+    _add_last(parser, "rows of each table")
+
+
+def impact(store: Store, arguments: argparse.Namespace) -> Output:
+    """Print the affected trajectories, evaluations, checkpoints and aliases, and advice."""
+    cache, name = Path(arguments.cache), arguments.problem
+    answer = affected(store, name, cache, run=arguments.run, by_prompt=arguments.prompt)
+    trajectories = [
+        (each.data_set, visible(each.trajectory_id), each.outcome, ", ".join(each.trained))
+        for each in answer.trajectories
+    ]
+    evaluations = [(each.name, each.version, each.problem_set) for each in answer.evaluations]
+    parts: list[Table | str] = [_problem(answer.problem), _counts(answer)]
+    columns = ["data set", "trajectory", "scored", "trained on by"]
+    parts += _first_rows(columns, trajectories, arguments.last, "Trajectories")
+    parts += _first_rows(["set", "evaluation", "problem set"], evaluations, arguments.last, "Evaluations")
+    parts += _first_trained(answer.first)
+    parts += [f"{each.checkpoint} was taught it by a {each.how}" for each in answer.uses if each.how == "warm start"]
+    parts += _first_rows(["alias", "points at"], list(answer.aliases.items()), arguments.last, "Aliases")
+    parts += _uncertain(answer.doubtful, answer.unknown)
+    return Output(asdict(answer), [*parts, "What to do:", *(f"- {line}" for line in _advice(store, answer))])
+
+
+def _counts(answer: Affected) -> str:
+    outcomes = Counter(each.outcome for each in answer.trajectories)
+    by_outcome = ", ".join(
+        f"{count} scored {name}" if name != "unscored" else f"{count} unscored" for name, count in outcomes.items()
+    )
+    return (
+        f"{len(answer.trajectories)} trajectories ({by_outcome or 'never played'}), {len(answer.evaluations)} "
+        f"evaluations and {len(answer.checkpoints)} checkpoints are affected"
+    )
+
+
+def _advice(store: Store, answer: Affected) -> list[str]:
+    root = f"--root {shlex.quote(store.root)}"
+    lines = ["correct the gold answer at its source: the corrected problem is another problem, which may be trained on"]
+    if answer.trajectories or set(answer.problem_sets) - {each.problem_set for each in answer.evaluations}:
+        lines.append(
+            f"keep it out of training:\n    python -m tasks.provenance {root} exclude {answer.problem.key} --reason …"
+        )
+    if sets := sorted({each.name for each in answer.evaluations}):
+        lines.append(f"evaluate {', '.join(sets)} again with the corrected problem set")
+    for each in answer.first:
+        if each.clean:
+            lines.append(f"run {each.run}: begin a new run with\n    'policy={{path: {store.uri(each.clean)}}}'")
+        else:
+            lines.append(
+                f"run {each.run}: no checkpoint left in the store is known to be free of it: begin from another policy"
+            )
+    clean = {each.run: each.clean for each in answer.first}
+    for name, version in answer.aliases.items():
+        earlier = clean.get(PolicyVersion(version).run) or "VERSION"
+        if not name.endswith("/latest"):  # the pipeline moves this alias itself
+            command = f"python -m storage {root} alias set {name} {earlier}"
+            lines.append(f"alias {name}: if the earlier policy is better, move it with\n    {command}")
+    return lines
+
+
+def _add_exclude(parser: argparse.ArgumentParser) -> None:
+    _add_problem(parser, optional=True)
+    parser.add_argument(
+        "--ids", metavar="FILE", type=Path, help="instead of PROBLEM: a file of trajectory ids, one in each line"
+    )
+    parser.add_argument("--reason", required=True, metavar="TEXT", help="why they are excluded, for later readers")
+    parser.add_argument("--dry-run", action="store_true", help="only print what would be excluded")
+
+
+def exclude(store: Store, arguments: argparse.Namespace) -> Output:
+    """Commit the exclusions; print the version and the override with which a run honours it."""
+    proposal = _propose(store, arguments)
+    commit = not arguments.dry_run
+    version = commit_exclusions(store, proposal.rows) if commit else exclusions_version(proposal.rows)
+    override = f"problems.exclusions=[{version}]"
+    data = {
+        "version": version,
+        "override": override,
+        "committed": commit,
+        "rows": [asdict(row) for row in proposal.rows],
+        "trained": proposal.trained,
+        "unknown": [asdict(each) for each in proposal.unknown],
+    }
+    parts: list[Table | str] = [_problem(proposal.problem)] if proposal.problem else []
+    parts += [_summary(proposal), *_uncertain([], proposal.unknown)]
+    parts += [
+        f"{version}\nuse it, in addition to others that a run already honours, with\n    {override!r}"
+        if commit
+        else f"nothing was committed; it would be {version}"
+    ]
+    return Output(data, parts)
+
+
+def _propose(store: Store, arguments: argparse.Namespace) -> Proposal:
+    cache, reason = Path(arguments.cache), arguments.reason
+    if (arguments.problem is None) == (arguments.ids is None):
+        raise ValueError("give either PROBLEM or --ids FILE")
+    if arguments.ids is None:
+        name = arguments.problem
+        return propose_problem(store, name, cache, reason, run=arguments.run, by_prompt=arguments.prompt)
+    ids = [line.strip() for line in _read(arguments.ids).splitlines()]
+    return propose_ids(store, [name for name in ids if name], cache, reason, run=arguments.run)
+
+
+def _read(path: Path) -> str:
+    with path.open("rb") as file:  # may also be a pipe
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise ValueError(f"{path} has more than {_MOST_BYTES:,} bytes: give one trajectory id in each line")
+    try:
+        return data.decode("utf-8-sig")  # -sig: some editors begin a file with a byte order mark
+    except UnicodeDecodeError as error:
+        where = f"{path} is not UTF-8 text (byte {error.start})"
+        raise ValueError(f"{where}: give one trajectory id in each line") from None
+
+
+def _summary(proposal: Proposal) -> str:
+    trajectories = [row for row in proposal.rows if row.trajectory_id]
+    sets = len({row.data_set for row in trajectories})
+    whole = "; the problem is no longer drawn, and no other trajectory of it is trained on" if proposal.problem else ""
+    trained = f"; {len(proposal.trained)} checkpoints were trained on some of them and stay unchanged: see `impact`"
+    return f"{len(trajectories)} trajectories in {sets} data sets{whole}{trained if proposal.trained else ''}"
+
+
+COMMANDS = {
+    "trained-on": Command(
+        "list the checkpoints that were trained on a problem, directly or by descent",
+        _add_trained_on,
+        show_trained_on,
+    ),
+    "training-data": Command(
+        "list the problems that a checkpoint and those it descends from were trained on",
+        _add_training_data,
+        show_training_data,
+    ),
+    "impact": Command(
+        "list what a wrong gold answer of a problem affects: trajectories, evaluations, checkpoints, aliases",
+        _add_impact,
+        impact,
+    ),
+    "exclude": Command("commit a version that keeps a problem or trajectories out of training", _add_exclude, exclude),
+}

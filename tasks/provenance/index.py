@@ -1,0 +1,376 @@
+"""An index of what was played and trained in a store: catalog and manifests as records, rows as tables of DuckDB.
+
+sets              data_set (number), version, searched (whether `find_problem` searches this version)
+problem_ids       key, problem_id, version: the id that a problem has in a data set or problem set
+problem_contents  prompt, solutions, key (of `tasks.problems.difference`): each distinct content
+played            one row for each loaded trajectory: data_set, version, trajectory_id, problem_id, key, status, tokens
+                  (sampled), fault, cut (the context ended it and the number of missing turns is unknown), oldest
+                  (lowest policy version of a sampled token), first and best (success of the first and of the best turn,
+                  null without scores)
+update_inputs     one row for each loaded trajectory and each update over its data set: checkpoint, data_set, version,
+                  trajectory_id, key, tokens, first, best, entered (whether the update trained on it)
+
+The data sets say what was played. A checkpoint's manifest says which data sets its update had, and by which rules the
+update left trajectories out: status, staleness, unknown return, exclusions. With `ppo.mask_truncated` a trajectory
+counts as trained on although all its turns are masked, because its group was compared with it.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pydantic import ValidationError
+
+from configs.audit import Audit
+from configs.problems import ArithmeticSource
+from storage import layout
+from storage.errors import DamagedError
+from storage.logs import catalog
+from storage.logs.catalog import CatalogEntry
+from storage.objects.store import Store, in_parallel
+from storage.records import LAST_TURN_CUT, PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem
+from storage.version_names import (
+    ExclusionsVersion,
+    PolicyVersion,
+    ProblemsVersion,
+    ScoresVersion,
+    TrajectoriesVersion,
+    select,
+)
+from storage.versions import contents, datasets, manifests
+from storage.versions.manifests import Manifest
+from tasks.problems.difference import key
+from tasks.problems.exclusions import read_exclusions
+from tasks.trajectory_db import TrajectoryDb, open_trajectory_db
+
+_FETCHED_AT_ONCE = 4
+_ENDED_WELL = "p.status in ('completed', 'truncated')"
+_TRAINABLE = f"""case when o.unfinished_too then p.fault <> 'set-up' and
+                       ({_ENDED_WELL} or p.status = 'failed' and p.fault = 'policy') else {_ENDED_WELL} end"""
+"""The condition of `tasks.train.endings.is_trainable`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A checkpoint and the update that made it.
+
+    Example: Update(checkpoint="runs/demo/checkpoints/000004", run="demo", number=4,
+    before=["runs/demo/checkpoints/000003"], data_sets=["runs/demo/trajectories/000003"], scores=[…], exclusions=[])
+    """
+
+    checkpoint: str
+    run: str
+    number: int  # policy version: updates of the run up to this checkpoint
+    before: Sequence[str]  # the checkpoint that the update started from, in this run or in another
+    data_sets: Sequence[str]  # trajectories; empty for policy version 0
+    scores: Sequence[str]
+    exclusions: Sequence[str]  # versions that the update honoured
+    oldest: int = 0  # policy version; trajectories with an older token were left out
+    cut_too: bool = True  # also trained on trajectories whose return only a critic can estimate
+    unfinished_too: bool = False  # also trained on trajectories that failed by the policy's fault
+    idle: bool = False  # no trajectory was left to train on, and the weights did not change
+    origin: str = ""  # of a policy without an earlier checkpoint in the store: where it came from
+    taught: ArithmeticSource | None = None  # the generator of the problems that a warm start taught
+    problem: str = ""  # why the manifest cannot be read; then only the catalog's entry is known
+
+
+def read_updates(store: Store, entries: Iterable[CatalogEntry]) -> dict[str, Update]:
+    """Return all committed checkpoints in the catalog by version."""
+    attempts = {entry.version: entry.parents for entry in entries if entry.kind == "checkpoint"}
+    updates = in_parallel(lambda attempt: _read_update(store, *attempt), attempts.items())
+    return {update.checkpoint: update for update in updates if update}
+
+
+def _read_update(store: Store, version: str, attempted_parents: Sequence[str]) -> Update | None:
+    """Read the manifest of a checkpoint; None if it was never committed."""
+    try:
+        manifest = manifests.find(store, version)
+        return None if manifest is None else _from_manifest(manifest)
+    except DamagedError as error:
+        return _update(version, attempted_parents, problem=str(error))
+
+
+def _from_manifest(manifest: Manifest) -> Update:
+    """Build the update from the manifest; raise DamagedError if its configuration cannot be read."""
+    parents, warm_start = manifest.parent_names, manifest.knob("policy.warm_start")
+    begins = not select(PolicyVersion, parents) and not select(TrajectoriesVersion, parents)
+    origin = "warm start" if warm_start else str(manifest.knob("policy.path") or "unknown")
+    return _update(
+        manifest.version,
+        parents,
+        oldest=(layout.number_of(manifest.version) or 0) - 1 - int(manifest.number("rollout.max_head_offpolicyness")),
+        cut_too=manifest.knob("ppo.critic") is not None or "trajectories/unknown_return" not in manifest.metrics,
+        unfinished_too=manifest.knob("reward.unfinished") == "least",
+        idle=manifest.metrics.get("trajectories") == 0,
+        origin=origin if begins else "",
+        taught=_taught(manifest) if begins and warm_start else None,
+    )
+
+
+def _update(version: str, parents: Sequence[str], **known: Any) -> Update:
+    return Update(
+        checkpoint=version,
+        run=layout.run_of(version) or "",
+        number=layout.number_of(version) or 0,
+        before=select(PolicyVersion, parents),
+        data_sets=select(TrajectoriesVersion, parents),
+        scores=select(ScoresVersion, parents),
+        exclusions=select(ExclusionsVersion, parents),
+        **known,
+    )
+
+
+def _taught(manifest: Manifest) -> ArithmeticSource:
+    taught = manifest.knob("policy.warm_start.teaches") or manifest.knob("problems.train")
+    try:
+        return ArithmeticSource.model_validate(taught)
+    except ValidationError as error:
+        raise DamagedError(
+            f"the manifest of {manifest.version} does not say which problems its warm start taught: {error}"
+        ) from None
+
+
+class TrainingIndex:
+    """The index of a store. `opened` opens its tables, `load` fills `played` and `update_inputs`.
+
+    Raises:
+        StorageError: the catalog is damaged.
+    """
+
+    database: TrajectoryDb
+
+    def __init__(self, store: Store, cache: Path) -> None:
+        self.store, self.cache = store, cache
+        self.entries = catalog.read_all(store)
+        self.updates = read_updates(store, self.entries)
+        self.unknown: dict[str, str] = {}
+        """Why versions cannot be read."""
+
+    @cached_property
+    def _parents(self) -> dict[str, list[str]]:
+        """The parents of data sets and of their scores, from the last attempt to commit each."""
+        kinds = ("trajectories", "scores")
+        return {entry.version: entry.parents for entry in self.entries if entry.kind in kinds}
+
+    @cached_property
+    def scores(self) -> dict[str, str]:
+        """The scores of each data set: those that its update used, or the newest if no update used it."""
+        used = {d: u.scores[-1] for u in self.updates.values() if u.scores for d in u.data_sets}
+        newest = {
+            data_set: version
+            for version, parents in self._parents.items()
+            for data_set in parents
+            if data_set in self._parents and data_set not in used and manifests.committed(self.store, version)
+        }
+        return newest | used
+
+    @cached_property
+    def data_sets(self) -> list[str]:
+        """The data sets that were played for training."""
+        return list(dict.fromkeys(entry.version for entry in self.entries if entry.kind == "trajectories"))
+
+    def problem_sets_of(self, data_set: str) -> list[ProblemsVersion]:
+        """Return the problem sets that the problems of `data_set` were drawn from."""
+        return select(ProblemsVersion, self._parents.get(data_set, []))
+
+    def descended(self, versions: Iterable[str]) -> set[str]:
+        """Return `versions` and all checkpoints that descend from one of them, through any number of runs."""
+        children: dict[str, list[str]] = {}
+        for update in self.updates.values():
+            for parent in update.before:
+                children.setdefault(parent, []).append(update.checkpoint)
+        return set(_reached(versions, children))
+
+    def ancestry(self, version: str) -> list[str]:
+        """Return `version` and all checkpoints it descends from, nearest first, including those without a manifest."""
+        return _reached([version], {update.checkpoint: update.before for update in self.updates.values()})
+
+    @contextmanager
+    def opened_for(self, run: str | None = None, *, scored: bool = False) -> Iterator[None]:
+        """Open all problem sets and the data sets of `run`, or of all runs.
+
+        Problems are searched for only in the data sets and problem sets of `run`, if it is given.
+
+        Raises:
+            ValueError: there is no such run.
+        """
+        runs = sorted({name for version in self.data_sets if (name := layout.run_of(version))})
+        if run and run not in runs:
+            names = ", ".join(runs) or "none"
+            raise ValueError(f"no run {run!r} has played anything in {self.store.root}; runs there: {names}")
+        data_sets = [version for version in self.data_sets if not run or layout.run_of(version) == run]
+        problem_sets = sorted({entry.version for entry in self.entries if entry.kind == "problems"})
+        drawn_from = {version for data_set in data_sets for version in self.problem_sets_of(data_set)}
+        with self.opened(data_sets, problem_sets, scored=scored, searched={*data_sets, *drawn_from} if run else None):
+            yield
+
+    @contextmanager
+    def opened(
+        self,
+        data_sets: Collection[str],
+        problem_sets: Collection[str],
+        *,
+        scored: bool = True,
+        searched: Collection[str] | None = None,
+    ) -> Iterator[None]:
+        """Open the tables `sets`, `problem_ids` and `problem_contents`. They are deleted when the block ends.
+
+        Args:
+            data_sets: versions of trajectories; attempts that were never committed are ignored.
+            problem_sets: versions of problem sets.
+            scored: read the scores, too. Without scores the success of trajectories is null.
+            searched: the data sets and problem sets in which `find_problem` searches; None: all.
+
+        Raises:
+            UnavailableError: the store does not answer.
+        """
+        scores = {version: self.scores[version] for version in data_sets if version in self.scores} if scored else {}
+        trajectory_files = self._fetch(data_sets, "trajectories")
+        score_files = self._fetch(scores.values(), "scores")
+        problem_files = self._fetch(problem_sets, "problems")
+        numbers = {version: number for number, version in enumerate([*data_sets, *problem_sets])}
+        scores_by_data_set = {version: score_files.get(name, []) for version, name in scores.items()}
+        with open_trajectory_db(Audit().memory_gib) as self.database:
+            self.database.connection.execute("create table sets (data_set integer, version varchar, searched boolean)")
+            rows = [(number, version, searched is None or version in searched) for version, number in numbers.items()]
+            self.database.insert("sets", rows)
+            self.database.add_view("trajectories", TRAJECTORY_SCHEMA, _numbered(numbers, trajectory_files))
+            self.database.add_view("scores", SCORE_SCHEMA, _numbered(numbers, scores_by_data_set))
+            self.database.add_view("problems", PROBLEM_SCHEMA, _numbered(numbers, problem_files))
+            _create_problem_tables(self.database)
+            yield
+
+    def load(self, updates: Collection[Update] | None = None, condition: str = "true", *parameters: Any) -> None:
+        """Read the trajectories that fulfil `condition`: SQL on `trajectories t` and `problem_contents a`.
+
+        Record which of them entered which of `updates`, by default of all updates of the store.
+        """
+        self.database.connection.execute(
+            f"""create table played as
+            with found as (
+                select t.data_set, s.version, t.trajectory_id, t.problem_id, a.key, t.status,
+                       coalesce(t.fault, '') as fault,
+                       list_count(list_filter(t.action_mask, lambda m: m))::integer as tokens,
+                       coalesce(t.status = 'truncated' and t.reason <> '{LAST_TURN_CUT}', false)
+                           and coalesce(t.unplayed_turns, -1) < 0 as cut,
+                       list_min(list_filter(t.versions, lambda v: v >= 0)) as oldest
+                from trajectories t join problem_contents a using (prompt, solutions) join sets s using (data_set)
+                where {condition}
+            ), judged as (
+                select data_set, trajectory_id, arg_min(success, turn) as first, max(success) as best
+                from scores semi join found using (data_set, trajectory_id) where verdict <> 'none' group by all
+            )
+            select f.*, j.first, j.best from found f left join judged j using (data_set, trajectory_id)""",
+            parameters,
+        )
+        self._add_updates(self.updates.values() if updates is None else updates)
+
+    def _add_updates(self, updates: Collection[Update]) -> None:
+        """Create `update_inputs`. An update may leave out by status, fault, age, unknown return or exclusion."""
+        database = self.database
+        database.connection.execute(
+            """create table updates (checkpoint varchar, version varchar, oldest integer, cut_too boolean,
+                                     unfinished_too boolean, idle boolean);
+            create table honoured (checkpoint varchar, exclusions varchar);
+            create table excluded_trajectories (exclusions varchar, version varchar, trajectory_id varchar);
+            create table excluded_problems (exclusions varchar, key varchar)"""
+        )
+        rows = [
+            (u.checkpoint, version, u.oldest, u.cut_too, u.unfinished_too, u.idle)
+            for u in updates
+            for version in u.data_sets
+        ]
+        database.insert("updates", rows)
+        honoured = [(update.checkpoint, version) for update in updates for version in update.exclusions]
+        database.insert("honoured", honoured)
+        for version in dict.fromkeys(version for _, version in honoured):
+            try:
+                excluded = read_exclusions(self.store, [version], self.cache)
+            except DamagedError as error:  # too many trajectories are then reported as trained on, never too few
+                self.unknown[version] = str(error)
+                continue
+            database.insert("excluded_trajectories", [(version, *pair) for pair in excluded.trajectories])
+            database.insert("excluded_problems", [(version, name) for name in excluded.problems])
+        database.connection.execute(
+            f"""create table update_inputs as
+            select o.checkpoint, p.data_set, p.version, p.trajectory_id, p.key, p.tokens, p.first, p.best,
+                   {_TRAINABLE} and p.tokens > 0 and p.oldest >= o.oldest and not o.idle
+                   and (o.cut_too or o.unfinished_too or not p.cut)
+                   and not exists (from honoured h join excluded_trajectories e using (exclusions)
+                                   where (h.checkpoint, e.version, e.trajectory_id)
+                                       = (o.checkpoint, p.version, p.trajectory_id))
+                   and not exists (from honoured h join excluded_problems e using (exclusions)
+                                   where (h.checkpoint, e.key) = (o.checkpoint, p.key)) as entered
+            from played p join updates o using (version)"""
+        )
+
+    def versions_with(self, problem: str) -> set[str]:
+        """Return the data sets and problem sets that contain the problem with this key."""
+        return {version for (version,) in self.database.all("select version from problem_ids where key = ?", problem)}
+
+    def unreadable_data_sets(self, problem: str) -> set[str]:
+        """Return the data sets that cannot be read and may contain the problem with this key.
+
+        A data set is left out if all problem sets that it was drawn from are known not to contain the problem.
+        """
+        versions = self.versions_with(problem) | self.unknown.keys()
+        drawn_from = {version: self.problem_sets_of(version) for version in self.unknown if version in self.data_sets}
+        return {data_set for data_set, sets in drawn_from.items() if not sets or not versions.isdisjoint(sets)}
+
+    def _fetch(self, versions: Iterable[str], kind: str) -> dict[str, list[Path]]:
+        """Return the local Parquet files of each readable version. Add the reason for each other one to `unknown`."""
+        distinct = list(dict.fromkeys(versions))
+        fetched = in_parallel(lambda version: self._fetch_version(version, kind), distinct, _FETCHED_AT_ONCE)
+        self.unknown |= {version: why for version, (_, why) in zip(distinct, fetched, strict=True) if why}
+        return {version: paths for version, (paths, why) in zip(distinct, fetched, strict=True) if not why}
+
+    def _fetch_version(self, version: str, kind: str) -> tuple[list[Path], str]:
+        """Return the local files, or why they cannot be read. An attempt that was never committed has no files."""
+        try:
+            if not manifests.committed(self.store, version):
+                return [], ""
+            if self.store.exists(layout.tombstone(version)):
+                return [], "its data were collected by gc"
+            manifest, paths = datasets.shards(self.store, version, self.cache)
+        except DamagedError as error:
+            return [], str(error)
+        files = [file for file in manifest.files if file.name.endswith(".parquet")]
+        problems = [text for f, path in zip(files, paths, strict=True) for text in contents.parquet(path, kind, f.rows)]
+        return paths, "; ".join(problems)
+
+
+def _reached(versions: Iterable[str], following: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return `versions` and all that follow them at any distance, nearest first."""
+    reached = dict.fromkeys(versions)
+    for version in (pending := list(reached)):
+        for each in following.get(version, ()):
+            if each not in reached:
+                reached[each] = None
+                pending.append(each)
+    return list(reached)
+
+
+def _numbered(numbers: Mapping[str, int], files: Mapping[str, Sequence[Path]]) -> list[tuple[int, Path]]:
+    return [(numbers[version], path) for version, paths in files.items() for path in paths]
+
+
+def _create_problem_tables(database: TrajectoryDb) -> None:
+    """Create the tables `problem_contents` and `problem_ids`."""
+    union = "select {columns} from trajectories union select {columns} from problems"
+    distinct = database.all(union.format(columns="prompt, solutions"))
+    columns = {
+        "prompt": pa.array([prompt for prompt, _ in distinct], pa.string()),
+        "solutions": pa.array([solutions for _, solutions in distinct], pa.list_(pa.string())),
+        "key": pa.array([key(Problem("", prompt, solutions)) for prompt, solutions in distinct], pa.string()),
+    }
+    database.connection.register("contents", pa.table(columns))
+    database.connection.execute("create table problem_contents as select * from contents")
+    with_ids = union.format(columns="problem_id, prompt, solutions, data_set")
+    database.connection.execute(
+        f"""create table problem_ids as select distinct a.key, m.problem_id, s.version
+        from ({with_ids}) m join problem_contents a using (prompt, solutions) join sets s using (data_set)"""
+    )
