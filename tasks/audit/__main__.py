@@ -14,7 +14,7 @@ PROGRAM = Program(
     name="python -m tasks.audit",
     about=(__doc__ or "").splitlines()[0],
     epilog="python -m tasks.provenance reports which checkpoint was trained on which problem, and excludes problems.",
-    package="tasks.audit.commands",
+    package="tasks.audit.reader",
     commands=COMMANDS,
     former={
         "trained-on": "tasks.provenance.commands.trained_on",

@@ -13,9 +13,9 @@ from configs.score import Reward
 from storage.records import Call, Problem, Trajectory, VerdictName
 from storage.versions.contents import _NEW_IN
 from tasks.agents.interface import EpisodeSpec
-from tasks.audit.conversations import read_conversations
+from tasks.audit.database import read_conversations
 from tasks.audit.numbers import set_numbers
-from tasks.audit.reader.sequences import Beginning, beginnings
+from tasks.audit.reader.tokens import Beginning, beginnings
 from tasks.problems.exclusions import commit_exclusions, read_exclusions, set_aside
 from tasks.provenance.proposals import propose_ids, propose_problem
 from tasks.train.samples import build_samples

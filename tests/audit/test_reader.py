@@ -27,15 +27,14 @@ from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
 from storage.records import CASE_SCHEMA, Score, VerdictName
 from storage.versions.drafts import Draft, Provenance
-from tasks.audit.commands import read
+from tasks.audit.data_sets import fetch_data_sets, select
 from tasks.audit.database import open_database
-from tasks.audit.intake import fetch_data_sets
-from tasks.audit.reader.advantages import AdvantageComputer
+from tasks.audit.reader import read
 from tasks.audit.reader.app import create_app
 from tasks.audit.reader.library import Library
-from tasks.audit.reader.serve import serve
+from tasks.audit.reader.read import serve
+from tasks.audit.reader.tokens import AdvantageComputer
 from tasks.audit.results import AuditResult
-from tasks.audit.selection import select
 from tests.conftest import commit_policy
 from tests.support.paths import ROOT
 from tests.support.reader_helpers import CRITIC, EVIL, HOSTILE, LONG, NORMALISED, PLAIN, commit, strange, sums
@@ -161,7 +160,7 @@ def test_the_least_reward_is_that_of_the_whole_data_set(policy_folder: Path, tmp
     data_sets = select(store, [])
     with open_database(data_sets, fetch_data_sets(store, data_sets, tmp_path), Audit()) as database:
         computer = AdvantageComputer(Library(database), data_sets)
-        computed = [computer.compute(row, 0).by_position for row in rows[1:]]
+        computed = [computer.compute(row, 0).by_id[row.trajectory_id] for row in rows[1:]]
     assert computed == [{3: 1.0}, {3: -1.0}]
 
 
@@ -326,7 +325,7 @@ def test_one_bad_manifest_leaves_the_rest_to_be_read(
         client.get(re.findall(r"/\?key=\S+", printed[0].out)[0])
         pages.extend(client.get(address) for address in ("/", "/trajectory?id=2/0/0", "/trajectory?id=0/0/0"))
 
-    monkeypatch.setattr("tasks.audit.reader.serve._run", visit)
+    monkeypatch.setattr("tasks.audit.reader.read._run", visit)
     serve(store, [], datetime(2026, 1, 1, tzinfo=UTC), tmp_path, Audit(), 0)
     listing, other, same = pages
     assert (listing.status_code, other.status_code) == (200, 200)
@@ -396,24 +395,3 @@ def test_it_does_not_end_in_the_middle_of_an_import(filled: Store, tmp_path: Pat
     job.send_signal(signal.SIGINT)
     assert job.communicate(timeout=120)[0] == "loaded\n"
     assert job.returncode == 130
-
-
-@pytest.mark.slow
-def test_no_files_left_to_open_is_reported_in_a_line() -> None:
-    """Early loading only saves time: if it fails, the page that needs the library tries again."""
-    code = (
-        "import resource, sys, threading\n"
-        "import tasks.audit.reader.app\nfrom tasks.audit.reader.vocabulary import import_tokenizers\n"
-        "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))\n"
-        "thread = threading.Thread(target=import_tokenizers); thread.start(); thread.join()\n"
-        "assert 'transformers' not in sys.modules\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))\n"
-        "import_tokenizers()\n"
-        "assert 'transformers' in sys.modules\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("the tokenizers' library was not loaded early; a page that needs it tries again: ")
-    assert "Too many open files" in done.stderr
-    assert "Traceback" not in done.stderr

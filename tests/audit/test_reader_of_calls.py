@@ -11,10 +11,9 @@ from starlette.testclient import TestClient
 from configs.audit import Audit
 from storage.objects.store import Store
 from storage.records import Call, Score, Trajectory
+from tasks.audit.data_sets import fetch_data_sets, select
 from tasks.audit.database import open_database
-from tasks.audit.intake import fetch_data_sets
 from tasks.audit.reader.app import create_app
-from tasks.audit.selection import select
 from tests.support.reader_helpers import EVIL, HOSTILE, PLAIN, commit, spoken
 
 LONG = "line\n" * 300

@@ -15,12 +15,11 @@ import pytest
 from markdown_it import MarkdownIt
 
 from storage.records import Call
-from tasks.audit.conversations import ConversationTurn, StoredConversation
+from tasks.audit.database import ConversationTurn, StoredConversation
 from tasks.audit.report import wording
-from tasks.audit.report.drawing import for_any_background, for_page
-from tasks.audit.report.markdown import check_rows, code, plain, summary
 from tasks.audit.report.page import render
-from tasks.audit.report.plots import plots
+from tasks.audit.report.plots import for_any_background, for_page, plots
+from tasks.audit.report.wording import check_rows, code, plain, summary
 from tasks.audit.results import AuditResult, Case, CheckResult, Histogram, SetNumbers, Unit, Verdict, worst
 
 EVIL = "demo/\"3'</script><script>alert(2)</script><img src=x onerror=alert(3)>/[a](javascript:b)/`c`/0"

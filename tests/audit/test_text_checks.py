@@ -10,7 +10,7 @@ from configs.audit import Audit
 from storage import layout
 from storage.objects.store import Store
 from storage.records import PROBLEM_SCHEMA, TRAJECTORY_SCHEMA, Problem, Trajectory
-from tasks.audit.checks import CHECKS, SkippedError, logprob_drift, text_differs
+from tasks.audit.checks import SkippedError, all_checks, templates, tokens
 from tasks.score.verifier import Verifier
 from tests.support.audit_play import SUM, TEXTS, Audited, Play, judged, look, say
 from tests.support.chain_helpers import FIRST, PROBLEMS, commit_rows
@@ -29,9 +29,9 @@ def test_text_differs(audited: Audited, play: Play, monkeypatch: pytest.MonkeyPa
     assert (measured.value, measured.of) == (2, 80)
     assert [name for name, _ in found] == ["1", "2"]
     assert 'turn 2: its tokens say "\\boxed{19}", its text "\\boxed{18}"' in found[1][1]
-    monkeypatch.setattr(text_differs, "MOST_TOKENS", 200)
+    monkeypatch.setattr(templates, "MOST_TOKENS", 200)
     with audited.evidence(Audit()) as evidence:
-        assert 0 < text_differs.text_differs(evidence).of < 80
+        assert 0 < templates.text_differs(evidence).of < 80
 
 
 def test_template_drift(audited: Audited, play: Play) -> None:
@@ -172,7 +172,7 @@ def test_logprobs_of_a_policy_served_in_half_precision(
     audited: Audited, monkeypatch: pytest.MonkeyPatch, shift: float, passes: bool
 ) -> None:
     """The rounding of an engine in bfloat16 is no drift, whatever its size; several times as much is."""
-    monkeypatch.setattr(logprob_drift, "_served_format", lambda *_: "bfloat16")
+    monkeypatch.setattr(tokens, "_served_format", lambda *_: "bfloat16")
     weights = tiny_model().bfloat16()
     audited.add([sampled_by(weights, str(number), number, shift) for number in range(5)])
     measured, _ = audited.run("logprob_drift")
@@ -198,4 +198,4 @@ def test_empty_and_without_checkpoints(store: Store, tmp_path: Path, verifier: V
             assert look(evidence, check)[0].value == 0
         for check in ("text_differs", "template_drift", "logprob_drift", "contamination"):
             with pytest.raises(SkippedError):
-                CHECKS[check].run(evidence)
+                all_checks()[check].run(evidence)

@@ -18,7 +18,7 @@ from storage.objects.store import Store
 from storage.versions import manifests, model_files
 from storage.versions.fetch import WEIGHTS, fetch_folder
 from tasks.agents.chat import load_tokenizer
-from tasks.audit.checks.registry import AuditEvidence, SkippedError
+from tasks.audit.checks import AuditEvidence, SkippedError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -141,9 +141,9 @@ class Decoded:
     rows: pa.RecordBatch  # N
     texts: list[str]  # N
 
-    def columns(self, *names: str) -> list[dict[str, Any]]:
-        """Return the columns `names` of each row."""
-        return self.rows.select(list(names)).to_pylist()
+    def columns(self, *names: str) -> Iterator[tuple[dict[str, Any], str]]:
+        """Yield the columns `names` of each row, and its text."""
+        return zip(self.rows.select(list(names)).to_pylist(), self.texts, strict=True)
 
 
 def _split(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:

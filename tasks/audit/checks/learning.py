@@ -1,0 +1,217 @@
+"""Checks of what a policy learns from groups, turns and rewards, and of episodes that ended early."""
+
+import math
+from dataclasses import dataclass
+
+from storage import layout
+from tasks.audit.checks import AuditEvidence, Measured, check, count_cases, share_of_cases
+from tasks.audit.data_sets import DataSet, fetch_data_sets, previous
+from tasks.audit.results import Case
+
+GROUPS = """
+    select data_set, problem_id, max(best) as best, max(episodes) as episodes, bool_and(alike) as same from (
+        select t.data_set, t.problem_id, t.turn, max(t.success) as best, count(distinct t.row) as episodes,
+            min(t.scored_reward) = max(t.scored_reward)
+                and bool_or(t.verdict = 'none') = bool_and(t.verdict = 'none') as alike
+        from turns t join episodes e using (row)
+        where t.verdict is not null and e.status in ('completed', 'truncated') group by all
+    ) group by 1, 2 having max(episodes) > 1"""
+"""SQL: groups of two or more episodes; `same` is true if in each turn all episodes earned the same."""
+
+# The advantages of these groups are zero, so they cost a rollout and teach nothing.
+share_of_cases(
+    "zero_variance",
+    "Groups without variance",
+    "group",
+    f"""select problem_id, data_set, 'all ' || episodes || ' episodes are ' || if(best > 0, 'right', 'wrong'), same
+    from ({GROUPS})""",
+    "groups have no variance",
+    needs="scores",
+)
+
+# Seeds may have no effect, or the policy explores no more. Right answers of fewer than 16 tokens are often the same.
+share_of_cases(
+    "identical_answers",
+    "One answer for a whole group",
+    "group",
+    """select problem_id, data_set, 'all ' || count(*) || ' first answers are the same',
+        count(distinct text) = 1 and (min("end" - "start") >= 16 or coalesce(max(success), 1) = 0)
+    from turns where answer = 0 group by problem_id, data_set having count(*) >= 4""",
+    "groups gave only one answer",
+)
+
+# The policy may only react to the feedback.
+share_of_cases(
+    "broken_answers",
+    "Right, then wrong",
+    "turn",
+    """select trajectory_id, data_set, 'turn ' || (before + 1) || ' was right, turn ' || (turn + 1) || ' is not',
+        success = 0
+    from revisions where was > 0 and success is not null""",
+    "right answers with a next answer were followed by a wrong one",
+    needs="scores",
+)
+
+# Episodes of a group with the same seed are one episode, counted twice. Trajectories of one episode have the same
+# sample number and may share turns, so they are not compared.
+count_cases(
+    "repeated_seeds",
+    "Repeated seeds",
+    "turn",
+    """with doubled as (
+        select data_set, problem_id, turn, seed, min(sample) as first_sample from turns
+        group by 1, 2, 3, 4 having count(distinct sample) > 1
+    )
+    select trajectory_id, data_set, 'turn ' || (t.turn + 1) || ' has the seed of another sample, ' || t.seed
+    from turns t join doubled using (data_set, problem_id, turn, seed) where t.sample > first_sample""",
+    "{found} of {of:,} turns were sampled with a seed that their group already had",
+    among="turns",
+)
+
+# The remaining episodes may be the easier part.
+share_of_cases(
+    "failed",
+    "Failed episodes",
+    "trajectory",
+    "select trajectory_id, data_set, reason, status = 'failed' from episodes",
+    "episodes failed",
+)
+
+# The answer may have come a token later.
+share_of_cases(
+    "truncated",
+    "Cut by the token limit",
+    "trajectory",
+    "select trajectory_id, data_set, reason, status = 'truncated' from episodes",
+    "episodes were cut by a token limit",
+)
+
+_LEAST_TURNS = 100  # in groups with right and wrong answers
+_CORRELATED = f"""
+    select version, count(*), corr(length, success) from (
+        select data_set, "end" - "start" - avg("end" - "start") over grouped as length,
+            success - avg(success) over grouped as success, stddev_pop(success) over grouped as spread
+        from turns where answer = 0 and success is not null window grouped as (partition by data_set, problem_id)
+    ) join data_sets using (data_set)
+    where spread > 0 group by 1 having count(*) >= {_LEAST_TURNS} and isfinite(corr(length, success))"""
+
+
+@check("length_and_reward", "Length against reward", "data set", needs="scores")
+def length_and_reward(evidence: AuditEvidence) -> Measured:
+    """Measure the correlation of length and success of first turns, both minus their group's mean.
+
+    If the longer answer of a group is mostly right, answers get longer. The value is the largest absolute correlation
+    among the data sets.
+    """
+    rows = evidence.database.all(_CORRELATED)
+    if not rows:
+        says = f"no data set has {_LEAST_TURNS} turns in groups with right and wrong answers to correlate"
+        return Measured(0, 0, says)
+    limit = evidence.settings.checks.length_and_reward.threshold
+    cases = [
+        Case("data set", version, version, f"length and success of its first turns correlate by {found:+.2f}")
+        for version, _, found in rows
+        if abs(found) > limit
+    ]
+    evidence.database.flag_all("length_and_reward", cases)
+    version, _, most = max(rows, key=lambda row: abs(row[2]))
+    turns = sum(row[1] for row in rows)
+    says = f"length and success of {turns:,} first turns correlate by at most {most:+.2f}, in {version}"
+    return Measured(abs(most), len(rows), says)
+
+
+_LEAST_STEP = 0.1  # smaller steps raise no alarm, however certain they are
+
+
+@dataclass(frozen=True, slots=True)
+class _Success:
+    """The success rate of first turns in a data set: mean and variance over its problems."""
+
+    version: str
+    mean: float
+    variance: float
+    problems: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """Two successive data sets."""
+
+    before: _Success
+    after: _Success
+
+    @property
+    def is_large(self) -> bool:
+        before, after = self.before, self.after
+        return abs(after.mean - before.mean) >= _LEAST_STEP and min(before.problems, after.problems) > 1
+
+    @property
+    def errors(self) -> float:
+        """The step in standard errors of the difference.
+
+        The standard error is that of the mean over problems, because the episodes of one problem are not independent. A
+        minimum variance keeps it above 0 if all problems agree.
+        """
+        variances = (max(each.variance, 0.25 / each.problems) / each.problems for each in (self.before, self.after))
+        return abs(self.after.mean - self.before.mean) / math.sqrt(sum(variances))
+
+    def __str__(self) -> str:
+        return f"first turn {self.before.mean:.3f} to {self.after.mean:.3f} in {self.after.version}"
+
+
+@check("success_drift", "Jumps of the success rate", "data set", needs="scores")
+def success_drift(evidence: AuditEvidence) -> Measured:
+    """Measure the largest step from one iteration of a run to the next, which sampling noise may not explain."""
+    steps = _steps(evidence)
+    large = [step for step in steps if step.is_large]
+    limit = evidence.settings.checks.success_drift.threshold
+    cases = [
+        Case("data set", step.after.version, step.after.version, f"{step}, {step.errors:.1f} standard errors")
+        for step in large
+        if step.errors > limit
+    ]
+    evidence.database.flag_all("success_drift", cases)
+    if not large:
+        return Measured(0, len(steps), f"{len(steps)} steps between data sets, none of {_LEAST_STEP} or more")
+    most = max(large, key=lambda step: step.errors)
+    says = f"the largest of {len(steps)} steps: {most}, {most.errors:.1f} errors"
+    return Measured(most.errors, len(steps), says)
+
+
+def _steps(evidence: AuditEvidence) -> list[_Step]:
+    """Return pairs of scored training data sets: that of the iteration before, if it is in the store, and the next."""
+    known = {version: _Success(version, *columns) for version, *columns in evidence.database.all(_SUCCESS)}
+    steps = []
+    for data_set in evidence.data_sets:
+        if data_set.version in known and not data_set.is_evaluation and data_set.iteration:
+            earlier = layout.trajectories(data_set.run, data_set.iteration - 1)
+            if before := known.get(earlier) or _read_previous(evidence, data_set):
+                steps.append(_Step(before, known[data_set.version]))
+    return steps
+
+
+_MEANS = "avg(mean), coalesce(var_samp(mean), 0), count(*)"
+_SUCCESS = f"""
+    select version, {_MEANS} from (
+        select data_set, problem_id, avg(success) as mean from turns
+        where answer = 0 and success is not null group by 1, 2
+    ) join data_sets using (data_set) group by 1"""
+_SUCCESS_IN_FILES = f"""
+    select {_MEANS} from (
+        select problem_id, avg(success) as mean from read_parquet(?) join (
+            select trajectory_id, arg_min(success, turn) as success from read_parquet(?)
+            where verdict <> 'none' group by 1
+        ) using (trajectory_id) group by 1)"""
+
+
+def _read_previous(evidence: AuditEvidence, data_set: DataSet) -> _Success | None:
+    """Return the success rate of the data set before `data_set`; None if it is not in the store or not scored."""
+    earlier = previous(evidence.store, data_set)
+    if earlier is None or earlier.manifest is None:
+        return None
+    intake = fetch_data_sets(evidence.store, [earlier], evidence.cache)
+    if not intake.trajectories or not intake.scores:
+        return None
+    files = [[str(path) for _, path in paths] for paths in (intake.trajectories, intake.scores)]
+    found = _Success(earlier.version, *evidence.database.one(_SUCCESS_IN_FILES, *files))
+    return found if found.problems else None

@@ -1,0 +1,161 @@
+"""Checks of verdicts: their failures, contradictions, and a second checker's opinion of them."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+from tasks.audit.checks import AuditEvidence, Measured, check, share_of_cases
+from tasks.audit.checks.second_checker import Opinion, opinion
+from tasks.audit.results import Case
+from tasks.evaluate.statistics import proportion
+
+# The policy ignores the format, or the verifier does not know it.
+share_of_cases(
+    "unparsable",
+    "Turns without an answer",
+    "turn",
+    """select trajectory_id, data_set, 'turn ' || (turn + 1) || ' has no answer', verdict = 'unparsable'
+    from turns where verdict <> 'none'""",
+    "turns have no answer",
+    needs="scores",
+)
+
+# These answers earn no reward, even if right.
+share_of_cases(
+    "verdict_failures",
+    "Verdicts that failed",
+    "turn",
+    """select trajectory_id, data_set, 'turn ' || (turn + 1) || ': ' || verdict || ' ' || verdict_reason,
+        verdict in ('timeout', 'error')
+    from turns where verdict <> 'none'""",
+    "verdicts are timeouts or errors",
+    needs="scores",
+)
+
+
+@check("verdicts_disagree", "Verdicts that disagree", "turn", needs="scores")
+def verdicts_disagree(evidence: AuditEvidence) -> Measured:
+    """Count turns that environment and score judge differently, and turns judged unlike the same answer elsewhere.
+
+    If an answer was judged correct and wrong equally often, the turns that were judged correct are counted.
+    Verdicts with other names, which a custom environment may use, are not compared, and neither are those of scorers
+    other than math-verify: their rules need not be the environment's.
+    """
+    unlike_environment = evidence.database.flag("verdicts_disagree", "turn", _UNLIKE_ENVIRONMENT)
+    unlike_elsewhere = evidence.database.flag("verdicts_disagree", "turn", _UNLIKE_ELSEWHERE)
+    turns = evidence.database.count("turns where verdict is not null")
+    says = (
+        f"environment and score differ about {unlike_environment} of {turns:,} turns; {unlike_elsewhere} were judged "
+        "differently elsewhere"
+    )
+    return Measured(unlike_environment + unlike_elsewhere, turns, says)
+
+
+_UNLIKE_ENVIRONMENT = """
+    select trajectory_id, data_set,
+        'turn ' || (turn + 1) || ': the environment said ' || environment_verdict || ', the score ' || verdict
+    from turns where environment_verdict in ('correct', 'wrong', 'unparsable')
+    and verdict in ('correct', 'wrong', 'unparsable') and scorer = 'math-verify'
+    and (environment_verdict = 'correct') <> (verdict = 'correct')"""
+_UNLIKE_ELSEWHERE = """
+    select t.trajectory_id, t.data_set, 'turn ' || (t.turn + 1) || ': elsewhere this answer was judged the other way'
+    from turns t join (
+        select problem_id, prompt, solutions, given, count(*) filter (verdict = 'correct') * 2 > count(*) as usual
+        from turns join (select row, prompt, solutions from trajectories) using (row)
+        where verdict in ('correct', 'wrong') group by 1, 2, 3, 4
+        having count(distinct verdict = 'correct') > 1
+    ) b using (problem_id, given)
+    join (select row, prompt, solutions from trajectories) p on p.row = t.row
+    where p.prompt = b.prompt and p.solutions = b.solutions
+    and t.verdict in ('correct', 'wrong') and (t.verdict = 'correct') <> b.usual"""
+
+_NUMBER = r"\d+(?:\.\d+)?"
+
+# A verifier that computes what it reads takes `12 + 7` for 19, and pays the policy for writing the problem down again.
+# Only turns count whose gold answer is a number that the question does not name: the result can only stand in an answer
+# that holds another number, or says it in words.
+share_of_cases(
+    "repeated_question",
+    "Right answers that repeat the question",
+    "turn",
+    f"""select trajectory_id, data_set,
+        'turn ' || (turn + 1) || ': ' || '''' || left(given, 60) || ''' was judged correct for ' || solutions[1],
+        list_has_all(asked, said)
+    from (
+        select t.trajectory_id, t.data_set, t.turn, t.given, p.solutions,
+            regexp_extract_all(regexp_replace(t.given, '(\\d),(\\d\\d\\d)', '\\1\\2', 'g'), '{_NUMBER}') as said,
+            regexp_extract_all(regexp_replace(p.prompt, '(\\d),(\\d\\d\\d)', '\\1\\2', 'g'), '{_NUMBER}') as asked
+        from turns t join (select row, prompt, solutions from trajectories) p using (row)
+        where t.verdict = 'correct' and t.scorer = 'math-verify'
+    )
+    where list_bool_and([regexp_full_match(s, '-?{_NUMBER}') and not list_contains(asked, ltrim(s, '-'))
+        for s in solutions])""",
+    "right answers hold no number beyond the question's",
+    needs="scores",
+)
+
+_SHOWN = 60  # characters
+_LEAST = 20  # turns; fewer are too few for a share
+
+
+@check("false_negatives", "Right answers judged wrong", "turn", needs="scores")
+def false_negatives(evidence: AuditEvidence) -> Measured:
+    """Estimate the share of right answers among those judged wrong, which teach the policy to avoid them."""
+    return _contradicted("false_negatives", "wrong", "right", evidence)
+
+
+@check("false_positives", "Wrong answers judged right", "turn", needs="scores")
+def false_positives(evidence: AuditEvidence) -> Measured:
+    """Estimate the share of wrong answers among those judged right."""
+    return _contradicted("false_positives", "correct", "wrong", evidence)
+
+
+def _contradicted(
+    name: str, verdict: Literal["wrong", "correct"], contrary: Opinion, evidence: AuditEvidence
+) -> Measured:
+    """Judge a sample of math-verify's turns with `verdict` again, and flag those that the second checker contradicts.
+
+    The value is the lower end of the 95 % interval of the share that the second checker contradicts. If it could judge
+    too few, those that it could not judge are flagged, too.
+    """
+    sample = evidence.database.all(
+        """select trajectory_id, version, turn, given, solutions
+        from (
+            select row, data_set, turn, given, trajectory_id from turns
+            where verdict = ? and scorer = 'math-verify'
+            order by hash(row, turn), row, turn limit ?
+        ) join (select row, solutions from trajectories) using (row) join data_sets using (data_set)
+        order by row, turn""",
+        verdict,
+        evidence.settings.judged_again,
+    )
+    opinions = [opinion(given, solutions) for *_, given, solutions in sample]
+    measured = _measured([judged for judged, _ in opinions], verdict, contrary)
+    flagged = {contrary, "cannot say"} if measured.judged < evidence.settings.least_judged else {contrary}
+    cases = list[Case]()
+    for (row, version, turn, given, solutions), (judged, answer) in zip(sample, opinions, strict=True):
+        if judged in flagged:
+            cannot = f"cannot judge {given[-_SHOWN:]!r}"
+            read = cannot if judged == "cannot say" else f"reads {answer[:_SHOWN]!r}"
+            gold = " or ".join(repr(solution[:_SHOWN]) for solution in solutions[:3])
+            detail = f"turn {turn + 1}: judged {verdict}; the second checker {read}, the gold is {gold}"
+            cases.append(Case("turn", row, version, detail))
+    evidence.database.flag_all(name, cases)
+    return measured
+
+
+def _measured(opinions: Sequence[Opinion], verdict: str, contrary: Opinion) -> Measured:
+    decided: list[Opinion] = [opinion for opinion in opinions if opinion != "cannot say"]
+    judged = len(decided) / len(opinions) if len(opinions) >= _LEAST else 1.0
+    if not decided:
+        says = f"the second checker could judge none of {len(opinions):,} turns judged {verdict}"
+        return Measured(0.0, 0, says, judged)
+    estimate = proportion([float(opinion == contrary) for opinion in decided])
+    says = (
+        f"the second checker calls {decided.count(contrary):,} of {len(decided):,} turns judged {verdict} {contrary}: "
+        f"{estimate.value:.1%}, 95 % interval {estimate.low:.1%} to {estimate.high:.1%}"
+    )
+    if len(decided) < _LEAST:
+        says += f"; fewer than {_LEAST} turns raise no alarm"
+    if undecided := len(opinions) - len(decided):
+        says += f"; it cannot judge {undecided:,} more"
+    return Measured(estimate.low if len(decided) >= _LEAST else 0.0, len(decided), says, judged)
