@@ -199,6 +199,9 @@ class Intake:
     collected: list[str] = field(default_factory=list)  # data sets that gc collected
     collected_scores: list[str] = field(default_factory=list)  # data sets whose scores gc collected
 
+    def note_damage(self, key: str, data_set: DataSet, damage: str) -> None:
+        self.damaged.append(Case("object", key, data_set.version, damage))
+
     @property
     def incomplete(self) -> set[str]:
         """The data sets with a file or scores that cannot be read."""
@@ -212,43 +215,36 @@ def fetch_data_sets(store: Store, data_sets: list[DataSet], cache: Path) -> Inta
         UnavailableError: the store does not answer.
     """
     intake = Intake()
-    with ThreadPoolExecutor(_FETCHED_AT_ONCE) as fetching:
+    with ThreadPoolExecutor(_FETCHED_AT_ONCE) as threads:
         for data_set in data_sets:
             if data_set.manifest is None:
                 intake.objects += 1
-                key = layout.manifest(data_set.version)
-                intake.damaged.append(Case("object", key, data_set.version, data_set.problem))
+                intake.note_damage(layout.manifest(data_set.version), data_set, data_set.problem)
             elif data_set.problem:
                 intake.collected.append(data_set.version)
             else:
-                _fetch(store, data_set, data_set.manifest, intake.trajectories, cache, intake, fetching)
+                _fetch(store, data_set, data_set.manifest, cache, intake, threads)
                 if scores := _newest_scores(store, data_set, intake):
-                    _fetch(store, data_set, scores, intake.scores, cache, intake, fetching)
-        _find_strays(store, data_sets, intake, fetching)
+                    _fetch(store, data_set, scores, cache, intake, threads)
+        _find_strays(store, data_sets, intake, threads)
     _check_parents(store, data_sets, intake)
     return intake
 
 
 def _fetch(
-    store: Store,
-    data_set: DataSet,
-    version: Manifest,
-    paths: list[tuple[int, Path]],
-    cache: Path,
-    intake: Intake,
-    fetching: ThreadPoolExecutor,
+    store: Store, data_set: DataSet, version: Manifest, cache: Path, intake: Intake, threads: ThreadPoolExecutor
 ) -> None:
-    """Fetch the Parquet files of a version; add those that can be read to `paths`."""
+    """Fetch the Parquet files of a data set, or of its scores, and note those that can be read."""
     files = [file for file in version.files if file.name.endswith(".parquet")]
     intake.objects += len(files)
-    fetched = fetching.map(lambda file: _fetch_file(store, version.kind, file, cache), files)
+    fetched = threads.map(lambda file: _fetch_file(store, version.kind, file, cache), files)
     for file, (path, damage, schema_problem) in zip(files, fetched, strict=True):
         if path is None:
-            intake.damaged.append(Case("object", file.path, data_set.version, damage))
+            intake.note_damage(file.path, data_set, damage)
         elif schema_problem:
             intake.foreign.append(Case("object", file.path, data_set.version, schema_problem))
         else:
-            paths.append((data_set.number, path))
+            (intake.scores if version.kind == "scores" else intake.trajectories).append((data_set.number, path))
 
 
 def _newest_scores(store: Store, data_set: DataSet, intake: Intake) -> Manifest | None:
@@ -261,8 +257,7 @@ def _newest_scores(store: Store, data_set: DataSet, intake: Intake) -> Manifest 
     try:
         return manifests.read(store, data_set.scores[-1])
     except DamagedError as error:
-        key = layout.manifest(data_set.scores[-1])
-        intake.damaged.append(Case("object", key, data_set.version, str(error)))
+        intake.note_damage(layout.manifest(data_set.scores[-1]), data_set, str(error))
         return None
 
 
@@ -283,17 +278,16 @@ def _find_strays(store: Store, data_sets: list[DataSet], intake: Intake, threads
         if each.manifest
         for version in (each.version, *each.scores[-1:], *select_names(PolicyVersion, each.manifest.parent_names))
     }
-    for data_set, keys in zip(versions.values(), threads.map(lambda each: _strays(store, each), versions), strict=True):
+
+    def strays_of(version: str) -> list[str]:
+        try:
+            manifest = manifests.find(store, version)
+            return strays(store, manifest) if manifest and not store.exists(layout.tombstone(version)) else []
+        except DamagedError:
+            return []  # noted elsewhere
+
+    for data_set, keys in zip(versions.values(), threads.map(strays_of, versions), strict=True):
         intake.strays += [Case("object", key, data_set, "is named by no manifest") for key in keys]
-
-
-def _strays(store: Store, version: str) -> list[str]:
-    """Return the strays of `version`; none if gc collected it, or if its manifest cannot be read (noted elsewhere)."""
-    try:
-        manifest = manifests.find(store, version)
-        return [] if manifest is None or store.exists(layout.tombstone(version)) else strays(store, manifest)
-    except DamagedError:
-        return []
 
 
 def _check_parents(store: Store, data_sets: list[DataSet], intake: Intake) -> None:

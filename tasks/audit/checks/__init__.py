@@ -1,17 +1,18 @@
 """The checks of the audit: what a check is given (`AuditEvidence`), what it returns (`Measured`), and their registry.
 
-The modules of this folder have the checks by subject: `integrity` of the store, `tokens` of a row, `templates` around
+The files of this folder have the checks by subject: `integrity` of the store, `tokens` of a row, `templates` around
 them, `learning`, `verdicts`, `problems`, `tools` and `texts`; `second_checker` grades answers again. A check has the
-name of its knob in `configs/audit.py`. It notes its cases in the database and returns one value, which
-`tasks.audit.run` compares with the knob's threshold. A check that is only rows of SQL and a sentence is declared by
-these (`count_cases`, `share_of_cases`); another one is a function below `check`.
+name of its knob in `configs/audit.py`. It notes its cases in the database (`tables.sql`) and returns one value, which
+`tasks.audit.run` compares with the knob's threshold. A check that is only rows of SQL and a sentence is declared in a
+file of SQL (`_declare`); another one is a function below `check`.
 """
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -113,10 +114,14 @@ class AuditCheck:
 _CHECKS: dict[str, AuditCheck] = {}
 
 
+@cache
 def all_checks() -> dict[str, AuditCheck]:
-    """Return all checks by name; the first call imports their modules."""
+    """Return all checks by name; the first call imports their modules and reads their SQL."""
     for module in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{module.name}")
+    for path in sorted(Path(__file__).parent.glob("*.sql")):
+        for block in re.split(r"^(?=-- check:)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+            _declare(block)
     return _CHECKS
 
 
@@ -134,53 +139,41 @@ def check(name: str, title: str, unit: Unit, needs: Needs = "rows") -> Callable[
     return register
 
 
-def count_cases(name: str, title: str, unit: Unit, query: str, says: str, among: str = "episodes") -> None:
-    """Register a check whose value is its number of cases.
+def _declare(block: str) -> None:
+    """Register a check that is declared in SQL: lines `-- name: value` with the fields of `AuditCheck`, then a query.
 
-    Args:
-        name: as for `check`, like title and unit.
-        title: see there.
-        unit: see there.
-        query: SQL of the cases: id, number of the data set, detail.
-        says: the sentence with `{found}` and `{of}`, the number of rows of the table `among`.
-        among: the table with the units that are checked.
+    The query of a check with the field `says` returns its cases (id, number of the data set, detail), and its value is
+    their number. In the sentence `{found}` stands for it, and `{of}` for the number of rows of the table `among`
+    (default: episodes). The query of a check with the field `share` returns all units that are counted, with a fourth
+    column, whether it is a case. Its value is the highest share in a data set; `share` ends the sentence.
     """
+    fields = dict(re.findall(r"^-- (check|title|unit|says|share|among|needs): (.*)$", block, re.MULTILINE))
+    name, unit, query = fields["check"], fields["unit"], re.sub(r"^--.*$", "", block, flags=re.MULTILINE)
 
-    @check(name, title, unit)
+    @check(name, fields["title"], unit, fields.get("needs", "rows"))
     def run(evidence: AuditEvidence) -> Measured:
-        found, of = evidence.database.flag(name, unit, query), evidence.database.count(among)
-        return Measured(found, of, says.format(found=found, of=of))
+        database = evidence.database
+        if "share" in fields:
+            return _highest_share(database, name, unit, query, fields["share"])
+        found, of = database.flag(name, unit, query), database.count(fields.get("among", "episodes"))
+        return Measured(found, of, fields["says"].format(found=found, of=of))
 
 
-def share_of_cases(name: str, title: str, unit: Unit, query: str, what: str, needs: Needs = "rows") -> None:
-    """Register a check whose value is the highest share of cases in a data set.
-
-    Args:
-        name: as for `check`, like title, unit and needs.
-        title: see there.
-        unit: see there.
-        query: SQL of all units that are counted: id, number of the data set, detail, and whether it is a case.
-        what: the end of the sentence: what the cases are.
-        needs: see there.
-    """
-
-    @check(name, title, unit, needs)
-    def run(evidence: AuditEvidence) -> Measured:
-        evidence.database.connection.execute(
-            f"create or replace temp table counted as from ({query}) as t(id, data_set, detail, is_case)"
-        )
-        evidence.database.flag(name, unit, "select id, data_set, detail from counted where is_case")
-        rows = evidence.database.all(
-            """select version, count(*) filter (is_case), count(*) from counted join data_sets using (data_set)
-            group by version order by version"""
-        )
-        cases, whole = sum(row[1] for row in rows), sum(row[2] for row in rows)
-        shares = {version: share(part, of) for version, part, of in rows}
-        worst = max(shares, key=shares.__getitem__, default="")
-        says = f"{cases:,} of {whole:,} {what} ({share(cases, whole):.1%})"
-        if len(rows) > 1 and cases:
-            says += f"; the highest share, {shares[worst]:.1%}, in {worst}"
-        return Measured(shares.get(worst, 0.0), whole, says)
+def _highest_share(database: AuditDatabase, name: str, unit: Unit, query: str, what: str) -> Measured:
+    columns = "id, data_set, detail, is_case"
+    database.connection.execute(f"create or replace temp table counted as from ({query}) as t({columns})")
+    database.flag(name, unit, "select id, data_set, detail from counted where is_case")
+    rows = database.all(
+        """select version, count(*) filter (is_case), count(*) from counted join data_sets using (data_set)
+        group by version order by version"""
+    )
+    cases, whole = sum(row[1] for row in rows), sum(row[2] for row in rows)
+    shares = {version: share(part, of) for version, part, of in rows}
+    worst = max(shares, key=shares.__getitem__, default="")
+    says = f"{cases:,} of {whole:,} {what} ({share(cases, whole):.1%})"
+    if len(rows) > 1 and cases:
+        says += f"; the highest share, {shares[worst]:.1%}, in {worst}"
+    return Measured(shares.get(worst, 0.0), whole, says)
 
 
 def share(part: float, whole: float) -> float:

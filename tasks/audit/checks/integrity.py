@@ -1,6 +1,6 @@
-"""Checks of the store: objects, schemas, parents, ids and scores."""
+"""Checks of the store: objects, schemas, parents and scores."""
 
-from tasks.audit.checks import AuditEvidence, Measured, SkippedError, check, count_cases
+from tasks.audit.checks import AuditEvidence, Measured, SkippedError, check
 
 
 @check("damaged_objects", "Damaged objects", "object", needs="nothing")
@@ -48,20 +48,11 @@ _OTHER_PARENTS = """
         join data_sets d using (data_set)
     ) t join data_sets d using (data_set) where other_policy or other_set"""
 
-count_cases(
-    "duplicate_ids",
-    "Duplicate ids",
-    "trajectory",
-    """select trajectory_id, data_set, 'an earlier row has the same id'
-    from episodes qualify row_number() over (partition by trajectory_id order by row) > 1""",
-    "{found} of {of} rows have the id of an earlier row",
-)
-
 
 @check("unscored_turns", "Turns without a score", "turn")
 def unscored_turns(evidence: AuditEvidence) -> Measured:
     """Count turns that have no row in the scores of their data set: they cannot be trained on, and no rate has them."""
-    query = """select trajectory_id, data_set, 'turn ' || (turn + 1) || ' has no score'
+    query = """select trajectory_id, data_set, turn_name(turn) || ' has no score'
         from turns where verdict is null and list_contains(?, data_set)"""
     found, turns = (
         evidence.database.flag("unscored_turns", "turn", query, evidence.complete),
@@ -85,8 +76,8 @@ def orphan_scores(evidence: AuditEvidence) -> Measured:
 
 
 _WITHOUT_TURN = """
-    select s.trajectory_id, s.data_set, 'a score of turn ' || (s.turn + 1) || ', which does not exist'
+    select s.trajectory_id, s.data_set, 'a score of ' || turn_name(s.turn) || ', which does not exist'
     from scores s anti join turns t using (data_set, trajectory_id, turn) where list_contains(?, s.data_set)"""
 _REPEATED = """
-    select trajectory_id, data_set, 'turn ' || (turn + 1) || ' has ' || count(*) || ' scores'
+    select trajectory_id, data_set, turn_name(turn) || ' has ' || count(*) || ' scores'
     from scores group by trajectory_id, data_set, turn having count(*) > 1"""

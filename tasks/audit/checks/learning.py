@@ -1,90 +1,12 @@
-"""Checks of what a policy learns from groups, turns and rewards, and of episodes that ended early."""
+"""Checks of what a policy learns: success over iterations, and length against reward. `learning.sql` has the others."""
 
 import math
 from dataclasses import dataclass
 
 from storage import layout
-from tasks.audit.checks import AuditEvidence, Measured, check, count_cases, share_of_cases
+from tasks.audit.checks import AuditEvidence, Measured, check
 from tasks.audit.data_sets import DataSet, fetch_data_sets, previous
 from tasks.audit.results import Case
-
-GROUPS = """
-    select data_set, problem_id, max(best) as best, max(episodes) as episodes, bool_and(alike) as same from (
-        select t.data_set, t.problem_id, t.turn, max(t.success) as best, count(distinct t.row) as episodes,
-            min(t.scored_reward) = max(t.scored_reward)
-                and bool_or(t.verdict = 'none') = bool_and(t.verdict = 'none') as alike
-        from turns t join episodes e using (row)
-        where t.verdict is not null and e.status in ('completed', 'truncated') group by all
-    ) group by 1, 2 having max(episodes) > 1"""
-"""SQL: groups of two or more episodes; `same` is true if in each turn all episodes earned the same."""
-
-# The advantages of these groups are zero, so they cost a rollout and teach nothing.
-share_of_cases(
-    "zero_variance",
-    "Groups without variance",
-    "group",
-    f"""select problem_id, data_set, 'all ' || episodes || ' episodes are ' || if(best > 0, 'right', 'wrong'), same
-    from ({GROUPS})""",
-    "groups have no variance",
-    needs="scores",
-)
-
-# Seeds may have no effect, or the policy explores no more. Right answers of fewer than 16 tokens are often the same.
-share_of_cases(
-    "identical_answers",
-    "One answer for a whole group",
-    "group",
-    """select problem_id, data_set, 'all ' || count(*) || ' first answers are the same',
-        count(distinct text) = 1 and (min("end" - "start") >= 16 or coalesce(max(success), 1) = 0)
-    from turns where answer = 0 group by problem_id, data_set having count(*) >= 4""",
-    "groups gave only one answer",
-)
-
-# The policy may only react to the feedback.
-share_of_cases(
-    "broken_answers",
-    "Right, then wrong",
-    "turn",
-    """select trajectory_id, data_set, 'turn ' || (before + 1) || ' was right, turn ' || (turn + 1) || ' is not',
-        success = 0
-    from revisions where was > 0 and success is not null""",
-    "right answers with a next answer were followed by a wrong one",
-    needs="scores",
-)
-
-# Episodes of a group with the same seed are one episode, counted twice. Trajectories of one episode have the same
-# sample number and may share turns, so they are not compared.
-count_cases(
-    "repeated_seeds",
-    "Repeated seeds",
-    "turn",
-    """with doubled as (
-        select data_set, problem_id, turn, seed, min(sample) as first_sample from turns
-        group by 1, 2, 3, 4 having count(distinct sample) > 1
-    )
-    select trajectory_id, data_set, 'turn ' || (t.turn + 1) || ' has the seed of another sample, ' || t.seed
-    from turns t join doubled using (data_set, problem_id, turn, seed) where t.sample > first_sample""",
-    "{found} of {of:,} turns were sampled with a seed that their group already had",
-    among="turns",
-)
-
-# The remaining episodes may be the easier part.
-share_of_cases(
-    "failed",
-    "Failed episodes",
-    "trajectory",
-    "select trajectory_id, data_set, reason, status = 'failed' from episodes",
-    "episodes failed",
-)
-
-# The answer may have come a token later.
-share_of_cases(
-    "truncated",
-    "Cut by the token limit",
-    "trajectory",
-    "select trajectory_id, data_set, reason, status = 'truncated' from episodes",
-    "episodes were cut by a token limit",
-)
 
 _LEAST_TURNS = 100  # in groups with right and wrong answers
 _CORRELATED = f"""

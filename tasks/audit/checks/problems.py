@@ -125,36 +125,24 @@ def _flag_feedback(evidence: AuditEvidence) -> int:
         if not contains_gold(said, solutions)
     ]
     query = """select id, data_set,
-        'the feedback after turn ' || (turn + 1) || ' gives the gold away: "' || feedback || '"' from found"""
+        'the feedback after ' || turn_name(turn) || ' gives the gold away: "' || feedback || '"' from found"""
     return evidence.database.flag("leaked_answers", "turn", query, found=found)
 
 
-# The outputs of calls are taken out of the feedback once each, the longest first.
-_SAID = """
-    select row, turn, problem_id, text, list_reduce(
-        coalesce(outputs, []),
-        lambda said, output: if(contains(said, output),
-            left(said, instr(said, output) - 1) || substr(said, instr(said, output) + length(output)), said),
-        feedback
-    ) as feedback
-    from turns left join (
-        select row, turn, list(output order by length(output) desc) as outputs
-        from calls where output <> '' group by row, turn
-    ) using (row, turn) where feedback <> ''"""
-_FEEDBACK_WITH_GOLD = f"""
+_FEEDBACK_WITH_GOLD = """
     select problem_id, prompt, solutions, feedback, problems from (
         select *, count(*) over (partition by feedback) as problems from (
             select distinct s.problem_id, prompt, solutions, feedback
-            from ({_SAID}) s join (select row, prompt, solutions from trajectories) using (row) where feedback <> ''
+            from told s join (select row, prompt, solutions from trajectories) using (row) where feedback <> ''
         )
     ) where len(list_filter(
         solutions, lambda gold: contains(replace(feedback, ',', ''), replace(trim(gold), ',', ''))
     )) > 0"""
 """SQL: feedback that contains a gold answer as a substring, and the number of problems with the same feedback."""
-_SAID_BEFORE = f"""
+_SAID_BEFORE = """
     select trajectory_id, data_set, turn, feedback, solutions,
         (select string_agg(text, chr(10)) from turns b where b.row = s.row and b.turn <= s.turn)
-    from ({_SAID}) s
+    from told s
     join (select unnest(?::varchar[]) as problem_id, unnest(?::varchar[]) as feedback) using (problem_id, feedback)
     join (select row, trajectory_id, data_set, solutions from trajectories) using (row)"""
 """SQL: the turns that got a feedback, and what the policy had said by then."""

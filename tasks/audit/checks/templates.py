@@ -2,9 +2,6 @@
 
 The form of a prompt is its decoded text with a mark in the place of the problem's text.
 Example: the prompt "<user>What is 1 + 1?<end>" of the problem "What is 1 + 1?" has the form "<user>⟨problem⟩<end>".
-
-The SQL for the tokens that a policy was given is here, too: before the first turn of a conversation, and before turns
-that follow. Rows whose turns do not fit their mask are left out, because the check `mask_and_spans` reports them.
 """
 
 import sys
@@ -17,72 +14,6 @@ import pyarrow.compute as pc
 from tasks.audit.checks import AuditEvidence, Measured, check
 from tasks.audit.decoding import Decoded, Decoder, Decoders, lists
 
-TURNS = """
-    select *, token_ids[t."start"::bigint + 1 : t."end"] as ids, t."end"::bigint - t."start" as tokens from (
-        select data_set, row, trajectory_id, token_ids, unnest(turns) as t, generate_subscripts(turns, 1) - 1 as turn
-        from trajectories
-    )"""
-"""SQL: one row for each turn `t`, with its number, its sampled token ids, and how many these should be."""
-
-# A turn that follows none begins a conversation; in rows without `follows` that is the first turn. Turns from 1 on.
-_FIRST = "list_filter(range(1, len(turns) + 1), lambda k: coalesce(follows[k], k - 2) = -1)"
-_SEQUENCE = "coalesce(list_max(list_filter(sequence_starts, lambda s: s <= {})), 0)"
-
-BEGINNINGS = f"""
-    select *, token_ids[begin + 1 : until] as ids, (hash(token_ids[begin + 1 : until]) >> 1)::bigint as digest from (
-        select *, {_SEQUENCE.format("until")} as begin from (
-            select *, coalesce(turns[first]."start"::bigint, len(token_ids)) as until from (
-                select *, unnest(if(len(firsts) = 0, [0], firsts)) as first, len(firsts) as conversations
-                from (select *, {_FIRST} as firsts from trajectories)
-            )
-        )
-    )"""
-"""SQL: each trajectory with the ids and the digest of the tokens before its first turn, where they begin and end, and
-the number of its conversations; several rows if an agent began several, for helpers or to shorten one.
-"""
-
-PROMPTS = f"""
-    select data_set, row, trajectory_id, problem_id, prompt, solutions, ids, digest from ({BEGINNINGS})
-    where conversations < 2 and len(ids) > 0 and coalesce(action_mask[until + 1], true)
-        and not coalesce(list_bool_or(action_mask[begin + 1 : until]), false)"""
-"""SQL: for each trajectory the ids and the digest of the tokens before its first turn.
-
-Rows without tokens are left out, because their episodes never began; those with several conversations, too, because
-their prompts are the agent's.
-"""
-
-SAMPLED = "(len(sequence_starts) < 2 or hash(row) % 16 = 0)"
-"""SQL: a sixteenth of the trajectories with several sequences, whose pieces are long and all different, and all others.
-"""
-
-BETWEEN = f"""
-    select data_set, row, trajectory_id, parent - 1 as turn, turns[parent].feedback as feedback,
-        ids, (hash(ids) >> 1)::bigint as digest,
-        list_where(ids, list_transform(masked, lambda m: coalesce(not m, true))) as given
-    from (
-        select *, token_ids[begin + 1 : turns[child]."start"] as ids,
-            action_mask[begin + 1 : turns[child]."start"] as masked
-        from (
-            select *, if(turns[parent]."end" between sequence and turns[child]."start", turns[parent]."end", sequence)
-                as begin
-            from (
-                select *, coalesce(follows[child], child - 2) + 1 as parent,
-                    {_SEQUENCE.format('turns[child]."start"')} as sequence
-                from (
-                    select *, unnest(range(1, len(turns) + 1)) as child
-                    from trajectories where len(action_mask) = len(token_ids) and {SAMPLED}
-                )
-            )
-        ) where parent > 0
-            and (turns[parent]."end" <= turns[child]."start" or turns[parent]."start" >= turns[child]."end")
-            and action_mask[turns[parent]."end"] and action_mask[turns[child]."start"::bigint + 1]
-    )"""
-"""SQL: for each turn and each that follows it the feedback, the ids and digest of the tokens between them, and the ids
-among these that are no action tokens. Between two sequences these are the tokens before the second turn.
-
-Only the trajectories of `SAMPLED` are included.
-"""
-
 
 def create_distinct_prompts(evidence: AuditEvidence) -> None:
     """Create the table `distinct_prompts`, unless it exists.
@@ -91,11 +22,11 @@ def create_distinct_prompts(evidence: AuditEvidence) -> None:
     prompt, solutions (the problem's), digest, ids (token ids before the first turn), episodes (with this prompt).
     """
     evidence.database.connection.execute(
-        f"""create temp table if not exists distinct_prompts as
+        """create temp table if not exists distinct_prompts as
         select row_number() over (order by data_set, problem_id, prompt, digest) as number, * from (
             select run, min(data_set) as data_set, problem_id, prompt, solutions, digest, arg_min(ids, row) as ids,
                 count(*) as episodes
-            from ({PROMPTS}) p join (select data_set, run from data_sets) using (data_set)
+            from prompts_given p join (select data_set, run from data_sets) using (data_set)
             group by run, problem_id, prompt, solutions, digest
         )"""
     )
@@ -115,7 +46,7 @@ def text_differs(evidence: AuditEvidence) -> Measured:
     decoders, turns = Decoders(evidence), evidence.database.count("turns")
     tokens = evidence.database.number("select sum(sampled) from episodes")
     chosen = "true" if tokens <= MOST_TOKENS else f"hash(row, turn) % 1000000 < {1e6 * MOST_TOKENS / tokens:.0f}"
-    query = f"select data_set, trajectory_id, turn, t.text as text, ids from ({TURNS}) where {chosen}"
+    query = f"select data_set, trajectory_id, turn, t.text as text, ids from turn_tokens where {chosen}"
     decoded, differing = 0, list[pa.RecordBatch]()
     for part in decoders.decode(evidence, query):
         decoded += part.rows.num_rows
@@ -123,7 +54,7 @@ def text_differs(evidence: AuditEvidence) -> Measured:
     found = 0
     if differing:
         query = """select trajectory_id, data_set,
-            'turn ' || (turn + 1) || ': its tokens say "' || decoded || '", its text "' || text || '"' from found"""
+            turn_name(turn) || ': its tokens say "' || decoded || '", its text "' || text || '"' from found"""
         found = evidence.database.flag("text_differs", "turn", query, found=pa.Table.from_batches(differing))
     checked = f"{turns:,} turns" if decoded == turns else f"the {decoded:,} of {turns:,} turns that were decoded"
     return Measured(found, decoded, f"{found:,} of {checked} have tokens that differ from their text{decoders.remark}")
@@ -214,8 +145,8 @@ def _forms(prompts: list[_Prompt]) -> dict[str, Counter[str]]:
 def _flag_prompts(evidence: AuditEvidence, unusual: list[_Prompt], usual: dict[str, str]) -> int:
     """Flag all trajectories with one of the `unusual` prompts; return their number."""
     found = [{**asdict(each), "detail": _difference(each.form, usual[each.run])} for each in unusual]
-    query = f"""select t.trajectory_id, t.data_set, o.detail
-        from ({PROMPTS}) t join data_sets d using (data_set)
+    query = """select t.trajectory_id, t.data_set, o.detail
+        from prompts_given t join data_sets d using (data_set)
         join (select run, prompt, digest, min(detail) as detail from found group by all) o
             on o.run = d.run and o.prompt = t.prompt and o.digest = t.digest"""
     return evidence.database.flag("template_drift", "trajectory", query, found=found)
@@ -235,7 +166,7 @@ def _flag_feedback(evidence: AuditEvidence, decoders: Decoders) -> tuple[int, in
 
     Return the number of these turns, and that of the distinct pieces of tokens that were checked.
     """
-    query = f"""select data_set, feedback, digest, any_value(ids) as ids from ({BETWEEN}) where trim(feedback) <> ''
+    query = """select data_set, feedback, digest, any_value(ids) as ids from between_turns where trim(feedback) <> ''
         group by data_set, feedback, digest"""
     pieces, lacking = 0, set[tuple[str, str, int]]()
     for part in decoders.decode(evidence, query, special=True):
@@ -244,9 +175,9 @@ def _flag_feedback(evidence: AuditEvidence, decoders: Decoders) -> tuple[int, in
             if not decoders.runs[part.run].shows(text, row["feedback"]):
                 lacking.add((part.run, row["feedback"], row["digest"]))
     found = [{"run": run, "feedback": feedback, "digest": digest} for run, feedback, digest in lacking]
-    query = f"""select any_value(p.trajectory_id), p.data_set,
-            'the tokens after turn ' || (p.turn + 1) || ' do not contain its feedback: "' || left(p.feedback, 80) || '"'
-        from ({BETWEEN}) p join data_sets d using (data_set)
+    query = """select any_value(p.trajectory_id), p.data_set,
+            'the tokens after ' || turn_name(p.turn) || ' do not contain its feedback: "' || left(p.feedback, 80) || '"'
+        from between_turns p join data_sets d using (data_set)
         left join found f on f.run = d.run and f.feedback = p.feedback and f.digest = p.digest
         group by p.row, p.data_set, p.turn, p.feedback having count(*) = count(f.digest)"""
     return evidence.database.flag("template_drift", "turn", query, found=found), pieces

@@ -10,13 +10,6 @@ from stdnum.us import ssn
 from storage.visible import HIDDEN
 from tasks.audit.checks import AuditEvidence, Measured, check
 
-_TEXTS = """
-    select 'problem' as unit, problem_id as id, null::integer as data_set, 'the prompt' as place, prompt as text
-    from problems
-    union all select 'turn', trajectory_id, data_set, 'turn ' || (turn + 1), text from turns
-    union all select 'turn', trajectory_id, data_set, 'the feedback after turn ' || (turn + 1), feedback from turns
-        where feedback <> ''"""
-"""SQL: one row for each text and the place where it occurs."""
 _BATCH = 4096
 
 Kinds = Mapping[str, tuple[str, Callable[[str, str, str], bool]]]
@@ -55,8 +48,8 @@ def _search(evidence: AuditEvidence, name: str, pattern: str, read: Callable[[st
     """
     database = evidence.database
     database.connection.execute(
-        f"""create or replace temp table matching as
-        select unit, id, data_set, place, (hash(text) >> 1)::bigint as digest, text from ({_TEXTS})
+        """create or replace temp table matching as
+        select unit, id, data_set, place, (hash(text) >> 1)::bigint as digest, text from texts
         where regexp_matches(text, ?)""",
         [pattern],
     )
@@ -64,7 +57,7 @@ def _search(evidence: AuditEvidence, name: str, pattern: str, read: Callable[[st
     query = "select id, data_set, place || ' has ' || kind from matching join found using (digest) where unit = '{}'"
     found = database.flag(name, "problem", query.format("problem"), found=kinds)
     found += database.flag(name, "turn", query.format("turn"), found=kinds)
-    total = database.count(f"({_TEXTS})")
+    total = database.count("texts")
     return Measured(found, total, f"{found:,} of {total:,} prompts, turns and pieces of feedback have {what}")
 
 

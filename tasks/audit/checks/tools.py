@@ -1,39 +1,14 @@
-"""Checks of the calls of tools, and of what their outputs do to the policy."""
+"""Checks of what the outputs of tools do to the policy, and of tools that fail. `tools.sql` has the others."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from tasks.audit.checks import AuditEvidence, Measured, check, share, share_of_cases
+from tasks.audit.checks import AuditEvidence, Measured, check, share
 from tasks.audit.checks.problems import MOST_PROBLEMS, StatedAnswer, contains_gold, leaks
 from tasks.audit.checks.second_checker import stated
-from tasks.audit.checks.templates import BETWEEN, SAMPLED
 from tasks.audit.decoding import Decoders
-
-_CALL = "'turn ' || (turn + 1) || ', call ' || (number + 1) || ' of ' || if(name = '', 'no tool', left(name, 40))"
-"""SQL: names a call in the detail of a case."""
-
-# The agent gave up, or lost what the tool said.
-share_of_cases(
-    "unanswered_calls",
-    "Calls without an output",
-    "call",
-    f"select trajectory_id, data_set, {_CALL} || ' has no output', status = 'unanswered' from calls",
-    "calls have no output",
-    needs="calls",
-)
-
-# The policy does not know the format, or the renderer does not.
-share_of_cases(
-    "unparsable_calls",
-    "Calls that cannot be read",
-    "call",
-    f"""select trajectory_id, data_set, {_CALL} || ' cannot be read: ' || left(arguments, 80), status = 'unparsable'
-    from calls""",
-    "calls cannot be read",
-    needs="calls",
-)
 
 _LEAST_CALLS = 20  # of a tool in a data set; of fewer a share says little
 
@@ -48,7 +23,7 @@ def tool_errors(evidence: AuditEvidence) -> Measured:
     evidence.database.flag(
         "tool_errors",
         "call",
-        f"""select trajectory_id, data_set, {_CALL} || ' failed: ' || left(output, 80)
+        """select trajectory_id, data_set, call_name(turn, number, name) || ' failed: ' || left(output, 80)
         from calls where status = 'failed'""",
     )
     rows = evidence.database.all(
@@ -65,43 +40,6 @@ def tool_errors(evidence: AuditEvidence) -> Measured:
         says += f"; the highest share, {share(part, whole):.1%} of {whole:,} calls, is that of {name[:40]} in {version}"
     return Measured(share(part, whole), ran, says)
 
-
-_TIMES = 3
-
-# The policy does not read what the tool says. Calls are the same if tool and arguments are, whatever the outputs. Equal
-# calls in branches that do not follow each other are no repetition: several completions may be sampled after one turn.
-# So the query climbs up from each turn with a call that its episode has often enough. Of an episode the most frequent
-# call is a case.
-share_of_cases(
-    "repeated_calls",
-    "The same call again and again",
-    "trajectory",
-    f"""with recursive often as (
-        select row, name, arguments from calls group by all having count(*) >= {_TIMES}
-    ), same as (
-        select row, turn, name, arguments, count(*) as count
-        from calls join often using (row, name, arguments) group by row, turn, name, arguments
-    ), climbing as (
-        select distinct row, turn, turn as above from same
-        union
-        select c.row, c.turn, t.follows from climbing c join turns t on t.row = c.row and t.turn = c.above
-        where t.follows >= 0
-    ), repeated as (
-        select row, name, arguments, times from (
-            select s.row, s.name, s.arguments, sum(b.count)::integer as times
-            from same s join climbing c on c.row = s.row and c.turn = s.turn
-            join same b on b.row = s.row and b.turn = c.above and b.name = s.name and b.arguments = s.arguments
-            group by s.row, s.turn, s.name, s.arguments
-        ) where times >= {_TIMES}
-        qualify row_number() over (partition by row order by times desc, name, arguments) = 1
-    )
-    select trajectory_id, data_set,
-        'it calls ' || left(name, 40) || ' ' || times || ' times with the arguments ' || left(arguments, 80),
-        times is not null
-    from (select row, trajectory_id, data_set from episodes where calls > 0) left join repeated using (row)""",
-    f"episodes with calls have the same call {_TIMES} times or more",
-    needs="calls",
-)
 
 _MARK = r"""(?:^|$|[\n<>\[\]|"])"""
 """Texts that templates write around an output: marks, quotes, or the begin and the end of a line."""
@@ -126,8 +64,9 @@ def tool_output_in_loss(evidence: AuditEvidence) -> Measured:
         for row, text in part.columns("row", "turn", "number", "output")
         if stands_alone(decoders.runs[part.run].spellings(row["output"].strip()), text)
     ]
-    query = f"""select trajectory_id, data_set, {_CALL} || ': its output is among the sampled tokens: "'
-            || left(calls.output, 80) || '"'
+    query = """select trajectory_id, data_set,
+            call_name(turn, number, name) || ': its output is among the sampled tokens: "'
+                || left(calls.output, 80) || '"'
         from calls join found using (row, turn, number)"""
     count = evidence.database.flag("tool_output_in_loss", "call", query, found=found)
     says = f"the outputs of {count:,} of {calls:,} calls with outputs that were checked stand among the sampled tokens"
@@ -164,13 +103,11 @@ def _with_short_blanks(text: str) -> str:
     return re.sub(r"\s+", lambda blanks: "\n" if "\n" in blanks[0] else " ", text)
 
 
-_ANSWERED = f"""
-    select * from calls where regexp_matches(output, '\\S')
-    and row in (select row from trajectories where len(action_mask) = len(token_ids) and {SAMPLED})"""
+_ANSWERED = "select * from calls where regexp_matches(output, '\\S') and row in (select row from compared)"
 
 _GIVEN = f"""
     select c.data_set, c.row, c.turn, c.number, c.output, b.given, (hash(b.given) >> 1)::bigint as digest
-    from ({_ANSWERED}) c join ({BETWEEN}) b on b.row = c.row and b.turn = c.turn"""
+    from ({_ANSWERED}) c join between_turns b on b.row = c.row and b.turn = c.turn"""
 
 # The action tokens from a call's turn to the end of the turn after it in the sequence, or of the sequence.
 _ACTIONS = f"""
@@ -281,7 +218,8 @@ def _is_own(each: _Output, others: Sequence[str]) -> bool:
 def _flag_leaks(evidence: AuditEvidence, leaking: Set[_Leak], calls: str) -> int:
     """Flag the calls with these outputs, among those of `calls`."""
     found = [{"problem_id": problem, "name": name, "output": output} for problem, name, output in leaking]
-    query = f"""select trajectory_id, data_set, {_CALL} || ' gives the gold answer away: "' || left(output, 80) || '"'
+    query = f"""select trajectory_id, data_set,
+            call_name(turn, number, name) || ' gives the gold answer away: "' || left(output, 80) || '"'
         from ({calls}) join found using (problem_id, name, output)"""
     return evidence.database.flag("leaked_by_tool", "call", query, found=found)
 

@@ -1,35 +1,12 @@
-"""Checks of verdicts: their failures, contradictions, and a second checker's opinion of them."""
+"""Checks of verdicts: contradictions, and a second checker's opinion. `verdicts.sql` has the others."""
 
 from collections.abc import Sequence
 from typing import Literal
 
-from tasks.audit.checks import AuditEvidence, Measured, check, share_of_cases
+from tasks.audit.checks import AuditEvidence, Measured, check
 from tasks.audit.checks.second_checker import Opinion, opinion
 from tasks.audit.results import Case
 from tasks.evaluate.statistics import proportion
-
-# The policy ignores the format, or the verifier does not know it.
-share_of_cases(
-    "unparsable",
-    "Turns without an answer",
-    "turn",
-    """select trajectory_id, data_set, 'turn ' || (turn + 1) || ' has no answer', verdict = 'unparsable'
-    from turns where verdict <> 'none'""",
-    "turns have no answer",
-    needs="scores",
-)
-
-# These answers earn no reward, even if right.
-share_of_cases(
-    "verdict_failures",
-    "Verdicts that failed",
-    "turn",
-    """select trajectory_id, data_set, 'turn ' || (turn + 1) || ': ' || verdict || ' ' || verdict_reason,
-        verdict in ('timeout', 'error')
-    from turns where verdict <> 'none'""",
-    "verdicts are timeouts or errors",
-    needs="scores",
-)
 
 
 @check("verdicts_disagree", "Verdicts that disagree", "turn", needs="scores")
@@ -52,12 +29,12 @@ def verdicts_disagree(evidence: AuditEvidence) -> Measured:
 
 _UNLIKE_ENVIRONMENT = """
     select trajectory_id, data_set,
-        'turn ' || (turn + 1) || ': the environment said ' || environment_verdict || ', the score ' || verdict
+        turn_name(turn) || ': the environment said ' || environment_verdict || ', the score ' || verdict
     from turns where environment_verdict in ('correct', 'wrong', 'unparsable')
     and verdict in ('correct', 'wrong', 'unparsable') and scorer = 'math-verify'
     and (environment_verdict = 'correct') <> (verdict = 'correct')"""
 _UNLIKE_ELSEWHERE = """
-    select t.trajectory_id, t.data_set, 'turn ' || (t.turn + 1) || ': elsewhere this answer was judged the other way'
+    select t.trajectory_id, t.data_set, turn_name(t.turn) || ': elsewhere this answer was judged the other way'
     from turns t join (
         select problem_id, prompt, solutions, given, count(*) filter (verdict = 'correct') * 2 > count(*) as usual
         from turns join (select row, prompt, solutions from trajectories) using (row)
@@ -67,31 +44,6 @@ _UNLIKE_ELSEWHERE = """
     join (select row, prompt, solutions from trajectories) p on p.row = t.row
     where p.prompt = b.prompt and p.solutions = b.solutions
     and t.verdict in ('correct', 'wrong') and (t.verdict = 'correct') <> b.usual"""
-
-_NUMBER = r"\d+(?:\.\d+)?"
-
-# A verifier that computes what it reads takes `12 + 7` for 19, and pays the policy for writing the problem down again.
-# Only turns count whose gold answer is a number that the question does not name: the result can only stand in an answer
-# that holds another number, or says it in words.
-share_of_cases(
-    "repeated_question",
-    "Right answers that repeat the question",
-    "turn",
-    f"""select trajectory_id, data_set,
-        'turn ' || (turn + 1) || ': ' || '''' || left(given, 60) || ''' was judged correct for ' || solutions[1],
-        list_has_all(asked, said)
-    from (
-        select t.trajectory_id, t.data_set, t.turn, t.given, p.solutions,
-            regexp_extract_all(regexp_replace(t.given, '(\\d),(\\d\\d\\d)', '\\1\\2', 'g'), '{_NUMBER}') as said,
-            regexp_extract_all(regexp_replace(p.prompt, '(\\d),(\\d\\d\\d)', '\\1\\2', 'g'), '{_NUMBER}') as asked
-        from turns t join (select row, prompt, solutions from trajectories) p using (row)
-        where t.verdict = 'correct' and t.scorer = 'math-verify'
-    )
-    where list_bool_and([regexp_full_match(s, '-?{_NUMBER}') and not list_contains(asked, ltrim(s, '-'))
-        for s in solutions])""",
-    "right answers hold no number beyond the question's",
-    needs="scores",
-)
 
 _SHOWN = 60  # characters
 _LEAST = 20  # turns; fewer are too few for a share

@@ -22,6 +22,7 @@ from tasks.audit.database import AuditDatabase
 
 LONGEST_TEXT = 1000
 _LONGEST_ID = 1000
+_TABLES = Path(__file__).parent / "listing.sql"
 _CACHED_LISTS = 4  # results of filters, 8 bytes for each trajectory
 
 Rows = npt.NDArray[np.int64]
@@ -213,24 +214,6 @@ _OF_CHECK = [
 ]
 """Conditions: a case of the check for the trajectory, for its group or problem, or for its data set."""
 
-# The table `listing` has one row for each line of the list; `place` is the default order.
-_TABLES = """
-    create table prompts as
-    select row_number() over () as number, prompt as text from (select distinct prompt from trajectories);
-    create table listing as
-    with answers as (
-        select row, list(coalesce(verdict, environment_verdict) order by turn) as verdicts,
-               max(coalesce(scored_reward, reward)) as reward, arg_max(left(text, 400), turn) as answer
-        from turns group by row
-    )
-    select row_number() over (order by e.data_set, e.problem_id, e.sample, e.row) as place, e.row, e.data_set, e.run,
-           e.iteration, e.trajectory_id, e.problem_id, e.sample, e.status, e.turns, e.calls, e.sampled as tokens,
-           t.latency_s as latency, s.reward, s.verdicts, s.answer, p.number as prompt,
-           count(*) over (partition by e.trajectory_id) > 1 as doubled
-    from episodes e join (select row, latency_s, prompt from trajectories) t using (row)
-    left join prompts p on p.text = t.prompt left join answers s using (row)
-    order by place"""
-
 
 @dataclass(frozen=True, slots=True)
 class ListItem:
@@ -274,7 +257,7 @@ class Library:
 
     def __init__(self, database: AuditDatabase, cases: Path | None = None) -> None:
         self.database = database
-        database.connection.execute(_TABLES)
+        database.connection.execute(_TABLES.read_text(encoding="utf-8"))
         if cases:
             columns = "check_name, unit, id, data_set, detail"
             database.all(f"insert into cases select {columns} from read_parquet(?)", str(cases))

@@ -21,7 +21,6 @@ from configs.score import Score as ScoreSettings
 from configs.train import PPO
 from storage.objects.store import Store
 from storage.records import Score, Trajectory
-from storage.version_names import PolicyVersion, select
 from storage.versions.manifests import Manifest
 from storage.visible import visible
 from tasks.audit.data_sets import DataSet
@@ -261,30 +260,20 @@ def import_tokenizers() -> None:
         from transformers import AutoTokenizer  # noqa: F401
 
 
-class Vocabularies:
-    """The tokenizers of runs; each is read at its first use."""
+@lru_cache(maxsize=8)
+def find_vocabulary(store: Store, cache: Path, run: str, policy: str) -> tuple[Decoder | None, str]:
+    """Return the tokenizer of a run, or None and the reason."""
+    with _LOADING:
+        return find_decoder(store, run, [policy], cache)
 
-    def __init__(self, store: Store, cache: Path) -> None:
-        self._store, self._cache = store, cache
-        self._decoder = lru_cache(maxsize=8)(self._find)
 
-    def texts_for(self, data_set: DataSet) -> tuple[Callable[[Iterable[int]], dict[int, str]], str]:
-        """Return a function from ids to texts, and why the run has no tokenizer (then all texts are empty)."""
-        policies = select(PolicyVersion, data_set.manifest.parent_names) if data_set.manifest else []
-        with _LOADING:
-            decoder, problem = self._decoder(data_set.run, next(iter(policies), ""))
-
-        def texts(ids: Iterable[int]) -> dict[int, str]:
-            distinct = list(dict.fromkeys(ids))
-            if decoder is None:
-                return dict.fromkeys(distinct, "")
-            known = [[number if 0 <= number < NO_TOKEN else NO_TOKEN] for number in distinct]
-            return dict(zip(distinct, decoder.texts(known, special=True), strict=True))
-
-        return texts, problem
-
-    def _find(self, run: str, policy: str) -> tuple[Decoder | None, str]:
-        return find_decoder(self._store, run, [policy], self._cache)
+def texts_of(decoder: Decoder | None, ids: Iterable[int]) -> dict[int, str]:
+    """Return the texts of single tokens by their ids, all empty without a tokenizer."""
+    distinct = list(dict.fromkeys(ids))
+    if decoder is None:
+        return dict.fromkeys(distinct, "")
+    known = [[number if 0 <= number < NO_TOKEN else NO_TOKEN] for number in distinct]
+    return dict(zip(distinct, decoder.texts(known, special=True), strict=True))
 
 
 MOST_ROWS, MOST_TOKENS = 4096, 2_000_000

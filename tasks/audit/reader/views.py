@@ -14,6 +14,7 @@ from fastapi.responses import PlainTextResponse
 
 from storage.objects.store import Store
 from storage.records import Trajectory
+from storage.version_names import PolicyVersion, select
 from storage.visible import visible
 from tasks.audit.data_sets import DataSet
 from tasks.audit.database import StoredConversation, read_conversations
@@ -25,14 +26,15 @@ from tasks.audit.reader.tokens import (
     Advantages,
     NoAdvantageError,
     Token,
-    Vocabularies,
     advantage_legend,
     advantage_step,
     beginnings,
+    find_vocabulary,
     logprob_legend,
     logprob_step,
     parts,
     spans,
+    texts_of,
 )
 from tasks.audit.record import RESULT
 from tasks.audit.report.wording import ordered
@@ -102,10 +104,6 @@ class Views:
     @cached_property
     def _advantage_computer(self) -> AdvantageComputer:
         return AdvantageComputer(self.library, self.data_sets)
-
-    @cached_property
-    def _vocabularies(self) -> Vocabularies:
-        return Vocabularies(self.store, self.cache)
 
     @cached_property
     def _counts(self) -> dict[str, int]:
@@ -257,8 +255,10 @@ class Views:
         text, most = given.get("part", "1"), parts(trajectory)
         if not (text.isascii() and text.isdigit() and 0 < int(text[:9]) <= most):
             raise PageError(404, "No such part", f"The tokens have {most} parts: there is no part {text[:40]!r}.")
-        texts, no_tokenizer = self._vocabularies.texts_for(self.data_sets[number])
-        shown = texts(trajectory.token_ids[(int(text) - 1) * PART : int(text) * PART])
+        data_set = self.data_sets[number]
+        policies = select(PolicyVersion, data_set.manifest.parent_names) if data_set.manifest else []
+        decoder, no_tokenizer = find_vocabulary(self.store, self.cache, data_set.run, next(iter(policies), ""))
+        shown = texts_of(decoder, trajectory.token_ids[(int(text) - 1) * PART : int(text) * PART])
         by_advantage = given.get("colour") == "advantage"
         advantages, why_not = Advantages(), ""
         if by_advantage:

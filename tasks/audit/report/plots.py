@@ -6,8 +6,7 @@ They are SVG pictures of matplotlib, in colours that fit light and dark pages, w
 import base64
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING, Any
@@ -132,13 +131,8 @@ _KINDS = (
 
 def _over_sets(name: str, kind: _Kind, sets: Sequence[SetNumbers]) -> Plot | None:
     """Draw lines over iterations, or for a single data set bars. Return None without values or for a single number."""
-    series = {
-        title: values
-        for title, values in (
-            (title, [_finite(each) for each in values]) for title, values in kind.series(sets).items()
-        )
-        if any(each is not None for each in values)
-    }
+    finite = {title: [_finite(each) for each in values] for title, values in kind.series(sets).items()}
+    series = {title: values for title, values in finite.items() if any(each is not None for each in values)}
     if not series or (len(sets) == 1 and len(series) == 1):
         return None
     form = share if kind.shares else decimal
@@ -183,24 +177,20 @@ def _lines(axes: "Axes", kind: _Kind, series: dict[str, Values], sets: Sequence[
     for number, (title, values) in enumerate(series.items()):
         for chain_number, chain in enumerate(chains.values()):
             points = [(positions[index], value) for index in chain if (value := values[index]) is not None]
-            _line(axes, number, points, None if chain_number else title)
+            axes.plot(
+                [position for position, _ in points],
+                [value for _, value in points],
+                color=SERIES[number % len(SERIES)],
+                linestyle=_STYLES[number % len(_STYLES)],
+                marker=_MARKERS[number % len(_MARKERS)],
+                markevery=max(1, len(points) // _MOST_MARKERS),
+                label=None if chain_number else title,
+            )
     _value_axis(axes, kind, [value for values in series.values() for value in values if value is not None])
     if len(series) > 1:
         figure = axes.get_figure(root=True)
         assert figure
         figure.legend(loc="outside upper left", ncols=3, fontsize=10, borderpad=0, columnspacing=1.2)
-
-
-def _line(axes: "Axes", number: int, points: Sequence[tuple[float, float]], title: str | None) -> None:
-    axes.plot(
-        [position for position, _ in points],
-        [value for _, value in points],
-        color=SERIES[number % len(SERIES)],
-        linestyle=_STYLES[number % len(_STYLES)],
-        marker=_MARKERS[number % len(_MARKERS)],
-        markevery=max(1, len(points) // _MOST_MARKERS),
-        label=title,
-    )
 
 
 def _chains(sets: Sequence[SetNumbers]) -> dict[str, list[int]]:
@@ -324,11 +314,12 @@ def draw(name: str, height: float, paint: Callable[["Axes"], None]) -> str:
         height: in inches.
         paint: draws on the empty axes, in the colours `INK` and `SERIES`.
     """
+    from matplotlib import style
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 
     drawn = StringIO()
-    with _style(name):
+    with style.context(["default", {**_SETTINGS, "svg.hashsalt": name}]):  # not the user's settings
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         FigureCanvasSVG(figure)
         paint(figure.subplots())
@@ -357,17 +348,6 @@ def _colours(colours: tuple[str, ...]) -> str:
 def _address(svg: str, style: str) -> str:
     styled = svg.replace('<style type="text/css">', f'<style type="text/css">{style} ', 1)
     return f"data:image/svg+xml;base64,{base64.b64encode(styled.encode()).decode()}"
-
-
-@contextmanager
-def _style(name: str) -> Iterator[None]:
-    """Use matplotlib's defaults and `_SETTINGS` instead of the user's settings."""
-    import matplotlib
-
-    with matplotlib.rc_context():
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update({**_SETTINGS, "svg.hashsalt": name})
-        yield
 
 
 _SETTINGS: Mapping[Any, Any] = {
