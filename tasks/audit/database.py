@@ -53,6 +53,10 @@ class AuditDatabase(TrajectoryDb):
             self.connection.unregister("found")
         return self.count("cases") - before
 
+    def set(self, variable: str, value: float) -> None:
+        """Set a variable that queries read with `getvariable`."""
+        self.connection.execute(f"set variable {variable} = {value}")
+
     def flag_all(self, check: str, cases: Iterable[Case]) -> int:
         """Note `cases`; return their number."""
         rows = [(check, *dataclasses.astuple(case)) for case in cases]
@@ -89,7 +93,7 @@ def open_database(data_sets: Sequence[DataSet], intake: Intake, settings: Audit)
                 "insert into data_sets values (?, ?, ?, ?, ?, ?, ?, ?, ?, map(?::varchar[], ?::varchar[]))",
                 [_row(each) for each in data_sets],
             )
-        database.connection.execute(f"set variable highest_logprob = {HIGHEST_LOGPROB}")
+        database.set("highest_logprob", HIGHEST_LOGPROB)
         database.connection.execute(_TABLES.read_text(encoding="utf-8"))
         yield database
 

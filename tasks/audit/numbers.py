@@ -38,8 +38,7 @@ _HISTOGRAMS = (
     (
         "Staleness of an episode's oldest token",
         "versions",
-        """select d.iteration - list_min(list_filter(versions, lambda v: v >= 0))
-        from trajectories join data_sets d using (data_set) where not d.evaluation""",
+        "select behind from staleness",
     ),
 )
 """Title, unit, and a query of the values."""

@@ -24,13 +24,13 @@ create table calls as
         from trajectories
     );
 
--- One row for each turn: row, data_set, run, iteration, trajectory_id, problem_id, sample, turn, "last", "start", "end",
--- text, given (what the environment got as the answer), environment_verdict, reward, finish_reason, feedback, seed;
--- follows (the turn that it follows, -1: none); calls (number); answer (its number among the graded turns, null for
--- calls of tools and others that answer nothing); parts (a map of its reward's parts, those of the score if it has any);
--- scorer (its name in `score.type`); from its score, null without one: verdict, success (null, too, if it answers
--- nothing), extracted, solution, verdict_reason, scored_reward.
--- If a turn has several scores, the first is used; the check `orphan_scores` reports the others.
+-- One row for each turn: row, data_set, run, iteration, trajectory_id, problem_id, sample, turn, "last", "start",
+-- "end", text, given (what the environment got as the answer), environment_verdict, reward, finish_reason, feedback,
+-- seed; follows (the turn that it follows, -1: none); calls (number); answer (its number among the graded turns, null
+-- for calls of tools and others that answer nothing); parts (a map of its reward's parts, those of the score if it has
+-- any); scorer (its name in `score.type`); from its score, null without one: verdict, success (null, too, if it answers
+-- nothing), extracted, solution, verdict_reason, scored_reward. If a turn has several scores, the first is used; the
+-- check `orphan_scores` reports the others.
 create table turns as
     with spoken as (
         select row, data_set, run, iteration, trajectory_id, problem_id, sample, unnest(turns) as t,
@@ -57,10 +57,10 @@ create table turns as
         if(silent, null, success) as success, extracted, solution, s.reason as verdict_reason, scored_reward
     from joined s left join (select row, turn, count(*) as calls from calls group by 1, 2) c using (row, turn);
 
--- One row for each trajectory, without tokens: row, data_set, run, iteration, trajectory_id, problem_id, sample, status,
--- reason, turns, sampled (tokens), policy_version, calls (number), branches (number of turns that follow the same turn as
--- an earlier one, or begin another conversation); first and best: success of the first and of the best graded turn, null
--- without scores.
+-- One row for each trajectory, without tokens: row, data_set, run, iteration, trajectory_id, problem_id, sample,
+-- status, reason, turns, sampled (tokens), policy_version, calls (number), branches (number of turns that follow the
+-- same turn as an earlier one, or begin another conversation); first and best: success of the first and of the best
+-- graded turn, null without scores.
 create table episodes as
     select t.row, t.data_set, t.run, t.iteration, t.trajectory_id, t.problem_id, t.sample, t.status, t.reason,
         len(t.turns)::integer as turns, list_count(list_filter(t.action_mask, lambda m: m))::integer as sampled,
@@ -98,8 +98,8 @@ create view texts as
     union all select 'turn', trajectory_id, data_set, 'the feedback after ' || turn_name(turn), feedback from turns
         where feedback <> '';
 
--- One row for each turn with feedback: row, turn, problem_id, text, and the feedback without the outputs of calls. These
--- are taken out once each, the longest first.
+-- One row for each turn with feedback: row, turn, problem_id, text, and the feedback without the outputs of calls.
+-- These are taken out once each, the longest first.
 create view told as
     select row, turn, problem_id, text, list_reduce(
         coalesce(outputs, []),
@@ -122,6 +122,23 @@ create view played_groups as
         where t.verdict is not null and e.status in ('completed', 'truncated') group by all
     ) group by 1, 2 having max(episodes) > 1;
 
+-- Each trajectory that is no evaluation's, with how many versions its oldest token was behind, and how many are
+-- allowed.
+create temp view staleness as
+    select trajectory_id, data_set, allowed,
+        d.iteration - list_min(list_filter(versions, lambda v: v >= 0)) as behind
+    from trajectories join data_sets d using (data_set) where not d.evaluation;
+
+-- Data sets with 100 or more first turns in groups with right and wrong answers: how many, and the correlation of their
+-- length with their success, both minus their group's mean.
+create view correlations as
+    select version, data_set, count(*) as turns, corr(length, success) as correlation from (
+        select data_set, "end" - "start" - avg("end" - "start") over grouped as length,
+            success - avg(success) over grouped as success, stddev_pop(success) over grouped as spread
+        from turns where answer = 0 and success is not null window grouped as (partition by data_set, problem_id)
+    ) join data_sets using (data_set)
+    where spread > 0 group by 1, 2 having count(*) >= 100 and isfinite(corr(length, success));
+
 -- One row for each turn `t`, with its number, its sampled token ids, and how many these should be (`tokens`).
 create temp view turn_tokens as
     select *, token_ids[t."start"::bigint + 1 : t."end"] as ids, t."end"::bigint - t."start" as tokens from (
@@ -130,15 +147,16 @@ create temp view turn_tokens as
     );
 
 -- Each trajectory with the ids and the digest of the tokens before its first turn, where they begin and end, and the
--- number of its conversations; several rows if an agent began several, for helpers or to shorten one. A turn that follows
--- none begins a conversation; in rows without `follows` that is the first turn. Turns are numbered from 1 on.
+-- number of its conversations; several rows if an agent began several, for helpers or to shorten one. A turn that
+-- follows none begins a conversation; in rows without `follows` that is the first turn. Turns are numbered from 1 on.
 create temp view beginnings as
     select *, token_ids[begin + 1 : until] as ids, (hash(token_ids[begin + 1 : until]) >> 1)::bigint as digest from (
         select *, coalesce(list_max(list_filter(sequence_starts, lambda s: s <= until)), 0) as begin from (
             select *, coalesce(turns[first]."start"::bigint, len(token_ids)) as until from (
                 select *, unnest(if(len(firsts) = 0, [0], firsts)) as first, len(firsts) as conversations
                 from (
-                    select *, list_filter(range(1, len(turns) + 1), lambda k: coalesce(follows[k], k - 2) = -1) as firsts
+                    select *,
+                        list_filter(range(1, len(turns) + 1), lambda k: coalesce(follows[k], k - 2) = -1) as firsts
                     from trajectories
                 )
             )
@@ -160,7 +178,8 @@ create temp view compared as
     where len(action_mask) = len(token_ids) and (len(sequence_starts) < 2 or hash(row) % 16 = 0);
 
 -- For each turn of these and each that follows it: the feedback, the ids and digest of the tokens between them, and the
--- ids among these that are no action tokens (`given`). Between two sequences these are the tokens before the second turn.
+-- ids among these that are no action tokens (`given`). Between two sequences these are the tokens before the second
+-- turn.
 create temp view between_turns as
     select data_set, row, trajectory_id, parent - 1 as turn, turns[parent].feedback as feedback,
         ids, (hash(ids) >> 1)::bigint as digest,

@@ -289,25 +289,6 @@ def test_long_texts_show_beginning_and_end() -> None:
     assert re.search(r"beginA+ … [\d,]+ more characters, then:\nA+\\boxed\{42}", page.text)
 
 
-def test_a_large_report_stays_small() -> None:
-    """100 data sets and 5 long conversations for each of 33 checks take less than 2 MB."""
-    ids = [f"demo/{n}" for n in range(165)]
-    checks = [
-        check(f"check_{n}", "warn", cases=99, examples=[case(id_) for id_ in ids[5 * n : 5 * n + 5]]) for n in range(33)
-    ]
-    conversations = {(SET, id_): conversation(id_, *["So x < y & so on. " * 500] * 4) for id_ in ids}
-    html = render(result(checks, [numbers(n) for n in range(100)]), conversations, COMMAND)
-    assert len(html.encode()) < 2_000_000
-
-
-def test_a_group_shows_the_text_of_one_of_its_episodes() -> None:
-    """A case of a group shows the text of one episode and names the episode."""
-    group = case("12+7", unit="group")
-    checks = [check("zero_variance", "warn", value=1.0, cases=1, examples=[group])]
-    page = Page(render(result(checks, [numbers(0)]), {(SET, "12+7"): conversation("demo/0", "19")}, COMMAND))
-    assert "demo/0, one of them" in page.text
-
-
 def test_calls_and_branches_are_shown_only_if_there_are_any() -> None:
     """A table by tool and status, columns and a plot over iterations; without calls the page has none of them."""
     calls = [{"tool": {"answered": 3, "failed": 1}, EVIL: {"unparsable": 9}}, {"tool": {"answered": 1}}, {}]

@@ -140,22 +140,30 @@ def check(name: str, title: str, unit: Unit, needs: Needs = "rows") -> Callable[
 
 
 def _declare(block: str) -> None:
-    """Register a check that is declared in SQL: lines `-- name: value` with the fields of `AuditCheck`, then a query.
+    """Register a check that is declared in SQL: lines `-- name: value` with the fields of `AuditCheck`, then queries.
 
-    The query of a check with the field `says` returns its cases (id, number of the data set, detail), and its value is
-    their number. In the sentence `{found}` stands for it, and `{of}` for the number of rows of the table `among`
-    (default: episodes). The query of a check with the field `share` returns all units that are counted, with a fourth
-    column, whether it is a case. Its value is the highest share in a data set; `share` ends the sentence.
+    The first query returns the cases: id, number of the data set, detail. How the check is measured is one of these:
+    - `says`: the value is the number of cases. In this sentence `{found}` stands for it, and `{of}` for the number of
+      rows of the table `among` (default: episodes).
+    - `share`: the query returns all units that are counted, with a fourth column, whether it is a case. The value is
+      the highest share in a data set; `share` ends the sentence.
+    - `measured`: a second query returns the columns of `Measured`.
     """
     fields = dict(re.findall(r"^-- (check|title|unit|says|share|among|needs): (.*)$", block, re.MULTILINE))
-    name, unit, query = fields["check"], fields["unit"], re.sub(r"^--.*$", "", block, flags=re.MULTILINE)
+    name, unit = fields["check"], fields["unit"]
+    query, _, measured = block.partition("-- measured:")
 
     @check(name, fields["title"], unit, fields.get("needs", "rows"))
     def run(evidence: AuditEvidence) -> Measured:
-        database = evidence.database
+        database, settings = evidence.database, evidence.settings
+        database.set("threshold", getattr(settings.checks, name).threshold)
+        database.set("least_episodes", settings.least_episodes)
         if "share" in fields:
             return _highest_share(database, name, unit, query, fields["share"])
-        found, of = database.flag(name, unit, query), database.count(fields.get("among", "episodes"))
+        found = database.flag(name, unit, query)
+        if measured:
+            return Measured(*database.one(measured))
+        of = database.count(fields.get("among", "episodes"))
         return Measured(found, of, fields["says"].format(found=found, of=of))
 
 

@@ -1,4 +1,4 @@
-"""Checks of what a policy learns: success over iterations, and length against reward. `learning.sql` has the others."""
+"""Check for jumps of the success rate. `learning.sql` has the other checks of what a policy learns."""
 
 import math
 from dataclasses import dataclass
@@ -7,40 +7,6 @@ from storage import layout
 from tasks.audit.checks import AuditEvidence, Measured, check
 from tasks.audit.data_sets import DataSet, fetch_data_sets, previous
 from tasks.audit.results import Case
-
-_LEAST_TURNS = 100  # in groups with right and wrong answers
-_CORRELATED = f"""
-    select version, count(*), corr(length, success) from (
-        select data_set, "end" - "start" - avg("end" - "start") over grouped as length,
-            success - avg(success) over grouped as success, stddev_pop(success) over grouped as spread
-        from turns where answer = 0 and success is not null window grouped as (partition by data_set, problem_id)
-    ) join data_sets using (data_set)
-    where spread > 0 group by 1 having count(*) >= {_LEAST_TURNS} and isfinite(corr(length, success))"""
-
-
-@check("length_and_reward", "Length against reward", "data set", needs="scores")
-def length_and_reward(evidence: AuditEvidence) -> Measured:
-    """Measure the correlation of length and success of first turns, both minus their group's mean.
-
-    If the longer answer of a group is mostly right, answers get longer. The value is the largest absolute correlation
-    among the data sets.
-    """
-    rows = evidence.database.all(_CORRELATED)
-    if not rows:
-        says = f"no data set has {_LEAST_TURNS} turns in groups with right and wrong answers to correlate"
-        return Measured(0, 0, says)
-    limit = evidence.settings.checks.length_and_reward.threshold
-    cases = [
-        Case("data set", version, version, f"length and success of its first turns correlate by {found:+.2f}")
-        for version, _, found in rows
-        if abs(found) > limit
-    ]
-    evidence.database.flag_all("length_and_reward", cases)
-    version, _, most = max(rows, key=lambda row: abs(row[2]))
-    turns = sum(row[1] for row in rows)
-    says = f"length and success of {turns:,} first turns correlate by at most {most:+.2f}, in {version}"
-    return Measured(abs(most), len(rows), says)
-
 
 _LEAST_STEP = 0.1  # smaller steps raise no alarm, however certain they are
 

@@ -40,8 +40,8 @@ from revisions where was > 0 and success is not null
 -- unit: turn
 -- says: {found} of {of:,} turns were sampled with a seed that their group already had
 -- among: turns
--- They are one turn, counted twice. Trajectories of one episode have the same sample number and may share turns, so they
--- are not compared.
+-- They are one turn, counted twice. Trajectories of one episode have the same sample number and may share turns, so
+-- they are not compared.
 with doubled as (
     select data_set, problem_id, turn, seed, min(sample) as first_sample from turns
     group by 1, 2, 3, 4 having count(distinct sample) > 1
@@ -62,3 +62,19 @@ select trajectory_id, data_set, reason, status = 'failed' from episodes
 -- share: episodes were cut by a token limit
 -- The answer may have come a token later.
 select trajectory_id, data_set, reason, status = 'truncated' from episodes
+
+-- check: length_and_reward
+-- title: Length against reward
+-- unit: data set
+-- needs: scores
+-- If the longer answer of a group is mostly right, answers get longer. The value is the largest absolute correlation
+-- among the data sets, of length and success of first turns, both minus their group's mean. Data sets with fewer than
+-- 100 turns in groups with right and wrong answers do not count.
+select version, data_set, format('length and success of its first turns correlate by {:+.2f}', correlation)
+from correlations where abs(correlation) > getvariable('threshold')
+-- measured:
+select coalesce(max(abs(correlation)), 0), count(*), if(
+    count(*) = 0, 'no data set has 100 turns in groups with right and wrong answers to correlate',
+    format('length and success of {:,} first turns correlate by at most {:+.2f}, in {}',
+        coalesce(sum(turns), 0)::bigint, arg_max(correlation, abs(correlation)), arg_max(version, abs(correlation))))
+from correlations

@@ -1,4 +1,4 @@
-"""Checks of problems: prompts and feedback that give the answer, gold answers that are wrong, evaluation sets.
+"""Checks of problems: prompts and feedback that give the answer, gold answers that match nothing, evaluation sets.
 
 The functions for gold answers in texts that should not have them are here, too.
 """
@@ -199,41 +199,6 @@ def _complaint(gold: str, verdict: Verdict | None) -> str:
         return ""
     reason = f": {verdict.reason[:80]}" if verdict.reason else ""
     return f"its gold answer {gold[:80]!r}, given as an answer, is judged {verdict.name}{reason}"
-
-
-@check("never_solved", "Problems whose gold may be wrong", "problem", needs="scores")
-def never_solved(evidence: AuditEvidence) -> Measured:
-    """Count problems with many episodes and no right turn, for which at least half of the last answers are the same."""
-    least = evidence.settings.least_episodes
-    found = evidence.database.flag("never_solved", "problem", _NEVER_SOLVED, least)
-    checked = evidence.database.count(
-        f"(select 1 from ({_PLAYED}) group by problem_id, prompt, solutions having count(*) >= {least})"
-    )
-    says = (
-        f"{found:,} of {checked:,} problems with {least} episodes or more were never solved, while at least half of "
-        "the episodes ended in one other answer"
-    )
-    return Measured(found, checked, says)
-
-
-_PLAYED = """
-    select t.row, problem_id, prompt, solutions, best
-    from episodes join (select row, prompt, solutions from trajectories) t using (row) where best is not null"""
-_NEVER_SOLVED = f"""
-    with unsolved as (
-        select problem_id, prompt, solutions, count(*) as episodes from ({_PLAYED})
-        group by problem_id, prompt, solutions having count(*) >= ? and max(best) = 0
-    ), answers as (
-        select problem_id, prompt, solutions, extracted, count(*) as votes from ({_PLAYED})
-        join (select row, arg_max(extracted, answer) as extracted from turns group by row) using (row)
-        where extracted <> '' group by all
-    )
-    select h.problem_id, null::integer,
-        votes || ' of ' || episodes || ' episodes ended in ' || extracted || ', none in the gold answer '
-            || coalesce(h.solutions[1], '')
-    from unsolved h join answers a using (problem_id, prompt, solutions)
-    where votes * 2 >= episodes
-    qualify row_number() over (partition by h.problem_id, prompt, h.solutions order by votes desc, extracted) = 1"""
 
 
 @check("contamination", "Training problems in evaluation sets", "problem")

@@ -1,6 +1,6 @@
-"""Checks of tokens against the policy that is said to have sampled them: its version and its logprobs.
+"""Recompute stored logprobs with the policy that is said to have sampled the tokens.
 
-`tokens.sql` has the checks of mask, turns, versions and logprobs by themselves.
+`tokens.sql` has the other checks of tokens: mask, turns, versions and staleness.
 """
 
 import json
@@ -19,31 +19,6 @@ from tasks.audit.results import Case
 
 if TYPE_CHECKING:
     from tasks.train.recompute import NumberFormat
-
-_BEHIND = """
-    select trajectory_id, data_set, allowed,
-        d.iteration - list_min(list_filter(versions, lambda v: v >= 0)) as behind
-    from trajectories join data_sets d using (data_set) where not d.evaluation"""
-
-
-@check("staleness", "Staleness", "trajectory")
-def staleness(evidence: AuditEvidence) -> Measured:
-    """Measure by how many versions the stalest row exceeds the `rollout.max_head_offpolicyness` of its data set.
-
-    Evaluations are not checked.
-    """
-    evidence.database.flag(
-        "staleness",
-        "trajectory",
-        f"""select trajectory_id, data_set, 'it is ' || behind || ' versions behind, ' || allowed || ' are allowed'
-        from ({_BEHIND}) where behind > allowed""",
-    )
-    query = f"select count(*), max(behind - allowed), max(behind) from ({_BEHIND})"
-    rows, worst, most = evidence.database.one(query)
-    over = max(0, worst or 0)
-    says = f"the stalest of {rows:,} rows is {most or 0} versions behind, {over} more than allowed"
-    return Measured(over, rows, says)
-
 
 _WORST = 100.0
 """The difference in nats that replaces NaN and infinity."""

@@ -116,3 +116,16 @@ from (
         from turn_tokens where tokens >= 32
     )
 )
+
+-- check: staleness
+-- title: Staleness
+-- unit: trajectory
+-- The value is by how many versions the stalest row exceeds the `rollout.max_head_offpolicyness` of its data set.
+-- Evaluations are not checked.
+select trajectory_id, data_set, 'it is ' || behind || ' versions behind, ' || allowed || ' are allowed'
+from staleness where behind > allowed
+-- measured:
+select greatest(0, coalesce(max(behind - allowed), 0)) as beyond, count(*),
+    format('the stalest of {:,} rows is {} versions behind, {} more than allowed',
+        count(*), coalesce(max(behind), 0), beyond)
+from staleness

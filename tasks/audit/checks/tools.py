@@ -1,45 +1,14 @@
-"""Checks of what the outputs of tools do to the policy, and of tools that fail. `tools.sql` has the others."""
+"""Checks of what the outputs of tools do to the policy. `tools.sql` has the others."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
-from tasks.audit.checks import AuditEvidence, Measured, check, share
+from tasks.audit.checks import AuditEvidence, Measured, check
 from tasks.audit.checks.problems import MOST_PROBLEMS, StatedAnswer, contains_gold, leaks
 from tasks.audit.checks.second_checker import stated
 from tasks.audit.decoding import Decoders
-
-_LEAST_CALLS = 20  # of a tool in a data set; of fewer a share says little
-
-
-@check("tool_errors", "Calls that failed", "call", needs="calls")
-def tool_errors(evidence: AuditEvidence) -> Measured:
-    """Measure the share of failed calls of each tool in each data set, among those that got an output.
-
-    The value is the highest share among tools with at least 20 such calls: the tool is broken, or its description
-    misleads the policy.
-    """
-    evidence.database.flag(
-        "tool_errors",
-        "call",
-        """select trajectory_id, data_set, call_name(turn, number, name) || ' failed: ' || left(output, 80)
-        from calls where status = 'failed'""",
-    )
-    rows = evidence.database.all(
-        """select version, name, count(*) filter (status = 'failed'), count(*)
-        from calls join data_sets using (data_set) where status in ('answered', 'failed') group by all order by all"""
-    )
-    failed, ran = sum(row[2] for row in rows), sum(row[3] for row in rows)
-    says = f"{failed:,} of {ran:,} calls failed ({share(failed, ran):.1%})"
-    often = [row for row in rows if row[3] >= _LEAST_CALLS]
-    if not often:
-        return Measured(0.0, ran, f"{says}; no tool has {_LEAST_CALLS} calls in a data set, fewer raise no alarm")
-    version, name, part, whole = max(often, key=lambda row: share(row[2], row[3]))
-    if part:
-        says += f"; the highest share, {share(part, whole):.1%} of {whole:,} calls, is that of {name[:40]} in {version}"
-    return Measured(share(part, whole), ran, says)
-
 
 _MARK = r"""(?:^|$|[\n<>\[\]|"])"""
 """Texts that templates write around an output: marks, quotes, or the begin and the end of a line."""

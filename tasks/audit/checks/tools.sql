@@ -23,10 +23,10 @@ from calls
 -- unit: trajectory
 -- share: episodes with calls have the same call 3 times or more
 -- needs: calls
--- The policy does not read what the tool says. Calls are the same if tool and arguments are, whatever the outputs. Equal
--- calls in branches that do not follow each other are no repetition: several completions may be sampled after one turn.
--- So the query climbs up from each turn with a call that its episode has often enough. Of an episode the most frequent
--- call is a case.
+-- The policy does not read what the tool says. Calls are the same if tool and arguments are, whatever the outputs.
+-- Equal calls in branches that do not follow each other are no repetition: several completions may be sampled after one
+-- turn. So the query climbs up from each turn with a call that its episode has often enough. Of an episode the most
+-- frequent call is a case.
 with recursive often as (
     select row, name, arguments from calls group by all having count(*) >= 3
 ), same as (
@@ -50,3 +50,29 @@ select trajectory_id, data_set,
     'it calls ' || left(name, 40) || ' ' || times || ' times with the arguments ' || left(arguments, 80),
     times is not null
 from (select row, trajectory_id, data_set from episodes where calls > 0) left join repeated using (row)
+
+-- check: tool_errors
+-- title: Calls that failed
+-- unit: call
+-- needs: calls
+-- The tool is broken, or its description misleads the policy. The value is the highest share of failed calls, among
+-- those with an output, of a tool in a data set. Tools with fewer than 20 such calls do not count, since their shares
+-- say little.
+select trajectory_id, data_set, call_name(turn, number, name) || ' failed: ' || left(output, 80)
+from calls where status = 'failed'
+-- measured:
+with by_tool as (
+    select version, name, count(*) filter (status = 'failed') as failed, count(*) as ran
+    from calls join data_sets using (data_set) where status in ('answered', 'failed') group by all
+), total as (
+    select coalesce(sum(failed), 0)::bigint as failed, coalesce(sum(ran), 0)::bigint as ran from by_tool
+), worst as (
+    select *, failed / ran as share from by_tool where ran >= 20 order by share desc, version, name limit 1
+)
+select coalesce(w.share, 0), t.ran,
+    format('{:,} of {:,} calls failed ({:.1f}%)', t.failed, t.ran, if(t.ran > 0, 100 * t.failed / t.ran, 0)) || case
+        when w.share is null then '; no tool has 20 calls in a data set, fewer raise no alarm'
+        when w.failed = 0 then ''
+        else format('; the highest share, {:.1f}% of {:,} calls, is that of {} in {}',
+            100 * w.share, w.ran, left(w.name, 40), w.version) end
+from total t left join worst w on true

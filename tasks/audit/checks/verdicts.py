@@ -1,4 +1,4 @@
-"""Checks of verdicts: contradictions, and a second checker's opinion. `verdicts.sql` has the others."""
+"""Check verdicts with a second checker. `verdicts.sql` has the other checks of verdicts."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -7,43 +7,6 @@ from tasks.audit.checks import AuditEvidence, Measured, check
 from tasks.audit.checks.second_checker import Opinion, opinion
 from tasks.audit.results import Case
 from tasks.evaluate.statistics import proportion
-
-
-@check("verdicts_disagree", "Verdicts that disagree", "turn", needs="scores")
-def verdicts_disagree(evidence: AuditEvidence) -> Measured:
-    """Count turns that environment and score judge differently, and turns judged unlike the same answer elsewhere.
-
-    If an answer was judged correct and wrong equally often, the turns that were judged correct are counted.
-    Verdicts with other names, which a custom environment may use, are not compared, and neither are those of scorers
-    other than math-verify: their rules need not be the environment's.
-    """
-    unlike_environment = evidence.database.flag("verdicts_disagree", "turn", _UNLIKE_ENVIRONMENT)
-    unlike_elsewhere = evidence.database.flag("verdicts_disagree", "turn", _UNLIKE_ELSEWHERE)
-    turns = evidence.database.count("turns where verdict is not null")
-    says = (
-        f"environment and score differ about {unlike_environment} of {turns:,} turns; {unlike_elsewhere} were judged "
-        "differently elsewhere"
-    )
-    return Measured(unlike_environment + unlike_elsewhere, turns, says)
-
-
-_UNLIKE_ENVIRONMENT = """
-    select trajectory_id, data_set,
-        turn_name(turn) || ': the environment said ' || environment_verdict || ', the score ' || verdict
-    from turns where environment_verdict in ('correct', 'wrong', 'unparsable')
-    and verdict in ('correct', 'wrong', 'unparsable') and scorer = 'math-verify'
-    and (environment_verdict = 'correct') <> (verdict = 'correct')"""
-_UNLIKE_ELSEWHERE = """
-    select t.trajectory_id, t.data_set, turn_name(t.turn) || ': elsewhere this answer was judged the other way'
-    from turns t join (
-        select problem_id, prompt, solutions, given, count(*) filter (verdict = 'correct') * 2 > count(*) as usual
-        from turns join (select row, prompt, solutions from trajectories) using (row)
-        where verdict in ('correct', 'wrong') group by 1, 2, 3, 4
-        having count(distinct verdict = 'correct') > 1
-    ) b using (problem_id, given)
-    join (select row, prompt, solutions from trajectories) p on p.row = t.row
-    where p.prompt = b.prompt and p.solutions = b.solutions
-    and t.verdict in ('correct', 'wrong') and (t.verdict = 'correct') <> b.usual"""
 
 _SHOWN = 60  # characters
 _LEAST = 20  # turns; fewer are too few for a share

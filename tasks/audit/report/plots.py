@@ -6,10 +6,11 @@ They are SVG pictures of matplotlib, in colours that fit light and dark pages, w
 import base64
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from storage.version_names import EvaluationVersion, select
 from storage.visible import visible
@@ -293,6 +294,7 @@ _DARK = ("#e7eaee", "#6cb6ff", "#ff9d5c", "#4fd0a8", "#e29be6", "#d9cb5a")
 _NEUTRAL = ("#808080", "#2f81d0", "#d2691e", "#1a9270", "#a95fb0", "#8f8420")
 """Ink and series; the neutral ones are visible on light and on dark backgrounds."""
 
+_SETTINGS = Path(__file__).parent / "templates" / "plots.mplstyle"
 _WIDTH = 5.0  # inches of 72 units each
 _FONT = "system-ui, sans-serif"
 _TAG = re.compile(r"<[^>]*>")
@@ -319,7 +321,7 @@ def draw(name: str, height: float, paint: Callable[["Axes"], None]) -> str:
     from matplotlib.figure import Figure
 
     drawn = StringIO()
-    with style.context(["default", {**_SETTINGS, "svg.hashsalt": name}]):  # not the user's settings
+    with style.context(["default", _SETTINGS, {"svg.hashsalt": name}]):  # not the user's settings
         figure = Figure(figsize=(_WIDTH, height), layout="constrained")
         FigureCanvasSVG(figure)
         paint(figure.subplots())
@@ -348,27 +350,3 @@ def _colours(colours: tuple[str, ...]) -> str:
 def _address(svg: str, style: str) -> str:
     styled = svg.replace('<style type="text/css">', f'<style type="text/css">{style} ', 1)
     return f"data:image/svg+xml;base64,{base64.b64encode(styled.encode()).decode()}"
-
-
-_SETTINGS: Mapping[Any, Any] = {
-    "svg.fonttype": "none",
-    "text.parse_math": False,  # data may contain dollar signs
-    "font.size": 11,
-    "text.color": INK,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "axes.facecolor": "none",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": INK,
-    "grid.alpha": 0.15,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "figure.facecolor": "none",
-    "legend.frameon": False,
-    "legend.handlelength": 2.8,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 4.5,
-}
