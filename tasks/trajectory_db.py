@@ -4,11 +4,14 @@ The database is a temporary file, which bounds memory use; it is removed at the 
 """
 
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 if TYPE_CHECKING:
@@ -22,14 +25,32 @@ class DatabaseError(RuntimeError):
 
 
 class TrajectoryDb:
-    """A connection, and the folder of its database file; callers may keep other files in this folder."""
+    """A connection, and the folder of its database file; callers may keep other files in this folder.
+
+    The queries of several threads run one after the other.
+    """
 
     def __init__(self, connection: "DuckDBPyConnection", folder: Path) -> None:
         self.connection, self.folder = connection, folder
+        self._lock = threading.Lock()
 
     def all(self, query: str, *parameters: Any) -> list[tuple[Any, ...]]:
         """Return all rows of a query."""
-        return self.connection.execute(query, parameters).fetchall()
+        with self._lock:
+            return self.connection.execute(query, parameters).fetchall()
+
+    def records(self, query: str, *parameters: Any) -> list[dict[str, Any]]:
+        """Return all rows of a query by the names of their columns."""
+        with self._lock:
+            result = self.connection.execute(query, parameters)
+            names = [column[0] for column in result.description]
+            return [dict(zip(names, row, strict=True)) for row in result.fetchall()]
+
+    def integers(self, query: str, *parameters: Any) -> npt.NDArray[np.int64]:
+        """Return the only column of a query, perhaps a million numbers."""
+        with self._lock:
+            (column,) = self.connection.execute(query, parameters).fetchnumpy().values()
+        return np.asarray(column, np.int64)
 
     def one(self, query: str, *parameters: Any) -> tuple[Any, ...]:
         """Return the only row of a query."""
@@ -39,6 +60,10 @@ class TrajectoryDb:
     def number(self, query: str, *parameters: Any) -> float:
         """Return the only value of a query, 0 for null."""
         return float(self.one(query, *parameters)[0] or 0)
+
+    def count(self, rows: str) -> int:
+        """Count the rows of a table or of a subquery in brackets."""
+        return int(self.number(f"select count(*) from {rows}"))
 
     def insert(self, table: str, rows: Sequence[tuple[Any, ...]]) -> None:
         """Insert all rows at once: DuckDB's `executemany` takes a millisecond per row."""

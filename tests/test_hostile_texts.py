@@ -8,11 +8,11 @@ import pytest
 
 from storage.visible import printable, visible
 from tasks.agents import rendering
-from tasks.audit.checks import personal_data, secrets
-from tasks.audit.checks.tool_output_in_loss import stands_alone
-from tasks.audit.golds import contains_gold
-from tasks.audit.report import markdown
-from tasks.audit.second_checker import compare, opinion, stated
+from tasks.audit.checks.problems import contains_gold
+from tasks.audit.checks.second_checker import compare, opinion, stated
+from tasks.audit.checks.texts import personal, secret
+from tasks.audit.checks.tools import stands_alone
+from tasks.audit.report import wording
 from tasks.problems.contamination import tokens
 from tasks.problems.placeholders import is_placeholder
 from tasks.score.code import program_in
@@ -94,10 +94,10 @@ READERS: dict[str, Callable[[str], object]] = {
     "second checker's comparison": lambda text: compare(text, "5"),
     "stated answers": lambda text: stated(text[: LENGTH // 5], ["5"]),
     "golds": lambda text: contains_gold(text, ["5", "-1,000"]),
-    "secrets": secrets.kind,
-    "personal data": personal_data.kind,
+    "secrets": secret,
+    "personal data": personal,
     "outputs of tools": partial(stands_alone, ["19", "a b"]),
-    "Markdown": markdown.plain,
+    "Markdown": wording.plain,
 }
 
 

@@ -6,7 +6,7 @@ python -m tasks.audit --root s3://bucket/prefix read audits/1f0c4a7be23d5566
 
 from storage import interrupts
 from storage.commands.program import Command, Program
-from tasks.audit.commands import read
+from tasks.audit.reader import read
 from tasks.provenance.commands import COMMANDS as PROVENANCE
 
 COMMANDS = {

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from storage import layout
@@ -17,11 +16,11 @@ from storage.versions import manifests
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.fetch import fetch
 from storage.versions.manifests import Manifest, Parent
-from tasks.audit.conversations import StoredConversation, read_conversations
+from tasks.audit.data_sets import DataSet
+from tasks.audit.database import StoredConversation, read_conversations
 from tasks.audit.report import page
-from tasks.audit.results import AuditResult, from_dict
+from tasks.audit.results import AuditResult, Unit, from_dict
 from tasks.audit.run import Audited
-from tasks.audit.selection import DataSet
 
 RESULT, REPORT, CASES = "audit.json", "report.html", "cases.parquet"
 _BATCH_ROWS = 100_000
@@ -46,24 +45,21 @@ def commit_audit(
     version = layout.audit(_fingerprint(audited, parents, provenance))
     if manifests.committed(store, version):
         return manifests.read(store, version)
+    metrics = {
+        "verdict": result.verdict,
+        "checks": {check.name: check.verdict for check in result.checks},
+        "data_sets": len(data_sets),
+        "trajectories": sum(each.trajectories for each in result.sets),
+    }
     with Draft(store, version, "audit") as draft:
-        (draft.scratch / RESULT).write_text(json.dumps(result.as_dict(), indent=1))
         html = page.render(result, _examples(audited), f"{reader} {version}")
+        (draft.scratch / RESULT).write_text(json.dumps(result.as_dict(), indent=1))
         (draft.scratch / REPORT).write_text(html, encoding="utf-8")
         rows = _write_cases(audited, draft.scratch / CASES)
-        draft.add(draft.scratch / RESULT, RESULT)
-        draft.add(draft.scratch / REPORT, REPORT)
-        draft.add(draft.scratch / CASES, CASES, rows)
-        verdicts = {check.name: check.verdict for check in result.checks}
-        metrics = {
-            "verdict": result.verdict,
-            "checks": verdicts,
-            "data_sets": len(data_sets),
-            "trajectories": sum(each.trajectories for each in result.sets),
-        }
-        manifest = draft.commit(
-            provenance.model_copy(update={"fence": None}), [parent.version for parent in parents], metrics
-        )
+        for name, count in ((RESULT, None), (REPORT, None), (CASES, rows)):
+            draft.add(draft.scratch / name, name, count)
+        unfenced = provenance.model_copy(update={"fence": None})
+        manifest = draft.commit(unfenced, [parent.version for parent in parents], metrics)
         draft.hand_over(cache)
     return manifest
 
@@ -108,29 +104,26 @@ def _examples(audited: Audited) -> dict[tuple[str, str], StoredConversation]:
     Cases of checks whose findings must not be repeated have no conversation.
     """
     database = audited.database
-    cases = {
-        (column, case.data_set, case.id)
+    cases = [
+        (_NAMED_BY[case.unit], case.data_set, case.id)
         for check in audited.result.checks
         if check.name not in _NOT_REPEATED
         for case in check.examples
-        if (column := _NAMED_BY.get(case.unit))
-    }
-    names = [{"named_by": column, "version": version, "id": name} for column, version, name in sorted(cases)]
-    if not names:
-        return {}
-    database.connection.register("shown", pa.Table.from_pylist(names))
+        if case.unit in _NAMED_BY
+    ]
+    database.connection.execute("create or replace temp table shown (named_by varchar, version varchar, id varchar)")
+    database.insert("shown", sorted(set(cases)))
     rows = database.all(
         """select s.version, s.id, min(e.row)
         from shown s join episodes e
             on s.id = case s.named_by when 'problem_id' then e.problem_id else e.trajectory_id end
         join data_sets d on d.data_set = e.data_set and (s.version = '' or s.version = d.version) group by 1, 2"""
     )
-    database.connection.unregister("shown")
     spoken = {each.row: each for each in read_conversations(database, sorted({row for *_, row in rows}))}
     return {(version, name): spoken[row] for version, name, row in rows}
 
 
-_NAMED_BY = {
+_NAMED_BY: dict[Unit, str] = {
     **dict.fromkeys(("trajectory", "turn", "call"), "trajectory_id"),
     **dict.fromkeys(("group", "problem"), "problem_id"),
 }

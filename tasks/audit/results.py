@@ -8,6 +8,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pydantic import TypeAdapter
+
 Verdict = Literal["pass", "warn", "fail", "skipped"]
 
 Unit = Literal["trajectory", "turn", "call", "group", "problem", "data set", "object"]
@@ -124,9 +126,4 @@ def worst(verdicts: list[Verdict]) -> Verdict:
 
 def from_dict(values: dict[str, Any]) -> AuditResult:
     """Build the result from the output of `as_dict`."""
-    checks = [
-        CheckResult(**{**check, "examples": [Case(**case) for case in check["examples"]]}) for check in values["checks"]
-    ]
-    sets = [SetNumbers(**each) for each in values["sets"]]
-    histograms = [Histogram(**each) for each in values["histograms"]]
-    return AuditResult(**{**values, "checks": checks, "sets": sets, "histograms": histograms})
+    return TypeAdapter(AuditResult).validate_python(values)

@@ -2,18 +2,18 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from configs.audit import Audit, Checks
 from storage.objects.store import Store
-from tasks.audit.checks import CHECKS, AuditCheck, AuditEvidence, SkippedError
+from tasks.audit.checks import AuditCheck, AuditEvidence, SkippedError, all_checks
+from tasks.audit.data_sets import DataSet, fetch_data_sets
 from tasks.audit.database import AuditDatabase, open_database
-from tasks.audit.intake import fetch_data_sets
 from tasks.audit.numbers import histograms, set_numbers
 from tasks.audit.results import AuditResult, CheckResult, Verdict, worst
-from tasks.audit.selection import DataSet
 from tasks.score.verifier import Verifier
 
 Progress = Callable[[str], None]
@@ -42,92 +42,59 @@ def audit(
         UnavailableError: the store does not answer.
     """
     clock = _Clock(progress)
-    with clock.step("fetch and verify"):
-        intake = fetch_data_sets(store, list(data_sets), cache)
-    with clock.opened("tables", open_database(data_sets, intake, settings)) as database:
+    with ExitStack() as stack:
+        with clock.step("fetch and verify"):
+            intake = fetch_data_sets(store, list(data_sets), cache)
+        with clock.step("tables"):
+            database = stack.enter_context(open_database(data_sets, intake, settings))
         evidence = AuditEvidence(database, store, cache, list(data_sets), intake, settings, verifier)
+        known = all_checks()
         names = [name for name in Checks.model_fields if getattr(settings.checks, name).severity != "ignore"]
-        checks = [_run_check(CHECKS[name], evidence, clock) for name in names]
+        results = [_run_check(known[name], evidence, clock) for name in names]
         with clock.step("numbers"):
             sets, counts = set_numbers(database, evidence.drifts), histograms(database)
-        verdict = worst([check.verdict for check in checks])
+        verdict = worst([result.verdict for result in results])
         if verdict == "pass" and not evidence.rows:  # no damage was found, but there was no row to check
             verdict = "skipped"
-        yield Audited(AuditResult(store.root, verdict, checks, sets, counts, clock.seconds), database)
+        yield Audited(AuditResult(store.root, verdict, results, sets, counts, clock.seconds), database)
 
 
 def _run_check(check: AuditCheck, evidence: AuditEvidence, clock: "_Clock") -> CheckResult:
     """Run one check; if it cannot run, its verdict is `skipped` and `says` has the reason."""
-    knob = getattr(evidence.settings.checks, check.name)
-    result = CheckResult(
-        name=check.name,
-        title=check.title,
-        about=check.about,
-        verdict="skipped",
-        severity=knob.severity,
-        value=None,
-        threshold=knob.threshold,
-        cases=0,
-        of=0,
-        unit=check.unit,
-        says="",
-    )
+    knob, settings, database = getattr(evidence.settings.checks, check.name), evidence.settings, evidence.database
+    of_check: dict[str, Any] = {"name": check.name, "title": check.title, "about": check.about, "unit": check.unit}
+    of_check |= {"severity": knob.severity, "threshold": knob.threshold}
     with clock.step(check.name):
         try:
-            if reason := _reason_to_skip(check, evidence):
+            if reason := evidence.lacks(check.needs):
                 raise SkippedError(reason)
             measured = check.run(evidence)
         except SkippedError as reason:
-            return replace(result, says=str(reason))
-        database = evidence.database
+            return CheckResult(**of_check, verdict="skipped", value=None, cases=0, of=0, says=str(reason))
         verdict: Verdict = knob.severity if measured.value > knob.threshold else "pass"
-        if verdict == "pass" and measured.judged < evidence.settings.least_judged:
+        if verdict == "pass" and measured.judged < settings.least_judged:
             verdict = "warn"
-        return replace(
-            result,
+        return CheckResult(
+            **of_check,
             verdict=verdict,
             value=measured.value,
             cases=int(database.number("select count(*) from cases where check_name = ?", check.name)),
             of=measured.of,
             says=measured.says,
-            examples=database.cases(check.name, evidence.settings.examples),
+            examples=database.cases(check.name, settings.examples),
         )
 
 
-_INTEGRITY = ("damaged_objects", "wrong_schema", "broken_parents")
-
-
-def _reason_to_skip(check: AuditCheck, evidence: AuditEvidence) -> str:
-    """Return why the data lack what the check needs; empty if it can run."""
-    if check.name in _INTEGRITY:
-        return ""
-    if not evidence.rows:
-        return "there is no row to check"
-    if check.needs_scores and not evidence.scored:
-        return "the data sets have no scores: run the score stage (python -m flows.score) first"
-    if check.needs_calls and not evidence.calls:
-        return "no turn calls a tool"
-    return ""
-
-
+@dataclass(slots=True)
 class _Clock:
     """The duration of each step in seconds; it also reports progress."""
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self.seconds: dict[str, float] = {}
+    progress: Progress
+    seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
         begun = time.monotonic()
         yield
         self.seconds[name] = time.monotonic() - begun
-        self._progress(f"{name}: {self.seconds[name]:.1f} s")
-
-    @contextmanager
-    def opened(self, name: str, opening: AbstractContextManager[AuditDatabase]) -> Iterator[AuditDatabase]:
-        """Enter a context; entering it is a step."""
-        with ExitStack() as stack:
-            with self.step(name):
-                database = stack.enter_context(opening)
-            yield database
+        self.progress(f"{name}: {self.seconds[name]:.1f} s")

@@ -13,10 +13,11 @@ from prefect.events import emit_event
 from configs import Config, ConfigError
 from storage.errors import StorageError
 from storage.visible import printable
+from tasks.audit.data_sets import DataSet, TargetError, parse_since, select, split_uri
 from tasks.audit.record import REPORT, commit_audit, read_audit
-from tasks.audit.report.markdown import check_rows, pictures, summary
+from tasks.audit.report.plots import pictures
+from tasks.audit.report.wording import check_rows, summary
 from tasks.audit.run import audit as run_checks
-from tasks.audit.selection import DataSet, TargetError, parse_since, select, split_uri
 from tasks.evaluate.summary import table
 from tasks.run.configuration import resolve
 from tasks.run.workspace import Workspace

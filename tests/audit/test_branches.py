@@ -2,23 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.audit import Audit
-from configs.score import Reward
-from storage.records import Call, Problem, Trajectory, VerdictName
+from storage.records import Call, Problem, Trajectory
 from storage.versions.contents import _NEW_IN
 from tasks.agents.interface import EpisodeSpec
-from tasks.audit.conversations import read_conversations
+from tasks.audit.database import read_conversations
 from tasks.audit.numbers import set_numbers
-from tasks.audit.reader.sequences import Beginning, beginnings
-from tasks.problems.exclusions import commit_exclusions, read_exclusions, set_aside
-from tasks.provenance.proposals import propose_ids, propose_problem
-from tasks.train.samples import build_samples
+from tasks.audit.reader.tokens import Beginning, beginnings
 from tests.support.audit_play import FEEDBACK, SUM, Audited, Play, judged, say
 from tests.support.branching import Branching
 from tests.support.chain_helpers import TRAJECTORIES, rewrite_shard
@@ -208,19 +203,3 @@ def test_any_tree_passes(data: st.DataObject, play: Play) -> None:
         node = next(node for node in episode.nodes if node.text == row.turns[turn].text)
         expected = "conversation" if not node.parent else "branch" if node.continues else "rewritten"
         assert begin_.kind == expected
-
-
-def test_an_episode_with_branches_is_excluded_as_any_other(audited: Audited, play: Play, tmp_path: Path) -> None:
-    """By its id or with its problem, all turns of all its branches are left out."""
-    rows = [branching(play, "r/000000/12+7/0"), play("r/000000/12+7/1", "18")]
-    audited.add(rows)
-    alone = commit_exclusions(audited.store, propose_ids(audited.store, [rows[0].trajectory_id], tmp_path, "odd").rows)
-    excluded = read_exclusions(audited.store, [alone], tmp_path)
-    marked, left_out = set_aside(rows, TRAJECTORIES, excluded)
-    assert left_out == [rows[0].trajectory_id]
-    wrong: VerdictName = "wrong"
-    scores = [score for row in rows for score in judged(row, *(wrong for _ in row.turns))]
-    samples = build_samples(marked, scores, Reward())
-    assert [sample.trajectory_id for sample in samples] == [rows[1].trajectory_id]
-    whole = propose_problem(audited.store, SUM.problem_id, tmp_path, "wrong gold")
-    assert {row.trajectory_id for row in whole.rows} == {row.trajectory_id for row in rows}

@@ -23,9 +23,9 @@ from storage.objects.store import Store
 from storage.records import SCORE_SCHEMA, TRAJECTORY_SCHEMA, Call, Score, Trajectory, VerdictName
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Provenance
+from tasks.audit.data_sets import select
 from tasks.audit.record import REPORT, commit_audit, read_audit
 from tasks.audit.run import audit
-from tasks.audit.selection import select
 from tasks.score.verifier import Verifier
 from tests.support.chain_helpers import commit_rows
 from tests.support.paths import ROOT

@@ -16,7 +16,7 @@ from storage.maintenance.verify import verify
 from storage.objects.store import Store
 from storage.versions import manifests
 from tasks.audit import task as shell
-from tasks.audit.selection import TargetError
+from tasks.audit.data_sets import TargetError
 from tests.support.chain_helpers import key
 
 pytestmark = pytest.mark.usefixtures("prefect_api")

@@ -25,20 +25,19 @@ from configs.audit import Audit
 from storage import layout
 from storage.objects.seal import seal, unseal
 from storage.objects.store import Store
-from storage.records import CASE_SCHEMA, Score, VerdictName
+from storage.records import CASE_SCHEMA, Call, Score, Trajectory, VerdictName
 from storage.versions.drafts import Draft, Provenance
-from tasks.audit.commands import read
+from tasks.audit.data_sets import fetch_data_sets, select
 from tasks.audit.database import open_database
-from tasks.audit.intake import fetch_data_sets
-from tasks.audit.reader.advantages import AdvantageComputer
+from tasks.audit.reader import read
 from tasks.audit.reader.app import create_app
 from tasks.audit.reader.library import Library
-from tasks.audit.reader.serve import serve
+from tasks.audit.reader.read import serve
+from tasks.audit.reader.tokens import AdvantageComputer
 from tasks.audit.results import AuditResult
-from tasks.audit.selection import select
 from tests.conftest import commit_policy
 from tests.support.paths import ROOT
-from tests.support.reader_helpers import CRITIC, EVIL, HOSTILE, LONG, NORMALISED, PLAIN, commit, strange, sums
+from tests.support.reader_helpers import CRITIC, EVIL, HOSTILE, LONG, NORMALISED, PLAIN, commit, spoken, strange, sums
 from tests.support.train_helpers import make_trajectory
 
 GROUP = "/group?data_set=runs/shared/trajectories/000000&problem=7"
@@ -161,7 +160,7 @@ def test_the_least_reward_is_that_of_the_whole_data_set(policy_folder: Path, tmp
     data_sets = select(store, [])
     with open_database(data_sets, fetch_data_sets(store, data_sets, tmp_path), Audit()) as database:
         computer = AdvantageComputer(Library(database), data_sets)
-        computed = [computer.compute(row, 0).by_position for row in rows[1:]]
+        computed = [computer.compute(row, 0).by_id[row.trajectory_id] for row in rows[1:]]
     assert computed == [{3: 1.0}, {3: -1.0}]
 
 
@@ -294,10 +293,8 @@ def with_config(config: object) -> Callable[[dict[str, Any]], object]:
 
 DAMAGE: dict[str, Callable[[dict[str, Any]], object]] = {
     "no digest": lambda values: values.clear(),
-    "newer": lambda values: values.update(manifest_version=99),
     "no number": with_config({"rollout": {"max_head_offpolicyness": "many"}}),
     "no section": with_config({"rollout": None, "ppo": [1], "inference": 3}),
-    "time without zone": lambda values: values.update(created_at="2026-11-01T00:00:00"),
     "nested": lambda values: values.update(metrics="DEEP"),
 }
 
@@ -326,7 +323,7 @@ def test_one_bad_manifest_leaves_the_rest_to_be_read(
         client.get(re.findall(r"/\?key=\S+", printed[0].out)[0])
         pages.extend(client.get(address) for address in ("/", "/trajectory?id=2/0/0", "/trajectory?id=0/0/0"))
 
-    monkeypatch.setattr("tasks.audit.reader.serve._run", visit)
+    monkeypatch.setattr("tasks.audit.reader.read._run", visit)
     serve(store, [], datetime(2026, 1, 1, tzinfo=UTC), tmp_path, Audit(), 0)
     listing, other, same = pages
     assert (listing.status_code, other.status_code) == (200, 200)
@@ -362,13 +359,11 @@ def test_an_audit_of_a_data_set_that_is_damaged_since_is_read(store: Store, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM])
-def test_it_serves_until_a_signal_ends_it(filled: Store, tmp_path: Path, stop_signal: signal.Signals) -> None:
+def test_it_serves_until_a_signal_ends_it(filled: Store, tmp_path: Path) -> None:
     """The reader ends at a signal and deletes its temporary tables."""
     command = [sys.executable, "-m", "tasks.audit", "--root", filled.root, "read", "shared", "--port", "0"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    root = ROOT
-    job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=root)
+    job = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
     assert job.stdout
     (address,) = re.findall(r"http://127\.0\.0\.1:\d+/\?key=\S+", job.stdout.readline())
     browser = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(), urllib.request.ProxyHandler({}))
@@ -379,8 +374,8 @@ def test_it_serves_until_a_signal_ends_it(filled: Store, tmp_path: Path, stop_si
         with pytest.raises(urllib.error.HTTPError, match="403"):
             urllib.request.build_opener(urllib.request.ProxyHandler({})).open(stranger)
     assert list(tmp_path.glob("trajectories-*")) != []
-    job.send_signal(stop_signal)
-    assert job.wait(120) == 128 + stop_signal
+    job.send_signal(signal.SIGTERM)
+    assert job.wait(120) == 143
     assert list(tmp_path.glob("trajectories-*")) == []
 
 
@@ -398,22 +393,105 @@ def test_it_does_not_end_in_the_middle_of_an_import(filled: Store, tmp_path: Pat
     assert job.returncode == 130
 
 
-@pytest.mark.slow
-def test_no_files_left_to_open_is_reported_in_a_line() -> None:
-    """Early loading only saves time: if it fails, the page that needs the library tries again."""
-    code = (
-        "import resource, sys, threading\n"
-        "import tasks.audit.reader.app\nfrom tasks.audit.reader.vocabulary import import_tokenizers\n"
-        "soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))\n"
-        "thread = threading.Thread(target=import_tokenizers); thread.start(); thread.join()\n"
-        "assert 'transformers' not in sys.modules\n"
-        "resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))\n"
-        "import_tokenizers()\n"
-        "assert 'transformers' in sys.modules\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.startswith("the tokenizers' library was not loaded early; a page that needs it tries again: ")
-    assert "Too many open files" in done.stderr
-    assert "Traceback" not in done.stderr
+LINES = "line\n" * 300
+FAILED = Call(0, "c2", "search", '{"query": "x"}', "error: no such page", "failed")
+CALLS = [Call(0, "c1", "calculator", HOSTILE, HOSTILE, "answered"), FAILED]
+
+
+def rows_with_calls() -> list[Trajectory]:
+    """Return a row with calls, one with branches, and one with neither."""
+    plain, called, branched = (spoken(PLAIN, name, ["one", "two"], name) for name in ("plain", "called", "branched"))
+    told = replace(called.turns[0], feedback=f"{HOSTILE}\nerror: no such page")
+    called = replace(called, calls=[*CALLS, Call(1, "c3", "", LINES, "", "unparsable")], turns=[told, called.turns[1]])
+    third = replace(branched.turns[1], start=branched.turns[1].end + 5, end=branched.turns[1].end + 8, text="three")
+    fourth = replace(third, start=third.end + 2, end=third.end + 3, text="four")
+    ids = [*branched.token_ids, *branched.token_ids[: branched.turns[0].end], 21, 22, 23, 24, 25]
+    count = len(ids) - len(branched.token_ids)
+    return [
+        plain,
+        replace(called, ungraded=[0], reward_parts=[{}, {"format": 0.25}]),
+        replace(
+            branched,
+            token_ids=ids,
+            action_mask=[*branched.action_mask, *[False] * count],
+            logprobs=[*branched.logprobs, *[0.0] * count],
+            versions=[*branched.versions, *[-1] * count],
+            turns=[*branched.turns, third, fourth],
+            sequence_starts=[0, len(branched.token_ids), third.end],
+            follows=[-1, 0, 0, -1],
+        ),
+    ]
+
+
+@pytest.fixture(scope="module")
+def calls_reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    folder = tmp_path_factory.mktemp("reader")
+    store = Store(str(folder / "store"))
+    scores = [
+        Score("called", 0, "none", 0.0, "", "", "", 0.0),
+        Score("called", 1, "wrong", 0.0, "two", "2", "", 0.25, {"format": 0.25}),
+    ]
+    commit(store, PLAIN, (rows_with_calls(), scores), [])
+    data_sets = select(store, [])
+    with open_database(data_sets, fetch_data_sets(store, data_sets, folder), Audit()) as database:
+        yield TestClient(create_app(store, data_sets, database, folder), base_url="http://127.0.0.1:8000")
+
+
+def test_calls_are_shown_under_their_turn(calls_reader: TestClient) -> None:
+    """Name, arguments, output and status; a long one is folded, and a hostile one is only text."""
+    html = calls_reader.get("/trajectory?id=called").text
+    page = text(html[html.index("<h2") :])
+    parts = ["Turn 1", "not graded", "Call of calculator answered", "Call of search failed", "error: no such page"]
+    places = [page.index(part) for part in [*parts, "Turn 2", "Call of no tool unparsable", "Tokens"]]
+    assert places == sorted(places)
+    assert "Feedback" not in page, "the outputs are the whole feedback"
+    assert "reward 0.25 (format 0.25), 0 from the environment" in page
+    assert re.search(r"<details><summary>Arguments, 1,500 characters: <code>line …</code></summary>", html)
+    assert EVIL not in html
+    assert html.count("&lt;script&gt;alert(1)&lt;/script&gt;&#39;&#34;{{ 7 * 7 }} ⟨U+202E⟩ltr") >= 2
+    assert "Gold" not in page[page.index("Turn 1") : page.index("Turn 2")]
+    for name, whole in (("arguments-2-1", LINES), ("output-1-2", FAILED.output)):
+        assert calls_reader.get("/text", params={"id": "called", "of": name}).text == whole
+
+
+def test_branches_are_named(calls_reader: TestClient) -> None:
+    """The page says where a sequence begins, why, and which turn a turn follows."""
+    html = calls_reader.get("/trajectory?id=branched").text
+    page = text(html)
+    assert "Sequence 1 of 3 begins a conversation. Turn 1" in page
+    assert "Sequence 2 of 3 is a branch: it repeats the tokens up to turn 1, and goes on from there. Turn 3" in page
+    assert '<a href="#turn-1">turn 1</a>' in html
+    assert "Turn 3 follows turn 1" in page
+    assert "Turn 4 begins another conversation" in page
+    plain = text(calls_reader.get("/trajectory?id=plain").text)
+    assert not re.search("Sequence|follows turn|Call of|not graded", plain)
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("calls=some", ["called"]),
+        ("calls=failed", ["called"]),
+        ("calls=unanswered", []),
+        ("calls=none&order=calls", ["branched", "plain"]),
+        ("order=calls", ["called", "branched", "plain"]),
+    ],
+)
+def test_the_list_finds_calls(calls_reader: TestClient, query: str, found: list[str]) -> None:
+    """A filter and an order; a line says how many calls it has."""
+    html = calls_reader.get(f"/?{query}").text
+    assert ids(html) == found
+    assert ("3 calls" in text(html)) == ("called" in found)
+    assert "Calls of tools" in html
+
+
+def test_an_unknown_status_is_refused(calls_reader: TestClient) -> None:
+    """A mistyped filter says what there is."""
+    assert "Calls of tools: 'lost' is not known: choose some, none" in text(calls_reader.get("/?calls=lost").text)
+
+
+def test_a_group_shows_calls(calls_reader: TestClient) -> None:
+    """Side by side, too, with what answers nothing."""
+    page = text(calls_reader.get("/group?data_set=runs/shared/trajectories/000000&problem=called").text)
+    assert "answers nothing" in page
+    assert "Call of search failed" in page

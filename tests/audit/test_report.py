@@ -15,12 +15,11 @@ import pytest
 from markdown_it import MarkdownIt
 
 from storage.records import Call
-from tasks.audit.conversations import ConversationTurn, StoredConversation
+from tasks.audit.database import ConversationTurn, StoredConversation
 from tasks.audit.report import wording
-from tasks.audit.report.drawing import for_any_background, for_page
-from tasks.audit.report.markdown import check_rows, code, plain, summary
 from tasks.audit.report.page import render
-from tasks.audit.report.plots import plots
+from tasks.audit.report.plots import for_any_background, for_page, plots
+from tasks.audit.report.wording import check_rows, code, plain, summary
 from tasks.audit.results import AuditResult, Case, CheckResult, Histogram, SetNumbers, Unit, Verdict, worst
 
 EVIL = "demo/\"3'</script><script>alert(2)</script><img src=x onerror=alert(3)>/[a](javascript:b)/`c`/0"
@@ -288,25 +287,6 @@ def test_long_texts_show_beginning_and_end() -> None:
     page = Page(html := render(result(checks, [numbers()]), {(SET, "demo/0"): conversation("demo/0", text)}, COMMAND))
     assert len(re.sub(r"<style>.*?</style>", "", html, flags=re.DOTALL)) < 50_000
     assert re.search(r"beginA+ … [\d,]+ more characters, then:\nA+\\boxed\{42}", page.text)
-
-
-def test_a_large_report_stays_small() -> None:
-    """100 data sets and 5 long conversations for each of 33 checks take less than 2 MB."""
-    ids = [f"demo/{n}" for n in range(165)]
-    checks = [
-        check(f"check_{n}", "warn", cases=99, examples=[case(id_) for id_ in ids[5 * n : 5 * n + 5]]) for n in range(33)
-    ]
-    conversations = {(SET, id_): conversation(id_, *["So x < y & so on. " * 500] * 4) for id_ in ids}
-    html = render(result(checks, [numbers(n) for n in range(100)]), conversations, COMMAND)
-    assert len(html.encode()) < 2_000_000
-
-
-def test_a_group_shows_the_text_of_one_of_its_episodes() -> None:
-    """A case of a group shows the text of one episode and names the episode."""
-    group = case("12+7", unit="group")
-    checks = [check("zero_variance", "warn", value=1.0, cases=1, examples=[group])]
-    page = Page(render(result(checks, [numbers(0)]), {(SET, "12+7"): conversation("demo/0", "19")}, COMMAND))
-    assert "demo/0, one of them" in page.text
 
 
 def test_calls_and_branches_are_shown_only_if_there_are_any() -> None:

@@ -1,6 +1,6 @@
 import pytest
 
-from tasks.audit.second_checker import Opinion, compare, final_answer, opinion, stated
+from tasks.audit.checks.second_checker import Opinion, compare, final_answer, opinion, stated
 
 
 @pytest.mark.parametrize(

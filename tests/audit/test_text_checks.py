@@ -10,7 +10,7 @@ from configs.audit import Audit
 from storage import layout
 from storage.objects.store import Store
 from storage.records import PROBLEM_SCHEMA, TRAJECTORY_SCHEMA, Problem, Trajectory
-from tasks.audit.checks import CHECKS, SkippedError, logprob_drift, text_differs
+from tasks.audit.checks import SkippedError, all_checks, templates, tokens
 from tasks.score.verifier import Verifier
 from tests.support.audit_play import SUM, TEXTS, Audited, Play, judged, look, say
 from tests.support.chain_helpers import FIRST, PROBLEMS, commit_rows
@@ -29,31 +29,9 @@ def test_text_differs(audited: Audited, play: Play, monkeypatch: pytest.MonkeyPa
     assert (measured.value, measured.of) == (2, 80)
     assert [name for name, _ in found] == ["1", "2"]
     assert 'turn 2: its tokens say "\\boxed{19}", its text "\\boxed{18}"' in found[1][1]
-    monkeypatch.setattr(text_differs, "MOST_TOKENS", 200)
+    monkeypatch.setattr(templates, "MOST_TOKENS", 200)
     with audited.evidence(Audit()) as evidence:
-        assert 0 < text_differs.text_differs(evidence).of < 80
-
-
-def test_template_drift(audited: Audited, play: Play) -> None:
-    """A different prompt template in one group, and tokens that do not give the stored feedback, are found."""
-    problems = [Problem(str(number), f"What is {number} + 1?", ["1"]) for number in range(10)]
-    rows = [play(problem.problem_id, "18", "19", problem=problem) for problem in problems[1:]]
-    rows.append(play("odd", "18", "19", problem=problems[0], before="Hi. "))
-    rows.append(say(play("mute", "18", "19"), 0, feedback="Right."))
-    audited.add(rows)
-    measured, found = audited.run("template_drift")
-    assert measured.value == 2
-    assert [name for name, _ in found] == ["mute", "odd"]
-    assert "'<|im_start|>user\\nHi. ⟨problem⟩" in found[1][1]
-
-
-def test_loops(audited: Audited, play: Play) -> None:
-    """The value is the highest share of any data set, and counts only long turns."""
-    rows = [play("loop", "1+2=" * 10), play("long", "".join(map(chr, range(33, 80)))), play("short", "1111111")]
-    audited.add(rows)
-    measured, found = audited.run("loops")
-    assert (measured.value, measured.of) == (0.5, 2)
-    assert [name for name, _ in found] == ["loop"]
+        assert 0 < templates.text_differs(evidence).of < 80
 
 
 @pytest.mark.parametrize(
@@ -83,15 +61,6 @@ def test_leaked_answers(
     assert measured.value == len(names)
 
 
-def test_unmatched_gold(audited: Audited, play: Play) -> None:
-    golds = {"good": r"\frac{3}{4}", "dollars": r"\$5", "empty": " ", "broken": r"\boxed{}"}
-    rows = [play(name, "1", problem=Problem(name, f"What is {name}?", [gold])) for name, gold in golds.items()]
-    audited.add(rows)
-    measured, found = audited.run("unmatched_gold")
-    assert [name for name, _ in found] == ["broken", "empty"]
-    assert measured.value == 2
-
-
 def test_never_solved(audited: Audited, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
     """A case needs agreement on another answer, not only failure."""
     monkeypatch.setattr("configs.audit.Audit.least_episodes", 4)
@@ -102,17 +71,6 @@ def test_never_solved(audited: Audited, play: Play, monkeypatch: pytest.MonkeyPa
     measured, found = audited.run("never_solved")
     assert measured.value == 1
     assert found == [("agreed", "4 of 4 episodes ended in 18, none in the gold answer 19")]
-
-
-def test_false_verdicts(audited: Audited, play: Play) -> None:
-    """If all verdicts are inverted, the lower end of the interval is near 1."""
-    rows = [play(str(number), r"\boxed{19}", r"\boxed{18}") for number in range(30)]
-    audited.add(rows, *(score for row in rows for score in judged(row, "wrong", "correct")))
-    for check, turn in (("false_negatives", 0), ("false_positives", 1)):
-        measured, found = audited.run(check, judged_again=20)
-        assert measured.of == len(found) == 20
-        assert 0.8 < measured.value < 1
-        assert all(detail.startswith(f"turn {turn + 1}: judged") for _, detail in found)
 
 
 def test_contamination(audited: Audited, play: Play) -> None:
@@ -172,7 +130,7 @@ def test_logprobs_of_a_policy_served_in_half_precision(
     audited: Audited, monkeypatch: pytest.MonkeyPatch, shift: float, passes: bool
 ) -> None:
     """The rounding of an engine in bfloat16 is no drift, whatever its size; several times as much is."""
-    monkeypatch.setattr(logprob_drift, "_served_format", lambda *_: "bfloat16")
+    monkeypatch.setattr(tokens, "_served_format", lambda *_: "bfloat16")
     weights = tiny_model().bfloat16()
     audited.add([sampled_by(weights, str(number), number, shift) for number in range(5)])
     measured, _ = audited.run("logprob_drift")
@@ -198,4 +156,4 @@ def test_empty_and_without_checkpoints(store: Store, tmp_path: Path, verifier: V
             assert look(evidence, check)[0].value == 0
         for check in ("text_differs", "template_drift", "logprob_drift", "contamination"):
             with pytest.raises(SkippedError):
-                CHECKS[check].run(evidence)
+                all_checks()[check].run(evidence)

@@ -72,9 +72,9 @@ def main(root: str) -> None:
     """Audit all runs of the store; print time and memory as JSON in the last line of output."""
     from configs.audit import Audit
     from storage.versions.drafts import Provenance
+    from tasks.audit.data_sets import select
     from tasks.audit.record import commit_audit
     from tasks.audit.run import audit
-    from tasks.audit.selection import select
     from tasks.score.verifier import Verifier
 
     store, started = Store(root), time.monotonic()

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from s3fs import S3FileSystem
 
-import tasks.audit.checks  # noqa: F401 - tasks.audit.tokens cannot be imported before them
 from configs import ConfigError, load
 from flows.math_mt_ppo import math_mt_ppo
 from storage import layout
@@ -25,7 +24,7 @@ from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
 from storage.versions.fetch import fetch
 from storage.versions.model_files import INDEX
-from tasks.audit.tokens import open_decoder
+from tasks.audit.decoding import open_decoder
 from tasks.warm_start.importing import import_policy
 from tests.support.paths import ROOT
 

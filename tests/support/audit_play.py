@@ -14,10 +14,9 @@ from storage.records import PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Pro
 from storage.versions import checkpoints
 from storage.versions.checkpoints import Canary
 from tasks.agents.chat import Chat
-from tasks.audit.checks import CHECKS, AuditEvidence, Measured
+from tasks.audit.checks import AuditEvidence, Measured, all_checks
+from tasks.audit.data_sets import fetch_data_sets, select
 from tasks.audit.database import open_database
-from tasks.audit.intake import fetch_data_sets
-from tasks.audit.selection import select
 from tasks.score.verifier import Verifier
 from tests.support.chain_helpers import FIRST, PROBLEMS, SCORES, TRAJECTORIES, commit_rows, provenance
 from tests.support.train_helpers import make_trajectory
@@ -106,7 +105,7 @@ class Audited:
 
 def look(evidence: AuditEvidence, check: str) -> Outcome:
     """Run a check; return its measurement and cases."""
-    measured = CHECKS[check].run(evidence)
+    measured = all_checks()[check].run(evidence)
     cases = evidence.database.all("select id, detail from cases where check_name = ? order by all", check)
     return measured, [(name, detail) for name, detail in cases]
 

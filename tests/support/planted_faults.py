@@ -930,8 +930,8 @@ def examine(store: Store, planted: Sequence[Planted], verifier: "Verifier", cach
 
 def look(store: Store, runs: Sequence[str], verifier: "Verifier", cache: Path) -> "dict[str, CheckResult]":
     """Audit these runs with all checks; return the results by check."""
+    from tasks.audit.data_sets import select
     from tasks.audit.run import audit
-    from tasks.audit.selection import select
 
     with audit(store, select(store, runs), EVERYTHING, cache, verifier) as audited:
         return {check.name: check for check in audited.result.checks}

@@ -1,16 +1,189 @@
-"""The checks of the audit, one module each; importing this package registers them all.
+"""The checks of the audit: what a check is given (`AuditEvidence`), what it returns (`Measured`), and their registry.
 
-Each module has a function from `AuditEvidence` to `Measured` and registers it (`registry`) under the name of its knob
-in `configs/audit.py`. The function notes its cases in the database and returns one value, which `tasks.audit.run`
-compares with the knob's threshold. `shares` has the checks' common case: the highest share among all data sets.
+The files of this folder have the checks by subject: `integrity` of the store, `tokens` of a row, `templates` around
+them, `learning`, `verdicts`, `problems`, `tools` and `texts`; `second_checker` grades answers again. A check has the
+name of its knob in `configs/audit.py`. It notes its cases in the database (`tables.sql`) and returns one value, which
+`tasks.audit.run` compares with the knob's threshold. A check that is only rows of SQL and a sentence is declared in a
+file of SQL (`_declare`); another one is a function below `check`.
 """
 
 import importlib
 import pkgutil
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Literal
 
-from tasks.audit.checks.registry import CHECKS, AuditCheck, AuditEvidence, Measured, SkippedError, register_check
+from configs.audit import Audit, Checks
+from storage import layout
+from storage.logs.leases import is_held
+from storage.objects.store import Store
+from storage.versions import manifests
+from tasks.audit.data_sets import DataSet, Intake
+from tasks.audit.database import AuditDatabase
+from tasks.audit.results import Unit
+from tasks.score.verifier import Verifier
 
-__all__ = ["CHECKS", "AuditCheck", "AuditEvidence", "Measured", "SkippedError", "register_check"]
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+@dataclass(frozen=True)
+class AuditEvidence:
+    """The data that checks read, and the settings."""
+
+    database: AuditDatabase
+    store: Store
+    cache: Path
+    data_sets: list[DataSet]
+    intake: Intake
+    settings: Audit
+    verifier: Verifier
+    drifts: dict[str, float] = field(default_factory=dict)
+    """The mean difference to recomputed logprobs, by version of the data set; `logprob_drift` fills it."""
+
+    @cached_property
+    def complete(self) -> list[int]:
+        """The numbers of the data sets that were read completely, because a missing row means nothing in others.
+
+        A data set without scores is left out while a run is still working on it, because its scores are yet to come.
+        """
+        incomplete = self.intake.incomplete
+        return [
+            each.number
+            for each in self.data_sets
+            if each.version not in incomplete and not (not each.scores and self._is_in_progress(each))
+        ]
+
+    def _is_in_progress(self, data_set: DataSet) -> bool:
+        trained = layout.checkpoint(data_set.run, data_set.iteration + 1)
+        return (
+            not data_set.is_evaluation
+            and not manifests.committed(self.store, trained)
+            and is_held(self.store, data_set.run) is not None
+        )
+
+    @cached_property
+    def rows(self) -> int:
+        """The number of trajectories that could be read."""
+        return self.database.count("episodes")
+
+    def lacks(self, needs: "Needs") -> str:
+        """Return why the data lack what a check needs; empty if it can run."""
+        if needs != "nothing" and not self.rows:
+            return "there is no row to check"
+        if needs == "scores" and not self.database.count("turns where verdict is not null"):
+            return "the data sets have no scores: run the score stage (python -m flows.score) first"
+        return "no turn calls a tool" if needs == "calls" and not self.database.count("calls") else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The result of a check, which has already noted its cases in the database."""
+
+    value: float  # compared with the threshold
+    of: int  # number of units that were checked
+    says: str  # a sentence with the numbers
+    judged: float = 1.0  # share of its sample that the check could judge
+
+
+class SkippedError(Exception):
+    """A check cannot run; the message says why."""
+
+
+Run = Callable[[AuditEvidence], Measured]
+Needs = Literal["nothing", "rows", "scores", "calls"]
+"""What a check needs to run: at least one row, and also a score or a call of a tool."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditCheck:
+    """One entry of the registry."""
+
+    name: str  # as in `audit.checks`
+    title: str  # for people
+    unit: Unit  # of its cases
+    needs: Needs
+    run: Run  # notes the cases (`AuditDatabase.flag`) and measures, or raises `SkippedError`
+
+    @property
+    def about(self) -> str:
+        """The description of the check's knob in the configuration."""
+        return (Checks.model_fields[self.name].description or "").replace("\n", " ")
+
+
+_CHECKS: dict[str, AuditCheck] = {}
+
+
+@cache
+def all_checks() -> dict[str, AuditCheck]:
+    """Return all checks by name; the first call imports their modules and reads their SQL."""
+    for module in pkgutil.iter_modules(__path__):
+        importlib.import_module(f"{__name__}.{module.name}")
+    for path in sorted(Path(__file__).parent.glob("*.sql")):
+        for block in re.split(r"^(?=-- check:)", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+            _declare(block)
+    return _CHECKS
+
+
+def check(name: str, title: str, unit: Unit, needs: Needs = "rows") -> Callable[[Run], Run]:
+    """Register the decorated function as a check; the arguments are those of `AuditCheck`."""
+    if name not in Checks.model_fields:
+        raise ValueError(f"check {name!r} has no knob in configs/audit.py: declare its threshold and severity there")
+    if name in _CHECKS:
+        raise ValueError(f"check {name!r} is registered already: choose another name")
+
+    def register(run: Run) -> Run:
+        _CHECKS[name] = AuditCheck(name, title, unit, needs, run)
+        return run
+
+    return register
+
+
+def _declare(block: str) -> None:
+    """Register a check that is declared in SQL: lines `-- name: value` with the fields of `AuditCheck`, then queries.
+
+    The first query returns the cases: id, number of the data set, detail. How the check is measured is one of these:
+    - `says`: the value is the number of cases. In this sentence `{found}` stands for it, and `{of}` for the number of
+      rows of the table `among` (default: episodes).
+    - `share`: the query returns all units that are counted, with a fourth column, whether it is a case. The value is
+      the highest share in a data set; `share` ends the sentence.
+    - `measured`: a second query returns the columns of `Measured`.
+    """
+    fields = dict(re.findall(r"^-- (check|title|unit|says|share|among|needs): (.*)$", block, re.MULTILINE))
+    name, unit = fields["check"], fields["unit"]
+    query, _, measured = block.partition("-- measured:")
+
+    @check(name, fields["title"], unit, fields.get("needs", "rows"))
+    def run(evidence: AuditEvidence) -> Measured:
+        database, settings = evidence.database, evidence.settings
+        database.set("threshold", getattr(settings.checks, name).threshold)
+        database.set("least_episodes", settings.least_episodes)
+        if "share" in fields:
+            return _highest_share(database, name, unit, query, fields["share"])
+        found = database.flag(name, unit, query)
+        if measured:
+            return Measured(*database.one(measured))
+        of = database.count(fields.get("among", "episodes"))
+        return Measured(found, of, fields["says"].format(found=found, of=of))
+
+
+def _highest_share(database: AuditDatabase, name: str, unit: Unit, query: str, what: str) -> Measured:
+    columns = "id, data_set, detail, is_case"
+    database.connection.execute(f"create or replace temp table counted as from ({query}) as t({columns})")
+    database.flag(name, unit, "select id, data_set, detail from counted where is_case")
+    rows = database.all(
+        """select version, count(*) filter (is_case), count(*) from counted join data_sets using (data_set)
+        group by version order by version"""
+    )
+    cases, whole = sum(row[1] for row in rows), sum(row[2] for row in rows)
+    shares = {version: share(part, of) for version, part, of in rows}
+    worst = max(shares, key=shares.__getitem__, default="")
+    says = f"{cases:,} of {whole:,} {what} ({share(cases, whole):.1%})"
+    if len(rows) > 1 and cases:
+        says += f"; the highest share, {shares[worst]:.1%}, in {worst}"
+    return Measured(shares.get(worst, 0.0), whole, says)
+
+
+def share(part: float, whole: float) -> float:
+    """Return `part / whole`, or 0 if `whole` is 0."""
+    return part / whole if whole else 0.0

@@ -1,27 +1,39 @@
-"""The reader's web app. Every page is a GET request without script, and its address says what it shows."""
+"""The reader's web app. Every page is a GET request without script, and its address says what it shows.
 
+Templates escape every text, and headers forbid the browser to run anything.
+"""
+
+import json
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import FileResponse
+from fastapi.responses import FileResponse, HTMLResponse
+from jinja2 import Environment
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from storage.errors import StorageError
 from storage.objects.store import Store
+from storage.visible import visible
+from tasks.audit.data_sets import DataSet
 from tasks.audit.database import AuditDatabase
 from tasks.audit.reader.library import Library
-from tasks.audit.reader.lists import Lists
-from tasks.audit.reader.pages import HEADERS, REPORT_POLICY, STYLES, PageError, Pages
-from tasks.audit.reader.trajectory import TrajectoryPages
+from tasks.audit.reader.views import HEADERS, LONGEST, PageError, Views
 from tasks.audit.record import CASES, REPORT
-from tasks.audit.selection import DataSet
+from tasks.audit.report import page, wording
 
 HOSTS = ["127.0.0.1", "localhost", "[::1]"]
 """The accepted values of the Host header; they stop other sites whose domain resolves to this machine."""
-
-View = Callable[[Mapping[str, str]], Response]
+_HERE = Path(__file__).parent / "templates"
+_STYLES = {name: page.TEMPLATES / name for name in page.STYLES} | {"reader.css": _HERE / "reader.css"}
+_REPORT_POLICY = (
+    "default-src 'none'; base-uri 'none'; frame-ancestors 'none'; form-action 'none'; style-src 'unsafe-inline'; "
+    "script-src 'unsafe-inline'; img-src data:; sandbox allow-scripts"
+)
+"""The report is one file with its own style and scripts, which sort tables; the sandbox hides other pages from them."""
 
 
 def create_app(
@@ -42,26 +54,29 @@ def create_app(
         audit: folder with an audit's report.html, audit.json and cases.parquet.
         notes: sentences about data that cannot be shown.
     """
+    templates = _templates(root=store.root, has_audit=audit is not None)
+
+    def render(template: str, status: int = 200, **values: Any) -> Response:
+        return HTMLResponse(templates.get_template(template).render(values), status, headers=HEADERS)
+
     library = Library(database, audit / CASES if audit else None)
-    pages = Pages(root=store.root, has_audit=audit is not None)
-    lists = Lists(library, pages, data_sets, audit, notes)
-    single = TrajectoryPages(library, pages, store, data_sets, cache)
+    views = Views(library, render, store, data_sets, cache, audit, notes)
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False)
     for path, view in (
-        ("/", lists.listing),
-        ("/group", lists.group),
-        ("/audit", lists.audit),
-        ("/trajectory", single.trajectory),
-        ("/text", single.text),
+        ("/", views.listing),
+        ("/group", views.group),
+        ("/audit", views.audit),
+        ("/trajectory", views.trajectory),
+        ("/text", views.text),
     ):
         app.add_api_route(path, _answer(view), methods=["GET", "HEAD"])
     _add_files(app, audit)
-    _add_error_pages(app, pages)
+    _add_error_pages(app, render)
     return app
 
 
-def _answer(view: View) -> Callable[[Request], Response]:
+def _answer(view: Callable[[Mapping[str, str]], Response]) -> Callable[[Request], Response]:
     """Make a route of a view, which gets only the query parameters and runs in a thread."""
 
     def answer(request: Request) -> Response:
@@ -73,38 +88,102 @@ def _answer(view: View) -> Callable[[Request], Response]:
 def _add_files(app: FastAPI, audit: Path | None) -> None:
     @app.get("/static/{name}")
     def style(name: str) -> Response:
-        if name not in STYLES:
+        if name not in _STYLES:
             raise PageError(404, "No such file", "The reader serves only its style sheets.")
-        return FileResponse(STYLES[name], media_type="text/css", headers=HEADERS)
+        return FileResponse(_STYLES[name], media_type="text/css", headers=HEADERS)
 
     @app.get("/report")
     def report() -> Response:
         if audit is None:
             raise PageError(404, "No audit", "The reader was started without an audit.")
-        headers = {**HEADERS, "Content-Security-Policy": REPORT_POLICY}
+        headers = {**HEADERS, "Content-Security-Policy": _REPORT_POLICY}
         return FileResponse(audit / REPORT, media_type="text/html", headers=headers)
 
 
-def _add_error_pages(app: FastAPI, pages: Pages) -> None:
+def _add_error_pages(app: FastAPI, render: Callable[..., Response]) -> None:
     """Show every error as a page; the terminal shows the traceback of an unexpected error, too."""
+
+    def failed(status: int, title: str, says: str) -> Response:
+        return render("failed.html", status, title=title, says=says)
 
     @app.exception_handler(PageError)
     def expected(_: Request, error: PageError) -> Response:
-        return pages.failed(error.status, error.title, error.says)
+        return failed(error.status, error.title, error.says)
 
     @app.exception_handler(HTTPException)
     def refused(_: Request, error: HTTPException) -> Response:
         if error.status_code == 404:
-            return pages.failed(404, "No such page", "The reader has no page with this address.")
-        return pages.failed(error.status_code, "Not possible", f"The reader refused this request: {error.detail}.")
+            return failed(404, "No such page", "The reader has no page with this address.")
+        return failed(error.status_code, "Not possible", f"The reader refused this request: {error.detail}.")
 
     @app.exception_handler(StorageError)
     @app.exception_handler(OSError)
     def unreadable(_: Request, error: Exception) -> Response:
-        return pages.failed(
-            500, "This cannot be read", f"{error}. If files were moved or collected, start the reader again."
-        )
+        says = f"{error}. If files were moved or collected, start the reader again."
+        return failed(500, "This cannot be read", says)
 
     @app.exception_handler(Exception)
     def unexpected(_: Request, error: Exception) -> Response:
-        return pages.failed(500, "This cannot be shown", f"{type(error).__name__}: {error}.")
+        return failed(500, "This cannot be shown", f"{type(error).__name__}: {error}.")
+
+
+def _templates(**always: Any) -> Environment:
+    """Open the templates; all of them get the values of `always`."""
+    templates = page.environment(_HERE)
+    templates.filters |= {"seen": seen, "line": line, "precise": precise, "moment": moment, "pretty": pretty}
+    templates.filters |= {"number": wording.decimal, "counted": wording.counted}
+    templates.globals |= {"LONGEST": LONGEST, "words": wording, **always}
+    return templates
+
+
+def precise(value: float | None) -> str:
+    """Write a number with four digits.
+
+    >>> precise(-1.23456)
+    '-1.235'
+    """
+    return wording.MISSING if value is None else f"{value:.4g}"
+
+
+def seen(text: str | None, most: int | None = None) -> str:
+    """Make text of unknown origin visible, cut after `most` characters."""
+    return visible(text or "", most)
+
+
+def line(text: str | None, most: int = 100) -> str:
+    r"""Return the first line that is not empty.
+
+    >>> line("\n  first\nsecond")
+    'first …'
+    """
+    whole = (text or "").strip()
+    first = whole.partition("\n")[0]
+    shown = visible(first[:most])
+    return shown if len(whole) == len(first[:most]) else f"{shown} …"
+
+
+def moment(seconds: float) -> str:
+    """Write a time in seconds since the epoch as a date.
+
+    >>> moment(0.0)
+    '1970-01-01 00:00:00 UTC'
+    """
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError, OSError):
+        return f"{seconds} seconds"
+
+
+def pretty(text: str) -> str:
+    """Write a JSON object as names and values on one line; other text stays unchanged.
+
+    >>> pretty('{"top_k": 0, "stop": "a"}'), pretty("what?")
+    ('top_k=0, stop="a"', 'what?')
+    """
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if not isinstance(values, dict):
+        return text
+    return ", ".join(f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items())

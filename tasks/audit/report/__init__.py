@@ -1,6 +1,5 @@
 """The report of an audit.
 
-`page` renders the HTML page from `templates`, with the plots that `plots` paints and `drawing` converts to SVG.
-`markdown` makes the short report and the table rows for Prefect's artifacts and the terminal. `wording` writes numbers
-and verdicts for both.
+`page` renders the HTML page from `templates`, with the SVG pictures that `plots` paints. `wording` writes numbers and
+verdicts for people, the short report in Markdown and the rows of tables for Prefect's artifacts and the terminal.
 """

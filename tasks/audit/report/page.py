@@ -1,38 +1,53 @@
 """Render the report as one HTML file, which loads nothing from elsewhere.
 
-Everything that comes from data is shown as text: `_visible` spells out characters that hide or reorder text, then Jinja
-escapes the expression. Only the style sheets, the scripts and the plots go into the page unescaped.
+Everything that comes from data is shown as text: `environment` spells out characters that hide or reorder text, then
+Jinja escapes the expression. Only the style sheets, the scripts and the plots go into the page unescaped.
 """
 
 import hashlib
 import math
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from storage.visible import visible
-from tasks.audit.conversations import StoredConversation
+from tasks.audit.database import StoredConversation
 from tasks.audit.report import wording
-from tasks.audit.report.drawing import for_page
-from tasks.audit.report.plots import plots
+from tasks.audit.report.plots import Values, by_turn, for_page, plots, rewards
 from tasks.audit.results import AuditResult, SetNumbers
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
 
 Conversations = Mapping[tuple[str, str], StoredConversation]
 
 TEMPLATES = Path(__file__).parent / "templates"
-_STYLES = ("missing.min.css", "style.css")
+STYLES = ("missing.min.css", "style.css")
 _SCRIPTS = ("sortable.min.js", "report.js")
 
 _MOST = 500  # characters of an expression that is not a text of a conversation
 _CONVERSATIONS = 600_000  # characters of all conversations together, approximately
 _TEXT = (600, 6000)  # the least and the most characters of one text of a conversation
 _END = 0.25  # share of a shortened text that is taken from its end, where answers are
+
+
+def environment(folder: Path, most: int | None = None) -> Environment:
+    """Open templates that make the values of expressions visible, cut after `most` characters, and escape them."""
+
+    def finalize(value: Any) -> Any:
+        return visible(value, most) if type(value) is str else value  # markup stays unchanged
+
+    return Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def render(result: AuditResult, conversations: Conversations, reader_command: str) -> str:
@@ -45,14 +60,14 @@ def render(result: AuditResult, conversations: Conversations, reader_command: st
     """
     scripts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in _SCRIPTS]
     most = _most_characters(result, conversations)
-    environment = _environment()
-    environment.filters["text"] = lambda text: _escaped(_shorten(text, most))
-    return environment.get_template("report.html").render(
+    templates = environment(TEMPLATES, _MOST)
+    templates.filters |= {"key": _key, "text": lambda text: escape(_shorten(str(text), most))}
+    return templates.get_template("report.html").render(
         result=result,
         conversations=conversations,
         reader_command=reader_command,
-        styles=[_as_is((TEMPLATES / name).read_text(encoding="utf-8")) for name in _STYLES],
-        scripts=[_as_is(script) for script in scripts],
+        styles=[Markup((TEMPLATES / name).read_text(encoding="utf-8")) for name in STYLES],
+        scripts=[Markup(script) for script in scripts],
         policy=_policy(scripts),
         plots=[(plot, for_page(plot.svg)) for plot in plots(result.sets, result.histograms)],
         columns=_columns(result.sets),
@@ -60,38 +75,6 @@ def render(result: AuditResult, conversations: Conversations, reader_command: st
         places={each.version: f"set-{number}" for number, each in enumerate(result.sets)},
         words=wording,
     )
-
-
-def _environment() -> "Environment":
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_visible,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["key"] = _key
-    return environment
-
-
-def _visible(value: Any) -> Any:
-    """Make the value of an expression visible before Jinja escapes it; markup stays unchanged."""
-    return visible(value, _MOST) if type(value) is str else value
-
-
-def _as_is(text: str) -> str:
-    from markupsafe import Markup
-
-    return Markup(text)
-
-
-def _escaped(text: str) -> str:
-    from markupsafe import escape
-
-    return escape(text)
 
 
 def _policy(scripts: list[str]) -> str:
@@ -130,68 +113,46 @@ class _Column:
     """A column of the table of data sets."""
 
     title: str
-    number: Callable[[SetNumbers], float | None]
+    values: Values  # one for each data set
     text: Callable[[float | None], str]
 
 
-def _columns(sets: list[SetNumbers]) -> list[_Column]:
-    turns = max((len(each.success) for each in sets), default=0)
-    by_turn = [_Column(f"turn {turn + 1} right", _success(turn), wording.share) for turn in range(turns)]
-    names = dict.fromkeys(name for each in sets for name in each.rewards)
-    rewards = [_Column(name, _reward(name), wording.decimal) for name in names]
-    tools = [column for column in _attribute_columns(_TOOLS) if any(column.number(each) is not None for each in sets)]
-    return [*_attribute_columns(_SIZES), *by_turn, *rewards, *tools, *_attribute_columns(_REST)]
+def _columns(sets: Sequence[SetNumbers]) -> list[_Column]:
+    sizes = {name: name for name in ("iteration", "trajectories", "turns", "tokens")}
+    tools = _named(sets, wording.share, _TOOLS)
+    return [
+        *_named(sets, wording.decimal, sizes),
+        *(_Column(f"{title} right", values, wording.share) for title, values in by_turn(sets).items()),
+        *(_Column(title, values, wording.decimal) for title, values in rewards(sets).items()),
+        *(column for column in tools if any(value is not None for value in column.values)),
+        *_named(sets, wording.share, {"any turn right": "any_turn", "fixed": "fixed", "broken": "broken"}),
+        *_named(sets, wording.decimal, {"tokens a turn": "answer_tokens"}),
+        *_named(sets, wording.share, _FAILURES),
+        *_named(sets, wording.decimal, {name: name for name in ("staleness", "logprob", "drift")}),
+    ]
 
 
-def _tools(sets: list[SetNumbers]) -> dict[str, Counter[str]]:
+_TOOLS = {
+    "episodes with calls": "with_calls",
+    "failed calls": "failed_calls",
+    "episodes with branches": "branched",
+}
+_FAILURES = {
+    **{name: name for name in ("truncated", "failed", "unparsable")},
+    "groups without variance": "zero_variance",
+}
+
+
+def _named(
+    sets: Sequence[SetNumbers], text: Callable[[float | None], str], attributes: Mapping[str, str]
+) -> list[_Column]:
+    """Return the columns of attributes of the data sets, by title."""
+    return [_Column(title, [getattr(each, name) for each in sets], text) for title, name in attributes.items()]
+
+
+def _tools(sets: Sequence[SetNumbers]) -> dict[str, Counter[str]]:
     """Return the number of calls of each tool by status, over all data sets, the most frequent tool first."""
     tools: dict[str, Counter[str]] = {}
     for name, by_status in [item for each in sets for item in each.calls.items()]:
         tools.setdefault(name, Counter()).update(by_status)
     return dict(sorted(tools.items(), key=lambda item: -item[1].total()))
-
-
-def _success(turn: int) -> Callable[[SetNumbers], float | None]:
-    return lambda each: each.success[turn] if turn < len(each.success) else None
-
-
-def _reward(name: str) -> Callable[[SetNumbers], float | None]:
-    return lambda each: each.rewards.get(name)
-
-
-def _attribute_columns(columns: tuple[tuple[str, str, Callable[[float | None], str]], ...]) -> list[_Column]:
-    return [_Column(title, _attribute(name), text) for title, name, text in columns]
-
-
-def _attribute(name: str) -> Callable[[SetNumbers], float | None]:
-    def number(each: SetNumbers) -> float | None:
-        value: float | None = getattr(each, name)
-        return value
-
-    return number
-
-
-_SIZES = (
-    ("iteration", "iteration", wording.decimal),
-    ("trajectories", "trajectories", wording.decimal),
-    ("turns", "turns", wording.decimal),
-    ("tokens", "tokens", wording.decimal),
-)
-_TOOLS = (
-    ("episodes with calls", "with_calls", wording.share),
-    ("failed calls", "failed_calls", wording.share),
-    ("episodes with branches", "branched", wording.share),
-)
-_REST = (
-    ("any turn right", "any_turn", wording.share),
-    ("fixed", "fixed", wording.share),
-    ("broken", "broken", wording.share),
-    ("tokens a turn", "answer_tokens", wording.decimal),
-    ("truncated", "truncated", wording.share),
-    ("failed", "failed", wording.share),
-    ("unparsable", "unparsable", wording.share),
-    ("groups without variance", "zero_variance", wording.share),
-    ("staleness", "staleness", wording.decimal),
-    ("logprob", "logprob", wording.decimal),
-    ("drift", "drift", wording.decimal),
-)

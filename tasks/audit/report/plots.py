@@ -1,14 +1,21 @@
-"""The plots of the report: numbers of the data sets over iterations, and histograms of lengths, rates and staleness."""
+"""The plots of the report: numbers of the data sets over iterations, and histograms of lengths, rates and staleness.
 
+They are SVG pictures of matplotlib, in colours that fit light and dark pages, with text as text.
+"""
+
+import base64
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from storage.version_names import EvaluationVersion, select
-from tasks.audit.report.drawing import INK, SERIES, draw, label
-from tasks.audit.report.wording import decimal, share
-from tasks.audit.results import Histogram, SetNumbers
+from storage.visible import visible
+from tasks.audit.report.wording import decimal, plain, share
+from tasks.audit.results import AuditResult, Histogram, SetNumbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,18 +60,24 @@ def plots(sets: Sequence[SetNumbers], histograms: Sequence[Histogram]) -> list[P
     return [plot for plot in drawn if plot]
 
 
-def _success(sets: Sequence[SetNumbers]) -> dict[str, Values]:
+def by_turn(sets: Sequence[SetNumbers]) -> dict[str, Values]:
+    """Return the share of right turns for each turn number."""
     turns = max((len(each.success) for each in sets), default=0)
-    by_turn: dict[str, Values] = {
+    return {
         f"turn {turn + 1}": [each.success[turn] if turn < len(each.success) else None for each in sets]
         for turn in range(turns)
     }
-    return by_turn if turns < 2 else by_turn | {"any turn": [each.any_turn for each in sets]}
 
 
-def _rewards(sets: Sequence[SetNumbers]) -> dict[str, Values]:
+def rewards(sets: Sequence[SetNumbers]) -> dict[str, Values]:
+    """Return the means of the reward and of its parts, by name."""
     names = dict.fromkeys(name for each in sets for name in each.rewards)
     return {name: [each.rewards.get(name) for each in sets] for name in names}
+
+
+def _success(sets: Sequence[SetNumbers]) -> dict[str, Values]:
+    turns = by_turn(sets)
+    return turns if len(turns) < 2 else turns | {"any turn": [each.any_turn for each in sets]}
 
 
 def _attributes(**names: str) -> Callable[[Sequence[SetNumbers]], dict[str, Values]]:
@@ -107,7 +120,7 @@ _KINDS = (
         _attributes(drift="drift"),
         shares=False,
     ),
-    _Kind("Rewards", "Mean reward of a turn, and of its named parts.", _rewards, shares=False, from_zero=False),
+    _Kind("Rewards", "Mean reward of a turn, and of its named parts.", rewards, shares=False, from_zero=False),
     _Kind(
         "Tools and branches",
         "Share of the episodes that call a tool, of the calls that failed, and of the episodes with branches.",
@@ -119,13 +132,8 @@ _KINDS = (
 
 def _over_sets(name: str, kind: _Kind, sets: Sequence[SetNumbers]) -> Plot | None:
     """Draw lines over iterations, or for a single data set bars. Return None without values or for a single number."""
-    series = {
-        title: values
-        for title, values in (
-            (title, [_finite(each) for each in values]) for title, values in kind.series(sets).items()
-        )
-        if any(each is not None for each in values)
-    }
+    finite = {title: [_finite(each) for each in values] for title, values in kind.series(sets).items()}
+    series = {title: values for title, values in finite.items() if any(each is not None for each in values)}
     if not series or (len(sets) == 1 and len(series) == 1):
         return None
     form = share if kind.shares else decimal
@@ -170,24 +178,20 @@ def _lines(axes: "Axes", kind: _Kind, series: dict[str, Values], sets: Sequence[
     for number, (title, values) in enumerate(series.items()):
         for chain_number, chain in enumerate(chains.values()):
             points = [(positions[index], value) for index in chain if (value := values[index]) is not None]
-            _line(axes, number, points, None if chain_number else title)
+            axes.plot(
+                [position for position, _ in points],
+                [value for _, value in points],
+                color=SERIES[number % len(SERIES)],
+                linestyle=_STYLES[number % len(_STYLES)],
+                marker=_MARKERS[number % len(_MARKERS)],
+                markevery=max(1, len(points) // _MOST_MARKERS),
+                label=None if chain_number else title,
+            )
     _value_axis(axes, kind, [value for values in series.values() for value in values if value is not None])
     if len(series) > 1:
         figure = axes.get_figure(root=True)
         assert figure
         figure.legend(loc="outside upper left", ncols=3, fontsize=10, borderpad=0, columnspacing=1.2)
-
-
-def _line(axes: "Axes", number: int, points: Sequence[tuple[float, float]], title: str | None) -> None:
-    axes.plot(
-        [position for position, _ in points],
-        [value for _, value in points],
-        color=SERIES[number % len(SERIES)],
-        linestyle=_STYLES[number % len(_STYLES)],
-        marker=_MARKERS[number % len(_MARKERS)],
-        markevery=max(1, len(points) // _MOST_MARKERS),
-        label=title,
-    )
 
 
 def _chains(sets: Sequence[SetNumbers]) -> dict[str, list[int]]:
@@ -270,3 +274,79 @@ def _centred_edges(axes: "Axes", edges: list[float]) -> list[float]:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         return [edge - 0.5 for edge in edges]
     return edges
+
+
+_IN_MARKDOWN = 6  # plots
+
+
+def pictures(result: AuditResult) -> str:
+    """Return the first plots as images embedded in Markdown, so that nothing has to be loaded to show it."""
+    drawn = plots(result.sets, result.histograms)[:_IN_MARKDOWN]
+    titled = ((plain(plot.title), for_any_background(plot.svg)) for plot in drawn)
+    return "\n\n".join(f"## {title}\n\n![{title}]({address})" for title, address in titled)
+
+
+INK = "#010101"
+SERIES = ("#010201", "#010301", "#010401", "#010501", "#010601")
+"""Colours to draw in. They are replaced by the colours of the place where the picture is shown."""
+_LIGHT = ("#1b1f24", "#0b5fa5", "#b84a00", "#00765a", "#8b3f8f", "#6b6100")
+_DARK = ("#e7eaee", "#6cb6ff", "#ff9d5c", "#4fd0a8", "#e29be6", "#d9cb5a")
+_NEUTRAL = ("#808080", "#2f81d0", "#d2691e", "#1a9270", "#a95fb0", "#8f8420")
+"""Ink and series; the neutral ones are visible on light and on dark backgrounds."""
+
+_SETTINGS = Path(__file__).parent / "templates" / "plots.mplstyle"
+_WIDTH = 5.0  # inches of 72 units each
+_FONT = "system-ui, sans-serif"
+_TAG = re.compile(r"<[^>]*>")
+_LONG_NUMBER = re.compile(r"(\d+\.\d\d)\d+")
+
+
+def label(text: str, most: int = 24) -> str:
+    """Prepare text of unknown origin for a plot: one line, at most `most` characters, only printable ones."""
+    shown = visible(text)
+    shown = shown if len(shown) <= most else f"{shown[: most - 1]}\u2026"
+    return "".join(character if character.isprintable() else "\ufffd" for character in shown)
+
+
+def draw(name: str, height: float, paint: Callable[["Axes"], None]) -> str:
+    """Return a plot as an SVG document.
+
+    Args:
+        name: makes the picture the same each time, as its ids follow from it.
+        height: in inches.
+        paint: draws on the empty axes, in the colours `INK` and `SERIES`.
+    """
+    from matplotlib import style
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    drawn = StringIO()
+    with style.context(["default", _SETTINGS, {"svg.hashsalt": name}]):  # not the user's settings
+        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+        FigureCanvasSVG(figure)
+        paint(figure.subplots())
+        figure.savefig(drawn, format="svg", metadata={"Date": None})
+    picture = re.sub(r"'DejaVu Sans'[^;\"]*", _FONT, drawn.getvalue())
+    for number, colour in enumerate((INK, *SERIES)):
+        picture = picture.replace(colour, f"var(--c{number})")
+    return _TAG.sub(lambda tag: _LONG_NUMBER.sub(r"\1", tag[0]), picture)
+
+
+def for_page(svg: str) -> str:
+    """Return the address of a picture of `draw` in the colours of the page, which the browser chooses."""
+    dark = f"@media (prefers-color-scheme: dark) {{{_colours(_DARK)}}}"
+    return _address(svg, f"{_colours(_LIGHT)} {dark}")
+
+
+def for_any_background(svg: str) -> str:
+    """Return the address of a picture of `draw` in neutral colours."""
+    return _address(svg, _colours(_NEUTRAL))
+
+
+def _colours(colours: tuple[str, ...]) -> str:
+    return f":root {{{' '.join(f'--c{number}: {colour};' for number, colour in enumerate(colours))}}}"
+
+
+def _address(svg: str, style: str) -> str:
+    styled = svg.replace('<style type="text/css">', f'<style type="text/css">{style} ', 1)
+    return f"data:image/svg+xml;base64,{base64.b64encode(styled.encode()).decode()}"

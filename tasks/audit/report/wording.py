@@ -1,10 +1,15 @@
-"""Write numbers and verdicts for people, with the same words on the page, in the terminal and in artifacts."""
+"""Write numbers and verdicts for people, with the same words on the page, in the terminal and in artifacts.
+
+Prefect's artifacts and the terminal get an audit in a few lines of Markdown and as table rows.
+"""
 
 import math
+import re
 from typing import get_args
 
 from configs.audit import Checks
 from storage.records import CallStatus
+from storage.visible import visible
 from tasks.audit.results import AuditResult, CheckResult, Verdict
 
 MISSING = "\u2013"  # an en dash
@@ -146,3 +151,71 @@ def steps(result: AuditResult) -> str:
     checks = {check.name for check in result.checks}
     parts = [f"{name} {seconds(took)} s" for name, took in result.seconds.items() if name not in checks]
     return f"Took {seconds(sum(result.seconds.values()))} s" + (f", of these {', '.join(parts)}." if parts else ".")
+
+
+_MOST = 500  # characters of one text
+_MARKUP = re.compile(r"[\\`*_\[\]<>#&!|~$@]|:(?=//)|(?<=www)\.|^[-+=]|(?<=\d)[.)](?=\s)", re.IGNORECASE)
+"""Punctuation with a meaning in Markdown, or that turns an address into a link."""
+
+
+def summary(result: AuditResult) -> str:
+    """Return the verdict, the amount of data and the alarms as Markdown; text from data is escaped."""
+    parts = [
+        f"# {plain(headline(result))}",
+        f"Audited: {plain(audited_data(result))}. Store: {code(result.store)}",
+    ]
+    parts.append("\n".join(_alarm(check) for check in alarms(result)) or "No check raised an alarm.")
+    if skipped := [check for check in result.checks if check.verdict == "skipped"]:
+        parts += ["Skipped:", "\n".join(f"- {plain(check.title)}: {plain(check.says)}" for check in skipped)]
+    return "\n\n".join(parts) + "\n"
+
+
+def check_rows(result: AuditResult) -> list[dict[str, str]]:
+    """Return all checks as rows of a table, alarms first; each cell is one line of plain text."""
+    return [_row(check) for check in ordered(result)]
+
+
+def plain(text: str) -> str:
+    r"""Escape text so that Markdown shows it unchanged, on one line.
+
+    >>> print(plain("[a](b)\n# <i>"))
+    \[a\](b) \# \<i\>
+    """
+    return _MARKUP.sub(r"\\\g<0>", _line(text))
+
+
+def code(text: str) -> str:
+    """Return text as a code span, on one line.
+
+    >>> print(code("a`b"), code("|"))
+    `` a`b `` ` | `
+    """
+    line = _line(text)
+    longest = max((len(run) for run in re.findall("`+", line)), default=0)
+    fence = "`" * (longest + 1)
+    return f"{fence} {line} {fence}" if line else ""
+
+
+def _line(text: str) -> str:
+    return " ".join(visible(text, _MOST).split())
+
+
+def _alarm(check: CheckResult) -> str:
+    measured = f"{value(check)}, threshold {threshold(check)}"
+    cases = f"; {counted(check.cases, 'case')}" if check.cases else ""
+    examples = f", such as {code(check.examples[0].id)}" if check.examples else ""
+    found = f"{plain(check.says)} ({plain(measured)}{cases}{examples})"
+    return f"- **{plain(check.verdict.upper())}** {plain(check.title)}: {found}"
+
+
+def _row(check: CheckResult) -> dict[str, str]:
+    skipped = check.value is None
+    return {
+        "verdict": check.verdict,
+        "check": _line(check.title),
+        "value": value(check),
+        "threshold": threshold(check),
+        "cases": MISSING if skipped else f"{check.cases:,}",
+        "of": MISSING if skipped else counted(check.of, check.unit),
+        "found": _line(check.says),
+    }

@@ -1,0 +1,80 @@
+-- Checks of ids, groups, turns and episodes: what can be learned from them.
+
+-- check: duplicate_ids
+-- title: Duplicate ids
+-- unit: trajectory
+-- says: {found} of {of} rows have the id of an earlier row
+-- A lookup by id finds only one of them.
+select trajectory_id, data_set, 'an earlier row has the same id'
+from episodes qualify row_number() over (partition by trajectory_id order by row) > 1
+
+-- check: zero_variance
+-- title: Groups without variance
+-- unit: group
+-- share: groups have no variance
+-- needs: scores
+-- Their advantages are zero, so they cost a rollout and teach nothing.
+select problem_id, data_set, 'all ' || episodes || ' episodes are ' || if(best > 0, 'right', 'wrong'), same
+from played_groups
+
+-- check: identical_answers
+-- title: One answer for a whole group
+-- unit: group
+-- share: groups gave only one answer
+-- Seeds may have no effect, or the policy explores no more. Right answers of fewer than 16 tokens are often the same.
+select problem_id, data_set, 'all ' || count(*) || ' first answers are the same',
+    count(distinct text) = 1 and (min("end" - "start") >= 16 or coalesce(max(success), 1) = 0)
+from turns where answer = 0 group by problem_id, data_set having count(*) >= 4
+
+-- check: broken_answers
+-- title: Right, then wrong
+-- unit: turn
+-- share: right answers with a next answer were followed by a wrong one
+-- needs: scores
+-- The policy may only react to the feedback.
+select trajectory_id, data_set, turn_name(before) || ' was right, ' || turn_name(turn) || ' is not', success = 0
+from revisions where was > 0 and success is not null
+
+-- check: repeated_seeds
+-- title: Repeated seeds
+-- unit: turn
+-- says: {found} of {of:,} turns were sampled with a seed that their group already had
+-- among: turns
+-- They are one turn, counted twice. Trajectories of one episode have the same sample number and may share turns, so
+-- they are not compared.
+with doubled as (
+    select data_set, problem_id, turn, seed, min(sample) as first_sample from turns
+    group by 1, 2, 3, 4 having count(distinct sample) > 1
+)
+select trajectory_id, data_set, turn_name(t.turn) || ' has the seed of another sample, ' || t.seed
+from turns t join doubled using (data_set, problem_id, turn, seed) where t.sample > first_sample
+
+-- check: failed
+-- title: Failed episodes
+-- unit: trajectory
+-- share: episodes failed
+-- The remaining ones may be the easier part.
+select trajectory_id, data_set, reason, status = 'failed' from episodes
+
+-- check: truncated
+-- title: Cut by the token limit
+-- unit: trajectory
+-- share: episodes were cut by a token limit
+-- The answer may have come a token later.
+select trajectory_id, data_set, reason, status = 'truncated' from episodes
+
+-- check: length_and_reward
+-- title: Length against reward
+-- unit: data set
+-- needs: scores
+-- If the longer answer of a group is mostly right, answers get longer. The value is the largest absolute correlation
+-- among the data sets, of length and success of first turns, both minus their group's mean. Data sets with fewer than
+-- 100 turns in groups with right and wrong answers do not count.
+select version, data_set, format('length and success of its first turns correlate by {:+.2f}', correlation)
+from correlations where abs(correlation) > getvariable('threshold')
+-- measured:
+select coalesce(max(abs(correlation)), 0), count(*), if(
+    count(*) = 0, 'no data set has 100 turns in groups with right and wrong answers to correlate',
+    format('length and success of {:,} first turns correlate by at most {:+.2f}, in {}',
+        coalesce(sum(turns), 0)::bigint, arg_max(correlation, abs(correlation)), arg_max(version, abs(correlation))))
+from correlations

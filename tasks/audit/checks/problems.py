@@ -1,0 +1,262 @@
+"""Checks of problems: prompts and feedback that give the answer, gold answers that match nothing, evaluation sets.
+
+The functions for gold answers in texts that should not have them are here, too.
+"""
+
+import random
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from storage import layout
+from storage.errors import DamagedError
+from storage.logs import catalog
+from storage.records import Problem
+from storage.version_names import EvaluationVersion, ProblemsVersion, select
+from storage.versions import manifests
+from storage.versions.datasets import rows as read_rows
+from tasks.audit.checks import AuditEvidence, Measured, SkippedError, check
+from tasks.audit.checks.second_checker import stated
+from tasks.audit.checks.templates import create_distinct_prompts
+from tasks.audit.decoding import Decoders
+from tasks.problems.contamination import find_overlaps
+from tasks.problems.placeholders import is_placeholder
+from tasks.score.verdict import Verdict
+
+MOST_PROBLEMS = 0.5
+"""Share of the problems. The same words about many problems may be an example or a fixed phrase. They count as a leak
+only if they contain the gold answers of more than this share of the problems."""
+_SHOWN = 80  # characters
+
+
+@dataclass(frozen=True, slots=True)
+class StatedAnswer:
+    """Words that state an answer, and whether it is the gold answer.
+
+    Example: StatedAnswer(run="demo", words="answer is 19", problem_id="12+7", data_set=0, is_gold=True)
+    """
+
+    run: str
+    words: str
+    problem_id: str
+    data_set: int
+    is_gold: bool
+
+
+def leaks(answers: Iterable[StatedAnswer]) -> Iterator[StatedAnswer]:
+    """Group stated answers by their words; yield the gold ones of a group if most of its problems have a gold one."""
+    by_words: dict[tuple[str, str], dict[str, StatedAnswer]] = {}
+    for answer in answers:
+        by_words.setdefault((answer.run, answer.words), {})[answer.problem_id] = answer
+    for by_problem in by_words.values():
+        golds = [answer for answer in by_problem.values() if answer.is_gold]
+        if len(golds) > MOST_PROBLEMS * len(by_problem):
+            yield from golds
+
+
+def contains_gold(text: str, solutions: Sequence[str]) -> bool:
+    """Return whether `text` contains one of `solutions` as a whole: 112, 1.12 and -12 do not contain 12."""
+    plain = re.sub(r"(?<=\d),(?=\d{3}\b)", "", text)
+    return any(
+        re.search(rf"(?<![\w.\-]){re.escape(gold)}(?!\w|\.\d)", plain) is not None
+        for solution in solutions
+        if (gold := re.sub(r"(?<=\d),(?=\d{3}\b)", "", solution.strip()))
+    )
+
+
+@check("leaked_answers", "Prompts and feedback that give the answer", "problem")
+def leaked_answers(evidence: AuditEvidence) -> Measured:
+    """Search each distinct prompt, as text and as decoded tokens, and each feedback in a problem's episodes.
+
+    The policy would learn to copy. What tools put out is the matter of `leaked_by_tool`, because a calculator puts out
+    answers rightly.
+    """
+    problems = evidence.database.all("select problem_id, prompt, solutions from problems")
+    in_texts = [
+        StatedAnswer("", words, name, -1, is_gold)
+        for name, prompt, solutions in problems
+        for words, is_gold in stated(prompt, solutions)
+    ]
+    answers = (*leaks(in_texts), *leaks(_in_prompts(evidence)))
+    told = {(answer.problem_id, answer.words): answer for answer in answers}
+    leaking = [
+        {"id": leak.problem_id, "data_set": leak.data_set, "words": leak.words[:_SHOWN]} for leak in told.values()
+    ]
+    query = """select id, data_set, 'its prompt states the gold answer: "' || words || '"' from found"""
+    found = evidence.database.flag("leaked_answers", "problem", query, found=leaking)
+    turns = _flag_feedback(evidence)
+    says = (
+        f"the prompts of {found:,} of {len(problems):,} problems state the gold answer, and the feedback after "
+        f"{turns:,} turns gives it away"
+    )
+    return Measured(found + turns, len(problems), says)
+
+
+def _in_prompts(evidence: AuditEvidence) -> Iterator[StatedAnswer]:
+    """Yield the answers stated in the tokens that the policy was given; nothing if no tokenizer is left."""
+    create_distinct_prompts(evidence)
+    query = "select data_set, problem_id, solutions, ids from distinct_prompts order by number"
+    try:
+        decoders = Decoders(evidence)
+    except SkippedError:
+        return
+    for part in decoders.decode(evidence, query):
+        for row, text in part.columns("data_set", "problem_id", "solutions"):
+            for words, is_gold in stated(text, row["solutions"]):
+                yield StatedAnswer(part.run, words, row["problem_id"], row["data_set"], is_gold)
+
+
+def _flag_feedback(evidence: AuditEvidence) -> int:
+    """Flag turns whose feedback contains the gold answer, while neither the prompt nor a turn before it does."""
+    by_feedback: dict[str, list[tuple[int, str]]] = {}
+    for name, prompt, solutions, feedback, problems in evidence.database.all(_FEEDBACK_WITH_GOLD):
+        if contains_gold(feedback, solutions) and not contains_gold(prompt, solutions):
+            by_feedback.setdefault(feedback, []).append((problems, name))
+    leaking = [
+        (name, feedback)
+        for feedback, problems in by_feedback.items()
+        if len(problems) > MOST_PROBLEMS * problems[0][0]
+        for _, name in problems
+    ]
+    rows = evidence.database.all(_SAID_BEFORE, [name for name, _ in leaking], [feedback for _, feedback in leaking])
+    found = [
+        {"id": row, "data_set": data_set, "turn": turn, "feedback": feedback[:_SHOWN]}
+        for row, data_set, turn, feedback, solutions, said in rows
+        if not contains_gold(said, solutions)
+    ]
+    query = """select id, data_set,
+        'the feedback after ' || turn_name(turn) || ' gives the gold away: "' || feedback || '"' from found"""
+    return evidence.database.flag("leaked_answers", "turn", query, found=found)
+
+
+_FEEDBACK_WITH_GOLD = """
+    select problem_id, prompt, solutions, feedback, problems from (
+        select *, count(*) over (partition by feedback) as problems from (
+            select distinct s.problem_id, prompt, solutions, feedback
+            from told s join (select row, prompt, solutions from trajectories) using (row) where feedback <> ''
+        )
+    ) where len(list_filter(
+        solutions, lambda gold: contains(replace(feedback, ',', ''), replace(trim(gold), ',', ''))
+    )) > 0"""
+"""SQL: feedback that contains a gold answer as a substring, and the number of problems with the same feedback."""
+_SAID_BEFORE = """
+    select trajectory_id, data_set, turn, feedback, solutions,
+        (select string_agg(text, chr(10)) from turns b where b.row = s.row and b.turn <= s.turn)
+    from told s
+    join (select unnest(?::varchar[]) as problem_id, unnest(?::varchar[]) as feedback) using (problem_id, feedback)
+    join (select row, trajectory_id, data_set, solutions from trajectories) using (row)"""
+"""SQL: the turns that got a feedback, and what the policy had said by then."""
+
+MOST_GOLDS = 20_000
+"""The most distinct gold answers that are graded, at up to a thousand a second; of more, a sample is graded."""
+
+
+@check("unmatched_gold", "Gold answers that do not match themselves", "problem")
+def unmatched_gold(evidence: AuditEvidence) -> Measured:
+    """Let the verifier grade each distinct gold answer of its problems, presented as an answer, against itself.
+
+    If it does not match itself, no answer can be right.
+    """
+    problems = evidence.database.all(
+        """select problem_id, unnest(if(len(solutions) = 0, [''], solutions)) as gold from problems where math_verify
+        order by all"""
+    )
+    names: dict[str, list[str]] = {}
+    for name, gold in problems:
+        names.setdefault(gold, []).append(name)
+    golds = sorted(names) if len(names) <= MOST_GOLDS else sorted(random.Random(0).sample(sorted(names), MOST_GOLDS))
+    answers = [gold for gold in golds if gold.strip()]
+    verdicts = dict(zip(answers, evidence.verifier.grade([(presented(gold), [gold]) for gold in answers]), strict=True))
+    bad = [
+        {"id": name, "detail": detail}
+        for gold in golds
+        if (detail := _complaint(gold, verdicts.get(gold)))
+        for name in names[gold]
+    ]
+    query = "select id, null::integer, detail from found"
+    found = evidence.database.flag("unmatched_gold", "problem", query, found=bad)
+    graded = f"{len(golds):,} distinct gold answers"
+    graded += "" if len(golds) == len(names) else f", a sample of {len(names):,},"
+    return Measured(found, len(golds), f"of {graded} those of {found:,} problems do not match themselves")
+
+
+def presented(gold: str) -> str:
+    r"""Write `gold` as a policy would answer: in a box, unless it already has delimiters.
+
+    >>> presented("1/2"), presented("$x$"), presented(r"\$5")
+    ('\\boxed{1/2}', '$x$', '\\boxed{\\$5}')
+    """
+    unescaped = gold.replace("\\$", "")
+    return gold if "\\boxed" in gold or "$" in unescaped else f"\\boxed{{{gold}}}"
+
+
+def _complaint(gold: str, verdict: Verdict | None) -> str:
+    if verdict is None:
+        return "its gold answer is empty"
+    if is_placeholder(gold):
+        return f"its gold answer {gold!r} means that the answer is missing"
+    if verdict.name == "correct":
+        return ""
+    reason = f": {verdict.reason[:80]}" if verdict.reason else ""
+    return f"its gold answer {gold[:80]!r}, given as an answer, is judged {verdict.name}{reason}"
+
+
+@check("contamination", "Training problems in evaluation sets", "problem")
+def contamination(evidence: AuditEvidence) -> Measured:
+    """Compare the training problems of each run with the problem sets of its committed evaluations.
+
+    The accuracy on a problem that is in both measures memory.
+    """
+    runs = evidence.database.all("select distinct run from data_sets where not evaluation order by 1")
+    trained = {run: _trained_problems(evidence, run) for (run,) in runs}
+    sets = _evaluation_sets(evidence, [run for run, problems in trained.items() if problems])
+    if not any(sets.values()):
+        raise SkippedError("no run among the data sets has both training problems and evaluations to compare them with")
+    details: dict[tuple[str, str], str] = {}
+    for run, names in sets.items():
+        for overlap in find_overlaps(trained[run], {name: _read_problems(evidence, name) for name in names}):
+            match = f"{overlap.other_id} of {overlap.set_name}, which {run} is evaluated on"
+            details[run, overlap.problem_id] = f'is {match} ({overlap.kind}): "{overlap.shared}"'
+    found = [{"id": problem, "detail": detail} for (_, problem), detail in details.items()]
+    query = "select id, null::integer, detail from found"
+    evidence.database.flag("contamination", "problem", query, found=found)
+    problems = sum(len(trained[run]) for run, names in sets.items() if names)
+    compared = ", ".join(sorted({name for names in sets.values() for name in names}))
+    says = f"{len(found):,} of {problems:,} training problems are also in {compared}"
+    return Measured(len(found), problems, says)
+
+
+def _trained_problems(evidence: AuditEvidence, run: str) -> list[Problem]:
+    rows = evidence.database.all(
+        """select distinct problem_id, prompt, solutions from trajectories join data_sets d using (data_set)
+        where d.run = ? and not evaluation order by all""",
+        run,
+    )
+    return [Problem(*row) for row in rows]
+
+
+def _evaluation_sets(evidence: AuditEvidence, runs: Sequence[str]) -> dict[str, list[str]]:
+    """Return for each run the problem sets that its policies were evaluated on and that gc has not collected.
+
+    Evaluations that were never committed are left out, and those with a damaged manifest, which `storage verify`
+    reports.
+    """
+    sets: dict[str, dict[str, None]] = {run: {} for run in runs}
+    for entry in catalog.read_all(evidence.store):
+        run = layout.run_of(entry.version)
+        if entry.kind == "evaluation" and run in sets:
+            try:
+                manifest = manifests.find(evidence.store, EvaluationVersion(entry.version))
+            except DamagedError:
+                continue
+            sets[run] |= dict.fromkeys(select(ProblemsVersion, manifest.parent_names) if manifest else [])
+    gone = {name for names in sets.values() for name in names if evidence.store.exists(layout.tombstone(name))}
+    return {run: [name for name in names if name not in gone] for run, names in sets.items()}
+
+
+def _read_problems(evidence: AuditEvidence, version: str) -> list[Problem]:
+    try:
+        rows = read_rows(evidence.store, version, evidence.cache, ["problem_id", "prompt", "solutions"])
+        return [Problem(**row) for row in rows]
+    except DamagedError as error:
+        raise SkippedError(f"an evaluation set cannot be read: {error}") from error

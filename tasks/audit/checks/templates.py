@@ -1,0 +1,183 @@
+"""Checks that decode stored tokens: the form of prompts, and texts against the tokens that stand for them.
+
+The form of a prompt is its decoded text with a mark in the place of the problem's text.
+Example: the prompt "<user>What is 1 + 1?<end>" of the problem "What is 1 + 1?" has the form "<user>⟨problem⟩<end>".
+"""
+
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.audit.checks import AuditEvidence, Measured, check
+from tasks.audit.decoding import Decoded, Decoder, Decoders, lists
+
+
+def create_distinct_prompts(evidence: AuditEvidence) -> None:
+    """Create the table `distinct_prompts`, unless it exists.
+
+    It has one row for each distinct prompt of each problem of a run: number, run, data_set (the first), problem_id,
+    prompt, solutions (the problem's), digest, ids (token ids before the first turn), episodes (with this prompt).
+    """
+    evidence.database.connection.execute(
+        """create temp table if not exists distinct_prompts as
+        select row_number() over (order by data_set, problem_id, prompt, digest) as number, * from (
+            select run, min(data_set) as data_set, problem_id, prompt, solutions, digest, arg_min(ids, row) as ids,
+                count(*) as episodes
+            from prompts_given p join (select data_set, run from data_sets) using (data_set)
+            group by run, problem_id, prompt, solutions, digest
+        )"""
+    )
+
+
+MOST_TOKENS = 200_000_000
+"""The most sampled tokens that are decoded; with more, only a sample of the turns is. Five million take a second."""
+_SHOWN = 80  # characters
+
+
+@check("text_differs", "Text that differs from its tokens", "turn")
+def text_differs(evidence: AuditEvidence) -> Measured:
+    """Decode the tokens of every turn, without special tokens like the rollout, and count turns with another text.
+
+    The graded text is then not the trained one.
+    """
+    decoders, turns = Decoders(evidence), evidence.database.count("turns")
+    tokens = evidence.database.number("select sum(sampled) from episodes")
+    chosen = "true" if tokens <= MOST_TOKENS else f"hash(row, turn) % 1000000 < {1e6 * MOST_TOKENS / tokens:.0f}"
+    query = f"select data_set, trajectory_id, turn, t.text as text, ids from turn_tokens where {chosen}"
+    decoded, differing = 0, list[pa.RecordBatch]()
+    for part in decoders.decode(evidence, query):
+        decoded += part.rows.num_rows
+        differing.append(_differing(part, decoders.runs[part.run]))
+    found = 0
+    if differing:
+        query = """select trajectory_id, data_set,
+            turn_name(turn) || ': its tokens say "' || decoded || '", its text "' || text || '"' from found"""
+        found = evidence.database.flag("text_differs", "turn", query, found=pa.Table.from_batches(differing))
+    checked = f"{turns:,} turns" if decoded == turns else f"the {decoded:,} of {turns:,} turns that were decoded"
+    return Measured(found, decoded, f"{found:,} of {checked} have tokens that differ from their text{decoders.remark}")
+
+
+def _differing(part: Decoded, decoder: Decoder) -> pa.RecordBatch:
+    rows = part.rows.append_column("decoded", pa.array(part.texts, pa.string()))
+    rows = rows.filter(pc.not_equal(rows["text"], rows["decoded"]))
+    rows = rows.filter(pc.not_equal(rows["text"], pa.array(decoder.unended(lists(rows["ids"])), pa.string())))
+    names = ["trajectory_id", "data_set", "turn", "text", "decoded"]
+    shown = [pc.utf8_slice_codeunits(rows[name], 0, _SHOWN) for name in names[3:]]
+    return pa.RecordBatch.from_arrays([*(rows[name] for name in names[:3]), *shown], names)
+
+
+_MARK = "⟨problem⟩"
+_WITHOUT = "(without the problem's text)"
+_MANY = 8  # forms
+_AROUND = 30  # characters before the place where two forms begin to differ, and twice as many after it
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A distinct prompt of a problem, and its form: the text around the problem's text."""
+
+    run: str
+    prompt: str  # the problem's
+    digest: int
+    form: str
+    episodes: int
+
+
+@check("template_drift", "Drift of the prompt's form", "trajectory")
+def template_drift(evidence: AuditEvidence) -> Measured:
+    """Count forms besides the most frequent one of a run, and turns whose feedback is not in the tokens that follow.
+
+    The prompts of agents that begin several conversations in an episode are not compared: the agent wrote them.
+    """
+    decoders = Decoders(evidence)
+    prompts = _prompts(evidence, decoders)
+    forms = _forms(prompts)
+    prompts = [each for each in prompts if each.run in forms]
+    usual = {run: counts.most_common(1)[0][0] for run, counts in forms.items()}
+    beyond = sum(len(counts) - 1 for counts in forms.values())
+    rows = _flag_prompts(evidence, [each for each in prompts if each.form != usual[each.run]], usual)
+    turns, pieces = _flag_feedback(evidence, decoders)
+    says = (
+        f"{beyond} forms of the prompt besides the usual one, in {rows:,} trajectories; {len(prompts):,} distinct "
+        f"prompts were checked. The feedback after {turns:,} turns is not in the tokens that follow; {pieces:,} "
+        "distinct pieces were checked"
+    )
+    return Measured(beyond + turns, len(prompts), says + decoders.remark)
+
+
+def _prompts(evidence: AuditEvidence, decoders: Decoders) -> list[_Prompt]:
+    create_distinct_prompts(evidence)
+    query = "select data_set, digest, prompt, episodes, ids from distinct_prompts order by number"
+    return [
+        _Prompt(part.run, row["prompt"], row["digest"], sys.intern(form), row["episodes"])
+        for part in decoders.decode(evidence, query, special=True)
+        for row, text in part.columns("digest", "prompt", "episodes")
+        for form in [_form(text, row["prompt"], decoders.runs[part.run])]
+    ]
+
+
+def _form(text: str, words: str, decoder: Decoder) -> str:
+    """Replace `words`, which templates may trim and tokenizers may normalise, by a mark in `text`."""
+    words = words.strip()
+    if words not in text:
+        words = decoder.round_trip(words)
+    return _MARK.join(text.rsplit(words, 1)) if words and words in text else _WITHOUT
+
+
+def _forms(prompts: list[_Prompt]) -> dict[str, Counter[str]]:
+    """Count for each run the episodes with each form.
+
+    Runs with many forms and no majority are left out, because they vary their prompts on purpose.
+    """
+    forms: dict[str, Counter[str]] = {}
+    for each in prompts:
+        forms.setdefault(each.run, Counter())[each.form] += each.episodes
+    return {
+        run: counts
+        for run, counts in forms.items()
+        if len(counts) <= _MANY or 2 * max(counts.values()) > counts.total()
+    }
+
+
+def _flag_prompts(evidence: AuditEvidence, unusual: list[_Prompt], usual: dict[str, str]) -> int:
+    """Flag all trajectories with one of the `unusual` prompts; return their number."""
+    found = [{**asdict(each), "detail": _difference(each.form, usual[each.run])} for each in unusual]
+    query = """select t.trajectory_id, t.data_set, o.detail
+        from prompts_given t join data_sets d using (data_set)
+        join (select run, prompt, digest, min(detail) as detail from found group by all) o
+            on o.run = d.run and o.prompt = t.prompt and o.digest = t.digest"""
+    return evidence.database.flag("template_drift", "trajectory", query, found=found)
+
+
+def _difference(form: str, usual: str) -> str:
+    """Show both forms around the first place where they differ."""
+    pairs = enumerate(zip(form, usual, strict=False))
+    place = next((place for place, (one, other) in pairs if one != other), min(len(form), len(usual)))
+    place = 0 if _WITHOUT in (form, usual) else place
+    shown, expected = (repr(text[max(0, place - _AROUND) : place + 2 * _AROUND]) for text in (form, usual))
+    return f"its prompt has {shown} where most of its run have {expected}"
+
+
+def _flag_feedback(evidence: AuditEvidence, decoders: Decoders) -> tuple[int, int]:
+    """Flag the turns whose feedback none of the turns that follow them was given: branches are given other texts.
+
+    Return the number of these turns, and that of the distinct pieces of tokens that were checked.
+    """
+    query = """select data_set, feedback, digest, any_value(ids) as ids from between_turns where trim(feedback) <> ''
+        group by data_set, feedback, digest"""
+    pieces, lacking = 0, set[tuple[str, str, int]]()
+    for part in decoders.decode(evidence, query, special=True):
+        for row, text in part.columns("feedback", "digest"):
+            pieces += 1
+            if not decoders.runs[part.run].shows(text, row["feedback"]):
+                lacking.add((part.run, row["feedback"], row["digest"]))
+    found = [{"run": run, "feedback": feedback, "digest": digest} for run, feedback, digest in lacking]
+    query = """select any_value(p.trajectory_id), p.data_set,
+            'the tokens after ' || turn_name(p.turn) || ' do not contain its feedback: "' || left(p.feedback, 80) || '"'
+        from between_turns p join data_sets d using (data_set)
+        left join found f on f.run = d.run and f.feedback = p.feedback and f.digest = p.digest
+        group by p.row, p.data_set, p.turn, p.feedback having count(*) = count(f.digest)"""
+    return evidence.database.flag("template_drift", "turn", query, found=found), pieces

@@ -1,0 +1,191 @@
+"""Recompute stored logprobs with the policy that is said to have sampled the tokens.
+
+`tokens.sql` has the other checks of tokens: mask, turns, versions and staleness.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+
+from storage import layout
+from storage.errors import StorageError, UnavailableError
+from storage.versions import manifests
+from storage.versions.checkpoints import open_checkpoint
+from tasks.audit.checks import AuditEvidence, Measured, SkippedError, check
+from tasks.audit.results import Case
+
+if TYPE_CHECKING:
+    from tasks.train.recompute import NumberFormat
+
+_WORST = 100.0
+"""The difference in nats that replaces NaN and infinity."""
+_SLACK = 1.5
+"""Largest rounding of an engine, as a multiple of that of the recomputation: its kernels are others."""
+_OF_ONE = 3.0
+"""Largest multiple for a single trajectory."""
+
+Nats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Played:
+    """A data set, with the policy and the sampling of most of its trajectories."""
+
+    number: int
+    version: str
+    policy: str
+    policy_version: int
+    sampling: str  # JSON
+
+    @property
+    def has_full_distribution(self) -> bool:
+        """Return whether the logprobs are from the whole distribution, not cut by top_p or top_k."""
+        return self._parameter("top_p", 1.0) == 1 and self._parameter("top_k", 0.0) <= 0
+
+    @property
+    def temperature(self) -> float:
+        """The temperature of the stored logprobs; after greedy sampling engines return those of temperature 1."""
+        return self._parameter("temperature", 1.0) or 1.0
+
+    def _parameter(self, name: str, default: float) -> float:
+        """Return a sampling parameter, or NaN, which fulfils no condition, if it cannot be read."""
+        try:
+            return float(json.loads(self.sampling).get(name, default))
+        except (AttributeError, TypeError, ValueError):
+            return math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """The differences between the stored and the recomputed logprobs of one trajectory."""
+
+    trajectory_id: str
+    nats: Nats  # A, for the action tokens of the data set's policy version
+    rounding: Nats  # A, between float32 and the number format of the engine
+
+
+@check("logprob_drift", "Logprobs and the policy that is named", "trajectory")
+def logprob_drift(evidence: AuditEvidence) -> Measured:
+    """Recompute stored logprobs with the stored weights: a difference means that another policy played.
+
+    Trajectories of the first, some middle and the last data set are recomputed. The value is the largest mean
+    difference of a data set, minus what the engine's number format explains.
+
+    An engine that serves in half precision differs from float32 by rounding. By how much depends on the model: 0.02
+    nats a token for some, 0.1 for others. So the same tokens are recomputed in its number format, too, and the stored
+    logprobs may differ from the float32 ones by `_SLACK` times as much as these do.
+
+    Example: SmolLM2-135M, served in bfloat16. Its stored logprobs differ by 0.034 nats from the float32 ones, and those
+    recomputed in bfloat16 by 0.035. The logprobs of the next policy version differ by 0.20.
+    """
+    if not evidence.settings.recomputed:
+        raise SkippedError("audit.recomputed=0: no trajectory is recomputed")
+    chosen, compared, beyond, failures = _chosen(evidence), 0, [0.0], list[str]()
+    for place, played in enumerate(chosen):
+        count = evidence.settings.recomputed // len(chosen) + (place < evidence.settings.recomputed % len(chosen))
+        try:
+            differences = _differences(evidence, played, count)
+        except SkippedError as error:
+            failures.append(str(error))
+            continue
+        if differences:
+            compared += len(differences)
+            mean = float(np.concatenate([each.nats for each in differences]).mean())
+            evidence.drifts[played.version] = mean
+            rounding = float(np.concatenate([each.rounding for each in differences]).mean())
+            beyond.append(mean - _SLACK * rounding)
+            limit = evidence.settings.checks.logprob_drift.threshold + _OF_ONE * rounding
+            evidence.database.flag_all("logprob_drift", _cases(played, differences, limit))
+    if not compared:
+        failures.append("no trajectory has whole token columns and tokens of the policy that it names")
+        raise SkippedError("; ".join(failures))
+    means = ", ".join(f"{mean:.2g} in {version}" for version, mean in evidence.drifts.items())
+    says = f"mean difference of {compared:,} trajectories in nats a token: {'; '.join([means, *failures])}"
+    return Measured(max(beyond), compared, says)
+
+
+def _chosen(evidence: AuditEvidence) -> list[_Played]:
+    """Choose data sets at equal distances, the first and last included, whose policy is still in the store."""
+    rows = evidence.database.all(
+        """select data_set, version, policy, policy_version, sampling from (
+            select data_set, policy, policy_version, sampling, count(*) as rows from trajectories group by all
+        ) join (select data_set, version, run, evaluation, iteration from data_sets) using (data_set)
+        qualify row_number() over (partition by data_set order by rows desc, policy, sampling) = 1
+        order by run, evaluation, iteration, data_set"""
+    )
+    played = [_Played(*row) for row in rows]
+    if played and not any(each.has_full_distribution for each in played):
+        raise SkippedError(
+            f"sampled with top_p or top_k ({played[0].sampling}): logprobs of a cut distribution cannot be compared"
+        )
+    kept = [each for each in played if each.has_full_distribution and _is_in_store(evidence, each.policy)]
+    if not kept:
+        raise SkippedError("no checkpoint that played these data sets is left in the store")
+    count = min(evidence.settings.recomputed_sets, evidence.settings.recomputed)
+    return [kept[place] for place in np.unique(np.linspace(0, len(kept) - 1, count).astype(int))]
+
+
+def _is_in_store(evidence: AuditEvidence, policy: str) -> bool:
+    store = evidence.store
+    return bool(policy) and manifests.committed(store, policy) and not store.exists(layout.tombstone(policy))
+
+
+def _differences(evidence: AuditEvidence, played: _Played, count: int) -> list[_Difference]:
+    """Recompute up to `count` trajectories; compare the tokens that the data set's policy version sampled.
+
+    Stored NaN and infinity are left out, because the check `bad_logprobs` reports them.
+    """
+    from tasks.train.recompute import StoredTokens, recompute
+
+    rows = evidence.database.all(
+        """select trajectory_id, token_ids, action_mask, sequence_starts, logprobs, versions from trajectories
+        where data_set = ? and policy = ? and sampling = ? and list_contains(versions, ?)
+            and len(logprobs) = len(token_ids) and len(versions) = len(token_ids) and len(action_mask) = len(token_ids)
+        order by hash(trajectory_id), row limit ?""",
+        *(played.number, played.policy, played.sampling, played.policy_version, count),
+    )
+    try:
+        model = open_checkpoint(evidence.store, played.policy, evidence.cache).model
+        tokens, served = [StoredTokens(*row[:4]) for row in rows], _served_format(evidence, played)
+        exact = recompute(model, tokens, played.temperature)
+        rounded = recompute(model, tokens, played.temperature, number_format=served) if served != "float32" else exact
+    except UnavailableError:
+        raise
+    except (StorageError, ValueError, OSError) as error:
+        raise SkippedError(f"the policy {played.policy} cannot be loaded: {error}") from error
+    differences = []
+    for (name, _, mask, _, logprobs, versions), of_row, of_served in zip(rows, exact, rounded, strict=True):
+        if of_row is not None:
+            sampled = np.array(mask)
+            stored, by_policy = np.array(logprobs)[sampled], np.array(versions)[sampled] == played.policy_version
+            compared = by_policy & np.isfinite(stored)
+            nats, rounding = (_distance(each, of_row)[compared] for each in (stored, of_served))
+            differences.append(_Difference(name, nats, rounding))
+    return [each for each in differences if each.nats.size]
+
+
+def _served_format(evidence: AuditEvidence, played: _Played) -> "NumberFormat":
+    """Return the number format of the engine that played a data set."""
+    from tasks.train.recompute import NumberFormat
+
+    manifest = evidence.data_sets[played.number].manifest
+    served = manifest.knob("inference.dtype") if manifest else None
+    return next((name for name in get_args(NumberFormat) if name == served), "float32")
+
+
+def _distance(left: Any, right: Any) -> Nats:
+    nats: Nats = np.nan_to_num(np.abs(left - right), nan=_WORST, posinf=_WORST).clip(max=_WORST)
+    return nats
+
+
+def _cases(played: _Played, differences: list[_Difference], limit: float) -> list[Case]:
+    means = [(each.trajectory_id, float(each.nats.mean())) for each in differences]
+    detail = f"nats a token from those of {played.policy}"
+    return [
+        Case("trajectory", name, played.version, f"its logprobs are {mean:.3g} {detail}")
+        for name, mean in means
+        if mean > limit
+    ]

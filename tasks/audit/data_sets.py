@@ -1,0 +1,303 @@
+"""Select the data sets for an audit or the reader, fetch and verify their files, and note what cannot be read.
+
+Example: the file of a data set has another hash than its manifest says. Then its path is not in
+`Intake.trajectories`, and `Intake.damaged` has a case for it, which the check `damaged_objects` reports.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from storage import layout
+from storage.errors import DamagedError
+from storage.logs import catalog
+from storage.objects.store import Store
+from storage.version_names import EvaluationVersion, PolicyVersion
+from storage.version_names import select as select_names
+from storage.versions import aliases, contents, manifests
+from storage.versions.fetch import fetch_file, strays
+from storage.versions.lineage import climb_down, scores_of
+from storage.versions.manifests import File, Manifest
+from tasks.audit.results import Case
+
+_KINDS = ("trajectories", "evaluation")
+_READERS = 16
+_FETCHED_AT_ONCE = 4
+_VERSION = re.compile(f"/({'|'.join(layout.AREAS)})/")
+_PERIOD = re.compile(r"(\d+)\s*(h|d|w)")
+_HOURS = {"h": 1, "d": 24, "w": 7 * 24}
+
+
+class TargetError(ValueError):
+    """A target does not exist or cannot be audited; the message says what exists."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataSet:
+    """A committed trajectory data set with its manifest and scores.
+
+    Example: DataSet(number=0, version="runs/demo/trajectories/000003", run="demo", iteration=3, manifest=…,
+    scores=["runs/demo/scores/000003/1f0c"])
+    """
+
+    number: int  # position among the selected data sets
+    version: str
+    run: str
+    iteration: int  # of the run; for an evaluation the policy version
+    manifest: Manifest | None  # None if it cannot be read; `problem` says why
+    scores: list[str] = field(default_factory=list)  # versions, oldest first; the last one is used
+    problem: str = ""  # why the manifest or the data cannot be read
+
+    @property
+    def is_evaluation(self) -> bool:
+        return EvaluationVersion.is_place(self.version)
+
+
+def split_uri(target: str) -> tuple[str | None, str]:
+    """Split a URI or path into the root, None if it names no root, and the rest.
+
+    >>> split_uri("s3://bucket/prefix/runs/demo/trajectories/000003")
+    ('s3://bucket/prefix', 'runs/demo/trajectories/000003')
+    >>> split_uri("runs/demo"), split_uri("demo")
+    ((None, 'runs/demo'), (None, 'demo'))
+    """
+    if found := _VERSION.search(target):
+        return target[: found.start()], target[found.start() + 1 :].rstrip("/")
+    return None, target.rstrip("/")
+
+
+def parse_since(text: str, now: datetime | None = None) -> datetime | None:
+    """Parse a date, a date with time, or a duration before `now`; return None for an empty text.
+
+    >>> parse_since("7d", datetime(2026, 11, 21, tzinfo=UTC))
+    datetime.datetime(2026, 11, 14, 0, 0, tzinfo=datetime.timezone.utc)
+
+    Raises:
+        TargetError: `text` is none of these.
+    """
+    if not text:
+        return None
+    try:
+        if period := _PERIOD.fullmatch(text.strip()):
+            return (now or datetime.now(UTC)) - timedelta(hours=int(period[1]) * _HOURS[period[2]])
+        moment = datetime.fromisoformat(text)
+    except (ValueError, OverflowError):
+        raise TargetError(
+            f"since={text!r}: give a date such as 2026-11-14, or a duration such as 12h, 7d or 2w"
+        ) from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def select(store: Store, targets: Sequence[str], begin: datetime | None = None) -> list[DataSet]:
+    """Return the data sets that `targets` name, each once, ordered by run and iteration.
+
+    Args:
+        store: the store of the data sets.
+        targets: runs (all their iterations), versions of trajectories, evaluations or scores, and aliases of these;
+            empty: all runs.
+        begin: leave out data sets that were committed earlier.
+
+    Raises:
+        TargetError: a target names nothing that can be audited.
+        StorageError: the catalog is damaged.
+    """
+    entries = catalog.read_all(store)
+    attempts = dict.fromkeys(entry.version for entry in entries if entry.kind in _KINDS)
+    scores = scores_of(entries)
+    wanted = dict.fromkeys(
+        version
+        for target in targets or _runs(attempts)
+        for version in _versions(store, target, attempts, everything=not targets)
+    )
+    with ThreadPoolExecutor(_READERS) as readers:
+        read = readers.map(lambda version: _read_data_set(store, version, scores), sorted(wanted, key=_order))
+        committed = [each for each in read if each]
+    recent = [each for each in committed if begin is None or each.manifest is None or each.manifest.created_at >= begin]
+    return [replace(each, number=number) for number, each in enumerate(recent)]
+
+
+def previous(store: Store, data_set: DataSet) -> DataSet | None:
+    """Return the data set of the iteration before; None for evaluations, iteration 0, or if it is not in the store."""
+    if data_set.is_evaluation or data_set.iteration == 0:
+        return None
+    version = layout.trajectories(data_set.run, data_set.iteration - 1)
+    if store.exists(layout.tombstone(version)):
+        return None
+    return _read_data_set(store, version, scores_of(catalog.read_all(store)))
+
+
+def _order(version: str) -> tuple[str, bool, str]:
+    """Return a sort key: training data of a run before its evaluations, each in the order of their numbers."""
+    return layout.run_of(version) or "", EvaluationVersion.is_place(version), version
+
+
+def _runs(attempts: Iterable[str]) -> list[str]:
+    return sorted({run for version in attempts if (run := layout.run_of(version))})
+
+
+def _versions(store: Store, target: str, attempts: Iterable[str], *, everything: bool) -> list[str]:
+    """Return the data sets that `target` names; for a run its training data, or its evaluations if it has none."""
+    _, name = split_uri(target)
+    run = name.removeprefix("runs/")
+    of_run = [version for version in attempts if layout.run_of(version) == run]
+    if of_run:
+        training = [version for version in of_run if not EvaluationVersion.is_place(version)]
+        return training or of_run
+    if everything:
+        return []
+    if name in attempts:
+        return [name]
+    return [_resolved(store, target, attempts)]
+
+
+def _resolved(store: Store, target: str, attempts: Iterable[str]) -> str:
+    """Return the version of trajectories that an alias or a version of scores names."""
+    known = f"runs in {store.root} (--root or storage.root): {', '.join(_runs(attempts)) or 'none'}"
+    try:
+        version = aliases.resolve_version(store, split_uri(target)[1])
+        manifest = manifests.read(store, version)
+    except DamagedError as error:
+        raise TargetError(f"{target!r} is neither a run nor a version of trajectories; {known} ({error})") from None
+    if manifest.kind in _KINDS:
+        return version
+    parents = [parent.version for parent in manifest.parents if parent.version in set(attempts)]
+    if manifest.kind == "scores" and parents:
+        return parents[0]
+    raise TargetError(f"{target!r} is a {manifest.kind} version, not trajectories; {known}")
+
+
+def _read_data_set(store: Store, version: str, scores: dict[str, list[str]]) -> DataSet | None:
+    """Read the manifest of a data set; return None if it was never committed."""
+    run, number = layout.run_of(version) or "", layout.number_of(version) or 0
+    try:
+        manifest = manifests.find(store, version)
+        if manifest is None:
+            return None
+        manifest.number("rollout.max_head_offpolicyness")  # raises if it is missing; the database needs it
+    except (DamagedError, OSError) as error:
+        return DataSet(0, version, run, number, None, problem=str(error))
+    committed_scores = [each for each in scores.get(version, ()) if manifests.committed(store, each)]
+    problem = "its data were collected by gc" if store.exists(layout.tombstone(version)) else ""
+    return DataSet(0, version, run, number, manifest, committed_scores, problem)
+
+
+@dataclass(slots=True)
+class Intake:
+    """The files that an audit can read, and the cases of what it cannot read."""
+
+    trajectories: list[tuple[int, Path]] = field(default_factory=list)  # number of the data set, file
+    scores: list[tuple[int, Path]] = field(default_factory=list)
+    objects: int = 0  # number of objects that were checked
+    parents: int = 0  # number of parents that were checked
+    damaged: list[Case] = field(default_factory=list)
+    foreign: list[Case] = field(default_factory=list)  # files with a newer or another schema
+    orphaned: list[Case] = field(default_factory=list)  # versions with a missing or changed parent
+    strays: list[Case] = field(default_factory=list)  # objects in a version's folder that its manifest does not name
+    collected: list[str] = field(default_factory=list)  # data sets that gc collected
+    collected_scores: list[str] = field(default_factory=list)  # data sets whose scores gc collected
+
+    def note_damage(self, key: str, data_set: DataSet, damage: str) -> None:
+        self.damaged.append(Case("object", key, data_set.version, damage))
+
+    @property
+    def incomplete(self) -> set[str]:
+        """The data sets with a file or scores that cannot be read."""
+        return {case.data_set for case in (*self.damaged, *self.foreign)} | set(self.collected_scores)
+
+
+def fetch_data_sets(store: Store, data_sets: list[DataSet], cache: Path) -> Intake:
+    """Fetch all files of `data_sets` and their newest scores, and check size, hash and schema of each.
+
+    Raises:
+        UnavailableError: the store does not answer.
+    """
+    intake = Intake()
+    with ThreadPoolExecutor(_FETCHED_AT_ONCE) as threads:
+        for data_set in data_sets:
+            if data_set.manifest is None:
+                intake.objects += 1
+                intake.note_damage(layout.manifest(data_set.version), data_set, data_set.problem)
+            elif data_set.problem:
+                intake.collected.append(data_set.version)
+            else:
+                _fetch(store, data_set, data_set.manifest, cache, intake, threads)
+                if scores := _newest_scores(store, data_set, intake):
+                    _fetch(store, data_set, scores, cache, intake, threads)
+        _find_strays(store, data_sets, intake, threads)
+    _check_parents(store, data_sets, intake)
+    return intake
+
+
+def _fetch(
+    store: Store, data_set: DataSet, version: Manifest, cache: Path, intake: Intake, threads: ThreadPoolExecutor
+) -> None:
+    """Fetch the Parquet files of a data set, or of its scores, and note those that can be read."""
+    files = [file for file in version.files if file.name.endswith(".parquet")]
+    intake.objects += len(files)
+    fetched = threads.map(lambda file: _fetch_file(store, version.kind, file, cache), files)
+    for file, (path, damage, schema_problem) in zip(files, fetched, strict=True):
+        if path is None:
+            intake.note_damage(file.path, data_set, damage)
+        elif schema_problem:
+            intake.foreign.append(Case("object", file.path, data_set.version, schema_problem))
+        else:
+            (intake.scores if version.kind == "scores" else intake.trajectories).append((data_set.number, path))
+
+
+def _newest_scores(store: Store, data_set: DataSet, intake: Intake) -> Manifest | None:
+    """Return the manifest of the newest scores; None if there are none, gc collected them, or it is damaged."""
+    if not data_set.scores:
+        return None
+    if store.exists(layout.tombstone(data_set.scores[-1])):
+        intake.collected_scores.append(data_set.version)
+        return None
+    try:
+        return manifests.read(store, data_set.scores[-1])
+    except DamagedError as error:
+        intake.note_damage(layout.manifest(data_set.scores[-1]), data_set, str(error))
+        return None
+
+
+def _fetch_file(store: Store, kind: str, file: File, cache: Path) -> tuple[Path | None, str, str]:
+    """Return the local file (None if it is damaged), how it is damaged, and what is wrong with its schema."""
+    try:
+        path = fetch_file(store, file, cache)
+    except (DamagedError, OSError) as error:
+        return None, str(error), ""
+    return path, "", "; ".join(contents.parquet(path, kind, file.rows))
+
+
+def _find_strays(store: Store, data_sets: list[DataSet], intake: Intake, threads: ThreadPoolExecutor) -> None:
+    """Find strays in the folders of the data sets, of their newest scores, and of the policies that played them."""
+    versions = {
+        version: each.version
+        for each in data_sets
+        if each.manifest
+        for version in (each.version, *each.scores[-1:], *select_names(PolicyVersion, each.manifest.parent_names))
+    }
+
+    def strays_of(version: str) -> list[str]:
+        try:
+            manifest = manifests.find(store, version)
+            return strays(store, manifest) if manifest and not store.exists(layout.tombstone(version)) else []
+        except DamagedError:
+            return []  # noted elsewhere
+
+    for data_set, keys in zip(versions.values(), threads.map(strays_of, versions), strict=True):
+        intake.strays += [Case("object", key, data_set, "is named by no manifest") for key in keys]
+
+
+def _check_parents(store: Store, data_sets: list[DataSet], intake: Intake) -> None:
+    """Check the parents of the data sets and of their newest scores. Objects already noted as damaged are skipped."""
+    versions = [(each, [each.version, *each.scores[-1:]]) for each in data_sets if each.manifest]
+    nodes = {node.version: node for node in climb_down(store, [name for _, names in versions for name in names], 1)}
+    intake.parents = sum(node.depth == 1 for node in nodes.values())
+    damaged = {case.id for case in intake.damaged}
+    for data_set, names in versions:
+        for version in dict.fromkeys(each for name in names for each in (name, *nodes[name].parents)):
+            key, problem = layout.manifest(version), nodes[version].problem
+            if problem and key not in damaged:
+                intake.orphaned.append(Case("object", key, data_set.version, problem))

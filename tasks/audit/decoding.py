@@ -1,0 +1,216 @@
+"""Decode stored tokens with the tokenizer of their run."""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from storage import layout
+from storage.errors import DamagedError
+from storage.logs import catalog
+from storage.objects.store import Store
+from storage.versions import manifests, model_files
+from storage.versions.fetch import WEIGHTS, fetch_folder
+from tasks.agents.chat import load_tokenizer
+from tasks.audit.checks import AuditEvidence, SkippedError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_BATCH_ROWS, _BATCH_TOKENS = 4096, 1_000_000
+NO_TOKEN = 2**31 - 1  # decodes to no text; replaces negative ids, which the tokenizer refuses
+
+
+class Decoder:
+    """A tokenizer that decodes many sequences at once, with the same text for each as `Chat.decode`."""
+
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self.tokenizer = tokenizer
+        self._backend = _backend(tokenizer)
+
+    def texts(self, sequences: list[list[int]], *, special: bool = False) -> list[str]:
+        """Return the text of each sequence; `special`: with special tokens. Ids outside the vocabulary are skipped."""
+        if self._backend is None:
+            return [str(self.tokenizer.decode(ids, skip_special_tokens=not special)) for ids in sequences]
+        decoded: list[str] = self._backend.decode_batch(sequences, skip_special_tokens=not special)
+        return decoded
+
+    def unended(self, sequences: list[list[int]]) -> list[str]:
+        """Return the texts without the last token, if it was added to the vocabulary as a whole.
+
+        Ends of turns are such tokens, and some tokenizers do not call them special.
+        """
+        added = self.tokenizer.added_tokens_decoder
+        return self.texts([ids[:-1] if ids and ids[-1] in added else ids for ids in sequences])
+
+    def round_trip(self, text: str) -> str:
+        """Encode and decode `text`; the result differs if the tokenizer normalises text or lacks a character."""
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return self.texts([list(ids)], special=True)[0]
+
+    def shows(self, decoded: str, text: str) -> bool:
+        r"""Return whether decoded tokens show `text`, which templates may trim, quote or split between its lines.
+
+        Example: the texts of two messages, `3\n4`, are shown by `<message>3</message><message>"4"</message>`.
+        """
+        place = 0
+        for line in filter(None, map(str.strip, text.splitlines())):
+            ends = (at + len(each) for each in self.spellings(line) if (at := decoded.find(each, place)) >= 0)
+            place = next(ends, -1)
+            if place < 0:
+                return False
+        return True
+
+    def spellings(self, line: str) -> Iterator[str]:
+        """Yield how decoded tokens may show a line: as it is, in JSON, and as the tokenizer normalises it."""
+        yield line
+        yield json.dumps(line, ensure_ascii=False)[1:-1]
+        if known := self.round_trip(line):
+            yield known
+
+
+_WITH_SPACES = "do n't , is this it ? I 'm , he 's . We 've"
+
+
+def _backend(tokenizer: Any) -> Any:
+    """Return the backend that decodes batches, or None without one or if transformers changes spaces after decoding."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    ids = tokenizer.encode(_WITH_SPACES, add_special_tokens=False)
+    same = backend is not None and backend.decode(ids, skip_special_tokens=True) == tokenizer.decode(
+        ids, skip_special_tokens=True
+    )
+    return backend if same else None
+
+
+class Decoders:
+    """The decoders of all runs in an audit.
+
+    Raises:
+        SkippedError: no checkpoint of any run is left.
+    """
+
+    def __init__(self, evidence: AuditEvidence) -> None:
+        rows = evidence.database.all("select data_set, run, policy from data_sets order by evaluation, iteration")
+        policies: dict[str, dict[str, None]] = {}
+        for _, run, policy in rows:
+            policies.setdefault(run, {})[policy] = None
+        decoders = {run: find_decoder(evidence.store, run, names, evidence.cache)[0] for run, names in policies.items()}
+        self.missing = [run for run, decoder in decoders.items() if decoder is None]
+        """Runs without a decoder."""
+        if not any(decoders.values()):
+            runs = ", ".join(decoders) or "any run"
+            raise SkippedError(f"no tokenizer: no checkpoint of {runs} is left in the store")
+        self.runs = {run: decoder for run, decoder in decoders.items() if decoder}
+        self._run_of = {number: run for number, run, _ in rows if run in self.runs}
+
+    def decode(self, evidence: AuditEvidence, query: str, *, special: bool = False) -> Iterator["Decoded"]:
+        """Yield the rows of `query` with the texts of their `ids`, batch by batch.
+
+        Args:
+            evidence: its database runs the query. Run no other query on it until the iterator ends.
+            query: SQL with the columns `data_set` and `ids`, a list of integers.
+            special: decode special tokens, too.
+        """
+        reader = evidence.database.connection.sql(query).to_arrow_reader(_BATCH_ROWS)
+        for batch in (part for read in reader for part in _split(read)):
+            numbers = batch.column("data_set").to_numpy(zero_copy_only=False)
+            runs = np.array([self._run_of.get(number, "") for number in numbers.tolist()])
+            for run in sorted(set(runs.tolist()) - {""}):
+                part = batch.filter(pa.array(runs == run))
+                yield Decoded(run, part, self.runs[run].texts(lists(part.column("ids")), special=special))
+
+    @property
+    def remark(self) -> str:
+        """A note for the finding about runs that could not be decoded; empty if all runs could."""
+        return (
+            f"; runs without a checkpoint in the store were left out: {', '.join(self.missing)}" if self.missing else ""
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Rows of one run with the text of each."""
+
+    run: str
+    rows: pa.RecordBatch  # N
+    texts: list[str]  # N
+
+    def columns(self, *names: str) -> Iterator[tuple[dict[str, Any], str]]:
+        """Yield the columns `names` of each row, and its text."""
+        return zip(self.rows.select(list(names)).to_pylist(), self.texts, strict=True)
+
+
+def _split(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Split a batch into parts of about a million tokens, which take 40 MB as Python lists."""
+    ids: Any = batch.column("ids")
+    lengths = ids.value_lengths().to_numpy(zero_copy_only=False)
+    numbers = np.cumsum(lengths) // _BATCH_TOKENS
+    starts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), batch.num_rows]
+    return (batch.slice(start, end - start) for start, end in pairwise(starts))
+
+
+def lists(column: Any) -> list[list[int]]:
+    """Convert an Arrow column of lists of token ids to Python lists, many times faster than `to_pylist`."""
+    values = column.flatten().to_numpy(zero_copy_only=False)
+    flat = np.where(values < 0, NO_TOKEN, values).tolist()
+    ends = np.concatenate([[0], np.cumsum(column.value_lengths().to_numpy(zero_copy_only=False))])
+    return [flat[start:end] for start, end in pairwise(ends.tolist())]
+
+
+def open_decoder(store: Store, version: str, cache: Path) -> Decoder:
+    """Fetch the tokenizer of a checkpoint, without its weights.
+
+    Raises:
+        StorageError: the checkpoint is not committed, its files are missing or damaged, or it has no tokenizer.
+    """
+    manifest = manifests.read(store, version)
+    files = [file for file in manifest.files if file.name.startswith("model/") and not file.name.endswith(WEIGHTS)]
+    if "model/tokenizer_config.json" not in [file.name for file in files]:
+        raise DamagedError(f"{store.uri(version)} has no model/tokenizer_config.json: the checkpoint is incomplete")
+    folder = fetch_folder(store, manifest, "model", cache, leave_out=WEIGHTS)
+    return _load(tuple(file.sha256 for file in files), _UnhashedFolder(folder))
+
+
+@dataclass(frozen=True, slots=True)
+class _UnhashedFolder:
+    """A folder that `lru_cache` ignores, because the hashes of its files identify the contents."""
+
+    folder: Path = field(hash=False, compare=False)
+
+
+@lru_cache(maxsize=4)
+def _load(hashes: tuple[str, ...], place: _UnhashedFolder) -> Decoder:
+    """Load a tokenizer. It is cached, because successive runs mostly share one tokenizer."""
+    model_files.check(place.folder)
+    try:
+        return Decoder(load_tokenizer(place.folder))
+    except Exception as error:  # the tokenizers library raises no narrower error if it cannot parse a file
+        raise DamagedError(f"the tokenizer in {place.folder} cannot be loaded: {error}") from error
+
+
+def find_decoder(store: Store, run: str, policies: Iterable[str], cache: Path) -> tuple[Decoder | None, str]:
+    """Return the tokenizer of one of `policies`, else of another checkpoint of `run`; or None and the reason.
+
+    Damaged checkpoints are skipped, because another one may have the tokenizer; `storage verify` reports them.
+    """
+    problem = f"no checkpoint of {run} is in the store"
+    for version in _candidates(store, run, policies):
+        if version and not store.exists(layout.tombstone(version)):
+            try:
+                return open_decoder(store, version, cache), ""
+            except DamagedError as error:
+                problem = str(error)
+    return None, problem
+
+
+def _candidates(store: Store, run: str, policies: Iterable[str]) -> Iterator[str]:
+    yield from policies
+    entries = catalog.read_all(store)
+    kept = [entry.version for entry in entries if entry.kind == "checkpoint" and layout.run_of(entry.version) == run]
+    yield from dict.fromkeys(reversed(kept))

@@ -1,0 +1,259 @@
+-- The data sets of an audit as tables of DuckDB, besides those that `database.py` fills:
+--
+-- data_sets      data_set (number), version, run, iteration, evaluation, allowed (staleness), policies (those among its
+--                parents), policy (the first of them), problem_set, scorers (a map from sources of problems to scorers)
+-- trajectories   a view of the Parquet files: all columns of `storage.records.Trajectory`, data_set, row
+-- scores         a view of the Parquet files: all columns of `storage.records.Score`, data_set
+-- cases          one row for each case of a check: check_name, unit, id, data_set (version), detail
+--
+-- `row` is a number that is unique to each trajectory row, even if two rows have the same id.
+
+-- The name of a turn and of a call in the detail of a case.
+create macro turn_name(turn) as 'turn ' || (turn + 1);
+create macro call_name(turn, number, name) as
+    turn_name(turn) || ', call ' || (number + 1) || ' of ' || if(name = '', 'no tool', left(name, 40));
+
+-- One row for each call of a tool: row, data_set, trajectory_id, problem_id, turn, number (among the calls of its turn,
+-- from 0 on), id, name, arguments, output, status.
+create table calls as
+    select row, data_set, trajectory_id, problem_id, call.turn,
+        (row_number() over (partition by row, call.turn order by place) - 1)::integer as number,
+        call.id, call.name, call.arguments, call.output, call.status
+    from (
+        select row, data_set, trajectory_id, problem_id, unnest(calls) as call, generate_subscripts(calls, 1) as place
+        from trajectories
+    );
+
+-- One row for each turn: row, data_set, run, iteration, trajectory_id, problem_id, sample, turn, "last", "start",
+-- "end", text, given (what the environment got as the answer), environment_verdict, reward, finish_reason, feedback,
+-- seed; follows (the turn that it follows, -1: none); calls (number); answer (its number among the graded turns, null
+-- for calls of tools and others that answer nothing); parts (a map of its reward's parts, those of the score if it has
+-- any); scorer (its name in `score.type`); from its score, null without one: verdict, success (null, too, if it answers
+-- nothing), extracted, solution, verdict_reason, scored_reward. If a turn has several scores, the first is used; the
+-- check `orphan_scores` reports the others.
+create table turns as
+    with spoken as (
+        select row, data_set, run, iteration, trajectory_id, problem_id, sample, unnest(turns) as t,
+            generate_subscripts(turns, 1) - 1 as turn, len(turns) as turns, ungraded, reward_parts, answers,
+            follows, coalesce(scorers[source], scorers['default']) as scorer
+        from trajectories join (select data_set, scorers from data_sets) using (data_set)
+    ), judged as (
+        select distinct on (data_set, trajectory_id, turn) data_set, trajectory_id, turn, verdict, success, extracted,
+            solution, reason, coalesce(reward, success) as scored_reward, parts
+        from scores order by row
+    ), joined as (
+        select s.*, j.* exclude (data_set, trajectory_id, turn),
+            coalesce(verdict = 'none', list_contains(ungraded, s.turn) or t.verdict = 'none', false) as silent
+        from spoken s left join judged j using (data_set, trajectory_id, turn)
+    )
+    select s.row, s.data_set, s.run, s.iteration, s.trajectory_id, s.problem_id, s.sample, s.turn::integer as turn,
+        s.turn = s.turns - 1 as "last", s.t."start"::bigint as "start", s.t."end"::bigint as "end", s.t.text as text,
+        coalesce(s.answers[s.turn + 1], s.t.text) as given,
+        s.t.verdict as environment_verdict, s.t.reward as reward, s.t.finish_reason as finish_reason,
+        s.t.feedback as feedback, s.t.seed as seed,
+        coalesce(s.follows[s.turn + 1], s.turn - 1)::integer as follows, coalesce(c.calls, 0)::integer as calls,
+        if(silent, null, row_number() over (partition by s.row, silent order by s.turn) - 1)::integer as answer,
+        if(cardinality(parts) > 0, parts, reward_parts[s.turn + 1]) as parts, scorer, verdict,
+        if(silent, null, success) as success, extracted, solution, s.reason as verdict_reason, scored_reward
+    from joined s left join (select row, turn, count(*) as calls from calls group by 1, 2) c using (row, turn);
+
+-- One row for each trajectory, without tokens: row, data_set, run, iteration, trajectory_id, problem_id, sample,
+-- status, reason, turns, sampled (tokens), policy_version, calls (number), branches (number of turns that follow the
+-- same turn as an earlier one, or begin another conversation); first and best: success of the first and of the best
+-- graded turn, null without scores.
+create table episodes as
+    select t.row, t.data_set, t.run, t.iteration, t.trajectory_id, t.problem_id, t.sample, t.status, t.reason,
+        len(t.turns)::integer as turns, list_count(list_filter(t.action_mask, lambda m: m))::integer as sampled,
+        t.policy_version, coalesce(len(t.calls), 0)::integer as calls,
+        coalesce(len(t.follows) - list_unique(t.follows), 0)::integer as branches, g.first, g.best
+    from trajectories t
+    left join (select row, max(success) filter (answer = 0) as first, max(success) as best from turns group by row) g
+    using (row);
+
+-- One row for each graded turn that comes after another one in its conversation: row, data_set, trajectory_id, turn,
+-- success, before (the graded turn before it), was (the success of that). The query climbs from each graded turn up its
+-- branch, past calls of tools, to the graded turn before it.
+create table revisions as
+    with recursive climbing as (
+        select row, turn, follows as before from turns where answer is not null and follows >= 0
+        union
+        select c.row, c.turn, t.follows from climbing c join turns t on t.row = c.row and t.turn = c.before
+        where t.answer is null and t.follows >= 0
+    )
+    select t.row, t.data_set, t.trajectory_id, t.turn, t.success, c.before, b.success as was
+    from climbing c join turns t on t.row = c.row and t.turn = c.turn
+    join turns b on b.row = c.row and b.turn = c.before where b.answer is not null;
+
+-- One row for each distinct problem: problem_id, prompt, solutions, math_verify (whether that scores it).
+create table problems as
+    select problem_id, prompt, solutions,
+        bool_or(coalesce(scorers[source], scorers['default']) = 'math-verify') as math_verify
+    from trajectories join (select data_set, scorers from data_sets) using (data_set) group by 1, 2, 3;
+
+-- One row for each text and the place where it occurs: unit, id, data_set, place, text.
+create view texts as
+    select 'problem' as unit, problem_id as id, null::integer as data_set, 'the prompt' as place, prompt as text
+    from problems
+    union all select 'turn', trajectory_id, data_set, turn_name(turn), text from turns
+    union all select 'turn', trajectory_id, data_set, 'the feedback after ' || turn_name(turn), feedback from turns
+        where feedback <> '';
+
+-- One row for each turn with feedback: row, turn, problem_id, text, and the feedback without the outputs of calls.
+-- These are taken out once each, the longest first.
+create view told as
+    select row, turn, problem_id, text, list_reduce(
+        coalesce(outputs, []),
+        lambda said, output: if(contains(said, output),
+            left(said, instr(said, output) - 1) || substr(said, instr(said, output) + length(output)), said),
+        feedback
+    ) as feedback
+    from turns left join (
+        select row, turn, list(output order by length(output) desc) as outputs
+        from calls where output <> '' group by row, turn
+    ) using (row, turn) where feedback <> '';
+
+-- Groups of two or more episodes: `same` is true if in each turn all episodes earned the same.
+create view played_groups as
+    select data_set, problem_id, max(best) as best, max(episodes) as episodes, bool_and(alike) as same from (
+        select t.data_set, t.problem_id, t.turn, max(t.success) as best, count(distinct t.row) as episodes,
+            min(t.scored_reward) = max(t.scored_reward)
+                and bool_or(t.verdict = 'none') = bool_and(t.verdict = 'none') as alike
+        from turns t join episodes e using (row)
+        where t.verdict is not null and e.status in ('completed', 'truncated') group by all
+    ) group by 1, 2 having max(episodes) > 1;
+
+-- Each trajectory that is no evaluation's, with how many versions its oldest token was behind, and how many are
+-- allowed.
+create temp view staleness as
+    select trajectory_id, data_set, allowed,
+        d.iteration - list_min(list_filter(versions, lambda v: v >= 0)) as behind
+    from trajectories join data_sets d using (data_set) where not d.evaluation;
+
+-- Data sets with 100 or more first turns in groups with right and wrong answers: how many, and the correlation of their
+-- length with their success, both minus their group's mean.
+create view correlations as
+    select version, data_set, count(*) as turns, corr(length, success) as correlation from (
+        select data_set, "end" - "start" - avg("end" - "start") over grouped as length,
+            success - avg(success) over grouped as success, stddev_pop(success) over grouped as spread
+        from turns where answer = 0 and success is not null window grouped as (partition by data_set, problem_id)
+    ) join data_sets using (data_set)
+    where spread > 0 group by 1, 2 having count(*) >= 100 and isfinite(corr(length, success));
+
+-- One row for each turn `t`, with its number, its sampled token ids, and how many these should be (`tokens`).
+create temp view turn_tokens as
+    select *, token_ids[t."start"::bigint + 1 : t."end"] as ids, t."end"::bigint - t."start" as tokens from (
+        select data_set, row, trajectory_id, token_ids, unnest(turns) as t, generate_subscripts(turns, 1) - 1 as turn
+        from trajectories
+    );
+
+-- Each trajectory with the ids and the digest of the tokens before its first turn, where they begin and end, and the
+-- number of its conversations; several rows if an agent began several, for helpers or to shorten one. A turn that
+-- follows none begins a conversation; in rows without `follows` that is the first turn. Turns are numbered from 1 on.
+create temp view beginnings as
+    select *, token_ids[begin + 1 : until] as ids, (hash(token_ids[begin + 1 : until]) >> 1)::bigint as digest from (
+        select *, coalesce(list_max(list_filter(sequence_starts, lambda s: s <= until)), 0) as begin from (
+            select *, coalesce(turns[first]."start"::bigint, len(token_ids)) as until from (
+                select *, unnest(if(len(firsts) = 0, [0], firsts)) as first, len(firsts) as conversations
+                from (
+                    select *,
+                        list_filter(range(1, len(turns) + 1), lambda k: coalesce(follows[k], k - 2) = -1) as firsts
+                    from trajectories
+                )
+            )
+        )
+    );
+
+-- For each trajectory the ids and the digest of the tokens before its first turn. Rows without tokens are left out,
+-- because their episodes never began; those with several conversations, too, because their prompts are the agent's; and
+-- those whose turns do not fit their mask, here and below, because the check `mask_and_spans` reports them.
+create temp view prompts_given as
+    select data_set, row, trajectory_id, problem_id, prompt, solutions, ids, digest from beginnings
+    where conversations < 2 and len(ids) > 0 and coalesce(action_mask[until + 1], true)
+        and not coalesce(list_bool_or(action_mask[begin + 1 : until]), false);
+
+-- A sixteenth of the trajectories with several sequences, whose pieces are long and all different, and all others, if
+-- their masks have the right length.
+create temp view compared as
+    select * from trajectories
+    where len(action_mask) = len(token_ids) and (len(sequence_starts) < 2 or hash(row) % 16 = 0);
+
+-- For each turn of these and each that follows it: the feedback, the ids and digest of the tokens between them, and the
+-- ids among these that are no action tokens (`given`). Between two sequences these are the tokens before the second
+-- turn.
+create temp view between_turns as
+    select data_set, row, trajectory_id, parent - 1 as turn, turns[parent].feedback as feedback,
+        ids, (hash(ids) >> 1)::bigint as digest,
+        list_where(ids, list_transform(masked, lambda m: coalesce(not m, true))) as given
+    from (
+        select *, token_ids[begin + 1 : turns[child]."start"] as ids,
+            action_mask[begin + 1 : turns[child]."start"] as masked
+        from (
+            select *, if(turns[parent]."end" between sequence and turns[child]."start", turns[parent]."end", sequence)
+                as begin
+            from (
+                select *, coalesce(follows[child], child - 2) + 1 as parent,
+                    coalesce(list_max(list_filter(sequence_starts, lambda s: s <= turns[child]."start")), 0) as sequence
+                from (select *, unnest(range(1, len(turns) + 1)) as child from compared)
+            )
+        ) where parent > 0
+            and (turns[parent]."end" <= turns[child]."start" or turns[parent]."start" >= turns[child]."end")
+            and action_mask[turns[parent]."end"] and action_mask[turns[child]."start"::bigint + 1]
+    );
+
+-- The numbers of each data set: the columns of `tasks.audit.results.SetNumbers`, and data_set. Where all rewards are
+-- successes without parts, there is nothing to say about them.
+create temp view set_numbers as
+    with episode_numbers as (
+        select data_set, count(*) as trajectories, sum(turns)::bigint as turns, avg(best) as any_turn,
+            avg((status = 'truncated')::integer) as truncated, avg((status = 'failed')::integer) as failed,
+            if((select max(calls) from episodes) > 0, avg((calls > 0)::integer), null) as with_calls,
+            if((select max(branches) from episodes) > 0, avg((branches > 0)::integer), null) as branched
+        from episodes group by data_set
+    ), turn_numbers as (
+        select data_set, avg("end" - "start") as answer_tokens,
+            avg((verdict = 'unparsable')::integer) filter (verdict <> 'none') as unparsable
+        from turns group by data_set
+    ), revision_numbers as (
+        select data_set, avg(success) filter (was = 0) as fixed, avg(1 - success) filter (was > 0) as broken
+        from revisions group by data_set
+    ), group_numbers as (
+        select data_set, avg(same::integer) as zero_variance from played_groups group by data_set
+    ), token_numbers as (
+        select data_set, coalesce(sum(count), 0)::bigint as tokens, sum(stale) / nullif(sum(count), 0) as staleness,
+            sum(logprob) filter (isfinite(logprob)) / nullif(sum(count) filter (isfinite(logprob)), 0) as logprob
+        from (
+            select data_set, len(known) as count, list_sum(logprobs) as logprob,
+                len(known) * d.iteration - coalesce(list_sum(known), 0) as stale
+            from (
+                select data_set, logprobs, list_filter(versions, lambda v: v >= 0) as known from trajectories
+            ) join data_sets d using (data_set)
+        ) group by data_set
+    ), success_numbers as (
+        select data_set, list(rate order by answer) as success from (
+            select data_set, answer, avg(success) as rate from turns where answer is not null group by data_set, answer
+        ) group by data_set
+    ), reward_numbers as (
+        select data_set, map_from_entries(list((name, mean) order by name desc)) as rewards from (
+            select data_set, 'reward' as name, avg(coalesce(scored_reward, reward)) as mean
+            from turns where answer is not null
+            group by data_set having bool_or(scored_reward <> success) or bool_or(cardinality(parts) > 0)
+            union all
+            select data_set, 'part ' || part.key, avg(part.value) from (
+                select data_set, unnest(map_entries(parts)) as part from turns
+            ) group by data_set, part.key
+        ) group by data_set
+    ), call_numbers as (
+        select data_set, map_from_entries(list((name, statuses) order by name)) as calls from (
+            select data_set, name, map_from_entries(list((status, count) order by status)) as statuses from (
+                select data_set, name, status, count(*) as count from calls group by all
+            ) group by data_set, name
+        ) group by data_set
+    )
+    select data_set, version, run, iteration, trajectories, turns, coalesce(tokens, 0) as tokens,
+        coalesce(success, []) as success, any_turn, fixed, broken, answer_tokens, truncated, failed, unparsable,
+        zero_variance, staleness, logprob, coalesce(rewards, map {}) as rewards, coalesce(calls, map {}) as calls,
+        with_calls, branched
+    from episode_numbers join data_sets using (data_set) left join turn_numbers using (data_set)
+    left join revision_numbers using (data_set) left join group_numbers using (data_set)
+    left join token_numbers using (data_set) left join success_numbers using (data_set)
+    left join reward_numbers using (data_set) left join call_numbers using (data_set);
