@@ -18,11 +18,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from storage.visible import described
-from tasks.score.equality import equal, parsed
 from tasks.score.golds import (
     Gold,
     Listed,
     canonical_words,
+    interval,
     plain_words,
     read_gold,
     read_list,
@@ -30,11 +30,10 @@ from tasks.score.golds import (
     split_list,
     written,
 )
-from tasks.score.intervals import interval
+from tasks.score.library import equal, parsed
 from tasks.score.numbers import LONGEST, Number, readings, same
 from tasks.score.plain_text import in_ascii, unstyled
-from tasks.score.prose import last_choice, last_formula, last_numbers, last_words
-from tasks.score.reading import Statement, final_statement
+from tasks.score.reading import Statement, final_statement, last_choice, last_formula, last_numbers, last_words
 from tasks.score.verdict import Verdict, storable
 
 if TYPE_CHECKING:

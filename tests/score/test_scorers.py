@@ -18,10 +18,16 @@ from storage.records import TRAJECTORY_SCHEMA, Score, Trajectory, to_score
 from storage.versions import datasets
 from storage.versions.drafts import Draft, Provenance
 from tasks.rollout.workers import LocalWorkers
-from tasks.score.environment import EnvironmentScorer, SuccessRule
 from tasks.score.interface import Answer, Scorer, ScorerContext
-from tasks.score.math_verify import MathVerifyScorer
-from tasks.score.scorers import SCORERS, Scorers, check_scorers, identity
+from tasks.score.scorers import (
+    SCORERS,
+    EnvironmentScorer,
+    MathVerifyScorer,
+    Scorers,
+    SuccessRule,
+    check_scorers,
+    identity,
+)
 from tasks.score.scoring import Grades, Mean, disagreement, metrics_of, scorer_fingerprint
 from tasks.score.verdict import Verdict, checked
 from tasks.score.verifier import Verifier, VerifierBrokenError
