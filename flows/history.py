@@ -8,7 +8,7 @@ from typing import Any
 from prefect import flow
 
 from flows.launch.cli import main
-from tasks.problems.curriculum_task import report_history
+from tasks.problems.task import report_history
 from tasks.run.configuration import resolve
 from tasks.run.opening import open_unleased
 

@@ -13,8 +13,8 @@ from tasks.audit.checks.tool_output_in_loss import stands_alone
 from tasks.audit.golds import contains_gold
 from tasks.audit.report import markdown
 from tasks.audit.second_checker import compare, opinion, stated
+from tasks.problems.columns import is_placeholder
 from tasks.problems.contamination import tokens
-from tasks.problems.placeholders import is_placeholder
 from tasks.score.code import program_in
 from tasks.score.contract import grade
 from tasks.score.golds import gold_text, interval, read_list, read_words, written

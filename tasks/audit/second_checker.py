@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from tasks.audit.written_numbers import LONGEST, UNSIGNED, Opinion, bare, canonical, compare_numbers, read_numbers
-from tasks.problems.placeholders import is_placeholder
+from tasks.problems.columns import is_placeholder
 
 __all__ = ["Opinion", "compare", "final_answer", "opinion", "stated"]
 

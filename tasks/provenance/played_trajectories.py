@@ -2,7 +2,7 @@
 
 sets              data_set (number), version, searched (whether `find_problem` searches this version)
 problem_ids       key, problem_id, version: the id that a problem has in a data set or problem set
-problem_contents  prompt, solutions, key (of `tasks.problems.difference`): each distinct content
+problem_contents  prompt, solutions, key (of `tasks.problems.problem_set`): each distinct content
 played            one row for each loaded trajectory: data_set, version, trajectory_id, problem_id, key, status, tokens
                   (sampled), fault, cut (the context ended it and the number of missing turns is unknown), oldest
                   (lowest policy version of a sampled token), first and best (success of the first and of the best turn,
@@ -25,8 +25,8 @@ from storage.errors import DamagedError
 from storage.objects.store import Store
 from storage.records import LAST_TURN_CUT, PROBLEM_SCHEMA, SCORE_SCHEMA, TRAJECTORY_SCHEMA, Problem
 from storage.versions import contents, datasets, manifests
-from tasks.problems.difference import key
 from tasks.problems.exclusions import Excluded
+from tasks.problems.problem_set import key
 from tasks.provenance.updates import Update
 from tasks.trajectory_db import TrajectoryDb, open_trajectory_db
 

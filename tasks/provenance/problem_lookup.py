@@ -23,7 +23,7 @@ class FoundProblem:
     Example: FoundProblem(key="9f3a…", problem_ids=["12+7"], prompt="What is 12 + 7?", solutions=["19"])
     """
 
-    key: str  # see tasks.problems.difference
+    key: str  # see tasks.problems.problem_set
     problem_ids: list[str]
     prompt: str
     solutions: list[str]

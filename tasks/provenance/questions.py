@@ -17,7 +17,7 @@ from storage.objects.store import Store
 from storage.version_names import EvaluationVersion, ExclusionsVersion, ProblemsVersion, select
 from storage.versions import aliases, manifests
 from tasks.problems.arithmetic import generate
-from tasks.problems.difference import key
+from tasks.problems.problem_set import key
 from tasks.provenance.answers import (
     Affected,
     AffectedEvaluation,

@@ -13,9 +13,8 @@ from storage.version_names import DecisionVersion, PolicyVersion, ProblemsVersio
 from storage.versions import aliases, checkpoints, manifests
 from storage.versions.aliases import Move
 from tasks.problems.contamination import describe, find_overlaps
-from tasks.problems.difference import key, new_problems, not_superseded, union
 from tasks.problems.exclusions import read_exclusions
-from tasks.problems.problem_set import NoFilesError
+from tasks.problems.problem_set import NoFilesError, key, new_problems, not_superseded, union
 from tasks.problems.task import commit_problems, import_sets, load_source, read_problems
 from tasks.retrain.planning import (
     Chosen,

@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tasks.problems.placeholders import is_placeholder
+from tasks.problems.columns import is_placeholder
 from tasks.score.numbers import LONGEST, Number, read_number
 from tasks.score.plain_text import in_ascii, unescaped, unmarked, unstyled
 from tasks.score.reading import final_statement

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.records import Problem
-from tasks.problems.difference import key, new_problems, replayed, union
+from tasks.problems.problem_set import key, new_problems, replayed, union
 
 problems = st.lists(
     st.builds(

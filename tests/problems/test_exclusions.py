@@ -21,7 +21,6 @@ from storage.objects.store import Store
 from storage.records import EXCLUSION_SCHEMA, Exclusion, Problem
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft
-from tasks.problems.difference import key
 from tasks.problems.exclusions import (
     Excluded,
     check_exclusions,
@@ -31,6 +30,7 @@ from tasks.problems.exclusions import (
     read_exclusions,
     set_aside,
 )
+from tasks.problems.problem_set import key
 from tasks.provenance.answers import Unknown
 from tasks.provenance.proposals import propose_ids, propose_problem
 from tasks.provenance.questions import trained_on, training_data

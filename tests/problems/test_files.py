@@ -23,9 +23,8 @@ from hypothesis import strategies as st
 from configs.problems import FileSource, StoredSource
 from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
-from tasks.problems.files import find, read_jsonl, read_parquet
-from tasks.problems.lines import lines
 from tasks.problems.problem_set import RowError
+from tasks.problems.sources import find, lines, read_parquet
 
 FIELDS: dict[Literal["id", "prompt", "solutions"], str] = {"prompt": "ask", "solutions": "gold"}
 NAMED: dict[Literal["id", "prompt", "solutions"], str] = {"id": "key", **FIELDS}
@@ -318,18 +317,6 @@ def test_a_file_without_line_ends_is_not_read_whole(make: Callable[[Path], str],
     """A terabyte file or an archive of zeros would fill the memory; reading stops with an error."""
     with pytest.raises(ProblemError, match="cannot be read .*a line does not end within 64 MB"):
         load(make(tmp_path / "rows"), longest_mb=1)
-
-
-def test_a_growing_file_is_read_to_its_first_size(tmp_path: Path) -> None:
-    """The reader stops at the size that the file had when it was opened, even if another process appends to it."""
-    path = write(tmp_path / "rows.jsonl", row("p"), row("q"))
-    reading = read_jsonl(str(path), 2**20)
-    found = [next(reading)]
-    with path.open("a") as file:
-        file.write(json.dumps(row("r")) + "\n")
-    assert [number for number, _ in [*found, *reading]] == [1, 2]
-    with pytest.raises(ProblemError, match="holds no rows"):
-        load("/proc/self/status")  # reports a size of 0, like kernel pipes
 
 
 def test_a_parquet_row_above_the_bound_is_a_bad_row(tmp_path: Path) -> None:

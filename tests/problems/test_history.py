@@ -29,8 +29,8 @@ from storage.records import (
 from storage.versions import checkpoints, datasets, manifests
 from storage.versions.checkpoints import Canary
 from storage.versions.drafts import Draft, Provenance
-from tasks.problems.difference import key
-from tasks.problems.history import all_runs, commit_history, read_history, summarise_run
+from tasks.problems.curriculum import all_runs, commit_history, read_history, summarise_run
+from tasks.problems.problem_set import key
 from tests.support.chain_helpers import Held, commit_chain, provenance, rewrite, rewrite_shard
 from tests.support.train_helpers import make_scores, make_trajectory
 

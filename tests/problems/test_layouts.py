@@ -13,9 +13,9 @@ from configs.problems import FileSource
 from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
 from tasks.problems.columns import as_text, solutions
+from tasks.problems.contamination import Repeat, describe_repeats, find_repeats
 from tasks.problems.messages import first_messages, with_instructions
 from tasks.problems.problem_set import RowError
-from tasks.problems.repeats import Repeat, describe_repeats, find_repeats
 
 SYSTEM = {"role": "system", "content": "Put the answer in a box."}
 VERL = {"prompt": "prompt", "solutions": "reward_model.ground_truth", "id": "extra_info.index", "source": "data_source"}

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from tasks.audit.checks.registry import AuditEvidence, Measured, register_check
 from tasks.audit.flag_rows import flag_rows
-from tasks.problems.placeholders import is_placeholder
+from tasks.problems.columns import is_placeholder
 from tasks.score.verdict import Verdict
 
 MOST = 20_000
