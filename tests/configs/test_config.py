@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from configs import Config, ConfigError, available, differences, load, schema, to_yaml
 from configs.__main__ import entries, main
-from tasks.agents.problem_checks import lacking_room
-from tasks.run import opening as open_run
+from tasks.agents.room import lacking_room
+from tasks.run import workspace as open_run
 from tasks.run.configuration import resolve
 from tasks.run.workspace import Workspace
 from tests.support.paths import ROOT

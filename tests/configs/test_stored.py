@@ -32,7 +32,7 @@ from storage.versions.drafts import Draft, Provenance
 from storage.versions.journal import shards
 from storage.versions.manifests import File
 from tasks.retrain.planning import continued
-from tasks.run import opening as open_run
+from tasks.run import workspace as open_run
 from tasks.run.workspace import Workspace
 from tests.storage.test_nights import NIGHT
 from tests.support.paths import ROOT

@@ -24,7 +24,7 @@ from storage.version_names import ScoresVersion
 from storage.versions import aliases, datasets, manifests
 from storage.versions.drafts import Draft
 from tasks.rollout import play
-from tasks.run import progress
+from tasks.run import workspace as progress
 
 OWN = "evaluation.sets={own: {kind: jsonl, path: OWN, fields: {prompt: prompt, solutions: answer}}}"
 

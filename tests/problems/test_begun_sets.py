@@ -15,7 +15,7 @@ from tasks.problems import task as problems_task
 from tasks.problems.task import begun_sets, import_problems, read_problems
 from tasks.rollout import task as rollout_task
 from tasks.rollout.task import _draw, unplayable
-from tasks.run import opening
+from tasks.run import workspace as opening
 from tasks.run.configuration import resolve
 from tasks.run.workspace import Workspace
 from tasks.warm_start import task as first_policy

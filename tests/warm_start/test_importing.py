@@ -21,7 +21,7 @@ from storage.objects.store import Store
 from storage.versions import manifests
 from storage.versions.drafts import Draft
 from storage.versions.model_files import INDEX
-from tasks.run import opening as open_run
+from tasks.run import workspace as open_run
 from tasks.run.configuration import resolve
 from tasks.run.workspace import Workspace
 from tasks.warm_start import task as first_policy

@@ -19,9 +19,7 @@ from configs.policy import WarmStart
 from configs.problems import ArithmeticSource
 from storage.records import Problem
 from tasks.problems.arithmetic import generate, render
-from tasks.warm_start.batches import Rows
-from tasks.warm_start.examples import one_turn, two_turn, wrong_answer
-from tasks.warm_start.teach import _loss, make_policy
+from tasks.warm_start.teach import Rows, _loss, make_policy, one_turn, two_turn, wrong_answer
 from tasks.warm_start.tokenizer import CHARACTERS, build_tokenizer
 
 FEEDBACK = "Your answer is wrong. Try again."
