@@ -34,11 +34,6 @@ def prepare(timeout_s: float, memory_mb: int, grade: str) -> None:
     _timeout_s, _memory = timeout_s, memory_mb * _MB
 
 
-def room() -> tuple[int, int]:
-    """Return the MB of an idle worker, and the MB that an answer may use in addition."""
-    return _idle // _MB, (_most(_idle) - _idle) // _MB
-
-
 def judge_all(name: str, items: Sequence[tuple[Any, ...]]) -> list[Verdict]:
     """Call the function `name` (`module:function`) with the arguments in each item; return its verdicts, in order.
 
@@ -52,7 +47,8 @@ def judge_all(name: str, items: Sequence[tuple[Any, ...]]) -> list[Verdict]:
         with limited(_timeout_s, most):  # the limits do not include the messages between processes
             return [function(*item) for item in items]
     except MemoryError:
-        raise MemoryError(f"{room()[1]} MB") from None
+        hard = "" if hard_address_space() is None else ", or than the hard limit of address space (`ulimit -Hv`)"
+        raise MemoryError(f"{_memory // _MB} MB{hard}") from None
 
 
 @cache
@@ -61,7 +57,7 @@ def _judge(name: str) -> tuple[Callable[..., Verdict], int]:
     function = _imported(name)
     if name not in GRADES.values():
         function = partial(_call, function)
-    return function, _most(_idle if name in GRADES.values() else address_space())
+    return function, _memory + (_idle if name in GRADES.values() else address_space())
 
 
 def _call(function: Callable[..., Any], answer: Answer, args: Mapping[str, Any]) -> Verdict:
@@ -100,7 +96,3 @@ def _imported(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     imported: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return imported
-
-
-def _most(idle: int) -> int:
-    return min(idle + _memory, hard_address_space() or 2**63)
