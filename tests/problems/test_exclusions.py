@@ -146,17 +146,6 @@ def test_an_update_without_the_excluded_is_one_that_never_had_them(tmp_path: Pat
     assert set_aside(asked, here, Excluded()) == (asked, [])
 
 
-def test_an_update_of_which_nothing_is_left(tmp_path: Path) -> None:
-    """The policy does not change if everything is excluded, as with options that reject everything."""
-    rows, scores = random_rows()
-    trainer = make_trainer(save_tiny(tmp_path))
-    before = weights(trainer)
-    marked, ids = set_aside(rows, "d", Excluded(frozenset(("d", row.trajectory_id) for row in rows)))
-    assert len(ids) == len(rows)
-    assert trainer.update(marked, scores, version=2)["trajectories"] == 0
-    assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
-
-
 def test_excluded_trajectories_do_not_count_as_trained_on(family: Place, tmp_path: Path) -> None:
     """An excluded trajectory does not count as trained on.
 

@@ -103,13 +103,6 @@ def test_patterns(tmp_path: Path, pattern: str, expected: list[str]) -> None:
     assert ids(load(f"file://{tmp_path}/{pattern}")) == expected
 
 
-def test_relative_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relative pattern starts at the working directory, like a path."""
-    write(tmp_path / "new" / "a.jsonl", row("p"))
-    monkeypatch.chdir(tmp_path)
-    assert ids(load("new/*.jsonl")) == ["a/000001"]
-
-
 def test_one_file_is_as_it_was(tmp_path: Path) -> None:
     """A single file adds nothing to the ids, so sets imported earlier keep their fingerprints."""
     plain = load(write(tmp_path / "rows.jsonl", row("p"), row("q")))
@@ -186,31 +179,6 @@ def test_no_match(tmp_path: Path, folder: str) -> None:
     pattern = f"{tmp_path}/{folder}*.jsonl"
     with pytest.raises(ProblemError, match=f"^{re.escape(pattern)} matches no file: check folder and pattern$"):
         load(pattern)
-
-
-def test_unknown_protocol() -> None:
-    """A path that cannot be listed gives the same message as one that cannot be opened."""
-    with pytest.raises(ProblemError, match=r"^nope://x/\*.jsonl cannot be read .*Protocol not known"):
-        load("nope://x/*.jsonl")
-
-
-def test_files_without_rows(tmp_path: Path) -> None:
-    """Files that are all empty are an error, like one empty file."""
-    write(tmp_path / "a.jsonl")
-    with pytest.raises(ProblemError, match=r"\*.jsonl holds no rows"):
-        load(tmp_path / "*.jsonl")
-
-
-def test_parquet_files(tmp_path: Path) -> None:
-    """Patterns find Parquet files, too; a broken one is named by its path."""
-    for name in ("a", "b"):
-        pq.write_table(pa.table({"ask": [name, None], "gold": ["1", "1"]}), tmp_path / f"{name}.parquet")
-    found = load(tmp_path / "*.parquet", kind="parquet")
-    assert ids(found) == ["a/000001", "b/000001"]
-    assert [bad.place for bad in found.bad] == ["line 2 of a.parquet", "line 2 of b.parquet"]
-    broken = write(tmp_path / "c.parquet", "no")
-    with pytest.raises(ProblemError, match=f"^{re.escape(str(broken))} cannot be read .*kind"):
-        load(tmp_path / "*.parquet", kind="parquet")
 
 
 def test_remote_pattern() -> None:

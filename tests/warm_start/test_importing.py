@@ -206,7 +206,7 @@ def test_an_unreachable_hub_is_reported_as_such(tmp_path: Path, store: Store, mo
         import_policy("some/model", tmp_path / "out", tmp_path / "cache", store)
 
 
-@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64])
 def test_weights_of_other_precisions_become_float32(
     folder: Path, kind: torch.dtype, tmp_path: Path, store: Store
 ) -> None:
@@ -236,7 +236,6 @@ UNPLAYABLE: dict[str, tuple[Break, str]] = {
         "^the chat template of policy.path='.*' refuses a conversation of user: Unexpected end.* "
         "repair chat_template in",
     ),
-    "division by 0": (template("{{ 1 / 0 }}"), "^the chat template of policy.path=.*: division by zero"),
     "no template": (
         lambda folder: (folder / "chat_template.jinja").unlink(),
         "^the tokenizer of policy.path=.* has no chat template",
@@ -288,14 +287,6 @@ def test_an_agent_that_cannot_be_made_is_refused_before_a_policy_is_committed(
     begin(tmp_path, policy, agent.format("true"))
     with pytest.raises(ConfigError, match=r"agent\.args\.good: True -> False"):
         begin(tmp_path, policy, agent.format("false"))
-
-
-def test_problems_may_change_until_there_is_a_policy(policy: str, tmp_path: Path) -> None:
-    """A run whose problem file cannot be read can begin again with other problems."""
-    start(tmp_path, policy, "problems.train={kind: jsonl, path: /no/such/file, preset: gsm8k}")
-    begin(tmp_path, policy, PROBLEMS.format(9))
-    with pytest.raises(ConfigError, match=r"problems\.train\.high: 9 -> 8"):
-        start(tmp_path, policy, PROBLEMS.format(8))
 
 
 def test_problems_are_held_by_a_curriculum(policy: str, tmp_path: Path) -> None:
