@@ -154,18 +154,10 @@ def read_parquet(path: str, longest: int, columns: Sequence[str]) -> Iterator[tu
         names = opened.schema_arrow.names
         there = [column for column in columns if column in names or column.split(".")[0] in names]
         for batch in opened.iter_batches(batch_size=_ROWS, columns=there):
-            for row in _batch_rows(batch, longest):
+            for index in range(batch.num_rows):
                 line += 1
+                row = _row(batch.slice(index, 1), longest)  # one by one: errors of a batch name no row
                 yield line, row if isinstance(row, RowError) else PartOfRow(row, names)
-
-
-def _batch_rows(batch: pa.RecordBatch, longest: int) -> Sequence[Row | RowError]:
-    try:
-        if batch.nbytes <= longest:
-            return batch.to_pylist()
-    except (ValueError, OverflowError, NotImplementedError):  # does not name the row, so read them one by one
-        pass
-    return [_row(batch.slice(index, 1), longest) for index in range(batch.num_rows)]
 
 
 def _row(single: pa.RecordBatch, longest: int) -> Row | RowError:

@@ -17,7 +17,7 @@ from functools import lru_cache
 from tasks.problems.columns import is_placeholder
 from tasks.score.numbers import LONGEST, Number, read_number
 from tasks.score.plain_text import in_ascii, unescaped, unmarked, unstyled
-from tasks.score.reading import final_statement
+from tasks.score.reading import BETWEEN_DOLLARS, final_statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,6 @@ def read_gold(solution: str) -> Gold | None:
     )
 
 
-_FORMULA = re.compile(r"(?<!\\)\$\$?([^$]+)(?<!\\)\$\$?")
 _GROUPED = re.compile(r"(?<!\d)[1-9]\d{0,2}(?:,\d{3})+(?!\d)")
 _QUOTED = re.compile(r"\s*\[\s*\"([^\"]*)\"\s*\]\s*")
 
@@ -88,11 +87,11 @@ def gold_text(solution: str) -> str:
         text = final.text
     if quoted := _QUOTED.fullmatch(text):
         return quoted[1]
-    formulas = list(_FORMULA.finditer(text))
+    formulas = list(BETWEEN_DOLLARS.finditer(text))
     if len(formulas) > 1:
         labelled = text[formulas[0].end() : formulas[1].start()].strip() == ":"
         return ", ".join(formula[1].strip(" ,;") for formula in formulas[labelled:])
-    return _FORMULA.sub(r"\1", text).strip() if formulas else text.strip()
+    return BETWEEN_DOLLARS.sub(r"\1", text).strip() if formulas else text.strip()
 
 
 _SEPARATOR = re.compile(r"\\[A-Za-z]+|\\\\|[(\[{}\])]|,|;|\n|&|(?<![A-Za-z])(?:and|or)(?![a-z])|\|\|?")
@@ -194,8 +193,10 @@ def canonical_words(plain: str) -> str:
     return " ".join(re.findall(r"\w+", plain.casefold()))
 
 
-_TIME = re.compile(r"(\d{1,3}(?:\s?:\s?\d{1,3})+)\s*(?:[ap]\.?\s?m\.?)?", re.IGNORECASE)
+_CLOCK = r"\d{1,3}(?:\s?:\s?\d{1,3})+"
+_TIME = re.compile(rf"({_CLOCK})\s*(?:[ap]\.?\s?m\.?)?", re.IGNORECASE)
 _BASE = re.compile(r"-?[0-9A-Fa-f]+\s*_\s*\{?\s*\d+\s*\}?")
+_WITHIN = re.compile(rf"(?<![\d:.]){_CLOCK}(?![\d:])|(?<![0-9A-Fa-f])[0-9A-Fa-f]++\s?_\s?\{{?\d+\}}?")
 _ELLIPSIS = re.compile(r"\\(?:ldots|dots|cdots|dotsc|dotsb)(?![A-Za-z])|\.\.\.+")
 
 
@@ -213,6 +214,12 @@ def written(text: str) -> str | None:
     if _ELLIPSIS.search(plain):
         return re.sub(r"[\s{}]|\\text", "", _ELLIPSIS.sub("...", plain)).strip("[]()")
     return None
+
+
+def last_written(text: str) -> str | None:
+    """Return the last time, ratio or number in a base within a sentence, in the form of `written`."""
+    found = _WITHIN.findall(text[-LONGEST:])
+    return written(found[-1]) if found else None
 
 
 _SIGNS = {

@@ -161,6 +161,7 @@ _CUE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _CHOICES = re.compile(r"^B\s?:", re.MULTILINE)
+_AND_OR = re.compile(r"\b(?:or|and)\s*$")
 _END = re.compile(r"(?<!\\)[.!?;](?=\s|$)|。|\n|</(?:final_)?answer>")
 
 
@@ -174,8 +175,9 @@ def _after_cue(text: str) -> str | None:
         if not sentence.strip(" *_`:$"):
             continue
         between = text[cues[-1].end() : cue.start()] if cues else "\n"
-        if len(between) <= _MOST_JOINED and re.search(r"\b(?:or|and)\s*$", between) and not _END.search(between):
-            return re.sub(r"\b(?:or|and)\s*$", "", between).strip() + " or " + sentence.strip()
+        joint = _AND_OR.search(between)
+        if joint and len(between) <= _MOST_JOINED and not _END.search(between):
+            return f"{between[: joint.start()].strip()} or {sentence.strip()}"
         return sentence.strip()
     return None
 
@@ -326,7 +328,9 @@ def _written(segment: _Segment) -> str:
     return f"{text} {after}" if changed else text
 
 
-_FORMULA = re.compile(r"(?<!\\)\$\$?([^$]+?)(?<!\\)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_DOLLARS = r"(?<!\\)\$\$?([^$]+)(?<!\\)\$\$?"
+BETWEEN_DOLLARS = re.compile(_DOLLARS)
+_FORMULA = re.compile(rf"{_DOLLARS}|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _BETWEEN = re.compile(r"[\s,;.]*(?:and|or|,|;)?[\s,;]*")
 _PROSE = re.compile(r"(?<![\\A-Za-z])[^\W\d_]{4,}")
 _LONGEST_FORMULA = 500
