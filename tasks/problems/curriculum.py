@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import get_args
 
-from configs.schema import ProblemSampling
+from configs.problems import ProblemSampling
 from storage import layout
 from storage.logs.catalog import CatalogEntry
 from storage.logs.log import first_free

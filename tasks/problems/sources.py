@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.implementations.local import LocalFileSystem
 
-from configs.regular import open_regular
-from configs.schema import ArithmeticSource, FileSource, HubSource, Source, StoredSource
+from configs.problems import ArithmeticSource, FileSource, HubSource, Source, StoredSource
+from configs.safety import open_regular
 from tasks.problems import arithmetic
 from tasks.problems.presets import COLUMNS, PRESETS, columns_of, from_fields
 from tasks.problems.problem_set import (

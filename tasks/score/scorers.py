@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, get_args
 
-from configs.schema import Score as ScoreSettings
+from configs.score import Score as ScoreSettings
 from storage.records import Trajectory, VerdictName
 from storage.visible import described
 from tasks.registry import Registry, nearest

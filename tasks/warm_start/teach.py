@@ -14,7 +14,8 @@ from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
-from configs.schema import ArithmeticSource, WarmStart
+from configs.policy import WarmStart
+from configs.problems import ArithmeticSource
 from storage.records import Problem
 from tasks.problems.arithmetic import expression, generate
 from tasks.warm_start.policy_sizes import tiny_sizes
