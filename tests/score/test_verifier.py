@@ -210,18 +210,6 @@ def test_memory_limit() -> None:
 
 
 @pytest.mark.slow
-def test_a_death_from_outside_costs_nothing() -> None:
-    """A worker killed from outside is replaced, and its pair is still graded."""
-    before = workers_of(os.getpid())
-    with Library(workers=2) as verifier:
-        verifier.grade([("1", ["1"])])
-        first, *_ = workers_of(os.getpid()) - before
-        os.kill(first, signal.SIGKILL)
-        verdicts = verifier.grade([(str(number), [str(number)]) for number in range(40)])
-        assert {verdict.name for verdict in verdicts} == {"correct"}
-
-
-@pytest.mark.slow
 def test_an_answer_that_a_breaking_pool_loses_is_graded(others: set[int]) -> None:
     """A broken pool may never complete an answer, with no error either. The answer is sent to the next pool."""
     with Library(workers=2) as verifier:

@@ -21,7 +21,7 @@ from storage.objects.store import Store
 from storage.versions import manifests
 from storage.versions.drafts import Draft
 from storage.versions.model_files import INDEX
-from tasks.run import workspace as open_run
+from tasks.run import workspace as run_workspace
 from tasks.run.configuration import resolve
 from tasks.run.workspace import Workspace
 from tasks.warm_start import task as first_policy
@@ -42,7 +42,7 @@ def folder(policy_folder: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def policy(policy_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The override for a working policy. The tasks that import it get a plain logger, as there is no flow run."""
-    for module in (open_run, first_policy):
+    for module in (run_workspace, first_policy):
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
     return f"policy={{path: {policy_folder}}}"
 
@@ -315,7 +315,7 @@ def start(tmp_path: Path, *overrides: str) -> Workspace:
     """Run the first step of a run."""
     config = resolve("smoke", [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", *overrides])
     workspace = Workspace(config)
-    open_run.start_run.fn(workspace)
+    run_workspace.start_run.fn(workspace)
     return workspace
 
 
