@@ -33,6 +33,8 @@ from tasks.problems.problem_set import (
     collect,
 )
 
+LONGEST_MB = 16
+"""A longer line, or row of a Parquet file, is a bad row; otherwise a file without line ends would fill the memory."""
 _HOPELESS = 64
 """A line of more than this many times `longest` is an error: the file is no file of problems. Reading stops there."""
 _CHUNK = 2**20
@@ -68,7 +70,7 @@ def load_problems(source: Source, max_bad_share: float) -> ProblemSet:
 def _rows(source: FileSource | HubSource) -> Iterator[tuple[RowPlace, Row | RowError]]:
     if isinstance(source, HubSource):
         return ((RowPlace(line), row) for line, row in _read_hub(source.name, source.subset, source.split))
-    matched, longest = find(source.path), source.max_line_mb * 2**20
+    matched, longest = find(source.path), LONGEST_MB * 2**20
 
     def read(path: str) -> Iterator[tuple[int, Row | RowError]]:
         if source.kind == "jsonl":
@@ -162,7 +164,7 @@ def read_parquet(path: str, longest: int, columns: Sequence[str]) -> Iterator[tu
 
 def _row(single: pa.RecordBatch, longest: int) -> Row | RowError:
     if single.nbytes > longest:
-        return RowError(f"row of more than {longest / 2**20:g} MB: set max_line_mb if it is whole")
+        return RowError(f"row of more than {longest / 2**20:g} MB: too long for a problem")
     try:
         row: Row = single.to_pylist()[0]
     except UnicodeDecodeError as error:
@@ -239,7 +241,7 @@ def lines(file: IO[Any], longest: int) -> Iterator[bytes | RowError]:
             continue
         if not whole:
             _skip_line(reader, longest)
-        yield RowError(f"line of more than {longest / 2**20:g} MB: set max_line_mb if it is whole")
+        yield RowError(f"line of more than {longest / 2**20:g} MB: too long for a problem")
 
 
 def _skip_line(reader: BinaryIO, longest: int) -> None:
@@ -248,7 +250,9 @@ def _skip_line(reader: BinaryIO, longest: int) -> None:
         part = reader.readline(_CHUNK)
         if not part or part.endswith(b"\n"):
             return
-    raise ValueError(f"a line does not end within {_HOPELESS} times max_line_mb: a file of JSON lines has shorter ones")
+    raise ValueError(
+        f"a line does not end within {_HOPELESS * longest / 2**20:g} MB: a file of JSON lines has shorter ones"
+    )
 
 
 def _read_hub(name: str, subset: str | None, split: str) -> Iterator[tuple[int, Row]]:

@@ -14,7 +14,7 @@ from tasks.inference.devices import devices_of_a_server, visible_devices
 from tasks.score.scorers import check_scorers
 from tasks.tools import check_tools
 from tasks.train.advantages import check_estimator
-from tasks.train.memory import CPU_TOKENS, GPU_TOKENS, Memory, memory_of
+from tasks.train.memory import CHUNK_TOKENS, CPU_TOKENS, GPU_TOKENS, Memory, memory_of
 from tasks.train.model_sizes import ModelSizes
 from tasks.warm_start.policy_sizes import policy_sizes
 
@@ -54,7 +54,7 @@ _PARTS = {
     "gathered": "what FSDP holds whole for a while",
     "casts": "bfloat16 casts of weights",
     "activations": "what a forward pass leaves for the backward pass",
-    "logits": "of ppo.logprob_chunk_tokens tokens",
+    "logits": f"of {CHUNK_TOKENS:,} tokens",
     "total": "an upper bound; a GPU also needs some GB for CUDA and NCCL",
 }
 """Explanations of the parts of `Memory`."""
@@ -155,7 +155,7 @@ def _iteration_rows(config: Config, sizes: ModelSizes) -> list[Row]:
     state = (2 + 3 * own_critic + moving) * weights
     servers = len(config.inference.urls) or config.inference.replicas
     halved = weights // 2 if config.storage.serving_copy else 0
-    deltas = ", or what changed" if config.storage.whole_copy_every > 1 else ""
+    deltas = ", or what changed" if config.storage.serving_copy and "://" in config.storage.root else ""
     numbers = {
         "episodes": f"{rollout.problems_per_iteration:,} problems x {played} = {episodes:,}",
         "tokens of trajectories": f"{episodes:,} x {context:,} (inference.max_model_len) = {episodes * context:,}",

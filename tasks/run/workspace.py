@@ -36,7 +36,6 @@ MAY_CHANGE = (
     "run.iterations",
     "run.max_",
     "run.when_held",
-    "run.lease_s",
     "storage.",
     "inference.",
     "trainer.",
@@ -48,7 +47,6 @@ MAY_CHANGE = (
     "score.workers",
     "rollout.concurrency",
     "rollout.processes",
-    "rollout.request_",
 )
 """Knobs that may change while a run lasts: they say where and how long it works, not what it computes. Another mesh
 (`ppo.parallel`) computes the same up to rounding."""
@@ -120,7 +118,7 @@ def open_leased(config: Config) -> Iterator[Workspace]:
     """
     workspace, run = Workspace(config), config.run
     check_exclusions(workspace.store, config.problems.exclusions)
-    with Lease(workspace.store, run.name, run.lease_s, run.when_held, workspace.label) as workspace.lease:
+    with Lease(workspace.store, run.name, when_held=run.when_held, label=workspace.label) as workspace.lease:
         yield workspace
         workspace.trim_cache()
 
@@ -210,7 +208,7 @@ def _refuse_another(run: str, begun: dict[str, Any], config: Config) -> None:
     if unknown_knobs := [line for line in unknown(begun) if not line.startswith(MAY_CHANGE)]:
         raise ConfigError(
             f"run {run!r} was begun by a program with knobs that this one does not know:\n{_listing(unknown_knobs)}\n"
-            "Upgrade this one, or begin another run with run.name=…"
+            "Upgrade this one if a newer program began it, or begin another run with run.name=…"
         )
     present = up_to_date(config.model_dump(mode="json"))
     if changed := [line for line in differences(begun, present) if not line.startswith(MAY_CHANGE)]:

@@ -28,6 +28,7 @@ SMOOTHING = 0.05  # weight of a new step in the running accuracy: about the last
 
 Progress = Callable[[int, float, float], None]
 """A callback for each step. It gets the step's number, from 1, its loss in nats per token, and the running accuracy."""
+BATCH_SIZE = 64
 MISTAKES = 4  # two-turn examples of one problem, each with its own wrong answer
 
 Message = dict[str, Any]
@@ -155,9 +156,9 @@ def batches(
     without one: the probabilities of these two kinds add up, so their weights do not depend on their shares.
     """
     pools = _pools(problems, tokenizer, knobs, feedback, random.Random(seed))
-    corrected = round(knobs.two_turn_share * knobs.batch_size)
-    first = knobs.batch_size - corrected
-    called = min(first, round(knobs.tool_share * knobs.batch_size))
+    corrected = round(knobs.two_turn_share * BATCH_SIZE)
+    first = BATCH_SIZE - corrected
+    called = min(first, round(knobs.tool_share * BATCH_SIZE))
     sizes = [first - called, corrected, called]
     weights = [first / max(1, first - called), 1.0, first / max(1, called)]
     generator = torch.Generator().manual_seed(seed)

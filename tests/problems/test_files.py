@@ -58,7 +58,7 @@ def row(prompt: str, **more: str) -> dict[str, str]:
 def load(path: str | Path, max_bad_share: float = 0.9, longest_mb: int = 16, **knobs: Any) -> ProblemSet:
     knobs = knobs if {"fields", "preset"} & knobs.keys() else {"fields": FIELDS, **knobs}
     source = FileSource(kind=knobs.pop("kind", "jsonl"), path=str(path), **knobs)
-    with patch("tasks.problems.load.LONGEST_MB", longest_mb):
+    with patch("tasks.problems.sources.LONGEST_MB", longest_mb):
         return load_problems(source, max_bad_share)
 
 

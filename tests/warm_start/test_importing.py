@@ -289,6 +289,14 @@ def test_an_agent_that_cannot_be_made_is_refused_before_a_policy_is_committed(
         begin(tmp_path, policy, agent.format("false"))
 
 
+def test_problems_may_change_until_there_is_a_policy(policy: str, tmp_path: Path) -> None:
+    """A run whose problem file cannot be read can begin again with other problems."""
+    start(tmp_path, policy, "problems.train={kind: jsonl, path: /no/such/file, preset: gsm8k}")
+    begin(tmp_path, policy, PROBLEMS.format(9))
+    with pytest.raises(ConfigError, match=r"problems\.train\.high: 9 -> 8"):
+        start(tmp_path, policy, PROBLEMS.format(8))
+
+
 def test_problems_are_held_by_a_curriculum(policy: str, tmp_path: Path) -> None:
     """A curriculum is committed before the policy and fixes the problems."""
     workspace = start(tmp_path, policy, PROBLEMS.format(9))
