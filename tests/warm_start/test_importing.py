@@ -253,22 +253,29 @@ UNPLAYABLE: dict[str, tuple[Break, str]] = {
 
 
 @pytest.mark.parametrize("name", UNPLAYABLE)
-def test_an_unplayable_policy_is_refused_before_it_is_committed(
-    folder: Path, name: str, tmp_path: Path, policy: str, policy_folder: Path
-) -> None:
-    """An unplayable policy is refused before the commit, and the same run can begin with another policy."""
+@pytest.mark.usefixtures("policy")
+def test_an_unplayable_policy_is_refused_before_it_is_committed(folder: Path, name: str, tmp_path: Path) -> None:
+    """The message names the policy, not the scratch folder, which no longer exists when a user reads it."""
     damage, message = UNPLAYABLE[name]
     damage(folder)
     with pytest.raises(ValueError, match=message) as error:
         begin(tmp_path, f"policy={{path: {folder}}}")
-    assert "policy-" not in str(error.value)  # the scratch folder no longer exists when a user reads the message
+    assert "policy-" not in str(error.value)
     assert str(error.value).count("chat_template.jinja") <= 1
-    store = Store(f"{tmp_path}/var")
     assert not list((tmp_path / "var/runs/smoke").glob("checkpoints/*"))
-    assert begin(tmp_path, policy) == layout.checkpoint("smoke", 0)
-    assert begin(tmp_path, policy) == layout.checkpoint("smoke", 0)
-    assert manifests.read(store, layout.checkpoint("smoke", 0)).config["policy"]["path"] == str(policy_folder)
-    with pytest.raises(ConfigError, match=r"(?s)policy\.path: .*begin another run"):  # now it would be another run
+
+
+def test_the_policy_may_change_until_it_is_committed(
+    folder: Path, tmp_path: Path, policy: str, policy_folder: Path
+) -> None:
+    """The same run begins with another policy after a refusal; with a third one it would be another run."""
+    without_end(folder)
+    with pytest.raises(ValueError, match="nothing ends a turn"):
+        begin(tmp_path, f"policy={{path: {folder}}}")
+    assert begin(tmp_path, policy) == begin(tmp_path, policy) == layout.checkpoint("smoke", 0)
+    committed = manifests.read(Store(f"{tmp_path}/var"), layout.checkpoint("smoke", 0))
+    assert committed.config["policy"]["path"] == str(policy_folder)
+    with pytest.raises(ConfigError, match=r"(?s)policy\.path: .*begin another run"):
         begin(tmp_path, f"policy={{path: {folder}}}")
 
 
