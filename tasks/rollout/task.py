@@ -22,7 +22,7 @@ from tasks.agents.problem_checks import describe_lacking, describe_marked, witho
 from tasks.inference.api import GenerationConfig
 from tasks.problems.exclusions import Excluded, left_of, read_exclusions
 from tasks.problems.task import read_problems, weights
-from tasks.rollout.fault_alarm import FaultAlarm
+from tasks.rollout.outcomes import FaultAlarm
 from tasks.rollout.plan import RolloutPlan, draw, drawable, spares
 from tasks.run.workspace import Workspace
 

@@ -29,7 +29,7 @@ from storage.version_names import PolicyVersion
 from storage.versions import aliases, checkpoints, manifests
 from storage.versions.checkpoints import Checkpoint
 from storage.versions.drafts import Draft, Provenance
-from tasks.agents.room import lacking_room
+from tasks.agents.problem_checks import lacking_room
 from tasks.problems.exclusions import check_exclusions
 
 MAY_CHANGE = (

@@ -283,8 +283,7 @@ async def _make_agent(config: Config, context: AgentContext) -> None:
 def _chat(where: str, folder: Path) -> Chat:
     from transformers import AutoTokenizer
 
-    from tasks.agents.tokenizer import engine_ends
-    from tasks.agents.trial import open_chat
+    from tasks.agents.chat import engine_ends, open_chat
 
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     tokenizer.name_or_path = where  # errors then name what the user gave, not the scratch folder

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from configs import Config, ConfigError, available, differences, load, schema, to_yaml
 from configs.__main__ import entries, main
-from tasks.agents.room import lacking_room
+from tasks.agents.problem_checks import lacking_room
 from tasks.run import workspace as run_workspace
 from tasks.run.configuration import resolve
 from tasks.run.workspace import Workspace

@@ -10,8 +10,7 @@ from storage.objects.store import Store
 from storage.records import Fault
 from storage.versions.drafts import Draft, Provenance
 from tasks.evaluate.summary import fault_rows
-from tasks.rollout.fault_alarm import FaultAlarm, alarms
-from tasks.rollout.tally import Tally, counts_of
+from tasks.rollout.outcomes import FaultAlarm, Tally, alarms, counts_of
 from tasks.score.scorers import SuccessRule
 from tests.support.train_helpers import make_trajectory
 

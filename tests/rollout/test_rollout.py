@@ -29,8 +29,6 @@ from tasks.inference.api import (
 )
 from tasks.rollout.outcomes import Tally, counts_of, select_episodes, success_rate
 from tasks.rollout.plan import draw
-from tasks.rollout.selection import select_episodes, success_rate
-from tasks.rollout.tally import Tally, counts_of
 from tasks.score.scorers import SuccessRule
 from tasks.score.verifier import Verifier
 from tests.support.rollout_helpers import PROBLEM, ScriptedEngine, context, make_plan, play, timeless
