@@ -92,8 +92,8 @@ def main(versions: int, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
         "storage.objects.store.LocalBackend": CountedBackend,
         "storage.objects.store.Store.is_local": False,  # so files are fetched into the cache, with requests
         "tasks.run.workspace.start_run": start_run.fn,
-        "tasks.run.progress.create_progress_artifact": lambda **_: UUID(int=0),
-        "tasks.run.progress.update_progress_artifact": lambda **_: None,
+        "tasks.run.workspace.create_progress_artifact": lambda **_: UUID(int=0),
+        "tasks.run.workspace.update_progress_artifact": lambda **_: None,
         "tasks.rollout.workers.load_chat": lambda _: None,
         "tasks.rollout.task.warn_of_marks": lambda *_: None,
         "tasks.rollout.play.play": stage.play,
