@@ -12,8 +12,8 @@ from prefect import flow
 
 from flows.launch.cli import main_of_targets
 from tasks.audit.task import audit, audit_config, log_errors_without_traceback, report_audit, select_data_sets
-from tasks.run.opening import open_unleased
 from tasks.run.resources import open_verifier
+from tasks.run.workspace import open_unleased
 
 
 @flow(name="audit-trajectories")

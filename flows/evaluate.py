@@ -13,9 +13,9 @@ from storage.versions import checkpoints
 from tasks.evaluate.task import evaluate_sets
 from tasks.problems.task import import_sets
 from tasks.run.configuration import resolve
-from tasks.run.opening import open_unleased
 from tasks.run.report import report_evaluations
 from tasks.run.resources import open_workers
+from tasks.run.workspace import open_unleased
 
 
 @flow(name="evaluate")

@@ -8,9 +8,9 @@ from typing import Any
 from prefect import flow
 
 from flows.launch.cli import main
-from tasks.problems.curriculum_task import report_history
+from tasks.problems.task import report_history
 from tasks.run.configuration import resolve
-from tasks.run.opening import open_unleased
+from tasks.run.workspace import open_unleased
 
 
 @flow(name="history")

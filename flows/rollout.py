@@ -10,8 +10,8 @@ from storage import layout
 from tasks.problems.task import import_problems
 from tasks.rollout.task import Rollouts
 from tasks.run.configuration import resolve
-from tasks.run.opening import open_run
 from tasks.run.resources import open_workers
+from tasks.run.workspace import open_run
 from tasks.warm_start.task import first_policy
 
 

@@ -9,8 +9,8 @@ import tasks.train.task
 from flows.launch.cli import main
 from storage import layout
 from tasks.run.configuration import resolve
-from tasks.run.opening import open_run
 from tasks.run.resources import open_trainer
+from tasks.run.workspace import open_run
 from tasks.score.scoring import scorer_fingerprint
 
 

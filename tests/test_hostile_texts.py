@@ -13,16 +13,14 @@ from tasks.audit.checks.second_checker import compare, opinion, stated
 from tasks.audit.checks.texts import personal, secret
 from tasks.audit.checks.tools import stands_alone
 from tasks.audit.report import wording
+from tasks.problems.columns import is_placeholder
 from tasks.problems.contamination import tokens
-from tasks.problems.placeholders import is_placeholder
 from tasks.score.code import program_in
 from tasks.score.contract import grade
-from tasks.score.golds import gold_text, read_list, read_words, written
-from tasks.score.intervals import interval
+from tasks.score.golds import gold_text, interval, read_list, read_words, written
 from tasks.score.numbers import read_number
 from tasks.score.plain_text import in_ascii, unescaped, unmarked, unstyled
-from tasks.score.prose import last_formula, last_numbers, last_words
-from tasks.score.reading import Statement, final_statement
+from tasks.score.reading import Statement, final_statement, last_formula, last_numbers, last_words
 
 LENGTH = 100_000
 LIMIT_S = 2.0

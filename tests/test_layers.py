@@ -51,7 +51,7 @@ def rank(parts: Sequence[str]) -> tuple[int, int]:
 
 
 def is_task(parts: Sequence[str]) -> bool:
-    """Return whether a module holds Prefect tasks of a stage: `tasks.score.task`, `tasks.problems.curriculum_task`."""
+    """Return whether a module holds Prefect tasks of a stage: `tasks.score.task`, `tasks.problems.task`."""
     return len(parts) > 2 and (parts[2] == "task" or parts[2].endswith("_task"))
 
 

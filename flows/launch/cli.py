@@ -56,7 +56,7 @@ def main(
         if arguments.print_config:
             print(to_yaml(resolved), end="")
         elif arguments.plan:
-            from tasks.run.dry_run import plan
+            from tasks.run.configuration import plan
 
             print(plan(resolved), end="")
         elif arguments.command:

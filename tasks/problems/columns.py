@@ -1,13 +1,16 @@
-"""Read the columns of a row: text, numbers that stand for text, several gold answers, and columns inside of others."""
+"""Read the columns of a row: text, numbers that stand for text, several gold answers, and columns inside of others.
+
+Data sets have `proof` or `notfound` where an answer is missing: `is_placeholder` finds such solutions.
+"""
 
 import json
 import math
+import re
 import reprlib
 from decimal import Decimal
 from typing import Any
 
 from storage.visible import visible
-from tasks.problems.placeholders import is_placeholder
 from tasks.problems.problem_set import NotNeededError, PartOfRow, Row, RowError
 
 _NAMED = 500
@@ -122,3 +125,26 @@ def _encoded(value: object) -> list[str]:
     except (ValueError, RecursionError):
         return []
     return items if all(isinstance(item, str) for item in items) else []
+
+
+_WORDS = frozenset(
+    """proof|proofs|to be proved|qed|see solution|see the solution|see proof|see above|see below|see explanation
+    |notfound|not found|n a|na|none|null|nil|nan|unknown|tbd|todo|no answer|not available|not applicable|not given
+    |missing|omitted|answer|solution""".replace("\n    ", "").split("|")
+)
+_WRAPPER = re.compile(r"\\(?:boxed|fbox|text(?:bf|it|rm)?|math(?:rm|bf|it)|mbox)(?![A-Za-z])")
+_AROUND = " \t\r\n$.,:;!\"'`*()[]{}<>"
+
+
+def is_placeholder(solution: str) -> bool:
+    r"""Return whether a solution stands for a missing one, so that nothing can be right.
+
+    >>> [is_placeholder(text) for text in ("proof", r"\text{N/A}", "See solution.", "?", "")]
+    [True, True, True, True, True]
+    >>> [is_placeholder(text) for text in ("42", "No", "no solution", r"\emptyset", r"\{\}", "None of these")]
+    [False, False, False, False, False, False]
+    """
+    if len(solution) > 200 or "\\{" in solution:
+        return False
+    plain = _WRAPPER.sub("", solution).strip(_AROUND).casefold()
+    return not plain.strip("-\u2013\u2014_?/\u2026") or re.sub(r"[\s/_.-]+", " ", plain).strip() in _WORDS

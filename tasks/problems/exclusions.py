@@ -18,7 +18,7 @@ from storage.objects.store import Store
 from storage.records import EXCLUSION_SCHEMA, Exclusion, Problem, Trajectory
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft, Provenance
-from tasks.problems.difference import key
+from tasks.problems.problem_set import key
 
 _ROWS_PER_SHARD = 50_000
 

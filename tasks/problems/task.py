@@ -1,24 +1,26 @@
-"""Tasks: import problem sets as versions named by their fingerprints, and warn about contamination."""
+"""Tasks: import problem sets as versions named by their fingerprints; commit histories and the run's curriculum."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from prefect import get_run_logger, task
+from prefect.artifacts import create_table_artifact
 from prefect.cache_policies import NO_CACHE
 
 from configs.evaluate import HELD_OUT
 from configs.problems import Source, StoredSource
 from storage import layout
 from storage.errors import DamagedError
-from storage.records import PROBLEM_SCHEMA, Problem
+from storage.logs import catalog
+from storage.records import CURRICULUM_SCHEMA, PROBLEM_SCHEMA, Problem
 from storage.version_names import ProblemsVersion, version_of
 from storage.versions import datasets, manifests
 from storage.versions.datasets import write_rows
 from storage.versions.drafts import Draft
-from tasks.problems import BadRow, ProblemError, fingerprint, load_problems
-from tasks.problems.contamination import describe, find_overlaps
-from tasks.problems.curriculum_task import plan_curriculum
-from tasks.problems.difference import describe_change
-from tasks.problems.repeats import Repeat, describe_repeats, find_repeats
+from tasks.evaluate.summary import table
+from tasks.problems import BadRow, ProblemError, curriculum, fingerprint, load_problems
+from tasks.problems.contamination import Repeat, describe, describe_repeats, find_overlaps, find_repeats
+from tasks.problems.problem_set import describe_change, union
 from tasks.run.workspace import Workspace
 
 _ROWS_PER_SHARD = 50_000
@@ -153,3 +155,54 @@ def commit_problems(
 def read_problems(workspace: Workspace, version: str) -> list[Problem]:
     """Read the problems of a stored set."""
     return [Problem(**row) for row in datasets.rows(workspace.store, version, workspace.cache)]
+
+
+def plan_curriculum(workspace: Workspace, problem_set: ProblemsVersion) -> None:
+    """Commit the run's curriculum once, from the present histories of all other runs in the store."""
+    store, cache, version = workspace.store, workspace.cache, layout.curriculum(workspace.name)
+    if not workspace.config.problems.sampling.active or manifests.committed(store, version):
+        return
+    histories = list(_commit_histories(workspace, leave_out=workspace.name).values())
+    problems = read_problems(workspace, problem_set)
+    past = curriculum.read_history(store, histories, cache)
+    rows = curriculum.plan_curriculum(problems, past, workspace.config.problems.sampling)
+    with Draft(store, version, "curriculum") as draft:
+        write_rows(draft, CURRICULUM_SCHEMA, rows, _ROWS_PER_SHARD)
+        counts = {row["standing"]: int(row["problems"]) for row in curriculum.standing_rows(rows)}
+        draft.commit(workspace.provenance(), [problem_set, *histories], counts)
+    totals = ", ".join(f"{count} {standing}" for standing, count in counts.items() if count)
+    get_run_logger().info("curriculum from the histories of %d runs: %s", len(histories), totals)
+
+
+def weights(workspace: Workspace) -> Mapping[str, float] | None:
+    """Read the weight of each problem from the curriculum; return None if the run draws all problems in turn."""
+    if not workspace.config.problems.sampling.active:
+        return None
+    rows = datasets.rows(workspace.store, layout.curriculum(workspace.name), workspace.cache, ["problem_id", "weight"])
+    return {row["problem_id"]: row["weight"] for row in rows}
+
+
+def _commit_histories(workspace: Workspace, leave_out: str = "") -> dict[str, str]:
+    """Commit the histories of all runs but one; return their versions by run. The catalog is read once for all."""
+    store, cache, provenance = workspace.store, workspace.cache, workspace.provenance()
+    entries = catalog.read_all(store)
+    runs = [run for run in curriculum.all_runs(store, entries) if run != leave_out]
+    versions = {run: curriculum.commit_history(store, run, cache, provenance, entries) for run in runs}
+    return {run: version for run, version in versions.items() if version}
+
+
+@task(name="report-history", cache_policy=NO_CACHE)
+def report_history(workspace: Workspace, most: int) -> dict[str, Any]:
+    """Commit the histories of all runs; show and return the standing of the problems and up to `most` suspects."""
+    from rich.console import Console
+
+    histories = _commit_histories(workspace)
+    rows = curriculum.read_history(workspace.store, list(histories.values()), workspace.cache)
+    problems = union([Problem(row.problem_id, row.prompt, row.solutions) for row in rows])
+    entries = curriculum.plan_curriculum(problems, rows, workspace.config.problems.sampling) if problems else []
+    standing, suspects = curriculum.standing_rows(entries), curriculum.suspect_rows(entries, problems)
+    console = Console()
+    console.print(table(f"{len(problems)} problems in {len(histories)} runs", standing))
+    console.print(table(f"Suspects: never solved, is the gold answer right? ({len(suspects)})", suspects[:most]))
+    create_table_artifact(key="suspects", table=suspects[:most], description="Problems that were never solved")
+    return {"histories": histories, "standing": standing, "suspects": suspects[:most]}

@@ -2,7 +2,7 @@
 
 sets              data_set (number), version, searched (whether `find_problem` searches this version)
 problem_ids       key, problem_id, version: the id that a problem has in a data set or problem set
-problem_contents  prompt, solutions, key (of `tasks.problems.difference`): each distinct content
+problem_contents  prompt, solutions, key (of `tasks.problems.problem_set`): each distinct content
 played            one row for each loaded trajectory: data_set, version, trajectory_id, problem_id, key, status, tokens
                   (sampled), fault, cut (the context ended it and the number of missing turns is unknown), oldest
                   (lowest policy version of a sampled token), first and best (success of the first and of the best turn,
@@ -43,8 +43,8 @@ from storage.version_names import (
 )
 from storage.versions import contents, datasets, manifests
 from storage.versions.manifests import Manifest
-from tasks.problems.difference import key
 from tasks.problems.exclusions import read_exclusions
+from tasks.problems.problem_set import key
 from tasks.trajectory_db import TrajectoryDb, open_trajectory_db
 
 _FETCHED_AT_ONCE = 4

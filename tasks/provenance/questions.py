@@ -20,7 +20,7 @@ from storage.version_names import EvaluationVersion, ExclusionsVersion, Problems
 from storage.versions import aliases, manifests
 from storage.visible import visible
 from tasks.problems.arithmetic import generate
-from tasks.problems.difference import key
+from tasks.problems.problem_set import key
 from tasks.provenance.index import TrainingIndex
 
 _KEY = re.compile(r"[0-9a-f]{32}")
@@ -37,7 +37,7 @@ class FoundProblem:
     Example: FoundProblem(key="9f3a…", problem_ids=["12+7"], prompt="What is 12 + 7?", solutions=["19"])
     """
 
-    key: str  # see tasks.problems.difference
+    key: str  # see tasks.problems.problem_set
     problem_ids: list[str]
     prompt: str
     solutions: list[str]

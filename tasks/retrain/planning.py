@@ -11,7 +11,7 @@ from storage.logs.nights import Night, Record
 from storage.objects.store import Store
 from storage.records import Problem
 from storage.version_names import PolicyVersion, ProblemsVersion
-from tasks.problems.difference import not_superseded, replayed, union
+from tasks.problems.problem_set import not_superseded, replayed, union
 from tasks.seeds import derive
 
 REMOVED = "removed"

@@ -22,9 +22,8 @@ from storage.versions.drafts import Draft
 from storage.versions.lineage import trained_on
 from tasks.evaluate.summary import rendered, table
 from tasks.problems.contamination import describe, find_overlaps
-from tasks.problems.difference import key, new_problems, not_superseded, union
 from tasks.problems.exclusions import read_exclusions
-from tasks.problems.problem_set import NoFilesError
+from tasks.problems.problem_set import NoFilesError, key, new_problems, not_superseded, union
 from tasks.problems.task import commit_problems, import_sets, load_source, read_problems
 from tasks.retrain import gate, planning
 from tasks.retrain.evidence import gather, summary_of

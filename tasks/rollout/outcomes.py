@@ -19,7 +19,7 @@ from storage.records import Score, Trajectory
 from storage.versions import manifests
 from storage.visible import visible
 from tasks.rollout.plan import Group
-from tasks.score.environment import SuccessRule
+from tasks.score.scorers import SuccessRule
 from tasks.train.endings import is_trainable
 from tasks.train.samples import build_samples, with_known_returns
 

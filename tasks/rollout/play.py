@@ -25,7 +25,7 @@ from storage.versions.drafts import Draft, Shard
 from tasks.rollout.outcomes import FinishedGroup, Tally
 from tasks.rollout.plan import Group, RolloutPlan, Start
 from tasks.rollout.threads import AgentThreads
-from tasks.score.environment import SuccessRule
+from tasks.score.scorers import SuccessRule
 
 if TYPE_CHECKING:
     from tasks.rollout.workers import Workers

@@ -20,9 +20,8 @@ from storage.versions.drafts import JournaledDraft
 from tasks.agents.chat import fetch_chat
 from tasks.agents.problem_checks import describe_lacking, describe_marked, without_room
 from tasks.inference.api import GenerationConfig
-from tasks.problems.curriculum_task import weights
 from tasks.problems.exclusions import Excluded, left_of, read_exclusions
-from tasks.problems.task import read_problems
+from tasks.problems.task import read_problems, weights
 from tasks.rollout.outcomes import FaultAlarm
 from tasks.rollout.plan import RolloutPlan, draw, drawable, spares
 from tasks.run.workspace import Workspace

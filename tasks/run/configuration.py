@@ -1,13 +1,22 @@
-"""Load a configuration and check everything that a run needs: schema, and what it names."""
+"""Load a configuration, check everything that a run needs, and describe the run without starting it (`--dry-run`).
+
+The plan of a run says its devices, the trainer's memory and the data of an iteration, from the configuration alone.
+"""
 
 from collections.abc import Iterable
 
 from configs import Config, ConfigError, load
+from storage.commands.program import size
 from tasks.agents import AGENTS
 from tasks.environments import ENVIRONMENTS
+from tasks.evaluate.summary import Row, rendered, table
+from tasks.inference.devices import devices_of_a_server, visible_devices
 from tasks.score.scorers import check_scorers
 from tasks.tools import check_tools
 from tasks.train.advantages import check_estimator
+from tasks.train.memory import CHUNK_TOKENS, CPU_TOKENS, GPU_TOKENS, Memory, memory_of
+from tasks.train.model_sizes import ModelSizes
+from tasks.warm_start.policy_sizes import policy_sizes
 
 
 def resolve(name: str, overrides: Iterable[str] | None = None) -> Config:
@@ -35,3 +44,123 @@ def _check_use(config: Config) -> None:
         raise ValueError(
             f"agent.tools: the agent {config.agent.type!r} uses no tools; use agent.type=openai, or leave them out"
         )
+
+
+_PARTS = {
+    "weights": "float32",
+    "gradients": "float32",
+    "moments": "AdamW",
+    "others": "reference policy, critic of its own",
+    "gathered": "what FSDP holds whole for a while",
+    "casts": "bfloat16 casts of weights",
+    "activations": "what a forward pass leaves for the backward pass",
+    "logits": f"of {CHUNK_TOKENS:,} tokens",
+    "total": "an upper bound; a GPU also needs some GB for CUDA and NCCL",
+}
+"""Explanations of the parts of `Memory`."""
+
+
+def plan(config: Config) -> str:
+    """Describe a run without starting anything.
+
+    Raises:
+        ValueError: the memory of the policy cannot be computed.
+        StorageError: the sizes of the policy cannot be read.
+    """
+    sizes, tokens = policy_sizes(config), pass_tokens(config)
+    memory, policy = memory_of(sizes, config.ppo, tokens), config.policy.path or "a warm start"
+    return rendered(
+        f"{config.run.name}: {policy}, {sizes.model_type} with {sizes.parameters:,} parameters",
+        table("Devices", [_trainer(config, memory), _servers(config)]),
+        f"{_gpus(config)}\n",
+        table(f"Memory of each rank, with {tokens:,} tokens in a forward pass (computed)", _memory_rows(memory)),
+        table("One iteration, at most", _iteration_rows(config, sizes)),
+    )
+
+
+def pass_tokens(config: Config) -> int:
+    """Return the largest number of tokens in a forward pass: a sequence that is longer than the limit is a pass alone.
+
+    The default of `ppo.micro_batch_tokens` is that of this machine.
+    """
+    ppo = config.ppo
+    on_cpu = ppo.device == "cpu" or (ppo.device == "auto" and not visible_devices())
+    return max(ppo.micro_batch_tokens or (CPU_TOKENS if on_cpu else GPU_TOKENS), config.inference.max_model_len)
+
+
+def _trainer(config: Config, memory: Memory) -> Row:
+    parallel, hosts, own = config.ppo.parallel, config.trainer.hosts, _ranks_of_a_host(config)
+    otherwise = "; the CPU if it has none" if config.ppo.device == "auto" else ""
+    where = "the flow's host" if hosts == 1 else f"{hosts} hosts with {own} each; the flow's host is the first"
+    if config.trainer.launcher == "ray":
+        where = f"{_count(hosts, 'node')} of the cluster, with {own} each"
+    return {
+        "what": "trainer",
+        "processes": f"{_count(parallel.ranks, 'rank')}: replicate {parallel.replicate} x shard {parallel.shard}",
+        "where": where,
+        "devices": "the CPU" if config.ppo.device == "cpu" else f"the first {_count(own, 'GPU')}{otherwise}",
+        "memory of each": size(memory.total),
+    }
+
+
+def _servers(config: Config) -> Row:
+    settings, of_each = config.inference, _devices_of_a_server(config)
+    host = "each rollout worker's node" if config.cluster.address else "the flow's host"
+    devices = f"the last {_count(settings.replicas * of_each, 'GPU')}, {of_each} for each; the CPU if it has none"
+    return {
+        "what": "vLLM",
+        "processes": _count(len(settings.urls) or settings.replicas, "server"),
+        "where": ", ".join(settings.urls) or host,
+        "devices": "as started" if settings.urls else devices,
+        "memory of each": "as started" if settings.urls else f"{settings.gpu_memory_utilization:.0%} of a GPU",
+    }
+
+
+def _gpus(config: Config) -> str:
+    """Say how many GPUs the flow's host needs, or a node of a cluster."""
+    if config.cluster.address:
+        trained = "a node with ranks" if config.trainer.launcher == "ray" else "the flow's host"
+        played = config.inference.replicas * _devices_of_a_server(config)
+        trainer = _count(_ranks_of_a_host(config), "GPU")
+        return f"On GPUs, {trained} needs {trainer} for the trainer, and each rollout worker {_count(played, 'GPU')}."
+    own, replicas = _ranks_of_a_host(config), 0 if config.inference.urls else config.inference.replicas
+    servers = replicas * _devices_of_a_server(config)
+    needed = _count(own + servers, "GPU")
+    return f"On GPUs, the flow's host needs {needed}: {own} for the trainer, {servers} for servers." + (
+        " If it has fewer, they share some: then both must fit into the memory of one." if servers else ""
+    )
+
+
+def _ranks_of_a_host(config: Config) -> int:
+    return config.ppo.parallel.ranks // config.trainer.hosts
+
+
+def _devices_of_a_server(config: Config) -> int:
+    return devices_of_a_server(config.inference.extra_args)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
+
+
+def _memory_rows(memory: Memory) -> list[Row]:
+    return [{"part": part, "memory": size(getattr(memory, part)), "what": what} for part, what in _PARTS.items()]
+
+
+def _iteration_rows(config: Config, sizes: ModelSizes) -> list[Row]:
+    rollout, ppo, context = config.rollout, config.ppo, config.inference.max_model_len
+    played = rollout.generation_size or rollout.group_size
+    episodes, weights = rollout.problems_per_iteration * played, 4 * sizes.parameters
+    own_critic, moving = ppo.critic is not None and ppo.critic.model == "own", ppo.kl.reference == "ema"
+    state = (2 + 3 * own_critic + moving) * weights
+    servers = len(config.inference.urls) or config.inference.replicas
+    halved = weights // 2 if config.storage.serving_copy else 0
+    deltas = ", or what changed" if config.storage.serving_copy and "://" in config.storage.root else ""
+    numbers = {
+        "episodes": f"{rollout.problems_per_iteration:,} problems x {played} = {episodes:,}",
+        "tokens of trajectories": f"{episodes:,} x {context:,} (inference.max_model_len) = {episodes * context:,}",
+        "weights written to the store": size(weights + halved),
+        "train state written to the store": size(state),
+        "weights read by servers": f"{servers} x {size(halved or weights)}" + deltas,
+    }
+    return [{"what": what, "how much": number} for what, number in numbers.items()]

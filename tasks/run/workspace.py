@@ -1,17 +1,58 @@
-"""The workspace of a run: its configuration, store, cache and lease, used by every stage."""
+"""A run: its workspace, how it is begun or continued, and its progress.
 
+Every stage uses the workspace: configuration, store, cache and lease. A run that exists continues with the
+configuration that it was begun with, at its first iteration without a checkpoint, within its budget.
+"""
+
+import itertools
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
-from prefect import runtime
+from prefect import get_run_logger, runtime, task
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.cache_policies import NO_CACHE
 
-from configs import Config
+from configs import Config, ConfigError, as_begun, differences, unknown, up_to_date
+from storage import layout
+from storage.logs import catalog
 from storage.logs.leases import Lease
+from storage.logs.log import first_free
 from storage.objects.store import Store
 from storage.version_names import PolicyVersion
-from storage.versions import checkpoints
+from storage.versions import aliases, checkpoints, manifests
 from storage.versions.checkpoints import Checkpoint
-from storage.versions.drafts import Provenance
+from storage.versions.drafts import Draft, Provenance
 from storage.versions.fetch import scratch_of, trim_to_limit
+from tasks.agents.problem_checks import lacking_room
+from tasks.problems.exclusions import check_exclusions
+
+MAY_CHANGE = (
+    "run.iterations",
+    "run.max_",
+    "run.when_held",
+    "storage.",
+    "inference.",
+    "trainer.",
+    "cluster.",
+    "ppo.parallel",
+    "retrain.",
+    "audit.",
+    "problems.exclusions",
+    "score.workers",
+    "rollout.concurrency",
+    "rollout.processes",
+)
+"""Knobs that may change while a run lasts: they say where and how long it works, not what it computes. Another mesh
+(`ppo.parallel`) computes the same up to rounding."""
+_TRIED = ("problems", "policy", "agent", "environment")
+"""Sections that may change until policy version 0 is committed, since making it may show that they are unusable."""
+_READERS = 16
 
 
 class Workspace:
@@ -64,3 +105,179 @@ class Workspace:
         """The name of the flow run, for messages; empty outside of a flow run."""
         name = runtime.flow_run.name
         return f"flow run {name}" if name else ""
+
+
+@contextmanager
+def open_leased(config: Config) -> Iterator[Workspace]:
+    """Open the workspace of a run, or of a retraining, and hold its lease until the block ends.
+
+    Raises:
+        LeaseHeldError: another flow run holds the lease, and `run.when_held` is `stop`; the message names the holder.
+        StorageError: `problems.exclusions` names something that is no version of exclusions; the message says what to
+            do.
+    """
+    workspace, run = Workspace(config), config.run
+    check_exclusions(workspace.store, config.problems.exclusions)
+    with Lease(workspace.store, run.name, when_held=run.when_held, label=workspace.label) as workspace.lease:
+        yield workspace
+        workspace.trim_cache()
+
+
+@contextmanager
+def open_run(config: Config) -> Iterator[Workspace]:
+    """Open the workspace of a run under its lease, and begin or continue the run.
+
+    Raises:
+        ConfigError: the run was begun with another configuration; the message lists the differences.
+        LeaseHeldError: see `open_leased`.
+    """
+    with open_leased(config) as workspace:
+        shutil.rmtree(workspace.scratch, ignore_errors=True)  # left by a flow that was killed
+        start_run(workspace)
+        yield workspace
+
+
+def _with_begun(config: Config, begun: dict[str, Any]) -> Config:
+    """Fill in what the run was begun with, where the present configuration says nothing else.
+
+    These are the knobs whose defaults have changed (`configs.stored.BEFORE`), and an empty `ppo.micro_batch_tokens`:
+    another number would change the last bits of the weights.
+    """
+    config = as_begun(config, begun)
+    tokens = begun.get("ppo", {}).get("micro_batch_tokens")
+    if config.ppo.micro_batch_tokens is not None or not isinstance(tokens, int):
+        return config
+    return config.model_copy(update={"ppo": config.ppo.model_copy(update={"micro_batch_tokens": tokens})})
+
+
+@contextmanager
+def open_unleased(config: Config) -> Iterator[Workspace]:
+    """Open the workspace of a flow that writes no run.
+
+    It needs no lease: if another flow commits the same version at the same time, the contents are the same.
+
+    Raises:
+        StorageError: the store is empty, so the flow has nothing to read.
+    """
+    workspace = Workspace(config)
+    catalog.check_not_empty(workspace.store)
+    yield workspace
+    workspace.trim_cache()
+
+
+def _fixed_settings(workspace: Workspace) -> dict[str, Any]:
+    """Return the configuration with which a run must continue.
+
+    After the commit of policy version 0, the sections in `_TRIED` must be those of its manifest. Before, they may
+    change, so they are taken from the present configuration. A committed curriculum fixes `problems` earlier.
+    """
+    begun = dict(manifests.read(workspace.store, layout.run(workspace.name)).settings)
+    first = manifests.find(workspace.store, layout.checkpoint(workspace.name, 0))
+    planned = first or manifests.find(workspace.store, layout.curriculum(workspace.name))
+    present = up_to_date(workspace.config.model_dump(mode="json"))
+    for section in _TRIED:
+        manifest = planned if section == "problems" else first
+        values = manifest.settings if manifest else present
+        if section in values:
+            begun[section] = values[section]
+    return begun
+
+
+@task(name="start-run", cache_policy=NO_CACHE)
+def start_run(workspace: Workspace) -> None:
+    """Commit the run's configuration; if the run exists already, refuse a different configuration.
+
+    A knob that is not set, and follows the device or has another default now, stays as the run was begun.
+    """
+    version = layout.run(workspace.name)
+    begins = not manifests.committed(workspace.store, version)
+    if begins:
+        with Draft(workspace.store, version, "run") as draft:
+            draft.commit(workspace.provenance(), parents=[])
+    begun = _fixed_settings(workspace)
+    workspace.config = _with_begun(workspace.config, begun)
+    _refuse_another(workspace.name, begun, workspace.config)
+    if warning := lacking_room(workspace.config):
+        get_run_logger().warning(warning)
+    state = "begins" if begins else "continues"
+    get_run_logger().info("run %s %s in %s", workspace.name, state, workspace.store.uri(f"runs/{workspace.name}"))
+
+
+def _refuse_another(run: str, begun: dict[str, Any], config: Config) -> None:
+    """Raise ConfigError if a run was `begun` with knobs that this program does not know, or with other values."""
+    if unknown_knobs := [line for line in unknown(begun) if not line.startswith(MAY_CHANGE)]:
+        raise ConfigError(
+            f"run {run!r} was begun by a program with knobs that this one does not know:\n{_listing(unknown_knobs)}\n"
+            "Upgrade this one if a newer program began it, or begin another run with run.name=…"
+        )
+    present = up_to_date(config.model_dump(mode="json"))
+    if changed := [line for line in differences(begun, present) if not line.startswith(MAY_CHANGE)]:
+        raise ConfigError(
+            f"run {run!r} was begun with another configuration:\n{_listing(changed)}\n"
+            "Restore it, or begin another run with run.name=…"
+        )
+
+
+def _listing(lines: list[str]) -> str:
+    return "\n".join(f"  {line}" for line in lines)
+
+
+def newest_policy(workspace: Workspace) -> PolicyVersion | None:
+    """Return the newest checkpoint of at most `run.iterations` updates; None before the first update.
+
+    Move the run's alias there, in case its writer died before it could.
+    """
+    number = _finished_iterations(workspace)
+    if not number:
+        return None
+    policy = layout.checkpoint(workspace.name, number)
+    aliases.advance(workspace.store, layout.latest(workspace.name), policy, workspace.label)
+    return policy
+
+
+def iterations(workspace: Workspace) -> Iterator[int]:
+    """Iterate over the iterations without a checkpoint, within the run's budget; update the progress artifact."""
+    total, first = workspace.config.run.iterations, _finished_iterations(workspace)
+    artifact = create_progress_artifact(progress=0.0, key="iterations", description=f"{total} iterations")
+    assert isinstance(artifact, UUID)
+    may_begin = _within_budget(workspace, first, time.monotonic())
+    for iteration in itertools.takewhile(may_begin, range(first, total)):
+        yield iteration
+        update_progress_artifact(artifact_id=artifact, progress=100 * (iteration + 1) / total)
+
+
+def _within_budget(workspace: Workspace, first: int, started: float) -> Callable[[int], bool]:
+    """Return a function that checks whether the budget allows an iteration, and logs the limit that stops the run.
+
+    Tokens count over the whole run, minutes over this flow run only. `started` is a time of the monotonic clock.
+    """
+    run, logger = workspace.config.run, get_run_logger()
+
+    def tokens(iteration: int) -> int:
+        rollout = manifests.read(workspace.store, layout.trajectories(workspace.name, iteration))
+        return int(rollout.metrics["generated_tokens"])
+
+    with ThreadPoolExecutor(_READERS) as readers:
+        spent = sum(readers.map(tokens, range(first if run.max_tokens else 0)))
+
+    def may_begin(iteration: int) -> bool:
+        nonlocal spent
+        if run.max_tokens and iteration > first:
+            spent += tokens(iteration - 1)
+        minutes = (time.monotonic() - started) / 60
+        for name, limit, used in (("max_tokens", run.max_tokens, spent), ("max_minutes", run.max_minutes, minutes)):
+            if limit and used >= limit:
+                logger.info("run.%s=%g is spent: the run ends with %d iterations", name, limit, iteration)
+                return False
+        return True
+
+    return may_begin
+
+
+def _finished_iterations(workspace: Workspace) -> int:
+    """Count the completed iterations by the names of their checkpoints."""
+
+    def has_update(number: int) -> bool:
+        return manifests.committed(workspace.store, layout.checkpoint(workspace.name, number + 1))
+
+    return min(first_free(has_update), workspace.config.run.iterations)

@@ -1,10 +1,11 @@
 """The score stage: scorers give verdicts on stored turns, and the verdicts become scores.
 
-`scoring` reads trajectories and writes scores. `scorers` chooses who judges: `math_verify`, `environment`, `code`, or a
-user's function (`own`), all with the `interface` of scorers. `verifier` distributes answers to worker processes,
-`worker` limits them. There `contract` grades, or `grade`, which calls math-verify alone (`score.reading=library`).
+`scoring` reads trajectories and writes scores. `scorers` chooses who judges: math-verify, the environment, a user's
+function, or `code`, all with the `interface` of scorers. `verifier` distributes answers to worker processes, `worker`
+limits them and calls users' functions there. `contract` grades there, or `library`, which holds what math-verify does:
+it compares expressions for the contract, and grades alone with `score.reading=library`.
 
-The contract has a module for each of its subjects, therefore so many files: `reading` finds the final answer and
-`prose` the last number, formula or words in it; `golds` says what a solution is; `numbers` reads plain numbers,
-`intervals` inequalities, after `plain_text` has written all in one way; `equality` asks math-verify.
+The contract has a module for each of its subjects, therefore so many files: `reading` finds the final answer and the
+last number, formula or words in it; `golds` says what a solution is; `numbers` reads plain numbers, after `plain_text`
+has written all in one way.
 """

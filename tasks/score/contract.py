@@ -18,11 +18,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from storage.visible import described
-from tasks.score.equality import equal, parsed
 from tasks.score.golds import (
     Gold,
     Listed,
     canonical_words,
+    interval,
+    last_written,
     plain_words,
     read_gold,
     read_list,
@@ -30,11 +31,10 @@ from tasks.score.golds import (
     split_list,
     written,
 )
-from tasks.score.intervals import interval
-from tasks.score.numbers import LONGEST, Number, readings, same
+from tasks.score.library import equal, parsed
+from tasks.score.numbers import LONGEST, ROUGHLY, Number, readings, same
 from tasks.score.plain_text import in_ascii, unstyled
-from tasks.score.prose import last_choice, last_formula, last_numbers, last_words
-from tasks.score.reading import Statement, final_statement
+from tasks.score.reading import Statement, final_statement, last_choice, last_formula, last_numbers, last_words
 from tasks.score.verdict import Verdict, storable
 
 if TYPE_CHECKING:
@@ -168,16 +168,12 @@ def _with_words(statement: Statement, words: str) -> Compared:
     return right, candidates[-1][:LONGEST] if candidates else "", ""
 
 
-_TIMES = re.compile(r"(?<![\d:.])\d{1,3}(?:\s?:\s?\d{1,3})+(?![\d:])|(?<![0-9A-Fa-f])[0-9A-Fa-f]++\s?_\s?\{?\d+\}?")
-
-
 def _with_written(statement: Statement, gold: str) -> Compared | None:
     """Compare what is compared as it is written; None for a ratio that is written in another way."""
     text = statement.text if statement.boxed else last_formula(statement) or ""
     read = written(text)
     if read is None and not statement.boxed and "..." not in gold:
-        found = _TIMES.findall(statement.text[-LONGEST:])
-        read = written(found[-1]) if found else None
+        read = last_written(statement.text)
     if read != gold and _RATIO.fullmatch(gold):
         return None
     return read == gold or _squeezed(text) == gold.partition("_")[0], read or text, ""
@@ -191,7 +187,7 @@ def _with_expression(statement: Statement, gold: Gold) -> Compared:
     if not text:
         return False, "", storable(f"no formula in {statement.text!r}")
     if "approx" not in gold.text:
-        text = _ROUGHLY.split(text)[0].strip() or text
+        text = ROUGHLY.split(text)[0].strip() or text
     if _squeezed(text) == _squeezed(gold.text):
         return True, text, ""
     if _UNEVALUATED.search(text) and not _UNEVALUATED.search(gold.text):
@@ -203,7 +199,6 @@ def _with_expression(statement: Statement, gold: Gold) -> Compared:
     return _equal(gold, text), text, ""
 
 
-_ROUGHLY = re.compile(r"\\approx(?![A-Za-z])|≈")
 _UNEVALUATED = re.compile(r"\\(?:int|sum|prod|lim)(?![a-z])|\\[dt]?frac\s?\{\s?d\s?\}")
 
 

@@ -14,11 +14,10 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tasks.problems.placeholders import is_placeholder
-from tasks.score.intervals import interval
+from tasks.problems.columns import is_placeholder
 from tasks.score.numbers import LONGEST, Number, read_number
 from tasks.score.plain_text import in_ascii, unescaped, unmarked, unstyled
-from tasks.score.reading import final_statement
+from tasks.score.reading import BETWEEN_DOLLARS, final_statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,6 @@ def read_gold(solution: str) -> Gold | None:
     )
 
 
-_FORMULA = re.compile(r"(?<!\\)\$\$?([^$]+)(?<!\\)\$\$?")
 _GROUPED = re.compile(r"(?<!\d)[1-9]\d{0,2}(?:,\d{3})+(?!\d)")
 _QUOTED = re.compile(r"\s*\[\s*\"([^\"]*)\"\s*\]\s*")
 
@@ -89,11 +87,11 @@ def gold_text(solution: str) -> str:
         text = final.text
     if quoted := _QUOTED.fullmatch(text):
         return quoted[1]
-    formulas = list(_FORMULA.finditer(text))
+    formulas = list(BETWEEN_DOLLARS.finditer(text))
     if len(formulas) > 1:
         labelled = text[formulas[0].end() : formulas[1].start()].strip() == ":"
         return ", ".join(formula[1].strip(" ,;") for formula in formulas[labelled:])
-    return _FORMULA.sub(r"\1", text).strip() if formulas else text.strip()
+    return BETWEEN_DOLLARS.sub(r"\1", text).strip() if formulas else text.strip()
 
 
 _SEPARATOR = re.compile(r"\\[A-Za-z]+|\\\\|[(\[{}\])]|,|;|\n|&|(?<![A-Za-z])(?:and|or)(?![a-z])|\|\|?")
@@ -195,8 +193,10 @@ def canonical_words(plain: str) -> str:
     return " ".join(re.findall(r"\w+", plain.casefold()))
 
 
-_TIME = re.compile(r"(\d{1,3}(?:\s?:\s?\d{1,3})+)\s*(?:[ap]\.?\s?m\.?)?", re.IGNORECASE)
+_CLOCK = r"\d{1,3}(?:\s?:\s?\d{1,3})+"
+_TIME = re.compile(rf"({_CLOCK})\s*(?:[ap]\.?\s?m\.?)?", re.IGNORECASE)
 _BASE = re.compile(r"-?[0-9A-Fa-f]+\s*_\s*\{?\s*\d+\s*\}?")
+_WITHIN = re.compile(rf"(?<![\d:.]){_CLOCK}(?![\d:])|(?<![0-9A-Fa-f])[0-9A-Fa-f]++\s?_\s?\{{?\d+\}}?")
 _ELLIPSIS = re.compile(r"\\(?:ldots|dots|cdots|dotsc|dotsb)(?![A-Za-z])|\.\.\.+")
 
 
@@ -214,3 +214,64 @@ def written(text: str) -> str | None:
     if _ELLIPSIS.search(plain):
         return re.sub(r"[\s{}]|\\text", "", _ELLIPSIS.sub("...", plain)).strip("[]()")
     return None
+
+
+def last_written(text: str) -> str | None:
+    """Return the last time, ratio or number in a base within a sentence, in the form of `written`."""
+    found = _WITHIN.findall(text[-LONGEST:])
+    return written(found[-1]) if found else None
+
+
+_SIGNS = {
+    **dict.fromkeys(("\\leqslant", "\\leq", "\\le", "<="), "<="),
+    **dict.fromkeys(("\\geqslant", "\\geq", "\\ge", ">="), ">="),
+    **{"\\lt": "<", "\\gt": ">", "<": "<", ">": ">"},
+}
+_SIGN = re.compile(r"\s*(\\(?:leqslant|leq|le|geqslant|geq|ge|lt|gt)(?![A-Za-z])|<=|>=|<|>)\s*")
+_VARIABLE = re.compile(r"[A-Za-z]")
+_OR = re.compile(r"\s*(?:,\s*)?(?:(?<![A-Za-z])or(?![A-Za-z])|\\lor(?![A-Za-z]))\s*")
+
+_BUILT = re.compile(r"\\\{\s*[A-Za-z]\s*(?:\\mid|:|\|)(.*)\\\}")
+
+
+def interval(text: str) -> tuple[str, str] | None:
+    r"""Return the variable and the interval that inequalities of one variable describe, or None.
+
+    >>> interval(r"0 \le x \le 2"), interval(r"x<1 \text{ or } x>2"), interval("x + y < 1")
+    (('x', '[0,2]'), ('x', '(-\\infty,1)\\cup(2,\\infty)'), None)
+    """
+    if len(text) > LONGEST or not _SIGN.search(text := unstyled(in_ascii(text)).strip(" $.")):
+        return None
+    parts = [_part(part) for part in _OR.split(_BUILT.sub(r"\1", text))]
+    variables = {part[0] if part else None for part in parts}
+    if len(variables) != 1 or (variable := variables.pop()) is None:
+        return None
+    return variable, "\\cup".join(part[1] for part in parts if part)
+
+
+def _part(text: str) -> tuple[str, str] | None:
+    """Return the variable and the interval of one inequality, or of a chain of two."""
+    sides = _SIGN.split(text)
+    signs = [_SIGNS[sign] for sign in sides[1::2]]
+    terms = sides[::2]
+    if any(">" in sign for sign in signs):  # read it from right to left
+        terms, signs = terms[::-1], [sign.replace(">", "<") if ">" in sign else "?" for sign in signs[::-1]]
+    if not all(terms) or "?" in signs or len(signs) not in (1, 2):
+        return None
+    if len(signs) == 1:
+        terms, signs = (
+            (["-\\infty", *terms], ["<", *signs]) if _is_variable(terms[0]) else ([*terms, "\\infty"], [*signs, "<"])
+        )
+    low, variable, high = terms
+    if not _is_variable(variable) or _has_letters(low) or _has_letters(high):
+        return None
+    return variable, f"{'[' if '=' in signs[0] else '('}{low},{high}{']' if '=' in signs[1] else ')'}"
+
+
+def _is_variable(term: str) -> bool:
+    return _VARIABLE.fullmatch(term) is not None
+
+
+def _has_letters(term: str) -> bool:
+    """Return whether a bound has letters, other than those of LaTeX's commands."""
+    return re.search(r"(?<![A-Za-z\\])[A-Za-z]", re.sub(r"\\[A-Za-z]+", "", term)) is not None

@@ -128,7 +128,7 @@ def readings(text: str) -> list[Number]:
         return [number] if number else []
     if not all(_is_name(side) or _computes(side) for side in sides):
         return []
-    before, roughly = _side(sides[-1]), _ROUGHLY.search(plain) is not None
+    before, roughly = _side(sides[-1]), ROUGHLY.search(plain) is not None
     if before is None and roughly and not _is_name(sides[-1]):  # nobody looks whether it is near
         return [number] if number.places and number.value else []
     if before is None or before.unit:
@@ -138,7 +138,7 @@ def readings(text: str) -> list[Number]:
     return [number] if same(before, number) else []
 
 
-_ROUGHLY = re.compile(r"\\approx(?![A-Za-z])")
+ROUGHLY = re.compile(r"\\approx(?![A-Za-z])|≈")
 
 
 def _is_near(exact: Number, decimal: Number) -> bool:
@@ -192,7 +192,7 @@ def _signed(sign: int, number: Number | None) -> Number | None:
 def _unwrapped(text: str) -> str:
     """Remove blanks, dollar signs of formulas and pairs of brackets or quotes around a text."""
     text = _trimmed(text)
-    while len(text) > 1 and _OPENING.get(text[0]) == text[-1] and _is_pair(text):
+    while len(text) > 1 and _OPENING.get(text[0]) == text[-1] and (text[0] == '"' or _closing(text) == len(text) - 1):
         if "," in text and text[0] in "([":
             return text  # a tuple or an interval
         text = _trimmed(text[1:-1])
@@ -207,14 +207,14 @@ def _trimmed(text: str) -> str:
     return text[:-1].rstrip() if text.endswith("$") and text.count("$") % 2 else text.strip("$ ")
 
 
-def _is_pair(text: str) -> bool:
-    """Return whether the first bracket of a text is closed by its last one."""
+def _closing(text: str) -> int:
+    """Return the place of the bracket that closes the first character of a text; -1 if none does."""
     depth = 0
     for place, character in enumerate(text):
-        depth += (character == text[0]) - (character == _OPENING[text[0]] != text[0])
-        if depth == 0 and place < len(text) - 1:
-            return False
-    return True
+        depth += (character == text[0]) - (character == _OPENING[text[0]])
+        if depth == 0:
+            return place
+    return -1
 
 
 _GROUPED = r"\d{1,3}(?:,\d{3}(?!\d))+(?:\.\d+)?|\d{1,3}(?:[ ']\d{3}(?!\d))+(?:\.\d+)?"
@@ -315,12 +315,8 @@ def _argument(text: str) -> tuple[str, str]:
     text = text.lstrip()
     if not text.startswith("{"):
         return text[:1], text[1:]
-    depth = 0
-    for place, character in enumerate(text):
-        depth += (character == "{") - (character == "}")
-        if depth == 0:
-            return text[1:place], text[place + 1 :]
-    return "", ""
+    place = _closing(text)
+    return (text[1:place], text[place + 1 :]) if place > 0 else ("", "")
 
 
 def _evaluated(top: Number | None, bottom: Number | None, rest: str) -> Found:

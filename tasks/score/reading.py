@@ -11,12 +11,15 @@ r"""What is read as the final answer of a text: the contract in front of the com
 
 A statement is one number only if no other stands beside it: `7 or 8` is a list, `9 * 2` is not a number, and an earlier
 number in the text never takes the place of a last one that cannot be read.
+`last_numbers`, `last_formula`, `last_words` and `last_choice` find these in a statement with other words around them.
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tasks.score.plain_text import unescaped
+from tasks.score.numbers import OPERATIONS, SCALES, UNITS
+from tasks.score.plain_text import in_ascii, unescaped, unmarked, unstyled, words_of
 
 _THOUGHT_TAGS = "think|thinking|thought|reasoning"
 _OPENED = re.compile(rf"<(?:{_THOUGHT_TAGS})>|◁think▷|\[THINK\]|<\|begin_of_thought\|>", re.IGNORECASE)
@@ -158,6 +161,7 @@ _CUE = re.compile(
     re.IGNORECASE | re.MULTILINE,
 )
 _CHOICES = re.compile(r"^B\s?:", re.MULTILINE)
+_AND_OR = re.compile(r"\b(?:or|and)\s*$")
 _END = re.compile(r"(?<!\\)[.!?;](?=\s|$)|。|\n|</(?:final_)?answer>")
 
 
@@ -171,8 +175,9 @@ def _after_cue(text: str) -> str | None:
         if not sentence.strip(" *_`:$"):
             continue
         between = text[cues[-1].end() : cue.start()] if cues else "\n"
-        if len(between) <= _MOST_JOINED and re.search(r"\b(?:or|and)\s*$", between) and not _END.search(between):
-            return re.sub(r"\b(?:or|and)\s*$", "", between).strip() + " or " + sentence.strip()
+        joint = _AND_OR.search(between)
+        if joint and len(between) <= _MOST_JOINED and not _END.search(between):
+            return f"{between[: joint.start()].strip()} or {sentence.strip()}"
         return sentence.strip()
     return None
 
@@ -192,3 +197,270 @@ def _sentence(text: str, begin: int) -> str:
 _DISPLAY = re.compile(r"\$\$[^$]*\$\$|\\\[.*?\\\]|\\begin\s?\{(\w+\*?)\}.*?\\end\s?\{\1\}", re.DOTALL)
 """A formula on lines of its own, whose ends of lines end no sentence."""
 _ABBREVIATED = re.compile(r"\b(?:Rs|No|St|Mr|Dr|vs|Mrs)\.$")
+
+
+_LONGEST_LINE = 5_000
+"""Most characters at the end of a line in which its last number is searched."""
+_ANNOTATION = re.compile(r"<<[^<>]{0,200}>>")  # of GSM8K's calculator: `9 * 2 = <<9*2=18>>18`
+_BULLET = re.compile(r"^\s*(?:[-*•+]\s+(?=[^\s\d]|\d[\d.,]*\s+[A-Za-z])|\(?\d{1,2}[.)]\s+(?=\S))")
+_MIXED = re.compile(r"(\d) and (?=\d+/\d)")
+_COMPUTED = re.compile(r"(?<=\d)\s\([^()]{0,60}(?:[*+]|\\(?:times|cdot)|\b(?:times|plus)\b)[^()]{0,60}\)")  # 42 (6 * 7)
+_SENTENCES = re.compile(r"(?<=(?<!\\)[.!?])\s+")
+_WORD = re.compile(
+    r"(?<![\\\w^])(?:[^\W\d_]{2,}(?:['\u2019-][^\W\d_]+)*(?![\w(^])|I['\u2019][a-z]+|[aAI](?=\s)|[^\x00-\x7f](?=\s))(?!\s*[=*/^])"
+)
+_SKIPPED_AFTER = words_of(
+    """question problem step case line part figure fig equation eq example exercise page chapter section
+    iteration"""
+)
+_NO_ANSWER_AFTER = words_of(
+    """twice double triple thrice half than least most below above under over from times plus divided multiplied
+    squared log ln sin cos tan sqrt"""
+)
+_PARTS = words_of(
+    """half third thirds quarter quarters fifth fifths tenth tenths multiple factor double percent none root roots
+    square"""
+)
+_NO_ANSWER = re.compile(
+    rf"\b(?:(?:not|never|cannot|\w+n't)(?: (?:be|equals?|to|exactly))*|{'|'.join(sorted(_NO_ANSWER_AFTER))}"
+    rf"|(?:{'|'.join(sorted(_PARTS))}) of|added to)$"
+)
+"""Words before a number that is not the answer."""
+_REFUTED = re.compile(r"(?:is|are|was) (?:not|never|wrong|incorrect|false)$|(?:is|are|was)n't\b|cannot\b")
+"""Words after such a number."""
+_CHANGING = OPERATIONS | words_of("percent pct percentage")
+_LABEL = re.compile(r"\s*[#(]?\d+[.:)]*")
+_BEFORE_SIGN = frozenset(("", "is", "are", "answer", "equals", "be", "get", "gives"))
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """What stands between two words and has a digit: a number or a formula."""
+
+    text: str
+    before: str  # the four words before, in lower case
+    after: str  # the two words after
+    place: int  # how many words are before it
+    start: int
+
+
+def last_numbers(statement: Statement) -> list[str]:
+    r"""Return the last number in a statement with words, as it is written; several if they are a list.
+
+    >>> last_numbers(Statement("She has 3 1/2 cups.", False)), last_numbers(Statement("7 + 35\n= 42", False))
+    (['3 1/2'], ['= 42'])
+    >>> last_numbers(Statement("It is 7 or 8.", False)), last_numbers(Statement("It is 16 - 7, or 9 * 2", False))
+    (['7', '8.'], ['16 - 7', '9 * 2'])
+    """
+    for line in reversed(statement.text.splitlines()):
+        if found := _last_of_line(line, cued=statement.cued):
+            return found
+    return []
+
+
+def _last_of_line(line: str, *, cued: bool) -> list[str]:
+    if not any(character.isnumeric() for character in line[-_LONGEST_LINE:]):
+        return []
+    plain = unmarked(unstyled(in_ascii(_ANNOTATION.sub("", line[-_LONGEST_LINE:])))).replace("\\$", "$")
+    plain = _MIXED.sub(r"\1 ", plain).replace(" and a half", " 1/2").replace("% of ", " percent of ")
+    plain = _COMPUTED.sub("", plain)
+    for sentence in reversed(_SENTENCES.split(plain if cued else _BULLET.sub("", plain, count=1))):
+        if groups := _groups(sentence):
+            first = cued and _FILLERS.fullmatch(sentence[: groups[0][0].start]) is not None
+            return [_written(segment) for segment in groups[0 if first else -1]]
+    return []
+
+
+_FILLERS = re.compile(r"(?i)(?:is|are|about|approximately|exactly|just|only|simply|therefore|thus|that|[\s\W])*")
+
+
+def _groups(sentence: str) -> list[list[_Segment]]:
+    """Return the numbers and formulas of a sentence; those that `and` or `or` joins are one list."""
+    groups: list[list[_Segment]] = []
+    words = [match[0].casefold() for match in _WORD.finditer(sentence)]
+    for segment in _segments(sentence):
+        between = words[groups[-1][-1].place : segment.place] if groups else []
+        if between == ["to"] or (len(between) <= _MOST_BETWEEN and between[-1:] in (["and"], ["or"])):
+            groups[-1].append(segment)
+        else:
+            groups.append([segment])
+    return groups
+
+
+_MOST_BETWEEN = 2
+"""Most words between two numbers of a list: `27 cats and 64 dogs`."""
+
+
+def _segments(sentence: str) -> Iterator[_Segment]:
+    """Yield what stands between words and has a digit, unless it is the number of a step, a question or the like."""
+    begin, words = 0, list(_WORD.finditer(sentence))
+    for place, word in enumerate([*words, None]):
+        text = sentence[begin : word.start() if word else len(sentence)]
+        if place and words[place - 1][0].casefold() in _SKIPPED_AFTER:
+            text = _LABEL.sub("", text, count=1)
+        if any(character.isdigit() for character in text):
+            before = " ".join(each[0] for each in words[max(place - 4, 0) : place]).casefold()
+            after = " ".join(each[0] for each in words[place : place + 2])
+            yield _Segment(_stripped(text, last=word is None), before, after, place, begin)
+        if word:
+            begin = word.end()
+
+
+def _stripped(text: str, *, last: bool) -> str:
+    """Return a number without marks around it, such as brackets that do not end and a dash before the next word."""
+    text = text.strip() if last else _TRAILING_DASH.sub("", text.strip())
+    closed = re.search(r"[)\]][.,;!]*$|^\|[^|\s]+\|\W*$", text)
+    return text.strip(" \t!,;" if closed else " \t!,;|([")
+
+
+_TRAILING_DASH = re.compile(r"(?<=\S)\s?-$")
+
+
+def _written(segment: _Segment) -> str:
+    """Return a number with the word before or after it that belongs to it; a part of a computation cannot be read."""
+    text, before, after = segment.text, segment.before.rpartition(" ")[2], segment.after.partition(" ")[0]
+    binary = text[:1] in "*/^" or (text[:1] in "+-" and text[1:2].isspace())
+    if _NO_ANSWER.search(segment.before) or _REFUTED.match(segment.after) or (binary and before not in _BEFORE_SIGN):
+        return f"not {text}"
+    if before in ("minus", "negative"):
+        text = f"minus {text}"
+    changed = after in SCALES or after in UNITS or after.casefold() in _CHANGING
+    return f"{text} {after}" if changed else text
+
+
+_DOLLARS = r"(?<!\\)\$\$?([^$]+)(?<!\\)\$\$?"
+BETWEEN_DOLLARS = re.compile(_DOLLARS)
+_FORMULA = re.compile(rf"{_DOLLARS}|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_BETWEEN = re.compile(r"[\s,;.]*(?:and|or|,|;)?[\s,;]*")
+_PROSE = re.compile(r"(?<![\\A-Za-z])[^\W\d_]{4,}")
+_LONGEST_FORMULA = 500
+_ALIGNED = re.compile(r"\\begin\s?\{(?:align|gather|equation)\w*\*?\}(.*?)\\end\s?\{\w+\*?\}", re.DOTALL)
+
+
+def last_formula(statement: Statement) -> str | None:
+    r"""Return the last formula between delimiters, or those that a comma, `and` or `or` joins with it.
+
+    Without delimiters it is what follows the last `is`, `are` or colon of the last line, if that has no long words.
+
+    >>> last_formula(Statement("So it is $x^2$ or $y$.", False)), last_formula(Statement("It is x+1.", False))
+    ('x^2, y', 'x+1')
+    """
+    paragraph = statement.text.rfind("\n\n", -_LONGEST_LINE, -_LONGEST_FORMULA) + 1  # cuts no formula
+    tail = _ALIGNED.sub(_last_row, statement.text[paragraph or -_LONGEST_LINE :])
+    found = list(_FORMULA.finditer(tail))
+    if found and statement.cued and re.search(r"\d", tail[: found[0].start()]):
+        return None  # a number stands first
+    if found:
+        joined = _joined(tail, found, first=statement.cued and not tail[: found[0].start()].strip(" *_:"))
+        return joined if len(joined) <= _LONGEST_FORMULA else None
+    lines = [line for line in tail[-_LONGEST_FORMULA:].splitlines() if line.strip()]
+    bare = re.split(r"\b(?:is|are)\b|:\s", unmarked(lines[-1]))[-1].strip(" \t.,;$") if lines else ""
+    return bare if bare and not _PROSE.search(unstyled(bare)) else None
+
+
+def _last_row(aligned: re.Match[str]) -> str:
+    return "\\[" + aligned[1].rpartition("\\\\")[2].replace("&", "").strip(" =\n") + "\\]"
+
+
+def _joined(text: str, found: list[re.Match[str]], *, first: bool) -> str:
+    """Join formulas from the last one backwards, or from the first one on, while nothing else stands between them."""
+    groups = [[found[0]]]
+    for formula in found[1:]:
+        if _BETWEEN.fullmatch(text, groups[-1][-1].end(), formula.start()):
+            groups[-1].append(formula)
+        else:
+            groups.append([formula])
+    chosen = groups[0] if first else groups[-1]
+    either = re.search(r"\bor\b", text[chosen[0].end() : chosen[-1].start()]) and re.search(
+        r"[<>]|\\[lg]e", chosen[0][0]
+    )
+    joint = " or " if either else ", "
+    return joint.join(next(filter(None, formula.groups()), "").strip(" .,") for formula in chosen)
+
+
+_CLAUSE = re.compile(r"\s*(?:[,;:(\u2013\u2014]|\s-\s|\b(?:because|since|as|so)\b)")
+_ITEMS = re.compile(r",\s*(?:(?:or|and)\s+)?[\w-]+\s*(?:,|$|\b(?:or|and)\b)|\b(?:or|and)\s+[\w-]+$")
+_REASON = re.compile(r",?\s+(?:because|since|as|who|which|where)\b", re.IGNORECASE)
+_IS = re.compile(r"\b(?:is|are|was|be|get|gives|(?:it|that|answer)['\u2019]s)\b", re.IGNORECASE)
+_IS_OR_COLON = re.compile(rf"{_IS.pattern}|[=:]", re.IGNORECASE)
+_LEADING = re.compile(
+    r"\A(?:(?:it|that|this|option|choice|letter|on|in|the|(?-i:an?)|is|i|think|choose|pick|(?:so|hence|therefore|thus),?)\s+)+",
+    re.IGNORECASE,
+)
+_DECIDED = re.compile(r"(?:so\s+)?(yes|no|true|false)\s*(?:[.,;:!]|$|\s(?:-|because|since|as)\s)", re.IGNORECASE)
+_OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
+
+
+def last_words(statement: Statement) -> list[str]:
+    """Return the words that a statement may end with: its last sentence, what follows its last `is`, a first clause.
+
+    They are one within the other; a statement whose parts name different words has none.
+
+    >>> last_words(Statement("So the day is Tuesday, I think.", False)), last_words(Statement("Yes, is No", False))
+    (['So the day is Tuesday, I think', 'Tuesday, I think', 'Tuesday'], [])
+    """
+    sentences = _last_sentences(statement)
+    if not sentences:
+        return []
+    last = (sentences[0] if statement.cued else sentences[-1]).strip(" .!?")
+    if decided := _DECIDED.match(unmarked(sentences[0]).strip()):
+        contrary = rf"\b{_OPPOSITES[decided[1].casefold()]}\b(?!\s+[a-z])"
+        return [] if re.search(contrary, " ".join(sentences), re.IGNORECASE) else [last, decided[1]]
+    short = _REASON.split(last, maxsplit=1)[0]
+    clause = short if _ITEMS.search(short) else _CLAUSE.split(short, maxsplit=1)[0]
+    found = [word for text in (short, clause) if (word := _LEADING.sub("", _IS_OR_COLON.split(text)[-1].strip()))]
+    if found and not found[0].startswith(found[-1]) and not found[0].endswith(found[-1]):
+        return []
+    formulas = [] if _IS_OR_COLON.search(last) or clause != last else _formulas(last)
+    return list(dict.fromkeys([last, *found, *formulas[-1:]]))
+
+
+def _formulas(text: str) -> list[str]:
+    return ["".join(parts) for parts in _FORMULA.findall(text)]
+
+
+def _last_sentences(statement: Statement) -> list[str]:
+    """Return the sentences of the last line; one that begins with a choice, as `C. 42`, is a single sentence."""
+    lines = [line for line in statement.text[-_LONGEST_FORMULA:].splitlines() if line.strip()]
+    if not lines or _MARKED.match(lines[-1]):
+        return lines[-1:]
+    return [each for each in _SENTENCES.split(lines[-1]) if each.strip()]
+
+
+_MARKED = re.compile(r"\W{0,9}[A-Z][).:]")
+_CHOICE = re.compile(
+    r"[(\[]*([A-Z])(?:\s*[)\].:,;]|$|\s+-\s|\s+(?:because|since|as|is\s+(?:the\s+)?(?:correct|right|true|best|answer))\b)"
+)
+_DOUBT = re.compile(
+    r"\b([A-Z])(?:[).:]|$)|(?:\bor\b|\band\b|,)\s*\(?([A-Z])\b|\b((?:not|wrong|incorrect|false)\b|(?<=n)'t\b)"
+)
+
+
+def last_choice(statement: Statement) -> str | None:
+    r"""Return the letter of the one choice that a statement names, in lower case; no other and no `not` is behind it.
+
+    >>> [last_choice(Statement(text, False)) for text in ("So it must be (C).", "**C. 42**", "C is correct.", "A or B")]
+    ['c', 'c', 'c', None]
+    """
+    sentences = [statement.text] if statement.boxed else _last_sentences(statement)
+    if not sentences:
+        return None
+    sentence = sentences[0] if statement.cued else sentences[-1]
+    last = unmarked(unstyled(sentence.replace("$", ""))).strip(" .!?")
+    said = _IS.split(last)[-1]
+    parts = [last, said, said.rpartition(":")[2], _CLAUSE.split(last, maxsplit=1)[0]]
+    named = set[str]().union(*map(_named, parts))
+    if not named and not statement.boxed and (formulas := _formulas(sentence)):
+        return last_choice(Statement(formulas[-1], boxed=True))
+    return named.pop() if len(named) == 1 else None
+
+
+def _named(text: str) -> set[str]:
+    """Return the letter of the choice with which a text begins, and what stands behind that puts it in doubt."""
+    text = _LEADING.sub("", text.strip())
+    if len(letter := text.strip("()[] .")) == 1 and letter.isalpha():
+        return {letter.casefold()}
+    if not (choice := _CHOICE.match(text)):
+        return set()
+    behind = _REASON.split(text[choice.end(1) :], maxsplit=1)[0]
+    return {choice[1].casefold()} | {"".join(doubt).casefold() for doubt in _DOUBT.findall(behind)}

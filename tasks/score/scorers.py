@@ -1,28 +1,132 @@
 """The scorers by name, and those of a configuration: which one judges the problems of which source.
 
-Add one with `register_scorer("name", Class)`, or configure a function as `package.module:function` (`own`).
+Add one with `register_scorer("name", Class)`, or configure a user's function as `package.module:function`:
+
+    def score(answer: Answer, *, bonus: float = 0.1) -> Verdict:
+        right = answer.text.strip() == answer.metadata["gold"]
+        return Verdict("correct" if right else "wrong", reward=right + bonus, parts={"bonus": bonus})
+
+It runs in the verifier's workers, under their limits. One that only decides may return True or False, or 1 or 0.
+Metadata that no agent may see are named in an attribute of the function, below it: `score.private = ["gold"]`.
 """
 
 import hashlib
 import inspect
+import struct
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, get_args
 
 from configs.score import Score as ScoreSettings
+from storage.records import Trajectory, VerdictName
 from storage.visible import described
 from tasks.registry import Registry, nearest
-from tasks.score.code import CodeScorer
-from tasks.score.environment import EnvironmentScorer
+from tasks.score.code import CodeScorer, sandboxed
 from tasks.score.interface import COLUMNS, Answer, RunProgram, Scorer, ScorerContext
-from tasks.score.math_verify import LIBRARY_VERSION, MathVerifyScorer
-from tasks.score.own import OwnScorer
-from tasks.score.programs import sandboxed
 from tasks.score.verdict import Verdict, checked, storable
 from tasks.score.verifier import MEMORY_MB, Verifier, VerifierBrokenError
 from tasks.tools.host import check_host
+
+LIBRARY_VERSION = 1
+"""The version of `math-verify` with `score.reading=library`."""
+_OWN_COLUMNS = ("problem_id", "status", "prompt", "solutions", "metadata", "calls", "follows", "reward_parts")
+_NAMES: tuple[VerdictName, ...] = get_args(VerdictName)
+_FAILED = ("timeout", "error")
+_PART = "correct"
+
+
+class MathVerifyScorer:
+    """A turn is right if its final answer is one of the solutions, for the verifier."""
+
+    columns: Sequence[str] = ("solutions", "answers")
+    version = 3  # of the contract
+
+    def __init__(self, context: ScorerContext) -> None:
+        self._verifier, self._reading = context.verifier, context.reading
+
+    def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
+        whole = self._reading == "library"
+        pairs = [(answer.text if whole else answer.given, answer.row["solutions"]) for answer in answers]
+        return self._verifier.grade(pairs, self._reading)
+
+
+@dataclass(frozen=True, slots=True)
+class SuccessRule:
+    """The rule by which a turn is right, given what environment or agent said while playing.
+
+    >>> SuccessRule().verdict("wrong", 1.0, {}), SuccessRule().verdict("", 0.2, {"correct": 0.0, "format": 0.2})
+    ('wrong', 'wrong')
+    """
+
+    by_part: bool = True  # a part of the reward that is named `correct` decides where there is no verdict
+    success_above: float = 0.0  # without such a part a turn is right if its reward is above this number
+
+    @classmethod
+    def while_playing(cls, settings: ScoreSettings) -> Self:
+        """Return the rule for filters and progress, before any scorer has judged."""
+        if settings.success == "reward":  # older programs took any reward above 0 for a success here
+            return cls(by_part=False)
+        return cls(success_above=as_stored(settings.args.get("environment", {}).get("success_above", 0.0)))
+
+    def verdict(self, said: str, reward: float, parts: Mapping[str, float]) -> VerdictName:
+        """Return what was `said`, if it is a verdict; otherwise decide by the part `correct`, or else by the reward."""
+        if known := next((name for name in _NAMES if name == said), None):
+            return known
+        right = parts[_PART] > 0.5 if self.by_part and _PART in parts else reward > self.success_above
+        return "correct" if right else "wrong"
+
+    def of(self, row: Trajectory, turn: int) -> VerdictName:
+        """Return the verdict on a turn of a trajectory."""
+        parts = row.reward_parts[turn] if row.reward_parts else {}
+        return self.verdict(row.turns[turn].verdict, row.turns[turn].reward, parts)
+
+
+class EnvironmentScorer:
+    """A turn has the environment's reward with its parts, and is right by the `SuccessRule`.
+
+    Args:
+        context: what scorers share.
+        success_above: a turn without a verdict, and without a part `correct`, is right if its reward is above it.
+    """
+
+    columns: Sequence[str] = ("reward_parts",)
+    version = 1
+
+    def __init__(self, context: ScorerContext, *, success_above: float = 0.0) -> None:
+        self._rule = SuccessRule(context.by_part, as_stored(success_above))
+
+    def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
+        return [self._verdict(answer) for answer in answers]
+
+    def _verdict(self, answer: Answer) -> Verdict:
+        turn, columns = answer.row["turns"][answer.turn], answer.row["reward_parts"]
+        parts = dict(columns[answer.turn]) if columns else {}
+        name = self._rule.verdict(turn["verdict"], turn["reward"], parts)
+        reason = "the environment said so while playing" if name in _FAILED else ""
+        return Verdict(name, reason=reason, reward=turn["reward"], parts=parts)
+
+
+def as_stored(number: float) -> float:
+    """Round a number as rewards are stored."""
+    (rounded,) = struct.unpack("f", struct.pack("f", number))
+    return float(rounded)
+
+
+class OwnScorer:
+    """A scorer that calls the user's function `name` (`package.module:function`) with an answer and `args`."""
+
+    columns: Sequence[str] = _OWN_COLUMNS
+    version = 1
+
+    def __init__(self, context: ScorerContext, name: str, args: Mapping[str, Any]) -> None:
+        self._verifier, self._name, self._args = context.verifier, name, dict(args)
+
+    def judge(self, answers: Sequence[Answer]) -> list[Verdict]:
+        return self._verifier.call(self._name, [(answer, self._args) for answer in answers])
+
 
 SCORERS: Registry[Scorer] = Registry("score", own="function")
 register_scorer = SCORERS.register

@@ -1,10 +1,8 @@
-"""The verdict on one turn; imports nothing heavy, because the verifier's workers import it too."""
+"""The verdict on one turn."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from storage.records import VerdictName
+from storage.records import VerdictName
 
 _LONGEST_TEXT = 500  # characters of `extracted` and `reason`
 _LARGEST = 3e38  # rewards are stored as float32
@@ -17,7 +15,7 @@ class Verdict:
     Example: Verdict("correct", extracted="19", solution="19"), or Verdict("wrong", reward=0.2, parts={"format": 0.2})
     """
 
-    name: "VerdictName"
+    name: VerdictName
     extracted: str = ""  # what was read as the answer, cut to 500 characters
     solution: str = ""  # the gold solution that matched, or the first
     reason: str = ""  # details of a timeout or an error

@@ -27,7 +27,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +37,7 @@ from typing import Any, Self
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from storage import interrupts
-from tasks.limits import OUT_OF_TIME, hard_address_space
+from tasks.limits import OUT_OF_TIME
 from tasks.score import worker
 from tasks.score.interface import Answer, Reading
 from tasks.score.verdict import Verdict
@@ -45,10 +45,6 @@ from tasks.score.verdict import Verdict
 logger = logging.getLogger(__name__)
 
 _LARGEST_CHUNK = 32
-_USEFUL_MB = 256
-"""Memory for an answer; most answers need a fraction of it."""
-_USUAL_MB = 1024
-"""Memory of an idle worker, with everything that a flow imports."""
 _TRIES = 3
 _CHECK_S = 0.2
 """Seconds between two checks of the pool."""
@@ -110,11 +106,6 @@ class Verifier:
         self._in_flight: dict[bytes, Future[Verdict]] = {}
         self.sent = 0
         """Number of pairs sent to workers so far; the cache, or a pair already in flight, answered all others."""
-        try:
-            self._check_room()
-        except BaseException:
-            _end(self._pool)
-            raise
         self._watch = threading.Thread(target=self._watch_pool, name="verifier", daemon=True)
         self._watch.start()
         # At exit, pebble ends the workers of a verifier that nobody closed. They must not be replaced.
@@ -152,32 +143,6 @@ class Verifier:
             raise
         return pool
 
-    def _check_room(self) -> None:
-        """Check that workers have enough memory under a hard limit; without a hard limit, do not wait for workers.
-
-        Raises:
-            ValueError: they have too little; names the limit and the memory that they need.
-        """
-        hard = hard_address_space()
-        if hard is None:
-            return
-        useful = min(self._memory_mb, _USEFUL_MB)
-        limit = f"the hard limit of address space is {hard >> 20} MB (`ulimit -Hv` shows it in kB)"
-        room = self._pool.schedule(worker.room)
-        while self._pool.active and not room.done():
-            wait([room], timeout=_CHECK_S)
-        try:
-            idle, left = room.result(timeout=0)
-        except (BrokenProcessPool, ProcessExpired, TimeoutError) as error:  # TimeoutError: the broken pool lost it
-            raise ValueError(f"no worker can start: {limit}; {_USUAL_MB + useful} MB are mostly enough") from error
-        if left < useful:
-            raise ValueError(
-                f"workers have too little memory: {limit}, but an idle worker needs {idle} MB, "
-                f"and an answer {useful} MB more: raise it to {idle + useful} MB or more"
-            )
-        if left < self._memory_mb:
-            logger.warning("answers have %d MB, less than %d MB: %s", left, self._memory_mb, limit)
-
     def _watch_pool(self) -> None:
         """Replace the pool whenever it is broken, until the verifier is closed."""
         while not self._closed.wait(_CHECK_S):
@@ -185,7 +150,7 @@ class Verifier:
                 self._replace_pool()
 
     def _replace_pool(self) -> None:
-        broken, why = self._pool, f"its workers died {_TRIES} times"
+        broken, why = self._pool, f"its workers died {_TRIES} times; does `ulimit -v` leave them memory to start?"
         _end(broken)
         try:
             pool = self._make_pool()

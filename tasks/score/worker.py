@@ -1,14 +1,19 @@
-"""The code of the verifier's workers, with their limits; imports nothing heavy, because the parent imports it too."""
+"""The code of the verifier's workers: limits, graders, and calls of users' functions, which it imports when called."""
 
 import importlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import cache, partial
 from typing import Any
 
-from tasks.limits import address_space, hard_address_space, limited, prepare_for_limits
-from tasks.score.verdict import Verdict
+from pydantic import TypeAdapter, ValidationError
 
-GRADES: Mapping[str, str] = {"answer": "tasks.score.contract:grade", "library": "tasks.score.grade:grade"}
+from tasks.limits import address_space, hard_address_space, limited, prepare_for_limits
+from tasks.registry import described_with_place
+from tasks.score.interface import Answer
+from tasks.score.verdict import Verdict, checked, storable
+
+GRADES: Mapping[str, str] = {"answer": "tasks.score.contract:grade", "library": "tasks.score.library:grade"}
 """The functions that grade an answer, by `score.reading`. All others are users'."""
 
 _MB = 2**20
@@ -29,11 +34,6 @@ def prepare(timeout_s: float, memory_mb: int, grade: str) -> None:
     _timeout_s, _memory = timeout_s, memory_mb * _MB
 
 
-def room() -> tuple[int, int]:
-    """Return the MB of an idle worker, and the MB that an answer may use in addition."""
-    return _idle // _MB, (_most(_idle) - _idle) // _MB
-
-
 def judge_all(name: str, items: Sequence[tuple[Any, ...]]) -> list[Verdict]:
     """Call the function `name` (`module:function`) with the arguments in each item; return its verdicts, in order.
 
@@ -47,7 +47,8 @@ def judge_all(name: str, items: Sequence[tuple[Any, ...]]) -> list[Verdict]:
         with limited(_timeout_s, most):  # the limits do not include the messages between processes
             return [function(*item) for item in items]
     except MemoryError:
-        raise MemoryError(f"{room()[1]} MB") from None
+        hard = "" if hard_address_space() is None else ", or than the hard limit of address space (`ulimit -Hv`)"
+        raise MemoryError(f"{_memory // _MB} MB{hard}") from None
 
 
 @cache
@@ -55,15 +56,43 @@ def _judge(name: str) -> tuple[Callable[..., Verdict], int]:
     """Return the function, and the most bytes of this process while it runs; its own imports count as idle."""
     function = _imported(name)
     if name not in GRADES.values():
-        function = partial(_imported("tasks.score.own:call"), function)
-    return function, _most(_idle if name in GRADES.values() else address_space())
+        function = partial(_call, function)
+    return function, _memory + (_idle if name in GRADES.values() else address_space())
+
+
+def _call(function: Callable[..., Any], answer: Answer, args: Mapping[str, Any]) -> Verdict:
+    """Call a user's function in a worker; an exception, or a result that is no verdict, becomes an `error`."""
+    try:
+        return _verdict(function(answer, **args))
+    except MemoryError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - a user's code raises anything, which costs only its turn
+        return Verdict("error", reason=storable(described_with_place(error)))
+
+
+def _verdict(result: Any) -> Verdict:
+    if isinstance(result, Verdict):
+        valid = _validated(result)
+        texts = {name: storable(getattr(valid, name)) for name in ("extracted", "solution", "reason")}
+        return checked(Verdict(valid.name, **texts, reward=valid.reward, parts=valid.parts))
+    if result in (0, 1):  # also True and False, of numpy, too
+        return Verdict("correct" if result else "wrong")
+    raise TypeError(
+        f"the function returned {result!r:.80}: return True or False, or a Verdict, "
+        "which says whether the turn is right and what it earns"
+    )
+
+
+def _validated(verdict: Verdict) -> Verdict:
+    """Check the types of a verdict's fields, which nobody has checked in a user's function."""
+    try:
+        return TypeAdapter(Verdict).validate_python(asdict(verdict))
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise TypeError(f"{first['loc'][0]}={first['input']!r:.80} of the verdict: {first['msg']}") from None
 
 
 def _imported(name: str) -> Callable[..., Any]:
     module, _, function = name.partition(":")
     imported: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return imported
-
-
-def _most(idle: int) -> int:
-    return min(idle + _memory, hard_address_space() or 2**63)

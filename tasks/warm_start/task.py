@@ -84,7 +84,7 @@ def _import(workspace: Workspace, folder: Path) -> str | None:
 
 def _try_out(workspace: Workspace, folder: Path, sets: Sequence[ProblemsVersion]) -> None:
     """Check the policy before the commit, so errors of the first rollout show before anything is committed."""
-    from tasks.warm_start.tryout import try_out
+    from tasks.warm_start.importing import try_out
 
     chat = try_out(folder, workspace.config)
     for problem_set in sets:

@@ -1,19 +1,23 @@
-"""Policy version 0: a tiny Qwen3, taught arithmetic by supervised steps."""
+"""Policy version 0: a tiny Qwen3, taught arithmetic by supervised steps on conversations as the agent encodes them."""
 
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase, Qwen3Config, Qwen3ForCausalLM
 
 from configs.policy import WarmStart
 from configs.problems import ArithmeticSource
-from tasks.problems.arithmetic import generate
-from tasks.warm_start.batches import Rows, batches
+from storage.records import Problem
+from tasks.problems.arithmetic import expression, generate
 from tasks.warm_start.policy_sizes import tiny_sizes
 from tasks.warm_start.tokenizer import build_tokenizer, taught_texts
 
@@ -24,6 +28,32 @@ SMOOTHING = 0.05  # weight of a new step in the running accuracy: about the last
 
 Progress = Callable[[int, float, float], None]
 """A callback for each step. It gets the step's number, from 1, its loss in nats per token, and the running accuracy."""
+BATCH_SIZE = 64
+MISTAKES = 4  # two-turn examples of one problem, each with its own wrong answer
+
+Message = dict[str, Any]
+Tools = Sequence[dict[str, Any]]
+CALCULATOR: Tools = [{"type": "function", "function": {"name": "calculator"}}]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    r"""One conversation of T tokens that ends with the right answer.
+
+    Example: `<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\n\boxed{2}<|im_end|>`, with
+    the mask true on `\boxed`, `{`, `2`, `}` and `<|im_end|>`.
+    """
+
+    token_ids: list[int]  # T
+    loss_mask: list[bool]  # T, true on what is taught: the right answer, a call before it, and their <|im_end|>
+
+
+class Rows(NamedTuple):
+    """Encoded examples of one kind."""
+
+    token_ids: Tensor  # [B, T], padded at the right
+    loss_mask: Tensor  # [B, T]
+    weight: float = 1.0  # of a row in the accuracy
 
 
 def make_policy(
@@ -115,3 +145,134 @@ def _loss(model: Qwen3ForCausalLM, batch: list[Rows]) -> tuple[Tensor, Tensor]:
         right.append(weight * (-answer_losses[-1].detach()).exp())
         tokens += int(taught.sum())
     return torch.cat(answer_losses).sum() / tokens, torch.cat(right).mean()
+
+
+def batches(
+    problems: Sequence[Problem], tokenizer: PreTrainedTokenizerBase, knobs: WarmStart, feedback: str, seed: int
+) -> Iterator[list[Rows]]:
+    """Draw batches without end: one-turn rows, and shares of two-turn rows and of rows with a call.
+
+    The kinds are separate tensors: in one tensor half of the batch would be padding. A problem is solved with a call or
+    without one: the probabilities of these two kinds add up, so their weights do not depend on their shares.
+    """
+    pools = _pools(problems, tokenizer, knobs, feedback, random.Random(seed))
+    corrected = round(knobs.two_turn_share * BATCH_SIZE)
+    first = BATCH_SIZE - corrected
+    called = min(first, round(knobs.tool_share * BATCH_SIZE))
+    sizes = [first - called, corrected, called]
+    weights = [first / max(1, first - called), 1.0, first / max(1, called)]
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield [
+            _draw(pool, size, generator)._replace(weight=weight)
+            for pool, size, weight in zip(pools, sizes, weights, strict=True)
+            if size
+        ]
+
+
+def _pools(
+    problems: Sequence[Problem],
+    tokenizer: PreTrainedTokenizerBase,
+    knobs: WarmStart,
+    feedback: str,
+    rng: random.Random,
+) -> list[Rows]:
+    """Encode a one-turn example, MISTAKES two-turn examples and an example with a call of each problem."""
+    answers = sorted({problem.solutions[0] for problem in problems})
+    tools = CALCULATOR if knobs.tool_share else ()
+    short = [one_turn(tokenizer, problem, tools) for problem in problems]
+    long = [
+        two_turn(tokenizer, problem, wrong_answer(problem.solutions[0], answers, rng), feedback, tools)
+        for problem in (problems if knobs.two_turn_share else ())
+        for _ in range(MISTAKES)
+    ]
+    calls = [with_call(tokenizer, problem) for problem in (problems if knobs.tool_share else ())]
+    return [_pad(examples, tokenizer.pad_token_id) for examples in (short, long, calls)]
+
+
+def _pad(examples: list[Example], pad_id: int) -> Rows:
+    if not examples:
+        return Rows(torch.empty(0), torch.empty(0))
+    ids = [torch.tensor(example.token_ids) for example in examples]
+    masks = [torch.tensor(example.loss_mask) for example in examples]
+    return Rows(
+        pad_sequence(ids, batch_first=True, padding_value=pad_id),
+        pad_sequence(masks, batch_first=True, padding_value=False),
+    )
+
+
+def _draw(pool: Rows, size: int, generator: torch.Generator) -> Rows:
+    rows = torch.randint(len(pool.token_ids), (size,), generator=generator)
+    return Rows(pool.token_ids[rows], pool.loss_mask[rows])
+
+
+def one_turn(tokenizer: PreTrainedTokenizerBase, problem: Problem, tools: Tools = ()) -> Example:
+    """Encode the prompt, which offers `tools`, and the right answer."""
+    return _example(tokenizer, [_user(problem.prompt), _answer(problem.solutions[0])], [1], tools)
+
+
+def two_turn(
+    tokenizer: PreTrainedTokenizerBase, problem: Problem, wrong: str, feedback: str, tools: Tools = ()
+) -> Example:
+    """Encode the prompt, a wrong answer, the feedback and the right answer. Only the right answer is in the loss."""
+    messages = [_user(problem.prompt), _answer(wrong), _user(feedback), _answer(problem.solutions[0])]
+    return _example(tokenizer, messages, [3], tools)
+
+
+def with_call(tokenizer: PreTrainedTokenizerBase, problem: Problem) -> Example:
+    """Encode the prompt, a call of the calculator, its result and the right answer. The result is not in the loss."""
+    solution = problem.solutions[0]
+    messages = [_user(problem.prompt), _call(expression(problem.prompt)), _result(solution), _answer(solution)]
+    return _example(tokenizer, messages, [1, 3], CALCULATOR)
+
+
+def wrong_answer(solution: str, solutions: Sequence[str], rng: random.Random) -> str:
+    """Draw a wrong answer: half the time a number within 3 of the solution, else another problem's solution.
+
+    A policy makes mistakes of both kinds.
+    """
+    near = [str(int(solution) + offset) for offset in range(-3, 4)]
+    candidates = near if rng.random() < 0.5 else solutions
+    return rng.choice([answer for answer in candidates if answer != solution])
+
+
+def _example(
+    tokenizer: PreTrainedTokenizerBase, messages: list[Message], taught: Sequence[int], tools: Tools
+) -> Example:
+    """Encode a conversation; the messages with the indices `taught` are in the loss."""
+    ids, end = _render(tokenizer, messages, tools, add_generation_prompt=False), 0
+    mask = [False] * len(ids)
+    for place in taught:
+        start = len(_render(tokenizer, messages[:place], tools, add_generation_prompt=True))
+        end = ids.index(tokenizer.eos_token_id, start) + 1
+        mask[start:end] = [True] * (end - start)
+    return Example(ids[:end], mask[:end])  # a policy does not sample what the template writes after a turn's end
+
+
+def _render(
+    tokenizer: PreTrainedTokenizerBase, messages: list[Message], tools: Tools, *, add_generation_prompt: bool
+) -> list[int]:
+    ids = tokenizer.apply_chat_template(
+        messages,
+        tools=list(tools) or None,
+        add_generation_prompt=add_generation_prompt,
+        return_dict=False,
+    )
+    return cast(list[int], ids)
+
+
+def _user(content: str) -> Message:
+    return {"role": "user", "content": content}
+
+
+def _answer(number: str) -> Message:
+    return {"role": "assistant", "content": rf"\boxed{{{number}}}"}
+
+
+def _call(text: str) -> Message:
+    function = {"name": "calculator", "arguments": {"expression": text}}
+    return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
+
+
+def _result(text: str) -> Message:
+    return {"role": "tool", "content": text}

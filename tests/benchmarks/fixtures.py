@@ -50,8 +50,7 @@ class Lab:
         """Policy version 0, made as in the demo but with fewer warm-start steps."""
         from prefect.logging import disable_run_logger
 
-        from tasks.run.opening import start_run
-        from tasks.run.workspace import Workspace
+        from tasks.run.workspace import Workspace, start_run
         from tasks.warm_start.task import first_policy
 
         with disable_run_logger():

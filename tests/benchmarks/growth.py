@@ -204,8 +204,8 @@ def _draws(workspace: "Workspace", train_set: ProblemsVersion, how: str) -> dict
 
 def _exclude(store: Store, problems: Sequence[Problem]) -> list[str]:
     """Exclude every tenth problem, so that nearly every draw needs a spare one; return the override for it."""
-    from tasks.problems.difference import key
     from tasks.problems.exclusions import commit_exclusions
+    from tasks.problems.problem_set import key
 
     rows = [Exclusion("", "", "", -1, problem.problem_id, key(problem), True, "wrong") for problem in problems[::10]]
     return [f"problems.exclusions=[{commit_exclusions(store, rows)}]"]

@@ -85,15 +85,15 @@ def main(versions: int, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
     from prefect.logging import disable_run_logger
 
     from tasks.rollout.task import rollout
-    from tasks.run.opening import start_run
+    from tasks.run.workspace import start_run
 
     stage = Stage()
     replacements = {
         "storage.objects.store.LocalBackend": CountedBackend,
         "storage.objects.store.Store.is_local": False,  # so files are fetched into the cache, with requests
-        "tasks.run.opening.start_run": start_run.fn,
-        "tasks.run.progress.create_progress_artifact": lambda **_: UUID(int=0),
-        "tasks.run.progress.update_progress_artifact": lambda **_: None,
+        "tasks.run.workspace.start_run": start_run.fn,
+        "tasks.run.workspace.create_progress_artifact": lambda **_: UUID(int=0),
+        "tasks.run.workspace.update_progress_artifact": lambda **_: None,
         "tasks.rollout.workers.load_chat": lambda _: None,
         "tasks.rollout.task.warn_of_marks": lambda *_: None,
         "tasks.rollout.play.play": stage.play,
@@ -177,8 +177,7 @@ def _begin_twice(config: Config, model: Path, stage: Stage) -> tuple[Cost, Cost]
     from tasks.problems.task import import_problems
     from tasks.rollout.task import Rollouts
     from tasks.rollout.workers import LocalWorkers
-    from tasks.run.opening import open_run
-    from tasks.run.progress import iterations, newest_policy
+    from tasks.run.workspace import iterations, newest_policy, open_run
 
     started = _now()
     with open_run(config) as workspace:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from configs import Config, ConfigError, available, differences, load, schema, to_yaml
 from configs.__main__ import entries, main
 from tasks.agents.problem_checks import lacking_room
-from tasks.run import opening as open_run
+from tasks.run import workspace as run_workspace
 from tasks.run.configuration import resolve
 from tasks.run.workspace import Workspace
 from tests.support.paths import ROOT
@@ -54,9 +54,9 @@ def test_turns_that_may_not_fit_cause_a_warning_at_the_start(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Turns without room in the context count as wrong answers, so a run warns before it plays any."""
-    monkeypatch.setattr(open_run, "get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr(run_workspace, "get_run_logger", lambda: logging.getLogger("test"))
     config = resolve("demo", [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache", *overrides])
-    open_run.start_run.fn(Workspace(config))
+    run_workspace.start_run.fn(Workspace(config))
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == (message is not None)
     assert (message or "") in "".join(warnings)

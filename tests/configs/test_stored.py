@@ -31,7 +31,7 @@ from storage.versions import aliases, manifests
 from storage.versions.drafts import Draft, Provenance, shards
 from storage.versions.manifests import File
 from tasks.retrain.planning import continued
-from tasks.run import opening as open_run
+from tasks.run import workspace as run_workspace
 from tasks.run.workspace import Workspace
 from tests.storage.test_nights import NIGHT
 from tests.support.paths import ROOT
@@ -42,7 +42,7 @@ FIRST = json.loads((ROOT / "tests/kept_stores/first-configurations.json").read_t
 
 @pytest.fixture(autouse=True)
 def _logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_run, "get_run_logger", lambda: logging.getLogger("test"))
+    monkeypatch.setattr(run_workspace, "get_run_logger", lambda: logging.getLogger("test"))
 
 
 @pytest.mark.parametrize("commit", FIRST)
@@ -209,7 +209,7 @@ def begin(tmp_path: Path, *overrides: str) -> Workspace:
     """Begin or continue a run."""
     place = [f"storage.root={tmp_path}/var", f"storage.cache={tmp_path}/cache"]
     workspace = Workspace(load("smoke", [*place, *overrides]))
-    open_run.start_run.fn(workspace)
+    run_workspace.start_run.fn(workspace)
     return workspace
 
 

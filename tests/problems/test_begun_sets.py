@@ -15,7 +15,7 @@ from tasks.problems import task as problems_task
 from tasks.problems.task import begun_sets, import_problems, read_problems
 from tasks.rollout import task as rollout_task
 from tasks.rollout.task import _draw, unplayable
-from tasks.run import opening
+from tasks.run import workspace as run_workspace
 from tasks.run.configuration import resolve
 from tasks.run.workspace import Workspace
 from tasks.warm_start import task as first_policy
@@ -23,7 +23,7 @@ from tasks.warm_start import task as first_policy
 
 @pytest.fixture(autouse=True)
 def _logs(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    for module in (opening, first_policy, problems_task, rollout_task):
+    for module in (run_workspace, first_policy, problems_task, rollout_task):
         monkeypatch.setattr(module, "get_run_logger", lambda: logging.getLogger("test"))
     caplog.set_level(logging.WARNING, "test")
 
@@ -54,7 +54,7 @@ def overrides(tmp_path: Path, rows: Path, policy_folder: Path) -> list[str]:
 def opened(*overrides: str) -> Workspace:
     """Run the first step of a run."""
     workspace = Workspace(resolve("smoke", overrides))
-    opening.start_run.fn(workspace)
+    run_workspace.start_run.fn(workspace)
     return workspace
 
 

@@ -157,12 +157,6 @@ def test_symmetric_and_as_defined(left: str, right: str) -> None:
     assert kinds(left, right) == kinds(right, left) == expected
 
 
-@given(st.text("abc ", max_size=20), st.text("xyz ", max_size=20))
-def test_disjoint_problems_never_overlap(left: str, right: str) -> None:
-    """Problems without a word in common do not overlap."""
-    assert kinds("a " + left, "x " + right) == []
-
-
 def test_ten_thousand_problems_are_compared_in_seconds() -> None:
     """The check runs before every night, so its time grows with the text, not with the number of pairs.
 

@@ -15,7 +15,7 @@ from storage.records import CURRICULUM_SCHEMA, CurriculumEntry, Problem, Problem
 from storage.versions import datasets
 from storage.versions.drafts import Draft
 from tasks.problems.curriculum import FLOOR, plan_curriculum, standing_rows, suspect_rows, suspects
-from tasks.problems.difference import key
+from tasks.problems.problem_set import key
 from tasks.rollout.plan import draw, drawable, spares
 from tests.support.chain_helpers import provenance
 

@@ -21,7 +21,6 @@ from storage.objects.store import Store
 from storage.records import EXCLUSION_SCHEMA, Exclusion, Problem
 from storage.versions import datasets, manifests
 from storage.versions.drafts import Draft
-from tasks.problems.difference import key
 from tasks.problems.exclusions import (
     Excluded,
     check_exclusions,
@@ -31,9 +30,10 @@ from tasks.problems.exclusions import (
     read_exclusions,
     set_aside,
 )
+from tasks.problems.problem_set import key
 from tasks.provenance.proposals import propose_ids, propose_problem
 from tasks.provenance.questions import Unknown, trained_on, training_data
-from tasks.run.opening import open_leased
+from tasks.run.workspace import open_leased
 from tests.support.chain_helpers import rewrite_shard
 from tests.support.provenance_helpers import ONE, OTHER, TWO, Call, Place, Played, caller, two_runs
 from tests.support.train_helpers import make_trainer, random_rows, save_tiny, weights
@@ -143,17 +143,6 @@ def test_an_update_without_the_excluded_is_one_that_never_had_them(tmp_path: Pat
     plain.update([row for row in rows if row.trajectory_id not in ids], scores, version=2)
     assert all(torch.equal(value, weights(plain)[name]) for name, value in weights(ours).items())
     assert set_aside(asked, here, Excluded()) == (asked, [])
-
-
-def test_an_update_of_which_nothing_is_left(tmp_path: Path) -> None:
-    """The policy does not change if everything is excluded, as with options that reject everything."""
-    rows, scores = random_rows()
-    trainer = make_trainer(save_tiny(tmp_path))
-    before = weights(trainer)
-    marked, ids = set_aside(rows, "d", Excluded(frozenset(("d", row.trajectory_id) for row in rows)))
-    assert len(ids) == len(rows)
-    assert trainer.update(marked, scores, version=2)["trajectories"] == 0
-    assert all(torch.equal(value, before[name]) for name, value in weights(trainer).items())
 
 
 def test_excluded_trajectories_do_not_count_as_trained_on(family: Place, tmp_path: Path) -> None:

@@ -23,9 +23,8 @@ from hypothesis import strategies as st
 from configs.problems import FileSource, StoredSource
 from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
-from tasks.problems.files import find, read_jsonl, read_parquet
-from tasks.problems.lines import lines
 from tasks.problems.problem_set import RowError
+from tasks.problems.sources import find, lines, read_parquet
 
 FIELDS: dict[Literal["id", "prompt", "solutions"], str] = {"prompt": "ask", "solutions": "gold"}
 NAMED: dict[Literal["id", "prompt", "solutions"], str] = {"id": "key", **FIELDS}
@@ -59,7 +58,7 @@ def row(prompt: str, **more: str) -> dict[str, str]:
 def load(path: str | Path, max_bad_share: float = 0.9, longest_mb: int = 16, **knobs: Any) -> ProblemSet:
     knobs = knobs if {"fields", "preset"} & knobs.keys() else {"fields": FIELDS, **knobs}
     source = FileSource(kind=knobs.pop("kind", "jsonl"), path=str(path), **knobs)
-    with patch("tasks.problems.load.LONGEST_MB", longest_mb):
+    with patch("tasks.problems.sources.LONGEST_MB", longest_mb):
         return load_problems(source, max_bad_share)
 
 
@@ -102,13 +101,6 @@ def test_patterns(tmp_path: Path, pattern: str, expected: list[str]) -> None:
     (tmp_path / "new" / "a-folder").mkdir()
     assert ids(load(tmp_path / pattern)) == expected
     assert ids(load(f"file://{tmp_path}/{pattern}")) == expected
-
-
-def test_relative_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relative pattern starts at the working directory, like a path."""
-    write(tmp_path / "new" / "a.jsonl", row("p"))
-    monkeypatch.chdir(tmp_path)
-    assert ids(load("new/*.jsonl")) == ["a/000001"]
 
 
 def test_one_file_is_as_it_was(tmp_path: Path) -> None:
@@ -187,31 +179,6 @@ def test_no_match(tmp_path: Path, folder: str) -> None:
     pattern = f"{tmp_path}/{folder}*.jsonl"
     with pytest.raises(ProblemError, match=f"^{re.escape(pattern)} matches no file: check folder and pattern$"):
         load(pattern)
-
-
-def test_unknown_protocol() -> None:
-    """A path that cannot be listed gives the same message as one that cannot be opened."""
-    with pytest.raises(ProblemError, match=r"^nope://x/\*.jsonl cannot be read .*Protocol not known"):
-        load("nope://x/*.jsonl")
-
-
-def test_files_without_rows(tmp_path: Path) -> None:
-    """Files that are all empty are an error, like one empty file."""
-    write(tmp_path / "a.jsonl")
-    with pytest.raises(ProblemError, match=r"\*.jsonl holds no rows"):
-        load(tmp_path / "*.jsonl")
-
-
-def test_parquet_files(tmp_path: Path) -> None:
-    """Patterns find Parquet files, too; a broken one is named by its path."""
-    for name in ("a", "b"):
-        pq.write_table(pa.table({"ask": [name, None], "gold": ["1", "1"]}), tmp_path / f"{name}.parquet")
-    found = load(tmp_path / "*.parquet", kind="parquet")
-    assert ids(found) == ["a/000001", "b/000001"]
-    assert [bad.place for bad in found.bad] == ["line 2 of a.parquet", "line 2 of b.parquet"]
-    broken = write(tmp_path / "c.parquet", "no")
-    with pytest.raises(ProblemError, match=f"^{re.escape(str(broken))} cannot be read .*kind"):
-        load(tmp_path / "*.parquet", kind="parquet")
 
 
 def test_remote_pattern() -> None:
@@ -318,18 +285,6 @@ def test_a_file_without_line_ends_is_not_read_whole(make: Callable[[Path], str],
     """A terabyte file or an archive of zeros would fill the memory; reading stops with an error."""
     with pytest.raises(ProblemError, match="cannot be read .*a line does not end within 64 MB"):
         load(make(tmp_path / "rows"), longest_mb=1)
-
-
-def test_a_growing_file_is_read_to_its_first_size(tmp_path: Path) -> None:
-    """The reader stops at the size that the file had when it was opened, even if another process appends to it."""
-    path = write(tmp_path / "rows.jsonl", row("p"), row("q"))
-    reading = read_jsonl(str(path), 2**20)
-    found = [next(reading)]
-    with path.open("a") as file:
-        file.write(json.dumps(row("r")) + "\n")
-    assert [number for number, _ in [*found, *reading]] == [1, 2]
-    with pytest.raises(ProblemError, match="holds no rows"):
-        load("/proc/self/status")  # reports a size of 0, like kernel pipes
 
 
 def test_a_parquet_row_above_the_bound_is_a_bad_row(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from configs.problems import FileSource
 from storage.records import Problem
 from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
 from tasks.problems.columns import as_text, solutions
+from tasks.problems.contamination import Repeat, describe_repeats, find_repeats
 from tasks.problems.messages import first_messages, with_instructions
 from tasks.problems.problem_set import RowError
-from tasks.problems.repeats import Repeat, describe_repeats, find_repeats
 
 SYSTEM = {"role": "system", "content": "Put the answer in a box."}
 VERL = {"prompt": "prompt", "solutions": "reward_model.ground_truth", "id": "extra_info.index", "source": "data_source"}
@@ -194,12 +194,3 @@ def test_repeated_rows_are_named(tmp_path: Path) -> None:
         "4 rows ask the same as an earlier one (b as a, b as a, and 2 more): such problems are drawn more often",
         "4 rows ask the same as an earlier one (c as a, c as a, and 2 more): but with other solutions, look at them",
     ]
-
-
-def test_a_row_that_repeats_an_id_counts_once(tmp_path: Path) -> None:
-    """The same row again is no bad row, so that it does not refuse the set; another row with its id is one."""
-    row = {"key": "a", "ask": "Compute 12 + 30.", "gold": "42"}
-    found = load(tmp_path, [row, row, row, row | {"gold": "43"}], fields=FIELDS)
-    assert [problem.problem_id for problem in found.problems] == ["a"]
-    assert [each.line for each in found.left_out] == [2, 3]
-    assert found.bad == [BadRow(4, "id 'a' is already on line 1")]

@@ -1,22 +1,20 @@
 """Problem sources: splits stay apart, bad rows do not pass, and no row is dropped silently."""
 
-import dataclasses
 import json
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
-import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.problems import ArithmeticSource, Fields, FileSource, HubSource
-from storage.records import PROBLEM_SCHEMA, Problem, to_table
-from tasks.problems import BadRow, ProblemError, ProblemSet, fingerprint, load_problems
+from storage.records import Problem
+from tasks.problems import BadRow, ProblemError, ProblemSet, load_problems
 from tasks.problems.arithmetic import answer, render, split_of
 from tasks.problems.presets import PRESETS
 from tests.support import real_data
@@ -120,60 +118,6 @@ def test_too_few_problems_is_an_error() -> None:
         arithmetic(count=900)
     with pytest.raises(ProblemError, match=r"^0 train problems"):
         arithmetic(low=2, high=2, operators=["+"])  # the only pair is held out
-
-
-# Fingerprint
-
-texts = st.text(st.characters(codec="utf-8"), max_size=5)
-problem_rows = st.builds(
-    Problem,
-    problem_id=texts,
-    prompt=texts,
-    solutions=st.lists(texts, min_size=1, max_size=3),
-    source=texts,
-    metadata=st.dictionaries(texts, st.integers(), max_size=3).map(json.dumps),
-)
-
-
-@settings(deadline=None)  # the first Arrow table takes a second
-@given(st.lists(problem_rows, max_size=4))
-def test_fingerprint_survives_storage(problems: list[Problem]) -> None:
-    """A set read back from Parquet, with metadata keys in another order, has the same fingerprint."""
-    table = to_table(problems, PROBLEM_SCHEMA)
-    back = [Problem(**row) for row in table.to_pylist()]
-    turned = [dataclasses.replace(p, metadata=json.dumps(dict(reversed(json.loads(p.metadata).items())))) for p in back]
-    assert fingerprint(turned) == fingerprint(problems)
-
-
-@given(st.lists(problem_rows, max_size=3), st.lists(problem_rows, max_size=3))
-def test_fingerprints_of_other_contents_differ(left: list[Problem], right: list[Problem]) -> None:
-    """Different sets, or the same set in another order, have different fingerprints."""
-
-    def content(problems: list[Problem]) -> list[Problem]:
-        return [dataclasses.replace(p, metadata=json.dumps(json.loads(p.metadata), sort_keys=True)) for p in problems]
-
-    assert (fingerprint(left) == fingerprint(right)) == (content(left) == content(right))
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"problem_id": "x"},
-        {"prompt": "x"},
-        {"solutions": ["19", "19.0"]},
-        {"source": "x"},
-        {"metadata": '{"level": 1}'},
-    ],
-)
-def test_fingerprint_covers_every_column(change: dict[str, Any]) -> None:
-    """A change of any column gives another fingerprint."""
-    problem = Problem("12+7", "What is 12 + 7?", ["19"], "arithmetic")
-    assert fingerprint([dataclasses.replace(problem, **change)]) != fingerprint([problem])
-
-
-def test_fingerprint_is_pinned() -> None:
-    """Stored fingerprints stay comparable; another hash or another JSON form would fail here."""
-    assert fingerprint([Problem("12+7", "What is 12 + 7?", ["19"], "arithmetic")]) == "298bbd8358e27f99"
 
 
 # Presets
@@ -337,28 +281,17 @@ def test_wrong_preset_fails_with_the_columns_in_sight(tmp_path: Path) -> None:
     assert str(caught.value).endswith("and 4 more")
 
 
-def test_count_takes_the_first_rows(tmp_path: Path) -> None:
-    """Rows after the first `count` are not read."""
-    result = load_rows(tmp_path, [{}, GOOD, GOOD | {"key": "b"}, b"broken"], count=2)
-    assert ([problem.problem_id for problem in result.problems], [row.line for row in result.bad]) == (["good"], [1])
-
-
 def test_byte_order_mark_and_windows_lines(tmp_path: Path) -> None:
     """Files with a byte order mark and CRLF line ends are read."""
     lines = [b"\xef\xbb\xbf" + json.dumps(GOOD).encode() + b"\r", b"\r"]
     assert load_rows(tmp_path, lines) == ProblemSet([Problem("good", "What is 2 + 3?", ["5"])], bad=[])
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-@pytest.mark.parametrize(
-    ("path", "reason"),
-    [("missing", "FileNotFoundError"), (".", "NotRegularError"), ("nope://x", "Protocol not known")],
-)
-def test_unreadable_file(tmp_path: Path, kind: Literal["jsonl", "parquet"], path: str, reason: str) -> None:
+@pytest.mark.parametrize("path", ["nope://x", "nope://x/*.jsonl"])
+def test_unknown_protocol(path: str) -> None:
     """The error names the path and the cause."""
-    path = path if "://" in path else str(tmp_path / path)
-    with pytest.raises(ProblemError, match=f"^{path} cannot be read .*{reason}.*: check path"):
-        load_problems(FileSource(kind=kind, path=path, fields=FIELDS), 0.0)
+    with pytest.raises(ProblemError, match=f"^{re.escape(path)} cannot be read .*Protocol not known.*: check path"):
+        load_problems(jsonl(path), 0.0)
 
 
 def test_empty_file(tmp_path: Path) -> None:
@@ -367,12 +300,6 @@ def test_empty_file(tmp_path: Path) -> None:
         load_rows(tmp_path, [b""])
     with pytest.raises(ProblemError, match=r"x.parquet holds no rows"):
         load_problems(parquet(tmp_path / "x.parquet", {"ask": [], "gold": []}, fields=FIELDS), 1.0)
-
-
-def test_uri_is_read() -> None:
-    """Files are read from any store that fsspec supports."""
-    fsspec.filesystem("memory").pipe_file("/problems/rows.jsonl", json.dumps(GOOD).encode())
-    assert len(load_problems(jsonl("memory://problems/rows.jsonl"), 0.0).problems) == 1
 
 
 def test_parquet_rows(tmp_path: Path) -> None:
@@ -465,18 +392,3 @@ def test_real_data_has_no_bad_rows(data_folder: Path, file: str, preset: str, ro
     """Every row of the real data sets is usable."""
     result = load_problems(jsonl(str(data_folder / file), preset=preset), 0.0)
     assert (len(result.problems), result.bad) == (rows, [])
-
-
-def test_real_solutions_are_numbers(data_folder: Path) -> None:
-    """All gold answers of GSM8K parse as numbers once the separators are removed."""
-    problems = load_problems(jsonl(str(data_folder / "gsm8k/train.jsonl"), preset="gsm8k"), 0.0).problems
-    assert all(re.fullmatch(r"-?\d+(\.\d+)?", problem.solutions[0]) for problem in problems)
-    assert problems[0].solutions == ["72"]
-
-
-def test_real_math_keeps_its_metadata(data_folder: Path) -> None:
-    """MATH-500's ids, subjects and levels are kept for the evaluation report."""
-    first = load_problems(jsonl(str(data_folder / "math_500/test.jsonl"), preset="math"), 0.0).problems[0]
-    assert first.problem_id == "test/precalculus/807.json"
-    assert first.solutions == [r"\left( 3, \frac{\pi}{2} \right)"]
-    assert json.loads(first.metadata) == {"level": 2, "subject": "Precalculus"}

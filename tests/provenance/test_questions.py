@@ -14,7 +14,7 @@ from storage.objects.store import Store
 from storage.records import Fault, Problem, Status
 from storage.versions import aliases, manifests
 from tasks.audit.__main__ import COMMANDS
-from tasks.problems.difference import key
+from tasks.problems.problem_set import key
 from tasks.provenance.questions import FirstTrained, Unknown, affected, trained_on, training_data
 from tasks.train.samples import build_samples, within_staleness
 from tests.support.provenance_helpers import ONE, OTHER, TWO, Call, Place, Played, caller, two_runs

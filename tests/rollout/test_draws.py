@@ -14,8 +14,8 @@ from storage.records import CURRICULUM_SCHEMA, PROBLEM_SCHEMA, CurriculumEntry, 
 from storage.version_names import ProblemsVersion
 from storage.versions import datasets
 from storage.versions.drafts import Draft, Provenance
-from tasks.problems.difference import key
 from tasks.problems.exclusions import Excluded, commit_exclusions, left_of
+from tasks.problems.problem_set import key
 from tasks.rollout import task
 from tasks.rollout.plan import draw, drawable, spares
 from tasks.run.workspace import Workspace

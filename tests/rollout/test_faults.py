@@ -11,7 +11,7 @@ from storage.records import Fault
 from storage.versions.drafts import Draft, Provenance
 from tasks.evaluate.summary import fault_rows
 from tasks.rollout.outcomes import FaultAlarm, Tally, alarms, counts_of
-from tasks.score.environment import SuccessRule
+from tasks.score.scorers import SuccessRule
 from tests.support.train_helpers import make_trajectory
 
 

@@ -29,7 +29,7 @@ from tasks.inference.api import (
 )
 from tasks.rollout.outcomes import Tally, counts_of, select_episodes, success_rate
 from tasks.rollout.plan import draw
-from tasks.score.environment import SuccessRule
+from tasks.score.scorers import SuccessRule
 from tasks.score.verifier import Verifier
 from tests.support.rollout_helpers import PROBLEM, ScriptedEngine, context, make_plan, play, timeless
 from tests.support.train_helpers import make_trajectory

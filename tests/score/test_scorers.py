@@ -1,6 +1,7 @@
 """Scorers: which one judges what, what a user's function may do, and that stored data can be scored again."""
 
 import dataclasses
+import importlib.metadata
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packaging.requirements import Requirement
 
 from configs.score import Score as ScoreSettings
 from storage.objects.store import Store
@@ -18,10 +20,16 @@ from storage.records import TRAJECTORY_SCHEMA, Score, Trajectory, to_score
 from storage.versions import datasets
 from storage.versions.drafts import Draft, Provenance
 from tasks.rollout.workers import LocalWorkers
-from tasks.score.environment import EnvironmentScorer, SuccessRule
 from tasks.score.interface import Answer, Scorer, ScorerContext
-from tasks.score.math_verify import MathVerifyScorer
-from tasks.score.scorers import SCORERS, Scorers, check_scorers, identity
+from tasks.score.scorers import (
+    SCORERS,
+    EnvironmentScorer,
+    MathVerifyScorer,
+    Scorers,
+    SuccessRule,
+    check_scorers,
+    identity,
+)
 from tasks.score.scoring import Grades, Mean, disagreement, metrics_of, scorer_fingerprint
 from tasks.score.verdict import Verdict, checked
 from tasks.score.verifier import Verifier, VerifierBrokenError
@@ -154,6 +162,36 @@ def test_scorers_arguments_and_sources_change_the_fingerprint(tmp_path: Path, mo
     ]
     prints = [before, scorer_fingerprint(ScoreSettings()), *map(scorer_fingerprint, [own, *others])]
     assert len(set(prints)) == len(prints)
+
+
+def verifier_libraries() -> set[str]:
+    """Return math-verify and all its direct and indirect requirements on this machine."""
+    found, pending = set[str](), ["math-verify"]
+    while pending:
+        name = pending.pop()
+        found.add(name)
+        needed = [Requirement(line) for line in importlib.metadata.requires(name) or []]
+        here = [library.name for library in needed if not library.marker or library.marker.evaluate({"extra": ""})]
+        pending += set(here) - found
+    return found
+
+
+def test_every_library_of_the_verifier_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another version of any of these libraries may change verdicts, so it changes the fingerprint."""
+    installed, libraries, now = importlib.metadata.version, verifier_libraries(), scorer_fingerprint(ScoreSettings())
+    assert libraries >= {"math-verify", "sympy"}
+    for changed in libraries:
+        monkeypatch.setattr(
+            "importlib.metadata.version", lambda name, changed=changed: installed(name) + changed * (name == changed)
+        )
+        assert scorer_fingerprint(ScoreSettings()) != now, changed
+
+
+def test_every_limit_that_decides_verdicts_names_the_verifier() -> None:
+    """The time limit changes the fingerprint; number of workers and allowed failures do not."""
+    now = scorer_fingerprint(ScoreSettings())
+    assert now != scorer_fingerprint(ScoreSettings(timeout_s=6))
+    assert scorer_fingerprint(ScoreSettings(workers=3, max_failure_share=0.5)) == now
 
 
 # A user's function

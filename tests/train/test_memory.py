@@ -15,7 +15,7 @@ from configs.train import PPO, Parallel
 from storage.errors import UnavailableError
 from storage.objects.store import Store
 from storage.versions.checkpoints import Checkpoint
-from tasks.run.dry_run import pass_tokens, plan
+from tasks.run.configuration import pass_tokens, plan
 from tasks.train.memory import CARD, main, memory_of, saved_by_layer
 from tasks.train.model_sizes import PUBLIC, SUPPORTED, ModelSizes
 from tasks.warm_start.policy_sizes import policy_sizes
@@ -143,7 +143,7 @@ def test_the_command_line_prints_the_plan() -> None:
 
 @pytest.mark.slow
 def test_the_plan_of_a_warm_start_imports_no_torch() -> None:
-    code = "import sys; from configs import load; from tasks.run.dry_run import plan; plan(load('demo'))"
+    code = "import sys; from configs import load; from tasks.run.configuration import plan; plan(load('demo'))"
     subprocess.run([sys.executable, "-c", f"{code}; sys.exit('torch' in sys.modules)"], cwd=ROOT, check=True)
 
 

@@ -22,8 +22,7 @@ from tasks.tools import open_toolbox
 from tasks.tools.calculator import calculator
 from tasks.tools.interface import ToolContext
 from tasks.tools.sandbox import Sandboxes
-from tasks.warm_start.batches import batches
-from tasks.warm_start.examples import CALCULATOR, one_turn, two_turn, with_call
+from tasks.warm_start.teach import CALCULATOR, batches, one_turn, two_turn, with_call
 from tasks.warm_start.tokenizer import CHARACTERS, build_tokenizer
 from tests.support.rollout_helpers import GCONFIG, ScriptedEngine, play
 

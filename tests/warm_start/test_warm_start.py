@@ -3,8 +3,6 @@
 import json
 import math
 import random
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -18,10 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from configs.policy import WarmStart
 from configs.problems import ArithmeticSource
 from storage.records import Problem
-from tasks.problems.arithmetic import generate, render
-from tasks.warm_start.batches import Rows
-from tasks.warm_start.examples import one_turn, two_turn, wrong_answer
-from tasks.warm_start.teach import _loss, make_policy
+from tasks.problems.arithmetic import generate
+from tasks.warm_start.teach import Rows, _loss, make_policy, one_turn, two_turn, wrong_answer
 from tasks.warm_start.tokenizer import CHARACTERS, build_tokenizer
 
 FEEDBACK = "Your answer is wrong. Try again."
@@ -41,18 +37,6 @@ def taught(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, fl
     folder, losses = tmp_path_factory.mktemp("policy"), list[float]()
     metrics = make_policy(TINY, TRAIN, FEEDBACK, 1, folder, progress=lambda step, loss, accuracy: losses.append(loss))
     return folder, metrics, losses
-
-
-OPERANDS = st.integers(-99, 999)
-
-
-@given(a=OPERANDS, operator=st.sampled_from("+-*"), b=OPERANDS, number=st.integers())
-def test_generated_text_survives_the_round_trip(
-    tokenizer: PreTrainedTokenizerFast, a: int, operator: str, b: int, number: int
-) -> None:
-    """The environment reads exactly what the policy wrote."""
-    text = rf"{render(a, operator, b)} \boxed{{{number}}} {FEEDBACK}"
-    assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @given(st.text(st.sampled_from(CHARACTERS)))
@@ -82,22 +66,6 @@ def test_template_is_chatml_without_an_injected_system_prompt(tokenizer: PreTrai
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 1 + 1?<|im_end|>\n<|im_start|>assistant\n"
     )
     assert str(tokenizer.apply_chat_template(messages[1:], tokenize=False)).startswith("<|im_start|>user\n")
-
-
-@pytest.mark.slow
-def test_folder_loads_in_another_process(
-    tokenizer: PreTrainedTokenizerFast, taught: tuple[Path, object, object]
-) -> None:
-    """Agents and vLLM load the tokenizer with AutoTokenizer from the model's folder."""
-    script = (
-        "import json, sys; from transformers import AutoTokenizer; t = AutoTokenizer.from_pretrained(sys.argv[1]);"
-        "ids = t.apply_chat_template([{'role': 'user', 'content': 'What is 12 + 7?'}], return_dict=False);"
-        "print(json.dumps([ids, t.decode(ids), t.eos_token, t.pad_token]))"
-    )
-    run = subprocess.run([sys.executable, "-c", script, str(taught[0])], capture_output=True, text=True, check=True)
-    text = "<|im_start|>user\nWhat is 12 + 7?<|im_end|>\n"
-    ids = AutoTokenizer.from_pretrained(taught[0]).encode(text)
-    assert json.loads(run.stdout.splitlines()[-1]) == [ids, text, "<|im_end|>", "<|endoftext|>"]
 
 
 def test_one_turn_mask_by_hand(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -19,8 +19,8 @@ from tasks.audit.checks import AuditEvidence, Measured, SkippedError, check
 from tasks.audit.checks.second_checker import stated
 from tasks.audit.checks.templates import create_distinct_prompts
 from tasks.audit.decoding import Decoders
+from tasks.problems.columns import is_placeholder
 from tasks.problems.contamination import find_overlaps
-from tasks.problems.placeholders import is_placeholder
 from tasks.score.verdict import Verdict
 
 MOST_PROBLEMS = 0.5

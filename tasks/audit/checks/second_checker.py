@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from tasks.problems.placeholders import is_placeholder
+from tasks.problems.columns import is_placeholder
 from tasks.score.numbers import LONGEST, Number, read_number
 
 Opinion = Literal["right", "wrong", "cannot say"]

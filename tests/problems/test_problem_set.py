@@ -1,13 +1,14 @@
-"""Growing problem sets: new problems are found once, no problem is lost, and ids stay unique and unchanged."""
+"""Problem sets: their fingerprint; new problems are found once, none is lost, and ids stay unique and unchanged."""
 
+import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage.records import Problem
-from tasks.problems.difference import key, new_problems, replayed, union
+from storage.records import PROBLEM_SCHEMA, Problem, to_table
+from tasks.problems.problem_set import fingerprint, key, new_problems, replayed, union
 
 problems = st.lists(
     st.builds(
@@ -109,3 +110,39 @@ def test_impossible_share(share: float) -> None:
     """A share below 0 or of 1 and more is refused."""
     with pytest.raises(ValueError, match=r"share=.* give 0 or more and less than 1"):
         replayed(numbered(1), share, numbered(9), 0)
+
+
+texts = st.text(st.characters(codec="utf-8"), max_size=5)
+problem_rows = st.builds(
+    Problem,
+    problem_id=texts,
+    prompt=texts,
+    solutions=st.lists(texts, min_size=1, max_size=3),
+    source=texts,
+    metadata=st.dictionaries(texts, st.integers(), max_size=3).map(json.dumps),
+)
+
+
+@settings(deadline=None)  # the first Arrow table takes a second
+@given(st.lists(problem_rows, max_size=4))
+def test_fingerprint_survives_storage(problems: list[Problem]) -> None:
+    """A set read back from Parquet, with metadata keys in another order, has the same fingerprint."""
+    table = to_table(problems, PROBLEM_SCHEMA)
+    back = [Problem(**row) for row in table.to_pylist()]
+    turned = [replace(p, metadata=json.dumps(dict(reversed(json.loads(p.metadata).items())))) for p in back]
+    assert fingerprint(turned) == fingerprint(problems)
+
+
+@given(st.lists(problem_rows, max_size=3), st.lists(problem_rows, max_size=3))
+def test_fingerprints_of_other_contents_differ(left: list[Problem], right: list[Problem]) -> None:
+    """Different sets, or the same set in another order, have different fingerprints."""
+
+    def content(problems: list[Problem]) -> list[Problem]:
+        return [replace(p, metadata=json.dumps(json.loads(p.metadata), sort_keys=True)) for p in problems]
+
+    assert (fingerprint(left) == fingerprint(right)) == (content(left) == content(right))
+
+
+def test_fingerprint_is_pinned() -> None:
+    """Stored fingerprints stay comparable; another hash or another JSON form would fail here."""
+    assert fingerprint([Problem("12+7", "What is 12 + 7?", ["19"], "arithmetic")]) == "298bbd8358e27f99"

@@ -1,0 +1,275 @@
+"""Load a source of the configuration as a problem set: JSONL or Parquet files, local or remote, or the hub.
+
+Files come from users, so nothing in them may hang or fill this process: local ones must be regular files, and the
+length of a line and the size of a row are limited.
+"""
+
+import io
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from pathlib import PurePosixPath
+from typing import IO, Any, BinaryIO, cast
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fsspec.implementations.local import LocalFileSystem
+
+from configs.problems import ArithmeticSource, FileSource, HubSource, Source, StoredSource
+from configs.safety import open_regular
+from tasks.problems import arithmetic
+from tasks.problems.presets import COLUMNS, PRESETS, columns_of, from_fields
+from tasks.problems.problem_set import (
+    NoFilesError,
+    PartOfRow,
+    ProblemError,
+    ProblemSet,
+    Row,
+    RowError,
+    RowPlace,
+    collect,
+)
+
+LONGEST_MB = 16
+"""A longer line, or row of a Parquet file, is a bad row; otherwise a file without line ends would fill the memory."""
+_HOPELESS = 64
+"""A line of more than this many times `longest` is an error: the file is no file of problems. Reading stops there."""
+_CHUNK = 2**20
+"""Bytes of a file, or of a column, that are read at once."""
+_ROWS = 64
+"""Rows of a Parquet file in memory at once; each may be as large as `longest`."""
+
+
+def load_problems(source: Source, max_bad_share: float) -> ProblemSet:
+    """Load the problems of `source`, in its order. Its `count` limits the rows read from all files, including bad rows.
+
+    >>> load_problems(ArithmeticSource(kind="arithmetic", count=1), 0.0).problems[0].prompt
+    'What is 11 + 19?'
+
+    Raises:
+        ValueError: `source` is a stored set, which needs a store to read it.
+        ProblemError: the source cannot be read, holds no usable problem or too few, or a larger share of its rows than
+            `max_bad_share` (0 to 1) is bad.
+    """
+    if isinstance(source, ArithmeticSource):
+        return ProblemSet(arithmetic.generate(source), bad=[])
+    if isinstance(source, StoredSource):
+        raise ValueError(f"{source.version}: a stored set is read from the store, not loaded")
+    name, found = source.name if isinstance(source, HubSource) else source.path, Counter[str]()
+    to_problem = PRESETS[source.preset] if source.preset else from_fields(source.fields, found)
+    loaded = collect(islice(_rows(source), source.count), to_problem, name, max_bad_share)
+    kept = columns_of({"metadata": source.fields.get("metadata", [])})
+    if absent := [column for column in kept if not found[column]]:
+        raise ProblemError(f"{name}: no row has the column {absent[0]!r}, which fields.metadata names: check its name")
+    return loaded
+
+
+def _rows(source: FileSource | HubSource) -> Iterator[tuple[RowPlace, Row | RowError]]:
+    if isinstance(source, HubSource):
+        return ((RowPlace(line), row) for line, row in _read_hub(source.name, source.subset, source.split))
+    matched, longest = find(source.path), LONGEST_MB * 2**20
+
+    def read(path: str) -> Iterator[tuple[int, Row | RowError]]:
+        if source.kind == "jsonl":
+            return read_jsonl(path, longest)
+        columns = COLUMNS[source.preset] if source.preset else columns_of(source.fields)
+        return read_parquet(path, longest, columns)
+
+    return ((RowPlace(line, name), row) for name, path in matched for line, row in read(path))
+
+
+def find(path: str) -> list[tuple[str, str]]:
+    """Find the files of a pattern; return the name and the path of each, sorted.
+
+    The name is the part of the path from the first folder or file that contains a wildcard. Patterns are those of
+    fsspec, with `*`, `[` or `?` (`?` is no wildcard in HTTP URLs); chained URLs (`zip://…::…`) are not expanded. Hidden
+    files are skipped, since they may be unfinished. A path without wildcards, or a pattern that is itself the name of a
+    file, gives one file with an empty name.
+
+    Raises:
+        NoFilesError: no file matches the pattern.
+        ProblemError: the folder cannot be listed.
+    """
+    if not _is_pattern(path):
+        return [("", path)]
+    with explained(path):
+        system, pattern = fsspec.core.url_to_fs(path)
+        system.invalidate_cache()  # a process that runs for days must see new files
+        matches = system.glob(pattern, detail=True).items()
+        matched = sorted(file for file, info in matches if info["type"] != "directory" and not _hidden(file))
+        is_file = not matched and system.isfile(pattern)
+    if not matched and not is_file:
+        raise NoFilesError(f"{path} matches no file: check folder and pattern")
+    return [("", path)] if is_file else [_named(path, pattern, file) for file in matched]
+
+
+def _is_pattern(path: str) -> bool:
+    marks = "*[" if path.startswith(("http://", "https://")) else "*?["
+    return "::" not in path and any(mark in path for mark in marks)
+
+
+def _hidden(file: str) -> bool:
+    return PurePosixPath(file).name.startswith(".")
+
+
+def _named(path: str, pattern: str, file: str) -> tuple[str, str]:
+    """Return name and path of a file that matches `pattern`, which is `path` without its protocol."""
+    fixed = next(index for index, part in enumerate(PurePosixPath(pattern).parts) if _is_pattern(part))
+    protocol, mark, _ = path.rpartition("://")
+    prefix = "" if "://" in file else protocol + mark
+    return "/".join(PurePosixPath(file).parts[fixed:]), prefix + file
+
+
+def read_jsonl(path: str, longest: int) -> Iterator[tuple[int, Row | RowError]]:
+    """Yield the number, from 1, and the row of each line; skip blank lines.
+
+    The file is streamed. A line that is not a JSON object in UTF-8, or longer than `longest` bytes, is a `RowError`.
+
+    Raises:
+        ProblemError: the file cannot be opened or read, is not a regular file, or has no line ends.
+    """
+    with open_file(path) as file:
+        for line, raw in enumerate(lines(file, longest), 1):
+            if isinstance(raw, RowError):
+                yield line, raw
+            elif raw.strip():
+                yield line, _parse(raw)
+
+
+def read_parquet(path: str, longest: int, columns: Sequence[str]) -> Iterator[tuple[int, Row | RowError]]:
+    """Yield the number, from 1, of each row and those `columns` that the file has; read no other column.
+
+    A column may lie inside of another: `reward_model.ground_truth`.
+
+    A row of more than `longest` bytes, or with values that Python cannot represent, such as text that is not UTF-8, is
+    a `RowError`.
+
+    Raises:
+        ProblemError: the file cannot be opened or read, is not a regular file, or is not Parquet.
+    """
+    with open_file(path, read_ahead=False) as file:  # columns are read in turns, from different places in the file
+        line = 0
+        opened = pq.ParquetFile(file, buffer_size=_CHUNK, pre_buffer=False)  # True reads whole columns of a row group
+        names = opened.schema_arrow.names
+        there = [column for column in columns if column in names or column.split(".")[0] in names]
+        for batch in opened.iter_batches(batch_size=_ROWS, columns=there):
+            for index in range(batch.num_rows):
+                line += 1
+                row = _row(batch.slice(index, 1), longest)  # one by one: errors of a batch name no row
+                yield line, row if isinstance(row, RowError) else PartOfRow(row, names)
+
+
+def _row(single: pa.RecordBatch, longest: int) -> Row | RowError:
+    if single.nbytes > longest:
+        return RowError(f"row of more than {longest / 2**20:g} MB: too long for a problem")
+    try:
+        row: Row = single.to_pylist()[0]
+    except UnicodeDecodeError as error:
+        return RowError(f"text is not UTF-8: {error.reason} at byte {error.start}")
+    except (ValueError, OverflowError, NotImplementedError) as error:  # such as a date out of Python's range
+        return RowError(f"a value cannot be read: {error}")
+    return row
+
+
+def _parse(raw: bytes) -> Row | RowError:
+    try:
+        row = json.loads(raw.rstrip().decode("utf-8-sig"))  # -sig: some editors write a byte order mark
+    except UnicodeDecodeError as error:
+        return RowError(f"text is not UTF-8: {error.reason} at byte {error.start}")
+    except json.JSONDecodeError as error:
+        return RowError(f"not JSON: {error.msg} at column {error.colno}")
+    except (ValueError, RecursionError) as error:  # integers of thousands of digits, lists a thousand deep
+        return RowError(f"JSON that Python refuses: {error}")
+    if not isinstance(row, dict):
+        return RowError(f"a JSON {type(row).__name__} where an object is needed")
+    return row
+
+
+@contextmanager
+def open_file(path: str, *, read_ahead: bool = True) -> Iterator[IO[Any]]:
+    """Open a local or remote file to read its bytes. A local file must be a regular file.
+
+    Args:
+        path: a path or URL of fsspec.
+        read_ahead: whether fsspec may fetch more of a remote file than is asked for, which is faster if the file is
+            read from start to end.
+
+    Raises:
+        ProblemError: the file cannot be opened, or an error occurs within the block.
+    """
+    with explained(path):
+        outermost, local = fsspec.core.url_to_fs(path.rpartition("::")[2])  # in a chained URL the archive, for example
+        if isinstance(outermost, LocalFileSystem):
+            with open_regular(local) as file:
+                if "::" not in path:
+                    yield file
+                    return
+        system, inner = fsspec.core.url_to_fs(path)  # kept: if deleted, an archive's file system closes its files
+        with system.open(inner, "rb", **({} if read_ahead else {"cache_type": "none"})) as file:
+            yield file
+
+
+@contextmanager
+def explained(path: str) -> Iterator[None]:
+    """Raise every error within the block as a ProblemError that names `path`; file systems raise errors of any kind."""
+    try:
+        yield
+    except ProblemError:
+        raise
+    except Exception as error:
+        raise ProblemError(
+            f"{path} cannot be read ({type(error).__name__}: {error}): "
+            "check path, permissions and kind (jsonl or parquet)"
+        ) from error
+
+
+def lines(file: IO[Any], longest: int) -> Iterator[bytes | RowError]:
+    """Yield the lines of `file` without their ends, and a `RowError` for each line of more than `longest` bytes.
+
+    Raises:
+        ValueError: a line is so long that the file seems to have no line ends.
+    """
+    reader = io.BufferedReader(cast(io.RawIOBase, file), _CHUNK)  # fsspec's files have a `readline` without a bound
+    while line := reader.readline(longest + 2):  # b"\r\n"
+        whole = line.endswith(b"\n") or len(line) < longest + 2
+        bare = line.removesuffix(b"\n").removesuffix(b"\r")
+        if whole and len(bare) <= longest:
+            yield bare
+            continue
+        if not whole:
+            _skip_line(reader, longest)
+        yield RowError(f"line of more than {longest / 2**20:g} MB: too long for a problem")
+
+
+def _skip_line(reader: BinaryIO, longest: int) -> None:
+    """Read to the end of the line, at most `_HOPELESS` times `longest` bytes."""
+    for _ in range(_HOPELESS * max(1, longest // _CHUNK)):
+        part = reader.readline(_CHUNK)
+        if not part or part.endswith(b"\n"):
+            return
+    raise ValueError(
+        f"a line does not end within {_HOPELESS * longest / 2**20:g} MB: a file of JSON lines has shorter ones"
+    )
+
+
+def _read_hub(name: str, subset: str | None, split: str) -> Iterator[tuple[int, Row]]:
+    """Yield the number, from 1, and the content of each row of a data set on the hub or in a local folder.
+
+    Raises:
+        ProblemError: the data set cannot be loaded.
+    """
+    import datasets  # here, because the import takes seconds and only this source needs it
+
+    try:
+        data = datasets.load_dataset(name, subset, split=split)
+    # The library raises its own errors, and those of its HTTP client and file readers: they have no common base.
+    except Exception as error:
+        raise ProblemError(
+            f"data set {name!r} (subset {subset!r}, split {split!r}) cannot be loaded "
+            f"({type(error).__name__}: {error}): "
+            "check the three names; without a network, download its files and use kind jsonl or parquet"
+        ) from error
+    yield from enumerate(data, 1)
