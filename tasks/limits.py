@@ -1,25 +1,20 @@
 """Resource limits of this process, and of a block of code in a process that may be killed; imports nothing heavy."""
 
-import ctypes
 import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from storage.processes.child import end_with_parent
+
 OUT_OF_TIME = -signal.SIGPROF
 """Exit code of a process that used up its processor time."""
 
-_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 _OTHER_FILES = 256
 """Files that a process has open besides its connections to servers: stores, shards, pipes, libraries."""
 _AGENTS_FILES = 8
 """Files of an episode besides its connection to the engine: its own server's, and pipes of a command or interpreter."""
-
-
-def end_with_parent() -> None:
-    """Let the kernel kill this process when the thread that started it ends."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def prepare_for_limits() -> None:

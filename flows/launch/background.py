@@ -16,7 +16,7 @@ import psutil
 
 from flows.launch.prefect_server import START_SECONDS
 from storage import interrupts
-from storage.processes import identity, is_alive
+from storage.processes.identity import identity, is_alive
 
 CLOCK_SECONDS = 60
 """Longest time by which a process may seem to start after its note was written, because the clock was adjusted."""

@@ -25,7 +25,7 @@ from flows.launch.prefect_server import (
     protection,
 )
 from storage import interrupts
-from tasks.inference.supervised import Supervised
+from storage.processes.child import Child
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class _Server:
         self._listener = listen()
         self._port: int = self._listener.getsockname()[1]
         self.api = f"http://{HOST}:{self._port}/api"
-        self._supervised = Supervised(log)
+        self._child = Child(log)
 
     def start(self) -> None:
         """Start the server and wait until it answers. If it is killed or stopped before, retry: `_STARTS` attempts.
@@ -88,18 +88,16 @@ class _Server:
         for attempt in range(_STARTS):
             if attempt:
                 logger.warning("the temporary Prefect server was killed or stopped while it started: restarting it")
-                self._supervised.stop()
+                self._child.stop()
             self._spawn()
             if self._answers():
                 return
-            if not (self._supervised.alive or self._supervised.was_killed):
+            if not (self._child.alive or self._child.was_killed):
                 raise self._failure("did not start")
         raise self._failure(f"was killed or stopped {_STARTS} times while it started")
 
     def _failure(self, what: str) -> RuntimeError:
-        return RuntimeError(
-            f"the temporary Prefect server {what}; {self._supervised.log} ends:\n{self._supervised.log_tail()}"
-        )
+        return RuntimeError(f"the temporary Prefect server {what}; {self._child.log} ends:\n{self._child.log_tail()}")
 
     def _spawn(self) -> None:
         from prefect.settings import get_current_settings
@@ -108,7 +106,7 @@ class _Server:
         settings = get_current_settings().to_environment_variables(exclude_unset=True)
         environment = {**os.environ, **settings, **_LIGHT, **protection(self._port, self.password)}
         command = [sys.executable, "-P", prefect_server.__file__, str(descriptor)]
-        self._supervised.start(command, environment, pass_fds=[descriptor])
+        self._child.start(command, environment, pass_fds=[descriptor])
 
     def _answers(self) -> bool:
         """Wait for the first answer; return False if the server ends or is stopped before it.
@@ -130,9 +128,9 @@ class _Server:
         It counts checks instead of seconds, because a stop of the whole job stops this process too.
         """
         stopped = 0
-        while self._supervised.alive and stopped < _STOPPED_CHECKS:
+        while self._child.alive and stopped < _STOPPED_CHECKS:
             yield
-            stopped = stopped + 1 if self._supervised.is_stopped else 0
+            stopped = stopped + 1 if self._child.is_stopped else 0
             time.sleep(_CHECK_S)
 
     def keep(self) -> None:
@@ -145,9 +143,9 @@ class _Server:
                 for _ in self._checks():
                     pass
                 logger.warning("the temporary Prefect server has died, or was stopped: restarting it")
-                self._supervised.stop()
+                self._child.stop()
                 self.start()
         except Exception as error:  # noqa: BLE001 - no other code in this thread reports it
             self._listener.close()  # no request may wait for it
             interrupts.fail(f"the temporary Prefect server has died and cannot be restarted: {error}")
-            self._supervised.close()
+            self._child.close()

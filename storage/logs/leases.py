@@ -26,7 +26,7 @@ from storage.logs import holders
 from storage.logs.log import Log
 from storage.objects.seal import seal
 from storage.objects.store import Store
-from storage.processes import own_identity
+from storage.processes.identity import own_identity
 
 logger = logging.getLogger(__name__)
 

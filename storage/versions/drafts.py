@@ -31,7 +31,7 @@ from storage.logs import catalog
 from storage.logs.fence import Fence
 from storage.objects.seal import seal
 from storage.objects.store import Store, sha256
-from storage.objects.temporary import TemporaryFolder
+from storage.processes.folder import TemporaryFolder
 from storage.versions.manifests import MANIFEST_VERSION, File, Kind, Manifest, as_parent, read
 
 

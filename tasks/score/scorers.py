@@ -22,7 +22,7 @@ from tasks.score.own import OwnScorer
 from tasks.score.programs import sandboxed
 from tasks.score.verdict import Verdict, checked, storable
 from tasks.score.verifier import MEMORY_MB, Verifier, VerifierBrokenError
-from tasks.tools.host import check_host
+from tasks.tools.sandbox import check_host
 
 SCORERS: Registry[Scorer] = Registry("score", own="function")
 register_scorer = SCORERS.register

@@ -36,7 +36,7 @@ from tasks.cluster.connection import connected, environment
 
 class Starts:
     def start(self, log):
-        from tasks.inference.supervised import Supervised
+        from storage.processes.child import Child as Supervised
         self.made = Supervised(Path(log))
         self.made.start([sys.executable, "-c", "import time; time.sleep(600)"], os.environ)
         return self.made.pid, self.made.folder
@@ -113,7 +113,7 @@ def remains(cluster: RayCluster) -> list[psutil.Process | Path]:
 def check_settled(cluster: RayCluster, before: list[psutil.Process | Path]) -> None:
     """Check that soon no process of the run is left that was not there before, and no temporary file."""
     # The next process removes the folders of killed ones.
-    command = [sys.executable, "-c", "from storage.objects.temporary import TemporaryFolder as T; T().remove()"]
+    command = [sys.executable, "-c", "from storage.processes.folder import TemporaryFolder as T; T().remove()"]
     subprocess.run(command, env=os.environ | {"TMPDIR": str(cluster.scratch)}, check=True)
     deadline = time.monotonic() + 30
     while left := [each for each in remains(cluster) if each not in before]:

@@ -20,7 +20,7 @@ import pytest
 
 from flows.launch import local_server
 from flows.launch.background import Background
-from storage.processes import identity
+from storage.processes.identity import identity
 from tests.flows.test_temporary_server import without_loopback
 from tests.support.paths import ROOT
 from tests.support.s3_server import free_port

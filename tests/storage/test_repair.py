@@ -15,7 +15,7 @@ from storage.maintenance.check_logs import check_logs
 from storage.maintenance.repair import repair
 from storage.maintenance.retention import Rules
 from storage.objects.store import Store
-from storage.processes import own_identity
+from storage.processes.identity import own_identity
 from storage.versions import aliases
 from storage.versions.drafts import Draft, Provenance
 
