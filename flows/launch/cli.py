@@ -17,7 +17,7 @@ from flows.launch.threads import share_cores
 from storage import interrupts
 from storage.commands.arguments import Parser, whole
 from storage.commands.output import print_error
-from storage.visible import printable
+from storage.visible import print_clean_logs, printable
 from tasks.run.configuration import resolve
 
 Command = Callable[[Config], str]
@@ -133,6 +133,7 @@ def _status(act: Callable[[], None]) -> int:
     """Run `act`; return the exit status that `main` documents."""
     share_cores()
     logging.getLogger("httpx").setLevel(logging.WARNING)
+    print_clean_logs()
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_without_traceback)
     try:
@@ -141,8 +142,7 @@ def _status(act: Callable[[], None]) -> int:
         print_error(error)
         return 2
     except (ValueError, RuntimeError, OSError) as error:  # Prefect has logged the traceback
-        if not interrupts.is_lost_output(error):
-            print_error(error)
+        print_error(error)
         return 1
     return 0
 

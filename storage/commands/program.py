@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from storage.commands.arguments import Parser, parse_with_shared
 from storage.commands.output import Output, print_error
 from storage.objects.store import Store
+from storage.visible import print_clean_logs
 
 
 def _open(arguments: argparse.Namespace) -> Store:
@@ -45,13 +46,14 @@ class Program:
         """
         arguments = self._parse()
         logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
+        print_clean_logs()
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `… | head` is not an error
         try:
             output: Output = importlib.import_module(arguments.module).run(open_store(arguments), arguments)
+            output.print(as_json=arguments.json)
         except (ValueError, OSError) as error:
             print_error(error)
             return 1
-        output.print(as_json=arguments.json)
         return output.status
 
     def _parse(self) -> argparse.Namespace:

@@ -4,12 +4,13 @@ import logging
 import os
 from typing import Any
 
-from storage import layout, processes
+from storage import layout
 from storage.errors import DamagedError
 from storage.logs.entries import check_sign
 from storage.logs.log import Log
 from storage.objects.seal import unseal
 from storage.objects.store import Store
+from storage.processes import identity
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ def newest(store: Store, run: str) -> tuple[int, dict[str, Any]] | None:
 
 def is_alive(entry: dict[str, Any]) -> bool | None:
     """Return whether the holder still holds the lease; None if that cannot be seen from this machine."""
-    alive, lease = processes.is_alive(entry["holder"]), entry["holder"].get("lease")
+    alive, lease = identity.is_alive(entry["holder"]), entry["holder"].get("lease")
     if alive and entry["holder"]["pid"] == os.getpid() and lease:
         return lease in OWN
     return alive

@@ -1,5 +1,6 @@
 """The workspace of a run: its configuration, store, cache and lease, used by every stage."""
 
+import os
 from pathlib import Path
 
 from prefect import runtime
@@ -18,6 +19,7 @@ class Workspace:
     """One run's configuration and store. It is a plain class, because Prefect does not traverse plain classes."""
 
     def __init__(self, config: Config) -> None:
+        _keep_compiled_code_private()
         self.config = config
         self.store = Store.of(config.storage)
         self.cache = Path(config.storage.cache)
@@ -64,3 +66,12 @@ class Workspace:
         """The name of the flow run, for messages; empty outside of a flow run."""
         name = runtime.flow_run.name
         return f"flow run {name}" if name else ""
+
+
+def _keep_compiled_code_private() -> None:
+    """Choose the folder that torch makes when it is imported, and loads compiled code from.
+
+    The default is a fixed name in TMPDIR, which another user may have made before.
+    """
+    if os.access(os.path.expanduser("~"), os.W_OK):
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.expanduser("~/.cache/math-mt-ppo/torchinductor"))
