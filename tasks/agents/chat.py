@@ -26,7 +26,7 @@ from storage.versions.fetch import WEIGHTS, fetch_folder
 from storage.versions.manifests import Manifest
 from tasks.agents.control import TurnEnds, toys
 from tasks.agents.template import REMEDY, Message, Template
-from tasks.limits import OUT_OF_TIME
+from storage.processes.limits import OUT_OF_TIME
 from tasks.template_trial import TrialResult
 
 if TYPE_CHECKING:

@@ -40,7 +40,6 @@ class Server:
 
     @property
     def pid(self) -> int | None:
-        """The process id of the supervisor, the parent of the server's process group."""
         return self._child.pid
 
     def start(self, model: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
-from tasks.limits import address_space, hard_address_space, limited, prepare_for_limits
+from storage.processes.limits import address_space, hard_address_space, limited, prepare_for_limits
 from tasks.score.verdict import Verdict
 
 GRADES: Mapping[str, str] = {"answer": "tasks.score.contract:grade", "library": "tasks.score.grade:grade"}
