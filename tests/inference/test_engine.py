@@ -421,7 +421,7 @@ def test_a_killed_server_is_restarted(engine: Engine, policies: list[Checkpoint]
 OWNER = """
 import sys, time
 from pathlib import Path
-from configs.schema import Inference
+from configs.inference import Inference
 from tasks.inference.server import Server
 server = Server(Inference.model_validate_json(sys.argv[1]), Path(sys.argv[2]) / "vllm.log")
 server.start(Path(sys.argv[3]))
