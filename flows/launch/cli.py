@@ -92,6 +92,13 @@ def main_of_targets(run: "Flow[..., Any]", **options: int | str) -> NoReturn:
     interrupts.run(lambda: _status(act), ADVICE)
 
 
+def prepare_process() -> None:
+    """Prepare this process for a flow. Call it before anything imports torch."""
+    share_cores()
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    print_clean_logs()
+
+
 def _split(words: list[str], default: str) -> tuple[str, list[str]]:
     """Return the configuration and its overrides, which may come in any order.
 
@@ -131,9 +138,7 @@ def _chosen(arguments: argparse.Namespace, options: Iterable[str]) -> dict[str, 
 
 def _status(act: Callable[[], None]) -> int:
     """Run `act`; return the exit status that `main` documents."""
-    share_cores()
-    logging.getLogger("httpx").setLevel(logging.WARNING)
-    print_clean_logs()
+    prepare_process()
     for name in ("prefect.flow_runs", "prefect.task_runs"):
         logging.getLogger(name).addFilter(_without_traceback)
     try:

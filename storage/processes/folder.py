@@ -42,7 +42,7 @@ class TemporaryFolder:
 
 def places() -> list[str]:
     """Return where folders are made, the best place first."""
-    return list(filter(None, (tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR"), "/tmp")))
+    return list(dict.fromkeys(filter(None, (tempfile.gettempdir(), os.environ.get("XDG_RUNTIME_DIR"), "/tmp"))))
 
 
 def for_sockets() -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import IO
 
+import psutil
 import pytest
 
 from storage import layout
@@ -24,6 +25,7 @@ from storage.objects.store import Store
 from tests.support.chain_helpers import nonces
 from tests.support.killed_flow import MARK, OVERLAP, RANKS, RECEIVE_FROM_RANKS, Point, marked, start
 from tests.support.paths import ROOT
+from tests.support.sandbox_helpers import wait_gone
 from tests.support.soak import scaled
 
 pytestmark = pytest.mark.slow
@@ -148,6 +150,18 @@ def test_it_ends_after_the_time_limit(act: str) -> None:
     assert job.returncode == 130
     assert "clean-up takes longer than 0.5 s: ended without it, while the threads were here:\n" in err
     assert "in wait\n" in err
+
+
+def test_children_end_with_the_time_limit() -> None:
+    """The clean-up that hangs might have been theirs."""
+    start = "child = subprocess.Popen(['sleep', '600'], env=os.environ | mark()); print(child.pid, flush=True)"
+    job = command(
+        f"import subprocess\nfrom storage.processes.child import mark\n{start}\n"
+        "try: interrupt()\nfinally: threading.Event().wait()",
+        "interrupts.LATEST_S = 0.5",
+    )
+    out, _ = job.communicate(timeout=60)
+    wait_gone([psutil.Process(int(out))] if psutil.pid_exists(int(out)) else [])
 
 
 def test_an_error_that_an_interrupt_caused_is_an_interrupt() -> None:
